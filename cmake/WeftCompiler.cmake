@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# The language level and the flags of every target, in the interface target weft_compiler.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
+endif()
+
+if(WEFT_ENABLE_CUDA)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    # Native code for Hopper with its own instructions (wgmma): the "a" target.
+    set(CMAKE_CUDA_ARCHITECTURES 90a)
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # Kokkos links the shared runtime: two runtimes in one process do not mix
+  enable_language(CUDA)
+endif()
+
+add_library(weft_compiler INTERFACE)
+target_include_directories(weft_compiler INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unknown-pragmas>)
+if(WEFT_WARNINGS_AS_ERRORS)
+  target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+endif()
+# Without this the compiler may fuse a*b+c where the machine can, and results would differ between builds of one source.
+target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+if(WEFT_ENABLE_SANITIZERS)
+  target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer>)
+  target_link_options(weft_compiler INTERFACE -fsanitize=address,undefined)
+endif()
+if(WEFT_ENABLE_CUDA)
+  target_compile_definitions(weft_compiler INTERFACE WEFT_ENABLE_CUDA)
+endif()

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# weft_test(NAME SOURCES a.cpp LIBRARIES weft_x [LABELS unit] [RANKS 1 2 4])
+# A doctest program. Without RANKS it runs as one process; with RANKS it runs once under mpiexec for each count, as
+# NAME_rN, with label `ranks`.
+find_package(doctest REQUIRED)
+set(WEFT_MPIEXEC_FLAGS --oversubscribe --bind-to none CACHE STRING "Flags of mpiexec in tests")
+if(NOT TARGET weft_test_main)
+  add_library(weft_test_main STATIC ${PROJECT_SOURCE_DIR}/tests/main.cpp)
+  target_link_libraries(weft_test_main PUBLIC weft_compiler doctest::doctest weft_parallel weft_device)
+endif()
+
+function(weft_test name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES;LABELS;RANKS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE weft_test_main ${arg_LIBRARIES})
+  if(arg_RANKS)
+    foreach(n ${arg_RANKS})
+      add_test(NAME ${name}_r${n} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n} ${WEFT_MPIEXEC_FLAGS} $<TARGET_FILE:${name}>)
+      set_tests_properties(${name}_r${n} PROPERTIES LABELS "ranks;${arg_LABELS}" TIMEOUT 300 PROCESSORS 2
+        ENVIRONMENT "OMP_NUM_THREADS=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMP_PROC_BIND=false")
+    endforeach()
+  else()
+    if(NOT arg_LABELS)
+      set(arg_LABELS unit)
+    endif()
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 300 ENVIRONMENT "OMP_PROC_BIND=false")
+  endif()
+endfunction()

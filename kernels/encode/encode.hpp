@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The encoder: the one dense product left in a step, and its sparse backward pass.
+//
+//   product[n, f] = < x[n], W_enc[f] >                      the bias is added where the product is consumed (select/)
+//   dW_enc[f]     = sum over tokens with f active: dz[n,f] * x[n]          db[f] = sum of dz[n,f]
+//
+// Invariant: the product is stored in the type of `product` (device.precision) before the bias is added in fp32, so
+// selection sees the same key whatever consumed the tile.
+#pragma once
+
+#include <span>
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+#include "kernels/optimize/parameters.hpp"
+#include "kernels/sparse/sparse.hpp"
+
+namespace weft::kernels {
+
+/// Bytes of workspace for tiles of n_tokens x n_features (bf16 weights are widened there on the host).
+std::int64_t encode_workspace(std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model);
+
+/// Overwrites product [n_tokens, n] with x [n_tokens, d] times rows [row_begin, row_begin + n) of the encoder; fp32 sums.
+void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
+                 Array<std::byte> workspace);
+
+/// Adam on every encoder row and bias of every layer, from dz (`preactivation_gradient`, by CSR position) and the inputs x
+/// [N, L * d]. encoder[s] is [F, d], bias[s] is [F]. squared_norm as in decode_backward_update: one double a row, bias
+/// included.
+void encode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
+                            Array<const float> preactivation_gradient, std::span<const ParameterRows> encoder,
+                            std::span<const ParameterVector> bias, const AdamStep* step, Array<double> squared_norm);
+
+/// squared_norm only (without gradient_scale).
+void encode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
+                          Array<const float> preactivation_gradient, Array<double> squared_norm);
+
+/// dW_enc[layer] rows [row_begin, row_begin + out.rows) [n, d] and their bias gradients [n] as dense fp32.
+void encode_gradient(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
+                     Array<const float> preactivation_gradient, std::int64_t layer, std::int64_t row_begin,
+                     Matrix<float> out, Array<float> bias_out);
+
+}  // namespace weft::kernels

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From partial reconstructions to loss and gradient rows, in normalised space.
+//
+//   y^ = bias + sum over ranks r (in rank order, fp32) of partial[r]         e = y^ - y
+//   loss_t = gradient_factor/2 * sum over tokens and dimensions of e^2        g = gradient_factor * e
+//
+// With gradient_factor = 2 / (N * d) this is preset `weft`: the sum over layers of the mean over tokens and dimensions.
+#pragma once
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels {
+
+/// Sums over a batch that give the training metrics; all [n_layers], fp64, of this rank's own tokens.
+struct LossSums {
+  Array<double> squared_error;               ///< sum of e^2: the loss is built from it
+  Array<double> standardised_squared_error;  ///< sum of (e * standardise)^2
+  Array<double> standardised_squared_target; ///< sum of ((y - centre) * standardise)^2
+};
+
+/// Bytes of workspace.
+std::int64_t loss_workspace(std::int64_t n_tokens, std::int64_t n_layers);
+
+/// partial: n_parts matrices [n, L * d] one after the other (part p starts at row p * n of `partial`); target [n, L * d] raw
+/// normalised targets; bias [L * d]; centre and standardise [L * d] turn normalised targets into standardised ones.
+/// Overwrites gradient_rows [n, L * d] and `sums`. Deterministic: the order of every sum depends on n alone.
+void residual_and_loss(const Execution&, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
+                       Array<const float> bias, Array<const float> centre, Array<const float> standardise,
+                       std::int64_t n_layers, float gradient_factor, AnyMatrix gradient_rows, LossSums sums,
+                       Array<std::byte> workspace);
+
+/// out[j] = sum over rows of matrix[i, j], fp32 in a fixed order: the gradient of the decoder bias.
+void column_sums(const Execution&, AnyMatrix matrix, Array<float> out);
+
+}  // namespace weft::kernels

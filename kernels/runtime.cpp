@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/runtime.hpp"
+
+#include <cblas.h>
+#include <fmt/format.h>
+
+#include <Kokkos_Core.hpp>
+
+namespace weft::kernels {
+
+void start(int threads, int device) {
+  Kokkos::InitializationSettings settings;
+  settings.set_num_threads(threads);
+  settings.set_disable_warnings(true);
+#ifdef KOKKOS_ENABLE_CUDA
+  settings.set_device_id(device);
+#else
+  static_cast<void>(device);
+#endif
+  Kokkos::initialize(settings);
+  openblas_set_num_threads(threads);
+}
+
+void stop() { Kokkos::finalize(); }
+
+void fence(const Execution& execution) {
+#ifdef KOKKOS_ENABLE_CUDA
+  Kokkos::Cuda(static_cast<cudaStream_t>(execution.stream)).fence();
+#else
+  static_cast<void>(execution);
+  Kokkos::fence();
+#endif
+}
+
+std::string portable_space() { return Kokkos::DefaultExecutionSpace::name(); }
+
+std::string library_versions() {
+  return fmt::format("Kokkos {}.{}.{}, {}", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100, KOKKOS_VERSION % 100,
+                     openblas_get_config());
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sparse activations of one batch on one rank, by token (CSR) and by feature (CSC).
+//
+// Symbols: N tokens, L layers, F features per layer on this rank (its shard). A feature of layer s has the key s*F + f.
+// Invariants. Within a token entries ascend by key; within a feature they ascend by token: the order of every sum over
+// entries is thereby fixed. Counts live beside the data (offsets), so no kernel needs them on the host.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels {
+
+/// CSR. Arrays hold their capacity; the entries in use are row_offsets[n_tokens].
+struct SparseActivations {
+  std::int64_t n_tokens = 0;
+  std::int64_t n_layers = 0;
+  std::int64_t n_features = 0;             ///< per layer, on this rank
+  Array<std::int64_t> row_offsets;         ///< [n_tokens + 1]
+  Array<std::uint32_t> key;                ///< [capacity] layer * n_features + feature
+  Array<float> value;                      ///< [capacity] activation, > 0
+};
+
+/// CSC of the same entries.
+struct FeatureHits {
+  Array<std::int64_t> offsets;             ///< [n_layers * n_features + 1]
+  Array<std::uint32_t> token;              ///< [capacity]
+  Array<std::uint32_t> position;           ///< [capacity] where the entry stands in the CSR arrays
+};
+
+/// Bytes of workspace that `transpose` wants.
+std::int64_t transpose_workspace(std::int64_t n_tokens, std::int64_t n_keys, std::int64_t capacity);
+
+/// CSR -> CSC. Stable: hits of a feature ascend by token. Overwrites `hits`.
+void transpose(const Execution&, const SparseActivations&, FeatureHits hits, Array<std::byte> workspace);
+
+}  // namespace weft::kernels

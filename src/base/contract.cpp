@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/contract.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace weft {
+
+void contract_broken(const char* condition, const char* file, int line) {
+  std::fprintf(stderr, "%s:%d: internal contract broken: %s\n", file, line, condition);
+  std::abort();
+}
+
+}  // namespace weft

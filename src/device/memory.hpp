@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory with an owner. A Buffer lives where the kernels run: on the GPU in a CUDA build with a GPU, else on the host. A
+// HostBuffer always lives on the host; in a CUDA build it is page-locked, so that copies run asynchronously.
+//
+// Every allocation is counted: `peak_bytes` is what benchmark.json and run.json report.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::device {
+
+/// Raw memory, 64-byte aligned (256 on a GPU), not initialised. Throws Error(usage) naming `bytes` when there is not enough.
+class Allocation {
+ public:
+  enum class Where { device, host };
+
+  Allocation() = default;
+  Allocation(std::int64_t bytes, Where where);
+  Allocation(Allocation&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), where_(other.where_) {}
+  Allocation& operator=(Allocation&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(where_, other.where_);
+    return *this;
+  }
+  ~Allocation();
+
+  void* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  Where where_ = Where::host;
+};
+
+template <class T, Allocation::Where where>
+class TypedBuffer {
+ public:
+  TypedBuffer() = default;
+  explicit TypedBuffer(std::int64_t size) : memory_(size * static_cast<std::int64_t>(sizeof(T)), where), size_(size) {}
+
+  T* data() const { return static_cast<T*>(memory_.data()); }
+  std::int64_t size() const { return size_; }
+  std::int64_t bytes() const { return memory_.bytes(); }
+  kernels::Array<T> array() const { return {data(), size_}; }
+  kernels::Matrix<T> matrix(std::int64_t rows, std::int64_t columns) const { return {data(), rows, columns, columns}; }
+
+ private:
+  Allocation memory_;
+  std::int64_t size_ = 0;
+};
+
+template <class T>
+using Buffer = TypedBuffer<T, Allocation::Where::device>;
+template <class T>
+using HostBuffer = TypedBuffer<T, Allocation::Where::host>;
+
+enum class Direction { to_device, to_host, on_device };
+
+/// Copies; asynchronous on the execution's stream in a CUDA build (when the host side is page-locked).
+void copy(const kernels::Execution&, void* to, const void* from, std::int64_t bytes, Direction);
+/// Fills with zero bytes, on the execution's stream.
+void zero(const kernels::Execution&, void* data, std::int64_t bytes);
+
+/// Bytes now allocated and the most there ever were since `reset_peak`, on host and device.
+struct MemoryUse {
+  std::int64_t device_bytes, device_peak_bytes, host_bytes, host_peak_bytes;
+};
+MemoryUse memory_use();
+void reset_peak();
+
+}  // namespace weft::device

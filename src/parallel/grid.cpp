@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/grid.hpp"
+
+namespace weft::parallel {
+
+GridShape grid_shape(std::int64_t data, std::int64_t feature, std::int64_t world) {
+  if (feature == 0 && data > 0 && world % data == 0) feature = world / data;
+  if (data < 1 || feature < 1 || data * feature != world)
+    throw collective_error(ExitCode::usage,
+                           "parallel.data = {} times parallel.feature = {} is not the {} rank{} of this job (each rank has one place "
+                           "in the grid); start {} ranks or change the grid",
+                           data, feature, world, world == 1 ? "" : "s", data * feature);
+  return {data, feature};
+}
+
+Grid::Grid(const World& world, GridShape shape)
+    : shape_(shape),
+      world_(world.all().duplicate()),
+      feature_axis_(world.all().split(static_cast<int>(world.rank() / shape.feature), world.rank())),
+      data_axis_(world.all().split(static_cast<int>(world.rank() % shape.feature), world.rank())) {}
+
+}  // namespace weft::parallel

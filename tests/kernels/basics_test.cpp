@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/test.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/bf16.hpp"
+#include "kernels/random.hpp"
+
+namespace weft::kernels {
+
+TEST_CASE("bf16 keeps every one of its 65,536 patterns through fp32") {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    const bf16 value{static_cast<std::uint16_t>(bits)};
+    const float wide = value;
+    if (std::isnan(wide))
+      CHECK(std::isnan(static_cast<float>(to_bf16(wide))));
+    else
+      REQUIRE(to_bf16(wide).bits == bits);
+  }
+}
+
+TEST_CASE("half reads its whole range exactly") {
+  CHECK(static_cast<float>(half{0x3c00}) == 1.0f);
+  CHECK(static_cast<float>(half{0xc000}) == -2.0f);
+  CHECK(static_cast<float>(half{0x7bff}) == 65504.0f);
+  CHECK(static_cast<float>(half{0x0001}) == 0x1p-24f);
+  CHECK(static_cast<float>(half{0x03ff}) == 1023 * 0x1p-24f);
+  CHECK(static_cast<float>(half{0x7c00}) == std::numeric_limits<float>::infinity());
+  CHECK(std::isnan(static_cast<float>(half{0x7e00})));
+}
+
+TEST_CASE("stochastic rounding is unbiased and reaches only the two neighbours") {
+  const float value = 1.0f + 0x1p-9f;  // a quarter of the way from 1 to the next bf16, 1 + 2^-7
+  int up = 0;
+  for (std::uint32_t random = 0; random < 65536; ++random) {
+    const float rounded = to_bf16_stochastic(value, random);
+    REQUIRE((rounded == 1.0f || rounded == 1.0f + 0x1p-7f));
+    up += rounded > 1.0f;
+  }
+  CHECK(up == 16384);  // exactly a quarter of all random words
+}
+
+TEST_CASE("philox gives the published vectors and separates purposes, steps and indices") {
+  // Random123 known-answer test: philox4x32-10, counter 0, key 0. Purpose 0 is no purpose, so the counter is zero.
+  const Random4 zero = philox(0, static_cast<Purpose>(0), 0, 0);
+  CHECK(zero.word[0] == 0x6627e8d5u);
+  CHECK(zero.word[1] == 0xe169c58du);
+  CHECK(zero.word[2] == 0xbc57ac4cu);
+  CHECK(zero.word[3] == 0x9b00dbd8u);
+  const Random4 a = philox(1, Purpose::test, 2, 3);
+  CHECK(a.word[0] != philox(1, Purpose::synthetic, 2, 3).word[0]);
+  CHECK(a.word[0] != philox(1, Purpose::test, 3, 3).word[0]);
+  CHECK(a.word[0] != philox(1, Purpose::test, 2, 4).word[0]);
+  CHECK(a.word[0] != philox(2, Purpose::test, 2, 3).word[0]);
+}
+
+}  // namespace weft::kernels
