@@ -13,11 +13,15 @@ if(WEFT_ENABLE_CUDA)
     # Native code for Hopper with its own instructions (wgmma): the "a" target.
     set(CMAKE_CUDA_ARCHITECTURES 90a)
   endif()
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # Kokkos links the shared runtime: two runtimes in one process do not mix
+  enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know how to ask nvcc for C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
-  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # Kokkos links the shared runtime: two runtimes in one process do not mix
-  enable_language(CUDA)
 endif()
 
 add_library(weft_compiler INTERFACE)

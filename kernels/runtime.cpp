@@ -2,7 +2,6 @@
 #include "kernels/runtime.hpp"
 
 #include <cblas.h>
-#include <fmt/format.h>
 
 #include <Kokkos_Core.hpp>
 
@@ -35,8 +34,9 @@ void fence(const Execution& execution) {
 std::string portable_space() { return Kokkos::DefaultExecutionSpace::name(); }
 
 std::string library_versions() {
-  return fmt::format("Kokkos {}.{}.{}, {}", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100, KOKKOS_VERSION % 100,
-                     openblas_get_config());
+  // Not with fmt: nvcc cannot evaluate its compile-time format strings.
+  return "Kokkos " + std::to_string(KOKKOS_VERSION / 10000) + "." + std::to_string(KOKKOS_VERSION / 100 % 100) + "." +
+         std::to_string(KOKKOS_VERSION % 100) + ", " + openblas_get_config();
 }
 
 }  // namespace weft::kernels
