@@ -39,13 +39,14 @@ struct Matrix {
 };
 
 /// How one number is stored.
-enum class Scalar : int { fp32, fp16, bf16, fp64, u8, i16, i32, i64, u32, u64 };
+enum class Scalar : int { fp32, fp16, bf16, fp64, u8, u16, i16, i32, i64, u32, u64 };
 
 constexpr std::int64_t bytes_of(Scalar type) {
   switch (type) {
     case Scalar::u8: return 1;
     case Scalar::fp16:
     case Scalar::bf16:
+    case Scalar::u16:
     case Scalar::i16: return 2;
     case Scalar::fp32:
     case Scalar::i32:

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/hdf5.hpp"
+
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace weft::storage {
+namespace {
+
+std::recursive_mutex& mutex() {
+  static std::recursive_mutex m;
+  return m;
+}
+
+/// The innermost message of the library's error stack: the one that says what really happened.
+std::string reason() {
+  std::string text = "no reason given by HDF5";
+  H5Ewalk2(
+      H5E_DEFAULT, H5E_WALK_UPWARD,
+      [](unsigned n, const H5E_error2_t* entry, void* data) -> herr_t {
+        if (n == 0 && entry->desc != nullptr) *static_cast<std::string*>(data) = entry->desc;
+        return 0;
+      },
+      &text);
+  H5Eclear2(H5E_DEFAULT);
+  return text;
+}
+
+}  // namespace
+
+Lock::Lock() : lock_(mutex()) {
+  static const bool started = [] {
+    H5dont_atexit();
+    H5open();
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    return true;
+  }();
+  static_cast<void>(started);
+  // The error stack and its printing are per thread in a thread-safe library.
+  thread_local const bool quiet = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+  static_cast<void>(quiet);
+}
+
+Handle::Handle(hid_t id, herr_t (*close)(hid_t), std::string_view what) : id_(id), close_(close), what_(what) {
+  if (id < 0) throw error(ExitCode::io, "{} failed ({})", what, reason());
+}
+
+Handle::Handle(Handle&& other) noexcept
+    : id_(std::exchange(other.id_, -1)), close_(other.close_), what_(std::move(other.what_)) {}
+
+Handle& Handle::operator=(Handle&& other) noexcept {
+  std::swap(id_, other.id_);
+  std::swap(close_, other.close_);
+  std::swap(what_, other.what_);
+  return *this;
+}
+
+Handle::~Handle() {
+  if (id_ < 0) return;
+  const Lock lock;
+  close_(id_);
+  H5Eclear2(H5E_DEFAULT);
+}
+
+void Handle::close() {
+  if (id_ < 0) return;
+  const Lock lock;
+  if (close_(std::exchange(id_, -1)) < 0) throw error(ExitCode::io, "closing after {} failed ({})", what_, reason());
+}
+
+void check(herr_t status, std::string_view what) {
+  if (status < 0) throw error(ExitCode::io, "{} failed ({})", what, reason());
+}
+
+Handle open_file(const std::filesystem::path& path) {
+  const Lock lock;
+  const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  if (id < 0) {
+    const std::string why = reason();
+    const bool newer = why.find("version number") != std::string::npos;
+    throw error(ExitCode::io, "{}: cannot be opened ({}){}", path.string(), why,
+                newer ? "; it was written by a newer HDF5 than this program's " + hdf5_version() +
+                            ": write it again with libver bounds up to v110"
+                      : "");
+  }
+  return Handle(id, H5Fclose, path.string());
+}
+
+Handle create_file(const std::filesystem::path& path) {
+  const Lock lock;
+  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");
+  check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "setting HDF5 version bounds");
+  return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access), H5Fclose, "creating " + path.string());
+}
+
+Handle bf16_type() {
+  const Lock lock;
+  Handle type(H5Tcopy(H5T_IEEE_F32LE), H5Tclose, "making the bf16 type");
+  check(H5Tset_fields(type, 15, 7, 8, 0, 7), "making the bf16 type");
+  check(H5Tset_precision(type, 16), "making the bf16 type");
+  check(H5Tset_size(type, 2), "making the bf16 type");
+  check(H5Tset_ebias(type, 127), "making the bf16 type");
+  return type;
+}
+
+Handle half_type() {
+  const Lock lock;
+  Handle type(H5Tcopy(H5T_IEEE_F32LE), H5Tclose, "making the half type");
+  check(H5Tset_fields(type, 15, 10, 5, 0, 10), "making the half type");
+  check(H5Tset_precision(type, 16), "making the half type");
+  check(H5Tset_size(type, 2), "making the half type");
+  check(H5Tset_ebias(type, 15), "making the half type");
+  return type;
+}
+
+bool scalar_of(hid_t type, kernels::Scalar& scalar) {
+  using kernels::Scalar;
+  const Lock lock;
+  const H5T_class_t kind = H5Tget_class(type);
+  const std::size_t size = H5Tget_size(type);
+  if (size > 1 && H5Tget_order(type) != H5T_ORDER_LE) return false;
+  if (kind == H5T_FLOAT) {
+    // Compared by fields: HDF5 2 has predefined types of its own for the same bits.
+    std::size_t sign, exponent_at, exponent_bits, mantissa_at, mantissa_bits;
+    if (H5Tget_fields(type, &sign, &exponent_at, &exponent_bits, &mantissa_at, &mantissa_bits) < 0) return false;
+    const std::size_t bias = H5Tget_ebias(type);
+    const auto is = [&](std::size_t bytes, std::size_t e, std::size_t m, std::size_t b) {
+      return size == bytes && sign == bytes * 8 - 1 && exponent_bits == e && mantissa_bits == m && mantissa_at == 0 &&
+             exponent_at == m && bias == b;
+    };
+    if (is(2, 8, 7, 127)) scalar = Scalar::bf16;
+    else if (is(2, 5, 10, 15)) scalar = Scalar::fp16;
+    else if (is(4, 8, 23, 127)) scalar = Scalar::fp32;
+    else if (is(8, 11, 52, 1023)) scalar = Scalar::fp64;
+    else return false;
+    return true;
+  }
+  if (kind != H5T_INTEGER) return false;
+  const bool with_sign = H5Tget_sign(type) == H5T_SGN_2;
+  if (size == 1 && !with_sign) scalar = Scalar::u8;
+  else if (size == 2) scalar = with_sign ? Scalar::i16 : Scalar::u16;
+  else if (size == 4) scalar = with_sign ? Scalar::i32 : Scalar::u32;
+  else if (size == 8) scalar = with_sign ? Scalar::i64 : Scalar::u64;
+  else return false;
+  return true;
+}
+
+Handle type_of(kernels::Scalar scalar) {
+  using kernels::Scalar;
+  const Lock lock;
+  const auto copy = [](hid_t predefined) { return Handle(H5Tcopy(predefined), H5Tclose, "copying a type"); };
+  switch (scalar) {
+    case Scalar::fp32: return copy(H5T_IEEE_F32LE);
+    case Scalar::fp16: return half_type();
+    case Scalar::bf16: return bf16_type();
+    case Scalar::fp64: return copy(H5T_IEEE_F64LE);
+    case Scalar::u8: return copy(H5T_STD_U8LE);
+    case Scalar::u16: return copy(H5T_STD_U16LE);
+    case Scalar::i16: return copy(H5T_STD_I16LE);
+    case Scalar::i32: return copy(H5T_STD_I32LE);
+    case Scalar::i64: return copy(H5T_STD_I64LE);
+    case Scalar::u32: return copy(H5T_STD_U32LE);
+    case Scalar::u64: return copy(H5T_STD_U64LE);
+  }
+  throw error(ExitCode::internal, "no HDF5 type for scalar {}", static_cast<int>(scalar));
+}
+
+std::vector<std::int64_t> shape_of(hid_t dataset) {
+  const Lock lock;
+  const Handle space(H5Dget_space(dataset), H5Sclose, "reading a dataset's shape");
+  const int rank = H5Sget_simple_extent_ndims(space);
+  check(rank, "reading a dataset's shape");
+  std::vector<hsize_t> extent(static_cast<std::size_t>(rank));
+  check(H5Sget_simple_extent_dims(space, extent.data(), nullptr), "reading a dataset's shape");
+  return {extent.begin(), extent.end()};
+}
+
+void write_attribute(hid_t object, const std::string& name, std::string_view text) {
+  const Lock lock;
+  const Handle type(H5Tcopy(H5T_C_S1), H5Tclose, "making a text type");
+  check(H5Tset_size(type, std::max<std::size_t>(1, text.size())), "making a text type");
+  check(H5Tset_cset(type, H5T_CSET_UTF8), "making a text type");
+  check(H5Tset_strpad(type, H5T_STR_NULLPAD), "making a text type");
+  const Handle space(H5Screate(H5S_SCALAR), H5Sclose, "making a scalar space");
+  Handle attribute(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
+                   "creating attribute " + name);
+  const std::string padded = text.empty() ? std::string(1, '\0') : std::string(text);
+  check(H5Awrite(attribute, type, padded.data()), "writing attribute " + name);
+  attribute.close();
+}
+
+void write_attribute(hid_t object, const std::string& name, std::int64_t value) {
+  const Lock lock;
+  const Handle space(H5Screate(H5S_SCALAR), H5Sclose, "making a scalar space");
+  Handle attribute(H5Acreate2(object, name.c_str(), H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
+                   "creating attribute " + name);
+  check(H5Awrite(attribute, H5T_NATIVE_INT64, &value), "writing attribute " + name);
+  attribute.close();
+}
+
+bool has_attribute(hid_t object, const std::string& name) {
+  const Lock lock;
+  return H5Aexists(object, name.c_str()) > 0;
+}
+
+std::string read_text_attribute(hid_t object, const std::string& name) {
+  constexpr std::size_t kLargest = std::size_t{1} << 20;
+  const Lock lock;
+  const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose, "opening attribute " + name);
+  const Handle type(H5Aget_type(attribute), H5Tclose, "reading the type of attribute " + name);
+  const Handle space(H5Aget_space(attribute), H5Sclose, "reading the shape of attribute " + name);
+  if (H5Tget_class(type) != H5T_STRING || H5Sget_simple_extent_npoints(space) != 1)
+    throw error(ExitCode::data, "attribute {} is not one text; was the file written by another program?", name);
+  if (H5Tis_variable_str(type) > 0) {
+    char* text = nullptr;
+    check(H5Aread(attribute, type, &text), "reading attribute " + name);
+    std::string copy = text == nullptr ? "" : text;
+    H5free_memory(text);
+    return copy;
+  }
+  const std::size_t size = H5Tget_size(type);
+  if (size > kLargest) throw error(ExitCode::data, "attribute {} claims {} bytes (at most {} are accepted)", name, size, kLargest);
+  std::string text(size, '\0');
+  check(H5Aread(attribute, type, text.data()), "reading attribute " + name);
+  return text.substr(0, text.find('\0'));
+}
+
+std::int64_t read_integer_attribute(hid_t object, const std::string& name) {
+  const Lock lock;
+  const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose, "opening attribute " + name);
+  const Handle type(H5Aget_type(attribute), H5Tclose, "reading the type of attribute " + name);
+  const Handle space(H5Aget_space(attribute), H5Sclose, "reading the shape of attribute " + name);
+  if (H5Tget_class(type) != H5T_INTEGER || H5Sget_simple_extent_npoints(space) != 1)
+    throw error(ExitCode::data, "attribute {} is not one integer; was the file written by another program?", name);
+  std::int64_t value = 0;
+  check(H5Aread(attribute, H5T_NATIVE_INT64, &value), "reading attribute " + name);
+  return value;
+}
+
+std::string hdf5_version() {
+  unsigned major = 0, minor = 0, release = 0;
+  const Lock lock;
+  H5get_libversion(&major, &minor, &release);
+  return fmt::format("{}.{}.{}", major, minor, release);
+}
+
+}  // namespace weft::storage

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everything an input file can say, table by table. Each room owns the settings of its table; input/ knows how to read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/settings.hpp"
+#include "dataset/settings.hpp"
+#include "device/runtime.hpp"
+#include "optimizer/settings.hpp"
+
+namespace weft::transcoder {
+
+enum class Activation { batch_topk, topk, relu };
+enum class Scope { layer, all_layers };
+enum class Precision { fp32, bf16 };
+enum class NonFinite { stop, skip };
+
+/// Table [transcoder].
+struct ModelSettings {
+  std::int64_t features = 0;                       ///< per layer; no default: the reader must choose
+  Activation activation = Activation::batch_topk;
+  double k = 16;                                   ///< active per token and layer (batch_topk: on average, may be fractional)
+  Scope scope = Scope::layer;
+  std::int64_t dead_window = 1'000'000;            ///< a feature that has not fired for this many tokens is dead
+};
+
+/// Table [run].
+struct RunSettings {
+  std::string output = "runs/weft";
+  std::int64_t steps = 1000;
+  std::int64_t seed = 1;
+  std::string walltime = "";                       ///< hh:mm:ss; "" = no limit
+  NonFinite nonfinite = NonFinite::stop;
+  std::int64_t skip_at_most = 10;                  ///< nonfinite = "skip": steps that may be skipped in a run
+};
+
+/// Table [parallel].
+struct ParallelSettings {
+  std::int64_t feature = 0;                        ///< 0 = all ranks that `data` leaves
+  std::int64_t data = 1;
+  double timeout = 600;                            ///< seconds without progress of any rank before the job ends; 0 = never
+  std::int64_t world = 0;                          ///< plan for this many ranks; dry run only
+};
+
+/// Table [log].
+struct LogSettings {
+  std::int64_t every = 20;
+};
+
+/// Table [resume].
+struct ResumeSettings {
+  bool accept_changed = false;                     ///< go on although keys that define the run have changed
+  bool ignore_no_progress = false;                 ///< start although the last starts made no step
+};
+
+struct Configuration {
+  RunSettings run;
+  dataset::Settings data;
+  ModelSettings transcoder;
+  optimizer::Settings optimizer;
+  ParallelSettings parallel;
+  device::Settings device;
+  Precision precision = Precision::fp32;           ///< device.precision
+  checkpoint::Settings checkpoint;
+  LogSettings log;
+  ResumeSettings resume;
+};
+
+}  // namespace weft::transcoder
