@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
