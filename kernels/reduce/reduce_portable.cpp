@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/reduce/reduce.hpp"
 
-#include <Kokkos_Core.hpp>
-
-#include "kernels/bf16.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {
@@ -15,8 +12,8 @@ template <class T>
 void reconstruct_as(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias,
                     Matrix<float> out) {
   const Matrix<const T> parts{static_cast<const T*>(partial.data), partial.rows, partial.columns, partial.stride};
-  Kokkos::parallel_for(
-      "reconstruct", rows(execution, out.rows), KOKKOS_LAMBDA(std::int64_t n) {
+  for_all(
+      execution, "reconstruct", out.rows, KOKKOS_LAMBDA(std::int64_t n) {
         for (std::int64_t j = 0; j < out.columns; ++j) {
           float sum = static_cast<float>(parts(n, j));
           for (std::int64_t p = 1; p < n_parts; ++p) sum += static_cast<float>(parts(p * out.rows + n, j));
@@ -28,8 +25,8 @@ void reconstruct_as(const Execution& execution, AnyMatrix partial, std::int64_t 
 }  // namespace
 
 void sum_parts(const Execution& execution, Matrix<const float> parts, Array<float> out) {
-  Kokkos::parallel_for(
-      "sum_parts", rows(execution, out.size), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "sum_parts", out.size, KOKKOS_LAMBDA(std::int64_t i) {
         float sum = parts(0, i);
         for (std::int64_t p = 1; p < parts.rows; ++p) sum += parts(p, i);
         out[i] = sum;
@@ -45,8 +42,8 @@ void reconstruct(const Execution& execution, AnyMatrix partial, std::int64_t n_p
 }
 
 void add_row_norms(const Execution& execution, Matrix<const float> matrix, Array<double> out) {
-  Kokkos::parallel_for(
-      "add_row_norms", rows(execution, matrix.rows), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "add_row_norms", matrix.rows, KOKKOS_LAMBDA(std::int64_t i) {
         double sum = 0;
         for (std::int64_t j = 0; j < matrix.columns; ++j) {
           const double value = static_cast<double>(matrix(i, j));
@@ -57,14 +54,14 @@ void add_row_norms(const Execution& execution, Matrix<const float> matrix, Array
 }
 
 void accumulate(const Execution& execution, Array<const double> from, Array<double> into) {
-  Kokkos::parallel_for(
-      "accumulate", rows(execution, from.size), KOKKOS_LAMBDA(std::int64_t i) { into[i] += from[i]; });
+  for_all(
+      execution, "accumulate", from.size, KOKKOS_LAMBDA(std::int64_t i) { into[i] += from[i]; });
 }
 
 void accumulate_layer_counts(const Execution& execution, Array<const std::int64_t> hit_offsets,
                              std::int64_t n_features, Array<double> counts) {
-  Kokkos::parallel_for(
-      "accumulate_layer_counts", rows(execution, counts.size), KOKKOS_LAMBDA(std::int64_t layer) {
+  for_all(
+      execution, "accumulate_layer_counts", counts.size, KOKKOS_LAMBDA(std::int64_t layer) {
         counts[layer] +=
             static_cast<double>(hit_offsets[(layer + 1) * n_features] - hit_offsets[layer * n_features]);
       });
@@ -73,8 +70,8 @@ void accumulate_layer_counts(const Execution& execution, Array<const std::int64_
 void count_at_least(const Execution& execution, Array<const std::int64_t> values, std::int64_t bound,
                     std::int64_t* out) {
   // One thread: this is asked for when a line is logged, and integer atomics would need a cleared counter first.
-  Kokkos::parallel_for(
-      "count_at_least", rows(execution, 1), KOKKOS_LAMBDA(std::int64_t) {
+  for_all(
+      execution, "count_at_least", 1, KOKKOS_LAMBDA(std::int64_t) {
         std::int64_t count = 0;
         for (std::int64_t i = 0; i < values.size; ++i) count += values[i] >= bound ? 1 : 0;
         *out = count;
@@ -83,15 +80,15 @@ void count_at_least(const Execution& execution, Array<const std::int64_t> values
 
 void total(const Execution& execution, Array<const double> values, Array<double> workspace, double* out) {
   const std::int64_t n_blocks = (values.size + kBlock - 1) / kBlock;
-  Kokkos::parallel_for(
-      "total_blocks", rows(execution, n_blocks), KOKKOS_LAMBDA(std::int64_t block) {
+  for_all(
+      execution, "total_blocks", n_blocks, KOKKOS_LAMBDA(std::int64_t block) {
         double sum = 0;
         const std::int64_t end = (block + 1) * kBlock < values.size ? (block + 1) * kBlock : values.size;
         for (std::int64_t i = block * kBlock; i < end; ++i) sum += values[i];
         workspace[block] = sum;
       });
-  Kokkos::parallel_for(
-      "total", rows(execution, 1), KOKKOS_LAMBDA(std::int64_t) {
+  for_all(
+      execution, "total", 1, KOKKOS_LAMBDA(std::int64_t) {
         double sum = 0;
         for (std::int64_t block = 0; block < n_blocks; ++block) sum += workspace[block];
         *out = sum;
