@@ -12,7 +12,7 @@ std::map<void*, Space> spaces;  // node-based: references stay good while others
 
 }  // namespace
 
-const Space& space(const Execution& execution) {
+const Space& space_of(const Execution& execution) {
   const std::lock_guard lock(mutex);
   const auto found = spaces.find(execution.stream);
   if (found != spaces.end()) return found->second;

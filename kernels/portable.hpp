@@ -26,7 +26,7 @@ using Teams = Kokkos::TeamPolicy<Space, Kokkos::Schedule<Kokkos::Dynamic>>;
 using Team = Teams::member_type;
 
 /// Kokkos' space on the stream of `execution`. Kept from call to call (making one allocates) until `forget_spaces`.
-const Space& space(const Execution& execution);
+const Space& space_of(const Execution& execution);
 /// Before Kokkos stops.
 void forget_spaces();
 
@@ -45,7 +45,7 @@ template <class Body>
 void for_teams(const Execution& execution, const char* name, std::int64_t count, std::size_t scratch_bytes,
                const Body& body) {
   if (count == 0) return;
-  Teams policy(space(execution), static_cast<int>(count), 1, kTeamLanes);
+  Teams policy(space_of(execution), static_cast<int>(count), 1, kTeamLanes);
   policy.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(scratch_bytes + 64)));
   Kokkos::parallel_for(name, policy, body);
 }
@@ -54,8 +54,18 @@ void for_teams(const Execution& execution, const char* name, std::int64_t count,
 template <class Body>
 void for_all(const Execution& execution, const char* name, std::int64_t count, const Body& body) {
   if (count == 0) return;
-  Kokkos::parallel_for(name, Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(space(execution), 0, count),
+  Kokkos::parallel_for(name, Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(space_of(execution), 0, count),
                        body);
+}
+
+/// Turns counts in data[1 .. n] into offsets: data[i] = base + data[1] + ... + data[i], where data[0] = base on entry.
+inline void offsets_from_counts(const Space& space, std::int64_t* data, std::int64_t n) {
+  if (n == 0) return;
+  Kokkos::parallel_scan(
+      "offsets", Kokkos::RangePolicy<Space>(space, 0, n), KOKKOS_LAMBDA(std::int64_t i, std::int64_t & sum, bool last) {
+        sum += data[i + 1];
+        if (last) data[i + 1] = data[0] + sum;
+      });
 }
 
 /// The team's scratch as a T (an aggregate of arrays), not initialised.

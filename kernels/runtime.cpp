@@ -25,7 +25,7 @@ void stop() {
   Kokkos::finalize();
 }
 
-void fence(const Execution& execution) { space(execution).fence(); }
+void fence(const Execution& execution) { space_of(execution).fence(); }
 
 std::string portable_space() { return Kokkos::DefaultExecutionSpace::name(); }
 
