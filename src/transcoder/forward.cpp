@@ -85,11 +85,12 @@ std::int64_t Forward::bytes(const Configuration& configuration, const Shape& sha
 }
 
 Forward::Forward(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
-                 const parallel::Grid& grid, const kernels::Execution& execution, std::int64_t max_tokens)
+                 const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers, std::int64_t max_tokens)
     : model_(model),
       normalisation_(normalisation),
       grid_(grid),
       execution_(execution),
+      timers_(timers),
       scalar_(scalar_of(configuration.precision)),
       chunk_tokens_(decoded_at_a_time(configuration.data.micro_tokens,
                                       parallel::largest_part(max_tokens, grid.shape().data), model.shape().width(),
@@ -116,6 +117,7 @@ kernels::AnyMatrix Forward::inputs() const {
 }
 
 void Forward::encode(const dataset::RawBatch& batch) {
+  timers_.region("normalise");
   layout_.emplace(batch.n_tokens, grid_);
   device::zero(execution_, not_finite_.data(), not_finite_.bytes());
   kernels::normalise_rows(execution_, batch.inputs, normalisation_.input_mean.array(),
@@ -123,12 +125,20 @@ void Forward::encode(const dataset::RawBatch& batch) {
   const std::int64_t d = model_.shape().d_model;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
+  timers_.region("select");
   selection_.select(batch.n_tokens, bias, [&](const TileRequest& tile, kernels::AnyMatrix product) {
+    timers_.region("encode");
     const kernels::AnyMatrix x =
         inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
     kernels::encode_tile(execution_, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
                          product, encode_workspace_.array());
+    timers_.region("select");
   });
+}
+
+void Forward::by_feature() {
+  timers_.region("transpose");
+  selection_.transpose();
 }
 
 bool Forward::inputs_finite() {
@@ -141,12 +151,14 @@ bool Forward::inputs_finite() {
 void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
   const std::int64_t width = model_.shape().width(), row = width * kernels::bytes_of(scalar_);
   for (std::int64_t begin = 0; begin < layout_->group.size(); begin += chunk_tokens_) {
+    timers_.region("decode");
     const parallel::Range chunk{begin, std::min(begin + chunk_tokens_, layout_->group.size())};
     const kernels::AnyMatrix partial{partial_.data(), scalar_, chunk.size(), width, width};
     kernels::decode_forward(execution_, activations(), chunk.begin, chunk.size(), model_.decoder(), partial);
     const parallel::Range own = intersection(chunk, layout_->own);
     OwnPart part{own.begin - layout_->own.begin, own.size(), partial, 1};
     if (exchange_.size() > 1) {
+      timers_.region("exchange");
       // Own slices lie in rank order, so the chunk's rows already stand in the order of their destinations.
       std::vector<std::int64_t> send, receive;
       for (const parallel::Range& slice : layout_->own_of_rank) {

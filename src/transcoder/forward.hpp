@@ -17,6 +17,7 @@
 #include "dataset/statistics.hpp"
 #include "device/memory.hpp"
 #include "parallel/device_communicator.hpp"
+#include "report/timers.hpp"
 #include "transcoder/configuration.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/selection.hpp"
@@ -53,7 +54,7 @@ class Forward {
 
   /// `max_tokens`: the largest batch, over all ranks.
   Forward(const Configuration&, const Model&, const NormalisationOnDevice&, const parallel::Grid&,
-          const kernels::Execution&, std::int64_t max_tokens);
+          const kernels::Execution&, report::Timers&, std::int64_t max_tokens);
 
   /// Normalises the batch's inputs, encodes and selects: `activations`. Collective.
   void encode(const dataset::RawBatch& batch);
@@ -72,7 +73,7 @@ class Forward {
   kernels::AnyMatrix inputs() const;                            ///< x~ [group tokens, L * d]
   const kernels::SparseActivations& activations() const { return selection_.activations(); }
   /// The same entries by feature, once `by_feature` has formed them.
-  void by_feature() { selection_.transpose(); }
+  void by_feature();
   const kernels::FeatureHits& hits() const { return selection_.hits(); }
   Selection& selection() { return selection_; }
   const parallel::Traffic& traffic() const { return exchange_.traffic(); }
@@ -84,6 +85,7 @@ class Forward {
   const NormalisationOnDevice& normalisation_;
   const parallel::Grid& grid_;
   kernels::Execution execution_;
+  report::Timers& timers_;
   kernels::Scalar scalar_;
   std::int64_t chunk_tokens_;
   std::optional<TokenLayout> layout_;

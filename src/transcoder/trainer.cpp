@@ -45,7 +45,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       execution_(execution),
       model_(shape, configuration.optimizer.state, grid, execution, Moments::held),
       normalisation_(normalisation, statistics, execution),
-      forward_(configuration, model_, normalisation_, grid, execution, configuration.data.batch_tokens),
+      forward_(configuration, model_, normalisation_, grid, execution, timers_, configuration.data.batch_tokens),
       gather_(grid.feature_axis(), execution,
               parallel::largest_part(configuration.data.batch_tokens, grid.shape().data) * shape.width() *
                   kernels::bytes_of(scalar_of(configuration.precision))),
@@ -95,18 +95,13 @@ void Trainer::initialise() { model_.initialise(static_cast<std::uint64_t>(config
 void Trainer::step(const dataset::RawBatch& batch) {
   host_step_ = optimizer::adam_step(configuration_.optimizer, steps_done_ + 1, configuration_.run.steps,
                                     static_cast<std::uint64_t>(configuration_.run.seed));
-  timers_.region("encode");
   forward_.encode(batch);
   forward_.by_feature();
-  timers_.region("decode");
   residual_and_loss(batch);
-  timers_.region("exchange");
   gather_gradient_rows();
   if (update_is_safe(batch)) {
-    timers_.region("backward");
     clip();
     backward_and_update();
-    timers_.region("bookkeeping");
     kernels::advance_clocks(execution_, forward_.hits(), batch.n_tokens, model_.clocks());
   }
   add_to_metrics(batch);
@@ -115,6 +110,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
 }
 
 void Trainer::residual_and_loss(const dataset::RawBatch& batch) {
+  timers_.region("normalise");
   const Shape& shape = model_.shape();
   const std::int64_t width = shape.width(), own_begin = forward_.layout().own.begin;
   device::zero(execution_, flag_.data(), flag_.bytes());
@@ -134,7 +130,6 @@ void Trainer::residual_and_loss(const dataset::RawBatch& batch) {
                                gradient_rows().rows_from(own_begin + part.begin, part.count), sums,
                                loss_workspace_.array());
     kernels::accumulate(execution_, loss_sums_.array(), {collected_.data(), 3 * n});
-    timers_.region("decode");
   });
 }
 
@@ -144,6 +139,7 @@ kernels::AnyMatrix Trainer::gradient_rows() const {
 }
 
 void Trainer::gather_gradient_rows() {
+  timers_.region("exchange");
   std::vector<std::int64_t> bytes;
   const std::int64_t row = model_.shape().width() * kernels::bytes_of(scalar_of(configuration_.precision));
   for (const parallel::Range& slice : forward_.layout().own_of_rank) bytes.push_back(slice.size() * row);
@@ -151,6 +147,7 @@ void Trainer::gather_gradient_rows() {
 }
 
 bool Trainer::update_is_safe(const dataset::RawBatch& batch) {
+  timers_.region("check");
   // A loss that is not finite comes from a residual that is not, which is a gradient row; and all ranks of a feature group
   // hold the same rows, so they agree without a word. Ranks of the data axis hold other rows and must ask.
   device::zero(execution_, flag_.data(), flag_.bytes());
@@ -195,6 +192,7 @@ void Trainer::clip() {
 }
 
 void Trainer::decoder_bias_gradient() {
+  timers_.region("biases");
   kernels::column_sums(execution_, gradient_rows(), decoder_bias_gradient_.array());
   exchange_.sum(decoder_bias_gradient_.array());
   if (configuration_.optimizer.clip_norm <= 0) return;
@@ -214,9 +212,11 @@ void Trainer::backward(const kernels::AdamStep* step) {
   const kernels::FeatureHits& hits = forward_.hits();
   // relu and both top-k rules pass the gradient where the activation is positive and nowhere else: dz = da on the lists.
   const kernels::Array<float> gradient = activation_gradient_.array();
+  timers_.region("decoder backward");
   if (exchange_.active()) {
     kernels::decode_backward_norm(execution_, activations, hits, gradient_rows(), model_.decoder(), gradient, {});
     exchange_.decoder(activations, hits, gradient_rows(), {step, decoder_norm});
+    timers_.region("encoder backward");
     exchange_.encoder(activations, hits, forward_.inputs(), gradient, encoder_bias_gradient_.array(),
                       {step, encoder_norm});
     if (step != nullptr)
@@ -224,10 +224,12 @@ void Trainer::backward(const kernels::AdamStep* step) {
   } else if (step == nullptr) {
     kernels::decode_backward_norm(execution_, activations, hits, gradient_rows(), model_.decoder(), gradient,
                                   decoder_norm);
+    timers_.region("encoder backward");
     kernels::encode_backward_norm(execution_, activations, hits, forward_.inputs(), gradient, encoder_norm);
   } else {
     kernels::decode_backward_update(execution_, activations, hits, gradient_rows(), model_.decoder(), step, gradient,
                                     decoder_norm);
+    timers_.region("encoder backward");
     kernels::encode_backward_update(execution_, activations, hits, forward_.inputs(), gradient, model_.encoder(),
                                     model_.encoder_bias(), step, encoder_norm);
   }
@@ -241,10 +243,12 @@ void Trainer::backward_and_update() {
     decoder_bias_squared_norm_ *= scale * scale;
     previous_norm_.data()[0] = global_norm() / scale;
   }
+  timers_.region("biases");
   kernels::adam_vector(execution_, model_.decoder_bias(), decoder_bias_gradient_.array(), adam_step_.data());
 }
 
 void Trainer::add_to_metrics(const dataset::RawBatch& batch) {
+  timers_.region("bookkeeping");
   const std::int64_t n = model_.shape().n_layers;
   kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(), {collected_.data() + 3 * n, n});
   tokens_collected_ += batch.n_tokens;

@@ -80,6 +80,7 @@ class Trainer {
   const Locate locate_;
   const parallel::Grid& grid_;
   kernels::Execution execution_;
+  report::Timers timers_;
   Model model_;
   NormalisationOnDevice normalisation_;
   Forward forward_;
@@ -103,7 +104,6 @@ class Trainer {
   device::HostBuffer<std::int64_t> skipped_;        // [1]
 
   checkpoint::Registry registry_;
-  report::Timers timers_;
   std::int64_t steps_done_ = 0;
   std::int64_t steps_collected_ = 0, tokens_collected_ = 0;
   device::Buffer<double> collected_;                // [4 * L] loss sums and active entries since the last collection
