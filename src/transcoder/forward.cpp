@@ -81,7 +81,8 @@ std::int64_t Forward::bytes(const Configuration& configuration, const Shape& sha
   const SelectionSizes sizes = selection_sizes(
       configuration.transcoder, {shape.n_layers, shape.n_features, max_tokens}, grid, configuration.precision);
   return (group + chunk + received) * shape.width() * element + sizes.device_bytes +
-         kernels::encode_workspace(sizes.tile_tokens, sizes.tile_features, shape.d_model);
+         kernels::encode_workspace(sizes.tile_tokens, sizes.tile_features, shape.d_model, scalar,
+                                   configuration.optimizer.state, scalar);
 }
 
 Forward::Forward(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
@@ -108,7 +109,8 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
   if (ranks > 1) received_ = device::Buffer<std::byte>(ranks * largest_own(chunk_tokens_, group, ranks) * row);
   const SelectionSizes& sizes = selection_.sizes();
   encode_workspace_ = device::Buffer<std::byte>(
-      kernels::encode_workspace(sizes.tile_tokens, sizes.tile_features, model.shape().d_model));
+      kernels::encode_workspace(sizes.tile_tokens, sizes.tile_features, model.shape().d_model, scalar_,
+                                configuration.optimizer.state, scalar_));
 }
 
 kernels::AnyMatrix Forward::inputs() const {
