@@ -145,19 +145,19 @@ KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const Hits& hits
                                               const AnyMatrix& gradient_rows, std::int64_t column, int count,
                                               const float* weight, bool fresh, float* activation_gradient,
                                               float* gradient, float* row_buffer) {
-  for_columns(team, count, [&](int c) { gradient[c] = 0.0f; });
-  for (std::int64_t hit = hits.offsets[key]; hit < hits.offsets[key + 1]; ++hit) {
+  const std::int64_t begin = hits.offsets[key], end = hits.offsets[key + 1];
+  if (begin == end) for_columns(team, count, [=](int c) { gradient[c] = 0.0f; });
+  for (std::int64_t hit = begin; hit < end; ++hit) {
     const std::int64_t position = hits.position[hit];
     const float activation = hits.value[position];
+    if (hit + 1 < end) prefetch_chunk(gradient_rows, hits.token[hit + 1], column, count);
     const float* g = row_chunk(team, gradient_rows, hits.token[hit], column, count, row_buffer);
-    if (activation_gradient == nullptr) {
-      for_columns(team, count, [&](int c) { gradient[c] += activation * g[c]; });
-      continue;
-    }
-    const float dot = sum_columns<float>(team, count, [&](int c) {
-      gradient[c] += activation * g[c];
-      return weight[c] * g[c];
-    });
+    if (hit == begin)
+      for_columns(team, count, [=](int c) { gradient[c] = activation * g[c]; });
+    else
+      for_columns(team, count, [=](int c) { gradient[c] += activation * g[c]; });
+    if (activation_gradient == nullptr) continue;
+    const float dot = sum_columns<float>(team, count, [=](int c) { return weight[c] * g[c]; });
     once(team, [&] { activation_gradient[position] = fresh ? dot : activation_gradient[position] + dot; });
   }
 }

@@ -24,11 +24,16 @@ struct Hits {
 // gradient[c] = sum over the feature's hits of dz * x[token, column + c], hits in token order.
 KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const Hits& hits, std::int64_t key, const AnyMatrix& x,
                                               std::int64_t column, int count, float* gradient, float* row_buffer) {
-  for_columns(team, count, [&](int c) { gradient[c] = 0.0f; });
-  for (std::int64_t hit = hits.offsets[key]; hit < hits.offsets[key + 1]; ++hit) {
+  const std::int64_t begin = hits.offsets[key], end = hits.offsets[key + 1];
+  if (begin == end) for_columns(team, count, [=](int c) { gradient[c] = 0.0f; });
+  for (std::int64_t hit = begin; hit < end; ++hit) {
     const float dz = hits.preactivation_gradient[hits.position[hit]];
+    if (hit + 1 < end) prefetch_chunk(x, hits.token[hit + 1], column, count);
     const float* input = row_chunk(team, x, hits.token[hit], column, count, row_buffer);
-    for_columns(team, count, [&](int c) { gradient[c] += dz * input[c]; });
+    if (hit == begin)
+      for_columns(team, count, [=](int c) { gradient[c] = dz * input[c]; });
+    else
+      for_columns(team, count, [=](int c) { gradient[c] += dz * input[c]; });
   }
 }
 
