@@ -14,10 +14,10 @@ using HistogramTeams = Kokkos::TeamPolicy<Space>;
 constexpr std::int64_t kBlock = 32;  // entries compared at once
 #ifdef KOKKOS_ENABLE_CUDA
 constexpr int kTeamSize = 256;
-constexpr int kTeams = 264;
+int n_teams(const Space&) { return 264; }
 #else
 constexpr int kTeamSize = 1;
-constexpr int kTeams = 64;
+int n_teams(const Space& space) { return space.concurrency(); }
 #endif
 
 /// Row i of a product with its bias; T is float or bf16.
@@ -141,7 +141,7 @@ KOKKOS_INLINE_FUNCTION void close_histogram(const Member& team, const TeamHistog
 }
 
 HistogramTeams histogram_policy(const Space& space) {
-  return HistogramTeams(space, kTeams, kTeamSize).set_scratch_size(0, Kokkos::PerTeam(kHistogramBytes));
+  return HistogramTeams(space, n_teams(space), kTeamSize).set_scratch_size(0, Kokkos::PerTeam(kHistogramBytes));
 }
 
 template <class T>

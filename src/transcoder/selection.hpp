@@ -37,8 +37,9 @@ namespace weft::transcoder {
 /// Sizes over all ranks; the grid gives this rank's part of them.
 struct SelectionShape {
   std::int64_t n_layers = 0;
-  std::int64_t n_features = 0;  ///< per layer
-  std::int64_t max_tokens = 0;  ///< of the largest batch
+  std::int64_t n_features = 0;                      ///< per layer
+  std::int64_t max_tokens = 0;                      ///< of the largest batch
+  std::int64_t tile_bytes = std::int64_t{8} << 20;  ///< products made at a time: they should stay in a cache
 };
 
 /// What a selection needs on each rank (the largest rank where parts are uneven): for the memory plan and for the
@@ -46,7 +47,7 @@ struct SelectionShape {
 struct SelectionSizes {
   std::int64_t capacity = 0;       ///< entries of the sparse activations, enough for every input
   std::int64_t tile_tokens = 0;    ///< a tile of products has at most this many tokens ...
-  std::int64_t tile_features = 0;  ///< ... and features: about 8 MiB
+  std::int64_t tile_features = 0;  ///< ... and features
   std::int64_t device_bytes = 0;   ///< all buffers of Selection, where the kernels run
   std::int64_t host_bytes = 0;     ///< staging on the host
 
@@ -62,7 +63,7 @@ struct SelectionSizes {
 SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision);
 
 /// Entries wanted of each group: batch_topk round(k n) or round(k n L) for n tokens of the whole batch, topk round(k)
-/// or round(k L); halves go up. relu: the largest integer.
+/// or round(k L); halves go up, at least 1. relu: the largest integer.
 std::int64_t selection_budget(const ModelSettings&, std::int64_t n_layers, std::int64_t n_tokens_total);
 
 /// What the last selection did. The same on all ranks except where it says "this rank".
@@ -71,7 +72,7 @@ struct SelectionStatistics {
   std::int64_t entries = 0;      ///< active entries of this rank
   std::int64_t passes = 0;       ///< passes over the tiles begun on this rank: 1 is the rule
   std::int64_t redos = 0;        ///< times that a threshold was too high and all ranks began again
-  std::int64_t ties_cut = 0;     ///< entries at a K-th value that did not fit the budget
+  std::int64_t ties_cut = 0;     ///< candidates at a K-th value that the budget does not hold
   std::int64_t bytes_sent = 0;   ///< handed to the communicators by this rank
 };
 
@@ -110,13 +111,74 @@ class Selection {
   std::span<std::uint32_t> controller_state() { return controller_; }
 
  private:
+  /// Every array, cut from one piece of memory on the device and one on the host.
+  struct Arrays {
+    Arrays(const SelectionSizes&, const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
+           void* device, void* host);
+
+    kernels::AnyMatrix tile;                   // [tile_tokens, tile_features]
+    kernels::Array<std::int64_t> row_offsets;  // the result: CSR ...
+    kernels::Array<std::uint32_t> key;
+    kernels::Array<float> value;
+    kernels::Array<std::int64_t> hit_offsets;  // ... and CSC
+    kernels::Array<std::uint32_t> hit_token;
+    kernels::Array<std::uint32_t> hit_position;
+    kernels::Array<std::byte> transpose_workspace;
+    // batch_topk, relu
+    kernels::Array<std::uint32_t> candidate_key;
+    kernels::Array<float> candidate_value;
+    kernels::Array<std::int64_t> segment_begin;
+    kernels::Array<std::int64_t> histogram;              // [n_groups, bins]
+    kernels::Array<std::uint32_t> threshold;             // [n_layers]
+    kernels::Array<std::int32_t> ties, admit, admitted;  // [tokens, n_layers]
+    // topk
+    kernels::Array<std::uint64_t> best;           // [tokens, n_groups, best]
+    kernels::Array<std::uint64_t> best_received;  // [feature ranks, tokens of a slice, n_groups, best]
+    kernels::Array<std::uint64_t> cut_off_slice;  // [tokens of a slice, n_groups]
+    kernels::Array<std::uint64_t> cut_off;        // [tokens, n_groups]
+
+    struct {
+      kernels::Array<std::int64_t> count;      // [1]
+      kernels::Array<std::int64_t> histogram;  // [n_groups * bins + 1]: the last counts ranks
+      kernels::Array<std::uint32_t> threshold;
+      kernels::Array<std::int32_t> admit;  // [tokens, n_layers]
+      kernels::Array<std::int32_t> ties;   // [feature ranks, tokens, n_layers]
+      kernels::Array<std::uint64_t> best, best_received, cut_off_slice, cut_off;
+    } host;
+
+    std::int64_t device_bytes = 0;
+    std::int64_t host_bytes = 0;
+  };
+  struct Batch;
+  struct Search;
+  friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision);
+
+  template <class Visit>
+  bool for_each_tile(const Batch&, Visit&&);
+  kernels::CandidateLists candidates(const Batch&) const;
+  std::int64_t group_of(std::int64_t layer) const { return sizes_.n_groups == 1 ? 0 : layer; }
+
+  void select_over_batch(const Batch&);
+  bool collect(const Batch&, std::span<const std::uint32_t> guess);
+  bool filter_tiles(const Batch&, std::span<const std::uint32_t> threshold, bool ordered);
+  std::vector<Search> search_own_tiles(const Batch&);
+  std::vector<Search> search_candidates(const Batch&, bool complete, bool& overflow);
+  bool admit_ties(const Batch&, std::span<const Search>);
+  void take_candidates(const Batch&, std::span<const Search>, bool ties_are_cut);
+  void select_per_token(const Batch&);
+  void finish(const Batch&);
+
   ModelSettings settings_;
   SelectionShape shape_;
   const parallel::Grid& grid_;
   kernels::Execution execution_;
   SelectionSizes sizes_;
-  SelectionStatistics statistics_;
+  device::Allocation device_memory_;
+  device::Allocation host_memory_;
+  Arrays arrays_;
   std::vector<std::uint32_t> controller_;
+  std::vector<std::int64_t> passed_;  // per group: entries of all ranks that passed the filter
+  SelectionStatistics statistics_;
   kernels::SparseActivations activations_;
   kernels::FeatureHits hits_;
 };
