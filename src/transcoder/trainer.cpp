@@ -61,7 +61,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   decoder_bias_gradient_ = device::Buffer<float>(shape.width());
   loss_sums_ = device::Buffer<double>(3 * shape.n_layers);
   loss_workspace_ = device::Buffer<std::byte>(kernels::loss_workspace(own, shape.n_layers));
-  collected_ = device::Buffer<double>(4 * shape.n_layers);
+  step_sums_ = device::Buffer<double>(4 * shape.n_layers);
   adam_step_ = device::Buffer<kernels::AdamStep>(1);
   flag_ = device::Buffer<std::int32_t>(1);
   count_ = device::Buffer<std::int64_t>(1);
@@ -69,7 +69,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   skipped_ = device::HostBuffer<std::int64_t>(1);
   previous_norm_.data()[0] = 0;
   skipped_.data()[0] = 0;
-  device::zero(execution, collected_.data(), collected_.bytes());
+  device::zero(execution, step_sums_.data(), step_sums_.bytes());
 
   const int world_rank = grid.world().rank();
   model_.add_to(registry_, world_rank);
@@ -102,9 +102,9 @@ void Trainer::step(const dataset::RawBatch& batch) {
   if (update_is_safe(batch)) {
     clip();
     backward_and_update();
+    timers_.region("bookkeeping");
     kernels::advance_clocks(execution_, forward_.hits(), batch.n_tokens, model_.clocks());
   }
-  add_to_metrics(batch);
   timers_.stop();
   ++steps_done_;
 }
@@ -122,6 +122,9 @@ void Trainer::residual_and_loss(const dataset::RawBatch& batch) {
   const std::int64_t n = shape.n_layers;
   const kernels::LossSums sums{
       {loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
+  device::zero(execution_, step_sums_.data(), step_sums_.bytes());
+  kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(), {step_sums_.data() + 3 * n, n});
+  step_tokens_ = batch.n_tokens;
   forward_.decode([&](const Forward::OwnPart& part) {
     timers_.region("loss");
     kernels::residual_and_loss(execution_, part.partial, part.n_parts, targets.rows_from(part.begin, part.count),
@@ -129,7 +132,7 @@ void Trainer::residual_and_loss(const dataset::RawBatch& batch) {
                                normalisation_.standardise.array(), n, gradient_factor,
                                gradient_rows().rows_from(own_begin + part.begin, part.count), sums,
                                loss_workspace_.array());
-    kernels::accumulate(execution_, loss_sums_.array(), {collected_.data(), 3 * n});
+    kernels::accumulate(execution_, loss_sums_.array(), {step_sums_.data(), 3 * n});
   });
 }
 
@@ -247,20 +250,11 @@ void Trainer::backward_and_update() {
   kernels::adam_vector(execution_, model_.decoder_bias(), decoder_bias_gradient_.array(), adam_step_.data());
 }
 
-void Trainer::add_to_metrics(const dataset::RawBatch& batch) {
-  timers_.region("bookkeeping");
-  const std::int64_t n = model_.shape().n_layers;
-  kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(), {collected_.data() + 3 * n, n});
-  tokens_collected_ += batch.n_tokens;
-  ++steps_collected_;
-}
-
-TrainingMetrics Trainer::collect() {
+TrainingMetrics Trainer::metrics() {
   settle();
   const std::int64_t n = model_.shape().n_layers;
   std::vector<double> sums(static_cast<std::size_t>(4 * n + 1));
-  device::copy(execution_, sums.data(), collected_.data(), collected_.bytes(), device::Direction::to_host);
-  device::zero(execution_, collected_.data(), collected_.bytes());
+  device::copy(execution_, sums.data(), step_sums_.data(), step_sums_.bytes(), device::Direction::to_host);
   kernels::count_at_least(execution_, model_.clocks(), configuration_.transcoder.dead_window, count_.data());
   // Every rank of the data axis holds the same features: one of them counts.
   sums.back() = grid_.data_index() == 0 ? static_cast<double>(read(execution_, count_.data())) : 0.0;
@@ -268,8 +262,7 @@ TrainingMetrics Trainer::collect() {
 
   const Shape& shape = model_.shape();
   TrainingMetrics metrics;
-  metrics.steps = steps_collected_;
-  const double tokens = static_cast<double>(std::max<std::int64_t>(1, tokens_collected_));
+  const double tokens = static_cast<double>(std::max<std::int64_t>(1, step_tokens_));
   for (std::size_t t = 0; t < static_cast<std::size_t>(n); ++t) {
     const auto at = [&](std::int64_t row) { return sums[static_cast<std::size_t>(row * n) + t]; };
     metrics.layer_loss.push_back(at(0) / (tokens * static_cast<double>(shape.d_model)));
@@ -280,7 +273,6 @@ TrainingMetrics Trainer::collect() {
   metrics.dead_fraction = sums.back() / static_cast<double>(shape.n_layers * shape.n_features);
   metrics.gradient_norm = previous_norm_.data()[0];
   metrics.skipped = skipped_.data()[0];
-  steps_collected_ = tokens_collected_ = 0;
   return metrics;
 }
 

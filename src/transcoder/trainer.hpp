@@ -18,9 +18,9 @@
 
 namespace weft::transcoder {
 
-/// Averages over the steps since the last collection; by layer where they are vectors.
+/// The last step, before its update; by layer where they are vectors. Of one step, not of an interval: so they are the same in
+/// a run that was interrupted.
 struct TrainingMetrics {
-  std::int64_t steps = 0;
   double loss = 0;                          ///< preset `weft`: sum over layers of the mean squared normalised error
   std::vector<double> layer_loss;
   std::vector<double> nmse_standardised;    ///< squared error over squared target, both standardised by the training set
@@ -47,8 +47,8 @@ class Trainer {
   /// One step on one batch. Collective. Throws Error(numeric) when loss or gradient rows are not finite (run.nonfinite).
   void step(const dataset::RawBatch& batch);
 
-  /// What happened since the last call. Collective.
-  TrainingMetrics collect();
+  /// What the last step showed. Collective.
+  TrainingMetrics metrics();
 
   /// Makes the state on this rank what a checkpoint must hold (clocks agree over the data axis). Collective.
   void settle();
@@ -74,7 +74,6 @@ class Trainer {
   void backward(const kernels::AdamStep* step);      // null: norms only
   void backward_and_update();
   double global_norm();                              // of what `backward` left in squared_norm_. Collective
-  void add_to_metrics(const dataset::RawBatch&);
 
   const Configuration configuration_;
   const Locate locate_;
@@ -105,8 +104,8 @@ class Trainer {
 
   checkpoint::Registry registry_;
   std::int64_t steps_done_ = 0;
-  std::int64_t steps_collected_ = 0, tokens_collected_ = 0;
-  device::Buffer<double> collected_;                // [4 * L] loss sums and active entries since the last collection
+  std::int64_t step_tokens_ = 0;
+  device::Buffer<double> step_sums_;                // [4 * L] loss sums and active entries of the last step
 };
 
 }  // namespace weft::transcoder

@@ -109,7 +109,7 @@ struct Run {
     batch.targets = rows(data.targets, own);
     batch.n_tokens = kTokens;
     trainer.step(batch);
-    losses.push_back(trainer.collect().loss);
+    losses.push_back(trainer.metrics().loss);
   }
 
   /// Every owned row of every tensor, gathered: [name][element].
@@ -261,8 +261,8 @@ TEST_CASE("previous-norm clipping uses the norm of the step before") {
       b.step(data, i);
     }
     // The same fp64 sum over the same fp32 gradients, formed in another pass.
-    CHECK(a.trainer.collect().gradient_norm == doctest::Approx(b.trainer.collect().gradient_norm).epsilon(1e-6));
-    CHECK(a.trainer.collect().gradient_norm > 0);
+    CHECK(a.trainer.metrics().gradient_norm == doctest::Approx(b.trainer.metrics().gradient_norm).epsilon(1e-6));
+    CHECK(a.trainer.metrics().gradient_norm > 0);
   }
 }
 
@@ -281,7 +281,7 @@ TEST_CASE("a batch that is not finite stops the run before any parameter changes
     configuration.run.skip_at_most = 1;
     Run skipping(configuration, data, shape);
     for (std::int64_t i = 0; i < 3; ++i) skipping.step(data, i);
-    CHECK(skipping.trainer.collect().skipped == 1);
+    CHECK(skipping.trainer.metrics().skipped == 1);
     CHECK_THROWS_AS(skipping.step(data, 1), Error);
   }
 }
