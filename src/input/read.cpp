@@ -46,8 +46,9 @@ class Problems {
   }
   void throw_if_any() const {
     if (found_.empty()) return;
-    std::string text;
-    for (const auto& [place, line] : found_) text += (text.empty() ? "" : "\n") + line;
+    // Several lines: a count before them, so that each of them begins with its place.
+    std::string text = count_ > 1 ? fmt::format("{} problems in the input", count_) : "";
+    for (const auto& [place, line] : found_) text += fmt::format("{}{}", text.empty() ? "" : "\n", line);
     if (count_ > found_.size()) text += fmt::format("\n… and {} more problems", count_ - found_.size());
     throw Error(ExitCode::usage, text, KnownTo::all_ranks);
   }

@@ -276,7 +276,8 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   });
   rule({"transcoder.k", "transcoder.features"}, [&]() -> std::string {
     const ModelSettings& model = configuration.transcoder;
-    if (model.activation == Activation::relu || model.k <= static_cast<double>(model.features)) return {};
+    if (model.features == 0 || model.activation == Activation::relu || model.k <= static_cast<double>(model.features))
+      return {};
     return fmt::format(
         "transcoder.k = {} is more than transcoder.features = {} (k counts active features per token and layer); take "
         "a smaller k",
