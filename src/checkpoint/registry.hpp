@@ -31,8 +31,8 @@ struct Tensor {
 
   /// Where the state is not plain rows (an fp32 weight kept as two 16-bit planes): pack global rows [begin, end) into
   /// host memory and back. Both or none; `data` is then not used.
-  std::function<void(parallel::Range rows, void* packed)> gather;
-  std::function<void(parallel::Range rows, const void* packed)> scatter;
+  std::function<void(parallel::Range rows, void* packed)> gather = {};
+  std::function<void(parallel::Range rows, const void* packed)> scatter = {};
 
   /// Bytes of one row.
   std::int64_t row_bytes() const;

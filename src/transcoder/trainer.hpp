@@ -53,14 +53,15 @@ class Trainer {
   /// Makes the state on this rank what a checkpoint must hold (clocks agree over the data axis). Collective.
   void settle();
 
-  const checkpoint::Registry& registry() const { return registry_; }
+  checkpoint::Registry& registry() { return registry_; }
   const Model& model() const { return model_; }
   const NormalisationOnDevice& normalisation() const { return normalisation_; }
   std::int64_t steps_done() const { return steps_done_; }
   /// After a resume: the step that the loaded state stands at.
   void resume_at(std::int64_t step) { steps_done_ = step; }
   report::Timers& timers() { return timers_; }
-  const Forward& forward() const { return forward_; }
+  Forward& forward() { return forward_; }
+  double learning_rate() const { return static_cast<double>(host_step_.learning_rate); }  ///< of the last step
   parallel::Traffic feature_traffic() const;
   parallel::Traffic data_traffic() const { return exchange_.traffic(); }
 
