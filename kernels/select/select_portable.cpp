@@ -9,7 +9,7 @@ namespace weft::kernels {
 namespace {
 
 using Rows = Kokkos::RangePolicy<Space>;
-using Teams = Kokkos::TeamPolicy<Space>;
+using HistogramTeams = Kokkos::TeamPolicy<Space>;
 
 constexpr std::int64_t kBlock = 32;  // entries compared at once
 #ifdef KOKKOS_ENABLE_CUDA
@@ -140,15 +140,15 @@ KOKKOS_INLINE_FUNCTION void close_histogram(const Member& team, const TeamHistog
   });
 }
 
-Teams histogram_policy(const Space& space) {
-  return Teams(space, n_teams(space), kTeamSize).set_scratch_size(0, Kokkos::PerTeam(kHistogramBytes));
+HistogramTeams histogram_policy(const Space& space) {
+  return HistogramTeams(space, n_teams(space), kTeamSize).set_scratch_size(0, Kokkos::PerTeam(kHistogramBytes));
 }
 
 template <class T>
 void histogram_rows(const Execution& execution, const Tile tile, HistogramRound round, Array<std::int64_t> histogram) {
   const std::int64_t n_rows = tile.product.rows;
   Kokkos::parallel_for(
-      "histogram of a tile", histogram_policy(space_of(execution)), KOKKOS_LAMBDA(const Teams::member_type& team) {
+      "histogram of a tile", histogram_policy(space_of(execution)), KOKKOS_LAMBDA(const HistogramTeams::member_type& team) {
         const TeamHistogram own = open_histogram(team);
         for (std::int64_t i = team.league_rank(); i < n_rows; i += team.league_size()) {
           const Row<T> row = row_of<T>(tile, i);
@@ -256,7 +256,7 @@ void histogram_candidates(const Execution& execution, const CandidateLists& cand
   const CandidateLists lists = candidates;
   const std::int64_t first = lists.segment(layer_begin, 0, 0), last = lists.segment(layer_end, 0, 0);
   Kokkos::parallel_for(
-      "histogram of candidates", histogram_policy(space_of(execution)), KOKKOS_LAMBDA(const Teams::member_type& team) {
+      "histogram of candidates", histogram_policy(space_of(execution)), KOKKOS_LAMBDA(const HistogramTeams::member_type& team) {
         const std::int64_t begin = lists.segment_begin[first], n = lists.segment_begin[last] - begin;
         const std::int64_t own_begin = begin + n * team.league_rank() / team.league_size();
         const std::int64_t own_end = begin + n * (team.league_rank() + 1) / team.league_size();

@@ -24,6 +24,11 @@ std::string reason() {
       },
       &text);
   H5Eclear2(H5E_DEFAULT);
+  // "file write failed: time = ..., errno = 28, error message = 'No space left on device', buf = ...": the quoted part says it.
+  constexpr std::string_view kMark = "error message = '";
+  if (const std::size_t at = text.find(kMark); at != text.npos)
+    if (const std::size_t end = text.find('\'', at + kMark.size()); end != text.npos)
+      return text.substr(at + kMark.size(), end - at - kMark.size());
   return text;
 }
 
