@@ -322,7 +322,6 @@ ActivationFileWriter::ActivationFileWriter(const std::filesystem::path& path, co
   const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
   const hsize_t chunk[2] = {static_cast<hsize_t>(shape.chunk_rows), static_cast<hsize_t>(shape.d_model)};
   check(H5Pset_chunk(creation, 2, chunk), "setting chunks");
-  check(H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER), "setting the fill time");
   if (shape.gzip_level > 0) check(H5Pset_deflate(creation, static_cast<unsigned>(shape.gzip_level)), "setting gzip");
   // Whole rows of chunks are written at a time where the caller appends so; what is left over waits in the cache.
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
