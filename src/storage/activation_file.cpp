@@ -322,6 +322,10 @@ ActivationFileWriter::ActivationFileWriter(const std::filesystem::path& path, co
   const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
   const hsize_t chunk[2] = {static_cast<hsize_t>(shape.chunk_rows), static_cast<hsize_t>(shape.d_model)};
   check(H5Pset_chunk(creation, 2, chunk), "setting chunks");
+  // No time stamps: the same rows make the same file.
+  check(H5Pset_obj_track_times(creation, false), "leaving out time stamps");
+  const Handle group_creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, "creating group properties");
+  check(H5Pset_obj_track_times(group_creation, false), "leaving out time stamps");
   if (shape.gzip_level > 0) check(H5Pset_deflate(creation, static_cast<unsigned>(shape.gzip_level)), "setting gzip");
   // Whole rows of chunks are written at a time where the caller appends so; what is left over waits in the cache.
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
@@ -334,7 +338,7 @@ ActivationFileWriter::ActivationFileWriter(const std::filesystem::path& path, co
   std::vector<Handle> groups;
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer)
     groups.emplace_back(
-        H5Gcreate2(file_, fmt::format("layer_{}", layer).c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Gclose,
+        H5Gcreate2(file_, fmt::format("layer_{}", layer).c_str(), H5P_DEFAULT, group_creation, H5P_DEFAULT), H5Gclose,
         fmt::format("{}: creating /layer_{}", path_, layer));
   for (const char* name : {"inputs", "targets"})
     for (std::int64_t layer = 0; layer < shape.n_layers; ++layer)

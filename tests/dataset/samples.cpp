@@ -63,12 +63,16 @@ void write_sample(const std::string& path, const Sample& sample) {
   });
 }
 
+std::string file_digest(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return storage::sha256(std::string(std::istreambuf_iterator<char>(in), {}));
+}
+
 std::string digest_of(const std::string& directory) {
   std::vector<std::string> parts;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
     if (!entry.is_regular_file()) continue;
-    std::ifstream in(entry.path(), std::ios::binary);
-    parts.push_back(entry.path().string() + storage::sha256(std::string(std::istreambuf_iterator<char>(in), {})));
+    parts.push_back(entry.path().string() + file_digest(entry.path().string()));
   }
   std::sort(parts.begin(), parts.end());
   std::string all;

@@ -40,6 +40,8 @@ float sample_value(std::int64_t global_row, bool target, std::int64_t column);
 std::vector<std::byte> sample_row(const Sample&, std::int64_t global_row, bool target);
 /// Writes the dataset in Weft's own layout (rank 0; the others wait).
 void write_sample(const std::string& path, const Sample&);
+/// sha256 of a file.
+std::string file_digest(const std::string& path);
 /// sha256 of all files of a directory, names included.
 std::string digest_of(const std::string& directory);
 
