@@ -41,7 +41,8 @@ Handle open_sound(const std::string& path) {
   try {
     return open_file(path);
   } catch (const Error& failure) {
-    throw error(ExitCode::data, "{}", failure.what());
+    const std::string why = failure.what();
+    throw error(ExitCode::data, "{}{}", why, why.find("; ") == std::string::npos ? "; is the file complete?" : "");
   }
 }
 
@@ -103,10 +104,15 @@ ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.s
     char name[64] = "";
     if (H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, i, name, sizeof name, H5P_DEFAULT) < 0) continue;
     const std::int64_t number = layer_number(name);
-    if (number >= n_layers)
+    if (number == n_layers)
       throw error(ExitCode::data,
-                  "{}: /layer_{} is missing or no group of this file (/{} is there; layers are numbered from 0 "
-                  "without a gap); was the file written completely?",
+                  "{}: /{} is a link out of the file or to another place (links are not followed); copy the values "
+                  "into the file",
+                  path_, name);
+    if (number > n_layers)
+      throw error(ExitCode::data,
+                  "{}: /layer_{} is missing (/{} is there; layers are numbered from 0 without a gap); was the file "
+                  "written completely?",
                   path_, n_layers, name);
   }
   if (n_layers == 0)
