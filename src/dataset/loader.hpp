@@ -62,6 +62,7 @@ class Loader {
  private:
   struct State;
   std::shared_ptr<State> state_;
+  int exceptions_ = 0;  // in flight at construction
 };
 
 }  // namespace weft::dataset

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "dataset/workers.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/posix_file.hpp"
@@ -118,6 +117,7 @@ struct Reader::State {
 Reader::Reader(const Description& description, int n_threads)
     : state_(std::make_unique<State>(description, n_threads)) {}
 Reader::~Reader() = default;
+Workers& Reader::workers() { return state_->workers; }
 
 void Reader::read(std::span<const RowRead> reads) {
   State& state = *state_;

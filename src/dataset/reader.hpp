@@ -12,6 +12,7 @@
 #include <string>
 
 #include "dataset/description.hpp"
+#include "dataset/workers.hpp"
 
 namespace weft::dataset {
 
@@ -31,6 +32,9 @@ class Reader {
 
   /// Throws Error(data) naming file and dataset for what cannot be read or has changed since it was described.
   void read(std::span<const RowRead>);
+
+  /// Its threads, for passes over what was read. Not while `read` runs.
+  Workers& workers();
 
  private:
   struct State;

@@ -41,7 +41,8 @@ Handle open_sound(const std::string& path) {
   try {
     return open_file(path);
   } catch (const Error& failure) {
-    throw error(ExitCode::data, "{}", failure.what());
+    const std::string why = failure.what();
+    throw error(ExitCode::data, "{}{}", why, why.find("; ") == std::string::npos ? "; is the file complete?" : "");
   }
 }
 
@@ -103,10 +104,15 @@ ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.s
     char name[64] = "";
     if (H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, i, name, sizeof name, H5P_DEFAULT) < 0) continue;
     const std::int64_t number = layer_number(name);
-    if (number >= n_layers)
+    if (number == n_layers)
       throw error(ExitCode::data,
-                  "{}: /layer_{} is missing or no group of this file (/{} is there; layers are numbered from 0 "
-                  "without a gap); was the file written completely?",
+                  "{}: /{} is a link out of the file or to another place (links are not followed); copy the values "
+                  "into the file",
+                  path_, name);
+    if (number > n_layers)
+      throw error(ExitCode::data,
+                  "{}: /layer_{} is missing (/{} is there; layers are numbered from 0 without a gap); was the file "
+                  "written completely?",
                   path_, n_layers, name);
   }
   if (n_layers == 0)
@@ -322,7 +328,10 @@ ActivationFileWriter::ActivationFileWriter(const std::filesystem::path& path, co
   const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
   const hsize_t chunk[2] = {static_cast<hsize_t>(shape.chunk_rows), static_cast<hsize_t>(shape.d_model)};
   check(H5Pset_chunk(creation, 2, chunk), "setting chunks");
-  check(H5Pset_fill_time(creation, H5D_FILL_TIME_NEVER), "setting the fill time");
+  // No time stamps: the same rows make the same file.
+  check(H5Pset_obj_track_times(creation, false), "leaving out time stamps");
+  const Handle group_creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, "creating group properties");
+  check(H5Pset_obj_track_times(group_creation, false), "leaving out time stamps");
   if (shape.gzip_level > 0) check(H5Pset_deflate(creation, static_cast<unsigned>(shape.gzip_level)), "setting gzip");
   // Whole rows of chunks are written at a time where the caller appends so; what is left over waits in the cache.
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
@@ -335,7 +344,7 @@ ActivationFileWriter::ActivationFileWriter(const std::filesystem::path& path, co
   std::vector<Handle> groups;
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer)
     groups.emplace_back(
-        H5Gcreate2(file_, fmt::format("layer_{}", layer).c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Gclose,
+        H5Gcreate2(file_, fmt::format("layer_{}", layer).c_str(), H5P_DEFAULT, group_creation, H5P_DEFAULT), H5Gclose,
         fmt::format("{}: creating /layer_{}", path_, layer));
   for (const char* name : {"inputs", "targets"})
     for (std::int64_t layer = 0; layer < shape.n_layers; ++layer)

@@ -96,7 +96,9 @@ Handle create_file(const std::filesystem::path& path) {
   const Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "setting HDF5 version bounds");
-  return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access), H5Fclose, "creating " + path.string());
+  const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "creating file properties");
+  check(H5Pset_obj_track_times(creation, false), "leaving out time stamps");  // the same content makes the same file
+  return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation, access), H5Fclose, "creating " + path.string());
 }
 
 Handle bf16_type() {
