@@ -275,17 +275,16 @@ struct Writer::State {
         entry.sha256.push_back(gathered.substr(at, 64));
   }
 
-  /// From agreed shards to a durable checkpoint. All ranks pass the fault points; only rank 0 touches files.
-  void publish(const fs::path& path) {
-    const bool root = world.rank() == 0;
+  /// From agreed shards to a durable checkpoint, by rank 0: its success is everybody's. Collective.
+  std::optional<Failure> publish(const fs::path& path) {
     const auto pass = [&](const char* point) { fault::point(point, world.rank(), manifest.step); };
-    pass("before-manifest");
-    if (root) {
+    if (world.rank() != 0)
+      for (const char* point : {"before-manifest", "before-rename"}) pass(point);
+    return on_root(world, [&] {
+      pass("before-manifest");
       storage::write_text(temporary / kManifestName, to_text(manifest));
       storage::sync_directory(temporary);
-    }
-    pass("before-rename");
-    if (root) {
+      pass("before-rename");
       if (fs::exists(path)) {
         // Left by a course of the run that did not count; it must not stand in the way.
         const fs::path replaced = path.string() + ".replaced.tmp";
@@ -293,7 +292,7 @@ struct Writer::State {
         fs::rename(path, replaced);
       }
       storage::rename_durably(temporary, path);
-    }
+    });
   }
 
   /// What is good to do once the checkpoint exists. A failure here costs disk space, not the checkpoint.
@@ -415,7 +414,7 @@ std::optional<Report> Writer::finish() {
   if (!failure) {
     state.collect_shards();
     for (const ShardEntry& entry : state.manifest.shards) report.bytes += entry.bytes;
-    failure = agree(state.world, attempt([&] { state.publish(report.path); }));
+    failure = state.publish(report.path);
   }
   report.durable = !failure;
   if (report.durable) {

@@ -80,7 +80,9 @@ Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
   const Handle create(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
   check(H5Pset_chunk(create, rank, chunk.data()), "setting the chunks of " + name);
   check(H5Pset_fletcher32(create), "setting the checksum of " + name);
-  check(H5Pset_fill_time(create, H5D_FILL_TIME_NEVER), "setting the fill time of " + name);
+  // The part of the last chunk beyond the dataset is zero, not whatever lay in memory: the same state gives the same
+  // file.
+  check(H5Pset_fill_time(create, H5D_FILL_TIME_ALLOC), "setting the fill time of " + name);
   check(H5Pset_obj_track_times(create, false), "setting the time stamps of " + name);
   const Handle access = uncached();
   return Handle(H5Dcreate2(file, name.c_str(), stored, space, links, create, access), H5Dclose,

@@ -2,10 +2,10 @@
 //
 // Typed n-dimensional datasets by rows, in pieces: the form of a checkpoint's shard.
 //
-// Datasets have chunks of about 1 MiB with a fletcher32 checksum, no fill values and no time stamps. Chunks are not
-// cached: every byte of data has left for the operating system when `write_rows` returns, so that a full disk shows
-// there; a file that closed without complaint proves nothing (`require_complete` looks). The HDF5 lock is held for one
-// piece at a time.
+// Datasets have chunks of about 1 MiB with a fletcher32 checksum and no time stamps: the same data give the same file.
+// Chunks are not cached: every byte of data has left for the operating system when `write_rows` returns, so that a full
+// disk shows there; a file that closed without complaint proves nothing (`require_complete` looks). The HDF5 lock is
+// held for one piece at a time.
 #pragma once
 
 #include <cstdint>
