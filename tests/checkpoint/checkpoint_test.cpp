@@ -487,7 +487,9 @@ TEST_CASE("a full disk at any point of the protocol leaves the previous checkpoi
                             "before-rename", "after-rename", "before-latest", "mid-delete"})
     for (int rank = 0; rank < world().size(); ++rank) {
       const std::string name = point;
-      if (rank > 0 && (name == "before-manifest" || name == "before-rename")) continue;  // only rank 0 writes there
+      const bool every_rank =
+          name == "after-open" || name == "mid-dataset" || name == "before-close" || name == "before-fsync";
+      if (rank > 0 && !every_rank) continue;  // only rank 0 writes there
       const Scratch scratch;
       Sample sample(world(), 1);
       write_steps(world(), scratch.path, sample, {1, 2});
@@ -515,6 +517,56 @@ TEST_CASE("a full disk at any point of the protocol leaves the previous checkpoi
         CHECK(writer.finish()->durable);
       }
     }
+}
+
+TEST_CASE("ranks that disagree on the state are found out before anything is published") {
+  const Scratch scratch;
+  std::vector<float> numbers(4);
+  const auto code = [&](Tensor tensor) {
+    Registry registry;
+    registry.add(std::move(tensor));
+    try {
+      Writer writer(world(), scratch.path, settings_of(), registry, execution());
+      writer.start(manifest_of(1));
+      writer.finish();
+    } catch (const Error& failure) {
+      CHECK(failure.known_to() == KnownTo::all_ranks);
+      return failure.code();
+    }
+    return ExitCode::finished;
+  };
+  // A row that nobody owns; a row that two own; another shape on one rank.
+  const parallel::Range all{0, 4}, none{0, 0};
+  CHECK(code({"w",
+              kernels::Scalar::fp32,
+              {4},
+              all,
+              root() ? parallel::Range{0, 3} : none,
+              numbers.data(),
+              false,
+              {},
+              {}}) == ExitCode::internal);
+  if (world().size() > 1) {
+    CHECK(code({"w", kernels::Scalar::fp32, {4}, all, all, numbers.data(), false, {}, {}}) == ExitCode::internal);
+    CHECK(code({"w", kernels::Scalar::fp32, {4, root() ? 1 : 2}, none, none, nullptr, false, {}, {}}) ==
+          ExitCode::internal);
+  }
+  CHECK(code({"w", kernels::Scalar::fp32, {4}, all, root() ? all : none, numbers.data(), false, {}, {}}) ==
+        ExitCode::finished);
+}
+
+TEST_CASE("a run that ends with an error does not wait for its checkpoint to be written") {
+  const Scratch scratch;
+  Sample sample(world(), 1, 300'001);
+  sample.fill(1);
+  {
+    Writer writer(world(), scratch.path, settings_of(), sample.registry, execution());
+    writer.start(manifest_of(1));
+  }
+  world().barrier();
+  Warnings warnings;
+  CHECK(!find(world(), scratch.path, "auto", Verify::full));
+  CHECK(warnings.lines.size() == (root() ? 1 : 0));
 }
 
 TEST_CASE("a directory that cannot be written is refused before the first step") {
