@@ -81,6 +81,14 @@ struct Shard {
   std::vector<std::string> sha256;
 };
 
+/// What every rank must register alike, as one digest.
+std::string common_digest(const Registry& registry) {
+  std::string text;
+  for (const Tensor& tensor : registry.tensors())
+    text += fmt::format("{} {} {}\n", tensor.name, name_of(tensor.type), fmt::join(tensor.shape, ","));
+  return storage::sha256(text);
+}
+
 /// Gives owned rows of tensor `index` as contiguous host memory, valid until the next call.
 using RowSource = std::function<const void*(std::size_t index, parallel::Range rows)>;
 
@@ -163,15 +171,16 @@ struct Writer::State {
   double last_seconds = 0;
   std::int64_t failures = 0;  // one after the other
 
-  // In flight:
-  bool busy = false;
+  // In flight. Each phase has a thread of its own: every rank's writes its shard, then rank 0's publishes.
+  enum class Phase { idle, writing, publishing } phase = Phase::idle;
   Manifest manifest;
   fs::path temporary;
   Clock::time_point begin;
   double pause = 0;
   std::thread thread;
   std::atomic<bool> done{false};
-  Shard shard;  // the thread's result, read after it has been joined
+  std::atomic<bool> cancelled{false};  // the run ends with an error: nobody waits for this shard
+  Shard shard;                         // the thread's result, read after it has been joined
   std::optional<Failure> failure;
 
   State(const parallel::Communicator& world_, fs::path directory_, const Settings& settings_, const Registry& registry_,
@@ -192,6 +201,7 @@ struct Writer::State {
   }
 
   ~State() {
+    cancelled = true;
     if (thread.joinable()) thread.join();
   }
 
@@ -216,6 +226,7 @@ struct Writer::State {
   }
 
   const void* staged(std::size_t t, parallel::Range rows) const {
+    if (cancelled) throw error(ExitCode::io, "given up, the run ends");
     const Tensor& tensor = registry.tensors()[t];
     return static_cast<const char*>(staging.data()) + offsets[t] +
            (rows.begin - tensor.owned.begin) * tensor.row_bytes();
@@ -275,55 +286,73 @@ struct Writer::State {
         entry.sha256.push_back(gathered.substr(at, 64));
   }
 
-  /// From agreed shards to a durable checkpoint. All ranks pass the fault points; only rank 0 touches files.
+  void pass(const char* point) const { fault::point(point, world.rank(), manifest.step); }
+
+  /// From agreed shards to a durable checkpoint: rank 0.
   void publish(const fs::path& path) {
-    const bool root = world.rank() == 0;
-    const auto pass = [&](const char* point) { fault::point(point, world.rank(), manifest.step); };
     pass("before-manifest");
-    if (root) {
-      storage::write_text(temporary / kManifestName, to_text(manifest));
-      storage::sync_directory(temporary);
+    const std::string text = to_text(manifest);
+    try {
+      parse(text);
+    } catch (const Error& failure) {  // ranks that registered different rows: found now, not when resuming
+      throw error(ExitCode::internal, "this checkpoint could not be read back: {}", failure.what());
     }
+    storage::write_text(temporary / kManifestName, text);
+    storage::sync_directory(temporary);
     pass("before-rename");
-    if (root) {
-      if (fs::exists(path)) {
-        // Left by a course of the run that did not count; it must not stand in the way.
-        const fs::path replaced = path.string() + ".replaced.tmp";
-        fs::remove_all(replaced);
-        fs::rename(path, replaced);
-      }
-      storage::rename_durably(temporary, path);
+    if (fs::exists(path)) {
+      // Left by a course of the run that did not count; it must not stand in the way.
+      const fs::path replaced = path.string() + ".replaced.tmp";
+      fs::remove_all(replaced);
+      fs::rename(path, replaced);
+    }
+    storage::rename_durably(temporary, path);
+    durable.push_back(manifest.step);
+  }
+
+  /// What is good to do once the checkpoint exists: rank 0. A failure here costs disk space, not the checkpoint.
+  void tidy(const fs::path& path) {
+    pass("after-rename");
+    pass("before-latest");
+    storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
+    fs::remove_all(path.string() + ".replaced.tmp");
+    for (const std::int64_t step : expired(durable, settings)) {
+      // Renamed first: what is half deleted must not look like a checkpoint.
+      const fs::path old = directory / directory_name(step), doomed = old.string() + ".deleted.tmp";
+      std::error_code failed;
+      fs::rename(old, doomed, failed);
+      pass("mid-delete");
+      if (!failed) fs::remove_all(doomed, failed);
+      if (failed) log::warning("{}: cannot be deleted ({}); delete it by hand", old.string(), failed.message());
+      durable.erase(std::find(durable.begin(), durable.end(), step));
     }
   }
 
-  /// What is good to do once the checkpoint exists. A failure here costs disk space, not the checkpoint.
-  void tidy(const fs::path& path) {
-    const bool root = world.rank() == 0;
-    const auto pass = [&](const char* point) { fault::point(point, world.rank(), manifest.step); };
-    pass("after-rename");
-    pass("before-latest");
-    if (root) {
-      storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
-      fs::remove_all(path.string() + ".replaced.tmp");
-      for (const std::int64_t step : expired(durable, settings)) {
-        // Renamed first: what is half deleted must not look like a checkpoint.
-        const fs::path old = directory / directory_name(step), doomed = old.string() + ".deleted.tmp";
-        std::error_code failed;
-        fs::rename(old, doomed, failed);
-        pass("mid-delete");
-        if (!failed) fs::remove_all(doomed, failed);
-        if (failed) log::warning("{}: cannot be deleted ({}); delete it by hand", old.string(), failed.message());
-        durable.erase(std::find(durable.begin(), durable.end(), step));
-      }
-    } else {
-      pass("mid-delete");
+  /// Rank 0's thread of the second phase.
+  void publish_and_tidy() {
+    const fs::path path = directory / directory_name(manifest.step);
+    failure = attempt([&] { publish(path); });
+    if (!failure) {
+      const auto untidy = attempt([&] { tidy(path); });
+      if (untidy && untidy->code == ExitCode::io)
+        log::warning("{}: {} (the checkpoint itself is durable)", directory.string(), untidy->message);
+      else
+        failure = untidy;
     }
+    done = true;
   }
+
+  Report conclude(const std::optional<Failure>& agreed);
 };
 
 Writer::Writer(const parallel::Communicator& world, fs::path directory, const Settings& settings,
                const Registry& registry, const kernels::Execution& execution, const fs::path& resumed_from) {
   require_writable(world, directory);
+  const std::string digest = common_digest(registry);
+  const std::string root_digest = world.broadcast(digest);
+  throw_agreed(world, attempt([&] {
+                 if (digest != root_digest) throw error(ExitCode::internal, "it registered other tensors than rank 0");
+               }));
   state_ = std::make_unique<State>(world, std::move(directory), settings, registry, execution);
   State& state = *state_;
   std::optional<Failure> failure = on_root(world, [&] {
@@ -359,14 +388,14 @@ std::int64_t Writer::staging_bytes(const Settings& settings, const Registry& reg
   return settings.staging == Staging::full ? all : largest_piece;
 }
 
-bool Writer::busy() const { return state_->busy; }
-bool Writer::shard_done() const { return !state_->busy || state_->done; }
+bool Writer::busy() const { return state_->phase != State::Phase::idle; }
+bool Writer::shard_done() const { return !busy() || state_->done; }
 std::int64_t Writer::last_durable() const { return state_->last_durable; }
 double Writer::last_seconds() const { return state_->last_seconds; }
 
 bool Writer::start(Manifest manifest) {
   State& state = *state_;
-  WEFT_ASSERT(!state.busy);
+  WEFT_ASSERT(!busy());
   if (manifest.step == state.last_durable) return false;
   state.begin = Clock::now();
   state.manifest = std::move(manifest);
@@ -375,7 +404,7 @@ bool Writer::start(Manifest manifest) {
   state.temporary = state.directory / (directory_name(state.manifest.step) + ".tmp");
   state.shard = {};
   state.done = false;
-  state.busy = true;
+  state.phase = State::Phase::writing;
   state.failure = on_root(state.world, [&] {
     fs::remove_all(state.temporary);
     fs::create_directories(state.temporary);
@@ -394,72 +423,81 @@ bool Writer::start(Manifest manifest) {
 }
 
 std::optional<Report> Writer::poll() {
-  if (!state_->busy) return std::nullopt;
+  if (!busy()) return std::nullopt;
   std::int64_t done = state_->done ? 1 : 0;
   state_->world.minimum({&done, 1});
   if (done == 0) return std::nullopt;
-  return finish();
+  return advance();
 }
 
 std::optional<Report> Writer::finish() {
-  State& state = *state_;
-  if (!state.busy) return std::nullopt;
-  const auto finish_begin = Clock::now();
-  if (state.thread.joinable()) state.thread.join();
-  state.busy = false;
+  std::optional<Report> report;
+  while (busy()) report = advance();
+  return report;
+}
 
-  Report report;
-  report.step = state.manifest.step;
-  report.path = state.directory / directory_name(report.step);
-  std::optional<Failure> failure = agree(state.world, state.failure);
-  if (!failure) {
+std::optional<Report> Writer::advance() {
+  State& state = *state_;
+  if (!busy()) return std::nullopt;
+  const auto begin = Clock::now();
+  if (state.thread.joinable()) state.thread.join();
+  const std::optional<Failure> failure = agree(state.world, state.failure);
+  if (!failure && state.phase == State::Phase::writing) {
     state.collect_shards();
-    for (const ShardEntry& entry : state.manifest.shards) report.bytes += entry.bytes;
-    failure = agree(state.world, attempt([&] { state.publish(report.path); }));
-  }
-  report.durable = !failure;
-  if (report.durable) {
-    state.failures = 0;
-    state.last_durable = report.step;
-    if (state.world.rank() == 0) state.durable.push_back(report.step);
-    if (const auto untidy = attempt([&] { state.tidy(report.path); })) {
-      if (untidy->code != ExitCode::io) throw Error(untidy->code, untidy->message);
-      log::warning("{}: {} (the checkpoint itself is durable)", state.directory.string(), untidy->message);
-    }
-  } else {
-    report.failure = failure->message;
-    // Nobody writes there any more: all ranks have agreed above.
+    state.phase = State::Phase::publishing;
     if (state.world.rank() == 0) {
-      std::error_code failed;
-      fs::remove_all(state.temporary, failed);
-      if (failed) log::warning("{}: cannot be removed ({})", state.temporary.string(), failed.message());
+      state.done = false;
+      state.thread = std::thread([&state] { state.publish_and_tidy(); });
+    } else {
+      for (const char* point : {"before-manifest", "before-rename", "after-rename", "before-latest", "mid-delete"})
+        state.pass(point);
     }
+    state.pause += seconds_since(begin);
+    return std::nullopt;
+  }
+  state.phase = State::Phase::idle;
+  state.pause += seconds_since(begin);
+  return state.conclude(failure);
+}
+
+Report Writer::State::conclude(const std::optional<Failure>& agreed) {
+  Report report;
+  report.step = manifest.step;
+  report.path = directory / directory_name(report.step);
+  report.durable = !agreed;
+  // Nobody writes there any more: all ranks have agreed.
+  if (agreed && world.rank() == 0) {
+    std::error_code failed;
+    fs::remove_all(temporary, failed);
+    if (failed) log::warning("{}: cannot be removed ({})", temporary.string(), failed.message());
   }
   // The slowest rank's times, so that every rank reports the same.
-  std::int64_t microseconds[] = {std::int64_t(seconds_since(state.begin) * 1e6),
-                                 std::int64_t((state.pause + seconds_since(finish_begin)) * 1e6)};
-  state.world.maximum(microseconds);
+  std::int64_t microseconds[] = {std::int64_t(seconds_since(begin) * 1e6), std::int64_t(pause * 1e6)};
+  world.maximum(microseconds);
   report.seconds = static_cast<double>(microseconds[0]) * 1e-6;
   report.pause = static_cast<double>(microseconds[1]) * 1e-6;
   if (report.durable) {
-    state.last_seconds = report.seconds;
+    for (const ShardEntry& entry : manifest.shards) report.bytes += entry.bytes;
+    failures = 0;
+    last_durable = report.step;
+    last_seconds = report.seconds;
     return report;
   }
 
-  if (failure->code != ExitCode::io) throw Error(failure->code, failure->message, KnownTo::all_ranks);
-  ++state.failures;
-  const std::int64_t allowed = std::max<std::int64_t>(1, state.settings.failures_allowed);
-  if (state.failures >= allowed)
+  if (agreed->code != ExitCode::io) throw Error(agreed->code, agreed->message, KnownTo::all_ranks);
+  report.failure = agreed->message;
+  ++failures;
+  const std::int64_t allowed = std::max<std::int64_t>(1, settings.failures_allowed);
+  if (failures >= allowed)
     throw collective_error(ExitCode::io,
                            "{}: {} checkpoint{} in a row could not be written ({}); the newest good one is {}",
-                           state.directory.string(), state.failures, state.failures == 1 ? "" : "s", report.failure,
-                           state.last_durable < 0 ? "none" : directory_name(state.last_durable));
-  if (state.world.rank() == 0)
-    log::warning("{}: not written, failure {} of {} in a row ({}; {} bytes free); training goes on, {}",
-                 report.path.string(), state.failures, allowed, report.failure,
-                 grouped(storage::free_bytes(state.directory)),
-                 state.last_durable < 0 ? "there is no checkpoint yet"
-                                        : "the newest checkpoint is " + directory_name(state.last_durable));
+                           directory.string(), failures, failures == 1 ? "" : "s", report.failure,
+                           last_durable < 0 ? "none" : directory_name(last_durable));
+  if (world.rank() == 0)
+    log::warning(
+        "{}: not written, failure {} of {} in a row ({}; {} bytes free); training goes on, {}", report.path.string(),
+        failures, allowed, report.failure, grouped(storage::free_bytes(directory)),
+        last_durable < 0 ? "there is no checkpoint yet" : "the newest checkpoint is " + directory_name(last_durable));
   return report;
 }
 

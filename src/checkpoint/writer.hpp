@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes checkpoints while training goes on. At a step boundary the state is copied into host staging memory; a thread
-// writes the copy into step_XXXXXXXX.tmp/rank_NNNNN.h5; a later step boundary finishes:
+// Writes checkpoints while training goes on. At a step boundary the state is copied into host staging memory; then:
 //
-//   every rank   write, close, reopen and look, fsync, sha256          (thread)
-//   all ranks    agree that every shard is good, or drop them all      (main thread, as everything below)
-//   rank 0       manifest.json, fsync, fsync of the directory, rename to step_XXXXXXXX, fsync of the parent, `latest`
-//   rank 0       only now: delete what `keep` no longer covers
+//   every rank   write step_XXXXXXXX.tmp/rank_NNNNN.h5, close, reopen and look, fsync, sha256   (thread)
+//   all ranks    agree that every shard is good, or drop them all                               (a later step boundary)
+//   rank 0       manifest.json, fsync, fsync of the directory, rename to step_XXXXXXXX, fsync of the parent, `latest`;
+//                only now delete what `keep` no longer covers                                   (thread)
+//   all ranks    learn that it is durable                                                       (a later step boundary)
 //
 // A checkpoint exists once it is renamed. Killed at any point, the directory holds the previous one, the new one, or
-// both; what else lies there ends in .tmp and is removed at the next start. The thread makes no MPI call.
+// both; what else lies there ends in .tmp and is removed at the next start. The threads make no MPI call.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class Writer {
   /// The registry and the communicator must outlive the writer, and the registry may not change any more.
   Writer(const parallel::Communicator& world, std::filesystem::path directory, const Settings& settings,
          const Registry& registry, const kernels::Execution& execution, const std::filesystem::path& resumed_from = {});
-  /// Waits for the thread; an unfinished checkpoint stays a .tmp.
+  /// Gives up a checkpoint in flight, which stays a .tmp: call `finish` first unless the run ends with an error.
   ~Writer();
   Writer(const Writer&) = delete;
 
@@ -63,17 +63,18 @@ class Writer {
 
   /// A checkpoint has been started and not finished.
   bool busy() const;
-  /// This rank's shard is written or has failed: with all ranks true `finish` does not wait. Not collective: put
-  /// `!shard_done()` into the maximum that the ranks agree on each step.
+  /// This rank's thread is done: with all ranks true, `advance` does not wait. Not collective: put `!shard_done()` into
+  /// the maximum that the ranks agree on each step.
   bool shard_done() const;
 
-  /// Collective. Ends the checkpoint in flight if all shards are done (one small reduction); nothing otherwise.
-  /// Throws as `finish`.
+  /// Collective. Waits for the threads of the present phase and goes to the next; a Report when that was the last.
+  /// Failing to write is a warning and a Report with durable = false, until `failures_allowed` in a row have failed:
+  /// then a collective Error(io). A state that is not finite is never written: collective Error(numeric) naming tensor
+  /// and row.
+  std::optional<Report> advance();
+  /// Collective: `advance` if no rank would wait (one small reduction), else nothing.
   std::optional<Report> poll();
-
-  /// Collective. Waits for the checkpoint in flight and ends it; nullopt when there is none. Failing to write is a
-  /// warning and a Report with durable = false, until `failures_allowed` in a row have failed: then a collective
-  /// Error(io). A state that is not finite is never written: collective Error(numeric) naming tensor and row.
+  /// Collective: `advance` until nothing is in flight; nullopt when nothing was.
   std::optional<Report> finish();
 
   /// The newest durable checkpoint's step; -1 when there is none.
