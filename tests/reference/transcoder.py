@@ -188,20 +188,17 @@ def forward_backward(settings, weights, x, y):
 def learning_rate(settings, step):
     """Of the step that follows `step` finished ones.
 
-    Warm-up rises linearly and reaches the full rate at its last step. The decay runs from the fraction decay_begin of all
-    steps to their end, where the rate would be final_fraction of the full one.
+    Warm-up rises linearly and reaches the full rate at its last step; it multiplies the schedule. The decay runs from the
+    fraction decay_begin of all steps to their end, where the rate would be final_fraction of the full one.
     """
-    if step < settings.warmup_steps:
-        return settings.learning_rate * (step + 1) / settings.warmup_steps
-    begin = settings.decay_begin * settings.steps
-    if settings.schedule == "constant" or step < begin:
-        return settings.learning_rate
-    way = min(1.0, (step - begin) / (settings.steps - begin))
-    final = settings.final_fraction
-    factor = {"linear": 1 + (final - 1) * way,
-              "cosine": final + (1 - final) * 0.5 * (1 + np.cos(np.pi * way)),
-              "step": final}[settings.schedule]
-    return settings.learning_rate * factor
+    warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    begin, final, factor = settings.decay_begin * settings.steps, settings.final_fraction, 1.0
+    if settings.schedule != "constant" and step >= begin:
+        way = min(1.0, (step - begin) / (settings.steps - begin)) if settings.steps > begin else 1.0
+        factor = {"linear": 1 + (final - 1) * way,
+                  "cosine": final + (1 - final) * 0.5 * (1 + np.cos(np.pi * way)),
+                  "step": final}[settings.schedule]
+    return settings.learning_rate * warm * factor
 
 
 def gradient_norm(gradients):
