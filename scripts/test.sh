@@ -39,7 +39,7 @@ note() { printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$stages"; }
 build() {
   local name=$1 log=$results/$1.log since=$SECONDS
   shift
-  local options=(-DWEFT_WARNINGS_AS_ERRORS=ON "$@")
+  local options=(-DWEFT_WARNINGS_AS_ERRORS=ON -DWEFT_ENABLE_TESTS=ON "$@")
   command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   if cmake --preset "$name" "${options[@]}" >"$log" 2>&1 && cmake --build "build/$name" >>"$log" 2>&1; then
     note passed "build $name"
