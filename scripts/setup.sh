@@ -1,0 +1,195 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Makes a Debian 12+ or Ubuntu 24.04+ machine ready to build Weft: installs the packages that are missing, and builds Kokkos
+# once into .deps/ where none is installed. Running it again changes nothing; interrupting it leaves nothing half done.
+#
+#   bash scripts/setup.sh [--tests] [--cuda]
+#     --tests   also what the tests need (doctest, shellcheck, NumPy, h5py)
+#     --cuda    also Kokkos for CUDA, where nvcc is found
+#   WEFT_KOKKOS_ARCHIVE=FILE   an archive downloaded elsewhere, for machines without network (see cmake/kokkos_archive.txt)
+#
+# Exit codes: 0 ready; 2 something is missing that only an administrator can install (it says what); 1 anything else.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+want_tests=no
+want_cuda=no
+for argument in "$@"; do
+  case $argument in
+    --tests) want_tests=yes ;;
+    --cuda) want_cuda=yes ;;
+    *) echo "setup.sh: unknown option $argument (known: --tests --cuda)" >&2; exit 2 ;;
+  esac
+done
+
+# --- Packages -------------------------------------------------------------------------------------------------------------
+
+# have PACKAGE|ALTERNATIVE...: is one of them installed?
+have() {
+  local name
+  for name in ${1//|/ }; do
+    [[ $(dpkg-query -W -f '${Status}' "$name" 2>/dev/null) == "install ok installed" ]] && return 0
+  done
+  return 1
+}
+
+# The first name is what gets installed; any of the others will do.
+packages=(
+  "g++" "cmake" "ninja-build" "pkg-config|pkgconf"
+  "openmpi-bin|mpich" "libopenmpi-dev|libmpich-dev"
+  "libhdf5-dev|libhdf5-openmpi-dev|libhdf5-mpich-dev"
+  "libopenblas-openmp-dev|libopenblas-pthread-dev|libopenblas-serial-dev"
+  "libtomlplusplus-dev" "libcli11-dev" "libspdlog-dev" "libfmt-dev" "nlohmann-json3-dev" "libssl-dev"
+)
+[[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-numpy" "python3-h5py" "shellcheck")
+
+missing_packages() {
+  local entry
+  for entry in "${packages[@]}"; do
+    # Commands that came another way (a newer CMake, say) count as well.
+    case $entry in
+      g++) command -v g++ >/dev/null && continue ;;
+      cmake) command -v cmake >/dev/null && continue ;;
+      ninja-build) command -v ninja >/dev/null && continue ;;
+      pkg-config*) command -v pkg-config >/dev/null && continue ;;
+    esac
+    have "$entry" || echo "${entry%%|*}"
+  done
+}
+
+as_root() {
+  if [[ $(id -u) -eq 0 ]]; then "$@"; else sudo "$@"; fi
+}
+
+can_be_root() {
+  [[ $(id -u) -eq 0 ]] && return 0
+  command -v sudo >/dev/null || return 1
+  sudo -n true 2>/dev/null && return 0
+  [[ -t 0 ]] && sudo -v   # asks for the password, where somebody can type it
+}
+
+install_packages() {
+  local names=("$@")
+  if ! command -v apt-get >/dev/null || ! can_be_root; then
+    echo "setup.sh: ${#names[@]} packages are missing and cannot be installed here (neither root nor sudo); ask an administrator for:" >&2
+    echo "  apt-get update && apt-get install --no-install-recommends ${names[*]}" >&2
+    exit 2
+  fi
+  echo "Installing: ${names[*]}"
+  local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${names[@]}")
+  # Package lists may be absent (a fresh container) or stale: renew them only when the first attempt fails.
+  local log
+  log=$(mktemp)
+  if ! as_root "${install[@]}" >"$log" 2>&1; then
+    if ! { as_root apt-get update -q && as_root "${install[@]}"; } >"$log" 2>&1; then
+      tail -n 20 "$log" >&2
+      rm -f "$log"
+      echo "setup.sh: apt-get could not install ${names[*]} (its last lines are above)" >&2
+      exit 1
+    fi
+  fi
+  rm -f "$log"
+}
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "setup.sh: this is neither Debian nor Ubuntu (no dpkg); install what README.md lists under 'What it is built on' another way" >&2
+  exit 2
+fi
+mapfile -t missing < <(missing_packages)
+[[ ${#missing[@]} -gt 0 ]] && install_packages "${missing[@]}"
+
+required_cmake=3.25
+found_cmake=$(cmake --version | sed -n '1s/[^0-9]*//p')
+if [[ $(printf '%s\n' "$required_cmake" "$found_cmake" | sort -V | head -n 1) != "$required_cmake" ]]; then
+  echo "setup.sh: $(command -v cmake) is $found_cmake (Weft needs $required_cmake or later); install a newer one or put it first in PATH" >&2
+  exit 2
+fi
+
+# --- Kokkos ---------------------------------------------------------------------------------------------------------------
+
+deps=$root/.deps
+mkdir -p "$deps"
+# Two set-ups at once would build the same thing twice: the second waits, then finds it done.
+exec {lock}>"$deps/.lock"
+flock "$lock"
+scratch=$(mktemp -d "$deps/.scratch.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+
+# installed_kokkos cpu|cuda: does CMake find a Kokkos >= 4.5 that was not built by this script?
+installed_kokkos() {
+  mkdir -p "$scratch/find"
+  cat >"$scratch/find/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.25)
+project(find_kokkos LANGUAGES CXX)
+find_package(Kokkos 4.5 CONFIG REQUIRED COMPONENTS separable_compilation)
+if(WANT STREQUAL "cuda" AND NOT Kokkos_COMPILE_LANGUAGE STREQUAL "CUDA")
+  message(FATAL_ERROR "not a CUDA Kokkos")
+endif()
+CMAKE
+  rm -rf "$scratch/find/build"
+  cmake -S "$scratch/find" -B "$scratch/find/build" -DWANT="$1" >/dev/null 2>&1
+}
+
+# The pinned archive, from WEFT_KOKKOS_ARCHIVE or through pip; its digest is compared before anything in it is used.
+fetch_kokkos() {
+  [[ -d $scratch/kokkos ]] && return 0
+  local pin=$root/cmake/kokkos_archive.txt digest archive python candidate
+  digest=$(sed -n 's/.*--hash=sha256:\([0-9a-f]*\).*/\1/p' "$pin")
+  archive=${WEFT_KOKKOS_ARCHIVE:-}
+  if [[ -z $archive ]]; then
+    for candidate in python3 /usr/bin/python3; do
+      "$candidate" -m pip --version >/dev/null 2>&1 && python=$candidate && break
+    done
+    if [[ -z ${python:-} ]]; then
+      install_packages python3-pip
+      python=/usr/bin/python3
+    fi
+    echo "Downloading Kokkos (source archive of PyPI's pycompadre, by pip)"
+    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary pycompadre --require-hashes \
+      -r "$pin" -d "$scratch/download" || {
+      echo "setup.sh: pip could not download the Kokkos archive (no network?); download the file that cmake/kokkos_archive.txt" \
+        "names on another machine and set WEFT_KOKKOS_ARCHIVE to it" >&2
+      exit 1
+    }
+    archive=$(find "$scratch/download" -name 'pycompadre-*.tar.gz')
+  fi
+  if ! echo "$digest  $archive" | sha256sum --check --status; then
+    echo "setup.sh: $archive is not the pinned archive (its sha256 differs from cmake/kokkos_archive.txt); delete it and download it again" >&2
+    exit 1
+  fi
+  mkdir -p "$scratch/archive"
+  tar -xzf "$archive" -C "$scratch/archive" --strip-components=1 --wildcards '*/kokkos'
+  mv "$scratch/archive/kokkos" "$scratch/kokkos"
+}
+
+# build_kokkos NAME OPTION...: into .deps/NAME, which appears complete or not at all.
+build_kokkos() {
+  local name=$1 prefix=$deps/$1
+  shift
+  fetch_kokkos
+  echo "Building $name (once; about a minute)"
+  local launcher=()
+  command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  if ! { cmake -S "$scratch/kokkos" -B "$scratch/$name" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_STANDARD=20 \
+           -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_POSITION_INDEPENDENT_CODE=ON \
+           -DKokkos_ENABLE_SERIAL=ON -DKokkos_ENABLE_IMPL_MDSPAN=OFF "${launcher[@]}" "$@" &&
+         cmake --build "$scratch/$name" &&
+         DESTDIR=$scratch/stage cmake --install "$scratch/$name"; } >"$deps/$name.log" 2>&1; then
+    tail -n 20 "$deps/$name.log" >&2
+    echo "setup.sh: Kokkos could not be built (the last lines of $deps/$name.log are above)" >&2
+    exit 1
+  fi
+  rm -rf "$prefix"
+  mv "$scratch/stage$prefix" "$prefix"
+}
+
+complete() { [[ -e $deps/$1/lib/cmake/Kokkos/KokkosConfig.cmake ]]; }
+
+if ! complete kokkos-cpu && ! installed_kokkos cpu; then
+  build_kokkos kokkos-cpu -DKokkos_ENABLE_OPENMP=ON
+fi
+if [[ $want_cuda == yes ]] && command -v nvcc >/dev/null && ! complete kokkos-cuda && ! installed_kokkos cuda; then
+  build_kokkos kokkos-cuda -DKokkos_ENABLE_CUDA=ON -DKokkos_ARCH_HOPPER90=ON -DKokkos_ENABLE_COMPILE_AS_CMAKE_LANGUAGE=ON \
+    "-DCMAKE_CUDA_FLAGS=-std=c++20 -include $root/cmake/cuda13_compatibility.hpp"
+fi

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Sets the machine up and runs every test that it can run. The last line reads "N passed, N failed, N skipped"; what was
+# skipped stands above it with the reason.
+#
+#   bash scripts/test.sh            the quick set: at most a quarter of an hour on two cores
+#   bash scripts/test.sh --full     also the long tests and a build with clang
+#   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without them their tests are skipped and counted
+#
+# Exit codes: 0 nothing failed; 1 something did; 2 the machine could not be set up.
+set -uo pipefail
+
+full=no
+for argument in "$@"; do
+  case $argument in
+    --full) full=yes ;;
+    *) echo "test.sh: unknown option $argument (known: --full)" >&2; exit 2 ;;
+  esac
+done
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+if [[ -n ${WEFT_TEST_DATA:-} ]]; then WEFT_TEST_DATA=$(realpath "$WEFT_TEST_DATA"); export WEFT_TEST_DATA; fi
+# Open MPI refuses to start as root unless told twice; test machines and containers often are root.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+results=build/test-results
+rm -rf "$results"
+mkdir -p "$results"
+stages=$results/stages.tsv
+: >"$stages"
+started=$SECONDS
+
+bash scripts/setup.sh --tests --cuda || exit 2
+echo "Set-up: $((SECONDS - started)) s"
+
+note() { printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$stages"; }
+
+# build NAME OPTION...: preset NAME's build, warnings being errors. A failure is a failed test; its end is shown.
+build() {
+  local name=$1 log=$results/$1.log since=$SECONDS
+  shift
+  local options=(-DWEFT_WARNINGS_AS_ERRORS=ON -DWEFT_ENABLE_TESTS=ON "$@")
+  command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  if cmake --preset "$name" "${options[@]}" >"$log" 2>&1 && cmake --build "build/$name" >>"$log" 2>&1; then
+    note passed "build $name"
+    echo "Built $name: $((SECONDS - since)) s"
+  else
+    tail -n 40 "$log"
+    note failed "build $name" "see $log"
+    return 1
+  fi
+}
+
+# run_tests NAME OPTION...: ctest in build/NAME.
+run_tests() {
+  local name=$1 since=$SECONDS
+  shift
+  ctest --test-dir "build/$name" --parallel 2 --output-on-failure --no-tests=error \
+    --output-junit "$PWD/$results/$name.xml" "$@" || true   # failures are counted from the report
+  [[ -s $results/$name.xml ]] || note failed "tests of $name" "ctest wrote no report"
+  echo "Tested $name: $((SECONDS - since)) s"
+}
+
+quick=(--label-exclude "full|gpu")
+[[ $full == yes ]] && quick=(--label-exclude gpu)
+
+if build cpu-release; then
+  run_tests cpu-release "${quick[@]}"
+fi
+
+# Address and undefined-behaviour sanitizers: everything that runs in one process, and the programs on one rank. Open MPI
+# and HDF5 keep memory until the process ends, so leaks are not looked for.
+export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+if build cpu-asan; then
+  run_tests cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'
+fi
+
+if command -v nvcc >/dev/null; then
+  build cuda-release   # compiles and links; running it takes a GPU (scripts/test_gpu.sh)
+else
+  note skipped "build cuda-release" "no nvcc (the CUDA Toolkit) on this machine"
+fi
+
+if [[ $full == yes ]]; then
+  if command -v clang++ >/dev/null && [[ $(clang++ -dumpversion | cut -d. -f1) -ge 14 ]]; then
+    if echo 'int main() {}' | clang++ -x c++ -fopenmp -o /dev/null - 2>/dev/null; then
+      build cpu-debug -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang -DWEFT_ENABLE_TESTS=OFF
+    else
+      note skipped "build with clang" "clang has no OpenMP here (package libomp-dev)"
+    fi
+  else
+    note skipped "build with clang" "no clang 14 or later on this machine"
+  fi
+fi
+
+
+echo
+echo "All tests: $((SECONDS - started)) s"
+python3 tests/summary.py "$stages" "$results"/*.xml

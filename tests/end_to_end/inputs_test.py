@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every shipped input: says what it must, parses to the values that Weft takes it for, and runs.
+
+inputs_test.py REPOSITORY [WEFT]      without WEFT: what needs no program
+"""
+import json
+import os
+import re
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import program
+
+# What makes an input small enough for a test, beyond steps and output: recorded here, per input.
+SHRINK = {
+    "quickstart.toml": ["synthetic.tokens=4096", "synthetic.validation_tokens=1024"],
+    "benchmark_cpu.toml": ["transcoder.features=512", "synthetic.tokens=2048", "synthetic.validation_tokens=512",
+                           "data.batch_tokens=256"],
+}
+STEPS = 3
+NEEDS_DATA = re.compile(r"\$\{WEFT_TEST_DATA\}")
+
+
+def check_text(path):
+    """The head says what is reproduced; every key has a comment."""
+    lines = path.read_text().splitlines()
+    head = [line for line in lines[:10] if line.startswith("#")]
+    assert any("Reproduces:" in line for line in head), f"{path.name}: its head does not say what it reproduces"
+    assert any("Needs:" in line for line in lines[:12]), f"{path.name}: its head does not say what it needs"
+    for number, line in enumerate(lines, 1):
+        if re.match(r"\w+\s*=", line):
+            assert "#" in line, f"{path.name}:{number}: no comment with unit and range"
+
+
+def check_values(weft, path):
+    """What --print-config prints holds every value of the file (paths expanded), and loads back to itself."""
+    given = tomllib.loads(path.read_text())
+    command = "benchmark" if path.name.startswith("benchmark") else "train"
+    printed = weft.run(command, path, "--print-config")
+    resolved = tomllib.loads(printed)
+    for table, keys in given.items():
+        for key, value in keys.items():
+            found = resolved[table][key]
+            if isinstance(value, str) and NEEDS_DATA.search(value):
+                continue
+            assert found == value, f"{path.name}: [{table}] {key} is {found!r}, the file says {value!r}"
+    again = weft.folder / "again.toml"
+    again.write_text(printed)
+    assert weft.run(command, again, "--print-config") == printed, f"{path.name}: --print-config does not load back to itself"
+
+
+def check_run(weft, path):
+    """A few steps, on the data that the input plants for itself or on the real ones."""
+    given = tomllib.loads(path.read_text())
+    sets = [f"run.steps={STEPS}", *SHRINK.get(path.name, [])]
+    if "synthetic" in given:
+        data = weft.folder / f"{path.stem}_data"
+        sets += [f"synthetic.output={data}", f"data.train={data}/train"]
+        if given["data"].get("validation"):
+            sets += [f"data.validation={data}/validation"]
+        weft.run("synth", path, *(word for each in sets for word in ("--set", each)))
+    options = [word for each in sets for word in ("--set", each)]
+    output = weft.folder / path.stem
+    weft.run("train", path, *options, "--dry-run", "--output", output)
+    assert not (output / "checkpoints").exists(), f"{path.name}: a dry run left something behind"
+    weft.run("train", path, *options, "--output", output)
+    result = program.record(output)
+    assert result["exit"]["code"] == 0 and result["result"]["step"] == STEPS, json.dumps(result.get("exit"))
+
+
+def main():
+    repository = Path(sys.argv[1])
+    inputs = sorted((repository / "inputs").glob("*.toml"))
+    assert inputs, f"no inputs under {repository}"
+    for path in inputs:
+        check_text(path)
+        tomllib.loads(path.read_text())
+    if len(sys.argv) < 3:
+        return
+    with tempfile.TemporaryDirectory(prefix="weft_test_") as folder:
+        weft = program.Program(sys.argv[2], folder)
+        absent = []
+        for path in inputs:
+            if NEEDS_DATA.search(path.read_text()) and not os.environ.get("WEFT_TEST_DATA"):
+                absent.append(path.name)
+                continue
+            check_values(weft, path)
+            check_run(weft, path)
+            print(f"{path.name}: runs")
+        if absent:
+            program.skip(f"{', '.join(absent)}: WEFT_TEST_DATA is not set (the others ran)")
+
+
+if __name__ == "__main__":
+    main()

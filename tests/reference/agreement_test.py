@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weft against the float64 reference: gradients at equal parameters, twenty steps, initial values, evaluation.
+
+agreement_test.py WEFT
+
+Independent of the order of the data: one batch is the whole set, so the order only permutes rows, and sums over rows differ by
+rounding. Gradients are read off two checkpoints: first moments obey m' = beta1 m + (1 - beta1) g.
+
+A mask is a discontinuous function of the pre-activations. Where a kept and a dropped value lie within rounding of one another
+the two programs may rightly choose differently and go on differently; such a course is counted, and judged with the next seed.
+"""
+import copy
+
+import numpy as np
+
+import files
+import program
+import transcoder as t
+
+N, LAYERS, WIDTH, STEPS = 64, 3, 16, 21
+BETA1 = 0.9
+# Largest relative difference that rounding can put between two pre-activations after twenty steps: weights agree to 1e-5 at
+# worst, which is what this test asserts.
+ROUNDING = 1e-5
+
+CASES = {
+    "batch_topk": dict(activation="batch_topk", scope="layer", k=3.5, weight_decay=0.1),
+    "batch_topk over all layers": dict(activation="batch_topk", scope="all_layers", k=4, normalise="scalar",
+                                       schedule="linear", warmup_steps=5, decay_begin=0.4, final_fraction=0.1,
+                                       clip_norm=0.05, clip_mode="exact"),
+    "topk": dict(activation="topk", scope="layer", k=4, normalise="none", schedule="cosine", decay_begin=0.2,
+                 clip_norm=0.05, clip_mode="previous"),
+    "topk over all layers": dict(activation="topk", scope="all_layers", k=3, beta2=0.99),
+    "relu": dict(activation="relu", k=4, schedule="step", decay_begin=0.5, final_fraction=0.25),
+}
+
+
+def settings_of(case):
+    return t.Settings(**{"features": 32, "steps": STEPS, "learning_rate": 2e-3, "schedule": "constant", "beta1": BETA1,
+                         **CASES[case]})
+
+
+def input_text(s, folder, seed):
+    quoted = lambda value: f'"{value}"' if isinstance(value, str) else value
+    tables = {
+        "run": dict(steps=s.steps, seed=seed),
+        "data": dict(train=f"{folder}/train", validation=f"{folder}/validation", batch_tokens=N, normalise=s.normalise),
+        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope),
+        "optimizer": {key: getattr(s, key) for key in (
+            "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
+            "final_fraction", "clip_norm", "clip_mode")},
+        "device": dict(precision="fp32", backend="portable"),
+        "checkpoint": dict(every=1, keep_every=1),
+        "log": dict(every=1),
+    }
+    return "\n".join(f"[{table}]\n" + "\n".join(f"{key} = {quoted(value)}" for key, value in keys.items())
+                     for table, keys in tables.items())
+
+
+class Data:
+    def __init__(self, folder, settings):
+        self.x, self.y = files.read_dataset(folder / "train")
+        self.validation = files.read_dataset(folder / "validation")
+        self.deviation = t.statistics(self.y).deviation
+        self.inputs = t.normalisation(settings.normalise, t.statistics(self.x))
+        self.targets = t.normalisation(settings.normalise, t.statistics(self.y))
+        self.x_normalised = (self.x - self.inputs[0]) * self.inputs[1]
+        self.y_normalised = (self.y - self.targets[0]) * self.targets[1]
+
+
+def step(settings, state, data):
+    """Advances `state`; returns the pass it made."""
+    there = t.forward_backward(settings, state.weights, data.x_normalised, data.y_normalised)
+    t.update(settings, state, there.gradients)
+    return there
+
+
+def compare_gradients(settings, run, data):
+    """At Weft's own parameters of several steps. Returns problems and how near the masks were to others."""
+    saved, problems, nearest = files.checkpoints(run), [], np.inf
+    for number in (1, STEPS // 2, STEPS - 1):
+        state = files.read_state(saved[number], number, BETA1)
+        if settings.clip_mode == "previous" and number > 1:      # only the norm before is missing from the state: make it
+            earlier = files.read_state(saved[number - 1], number - 1, BETA1).weights
+            state.previous_norm = t.gradient_norm(
+                t.forward_backward(settings, earlier, data.x_normalised, data.y_normalised).gradients)
+        before = copy.copy(state.first)
+        there = step(settings, state, data)
+        nearest = min(nearest, there.margin)
+        weft = files.read_state(saved[number + 1], number + 1, BETA1)
+        for name in state.first:
+            difference = np.abs(weft.first[name] - state.first[name]).max() / (1 - BETA1)
+            largest = np.abs(state.first[name] - BETA1 * before[name]).max() / (1 - BETA1)    # clipped, as Weft's is
+            if not difference <= 1e-5 * largest:
+                problems.append(f"gradient of {name} at step {number}: off by {difference:.2e}, largest {largest:.2e}")
+    return problems, nearest
+
+
+def compare_course(settings, run, data):
+    """Twenty steps from Weft's state after its first."""
+    saved, problems, nearest = files.checkpoints(run), [], np.inf
+    state = files.read_state(saved[1], 1, BETA1)
+    losses = {line["step"]: line["loss"] for line in program.metrics(run)}
+    for number in range(2, STEPS + 1):
+        there = step(settings, state, data)
+        nearest = min(nearest, there.margin)
+        if not abs(losses[number] - there.loss) <= 1e-5 * there.loss:
+            problems.append(f"loss of step {number}: {losses[number]}, expected {there.loss}")
+    weft = files.read_state(saved[STEPS], STEPS, BETA1)
+    for name, expected in state.weights.items():
+        difference = np.linalg.norm(weft.weights[name] - expected) / np.linalg.norm(expected)
+        if not difference <= 1e-5:
+            problems.append(f"{name} after {STEPS} steps: relative L2 difference {difference:.2e}")
+    return problems, nearest
+
+
+def compare_evaluation(settings, run, data):
+    """Held-out metrics of Weft's final parameters; the last of three batches is short."""
+    weights = files.read_state(files.checkpoints(run)[STEPS], STEPS, BETA1).weights
+    expected = t.evaluate(settings, weights, *data.validation, data.inputs, data.targets, data.deviation, N)
+    found = program.record(run)["result"]["validation"]
+    # fp32 reconstructions, fp64 sums; k kept values in each of some thousand entries, one of which may rightly differ.
+    return [f"validation {name}: {found[name]}, expected {values.tolist()}" for name, values in expected.items()
+            if not np.allclose(found[name], values, rtol=2e-4, atol=2e-4)]
+
+
+def compare_initial(weft, folder):
+    """A learning rate of 1e-30 changes no fp32 weight: the first checkpoint holds the initial ones."""
+    settings = copy.copy(settings_of("batch_topk"))
+    settings.learning_rate, settings.weight_decay, settings.steps = 1e-30, 0.0, 1
+    run = weft.train(input_text(settings, folder, 5), "initial")
+    tensors = files.read_tensors(files.checkpoints(run)[1])
+    for s in range(LAYERS):
+        for name, bound in ((f"encoder_{s}/weight", settings.features ** -0.5),
+                            (f"decoder_{s}/weight", (LAYERS * WIDTH) ** -0.5)):
+            w = tensors[name]
+            assert np.abs(w).max() <= bound, name
+            # Uniform in +-b: deviation b / sqrt(3). Of n >= 512 values the sample's is off by 0.32 / sqrt(n) at one sigma.
+            assert abs(w.std() * np.sqrt(3) / bound - 1) < 0.1, name
+            assert abs(w.mean()) < 5 * bound / np.sqrt(3 * w.size), name
+        assert np.abs(tensors[f"encoder_{s}/bias"]).max() < 1e-25
+    pairs = [tensors[f"encoder_{s}/weight"] for s in range(LAYERS)]
+    assert not np.array_equal(pairs[0], pairs[1]), "two layers begin alike"
+
+
+def test(weft):
+    generator = np.random.default_rng(11)
+    files.write_dataset(weft.folder / "train", *files.random_rows(generator, N, LAYERS, WIDTH), rows_per_file=23)
+    files.write_dataset(weft.folder / "validation", *files.random_rows(generator, 2 * N + 13, LAYERS, WIDTH), rows_per_file=100)
+    compare_initial(weft, weft.folder)
+    failed = False
+    for case in CASES:
+        settings = settings_of(case)
+        data = Data(weft.folder, settings)
+        for seed in range(1, 9):
+            run = weft.train(input_text(settings, weft.folder, seed), f"{case.replace(' ', '_')}_{seed}")
+            gradients, near_gradients = compare_gradients(settings, run, data)
+            course, near_course = compare_course(settings, run, data)
+            problems = gradients * (near_gradients > ROUNDING) + course * (near_course > ROUNDING) \
+                + compare_evaluation(settings, run, data)
+            undecided = (gradients or course) and not problems
+            print(f"{case}, seed {seed}: {'undecided' if undecided else 'differs' if problems else 'agrees'}; nearest other mask "
+                  f"{min(near_gradients, near_course):.1e}")
+            if not undecided:
+                break
+        else:
+            problems = ["every seed came within rounding of another mask"]
+        for problem in problems:
+            print(f"  {problem}")
+        failed = failed or bool(problems)
+    assert not failed, "Weft and the reference differ"
+
+
+if __name__ == "__main__":
+    program.main(test)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cross-layer transcoder trained by the formulas: dense, float64, no code shared with Weft.
+
+Written from the mathematics alone, so that it can judge the program. Everything here is slow and plain on purpose.
+
+Shapes. N tokens, L layers, d width, F features a layer; s source layer, t >= s target layer.
+  x, y          [N, L, d]             MLP inputs and outputs
+  encoder_s     weight [F, d], bias [F]
+  decoder_s     weight [F, (L - s) * d]    row f holds what feature f writes to targets s, s + 1, ..., L - 1
+  decoder_bias  [L * d]                    one bias a target
+
+  z_s = x~_s encoder_s^T + bias_s       a = z where selected (always z > 0), else 0
+  y^_t = sum over s <= t of a_s decoder_{s->t} + decoder_bias_t
+  loss = sum over t of the mean over tokens and dimensions of (y^_t - y~_t)^2
+"""
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class Settings:
+    """The keys of an input file that change the mathematics, under their names in the file."""
+    features: int
+    activation: str = "batch_topk"     # batch_topk | topk | relu
+    k: float = 16                      # active per token and layer
+    scope: str = "layer"               # layer | all_layers
+    normalise: str = "per_dimension"   # per_dimension | scalar | none
+    steps: int = 1000
+    learning_rate: float = 4e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: str = "constant"         # constant | linear | cosine | step
+    warmup_steps: int = 0
+    decay_begin: float = 0.8
+    final_fraction: float = 0.0
+    clip_norm: float = 0.0
+    clip_mode: str = "exact"           # exact | previous
+
+
+@dataclass
+class State:
+    """Parameters and both moments by tensor name, steps taken, and the last step's gradient norm (clip_mode previous)."""
+    weights: dict
+    first: dict
+    second: dict
+    step: int = 0
+    previous_norm: float = 0.0
+
+
+# --- Data -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Statistics:
+    """Of one side (inputs or targets) of a training set: mean and standard deviation [L, d], mean Euclidean norm [L]."""
+    mean: np.ndarray
+    deviation: np.ndarray    # divided by n - 1
+    mean_norm: np.ndarray
+
+
+def statistics(rows):
+    """Two passes over rows [N, L, d]."""
+    rows = rows.astype(np.float64)
+    mean = rows.mean(axis=0)
+    deviation = np.sqrt(((rows - mean) ** 2).sum(axis=0) / (len(rows) - 1))
+    return Statistics(mean, deviation, np.sqrt((rows ** 2).sum(axis=2)).mean(axis=0))
+
+
+def normalisation(mode, stats):
+    """(mean, scale), both [L, d]: normalised = (raw - mean) * scale."""
+    n_layers, width = stats.mean.shape
+    if mode == "per_dimension":
+        return stats.mean, 1.0 / (stats.deviation + 1e-6)
+    if mode == "scalar":
+        return np.zeros_like(stats.mean), np.repeat((np.sqrt(width) / stats.mean_norm)[:, None], width, axis=1)
+    return np.zeros((n_layers, width)), np.ones((n_layers, width))
+
+
+# --- Selection ------------------------------------------------------------------------------------------------------------
+
+
+def largest(values, budget):
+    """Mask of the min(budget, number of positive) largest positive values of a flat array; ties go to the lowest index."""
+    mask = np.zeros(values.shape, dtype=bool)
+    order = np.argsort(-values, kind="stable")[:budget]
+    mask[order] = values[order] > 0
+    return mask
+
+
+def select(settings, pre_activations):
+    """Masks [N, F] per layer. Order inside a group: token, then layer, then feature."""
+    z = np.stack(pre_activations, axis=1)                       # [N, L, F]
+    n, n_layers, _ = z.shape
+    together = settings.scope == "all_layers"
+    if settings.activation == "relu":
+        mask = z > 0
+    elif settings.activation == "batch_topk" and together:
+        mask = largest(z.ravel(), round_half_up(settings.k * n * n_layers)).reshape(z.shape)
+    elif settings.activation == "batch_topk":
+        budget = round_half_up(settings.k * n)
+        mask = np.stack([largest(z[:, s].ravel(), budget).reshape(n, -1) for s in range(n_layers)], axis=1)
+    elif together:
+        budget = round_half_up(settings.k * n_layers)
+        mask = np.stack([largest(z[i].ravel(), budget).reshape(z[i].shape) for i in range(n)])
+    else:
+        budget = round_half_up(settings.k)
+        mask = np.stack([np.stack([largest(z[i, s], budget) for s in range(n_layers)]) for i in range(n)])
+    return [mask[:, s] for s in range(n_layers)]
+
+
+def round_half_up(value):
+    return int(np.floor(value + 0.5))
+
+
+def margin(settings, pre_activations, masks):
+    """Smallest relative distance between a kept and a dropped positive value of one group: how near rounding is to a
+    different mask. Infinite where nothing positive was dropped."""
+    z, mask = np.stack(pre_activations, axis=1), np.stack(masks, axis=1)
+    axes = {("batch_topk", "layer"): (0, 2), ("batch_topk", "all_layers"): (0, 1, 2),
+            ("topk", "layer"): (2,), ("topk", "all_layers"): (1, 2)}.get((settings.activation, settings.scope))
+    if axes is None:
+        return np.inf
+    kept = np.where(mask, z, np.inf).min(axis=axes)
+    dropped = np.where(~mask & (z > 0), z, -np.inf).max(axis=axes)
+    valid = np.isfinite(kept) & np.isfinite(dropped)
+    return ((kept - dropped) / np.abs(kept))[valid].min() if valid.any() else np.inf
+
+
+# --- Forward and backward -------------------------------------------------------------------------------------------------
+
+
+def encode(weights, x):
+    """Pre-activations [N, F] of every layer from normalised inputs [N, L, d]."""
+    return [x[:, s] @ weights[f"encoder_{s}/weight"].T + weights[f"encoder_{s}/bias"] for s in range(x.shape[1])]
+
+
+def decode(weights, activations, width):
+    """Normalised reconstructions [N, L, d]."""
+    n_layers = len(activations)
+    bias = weights["decoder_bias"].reshape(n_layers, width)
+    out = np.repeat(bias[None], len(activations[0]), axis=0)
+    for s in range(n_layers):
+        out[:, s:] += (activations[s] @ weights[f"decoder_{s}/weight"]).reshape(len(out), n_layers - s, width)
+    return out
+
+
+def loss_of(weights, x, y, masks):
+    """The loss at a given mask: what finite differences differentiate."""
+    activations = [np.where(m, z, 0.0) for m, z in zip(masks, encode(weights, x))]
+    error = decode(weights, activations, x.shape[2]) - y
+    return (error ** 2).mean(axis=(0, 2)).sum()
+
+
+@dataclass
+class Pass:
+    """One forward and backward pass."""
+    loss: float
+    masks: list
+    margin: float
+    error: np.ndarray                  # [N, L, d], normalised
+    gradients: dict = field(default_factory=dict)
+
+
+def forward_backward(settings, weights, x, y):
+    """x, y normalised [N, L, d]."""
+    n, n_layers, width = x.shape
+    pre_activations = encode(weights, x)
+    masks = select(settings, pre_activations)
+    activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
+    error = decode(weights, activations, width) - y
+    rows = 2.0 / (n * width) * error                            # d loss / d reconstruction
+    gradients = {"decoder_bias": rows.sum(axis=0).ravel()}
+    for s in range(n_layers):
+        strip = rows[:, s:].reshape(n, -1)
+        into = np.where(masks[s], strip @ weights[f"decoder_{s}/weight"].T, 0.0)
+        gradients[f"decoder_{s}/weight"] = activations[s].T @ strip
+        gradients[f"encoder_{s}/weight"] = into.T @ x[:, s]
+        gradients[f"encoder_{s}/bias"] = into.sum(axis=0)
+    return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks), error, gradients)
+
+
+# --- Optimizer ------------------------------------------------------------------------------------------------------------
+
+
+def learning_rate(settings, step):
+    """Of the step that follows `step` finished ones.
+
+    Warm-up rises linearly and reaches the full rate at its last step; it multiplies the schedule. The decay runs from the
+    fraction decay_begin of all steps to their end, where the rate would be final_fraction of the full one.
+    """
+    warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    begin, final, factor = settings.decay_begin * settings.steps, settings.final_fraction, 1.0
+    if settings.schedule != "constant" and step >= begin:
+        way = min(1.0, (step - begin) / (settings.steps - begin)) if settings.steps > begin else 1.0
+        factor = {"linear": 1 + (final - 1) * way,
+                  "cosine": final + (1 - final) * 0.5 * (1 + np.cos(np.pi * way)),
+                  "step": final}[settings.schedule]
+    return settings.learning_rate * warm * factor
+
+
+def gradient_norm(gradients):
+    return np.sqrt(sum((g ** 2).sum() for g in gradients.values()))
+
+
+def update(settings, state, gradients):
+    """One step of Adam with bias correction; decoupled weight decay on weights, not on biases. Changes `state`."""
+    norm = gradient_norm(gradients)
+    scale = 1.0
+    if settings.clip_norm > 0:
+        against = norm if settings.clip_mode == "exact" else state.previous_norm
+        if against > settings.clip_norm:
+            scale = settings.clip_norm / against
+    state.previous_norm = norm
+    rate = learning_rate(settings, state.step)
+    state.step += 1
+    first_correction = 1.0 / (1.0 - settings.beta1 ** state.step)
+    second_correction = 1.0 / (1.0 - settings.beta2 ** state.step)
+    for name, gradient in gradients.items():
+        g = scale * gradient
+        m = state.first[name] = settings.beta1 * state.first[name] + (1 - settings.beta1) * g
+        v = state.second[name] = settings.beta2 * state.second[name] + (1 - settings.beta2) * g * g
+        decay = settings.weight_decay if name.endswith("/weight") else 0.0
+        change = m * first_correction / (np.sqrt(v * second_correction) + settings.epsilon) + decay * state.weights[name]
+        state.weights[name] = state.weights[name] - rate * change
+
+
+def initial_state(settings, n_layers, width, generator, dtype=np.float64):
+    """Encoders uniform in +-1/sqrt(F), decoders in +-1/sqrt(L d), biases and moments zero."""
+    weights = {"decoder_bias": np.zeros(n_layers * width, dtype)}
+    for s in range(n_layers):
+        encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(n_layers * width)
+        weights[f"encoder_{s}/weight"] = generator.uniform(-encoder, encoder, (settings.features, width)).astype(dtype)
+        weights[f"encoder_{s}/bias"] = np.zeros(settings.features, dtype)
+        shape = (settings.features, (n_layers - s) * width)
+        weights[f"decoder_{s}/weight"] = generator.uniform(-decoder, decoder, shape).astype(dtype)
+    zeros = {name: np.zeros_like(tensor) for name, tensor in weights.items()}
+    return State(weights, dict(zeros), {name: tensor.copy() for name, tensor in zeros.items()})
+
+
+# --- Metrics --------------------------------------------------------------------------------------------------------------
+
+
+def evaluate(settings, weights, x, y, input_normalisation, target_normalisation, deviation, batch):
+    """Metrics per layer over raw rows x, y [T, L, d], encoded `batch` consecutive rows at a time (a short last one too).
+
+    deviation [L, d]: of the training targets; nmse_standardised divides every dimension by it first.
+    """
+    (x_mean, x_scale), (y_mean, y_scale) = input_normalisation, target_normalisation
+    error, active = [], 0
+    for begin in range(0, len(x), batch):
+        pre_activations = encode(weights, (x[begin:begin + batch] - x_mean) * x_scale)
+        masks = select(settings, pre_activations)
+        activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
+        reconstruction = decode(weights, activations, x.shape[2]) / y_scale + y_mean
+        error.append(reconstruction - y[begin:begin + batch])
+        active = active + np.array([m.sum() for m in masks])
+    error = np.concatenate(error)
+    centred = y - y.mean(axis=0)
+    spread = deviation + 1e-6
+    return {"nmse": (error ** 2).sum(axis=(0, 2)) / (centred ** 2).sum(axis=(0, 2)),
+            "nmse_standardised": ((error / spread) ** 2).sum(axis=(0, 2)) / ((centred / spread) ** 2).sum(axis=(0, 2)),
+            "explained_variance": 1 - error.var(axis=0).sum(axis=1) / y.var(axis=0).sum(axis=1),
+            "l0": active / len(x)}

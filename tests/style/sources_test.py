@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every file of the repository owes its reader, as far as a machine can tell.
+
+sources_test.py REPOSITORY CHECK
+  licence   each source has its SPDX line, at the top
+  paths     no file names a place of one machine
+  shell     each script passes bash -n and shellcheck (skipped without shellcheck)
+  format    each C++ source is as clang-format 14 would write it (skipped without it)
+"""
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SKIPPED = 77
+CPP = {".cpp", ".hpp", ".cu", ".cuh"}
+TEXT = CPP | {".py", ".sh", ".cmake", ".toml", ".md", ".txt", ".json", ".yaml", ".yml", ".sbatch", ".pbs", ".def"}
+
+
+def files_of(repository):
+    """What git tracks; in an unpacked archive, everything but what builds and runs leave behind."""
+    listed = subprocess.run(["git", "-C", repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                            capture_output=True, text=True, check=False) if shutil.which("git") else None
+    if listed and listed.returncode == 0:
+        names = [name for name in listed.stdout.split("\0") if name]
+    else:
+        left_behind = {"build", ".deps", "runs", ".git", "__pycache__"}
+        names = [str(p.relative_to(repository)) for p in repository.rglob("*")
+                 if p.is_file() and not left_behind & set(p.relative_to(repository).parts)]
+    return sorted(repository / name for name in names if (repository / name).is_file())
+
+
+def is_script(path):
+    if path.suffix in (".sh", ".sbatch", ".pbs"):
+        return True
+    with open(path, "rb") as file:
+        return re.match(rb"#!.*\b(ba)?sh\b", file.readline(200)) is not None
+
+
+def licence(files):
+    for path in files:
+        source = path.suffix in CPP | {".py", ".cmake"} or path.name == "CMakeLists.txt" or is_script(path)
+        if source and "SPDX-License-Identifier: Apache-2.0" not in "\n".join(path.read_text().splitlines()[:3]):
+            yield f"{path}: no line \"SPDX-License-Identifier: Apache-2.0\" among the first three"
+
+
+def paths(files):
+    # Homes and work folders of one machine or user; /usr, /opt, /tmp and the like are common to all.
+    own = re.compile(r"(?<![\w.$}{/-])/(home|root|Users|work|scratch|workspace|data|mnt|u)/\w")
+    for path in files:
+        if path.suffix in TEXT or is_script(path):
+            if "jobscripts" in path.parts or path.name == Path(__file__).name:
+                continue        # a folder per machine is what jobscripts/ is for
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if own.search(line):
+                    yield f"{path}:{number}: a path of one machine: {line.strip()}"
+
+
+def shell(files):
+    scripts = [path for path in files if is_script(path)]
+    assert scripts, "no scripts found"
+    for path in scripts:
+        checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False)
+        if checked.returncode:
+            yield f"{path}: bash -n: {checked.stderr.strip()}"
+    if not shutil.which("shellcheck"):
+        raise SkipTest("shellcheck is not installed")
+    for path in scripts:
+        checked = subprocess.run(["shellcheck", "--shell=bash", path], capture_output=True, text=True, check=False)
+        if checked.returncode:
+            yield f"{path}:\n{checked.stdout}"
+
+
+def format_(files):
+    tool = shutil.which("clang-format-14") or shutil.which("clang-format")
+    version = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout if tool else ""
+    if not re.search(r"version 14\.", version):
+        raise SkipTest("clang-format 14 is not installed (other versions format differently)")
+    for path in files:
+        if path.suffix in CPP:
+            checked = subprocess.run([tool, "--dry-run", "--Werror", path], capture_output=True, text=True, check=False)
+            if checked.returncode:
+                yield f"{path}: not as clang-format writes it:\n{checked.stderr.splitlines()[0]}"
+
+
+class SkipTest(Exception):
+    pass
+
+
+def main():
+    repository, check = Path(sys.argv[1]), sys.argv[2]
+    checks = {"licence": licence, "paths": paths, "shell": shell, "format": format_}
+    files = files_of(repository)
+    assert len(files) > 20, f"only {len(files)} files under {repository}: is this the repository?"
+    problems = []
+    try:
+        for problem in checks[check](files):
+            problems.append(problem.replace(f"{repository}/", ""))
+    except SkipTest as reason:
+        if not problems:
+            print(f"skipped: {reason}")
+            return SKIPPED
+    print("\n".join(problems) or f"{len(files)} files, nothing to complain of")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
