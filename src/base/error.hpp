@@ -4,11 +4,14 @@
 // the exit code. A message reads: problem (why) suggestion.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+// nvcc cannot evaluate fmt's compile-time format strings: kernels make an Error of a std::string.
+#ifndef __CUDACC__
+#include <fmt/format.h>
+#endif
 
 namespace weft {
 
@@ -44,6 +47,7 @@ class Error : public std::runtime_error {
   KnownTo known_to_;
 };
 
+#ifndef __CUDACC__
 /// `throw error(ExitCode::data, "{}: layer_{} is missing (…) …", path, layer);`
 template <class... Args>
 Error error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
@@ -55,5 +59,6 @@ template <class... Args>
 Error collective_error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Error(code, fmt::format(format, std::forward<Args>(args)...), KnownTo::all_ranks);
 }
+#endif
 
 }  // namespace weft
