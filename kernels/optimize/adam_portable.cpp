@@ -45,29 +45,6 @@ void initialise_uniform(const Execution& execution, const ParameterRows& paramet
           else
             static_cast<bf16*>(parameters.weight)[at + c] = to_bf16(weight);
         });
-        for_columns(team, static_cast<int>(parameters.columns), [&](int c) {
-          switch (parameters.policy) {
-            case StatePolicy::fp32:
-              static_cast<float*>(parameters.first_moment)[at + c] = 0.0f;
-              static_cast<float*>(parameters.second_moment)[at + c] = 0.0f;
-              break;
-            case StatePolicy::bf16:
-              static_cast<bf16*>(parameters.first_moment)[at + c] = bf16{0};
-              static_cast<bf16*>(parameters.second_moment)[at + c] = bf16{0};
-              break;
-            case StatePolicy::eight_bit:
-              static_cast<std::uint8_t*>(parameters.first_moment)[at + c] = 0;
-              static_cast<std::uint8_t*>(parameters.second_moment)[at + c] = 0;
-              break;
-          }
-        });
-        if (parameters.policy == StatePolicy::eight_bit) {
-          const std::int64_t blocks = parameters.blocks_per_row();
-          for_columns(team, static_cast<int>(blocks), [&](int b) {
-            parameters.first_scale[row * blocks + b] = 0.0f;
-            parameters.second_scale[row * blocks + b] = 0.0f;
-          });
-        }
       });
 }
 

@@ -121,11 +121,10 @@ struct TeamHistogram {
   }
 };
 
-constexpr std::size_t kHistogramBytes = kHistogramBins * sizeof(std::uint32_t);
-
 template <class Member>
 KOKKOS_INLINE_FUNCTION TeamHistogram open_histogram(const Member& team) {
-  const TeamHistogram own{static_cast<std::uint32_t*>(team.team_shmem().get_shmem(kHistogramBytes))};
+  const TeamHistogram own{
+      static_cast<std::uint32_t*>(team.team_shmem().get_shmem(kHistogramBins * sizeof(std::uint32_t)))};
   Kokkos::parallel_for(Kokkos::TeamThreadRange(team, kHistogramBins), [&](int b) { own.bins[b] = 0; });
   team.team_barrier();
   return own;
@@ -141,14 +140,16 @@ KOKKOS_INLINE_FUNCTION void close_histogram(const Member& team, const TeamHistog
 }
 
 HistogramTeams histogram_policy(const Space& space) {
-  return HistogramTeams(space, n_teams(space), kTeamSize).set_scratch_size(0, Kokkos::PerTeam(kHistogramBytes));
+  return HistogramTeams(space, n_teams(space), kTeamSize)
+      .set_scratch_size(0, Kokkos::PerTeam(kHistogramBins * sizeof(std::uint32_t)));
 }
 
 template <class T>
 void histogram_rows(const Execution& execution, const Tile tile, HistogramRound round, Array<std::int64_t> histogram) {
   const std::int64_t n_rows = tile.product.rows;
   Kokkos::parallel_for(
-      "histogram of a tile", histogram_policy(space_of(execution)), KOKKOS_LAMBDA(const HistogramTeams::member_type& team) {
+      "histogram of a tile", histogram_policy(space_of(execution)),
+      KOKKOS_LAMBDA(const HistogramTeams::member_type& team) {
         const TeamHistogram own = open_histogram(team);
         for (std::int64_t i = team.league_rank(); i < n_rows; i += team.league_size()) {
           const Row<T> row = row_of<T>(tile, i);
@@ -256,7 +257,8 @@ void histogram_candidates(const Execution& execution, const CandidateLists& cand
   const CandidateLists lists = candidates;
   const std::int64_t first = lists.segment(layer_begin, 0, 0), last = lists.segment(layer_end, 0, 0);
   Kokkos::parallel_for(
-      "histogram of candidates", histogram_policy(space_of(execution)), KOKKOS_LAMBDA(const HistogramTeams::member_type& team) {
+      "histogram of candidates", histogram_policy(space_of(execution)),
+      KOKKOS_LAMBDA(const HistogramTeams::member_type& team) {
         const std::int64_t begin = lists.segment_begin[first], n = lists.segment_begin[last] - begin;
         const std::int64_t own_begin = begin + n * team.league_rank() / team.league_size();
         const std::int64_t own_end = begin + n * (team.league_rank() + 1) / team.league_size();

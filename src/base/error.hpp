@@ -4,13 +4,14 @@
 // the exit code. A message reads: problem (why) suggestion.
 #pragma once
 
-#ifndef __CUDACC__  // nvcc cannot evaluate fmt's compile-time format strings: kernels throw Error with a finished string
-#include <fmt/format.h>
-#endif
-
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+// nvcc cannot evaluate fmt's compile-time format strings: kernels make an Error of a std::string.
+#ifndef __CUDACC__
+#include <fmt/format.h>
+#endif
 
 namespace weft {
 

@@ -68,7 +68,9 @@ class Run {
         trainer_(configuration_, {data.train.n_layers, data.train.d_model, configuration_.transcoder.features},
                  dataset::normalisation(statistics_, data.train, configuration_.data.normalise), statistics_, grid_,
                  runtime.execution(), [this](const dataset::RawBatch& batch) { return locate(batch); }),
-        metrics_(metrics_path(), opened.found ? opened.found->manifest.step : -1) {
+        metrics_(world.is_root() ? std::make_optional<report::MetricsWriter>(
+                                       directory_.path / "metrics.jsonl", opened.found ? opened.found->manifest.step : -1)
+                                 : std::nullopt) {
     transcoder::add_statistics(trainer_.registry(), statistics_, world.rank());
     if (opened.found) {
       checkpoint::load(world.all(), *opened.found, trainer_.registry(), runtime.execution());
@@ -93,9 +95,6 @@ class Run {
   void conclude();
 
  private:
-  std::filesystem::path metrics_path() const {
-    return world_.is_root() ? directory_.path / "metrics.jsonl" : std::filesystem::path("/dev/null");
-  }
   std::string locate(const dataset::RawBatch& batch) const {
     const dataset::BlockTable table = dataset::block_table(data_.train, configuration_.data);
     return dataset::to_text(data_.train, dataset::locate(table, static_cast<std::uint64_t>(configuration_.run.seed),
@@ -119,7 +118,7 @@ class Run {
   parallel::Grid grid_;
   dataset::Statistics statistics_;
   transcoder::Trainer trainer_;
-  report::MetricsWriter metrics_;
+  std::optional<report::MetricsWriter> metrics_;  // rank 0
   std::optional<checkpoint::Writer> writer_;
   dataset::Cursor cursor_;
   std::int64_t tokens_ = 0, first_step_ = 0;
@@ -165,7 +164,7 @@ void Run::log_step(double data_wait) {
     line["seconds"] = seconds_since(start_);
     line["tokens_per_second"] = rate;
     line["data_wait_seconds"] = data_wait;
-    metrics_.write(line);
+    metrics_->write(line);
     report::run_record()["result"]["train"] = {{"loss", now.loss}, {"nmse_standardised", now.nmse_standardised_mean()}};
   }
   report::status(report::progress_text(

@@ -30,7 +30,7 @@ std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t last)
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed_step) : path_(path) {
   std::error_code failure;
-  if (std::filesystem::is_regular_file(path, failure))
+  if (std::filesystem::exists(path, failure))
     std::filesystem::resize_file(path, static_cast<std::uintmax_t>(bytes_to_keep(path, resumed_step)), failure);
   if (failure)
     throw error(ExitCode::io, "{}: cannot be cut to step {} ({})", path.string(), resumed_step, failure.message());

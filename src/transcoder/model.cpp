@@ -103,15 +103,10 @@ void Model::allocate(Matrices& matrices, std::int64_t columns, std::uint64_t ele
 void Model::initialise(std::uint64_t seed) {
   const float encoder_bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.n_features)));
   const float decoder_bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.width())));
-  // Only weights need filling: everything else was zeroed at its allocation.
-  for (ParameterRows rows : encoder_.all) {
-    rows.first_moment = rows.second_moment = nullptr;
+  for (const ParameterRows& rows : encoder_.all)
     initialise_uniform(execution_, rows, encoder_bound, seed, kernels::Purpose::encoder_initial);
-  }
-  for (ParameterRows rows : decoder_.all) {
-    rows.first_moment = rows.second_moment = nullptr;
+  for (const ParameterRows& rows : decoder_.all)
     initialise_uniform(execution_, rows, decoder_bound, seed, kernels::Purpose::decoder_initial);
-  }
 }
 
 kernels::ParameterVector Model::all_encoder_biases() const {

@@ -55,7 +55,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   targets_ = device::Buffer<float>(own * shape.width());
   gradient_rows_ =
       device::Buffer<std::byte>(group * shape.width() * kernels::bytes_of(scalar_of(configuration.precision)));
-  activation_gradient_ = device::Buffer<float>(forward_.activations().key.size);
+  activation_gradient_ = device::Buffer<float>(forward_.selection().sizes().capacity);
   if (configuration.optimizer.clip_norm > 0) squared_norm_ = device::Buffer<double>(2 * n_keys + 2 * n_keys / 4096 + 2);
   encoder_bias_gradient_ = device::Buffer<float>(exchange_.active() ? n_keys : 0);
   decoder_bias_gradient_ = device::Buffer<float>(shape.width());

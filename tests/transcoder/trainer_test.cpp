@@ -163,9 +163,13 @@ const std::vector<double>& values_of(const testing::DenseReference& reference, c
 }
 
 testing::DenseReference reference_for(const Configuration& c, Run& run) {
-  testing::DenseReference reference{.n_layers = kLayers, .d = kWidth, .n_features = kFeatures, .k = c.transcoder.k,
-                                    .all_layers = c.transcoder.scope == Scope::all_layers,
-                                    .learning_rate = c.optimizer.learning_rate};
+  testing::DenseReference reference;
+  reference.n_layers = kLayers;
+  reference.d = kWidth;
+  reference.n_features = kFeatures;
+  reference.k = c.transcoder.k;
+  reference.all_layers = c.transcoder.scope == Scope::all_layers;
+  reference.learning_rate = c.optimizer.learning_rate;
   reference.weight_decay = c.optimizer.weight_decay;
   reference.clip = c.optimizer.clip_norm;
   reference.allocate();
