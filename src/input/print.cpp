@@ -34,11 +34,12 @@ std::string present(const Key& key, const Value& value) {
   return toml_value(value);
 }
 
-/// "largest learning rate. Unit: …. Allowed: …. Default: …"
+/// "largest learning rate [unit]; at least …"
 std::string description(const Key& key) {
   std::string text = key.help;
   if (!key.unit.empty()) text += fmt::format(" [{}]", key.unit);
-  if (const std::string range = range_text(key); !range.empty()) text += fmt::format("; {}", range);
+  if (const std::string range = range_text(key); !range.empty())
+    text += fmt::format("; {}{}", key.choices.empty() ? "" : "one of ", range);
   return text;
 }
 

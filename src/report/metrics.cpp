@@ -29,11 +29,13 @@ std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t last)
 }  // namespace
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed_step) : path_(path) {
+  // Only a file can be cut; a pipe or device that stands for one is just written to.
   std::error_code failure;
-  if (std::filesystem::exists(path, failure))
+  if (std::filesystem::is_regular_file(path, failure)) {
     std::filesystem::resize_file(path, static_cast<std::uintmax_t>(bytes_to_keep(path, resumed_step)), failure);
-  if (failure)
-    throw error(ExitCode::io, "{}: cannot be cut to step {} ({})", path.string(), resumed_step, failure.message());
+    if (failure)
+      throw error(ExitCode::io, "{}: cannot be cut to step {} ({})", path.string(), resumed_step, failure.message());
+  }
   errno = 0;
   file_.open(path, std::ios::binary | std::ios::app);
   if (!file_) throw error(ExitCode::io, "{}: cannot be opened ({})", path.string(), std::strerror(errno));

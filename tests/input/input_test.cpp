@@ -265,7 +265,7 @@ TEST_CASE("the template loads and gives the defaults") {
   CHECK(same(loaded, Settings{}));
   CHECK(text.find("# steps to train [steps]; at least 1\nsteps = 1000\n") != std::string::npos);
   CHECK(text.find("# features per layer; at least 1 (required: no default)\nfeatures = 768\n") != std::string::npos);
-  CHECK(text.find("# storage; \"fp32\", \"bf16\", \"8bit\"\nstate = \"fp32\"\n") != std::string::npos);
+  CHECK(text.find("# storage; one of \"fp32\", \"bf16\", \"8bit\"\nstate = \"fp32\"\n") != std::string::npos);
 }
 
 TEST_CASE("the reference names every key") {
