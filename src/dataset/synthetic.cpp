@@ -41,6 +41,16 @@ std::pair<float, float> two_normals(const Random4& random) {
   return {static_cast<float>(radius * std::cos(angle)), static_cast<float>(radius * std::sin(angle))};
 }
 
+/// Two nearly normal numbers of one draw, quickly and with the same bits everywhere: sums of four uniform 16-bit
+/// numbers (variance 1/12 each), scaled to variance 1.
+std::pair<float, float> two_nearly_normals(const Random4& random) {
+  const auto sum = [](std::uint32_t a, std::uint32_t b) {
+    const std::uint32_t total = (a & 0xffffu) + (a >> 16) + (b & 0xffffu) + (b >> 16);
+    return (static_cast<float>(total) * 0x1p-16f - 2.0f + 0x1p-15f) * 1.7320508f;
+  };
+  return {sum(random.word[0], random.word[1]), sum(random.word[2], random.word[3])};
+}
+
 /// Overwrites row [d] with a random unit vector.
 void unit_vector(std::int64_t seed, Stream stream, std::uint64_t row_index, std::int64_t d, float* row) {
   double square = 0;
@@ -194,7 +204,7 @@ void make_token(const SyntheticSettings& s, const Model& model, std::int64_t tok
   }
   const std::uint64_t base = static_cast<std::uint64_t>(token) * static_cast<std::uint64_t>(columns);
   for (std::int64_t j = 0; j < columns; ++j) {
-    const auto [x, y] = two_normals(draw(s.seed, Stream::noise, base + static_cast<std::uint64_t>(j)));
+    const auto [x, y] = two_nearly_normals(draw(s.seed, Stream::noise, base + static_cast<std::uint64_t>(j)));
     inputs[j] += x * model.input_noise[static_cast<std::size_t>(j / s.d_model)];
     targets[j] += y * model.target_noise[static_cast<std::size_t>(j / s.d_model)];
   }

@@ -5,10 +5,10 @@
 //   x_s[n] = sum over f of c[n,s,f] * e[s,f]                        + mean + noise
 //   y_t[n] = sum over s <= t < s + reach, f of c[n,s,f] * w[s,f,t-s] + mean + noise
 //
-// Per token and layer exactly k features are active, drawn without replacement with Zipf-like weights (f + 1)^-zipf; c
-// = 1 + |normal| / 4. e and each w block are random unit vectors, so for features > d_model far from orthogonal. Noise
-// is Gaussian, its power `noise_db` below the signal's. Every number comes from the counter-based generator by token:
-// any thread count, same file.
+// Per token and layer exactly k features are active, drawn without replacement with Zipf-like weights (f + 1)^-zipf;
+// c = 1 + |normal| / 4. e and each w block are random unit vectors, so for features > d_model far from orthogonal.
+// Noise is nearly Gaussian (sums of four uniform numbers), its power `noise_db` below the signal's. Every number comes
+// from the counter-based generator by token: any thread count, same file.
 #pragma once
 
 #include <cstdint>
