@@ -17,8 +17,8 @@ namespace weft::kernels {
 WEFT_HOST_DEVICE inline void adam_rule(const AdamStep& adam, float weight_decay, float gradient, float& weight,
                                        float& first_moment, float& second_moment) {
   const float g = adam.gradient_scale * gradient;
-  const float m = adam.beta1 * first_moment + (1.0f - adam.beta1) * g;
-  const float v = adam.beta2 * second_moment + (1.0f - adam.beta2) * (g * g);
+  const float m = adam.beta1 * first_moment + adam.first_gain * g;
+  const float v = adam.beta2 * second_moment + adam.second_gain * (g * g);
   const float direction = m * adam.first_correction / (sqrtf(v * adam.second_correction) + adam.epsilon);
   weight = weight - adam.learning_rate * (direction + weight_decay * weight);
   first_moment = m;

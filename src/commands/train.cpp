@@ -206,8 +206,8 @@ int Run::train() {
     longest_step = std::max(longest_step, seconds_since(begin));
 
     const transcoder::Decision decision =
-        agreement.step(!writer_->busy() || writer_->shard_done(), 2 * writer_->last_seconds() + 3 * longest_step);
-    if (decision.shards_written && writer_->busy()) report(writer_->poll());
+        agreement.step(writer_->busy() && writer_->shard_done(), 2 * writer_->last_seconds() + 3 * longest_step);
+    if (decision.shards_written && writer_->busy()) report(writer_->advance());
     code = static_cast<int>(decision.stop);
     if (code != 0 || step == steps || decision.checkpoint || (every > 0 && step % every == 0)) begin_checkpoint();
   }

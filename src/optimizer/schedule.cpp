@@ -30,6 +30,8 @@ kernels::AdamStep adam_step(const Settings& settings, std::int64_t step, std::in
   return {.learning_rate = static_cast<float>(learning_rate(settings, step, steps)),
           .beta1 = static_cast<float>(settings.beta1),
           .beta2 = static_cast<float>(settings.beta2),
+          .first_gain = static_cast<float>(1.0 - settings.beta1),
+          .second_gain = static_cast<float>(1.0 - settings.beta2),
           .epsilon = static_cast<float>(settings.epsilon),
           .weight_decay = static_cast<float>(settings.weight_decay),
           .first_correction = static_cast<float>(1.0 / (1.0 - std::pow(settings.beta1, t))),

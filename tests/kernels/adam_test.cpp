@@ -131,7 +131,7 @@ TEST_CASE("stochastic rounding of the weights is unbiased: many steps of a hundr
     Parameters parameters(policy, rows, columns, columns);
     parameters.set({std::vector<float>(size, 1.0f), std::vector<float>(size, -1.0f), std::vector<float>(size, 1.0f)});
     const DeviceArray<float> gradient(std::vector<float>(size, -1.0f));
-    AdamStep adam{0x1p-7f / 100, 0.5f, 0.5f, 0.0f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
+    AdamStep adam{0x1p-7f / 100, 0.5f, 0.5f, 0.5f, 0.5f, 0.0f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
     DeviceArray<AdamStep> step(1);
     for (int i = 0; i < 400; ++i) {
       adam.step = i + 1;
@@ -154,7 +154,7 @@ TEST_CASE("8-bit second moments follow a change of scale as fp32 ones do") {
   for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::eight_bit}) {
     Parameters parameters(policy, 1, columns, columns);
     initialise_uniform(execution(), parameters.view(), 1.0f, 1, Purpose::test);
-    AdamStep adam{1e-4f, 0.9f, 0.99f, 1e-8f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
+    AdamStep adam{1e-4f, 0.9f, 0.99f, 0.1f, 0.01f, 1e-8f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
     DeviceArray<AdamStep> step(1);
     for (int i = 0; i < 400; ++i) {
       std::vector<float> gradient(columns, i < 200 ? 1.0f : 0.0f);

@@ -313,7 +313,7 @@ inline Values random_state(std::int64_t size, std::uint64_t stream, float scale 
 /// The step of the tests, at step 7 of a run, with a clipping factor and weight decay.
 inline kernels::AdamStep test_step() {
   const float beta1 = 0.9f, beta2 = 0.999f;
-  return {1e-2f, beta1, beta2, 1e-8f, 0.1f, 1 / (1 - std::pow(beta1, 7.0f)), 1 / (1 - std::pow(beta2, 7.0f)),
+  return {1e-2f, beta1, beta2, 0.1f, 0.001f, 1e-8f, 0.1f, 1 / (1 - std::pow(beta1, 7.0f)), 1 / (1 - std::pow(beta2, 7.0f)),
           0.75f, 42,    7};
 }
 
@@ -323,8 +323,8 @@ struct Adam64 {
 };
 inline Adam64 adam64(const kernels::AdamStep& a, double weight_decay, double w, double m, double v, double gradient) {
   const double g = a.gradient_scale * gradient;
-  const double m1 = static_cast<double>(a.beta1) * m + (1.0 - a.beta1) * g;
-  const double v1 = static_cast<double>(a.beta2) * v + (1.0 - a.beta2) * g * g;
+  const double m1 = static_cast<double>(a.beta1) * m + static_cast<double>(a.first_gain) * g;
+  const double v1 = static_cast<double>(a.beta2) * v + static_cast<double>(a.second_gain) * g * g;
   const double step = m1 * a.first_correction / (std::sqrt(v1 * a.second_correction) + a.epsilon) + weight_decay * w;
   return {w - a.learning_rate * step, m1, v1};
 }
