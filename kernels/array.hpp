@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plain views of memory that somebody else owns: what kernels take and give. They say nothing about where the memory is;
-// every view handed to a kernel must be reachable from its Execution (device memory in a GPU build).
+// Plain views of memory that somebody else owns: what kernels take and give. They say nothing about where the memory
+// is; every view handed to a kernel must be reachable from its Execution (device memory in a GPU build).
 #pragma once
 
 #include <cstddef>
@@ -44,23 +44,27 @@ enum class Scalar : int { fp32, fp16, bf16, fp64, u8, u16, i16, i32, i64, u32, u
 
 constexpr std::int64_t bytes_of(Scalar type) {
   switch (type) {
-    case Scalar::u8: return 1;
+    case Scalar::u8:
+      return 1;
     case Scalar::fp16:
     case Scalar::bf16:
     case Scalar::u16:
-    case Scalar::i16: return 2;
+    case Scalar::i16:
+      return 2;
     case Scalar::fp32:
     case Scalar::i32:
-    case Scalar::u32: return 4;
+    case Scalar::u32:
+      return 4;
     case Scalar::fp64:
     case Scalar::i64:
-    case Scalar::u64: return 8;
+    case Scalar::u64:
+      return 8;
   }
   return 0;
 }
 
-/// A matrix whose element type is known at run time: inputs, products, reconstructions and gradient rows are fp32 or bf16
-/// as `device.precision` says. `stride` counts elements.
+/// A matrix whose element type is known at run time: inputs, products, reconstructions and gradient rows are fp32 or
+/// bf16 as `device.precision` says. `stride` counts elements.
 struct AnyMatrix {
   void* data = nullptr;
   Scalar type = Scalar::fp32;

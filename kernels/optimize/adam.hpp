@@ -25,8 +25,8 @@ void adam_rows(const Execution&, const ParameterRows& parameters, std::int64_t r
 void adam_vector(const Execution&, const ParameterVector& parameters, Array<const float> gradient,
                  const AdamStep* step);
 
-/// Weights uniform in [-bound, bound]; a weight depends on the seed and its global index alone. Moments are not touched (their
-/// owner zeroes them, and they may be elsewhere).
+/// Weights uniform in [-bound, bound]; a weight depends on the seed and its global index alone. Moments are not touched
+/// (their owner zeroes them, and they may be elsewhere).
 void initialise_uniform(const Execution&, const ParameterRows& parameters, float bound, std::uint64_t seed,
                         Purpose purpose);
 

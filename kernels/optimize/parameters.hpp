@@ -65,7 +65,7 @@ struct AdamStep {
   float learning_rate;
   float beta1;
   float beta2;
-  float first_gain;          ///< 1 - beta1 and 1 - beta2, rounded once from the exact difference: 1.0f - 0.999f is 1e-5 off
+  float first_gain;  ///< 1 - beta1 and 1 - beta2, rounded once from the exact difference: 1.0f - 0.999f is 1e-5 off
   float second_gain;
   float epsilon;
   float weight_decay;       ///< decoupled (AdamW): w -= learning_rate * weight_decay * w

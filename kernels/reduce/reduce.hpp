@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums whose order is fixed: what several ranks contributed is added in rank order, in fp32; scalars are formed in fp64 from
-// blocks of fixed size. The result never depends on the number of threads.
+// Sums whose order is fixed: what several ranks contributed is added in rank order, in fp32; scalars are formed in fp64
+// from blocks of fixed size. The result never depends on the number of threads.
 #pragma once
 
 #include "kernels/array.hpp"

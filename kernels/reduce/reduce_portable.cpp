@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/reduce/reduce.hpp"
-
 #include "kernels/portable.hpp"
+#include "kernels/reduce/reduce.hpp"
 
 namespace weft::kernels {
 namespace {
@@ -58,12 +57,11 @@ void accumulate(const Execution& execution, Array<const double> from, Array<doub
       execution, "accumulate", from.size, KOKKOS_LAMBDA(std::int64_t i) { into[i] += from[i]; });
 }
 
-void accumulate_layer_counts(const Execution& execution, Array<const std::int64_t> hit_offsets,
-                             std::int64_t n_features, Array<double> counts) {
+void accumulate_layer_counts(const Execution& execution, Array<const std::int64_t> hit_offsets, std::int64_t n_features,
+                             Array<double> counts) {
   for_all(
       execution, "accumulate_layer_counts", counts.size, KOKKOS_LAMBDA(std::int64_t layer) {
-        counts[layer] +=
-            static_cast<double>(hit_offsets[(layer + 1) * n_features] - hit_offsets[layer * n_features]);
+        counts[layer] += static_cast<double>(hit_offsets[(layer + 1) * n_features] - hit_offsets[layer * n_features]);
       });
 }
 

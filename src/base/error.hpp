@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one way in which Weft reports that it cannot go on: throw an Error, which main catches, prints once and turns into
-// the exit code. A message reads: problem (why) suggestion.
+// The one way in which Weft reports that it cannot go on: throw an Error, which main catches, prints once and turns
+// into the exit code. A message reads: problem (why) suggestion.
 #pragma once
 
 #include <stdexcept>
@@ -15,7 +15,8 @@
 
 namespace weft {
 
-/// What the process returns to the scheduler. 128 + n (stopped on request by signal n, resumable) is made by `stopped_by`.
+/// What the process returns to the scheduler. 128 + n (stopped on request by signal n, resumable) is made by
+/// `stopped_by`.
 enum class ExitCode : int {
   finished = 0,
   internal = 1,
@@ -30,8 +31,8 @@ enum class ExitCode : int {
 
 constexpr ExitCode stopped_by(int signal) { return static_cast<ExitCode>(128 + signal); }
 
-/// Who knows of an error. What all ranks know ends the program together (MPI_Finalize, then the code); what one rank alone
-/// knows must take the others down (MPI_Abort with the code). `one_rank` is always safe, so it is the default.
+/// Who knows of an error. What all ranks know ends the program together (MPI_Finalize, then the code); what one rank
+/// alone knows must take the others down (MPI_Abort with the code). `one_rank` is always safe, so it is the default.
 enum class KnownTo { one_rank, all_ranks };
 
 class Error : public std::runtime_error {

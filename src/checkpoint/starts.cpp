@@ -34,10 +34,12 @@ void Starts::begin(std::int64_t step, bool ignore) {
       silent = line["start"].get<std::int64_t>() == step ? silent + 1 : 1;
   }
   if (silent >= kStartsAllowed && !ignore)
-    throw error(ExitCode::no_progress,
-                "the last {} starts of this run began at step {} and ended there without a checkpoint or a message (see log.txt); "
-                "requeueing would repeat that: find the cause, then start once with --set resume.ignore_no_progress=true",
-                silent, step);
+    throw error(
+        ExitCode::no_progress,
+        "the last {} starts of this run began at step {} and ended there without a checkpoint or a message (see "
+        "log.txt); "
+        "requeueing would repeat that: find the cause, then start once with --set resume.ignore_no_progress=true",
+        silent, step);
   append(path_, {{"start", step}});
 }
 

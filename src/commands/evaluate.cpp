@@ -17,7 +17,8 @@ namespace {
 /// The checkpoint that was named: a step directory, or a run whose newest one is taken.
 checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world) {
   const std::filesystem::path run = std::filesystem::path(path) / "checkpoints";
-  const bool is_run = world.on_root([&] { return std::string(std::filesystem::is_directory(run) ? "run" : ""); }) == "run";
+  const bool is_run =
+      world.on_root([&] { return std::string(std::filesystem::is_directory(run) ? "run" : ""); }) == "run";
   if (!is_run) return checkpoint::open(world.all(), path, checkpoint::Verify::full);
   auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full);
   if (!found)
@@ -39,7 +40,8 @@ int evaluate(const Request& request, const parallel::World& world) {
   transcoder::Configuration& configuration = input.configuration;
   const std::string path = request.data.empty() ? configuration.data.validation : request.data;
   if (path.empty())
-    throw collective_error(ExitCode::usage, "no data to evaluate on (the run named no data.validation); say --data DIR");
+    throw collective_error(ExitCode::usage,
+                           "no data to evaluate on (the run named no data.validation); say --data DIR");
 
   // 2. The data, and a transcoder without moments.
   const dataset::Description description = dataset::describe(world, path, configuration.data);
@@ -58,15 +60,15 @@ int evaluate(const Request& request, const parallel::World& world) {
 
   // 3. Measure, print, record.
   report::Timers timers;
-  transcoder::Forward forward(configuration, model, normalisation, grid, execution, timers, configuration.data.batch_tokens);
-  const transcoder::EvaluationResult result = transcoder::evaluate(description, model, normalisation, forward, world, grid,
-                                                                   execution, configuration.data.batch_tokens);
+  transcoder::Forward forward(configuration, model, normalisation, grid, execution, timers,
+                              configuration.data.batch_tokens);
+  const transcoder::EvaluationResult result = transcoder::evaluate(description, model, normalisation, forward, world,
+                                                                   grid, execution, configuration.data.batch_tokens);
   report::Json record = {{"checkpoint", found.path.string()}, {"step", found.manifest.step}, {"data", path}};
   record["validation"] = to_json(result);
   log::info("{} (step {}) on {}, {} tokens:\n{}", found.path.string(), found.manifest.step, path,
             report::grouped(result.tokens), to_table(result));
-  if (const auto recovery =
-          recovered(path, model, normalisation, world, grid, execution, runtime.threads())) {
+  if (const auto recovery = recovered(path, model, normalisation, world, grid, execution, runtime.threads())) {
     record["recovery"] = to_json(*recovery);
     log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
               100 * recovery->fraction);

@@ -78,8 +78,10 @@ report::Json to_json(const transcoder::TrainingMetrics& metrics) {
 std::string to_table(const transcoder::EvaluationResult& result) {
   std::string text =
       fmt::format("{:>5}{:>12}{:>12}{:>12}{:>10}{:>8}\n", "layer", "NMSE std.", "NMSE raw", "expl. var.", "L0", "dead");
-  const auto row = [&](const std::string& name, double standardised, double raw, double explained, double l0, double dead) {
-    text += fmt::format("{:>5}{:>12.4f}{:>12.4f}{:>12.4f}{:>10.2f}{:>7.1f}%\n", name, standardised, raw, explained, l0, 100 * dead);
+  const auto row = [&](const std::string& name, double standardised, double raw, double explained, double l0,
+                       double dead) {
+    text += fmt::format("{:>5}{:>12.4f}{:>12.4f}{:>12.4f}{:>10.2f}{:>7.1f}%\n", name, standardised, raw, explained, l0,
+                        100 * dead);
   };
   for (std::size_t i = 0; i < result.nmse.size(); ++i)
     row(std::to_string(i), result.nmse_standardised[i], result.nmse[i], result.explained_variance[i], result.l0[i],
@@ -110,7 +112,8 @@ std::optional<dataset::Recovery> recovered(const std::string& dataset_path, cons
   world.on_root([&]() -> std::string {
     const dataset::GroundTruth truth = dataset::read_ground_truth(path);
     if (truth.n_layers != model.shape().n_layers || truth.d_model != model.shape().d_model)
-      throw error(ExitCode::data, "{}: planted for {} layers of width {}, the transcoder has {} of {}; it belongs to another dataset",
+      throw error(ExitCode::data,
+                  "{}: planted for {} layers of width {}, the transcoder has {} of {}; it belongs to another dataset",
                   path, truth.n_layers, truth.d_model, model.shape().n_layers, model.shape().d_model);
     recovery = dataset::recovery(truth, strips, model.shape().n_features, threads);
     return {};

@@ -22,8 +22,8 @@ report::Json to_json(const transcoder::TrainingMetrics&);
 /// One row a layer and one for the mean.
 std::string to_table(const transcoder::EvaluationResult&);
 
-/// How many planted features the decoder has learned; nothing when the dataset says nothing of its truth. Collective; the
-/// result is on rank 0, elsewhere its fractions are 0.
+/// How many planted features the decoder has learned; nothing when the dataset says nothing of its truth. Collective;
+/// the result is on rank 0, elsewhere its fractions are 0.
 std::optional<dataset::Recovery> recovered(const std::string& dataset_path, const transcoder::Model&,
                                            const transcoder::NormalisationOnDevice&, const parallel::World&,
                                            const parallel::Grid&, const kernels::Execution&, int threads);

@@ -31,7 +31,8 @@ OpenedRun open_run(const Request& request, const input::Schema& schema, const tr
   report::log_to_file(run.directory.path / "log.txt");
   report::run_record()["input"] = input::to_json(schema);
   report::record_to(run.directory.path / "run.json", world);
-  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), request.resume, configuration.checkpoint.verify);
+  run.found =
+      checkpoint::find(world.all(), run.directory.checkpoints(), request.resume, configuration.checkpoint.verify);
   return run;
 }
 
@@ -59,10 +60,11 @@ void check_same_run(const input::Schema& schema, const transcoder::Configuration
                            found.path.string(), refused);
   if (found.manifest.dataset_fingerprint == dataset_fingerprint) return;
   if (!configuration.data.accept_changed)
-    throw collective_error(ExitCode::usage,
-                           "{}: the training data are not those of the interrupted run (fingerprint {}, now {}); put the old "
-                           "files back, or accept the new ones with --set data.accept_changed=true",
-                           configuration.data.train, found.manifest.dataset_fingerprint, dataset_fingerprint);
+    throw collective_error(
+        ExitCode::usage,
+        "{}: the training data are not those of the interrupted run (fingerprint {}, now {}); put the old "
+        "files back, or accept the new ones with --set data.accept_changed=true",
+        configuration.data.train, found.manifest.dataset_fingerprint, dataset_fingerprint);
   log::warning("going on with changed training data: {}", configuration.data.train);
 }
 

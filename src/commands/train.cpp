@@ -40,18 +40,19 @@ Data describe_data(const transcoder::Configuration& configuration, const paralle
   if (configuration.data.validation.empty()) return data;
   data.validation = dataset::describe(world, configuration.data.validation, configuration.data);
   if (data.validation->n_layers != data.train.n_layers || data.validation->d_model != data.train.d_model)
-    throw collective_error(ExitCode::data,
-                           "{} has {} layers of width {}, {} has {} of {} (both must come from one model); correct data.validation",
-                           data.validation->path, data.validation->n_layers, data.validation->d_model, data.train.path,
-                           data.train.n_layers, data.train.d_model);
+    throw collective_error(
+        ExitCode::data,
+        "{} has {} layers of width {}, {} has {} of {} (both must come from one model); correct data.validation",
+        data.validation->path, data.validation->n_layers, data.validation->d_model, data.train.path,
+        data.train.n_layers, data.train.d_model);
   return data;
 }
 
 /// The run between its first and its last step: everything the loop touches.
 class Run {
  public:
-  Run(const Request& request, const Input& input, const input::Schema& schema, const Data& data, const OpenedRun& opened,
-      const parallel::World& world, const device::Runtime& runtime, Clock::time_point start)
+  Run(const Request& request, const Input& input, const input::Schema& schema, const Data& data,
+      const OpenedRun& opened, const parallel::World& world, const device::Runtime& runtime, Clock::time_point start)
       : request_(request),
         configuration_(input.configuration),
         data_(data),
@@ -68,9 +69,10 @@ class Run {
         trainer_(configuration_, {data.train.n_layers, data.train.d_model, configuration_.transcoder.features},
                  dataset::normalisation(statistics_, data.train, configuration_.data.normalise), statistics_, grid_,
                  runtime.execution(), [this](const dataset::RawBatch& batch) { return locate(batch); }),
-        metrics_(world.is_root() ? std::make_optional<report::MetricsWriter>(
-                                       directory_.path / "metrics.jsonl", opened.found ? opened.found->manifest.step : -1)
-                                 : std::nullopt) {
+        metrics_(world.is_root()
+                     ? std::make_optional<report::MetricsWriter>(directory_.path / "metrics.jsonl",
+                                                                 opened.found ? opened.found->manifest.step : -1)
+                     : std::nullopt) {
     transcoder::add_statistics(trainer_.registry(), statistics_, world.rank());
     if (opened.found) {
       checkpoint::load(world.all(), *opened.found, trainer_.registry(), runtime.execution());
@@ -122,7 +124,7 @@ class Run {
   std::optional<checkpoint::Writer> writer_;
   dataset::Cursor cursor_;
   std::int64_t tokens_ = 0, first_step_ = 0;
-  std::int64_t logged_step_ = 0;       // of this start: for the rate of an interval
+  std::int64_t logged_step_ = 0;  // of this start: for the rate of an interval
   Clock::time_point logged_at_, loop_begin_;
   double trained_seconds_ = 0;
 };
@@ -174,15 +176,15 @@ void Run::log_step(double data_wait) {
        .nmse = now.nmse_standardised_mean(),
        .l0 = now.l0_mean(),
        .tokens_per_second = rate,
-       .seconds_left = static_cast<double>((configuration_.run.steps - step) * configuration_.data.batch_tokens) / rate}));
+       .seconds_left =
+           static_cast<double>((configuration_.run.steps - step) * configuration_.data.batch_tokens) / rate}));
   logged_step_ = step;
   logged_at_ = Clock::now();
 }
 
 int Run::train() {
   const std::int64_t steps = configuration_.run.steps, every = configuration_.checkpoint.every;
-  const double walltime =
-      static_cast<double>(transcoder::parse_walltime(configuration_.run.walltime).value_or(0));
+  const double walltime = static_cast<double>(transcoder::parse_walltime(configuration_.run.walltime).value_or(0));
   const parallel::Signals signals;
   transcoder::Agreement agreement(world_.all(), directory_.path, walltime, start_);
   dataset::Loader loader(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,
@@ -247,8 +249,9 @@ void Run::conclude() {
     log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
               100 * recovery->fraction);
   }
-  log::info("trained {} steps, {} tokens in {} ({} tokens/s)", done, report::grouped(done * configuration_.data.batch_tokens),
-            report::duration(trained_seconds_), report::grouped(std::llround(rate)));
+  log::info("trained {} steps, {} tokens in {} ({} tokens/s)", done,
+            report::grouped(done * configuration_.data.batch_tokens), report::duration(trained_seconds_),
+            report::grouped(std::llround(rate)));
   log::info("results in {}: log.txt, metrics.jsonl, run.json, checkpoints/", directory_.path.string());
 }
 
@@ -289,7 +292,8 @@ int train(const Request& request, const parallel::World& world) {
     starts.begin(run.first_step(), configuration.resume.ignore_no_progress);
     return {};
   });
-  log::info("{} step {} of {}", opened.found ? "going on behind" : "starting at", run.first_step(), configuration.run.steps);
+  log::info("{} step {} of {}", opened.found ? "going on behind" : "starting at", run.first_step(),
+            configuration.run.steps);
   int code = run.train();
 
   // 4. Say how it went.

@@ -17,10 +17,17 @@ double learning_rate(const Settings& settings, std::int64_t step, std::int64_t s
   const double last = settings.final_fraction;
   double factor = 1.0;
   switch (settings.schedule) {
-    case Schedule::constant: break;
-    case Schedule::linear: factor = 1.0 - (1.0 - last) * q; break;
-    case Schedule::cosine: factor = last + (1.0 - last) * 0.5 * (1.0 + std::cos(std::numbers::pi * q)); break;
-    case Schedule::step: factor = done < settings.decay_begin ? 1.0 : last; break;
+    case Schedule::constant:
+      break;
+    case Schedule::linear:
+      factor = 1.0 - (1.0 - last) * q;
+      break;
+    case Schedule::cosine:
+      factor = last + (1.0 - last) * 0.5 * (1.0 + std::cos(std::numbers::pi * q));
+      break;
+    case Schedule::step:
+      factor = done < settings.decay_begin ? 1.0 : last;
+      break;
   }
   return settings.learning_rate * warm * factor;
 }

@@ -26,9 +26,7 @@ class Measured {
     traffic_.bytes_sent += bytes_sent;
     ++traffic_.calls;
   }
-  ~Measured() {
-    traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  }
+  ~Measured() { traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
 
  private:
   Traffic& traffic_;

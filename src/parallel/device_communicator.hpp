@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Collectives on the memory that kernels use, in the order of an execution's stream. On the host this is MPI itself. In a
-// CUDA build without NCCL the bytes are staged through page-locked host memory, so no CUDA-aware MPI is needed.
+// Collectives on the memory that kernels use, in the order of an execution's stream. On the host this is MPI itself. In
+// a CUDA build without NCCL the bytes are staged through page-locked host memory, so no CUDA-aware MPI is needed.
 //
 // Bytes and exposed seconds are counted: what the profile of a step reports for this axis.
 #pragma once

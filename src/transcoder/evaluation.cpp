@@ -38,8 +38,8 @@ std::vector<T> to_host(const kernels::Execution& execution, const device::Buffer
 }  // namespace
 
 const char* density_bin_name(int bin) {
-  constexpr std::array<const char*, kDensityBins> names = {"never",        "< 1e-6",       "1e-6 .. 1e-5", "1e-5 .. 1e-4",
-                                                           "1e-4 .. 1e-3", "1e-3 .. 0.01", "0.01 .. 0.1",  "0.1 .. 1"};
+  constexpr std::array<const char*, kDensityBins> names = {
+      "never", "< 1e-6", "1e-6 .. 1e-5", "1e-5 .. 1e-4", "1e-4 .. 1e-3", "1e-3 .. 0.01", "0.01 .. 0.1", "0.1 .. 1"};
   return names.at(static_cast<std::size_t>(bin));
 }
 
@@ -56,9 +56,12 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   device::Buffer<std::int64_t> fired(n_keys);
   device::zero(execution, sums.data(), sums.bytes());
   device::zero(execution, fired.data(), fired.bytes());
-  const kernels::DimensionSums dimension_sums{
-      {sums.data(), width}, {sums.data() + width, width}, {sums.data() + 2 * width, width}, {sums.data() + 3 * width, width}};
-  const std::int64_t largest_own = parallel::largest_part(parallel::largest_part(batch_tokens, grid.shape().data), grid.shape().feature);
+  const kernels::DimensionSums dimension_sums{{sums.data(), width},
+                                              {sums.data() + width, width},
+                                              {sums.data() + 2 * width, width},
+                                              {sums.data() + 3 * width, width}};
+  const std::int64_t largest_own =
+      parallel::largest_part(parallel::largest_part(batch_tokens, grid.shape().data), grid.shape().feature);
   const device::Buffer<float> reconstruction(largest_own * width);
 
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);

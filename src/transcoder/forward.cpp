@@ -40,7 +40,8 @@ TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
 }
 
 NormalisationOnDevice::NormalisationOnDevice(const dataset::Normalisation& normalisation,
-                                             const dataset::Statistics& statistics, const kernels::Execution& execution) {
+                                             const dataset::Statistics& statistics,
+                                             const kernels::Execution& execution) {
   const dataset::Affine& targets = normalisation.targets;
   input_mean = on_device(normalisation.inputs.mean, execution);
   input_scale = on_device(normalisation.inputs.scale, execution);
@@ -78,15 +79,16 @@ std::int64_t Forward::bytes(const Configuration& configuration, const Shape& sha
   const std::int64_t element = kernels::bytes_of(scalar), group = parallel::largest_part(max_tokens, grid.data);
   const std::int64_t chunk = decoded_at_a_time(configuration.data.micro_tokens, group, shape.width(), scalar);
   const std::int64_t received = grid.feature > 1 ? grid.feature * largest_own(chunk, group, grid.feature) : 0;
-  const SelectionSizes sizes = selection_sizes(
-      configuration.transcoder, {shape.n_layers, shape.n_features, max_tokens}, grid, configuration.precision);
+  const SelectionSizes sizes = selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, max_tokens},
+                                               grid, configuration.precision);
   return (group + chunk + received) * shape.width() * element + sizes.device_bytes +
          kernels::encode_workspace(sizes.tile_tokens, sizes.tile_features, shape.d_model, scalar,
                                    configuration.optimizer.state, scalar);
 }
 
 Forward::Forward(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
-                 const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers, std::int64_t max_tokens)
+                 const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
+                 std::int64_t max_tokens)
     : model_(model),
       normalisation_(normalisation),
       grid_(grid),
@@ -98,9 +100,9 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
                                       scalar_)),
       selection_(configuration.transcoder, {model.shape().n_layers, model.shape().n_features, max_tokens}, grid,
                  execution, configuration.precision),
-      exchange_(grid.feature_axis(), execution,
-                parallel::largest_part(max_tokens, grid.shape().data) * model.shape().width() *
-                    kernels::bytes_of(scalar_)),
+      exchange_(
+          grid.feature_axis(), execution,
+          parallel::largest_part(max_tokens, grid.shape().data) * model.shape().width() * kernels::bytes_of(scalar_)),
       not_finite_(1) {
   const std::int64_t row = model.shape().width() * kernels::bytes_of(scalar_);
   const std::int64_t group = parallel::largest_part(max_tokens, grid.shape().data), ranks = grid.shape().feature;
@@ -108,9 +110,8 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
   partial_ = device::Buffer<std::byte>(chunk_tokens_ * row);
   if (ranks > 1) received_ = device::Buffer<std::byte>(ranks * largest_own(chunk_tokens_, group, ranks) * row);
   const SelectionSizes& sizes = selection_.sizes();
-  encode_workspace_ = device::Buffer<std::byte>(
-      kernels::encode_workspace(sizes.tile_tokens, sizes.tile_features, model.shape().d_model, scalar_,
-                                configuration.optimizer.state, scalar_));
+  encode_workspace_ = device::Buffer<std::byte>(kernels::encode_workspace(
+      sizes.tile_tokens, sizes.tile_features, model.shape().d_model, scalar_, configuration.optimizer.state, scalar_));
 }
 
 kernels::AnyMatrix Forward::inputs() const {
@@ -130,8 +131,7 @@ void Forward::encode(const dataset::RawBatch& batch) {
   timers_.region("select");
   selection_.select(batch.n_tokens, bias, [&](const TileRequest& tile, kernels::AnyMatrix product) {
     timers_.region("encode");
-    const kernels::AnyMatrix x =
-        inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
+    const kernels::AnyMatrix x = inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
     kernels::encode_tile(execution_, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
                          product, encode_workspace_.array());
     timers_.region("select");

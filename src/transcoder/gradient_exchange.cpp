@@ -47,11 +47,10 @@ GradientExchange::GradientExchange(const Model& model, const parallel::Grid& gri
     : model_(model),
       execution_(execution),
       ranks_(grid.data_axis(), execution,
-             grid.shape().data == 1
-                 ? 0
-                 : std::max({bucket_elements(model.shape(), grid.shape()) * 4,
-                             model.n_local() * model.shape().width() * 4,
-                             longest_vector(model.shape(), grid.shape()) * 4 * grid.shape().data})) {
+             grid.shape().data == 1 ? 0
+                                    : std::max({bucket_elements(model.shape(), grid.shape()) * 4,
+                                                model.n_local() * model.shape().width() * 4,
+                                                longest_vector(model.shape(), grid.shape()) * 4 * grid.shape().data})) {
   for (std::int64_t r = 0; r < grid.shape().data; ++r)
     owned_of_rank_.push_back(parallel::part(model.n_local(), grid.shape().data, r));
   if (!active()) return;

@@ -2,9 +2,10 @@
 //
 // The data axis: ranks that hold the same features and different tokens.
 //
-// Gradients are formed in buckets. A bucket holds some rows of every rank's owned slice, so all ranks work on every bucket;
-// one all-to-all brings each rank the parts of its own rows, which it adds in rank order and gives to the optimizer. After the
-// last bucket of a layer the new weights are gathered. Moments exist only where they are used (transcoder/model.hpp).
+// Gradients are formed in buckets. A bucket holds some rows of every rank's owned slice, so all ranks work on every
+// bucket; one all-to-all brings each rank the parts of its own rows, which it adds in rank order and gives to the
+// optimizer. After the last bucket of a layer the new weights are gathered. Moments exist only where they are used
+// (transcoder/model.hpp).
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ class GradientExchange {
 
   /// What a pass over the buckets is for: the optimizer, or only the norm of the summed gradient.
   struct Purpose {
-    const kernels::AdamStep* step = nullptr;   ///< on the device; null: parameters are left as they are
-    kernels::Array<double> squared_norm;       ///< [L * F_local], overwritten at the owned rows, zero elsewhere; may be null
+    const kernels::AdamStep* step = nullptr;  ///< on the device; null: parameters are left as they are
+    kernels::Array<double> squared_norm;  ///< [L * F_local], overwritten at the owned rows, zero elsewhere; may be null
   };
 
   void decoder(const kernels::SparseActivations&, const kernels::FeatureHits&, kernels::AnyMatrix gradient_rows,
@@ -50,9 +51,9 @@ class GradientExchange {
   const Model& model_;
   kernels::Execution execution_;
   parallel::DeviceCommunicator ranks_;
-  std::vector<parallel::Range> owned_of_rank_;      // local rows, by data rank
+  std::vector<parallel::Range> owned_of_rank_;  // local rows, by data rank
   device::Buffer<float> bucket_, received_, summed_;
-  device::Buffer<float> vectors_;                   // [data ranks, longest vector]
+  device::Buffer<float> vectors_;  // [data ranks, longest vector]
 };
 
 }  // namespace weft::transcoder

@@ -2,9 +2,10 @@
 //
 // The parameters of a cross-layer transcoder on one rank, with their Adam moments and dead-feature clocks.
 //
-// Invariants. This rank holds the contiguous block grid.features(F) of the features of every layer. Weights of that block are
-// whole on every rank of the data axis; moments are cut once more, over the data axis: this rank updates the rows `owned` of
-// each matrix. With one rank on the data axis the owned rows are all rows. Biases and clocks are small and whole.
+// Invariants. This rank holds the contiguous block grid.features(F) of the features of every layer. Weights of that
+// block are whole on every rank of the data axis; moments are cut once more, over the data axis: this rank updates the
+// rows `owned` of each matrix. With one rank on the data axis the owned rows are all rows. Biases and clocks are small
+// and whole.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,8 @@ class Model {
  public:
   Model(const Shape&, kernels::StatePolicy, const parallel::Grid&, const kernels::Execution&, Moments);
 
-  /// Encoder uniform in +-1/sqrt(F), decoder in +-1/sqrt(L d), biases, moments and clocks zero. The same values on any grid.
+  /// Encoder uniform in +-1/sqrt(F), decoder in +-1/sqrt(L d), biases, moments and clocks zero. The same values on any
+  /// grid.
   void initialise(std::uint64_t seed);
 
   /// Names every tensor for checkpoints: encoder_{s}/weight, .../weight.first_moment, decoder_bias, ...
@@ -64,7 +66,7 @@ class Model {
   std::span<const kernels::ParameterVector> encoder_bias() const { return encoder_bias_; }
   /// All layers' encoder biases as one vector [L * F_local].
   kernels::ParameterVector all_encoder_biases() const;
-  kernels::ParameterVector decoder_bias() const;  ///< [L * d]
+  kernels::ParameterVector decoder_bias() const;                           ///< [L * d]
   kernels::Array<std::int64_t> clocks() const { return clocks_.array(); }  ///< [L * F_local] tokens since fired
 
   /// Bytes of parameters and moments on this rank.

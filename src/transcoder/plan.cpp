@@ -47,12 +47,13 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   plan.grid = grid;
   const Shape& shape = plan.shape;
   const kernels::StatePolicy policy = configuration.optimizer.state;
-  const std::int64_t rows = parallel::largest_part(shape.n_features, grid.feature), owned = parallel::largest_part(rows, grid.data);
+  const std::int64_t rows = parallel::largest_part(shape.n_features, grid.feature),
+                     owned = parallel::largest_part(rows, grid.data);
   const std::int64_t batch = configuration.data.batch_tokens, group = parallel::largest_part(batch, grid.data);
   const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
   const std::int64_t element = kernels::bytes_of(scalar_of(configuration.precision));
-  const SelectionSizes selection = selection_sizes(
-      configuration.transcoder, {shape.n_layers, shape.n_features, batch}, grid, configuration.precision);
+  const SelectionSizes selection = selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, batch},
+                                                   grid, configuration.precision);
 
   const StateBytes state = state_bytes(shape, policy, rows, owned);
   const std::int64_t clocks = 8 * shape.n_layers * rows;
@@ -75,12 +76,15 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   plan.optimizer_bytes_per_step =
       2 * (state.moments + state.weights * owned / std::max<std::int64_t>(1, rows));  // read once, written once
   // Partial reconstructions to their owners, gradient rows back to all; inputs travel beside the step.
-  plan.feature_bytes_per_step = grid.feature == 1 ? 0 : (group - own) * width * element + own * (grid.feature - 1) * width * element;
+  plan.feature_bytes_per_step =
+      grid.feature == 1 ? 0 : (group - own) * width * element + own * (grid.feature - 1) * width * element;
   plan.data_bytes_per_step =
       grid.data == 1 ? 0
                      : (grid.data - 1) * owned * shape.d_model * (shape.n_layers * (shape.n_layers + 3) / 2) *
-                           (4 + kernels::bytes_of(policy == kernels::StatePolicy::fp32 ? kernels::Scalar::fp32 : kernels::Scalar::bf16));
-  plan.encoder_flops_per_step = 2.0 * static_cast<double>(group) * static_cast<double>(rows) * static_cast<double>(width);
+                           (4 + kernels::bytes_of(policy == kernels::StatePolicy::fp32 ? kernels::Scalar::fp32
+                                                                                       : kernels::Scalar::bf16));
+  plan.encoder_flops_per_step =
+      2.0 * static_cast<double>(group) * static_cast<double>(rows) * static_cast<double>(width);
   plan.steps_per_epoch = static_cast<double>(description.n_rows) / static_cast<double>(batch);
   return plan;
 }
@@ -90,15 +94,23 @@ std::string bytes_text(std::int64_t bytes) {
   double value = static_cast<double>(bytes);
   std::size_t unit = 0;
   for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.{}f} {}", value, value < 10 ? 2 : value < 100 ? 1 : 0, units[unit]);
+  return unit == 0 ? fmt::format("{} B", bytes)
+                   : fmt::format("{:.{}f} {}", value,
+                                 value < 10    ? 2
+                                 : value < 100 ? 1
+                                               : 0,
+                                 units[unit]);
 }
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {
   const Shape& shape = plan.shape;
   std::string text = fmt::format(
-      "plan: {} layers, d_model {}, {} features per layer, {:.1f} M parameters, grid {} x {} (data x feature)\n", shape.n_layers,
-      shape.d_model, shape.n_features, static_cast<double>(shape.parameters()) * 1e-6, plan.grid.data, plan.grid.feature);
-  const auto row = [&](const std::string& name, const std::string& value) { text += fmt::format("  {:<34}{:>14}\n", name, value); };
+      "plan: {} layers, d_model {}, {} features per layer, {:.1f} M parameters, grid {} x {} (data x feature)\n",
+      shape.n_layers, shape.d_model, shape.n_features, static_cast<double>(shape.parameters()) * 1e-6, plan.grid.data,
+      plan.grid.feature);
+  const auto row = [&](const std::string& name, const std::string& value) {
+    text += fmt::format("  {:<34}{:>14}\n", name, value);
+  };
   for (const auto& [name, bytes] : plan.device)
     if (bytes > 0) row(name, bytes_text(bytes));
   row("on the device, per rank", bytes_text(plan.device_total()));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The statistics that normalise a run are part of its state: a resumed run uses the same bits, whatever became of the files.
+// The statistics that normalise a run are part of its state: a resumed run uses the same bits, whatever became of the
+// files.
 #pragma once
 
 #include "checkpoint/registry.hpp"

@@ -37,8 +37,8 @@ double TrainingMetrics::nmse_standardised_mean() const { return mean(nmse_standa
 double TrainingMetrics::l0_mean() const { return mean(l0); }
 
 Trainer::Trainer(const Configuration& configuration, const Shape& shape, const dataset::Normalisation& normalisation,
-                 const dataset::Statistics& statistics, const parallel::Grid& grid,
-                 const kernels::Execution& execution, Locate locate)
+                 const dataset::Statistics& statistics, const parallel::Grid& grid, const kernels::Execution& execution,
+                 Locate locate)
     : configuration_(configuration),
       locate_(std::move(locate)),
       grid_(grid),
@@ -51,7 +51,8 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
                   kernels::bytes_of(scalar_of(configuration.precision))),
       exchange_(model_, grid, execution) {
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.shape().data);
-  const std::int64_t own = parallel::largest_part(group, grid.shape().feature), n_keys = shape.n_layers * model_.n_local();
+  const std::int64_t own = parallel::largest_part(group, grid.shape().feature),
+                     n_keys = shape.n_layers * model_.n_local();
   targets_ = device::Buffer<float>(own * shape.width());
   gradient_rows_ =
       device::Buffer<std::byte>(group * shape.width() * kernels::bytes_of(scalar_of(configuration.precision)));
@@ -120,18 +121,17 @@ void Trainer::residual_and_loss(const dataset::RawBatch& batch) {
   const float gradient_factor =
       static_cast<float>(2.0 / (static_cast<double>(batch.n_tokens) * static_cast<double>(shape.d_model)));
   const std::int64_t n = shape.n_layers;
-  const kernels::LossSums sums{
-      {loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
+  const kernels::LossSums sums{{loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
   device::zero(execution_, step_sums_.data(), step_sums_.bytes());
-  kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(), {step_sums_.data() + 3 * n, n});
+  kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(),
+                                   {step_sums_.data() + 3 * n, n});
   step_tokens_ = batch.n_tokens;
   forward_.decode([&](const Forward::OwnPart& part) {
     timers_.region("loss");
-    kernels::residual_and_loss(execution_, part.partial, part.n_parts, targets.rows_from(part.begin, part.count),
-                               model_.decoder_bias().weight, normalisation_.centre.array(),
-                               normalisation_.standardise.array(), n, gradient_factor,
-                               gradient_rows().rows_from(own_begin + part.begin, part.count), sums,
-                               loss_workspace_.array());
+    kernels::residual_and_loss(
+        execution_, part.partial, part.n_parts, targets.rows_from(part.begin, part.count), model_.decoder_bias().weight,
+        normalisation_.centre.array(), normalisation_.standardise.array(), n, gradient_factor,
+        gradient_rows().rows_from(own_begin + part.begin, part.count), sums, loss_workspace_.array());
     kernels::accumulate(execution_, loss_sums_.array(), {step_sums_.data(), 3 * n});
   });
 }
@@ -151,8 +151,8 @@ void Trainer::gather_gradient_rows() {
 
 bool Trainer::update_is_safe(const dataset::RawBatch& batch) {
   timers_.region("check");
-  // A loss that is not finite comes from a residual that is not, which is a gradient row; and all ranks of a feature group
-  // hold the same rows, so they agree without a word. Ranks of the data axis hold other rows and must ask.
+  // A loss that is not finite comes from a residual that is not, which is a gradient row; and all ranks of a feature
+  // group hold the same rows, so they agree without a word. Ranks of the data axis hold other rows and must ask.
   device::zero(execution_, flag_.data(), flag_.bytes());
   kernels::flag_nonfinite(execution_, gradient_rows(), flag_.data());
   std::int64_t bad = read(execution_, flag_.data()) != 0 || !forward_.inputs_finite();
@@ -209,11 +209,14 @@ void Trainer::decoder_bias_gradient() {
 void Trainer::backward(const kernels::AdamStep* step) {
   const std::int64_t n = model_.shape().n_layers * model_.n_local();
   const bool norms = squared_norm_.size() > 0;
-  const kernels::Array<double> decoder_norm = norms ? kernels::Array<double>{squared_norm_.data(), n} : kernels::Array<double>{};
-  const kernels::Array<double> encoder_norm = norms ? kernels::Array<double>{squared_norm_.data() + n, n} : kernels::Array<double>{};
+  const kernels::Array<double> decoder_norm =
+      norms ? kernels::Array<double>{squared_norm_.data(), n} : kernels::Array<double>{};
+  const kernels::Array<double> encoder_norm =
+      norms ? kernels::Array<double>{squared_norm_.data() + n, n} : kernels::Array<double>{};
   const kernels::SparseActivations& activations = forward_.activations();
   const kernels::FeatureHits& hits = forward_.hits();
-  // relu and both top-k rules pass the gradient where the activation is positive and nowhere else: dz = da on the lists.
+  // relu and both top-k rules pass the gradient where the activation is positive and nowhere else: dz = da on the
+  // lists.
   const kernels::Array<float> gradient = activation_gradient_.array();
   timers_.region("decoder backward");
   if (exchange_.active()) {

@@ -2,7 +2,8 @@
 //
 // One training step, and the state that a run carries from step to step.
 //
-// The Trainer owns the registry of named tensors: what is in it is saved, resumed and planned for; nothing else survives a step.
+// The Trainer owns the registry of named tensors: what is in it is saved, resumed and planned for; nothing else
+// survives a step.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +19,16 @@
 
 namespace weft::transcoder {
 
-/// The last step, before its update; by layer where they are vectors. Of one step, not of an interval: so they are the same in
-/// a run that was interrupted.
+/// The last step, before its update; by layer where they are vectors. Of one step, not of an interval: so they are the
+/// same in a run that was interrupted.
 struct TrainingMetrics {
-  double loss = 0;                          ///< preset `weft`: sum over layers of the mean squared normalised error
+  double loss = 0;  ///< preset `weft`: sum over layers of the mean squared normalised error
   std::vector<double> layer_loss;
-  std::vector<double> nmse_standardised;    ///< squared error over squared target, both standardised by the training set
-  std::vector<double> l0;                   ///< active features a token
-  double dead_fraction = 0;                 ///< features silent for transcoder.dead_window tokens
-  double gradient_norm = 0;                 ///< of the last step, before clipping; 0 when not formed
-  std::int64_t skipped = 0;                 ///< steps without update, since the start of the run
+  std::vector<double> nmse_standardised;  ///< squared error over squared target, both standardised by the training set
+  std::vector<double> l0;                 ///< active features a token
+  double dead_fraction = 0;               ///< features silent for transcoder.dead_window tokens
+  double gradient_norm = 0;               ///< of the last step, before clipping; 0 when not formed
+  std::int64_t skipped = 0;               ///< steps without update, since the start of the run
 
   double nmse_standardised_mean() const;
   double l0_mean() const;
@@ -44,7 +45,8 @@ class Trainer {
   /// Fresh parameters. A resumed run loads the registry instead.
   void initialise();
 
-  /// One step on one batch. Collective. Throws Error(numeric) when loss or gradient rows are not finite (run.nonfinite).
+  /// One step on one batch. Collective. Throws Error(numeric) when loss or gradient rows are not finite
+  /// (run.nonfinite).
   void step(const dataset::RawBatch& batch);
 
   /// What the last step showed. Collective.
@@ -66,15 +68,15 @@ class Trainer {
   parallel::Traffic data_traffic() const { return exchange_.traffic(); }
 
  private:
-  kernels::AnyMatrix gradient_rows() const;          // [group tokens, L * d]
+  kernels::AnyMatrix gradient_rows() const;  // [group tokens, L * d]
   void residual_and_loss(const dataset::RawBatch&);
   void gather_gradient_rows();
   bool update_is_safe(const dataset::RawBatch&);
   void clip();
   void decoder_bias_gradient();
-  void backward(const kernels::AdamStep* step);      // null: norms only
+  void backward(const kernels::AdamStep* step);  // null: norms only
   void backward_and_update();
-  double global_norm();                              // of what `backward` left in squared_norm_. Collective
+  double global_norm();  // of what `backward` left in squared_norm_. Collective
 
   const Configuration configuration_;
   const Locate locate_;
@@ -84,29 +86,30 @@ class Trainer {
   Model model_;
   NormalisationOnDevice normalisation_;
   Forward forward_;
-  parallel::DeviceCommunicator gather_;             // gradient rows, over the feature axis
-  GradientExchange exchange_;                       // parameter gradients, over the data axis
+  parallel::DeviceCommunicator gather_;  // gradient rows, over the feature axis
+  GradientExchange exchange_;            // parameter gradients, over the data axis
 
-  device::Buffer<float> targets_;                   // [largest own slice, L * d] normalised
-  device::Buffer<std::byte> gradient_rows_;         // [largest group, L * d]
-  device::Buffer<float> activation_gradient_;       // by CSR position
-  device::Buffer<double> squared_norm_;             // [2 * L * F_local] decoder rows, then encoder rows; then scratch. Clipping only
-  device::Buffer<float> encoder_bias_gradient_;     // [L * F_local]; with several data ranks only
-  device::Buffer<float> decoder_bias_gradient_;     // [L * d]
+  device::Buffer<float> targets_;              // [largest own slice, L * d] normalised
+  device::Buffer<std::byte> gradient_rows_;    // [largest group, L * d]
+  device::Buffer<float> activation_gradient_;  // by CSR position
+  device::Buffer<double>
+      squared_norm_;  // [2 * L * F_local] decoder rows, then encoder rows; then scratch. Clipping only
+  device::Buffer<float> encoder_bias_gradient_;  // [L * F_local]; with several data ranks only
+  device::Buffer<float> decoder_bias_gradient_;  // [L * d]
   double decoder_bias_squared_norm_ = 0;
-  device::Buffer<double> loss_sums_;                // [3 * L]
+  device::Buffer<double> loss_sums_;  // [3 * L]
   device::Buffer<std::byte> loss_workspace_;
   device::Buffer<kernels::AdamStep> adam_step_;
   device::Buffer<std::int32_t> flag_;
   device::Buffer<std::int64_t> count_;
   kernels::AdamStep host_step_{};
-  device::HostBuffer<double> previous_norm_;        // [1] gradient norm of the last step
-  device::HostBuffer<std::int64_t> skipped_;        // [1]
+  device::HostBuffer<double> previous_norm_;  // [1] gradient norm of the last step
+  device::HostBuffer<std::int64_t> skipped_;  // [1]
 
   checkpoint::Registry registry_;
   std::int64_t steps_done_ = 0;
   std::int64_t step_tokens_ = 0;
-  device::Buffer<double> step_sums_;                // [4 * L] loss sums and active entries of the last step
+  device::Buffer<double> step_sums_;  // [4 * L] loss sums and active entries of the last step
 };
 
 }  // namespace weft::transcoder

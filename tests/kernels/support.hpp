@@ -184,15 +184,17 @@ class Parameters {
     const std::int64_t size = rows * columns;
     const std::int64_t weight_bytes = policy == StatePolicy::fp32 ? 4 : 2;
     const std::int64_t moment_bytes = policy == StatePolicy::fp32 ? 4 : policy == StatePolicy::bf16 ? 2 : 1;
-    weight_ = DeviceArray<std::uint8_t>(size * weight_bytes);
-    first_ = DeviceArray<std::uint8_t>(size * moment_bytes);
-    second_ = DeviceArray<std::uint8_t>(size * moment_bytes);
+    const auto zeros = [](std::int64_t bytes) { return std::vector<std::uint8_t>(static_cast<std::size_t>(bytes), 0); };
+    weight_ = DeviceArray<std::uint8_t>(zeros(size * weight_bytes));
+    first_ = DeviceArray<std::uint8_t>(zeros(size * moment_bytes));
+    second_ = DeviceArray<std::uint8_t>(zeros(size * moment_bytes));
     view_.weight = weight_.data();
     view_.first_moment = first_.data();
     view_.second_moment = second_.data();
     if (policy == StatePolicy::eight_bit) {
-      first_scale_ = DeviceArray<float>(rows * view_.blocks_per_row());
-      second_scale_ = DeviceArray<float>(rows * view_.blocks_per_row());
+      const std::vector<float> no_scales(static_cast<std::size_t>(rows * view_.blocks_per_row()), 0.0f);
+      first_scale_ = DeviceArray<float>(no_scales);
+      second_scale_ = DeviceArray<float>(no_scales);
       view_.first_scale = first_scale_.data();
       view_.second_scale = second_scale_.data();
     }
@@ -313,8 +315,9 @@ inline Values random_state(std::int64_t size, std::uint64_t stream, float scale 
 /// The step of the tests, at step 7 of a run, with a clipping factor and weight decay.
 inline kernels::AdamStep test_step() {
   const float beta1 = 0.9f, beta2 = 0.999f;
-  return {1e-2f, beta1, beta2, 0.1f, 0.001f, 1e-8f, 0.1f, 1 / (1 - std::pow(beta1, 7.0f)), 1 / (1 - std::pow(beta2, 7.0f)),
-          0.75f, 42,    7};
+  return {
+      1e-2f, beta1, beta2, 0.1f, 0.001f, 1e-8f, 0.1f, 1 / (1 - std::pow(beta1, 7.0f)), 1 / (1 - std::pow(beta2, 7.0f)),
+      0.75f, 42,    7};
 }
 
 /// Adam in float64 on one parameter, from the formula in adam.hpp. gradient: before scaling.

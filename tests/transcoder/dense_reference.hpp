@@ -20,9 +20,7 @@ struct DenseReference {
   using Values = std::vector<double>;
   struct Parameter {
     Values w, m, v, g;
-    void resize(std::int64_t n) {
-      w.assign(static_cast<std::size_t>(n), 0), m = v = g = w;
-    }
+    void resize(std::int64_t n) { w.assign(static_cast<std::size_t>(n), 0), m = v = g = w; }
   };
   std::vector<Parameter> encoder, encoder_bias, decoder;  // by layer
   Parameter decoder_bias;
@@ -81,8 +79,7 @@ struct DenseReference {
           for (std::int64_t s = 0; s <= t_layer; ++s)
             for (std::int64_t f = 0; f < n_features; ++f) {
               const double activation = a[at((n * n_layers + s) * n_features + f)];
-              if (activation != 0)
-                sum += activation * decoder[at(s)].w[at((f * (n_layers - s) + t_layer - s) * d + i)];
+              if (activation != 0) sum += activation * decoder[at(s)].w[at((f * (n_layers - s) + t_layer - s) * d + i)];
             }
           const double e = sum - y[at(n * width + t_layer * d + i)];
           loss += e * e / static_cast<double>(n_tokens * d);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The whole step, on every grid that fits the ranks, against a dense float64 trainer that shares no code with it.
-#include "tests/test.hpp"
 #include "transcoder/trainer.hpp"
 
 #include <cstring>
@@ -9,6 +8,7 @@
 
 #include "device/memory.hpp"
 #include "kernels/random.hpp"
+#include "tests/test.hpp"
 #include "tests/transcoder/dense_reference.hpp"
 
 namespace weft::transcoder {
@@ -30,8 +30,10 @@ struct Data {
     const std::int64_t width = kLayers * kWidth;
     for (std::int64_t i = 0; i < kRows * width; ++i) {
       const std::int64_t j = i % width;
-      inputs.push_back(static_cast<float>(0.5 * static_cast<double>(j % 3) + (1 + 0.1 * static_cast<double>(j % 7)) * random_value(1, i)));
-      targets.push_back(static_cast<float>(-0.2 * static_cast<double>(j % 5) + (2 + 0.1 * static_cast<double>(j % 4)) * random_value(2, i)));
+      inputs.push_back(static_cast<float>(0.5 * static_cast<double>(j % 3) +
+                                          (1 + 0.1 * static_cast<double>(j % 7)) * random_value(1, i)));
+      targets.push_back(static_cast<float>(-0.2 * static_cast<double>(j % 5) +
+                                           (2 + 0.1 * static_cast<double>(j % 4)) * random_value(2, i)));
     }
     statistics.n_rows = kRows;
     side(inputs, statistics.inputs);
@@ -59,7 +61,8 @@ struct Data {
     }
   }
   /// Normalised as the program does it: in fp32, then taken as exact by the reference.
-  static std::vector<double> normalised(const std::vector<float>& rows, const dataset::Affine& affine, std::int64_t begin) {
+  static std::vector<double> normalised(const std::vector<float>& rows, const dataset::Affine& affine,
+                                        std::int64_t begin) {
     const std::int64_t width = kLayers * kWidth;
     std::vector<double> out;
     for (std::int64_t i = begin * width; i < (begin + kTokens) * width; ++i) {
@@ -103,7 +106,8 @@ struct Run {
     const parallel::Range group = grid.group_tokens(kTokens), own = grid.own_tokens(kTokens);
     dataset::RawBatch batch;
     const auto rows = [&](const std::vector<float>& all, parallel::Range range) -> kernels::AnyMatrix {
-      return {const_cast<float*>(all.data()) + (begin + range.begin) * width, kernels::Scalar::fp32, range.size(), width, width};
+      return {const_cast<float*>(all.data()) + (begin + range.begin) * width, kernels::Scalar::fp32, range.size(),
+              width, width};
     };
     batch.inputs = rows(data.inputs, group);
     batch.targets = rows(data.targets, own);
@@ -126,7 +130,8 @@ struct Run {
       std::vector<std::byte> values(static_cast<std::size_t>(n * row));
       std::int64_t covered = 0;
       for (int r = 0; r < world.size(); ++r) {
-        const std::int64_t rank_begin = ranges[static_cast<std::size_t>(2 * r)], rank_end = ranges[static_cast<std::size_t>(2 * r + 1)];
+        const std::int64_t rank_begin = ranges[static_cast<std::size_t>(2 * r)],
+                           rank_end = ranges[static_cast<std::size_t>(2 * r + 1)];
         covered += rank_end - rank_begin;
         if (rank_end == rank_begin) continue;
         std::byte* piece = values.data() + rank_begin * row;
@@ -201,8 +206,9 @@ void compare_with_reference(const Configuration& configuration) {
     testing::DenseReference reference = reference_for(configuration, run);
     for (std::int64_t i = 0; i < 4; ++i) {
       run.step(data, i);
-      const double loss = reference.step(Data::normalised(data.inputs, data.normalisation.inputs, i * kTokens),
-                                         Data::normalised(data.targets, data.normalisation.targets, i * kTokens), kTokens);
+      const double loss =
+          reference.step(Data::normalised(data.inputs, data.normalisation.inputs, i * kTokens),
+                         Data::normalised(data.targets, data.normalisation.targets, i * kTokens), kTokens);
       // fp32 sums of a few dozen terms: well within the 1e-5 that is promised between grids.
       CHECK(run.losses.back() == doctest::Approx(loss).epsilon(1e-5));
     }
@@ -216,7 +222,9 @@ void compare_with_reference(const Configuration& configuration) {
 
 }  // namespace
 
-TEST_CASE("four steps equal the dense float64 trainer, scope layer") { compare_with_reference(configuration_for(Scope::layer)); }
+TEST_CASE("four steps equal the dense float64 trainer, scope layer") {
+  compare_with_reference(configuration_for(Scope::layer));
+}
 
 TEST_CASE("four steps equal the dense float64 trainer, scope all_layers") {
   compare_with_reference(configuration_for(Scope::all_layers));
@@ -272,7 +280,8 @@ TEST_CASE("previous-norm clipping uses the norm of the step before") {
 
 TEST_CASE("a batch that is not finite stops the run before any parameter changes, or is skipped") {
   Data data;
-  data.targets[static_cast<std::size_t>((kTokens + 3) * kLayers * kWidth + 7)] = std::numeric_limits<float>::quiet_NaN();
+  data.targets[static_cast<std::size_t>((kTokens + 3) * kLayers * kWidth + 7)] =
+      std::numeric_limits<float>::quiet_NaN();
   for (const parallel::GridShape shape : grids()) {
     Configuration configuration = configuration_for(Scope::layer);
     Run run(configuration, data, shape);
