@@ -22,6 +22,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 if [[ -n ${WEFT_TEST_DATA:-} ]]; then WEFT_TEST_DATA=$(realpath "$WEFT_TEST_DATA"); export WEFT_TEST_DATA; fi
 # Open MPI refuses to start as root unless told twice; test machines and containers often are root.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# Tests share the cores: waiting threads sleep instead of spinning.
+export OMP_WAIT_POLICY=passive
 
 results=build/test-results
 rm -rf "$results"
@@ -92,7 +94,6 @@ if [[ $full == yes ]]; then
     note skipped "build with clang" "no clang 14 or later on this machine"
   fi
 fi
-
 
 echo
 echo "All tests: $((SECONDS - started)) s"

@@ -78,6 +78,7 @@ def step(settings, state, data):
 def compare_gradients(settings, run, data):
     """At Weft's own parameters of several steps. Returns problems and how near the masks were to others."""
     saved, problems, nearest = files.checkpoints(run), [], np.inf
+    clipped = False
     for number in (1, STEPS // 2, STEPS - 1):
         state = files.read_state(saved[number], number, BETA1)
         if settings.clip_mode == "previous" and number > 1:      # only the norm before is missing from the state: make it
@@ -87,12 +88,14 @@ def compare_gradients(settings, run, data):
         before = copy.copy(state.first)
         there = step(settings, state, data)
         nearest = min(nearest, there.margin)
+        clipped = clipped or t.gradient_norm(there.gradients) > settings.clip_norm > 0
         weft = files.read_state(saved[number + 1], number + 1, BETA1)
         for name in state.first:
             difference = np.abs(weft.first[name] - state.first[name]).max() / (1 - BETA1)
             largest = np.abs(state.first[name] - BETA1 * before[name]).max() / (1 - BETA1)    # clipped, as Weft's is
             if not difference <= 1e-5 * largest:
                 problems.append(f"gradient of {name} at step {number}: off by {difference:.2e}, largest {largest:.2e}")
+    assert clipped or settings.clip_norm == 0, "clip_norm is never reached: the case tests nothing"
     return problems, nearest
 
 
@@ -156,8 +159,11 @@ def test(weft):
             run = weft.train(input_text(settings, weft.folder, seed), f"{case.replace(' ', '_')}_{seed}")
             gradients, near_gradients = compare_gradients(settings, run, data)
             course, near_course = compare_course(settings, run, data)
-            problems = gradients * (near_gradients > ROUNDING) + course * (near_course > ROUNDING) \
-                + compare_evaluation(settings, run, data)
+            problems = compare_evaluation(settings, run, data)
+            if near_gradients > ROUNDING:
+                problems += gradients
+            if near_course > ROUNDING:
+                problems += course
             undecided = (gradients or course) and not problems
             print(f"{case}, seed {seed}: {'undecided' if undecided else 'differs' if problems else 'agrees'}; nearest other mask "
                   f"{min(near_gradients, near_course):.1e}")
