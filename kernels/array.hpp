@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plain views of memory that somebody else owns: what kernels take and give. They say nothing about where the memory is;
-// every view handed to a kernel must be reachable from its Execution (device memory in a GPU build).
+// Plain views of memory that somebody else owns: what kernels take and give. They say nothing about where the memory
+// is; every view handed to a kernel must be reachable from its Execution (device memory in a GPU build).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 // Functions that both a host compiler and nvcc's device pass accept.
 #ifdef __CUDACC__
@@ -22,7 +23,7 @@ struct Array {
   std::int64_t size = 0;
 
   WEFT_HOST_DEVICE constexpr T& operator[](std::int64_t i) const { return data[i]; }
-  constexpr operator Array<const T>() const { return {data, size}; }
+  constexpr operator Array<const T>() const requires(!std::is_const_v<T>) { return {data, size}; }
 };
 
 /// Row-major; consecutive rows are `stride` elements apart.
@@ -35,7 +36,7 @@ struct Matrix {
 
   WEFT_HOST_DEVICE constexpr T* row(std::int64_t i) const { return data + i * stride; }
   WEFT_HOST_DEVICE constexpr T& operator()(std::int64_t i, std::int64_t j) const { return data[i * stride + j]; }
-  constexpr operator Matrix<const T>() const { return {data, rows, columns, stride}; }
+  constexpr operator Matrix<const T>() const requires(!std::is_const_v<T>) { return {data, rows, columns, stride}; }
 };
 
 /// How one number is stored.
@@ -43,23 +44,27 @@ enum class Scalar : int { fp32, fp16, bf16, fp64, u8, u16, i16, i32, i64, u32, u
 
 constexpr std::int64_t bytes_of(Scalar type) {
   switch (type) {
-    case Scalar::u8: return 1;
+    case Scalar::u8:
+      return 1;
     case Scalar::fp16:
     case Scalar::bf16:
     case Scalar::u16:
-    case Scalar::i16: return 2;
+    case Scalar::i16:
+      return 2;
     case Scalar::fp32:
     case Scalar::i32:
-    case Scalar::u32: return 4;
+    case Scalar::u32:
+      return 4;
     case Scalar::fp64:
     case Scalar::i64:
-    case Scalar::u64: return 8;
+    case Scalar::u64:
+      return 8;
   }
   return 0;
 }
 
-/// A matrix whose element type is known at run time: inputs, products, reconstructions and gradient rows are fp32 or bf16
-/// as `device.precision` says. `stride` counts elements.
+/// A matrix whose element type is known at run time: inputs, products, reconstructions and gradient rows are fp32 or
+/// bf16 as `device.precision` says. `stride` counts elements.
 struct AnyMatrix {
   void* data = nullptr;
   Scalar type = Scalar::fp32;

@@ -51,7 +51,8 @@ WEFT_HOST_DEVICE inline bf16 to_bf16(float value) {
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-/// Rounds up with probability (distance to the lower neighbour) / (spacing): unbiased. `random16` is uniform in [0, 65536).
+/// Rounds up with probability (distance to the lower neighbour) / (spacing): unbiased. `random16` is uniform in [0,
+/// 65536).
 WEFT_HOST_DEVICE inline bf16 to_bf16_stochastic(float value, std::uint32_t random16) {
   const std::uint32_t bits = float_bits(value);
   if ((bits & 0x7f800000u) == 0x7f800000u) return to_bf16(value);  // infinity and NaN have no neighbour to round to

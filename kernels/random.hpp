@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one source of random numbers: a counter-based generator (Philox4x32-10; Salmon et al., "Parallel random numbers: as
-// easy as 1, 2, 3", SC 2011). A number depends on (seed, purpose, step, index) alone, so it is the same on any grid of
-// ranks, any launch shape and after any restart. No std:: distribution: those differ between libraries.
+// The one source of random numbers: a counter-based generator (Philox4x32-10; Salmon et al., "Parallel random numbers:
+// as easy as 1, 2, 3", SC 2011). A number depends on (seed, purpose, step, index) alone, so it is the same on any grid
+// of ranks, any launch shape and after any restart. No std:: distribution: those differ between libraries.
 #pragma once
 
 #include <cmath>

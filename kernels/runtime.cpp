@@ -3,7 +3,7 @@
 
 #include <cblas.h>
 
-#include <Kokkos_Core.hpp>
+#include "kernels/portable.hpp"
 
 namespace weft::kernels {
 
@@ -20,16 +20,12 @@ void start(int threads, int device) {
   openblas_set_num_threads(threads);
 }
 
-void stop() { Kokkos::finalize(); }
-
-void fence(const Execution& execution) {
-#ifdef KOKKOS_ENABLE_CUDA
-  Kokkos::Cuda(static_cast<cudaStream_t>(execution.stream)).fence();
-#else
-  static_cast<void>(execution);
-  Kokkos::fence();
-#endif
+void stop() {
+  forget_spaces();
+  Kokkos::finalize();
 }
+
+void fence(const Execution& execution) { space_of(execution).fence(); }
 
 std::string portable_space() { return Kokkos::DefaultExecutionSpace::name(); }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The main of every test program: MPI and the arithmetic are up before the first case. On several ranks all run the same
-// cases; any rank's failure fails the program.
+// The main of every test program: MPI and the arithmetic are up before the first case. On several ranks all run the
+// same cases; any rank's failure fails the program.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "test.hpp"
 

@@ -8,8 +8,8 @@
 
 namespace weft::kernels {
 
-/// out[i, j] = (raw[i, j] - mean[j]) * scale[j], computed in fp32, stored as out.type (fp32 or bf16). raw: fp32, fp16 or
-/// bf16; mean and scale [columns]. *flag |= 1 when a raw value is not finite.
+/// out[i, j] = (raw[i, j] - mean[j]) * scale[j], computed in fp32, stored as out.type (fp32 or bf16). raw: fp32, fp16
+/// or bf16; mean and scale [columns]. *flag |= 1 when a raw value is not finite.
 void normalise_rows(const Execution&, AnyMatrix raw, Array<const float> mean, Array<const float> scale, AnyMatrix out,
                     std::int32_t* flag);
 

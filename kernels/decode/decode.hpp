@@ -3,12 +3,12 @@
 // The cross-layer decoder over sparse activations.
 //
 //   forward    y[n, t]   = sum over s <= t, active (s, f) of token n:  a[n,s,f] * W[s][f, t-s]           (token-major)
-//   backward   da[n,s,f] = sum over t >= s of < W[s][f, t-s], g[n, t] >                                   (feature-major)
+//   backward   da[n,s,f] = sum over t >= s of < W[s][f, t-s], g[n, t] > (feature-major)
 //              dW[s][f]  = sum over tokens n with (s, f) active:       a[n,s,f] * g[n, s..L-1]
 //
-// Invariants. W[s] is [n_features, (n_layers - s) * d_model]: one feature's strip, all its targets, is contiguous, and so
-// are the columns s*d .. L*d of a row of y and g that it touches. Sums run in the order of the sparse lists, in fp32.
-// The backward pass reads W and g once, for da (with the weights before the update) and dW together; dW lives in
+// Invariants. W[s] is [n_features, (n_layers - s) * d_model]: one feature's strip, all its targets, is contiguous, and
+// so are the columns s*d .. L*d of a row of y and g that it touches. Sums run in the order of the sparse lists, in
+// fp32. The backward pass reads W and g once, for da (with the weights before the update) and dW together; dW lives in
 // registers or cache and the optimizer is applied in place, unless the caller asks for the gradient itself.
 #pragma once
 
@@ -26,9 +26,9 @@ namespace weft::kernels {
 void decode_forward(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
                     std::span<const ParameterRows> decoder, AnyMatrix y);
 
-/// da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d]; then Adam on every row of every
-/// decoder, also on rows without a hit (their moments decay). `squared_norm` (one double a row of all layers, key order) receives
-/// |gradient_scale * dW|^2 when its data is not null.
+/// da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d]; then Adam on every row of
+/// every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double a row of all layers, key
+/// order) receives |gradient_scale * dW|^2 when its data is not null.
 void decode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                             std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm);
@@ -38,8 +38,8 @@ void decode_backward_norm(const Execution&, const SparseActivations&, const Feat
                           std::span<const ParameterRows> decoder, Array<float> activation_gradient,
                           Array<double> squared_norm);
 
-/// dW[layer] rows [row_begin, row_begin + out.rows) as a dense fp32 gradient [n, (L - layer) * d]: for the data axis, where
-/// gradients of several ranks are summed before the update, and for tests.
+/// dW[layer] rows [row_begin, row_begin + out.rows) as a dense fp32 gradient [n, (L - layer) * d]: for the data axis,
+/// where gradients of several ranks are summed before the update, and for tests.
 void decode_gradient(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                      std::int64_t layer, std::int64_t row_begin, Matrix<float> out);
 

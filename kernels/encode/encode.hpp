@@ -9,6 +9,7 @@
 // selection sees the same key whatever consumed the tile.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "kernels/array.hpp"
@@ -18,16 +19,20 @@
 
 namespace weft::kernels {
 
-/// Bytes of workspace for tiles of n_tokens x n_features (bf16 weights are widened there on the host).
-std::int64_t encode_workspace(std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model);
+/// Bytes of workspace that encode_tile wants for tiles of at most n_tokens x n_features: what is stored in bf16 is
+/// widened there where the dense library does not take it.
+std::int64_t encode_workspace(std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model, Scalar input,
+                              StatePolicy policy, Scalar product);
 
-/// Overwrites product [n_tokens, n] with x [n_tokens, d] times rows [row_begin, row_begin + n) of the encoder; fp32 sums.
+/// Overwrites product [n_tokens, n] (fp32 or bf16) with x [n_tokens, d] (fp32 or bf16) times rows [row_begin, row_begin
+/// + n) of the encoder; fp32 sums. The same shapes give the same bits. Throws Error(internal) when the dense library
+/// fails.
 void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
                  Array<std::byte> workspace);
 
-/// Adam on every encoder row and bias of every layer, from dz (`preactivation_gradient`, by CSR position) and the inputs x
-/// [N, L * d]. encoder[s] is [F, d], bias[s] is [F]. squared_norm as in decode_backward_update: one double a row, bias
-/// included.
+/// Adam on every encoder row and bias of every layer, from dz (`preactivation_gradient`, by CSR position) and the
+/// inputs x [N, L * d]. encoder[s] is [F, d], bias[s] is [F]. squared_norm as in decode_backward_update: one double a
+/// row, bias included.
 void encode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
                             Array<const float> preactivation_gradient, std::span<const ParameterRows> encoder,
                             std::span<const ParameterVector> bias, const AdamStep* step, Array<double> squared_norm);

@@ -15,17 +15,17 @@ namespace weft::kernels {
 
 /// Sums over a batch that give the training metrics; all [n_layers], fp64, of this rank's own tokens.
 struct LossSums {
-  Array<double> squared_error;               ///< sum of e^2: the loss is built from it
-  Array<double> standardised_squared_error;  ///< sum of (e * standardise)^2
-  Array<double> standardised_squared_target; ///< sum of ((y - centre) * standardise)^2
+  Array<double> squared_error;                ///< sum of e^2: the loss is built from it
+  Array<double> standardised_squared_error;   ///< sum of (e * standardise)^2
+  Array<double> standardised_squared_target;  ///< sum of ((y - centre) * standardise)^2
 };
 
 /// Bytes of workspace.
 std::int64_t loss_workspace(std::int64_t n_tokens, std::int64_t n_layers);
 
-/// partial: n_parts matrices [n, L * d] one after the other (part p starts at row p * n of `partial`); target [n, L * d] raw
-/// normalised targets; bias [L * d]; centre and standardise [L * d] turn normalised targets into standardised ones.
-/// Overwrites gradient_rows [n, L * d] and `sums`. Deterministic: the order of every sum depends on n alone.
+/// partial: n_parts matrices [n, L * d] one after the other (part p starts at row p * n of `partial`); target [n, L *
+/// d] raw normalised targets; bias [L * d]; centre and standardise [L * d] turn normalised targets into standardised
+/// ones. Overwrites gradient_rows [n, L * d] and `sums`. Deterministic: the order of every sum depends on n alone.
 void residual_and_loss(const Execution&, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
                        Array<const float> bias, Array<const float> centre, Array<const float> standardise,
                        std::int64_t n_layers, float gradient_factor, AnyMatrix gradient_rows, LossSums sums,

@@ -9,8 +9,8 @@
 
 namespace weft::kernels {
 
-/// Per dimension [L * d], fp64, added to over the batches of an evaluation. Targets are taken about `pivot` (any constant near
-/// the mean, to keep the subtraction SST = S2 - S1^2 / n well conditioned).
+/// Per dimension [L * d], fp64, added to over the batches of an evaluation. Targets are taken about `pivot` (any
+/// constant near the mean, to keep the subtraction SST = S2 - S1^2 / n well conditioned).
 struct DimensionSums {
   Array<double> error;           ///< sum of e = y - y^
   Array<double> squared_error;   ///< sum of e^2
@@ -18,8 +18,8 @@ struct DimensionSums {
   Array<double> squared_target;  ///< sum of (y - pivot)^2
 };
 
-/// y (raw targets, as stored) and reconstruction (normalised) [n, L * d]: y^ = reconstruction * spread + mean is the raw-space
-/// reconstruction, with spread = 1/scale. Adds to `sums`.
+/// y (raw targets, as stored) and reconstruction (normalised) [n, L * d]: y^ = reconstruction * spread + mean is the
+/// raw-space reconstruction, with spread = 1/scale. Adds to `sums`.
 void accumulate_dimensions(const Execution&, AnyMatrix y, AnyMatrix reconstruction, Array<const float> mean,
                            Array<const float> spread, Array<const float> pivot, DimensionSums sums);
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adam with bias correction and decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019), on gradients that exist
-// in memory, and the filling of fresh parameters:
+// Adam with bias correction and decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019), on gradients that
+// exist in memory, and the filling of fresh parameters:
 //
 //   g' = gradient_scale * g      m = b1*m + (1-b1)*g'      v = b2*v + (1-b2)*g'^2
 //   w  = w - lr * ( m*first_correction / (sqrt(v*second_correction) + eps) + weight_decay * w )
 //
-// All arithmetic is fp32; how w, m and v are stored is ParameterRows' policy. `decode/` and `encode/` apply the same rule
-// inside their backward kernels, where the gradient is never stored.
+// All arithmetic is fp32; how w, m and v are stored is ParameterRows' policy. `decode/` and `encode/` apply the same
+// rule inside their backward kernels, where the gradient is never stored.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -22,10 +22,13 @@ void adam_rows(const Execution&, const ParameterRows& parameters, std::int64_t r
                const AdamStep* step);
 
 /// A bias vector; weight decay is not applied to biases.
-void adam_vector(const Execution&, const ParameterVector& parameters, Array<const float> gradient, const AdamStep* step);
+void adam_vector(const Execution&, const ParameterVector& parameters, Array<const float> gradient,
+                 const AdamStep* step);
 
-/// Weights uniform in [-bound, bound], moments zero. A weight depends on the seed and its global index alone.
-void initialise_uniform(const Execution&, const ParameterRows& parameters, float bound, std::uint64_t seed, Purpose purpose);
+/// Weights uniform in [-bound, bound]; a weight depends on the seed and its global index alone. Moments are not touched
+/// (their owner zeroes them, and they may be elsewhere).
+void initialise_uniform(const Execution&, const ParameterRows& parameters, float bound, std::uint64_t seed,
+                        Purpose purpose);
 
 /// weight rows as fp32 [rows, columns], whatever the storage: for evaluation, export and tests.
 void weights_to_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin, Matrix<float> out);

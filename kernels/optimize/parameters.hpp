@@ -6,8 +6,12 @@
 //   fp32       fp32 (portable)                 fp32, fp32                           12
 //              bf16 plane + 16-bit rest (cuda)                                      12
 //   bf16       bf16, stochastic rounding       bf16, bf16, stochastic rounding       6
-//   8bit       bf16, stochastic rounding       8-bit codes of m and of sqrt(v),      4 + 8 / block
-//                                              one fp32 scale a block each
+//   8bit       bf16, stochastic rounding       e4m3 codes (codec.hpp), of m to       4 + 8 / block
+//                                              nearest, of sqrt(v) stochastic, one
+//                                              fp32 scale a block each
+//
+// sqrt(v) needs the stochastic rounding: in one step it changes by 0.05 % where codes are 6 to 12 % apart, so rounded
+// to nearest it would stand still until a gradient is some ten times its root mean square.
 //
 // A block is at most 256 columns and never crosses the border of a target layer inside a row: with d columns a target,
 // a target has ceil(d / 256) blocks, the last one short.
@@ -29,15 +33,16 @@ struct ParameterRows {
   StatePolicy policy = StatePolicy::fp32;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  std::int64_t segment = 0;         ///< columns of one target layer (d); divides `columns`
-  std::int64_t first_row = 0;       ///< global index of row 0: features of other shards come before it
-  std::uint64_t element_base = 0;   ///< global index of this matrix' element (row 0 of the whole, column 0); keys the random numbers
+  std::int64_t segment = 0;    ///< columns of one target layer (d); divides `columns`
+  std::int64_t first_row = 0;  ///< global index of row 0: features of other shards come before it
+  std::uint64_t element_base =
+      0;  ///< global index of this matrix' element (row 0 of the whole, column 0); keys the random numbers
 
-  void* weight = nullptr;                ///< float | bf16
-  std::int16_t* weight_rest = nullptr;   ///< cuda fp32 only: bits(w) = (bits(hi) << 16) + rest; else nullptr
-  void* first_moment = nullptr;          ///< float | bf16 | u8
-  void* second_moment = nullptr;         ///< float | bf16 | u8 (codes of the square root)
-  float* first_scale = nullptr;          ///< 8bit: [rows, blocks_per_row()]
+  void* weight = nullptr;               ///< float | bf16
+  std::int16_t* weight_rest = nullptr;  ///< cuda fp32 only: bits(w) = (bits(hi) << 16) + rest; else nullptr
+  void* first_moment = nullptr;         ///< float | bf16 | u8
+  void* second_moment = nullptr;        ///< float | bf16 | u8 (codes of the square root)
+  float* first_scale = nullptr;         ///< 8bit: [rows, blocks_per_row()]
   float* second_scale = nullptr;
 
   WEFT_HOST_DEVICE std::int64_t blocks_per_segment() const { return (segment + kBlockColumns - 1) / kBlockColumns; }
@@ -60,13 +65,15 @@ struct AdamStep {
   float learning_rate;
   float beta1;
   float beta2;
+  float first_gain;  ///< 1 - beta1 and 1 - beta2, rounded once from the exact difference: 1.0f - 0.999f is 1e-5 off
+  float second_gain;
   float epsilon;
-  float weight_decay;        ///< decoupled (AdamW): w -= learning_rate * weight_decay * w
-  float first_correction;    ///< 1 / (1 - beta1^t)
-  float second_correction;   ///< 1 / (1 - beta2^t)
-  float gradient_scale;      ///< clipping: every gradient is multiplied by this first
+  float weight_decay;       ///< decoupled (AdamW): w -= learning_rate * weight_decay * w
+  float first_correction;   ///< 1 / (1 - beta1^t)
+  float second_correction;  ///< 1 / (1 - beta2^t)
+  float gradient_scale;     ///< clipping: every gradient is multiplied by this first
   std::uint64_t seed;
-  std::uint64_t step;        ///< t, from 1
+  std::uint64_t step;  ///< t, from 1
 };
 
 }  // namespace weft::kernels

@@ -7,6 +7,7 @@
 // entries is thereby fixed. Counts live beside the data (offsets), so no kernel needs them on the host.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/array.hpp"
@@ -18,23 +19,23 @@ namespace weft::kernels {
 struct SparseActivations {
   std::int64_t n_tokens = 0;
   std::int64_t n_layers = 0;
-  std::int64_t n_features = 0;             ///< per layer, on this rank
-  Array<std::int64_t> row_offsets;         ///< [n_tokens + 1]
-  Array<std::uint32_t> key;                ///< [capacity] layer * n_features + feature
-  Array<float> value;                      ///< [capacity] activation, > 0
+  std::int64_t n_features = 0;      ///< per layer, on this rank
+  Array<std::int64_t> row_offsets;  ///< [n_tokens + 1]
+  Array<std::uint32_t> key;         ///< [capacity] layer * n_features + feature
+  Array<float> value;               ///< [capacity] activation, > 0
 };
 
 /// CSC of the same entries.
 struct FeatureHits {
-  Array<std::int64_t> offsets;             ///< [n_layers * n_features + 1]
-  Array<std::uint32_t> token;              ///< [capacity]
-  Array<std::uint32_t> position;           ///< [capacity] where the entry stands in the CSR arrays
+  Array<std::int64_t> offsets;    ///< [n_layers * n_features + 1]
+  Array<std::uint32_t> token;     ///< [capacity]
+  Array<std::uint32_t> position;  ///< [capacity] where the entry stands in the CSR arrays
 };
 
-/// Bytes of workspace that `transpose` wants.
-std::int64_t transpose_workspace(std::int64_t n_tokens, std::int64_t n_keys, std::int64_t capacity);
+/// Bytes of workspace that `transpose` wants; n_keys = n_layers * n_features.
+std::int64_t transpose_workspace(std::int64_t n_keys);
 
-/// CSR -> CSC. Stable: hits of a feature ascend by token. Overwrites `hits`.
+/// CSR -> CSC. Hits of a feature ascend by token, whatever the number of threads. Overwrites `hits`.
 void transpose(const Execution&, const SparseActivations&, FeatureHits hits, Array<std::byte> workspace);
 
 }  // namespace weft::kernels

@@ -11,5 +11,6 @@ namespace weft {
 #ifdef NDEBUG
 #define WEFT_ASSERT(condition) static_cast<void>(0)
 #else
-#define WEFT_ASSERT(condition) ((condition) ? static_cast<void>(0) : ::weft::contract_broken(#condition, __FILE__, __LINE__))
+#define WEFT_ASSERT(condition) \
+  ((condition) ? static_cast<void>(0) : ::weft::contract_broken(#condition, __FILE__, __LINE__))
 #endif

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one way in which Weft reports that it cannot go on: throw an Error, which main catches, prints once and turns into
-// the exit code. A message reads: problem (why) suggestion.
+// The one way in which Weft reports that it cannot go on: throw an Error, which main catches, prints once and turns
+// into the exit code. A message reads: problem (why) suggestion.
 #pragma once
-
-#include <fmt/format.h>
 
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+// nvcc cannot evaluate fmt's compile-time format strings: kernels make an Error of a std::string.
+#ifndef __CUDACC__
+#include <fmt/format.h>
+#endif
+
 namespace weft {
 
-/// What the process returns to the scheduler. 128 + n (stopped on request by signal n, resumable) is made by `stopped_by`.
+/// What the process returns to the scheduler. 128 + n (stopped on request by signal n, resumable) is made by
+/// `stopped_by`.
 enum class ExitCode : int {
   finished = 0,
   internal = 1,
@@ -27,8 +31,8 @@ enum class ExitCode : int {
 
 constexpr ExitCode stopped_by(int signal) { return static_cast<ExitCode>(128 + signal); }
 
-/// Who knows of an error. What all ranks know ends the program together (MPI_Finalize, then the code); what one rank alone
-/// knows must take the others down (MPI_Abort with the code). `one_rank` is always safe, so it is the default.
+/// Who knows of an error. What all ranks know ends the program together (MPI_Finalize, then the code); what one rank
+/// alone knows must take the others down (MPI_Abort with the code). `one_rank` is always safe, so it is the default.
 enum class KnownTo { one_rank, all_ranks };
 
 class Error : public std::runtime_error {
@@ -44,6 +48,7 @@ class Error : public std::runtime_error {
   KnownTo known_to_;
 };
 
+#ifndef __CUDACC__
 /// `throw error(ExitCode::data, "{}: layer_{} is missing (…) …", path, layer);`
 template <class... Args>
 Error error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
@@ -55,5 +60,6 @@ template <class... Args>
 Error collective_error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Error(code, fmt::format(format, std::forward<Args>(args)...), KnownTo::all_ranks);
 }
+#endif
 
 }  // namespace weft

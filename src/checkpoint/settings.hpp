@@ -11,11 +11,12 @@ enum class Staging { full, chunked };
 
 /// Table [checkpoint].
 struct Settings {
-  std::int64_t every = 500;       ///< steps between checkpoints; 0 = only the last step writes one
-  std::int64_t keep = 2;          ///< newest checkpoints kept, at least 2
-  std::int64_t keep_every = 0;    ///< also keep every checkpoint whose step is a multiple; 0 = none
-  Verify verify = Verify::full;   ///< what is checked before a checkpoint is resumed from
-  Staging staging = Staging::full;  ///< full: one host copy of the state; chunked: less memory, the step waits for the disk
+  std::int64_t every = 500;      ///< steps between checkpoints; 0 = only the last step writes one
+  std::int64_t keep = 2;         ///< newest checkpoints kept, at least 2
+  std::int64_t keep_every = 0;   ///< also keep every checkpoint whose step is a multiple; 0 = none
+  Verify verify = Verify::full;  ///< what is checked before a checkpoint is resumed from
+  Staging staging =
+      Staging::full;  ///< full: one host copy of the state; chunked: less memory, the step waits for the disk
   std::int64_t failures_allowed = 3;  ///< checkpoints that may fail one after the other before the run ends with 6
 };
 

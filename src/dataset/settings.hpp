@@ -15,10 +15,12 @@ struct Settings {
   std::int64_t batch_tokens = 4096;  ///< tokens a step, all ranks together
   std::int64_t micro_tokens = 0;     ///< tokens decoded at a time on a rank; 0 = chosen to fit
   Normalise normalise = Normalise::per_dimension;
-  std::int64_t block_rows = 256;     ///< consecutive rows read at once
-  std::int64_t window_rows = 65536;  ///< rows mixed with one another; two windows are held in memory by all ranks together
-  std::string stored_as = "";        ///< "bf16": unsigned 16-bit integers in the files are bf16 patterns; "" = by type and attribute
-  bool accept_changed = false;       ///< resume although the dataset's fingerprint changed
+  std::int64_t block_rows = 256;  ///< consecutive rows read at once
+  std::int64_t window_rows =
+      65536;  ///< rows mixed with one another; two windows are held in memory by all ranks together
+  std::string stored_as =
+      "";  ///< "bf16": unsigned 16-bit integers in the files are bf16 patterns; "" = by type and attribute
+  bool accept_changed = false;  ///< resume although the dataset's fingerprint changed
 };
 
 }  // namespace weft::dataset

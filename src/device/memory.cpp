@@ -53,7 +53,8 @@ Allocation::Allocation(std::int64_t bytes, Where where) : bytes_(bytes), where_(
   data_ = std::aligned_alloc(64, static_cast<std::size_t>((bytes + 63) / 64 * 64));
 #endif
   if (data_ == nullptr)
-    throw error(ExitCode::usage, "out of memory: {} bytes more are wanted on the {} ({} are in use); take a smaller batch or more ranks",
+    throw error(ExitCode::usage,
+                "out of memory: {} bytes more are wanted on the {} ({} are in use); take a smaller batch or more ranks",
                 bytes, where == Where::device ? "device" : "host", counter(where).now.load());
   counter(where).add(bytes);
 }
@@ -95,9 +96,7 @@ void zero(const kernels::Execution& execution, void* data, std::int64_t bytes) {
 #endif
 }
 
-MemoryUse memory_use() {
-  return {counters[0].now, counters[0].peak, counters[1].now, counters[1].peak};
-}
+MemoryUse memory_use() { return {counters[0].now, counters[0].peak, counters[1].now, counters[1].peak}; }
 
 void reset_peak() {
   for (Counter& c : counters) c.peak = c.now.load();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory with an owner. A Buffer lives where the kernels run: on the GPU in a CUDA build with a GPU, else on the host. A
-// HostBuffer always lives on the host; in a CUDA build it is page-locked, so that copies run asynchronously.
+// Memory with an owner. A Buffer lives where the kernels run: on the GPU in a CUDA build with a GPU, else on the host.
+// A HostBuffer always lives on the host; in a CUDA build it is page-locked, so that copies run asynchronously.
 //
 // Every allocation is counted: `peak_bytes` is what benchmark.json and run.json report.
 #pragma once
@@ -15,7 +15,8 @@
 
 namespace weft::device {
 
-/// Raw memory, 64-byte aligned (256 on a GPU), not initialised. Throws Error(usage) naming `bytes` when there is not enough.
+/// Raw memory, 64-byte aligned (256 on a GPU), not initialised. Throws Error(usage) naming `bytes` when there is not
+/// enough.
 class Allocation {
  public:
   enum class Where { device, host };

@@ -18,8 +18,8 @@ struct Settings {
 /// Lives once in a process, from the first arithmetic to the end of the command.
 class Runtime {
  public:
-  /// node_rank of node_size processes share this node: the GPU is chosen by node_rank. Throws Error(usage) when the backend
-  /// asked for is not there.
+  /// node_rank of node_size processes share this node: the GPU is chosen by node_rank. Throws Error(usage) when the
+  /// backend asked for is not there.
   Runtime(const Settings&, int node_rank, int node_size);
   Runtime(const Runtime&) = delete;
   ~Runtime();

@@ -26,11 +26,14 @@ void check(int status, const char* what) {
 template <class T>
 MPI_Datatype type_of();
 template <>
-MPI_Datatype type_of<std::int64_t>() { return MPI_INT64_T; }
+MPI_Datatype type_of<std::int64_t>() {
+  return MPI_INT64_T;
+}
 
 template <class T>
 void reduce(MPI_Comm comm, std::span<T> values, MPI_Op operation, const char* what) {
-  check(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), type_of<T>(), operation, comm), what);
+  check(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), type_of<T>(), operation, comm),
+        what);
 }
 
 }  // namespace
@@ -82,8 +85,8 @@ void Communicator::barrier() const { check(MPI_Barrier(handle_->comm), "barrier"
 
 void Communicator::broadcast(void* data, std::int64_t bytes, int root) const {
   for (std::int64_t begin = 0; begin < bytes; begin += kLargestMessage)
-    check(MPI_Bcast(static_cast<char*>(data) + begin, static_cast<int>(std::min(kLargestMessage, bytes - begin)), MPI_BYTE,
-                    root, handle_->comm),
+    check(MPI_Bcast(static_cast<char*>(data) + begin, static_cast<int>(std::min(kLargestMessage, bytes - begin)),
+                    MPI_BYTE, root, handle_->comm),
           "broadcast");
 }
 
@@ -97,7 +100,8 @@ std::string Communicator::broadcast(std::string text, int root) const {
 
 void Communicator::all_gather(const void* send, void* receive, std::int64_t bytes) const {
   if (bytes <= kLargestMessage) {
-    check(MPI_Allgather(send, static_cast<int>(bytes), MPI_BYTE, receive, static_cast<int>(bytes), MPI_BYTE, handle_->comm),
+    check(MPI_Allgather(send, static_cast<int>(bytes), MPI_BYTE, receive, static_cast<int>(bytes), MPI_BYTE,
+                        handle_->comm),
           "all-gather");
     return;
   }
@@ -105,12 +109,14 @@ void Communicator::all_gather(const void* send, void* receive, std::int64_t byte
   all_gather_uneven(send, receive, sizes);
 }
 
-void Communicator::all_gather_uneven(const void* send, void* receive, std::span<const std::int64_t> receive_bytes) const {
+void Communicator::all_gather_uneven(const void* send, void* receive,
+                                     std::span<const std::int64_t> receive_bytes) const {
   WEFT_ASSERT(static_cast<int>(receive_bytes.size()) == size_);
   std::int64_t begin = 0;
   for (int r = 0; r < size_; ++r) {
     char* piece = static_cast<char*>(receive) + begin;
-    if (r == rank_ && receive_bytes[r] > 0 && piece != send) std::memmove(piece, send, static_cast<std::size_t>(receive_bytes[r]));
+    if (r == rank_ && receive_bytes[r] > 0 && piece != send)
+      std::memmove(piece, send, static_cast<std::size_t>(receive_bytes[r]));
     broadcast(piece, receive_bytes[r], r);
     begin += receive_bytes[r];
   }
@@ -127,8 +133,8 @@ void Communicator::all_to_all(const void* send, std::span<const std::int64_t> se
       if (r != rank_)
         for (std::int64_t piece = 0; piece < bytes[r]; piece += kLargestMessage) {
           requests.emplace_back();
-          check(call(base + begin + piece, static_cast<int>(std::min(kLargestMessage, bytes[r] - piece)), MPI_BYTE, r, 0,
-                     handle_->comm, &requests.back()),
+          check(call(base + begin + piece, static_cast<int>(std::min(kLargestMessage, bytes[r] - piece)), MPI_BYTE, r,
+                     0, handle_->comm, &requests.back()),
                 "all-to-all");
         }
       begin += bytes[r];

@@ -2,9 +2,9 @@
 //
 // A group of ranks and what they can do together on host memory. MPI is known here and nowhere else.
 //
-// Sums of floating point numbers are formed in rank order from gathered values, never by MPI's own reduction, whose order
-// is the library's choice: the same bits on every rank and in every run. Integer sums are exact in any order.
-// All counts are 64-bit; messages beyond 2^31 bytes are cut into pieces.
+// Sums of floating point numbers are formed in rank order from gathered values, never by MPI's own reduction, whose
+// order is the library's choice: the same bits on every rank and in every run. Integer sums are exact in any order. All
+// counts are 64-bit; messages beyond 2^31 bytes are cut into pieces.
 #pragma once
 
 #include <cstddef>

@@ -6,10 +6,11 @@ namespace weft::parallel {
 GridShape grid_shape(std::int64_t data, std::int64_t feature, std::int64_t world) {
   if (feature == 0 && data > 0 && world % data == 0) feature = world / data;
   if (data < 1 || feature < 1 || data * feature != world)
-    throw collective_error(ExitCode::usage,
-                           "parallel.data = {} times parallel.feature = {} is not the {} rank{} of this job (each rank has one place "
-                           "in the grid); start {} ranks or change the grid",
-                           data, feature, world, world == 1 ? "" : "s", data * feature);
+    throw collective_error(
+        ExitCode::usage,
+        "parallel.data = {} times parallel.feature = {} is not the {} rank{} of this job (each rank has one place "
+        "in the grid); start {} ranks or change the grid",
+        data, feature, world, world == 1 ? "" : "s", data * feature);
   return {data, feature};
 }
 

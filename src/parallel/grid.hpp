@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The process grid: `data` x `feature` ranks. World rank = data_index * feature + feature_index, so that the ranks which
-// exchange most (one feature group) are neighbours.
+// The process grid: `data` x `feature` ranks. World rank = data_index * feature + feature_index, so that the ranks
+// which exchange most (one feature group) are neighbours.
 //
 //   feature axis  each rank holds a contiguous block of the features of every layer; all see the same tokens
 //   data axis     each feature group has its own contiguous slice of the batch

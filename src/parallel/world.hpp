@@ -28,8 +28,8 @@ class World {
 
   /// The highest code of all ranks: how the program ends when nobody threw.
   int agree(int code) const;
-  /// How the program ends after an Error, said once. What all ranks know ends together with the code; what one rank knows aborts
-  /// the job. `step` < 0: before the first step. Returns the exit code (in the collective case).
+  /// How the program ends after an Error, said once. What all ranks know ends together with the code; what one rank
+  /// knows aborts the job. `step` < 0: before the first step. Returns the exit code (in the collective case).
   int abort(const Error&, std::int64_t step) const;
 
   /// Runs `function` on rank 0 and gives its text to all; what it throws is thrown on every rank, known to all.

@@ -24,6 +24,12 @@ std::string reason() {
       },
       &text);
   H5Eclear2(H5E_DEFAULT);
+  // "file write failed: time = ..., errno = 28, error message = 'No space left on device', buf = ...": the quoted part
+  // says it.
+  constexpr std::string_view kMark = "error message = '";
+  if (const std::size_t at = text.find(kMark); at != text.npos)
+    if (const std::size_t end = text.find('\'', at + kMark.size()); end != text.npos)
+      return text.substr(at + kMark.size(), end - at - kMark.size());
   return text;
 }
 
@@ -91,7 +97,9 @@ Handle create_file(const std::filesystem::path& path) {
   const Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "setting HDF5 version bounds");
-  return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access), H5Fclose, "creating " + path.string());
+  const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "creating file properties");
+  check(H5Pset_obj_track_times(creation, false), "leaving out time stamps");  // the same content makes the same file
+  return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation, access), H5Fclose, "creating " + path.string());
 }
 
 Handle bf16_type() {
@@ -129,20 +137,30 @@ bool scalar_of(hid_t type, kernels::Scalar& scalar) {
       return size == bytes && sign == bytes * 8 - 1 && exponent_bits == e && mantissa_bits == m && mantissa_at == 0 &&
              exponent_at == m && bias == b;
     };
-    if (is(2, 8, 7, 127)) scalar = Scalar::bf16;
-    else if (is(2, 5, 10, 15)) scalar = Scalar::fp16;
-    else if (is(4, 8, 23, 127)) scalar = Scalar::fp32;
-    else if (is(8, 11, 52, 1023)) scalar = Scalar::fp64;
-    else return false;
+    if (is(2, 8, 7, 127))
+      scalar = Scalar::bf16;
+    else if (is(2, 5, 10, 15))
+      scalar = Scalar::fp16;
+    else if (is(4, 8, 23, 127))
+      scalar = Scalar::fp32;
+    else if (is(8, 11, 52, 1023))
+      scalar = Scalar::fp64;
+    else
+      return false;
     return true;
   }
   if (kind != H5T_INTEGER) return false;
   const bool with_sign = H5Tget_sign(type) == H5T_SGN_2;
-  if (size == 1 && !with_sign) scalar = Scalar::u8;
-  else if (size == 2) scalar = with_sign ? Scalar::i16 : Scalar::u16;
-  else if (size == 4) scalar = with_sign ? Scalar::i32 : Scalar::u32;
-  else if (size == 8) scalar = with_sign ? Scalar::i64 : Scalar::u64;
-  else return false;
+  if (size == 1 && !with_sign)
+    scalar = Scalar::u8;
+  else if (size == 2)
+    scalar = with_sign ? Scalar::i16 : Scalar::u16;
+  else if (size == 4)
+    scalar = with_sign ? Scalar::i32 : Scalar::u32;
+  else if (size == 8)
+    scalar = with_sign ? Scalar::i64 : Scalar::u64;
+  else
+    return false;
   return true;
 }
 
@@ -151,17 +169,28 @@ Handle type_of(kernels::Scalar scalar) {
   const Lock lock;
   const auto copy = [](hid_t predefined) { return Handle(H5Tcopy(predefined), H5Tclose, "copying a type"); };
   switch (scalar) {
-    case Scalar::fp32: return copy(H5T_IEEE_F32LE);
-    case Scalar::fp16: return half_type();
-    case Scalar::bf16: return bf16_type();
-    case Scalar::fp64: return copy(H5T_IEEE_F64LE);
-    case Scalar::u8: return copy(H5T_STD_U8LE);
-    case Scalar::u16: return copy(H5T_STD_U16LE);
-    case Scalar::i16: return copy(H5T_STD_I16LE);
-    case Scalar::i32: return copy(H5T_STD_I32LE);
-    case Scalar::i64: return copy(H5T_STD_I64LE);
-    case Scalar::u32: return copy(H5T_STD_U32LE);
-    case Scalar::u64: return copy(H5T_STD_U64LE);
+    case Scalar::fp32:
+      return copy(H5T_IEEE_F32LE);
+    case Scalar::fp16:
+      return half_type();
+    case Scalar::bf16:
+      return bf16_type();
+    case Scalar::fp64:
+      return copy(H5T_IEEE_F64LE);
+    case Scalar::u8:
+      return copy(H5T_STD_U8LE);
+    case Scalar::u16:
+      return copy(H5T_STD_U16LE);
+    case Scalar::i16:
+      return copy(H5T_STD_I16LE);
+    case Scalar::i32:
+      return copy(H5T_STD_I32LE);
+    case Scalar::i64:
+      return copy(H5T_STD_I64LE);
+    case Scalar::u32:
+      return copy(H5T_STD_U32LE);
+    case Scalar::u64:
+      return copy(H5T_STD_U64LE);
   }
   throw error(ExitCode::internal, "no HDF5 type for scalar {}", static_cast<int>(scalar));
 }
@@ -220,7 +249,8 @@ std::string read_text_attribute(hid_t object, const std::string& name) {
     return copy;
   }
   const std::size_t size = H5Tget_size(type);
-  if (size > kLargest) throw error(ExitCode::data, "attribute {} claims {} bytes (at most {} are accepted)", name, size, kLargest);
+  if (size > kLargest)
+    throw error(ExitCode::data, "attribute {} claims {} bytes (at most {} are accepted)", name, size, kLargest);
   std::string text(size, '\0');
   check(H5Aread(attribute, type, text.data()), "reading attribute " + name);
   return text.substr(0, text.find('\0'));

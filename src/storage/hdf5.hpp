@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HDF5 as Weft uses it: serial driver, C API, one mutex. The library may be built without thread safety, and the prefetch
-// thread, the checkpoint writer and the main thread all use it: every call is made while holding `Lock`. Long transfers go
-// in pieces, so that no thread holds it for long.
+// HDF5 as Weft uses it: serial driver, C API, one mutex. The library may be built without thread safety, and the
+// prefetch thread, the checkpoint writer and the main thread all use it: every call is made while holding `Lock`. Long
+// transfers go in pieces, so that no thread holds it for long.
 #pragma once
 
 #include <hdf5.h>
@@ -18,8 +18,9 @@
 
 namespace weft::storage {
 
-/// Held around HDF5 calls; recursive, so that functions which take it may call one another. The first use anywhere tells the
-/// library not to install an exit handler (it would crash after a failed write) and not to print its error stack.
+/// Held around HDF5 calls; recursive, so that functions which take it may call one another. The first use anywhere
+/// tells the library not to install an exit handler (it would crash after a failed write) and not to print its error
+/// stack.
 class Lock {
  public:
   Lock();
@@ -28,7 +29,8 @@ class Lock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-/// An open HDF5 object. Closes itself; errors of closing after a write are reported by `close()`, which a writer must call.
+/// An open HDF5 object. Closes itself; errors of closing after a write are reported by `close()`, which a writer must
+/// call.
 class Handle {
  public:
   Handle() = default;

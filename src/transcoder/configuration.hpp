@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything an input file can say, table by table. Each room owns the settings of its table; input/ knows how to read them.
+// Everything an input file can say, table by table. Each room owns the settings of its table; input/ knows how to read
+// them.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "checkpoint/settings.hpp"
 #include "dataset/settings.hpp"
 #include "device/runtime.hpp"
+#include "input/schema.hpp"
 #include "optimizer/settings.hpp"
 
 namespace weft::transcoder {
@@ -20,11 +24,11 @@ enum class NonFinite { stop, skip };
 
 /// Table [transcoder].
 struct ModelSettings {
-  std::int64_t features = 0;                       ///< per layer; no default: the reader must choose
+  std::int64_t features = 0;  ///< per layer; no default: the reader must choose
   Activation activation = Activation::batch_topk;
-  double k = 16;                                   ///< active per token and layer (batch_topk: on average, may be fractional)
+  double k = 16;  ///< active per token and layer (batch_topk: on average, may be fractional)
   Scope scope = Scope::layer;
-  std::int64_t dead_window = 1'000'000;            ///< a feature that has not fired for this many tokens is dead
+  std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
 };
 
 /// Table [run].
@@ -32,17 +36,17 @@ struct RunSettings {
   std::string output = "runs/weft";
   std::int64_t steps = 1000;
   std::int64_t seed = 1;
-  std::string walltime = "";                       ///< hh:mm:ss; "" = no limit
+  std::string walltime = "";  ///< hh:mm:ss; "" = no limit
   NonFinite nonfinite = NonFinite::stop;
-  std::int64_t skip_at_most = 10;                  ///< nonfinite = "skip": steps that may be skipped in a run
+  std::int64_t skip_at_most = 10;  ///< nonfinite = "skip": steps that may be skipped in a run
 };
 
 /// Table [parallel].
 struct ParallelSettings {
-  std::int64_t feature = 0;                        ///< 0 = all ranks that `data` leaves
+  std::int64_t feature = 0;  ///< 0 = all ranks that `data` leaves
   std::int64_t data = 1;
-  double timeout = 600;                            ///< seconds without progress of any rank before the job ends; 0 = never
-  std::int64_t world = 0;                          ///< plan for this many ranks; dry run only
+  double timeout = 600;    ///< seconds without progress of any rank before the job ends; 0 = never
+  std::int64_t world = 0;  ///< plan for this many ranks; dry run only
 };
 
 /// Table [log].
@@ -52,8 +56,8 @@ struct LogSettings {
 
 /// Table [resume].
 struct ResumeSettings {
-  bool accept_changed = false;                     ///< go on although keys that define the run have changed
-  bool ignore_no_progress = false;                 ///< start although the last starts made no step
+  bool accept_changed = false;      ///< go on although keys that define the run have changed
+  bool ignore_no_progress = false;  ///< start although the last starts made no step
 };
 
 struct Configuration {
@@ -63,10 +67,22 @@ struct Configuration {
   optimizer::Settings optimizer;
   ParallelSettings parallel;
   device::Settings device;
-  Precision precision = Precision::fp32;           ///< device.precision
+  Precision precision = Precision::fp32;  ///< device.precision
   checkpoint::Settings checkpoint;
   LogSettings log;
   ResumeSettings resume;
 };
+
+/// Every key of the tables above, bound to the members of `configuration` (which must outlive the schema and hold its
+/// initial values), with the conditions that join several keys. What depends on the data (layers, widths, the grid of
+/// ranks) is checked where those are known.
+input::Schema schema(Configuration& configuration);
+
+/// The condition on k that needs the number of layers: topk over all layers has a whole budget a token. Throws a
+/// collective Error(usage). For those who have read a dataset's header.
+void check_layers(const ModelSettings& model, std::int64_t n_layers);
+
+/// Seconds of "hh:mm:ss" (hours may exceed 99); nothing when the text is no such time.
+std::optional<std::int64_t> parse_walltime(std::string_view text);
 
 }  // namespace weft::transcoder

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/test.hpp"
-
 #include <cmath>
 #include <limits>
 
 #include "kernels/bf16.hpp"
 #include "kernels/random.hpp"
+#include "tests/test.hpp"
 
 namespace weft::kernels {
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/test.hpp"
-
 #include <numeric>
 #include <vector>
 
 #include "parallel/grid.hpp"
+#include "tests/test.hpp"
 
 namespace weft::parallel {
 
@@ -18,7 +17,8 @@ TEST_CASE("pieces of uneven size reach their ranks in order") {
     send_bytes.push_back((r + 1) * (b + 2) * 8);
     receive_bytes.push_back((b + 1) * (r + 2) * 8);
   }
-  std::vector<std::int64_t> receive(static_cast<std::size_t>(std::accumulate(receive_bytes.begin(), receive_bytes.end(), std::int64_t{0}) / 8));
+  std::vector<std::int64_t> receive(
+      static_cast<std::size_t>(std::accumulate(receive_bytes.begin(), receive_bytes.end(), std::int64_t{0}) / 8));
   all.all_to_all(send.data(), send_bytes, receive.data(), receive_bytes);
   std::size_t at = 0;
   for (int a = 0; a < p; ++a)

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One team's access to a chunk of a parameter row, whatever its storage policy: read the weights, apply Adam in place.
+// The decoder's and the encoder's backward pass and adam_rows all end here, so that they give the same bits for the
+// same gradient. A chunk is at most kChunkColumns columns inside one target segment and begins at a block border of the
+// 8-bit policy.
+#pragma once
+
+#include "base/contract.hpp"
+#include "kernels/optimize/adam_rule.hpp"
+#include "kernels/optimize/codec.hpp"
+#include "kernels/optimize/parameters.hpp"
+#include "kernels/portable.hpp"
+
+namespace weft::kernels {
+
+static_assert(kChunkColumns == kBlockColumns, "one scale a chunk");
+
+struct AdamScratch {
+  float first[kChunkColumns];
+  float second[kChunkColumns];
+  // 16 random bits an element; the first element of a chunk may be any of the 8 of its group.
+  std::uint16_t random[3][kChunkColumns + 2 * kElementsPerRandom];
+};
+
+/// The weights of a chunk as fp32: where they are stored so the row itself, else widened into `buffer`.
+KOKKOS_FORCEINLINE_FUNCTION const float* weight_chunk(const Team& team, const ParameterRows& parameters,
+                                                      std::int64_t row, std::int64_t column, int count, float* buffer) {
+  const Scalar type = parameters.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
+  const AnyMatrix matrix{parameters.weight, type, parameters.rows, parameters.columns, parameters.columns};
+  return row_chunk(team, matrix, row, column, count, buffer);
+}
+
+/// 16 random bits for each of `count` elements from `first_element` on: bits of element c at the returned [c].
+KOKKOS_FORCEINLINE_FUNCTION const std::uint16_t* draw_rounding(const Team& team, const AdamStep& adam, Purpose purpose,
+                                                               std::uint64_t first_element, int count,
+                                                               std::uint16_t* buffer) {
+  const std::uint64_t first_group = first_element / kElementsPerRandom;
+  const int offset = static_cast<int>(first_element % kElementsPerRandom);
+  const int groups = (offset + count + kElementsPerRandom - 1) / kElementsPerRandom;
+  for_columns(team, groups, [&](int group) {
+    const Random4 random = philox(adam.seed, purpose, adam.step, first_group + static_cast<std::uint64_t>(group));
+    for (int part = 0; part < kElementsPerRandom; ++part)
+      buffer[group * kElementsPerRandom + part] = static_cast<std::uint16_t>(rounding_bits(random, part));
+  });
+  return buffer + offset;
+}
+
+/// Adam on columns [column, column + count) of a row. gradient [count].
+KOKKOS_FORCEINLINE_FUNCTION void adam_chunk(const Team& team, const ParameterRows& parameters, std::int64_t row,
+                                            std::int64_t column, int count, const float* gradient, const AdamStep& adam,
+                                            AdamScratch& scratch) {
+  const std::int64_t at = row * parameters.columns + column;
+  if (parameters.policy == StatePolicy::fp32) {
+    float* weight = static_cast<float*>(parameters.weight) + at;
+    float* first = static_cast<float*>(parameters.first_moment) + at;
+    float* second = static_cast<float*>(parameters.second_moment) + at;
+    for_columns(team, count, [&](int c) {
+      float w = weight[c], m = first[c], v = second[c];
+      adam_rule(adam, adam.weight_decay, gradient[c], w, m, v);
+      weight[c] = w;
+      first[c] = m;
+      second[c] = v;
+    });
+    return;
+  }
+
+  const std::uint64_t element = parameters.global_element(row, column);
+  bf16* weight = static_cast<bf16*>(parameters.weight) + at;
+  const std::uint16_t* weight_random =
+      draw_rounding(team, adam, Purpose::weight_rounding, element, count, scratch.random[0]);
+  const std::uint16_t* second_random =
+      draw_rounding(team, adam, Purpose::second_moment_rounding, element, count, scratch.random[1]);
+  if (parameters.policy == StatePolicy::bf16) {
+    const std::uint16_t* first_random =
+        draw_rounding(team, adam, Purpose::first_moment_rounding, element, count, scratch.random[2]);
+    team.team_barrier();
+    bf16* first = static_cast<bf16*>(parameters.first_moment) + at;
+    bf16* second = static_cast<bf16*>(parameters.second_moment) + at;
+    for_columns(team, count, [&](int c) {
+      float w = weight[c], m = first[c], v = second[c];
+      adam_rule(adam, adam.weight_decay, gradient[c], w, m, v);
+      weight[c] = to_bf16_stochastic(w, weight_random[c]);
+      first[c] = to_bf16_stochastic(m, first_random[c]);
+      second[c] = to_bf16_stochastic(v, second_random[c]);
+    });
+  } else {
+    team.team_barrier();
+    std::uint8_t* first = static_cast<std::uint8_t*>(parameters.first_moment) + at;
+    std::uint8_t* second = static_cast<std::uint8_t*>(parameters.second_moment) + at;
+    const std::int64_t block = row * parameters.blocks_per_row() +
+                               column / parameters.segment * parameters.blocks_per_segment() +
+                               column % parameters.segment / kBlockColumns;
+    const float first_scale = parameters.first_scale[block];
+    const float second_scale = parameters.second_scale[block];
+    for_columns(team, count, [&](int c) {
+      const float root = code_to_float(second[c]) * second_scale;
+      float w = weight[c], m = code_to_float(first[c]) * first_scale, v = root * root;
+      adam_rule(adam, adam.weight_decay, gradient[c], w, m, v);
+      weight[c] = to_bf16_stochastic(w, weight_random[c]);
+      scratch.first[c] = m;
+      scratch.second[c] = sqrtf(v);
+    });
+    const float new_first_scale = block_scale(
+        max_columns(team, count, [&](int c) { return bits_float(float_bits(scratch.first[c]) & 0x7fffffffu); }));
+    const float new_second_scale = block_scale(max_columns(team, count, [&](int c) { return scratch.second[c]; }));
+    const float first_inverse = inverse_scale(new_first_scale), second_inverse = inverse_scale(new_second_scale);
+    for_columns(team, count, [&](int c) {
+      first[c] = code_nearest(scratch.first[c] * first_inverse);
+      second[c] = code_stochastic_positive(scratch.second[c] * second_inverse, second_random[c]);
+    });
+    once(team, [&] {
+      parameters.first_scale[block] = new_first_scale;
+      parameters.second_scale[block] = new_second_scale;
+    });
+  }
+  team.team_barrier();  // scratch is free again
+}
+
+/// A bias: fp32, no weight decay. Called by one lane.
+KOKKOS_FORCEINLINE_FUNCTION void adam_bias(const ParameterVector& parameters, std::int64_t i, float gradient,
+                                           const AdamStep& adam) {
+  float w = parameters.weight[i], m = parameters.first_moment[i], v = parameters.second_moment[i];
+  adam_rule(adam, 0.0f, gradient, w, m, v);
+  parameters.weight[i] = w;
+  parameters.first_moment[i] = m;
+  parameters.second_moment[i] = v;
+}
+
+/// Refuses what these kernels cannot read, on the host, before a kernel starts.
+inline void require_portable_storage(const ParameterRows& parameters) {
+  WEFT_ASSERT(parameters.weight_rest == nullptr);
+  WEFT_ASSERT(parameters.segment > 0 && parameters.columns % parameters.segment == 0);
+  static_cast<void>(parameters);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one Adam rule, for one parameter, in fp32, and the random bits with which results are rounded to storage: what
+// every kernel that updates parameters shares, portable and CUDA alike.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/array.hpp"
+#include "kernels/optimize/parameters.hpp"
+#include "kernels/random.hpp"
+
+namespace weft::kernels {
+
+/// w, m and v of the step, from the gradient as the kernel found it (gradient_scale is applied here). The update uses m
+/// and v before they are rounded to storage.
+WEFT_HOST_DEVICE inline void adam_rule(const AdamStep& adam, float weight_decay, float gradient, float& weight,
+                                       float& first_moment, float& second_moment) {
+  const float g = adam.gradient_scale * gradient;
+  const float m = adam.beta1 * first_moment + adam.first_gain * g;
+  const float v = adam.beta2 * second_moment + adam.second_gain * (g * g);
+  const float direction = m * adam.first_correction / (sqrtf(v * adam.second_correction) + adam.epsilon);
+  weight = weight - adam.learning_rate * (direction + weight_decay * weight);
+  first_moment = m;
+  second_moment = v;
+}
+
+/// Stochastic rounding takes 16 bits an element. Element e (ParameterRows::global_element) owns 16-bit part e % 8 of
+/// the four words of philox(seed, purpose, step, e / 8), low half first: one call serves 8 consecutive elements, and
+/// the bits depend neither on the grid nor on how a kernel cuts a row.
+constexpr int kElementsPerRandom = 8;
+
+WEFT_HOST_DEVICE inline std::uint32_t rounding_bits(const Random4& random, int part) {
+  return (random.word[part >> 1] >> (16 * (part & 1))) & 0xffffu;
+}
+
+}  // namespace weft::kernels

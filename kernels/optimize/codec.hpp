@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// 8-bit codes for Adam's moments: e4m3 (1 sign, 4 exponent, 3 mantissa bits, bias 7; OCP 8-bit floating point, 2023: no
+// infinity, 0x7f is NaN, largest 448, smallest 2^-9) times one fp32 scale a block. The largest magnitude of a block
+// becomes 448.
+//
+// Integer arithmetic on the bits of an fp32 number alone: the same code on host and GPU, and the code that the GPU's
+// converter gives (cvt.rn.satfinite.e4m3x2.f32) where rounding is to nearest.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/array.hpp"
+#include "kernels/bf16.hpp"
+
+namespace weft::kernels {
+
+constexpr float kLargestCode = 448.0f;
+constexpr std::uint8_t kCodeNaN = 0x7f;
+
+WEFT_HOST_DEVICE inline float code_to_float(std::uint8_t code) {
+  const std::uint32_t magnitude = code & 0x7fu;
+  const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80u) << 24;
+  // Normal: the exponent moves from bias 7 to 127. Subnormal: magnitude * 2^-9, exact.
+  const std::uint32_t normal = (magnitude << 20) + (120u << 23);
+  const std::uint32_t subnormal = float_bits(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-9f);
+  const std::uint32_t bits = magnitude < 8u ? subnormal : normal;
+  return bits_float(sign | (magnitude == 0x7fu ? 0x7fc00000u : bits));
+}
+
+/// Nearest code, ties to the even one; beyond 448 stays 448, NaN becomes 0x7f.
+WEFT_HOST_DEVICE inline std::uint8_t code_nearest(float value) {
+  const std::uint32_t sign = (float_bits(value) >> 24) & 0x80u;
+  const std::uint32_t bits = float_bits(value) & 0x7fffffffu;
+  const std::uint32_t normal = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - (120u << 3);
+  // 2^14 has a spacing of 2^-9 in fp32: the addition rounds to a multiple of the smallest code.
+  const std::uint32_t subnormal = float_bits(bits_float(bits) + 0x1p14f) - float_bits(0x1p14f);
+  std::uint32_t code = bits < float_bits(0x1p-6f) ? subnormal : normal;
+  code = bits >= float_bits(kLargestCode) ? 0x7eu : code;
+  return static_cast<std::uint8_t>(sign | (bits > 0x7f800000u ? 0x7fu : code));
+}
+
+/// One of the two codes around `value`, the upper with probability (distance to the lower) / (spacing): unbiased up to
+/// 2^-16 of the spacing. `random16` is uniform in [0, 65536). Beyond 448 and NaN as above.
+WEFT_HOST_DEVICE inline std::uint8_t code_stochastic(float value, std::uint32_t random16) {
+  const std::uint32_t sign = (float_bits(value) >> 24) & 0x80u;
+  const std::uint32_t bits = float_bits(value) & 0x7fffffffu;
+  const std::uint32_t normal = ((bits + (random16 << 4)) >> 20) - (120u << 3);
+  // value in 2^-16 of the smallest code; below 2^-6 it is less than 2^19, so that the conversion to integer is safe.
+  const bool small = bits < float_bits(0x1p-6f);
+  const float units = small ? bits_float(bits) * 0x1p25f : 0.0f;
+  const std::uint32_t subnormal = (static_cast<std::uint32_t>(static_cast<std::int32_t>(units)) + random16) >> 16;
+  std::uint32_t code = small ? subnormal : normal;
+  code = bits >= float_bits(kLargestCode) ? 0x7eu : code;
+  return static_cast<std::uint8_t>(sign | (bits > 0x7f800000u ? 0x7fu : code));
+}
+
+/// The code of a non-negative value that must not vanish: at least the smallest code when `value` > 0 (a second moment
+/// that became 0 would divide by epsilon alone).
+WEFT_HOST_DEVICE inline std::uint8_t code_stochastic_positive(float value, std::uint32_t random16) {
+  const std::uint8_t code = code_stochastic(value, random16);
+  return code == 0 && value > 0.0f ? std::uint8_t{1} : code;
+}
+
+/// Scale of a block whose largest magnitude is `largest`. Below 2^-100 the block counts as zero: its reciprocal would
+/// overflow.
+WEFT_HOST_DEVICE inline float block_scale(float largest) { return largest < 0x1p-100f ? 0.0f : largest / kLargestCode; }
+/// What values are multiplied by before coding; 0 for a block of zeros.
+WEFT_HOST_DEVICE inline float inverse_scale(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
+
+}  // namespace weft::kernels

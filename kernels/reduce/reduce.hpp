@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sums whose order is fixed: what several ranks contributed is added in rank order, in fp32; scalars are formed in fp64
+// from blocks of fixed size. The result never depends on the number of threads.
+#pragma once
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels {
+
+/// out[i] = parts[0, i] + parts[1, i] + ...: parts [n_parts, n].
+void sum_parts(const Execution&, Matrix<const float> parts, Array<float> out);
+
+/// out[n, j] = bias[j] + sum over parts of partial[p * rows + n, j], as residual_and_loss forms it: a reconstruction in
+/// normalised space. partial [n_parts * out.rows, columns] fp32 or bf16.
+void reconstruct(const Execution&, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias, Matrix<float> out);
+
+/// out[i] (+)= sum of squares of row i.
+void add_row_norms(const Execution&, Matrix<const float> rows, Array<double> out);
+
+/// into[i] += from[i].
+void accumulate(const Execution&, Array<const double> from, Array<double> into);
+
+/// counts[layer] += entries of the layer's features: [n_layers].
+void accumulate_layer_counts(const Execution&, Array<const std::int64_t> hit_offsets, std::int64_t n_features,
+                             Array<double> counts);
+
+/// *out = how many values are at least `bound`.
+void count_at_least(const Execution&, Array<const std::int64_t> values, std::int64_t bound, std::int64_t* out);
+
+/// *out = sum of values; workspace holds ceil(size / 4096) doubles.
+void total(const Execution&, Array<const double> values, Array<double> workspace, double* out);
+
+}  // namespace weft::kernels

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/portable.hpp"
+#include "kernels/reduce/reduce.hpp"
+
+namespace weft::kernels {
+namespace {
+
+constexpr std::int64_t kBlock = 4096;
+
+template <class T>
+void reconstruct_as(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias,
+                    Matrix<float> out) {
+  const Matrix<const T> parts{static_cast<const T*>(partial.data), partial.rows, partial.columns, partial.stride};
+  for_all(
+      execution, "reconstruct", out.rows, KOKKOS_LAMBDA(std::int64_t n) {
+        for (std::int64_t j = 0; j < out.columns; ++j) {
+          float sum = static_cast<float>(parts(n, j));
+          for (std::int64_t p = 1; p < n_parts; ++p) sum += static_cast<float>(parts(p * out.rows + n, j));
+          out(n, j) = sum + bias[j];
+        }
+      });
+}
+
+}  // namespace
+
+void sum_parts(const Execution& execution, Matrix<const float> parts, Array<float> out) {
+  for_all(
+      execution, "sum_parts", out.size, KOKKOS_LAMBDA(std::int64_t i) {
+        float sum = parts(0, i);
+        for (std::int64_t p = 1; p < parts.rows; ++p) sum += parts(p, i);
+        out[i] = sum;
+      });
+}
+
+void reconstruct(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias,
+                 Matrix<float> out) {
+  if (partial.type == Scalar::bf16)
+    reconstruct_as<bf16>(execution, partial, n_parts, bias, out);
+  else
+    reconstruct_as<float>(execution, partial, n_parts, bias, out);
+}
+
+void add_row_norms(const Execution& execution, Matrix<const float> matrix, Array<double> out) {
+  for_all(
+      execution, "add_row_norms", matrix.rows, KOKKOS_LAMBDA(std::int64_t i) {
+        double sum = 0;
+        for (std::int64_t j = 0; j < matrix.columns; ++j) {
+          const double value = static_cast<double>(matrix(i, j));
+          sum += value * value;
+        }
+        out[i] += sum;
+      });
+}
+
+void accumulate(const Execution& execution, Array<const double> from, Array<double> into) {
+  for_all(
+      execution, "accumulate", from.size, KOKKOS_LAMBDA(std::int64_t i) { into[i] += from[i]; });
+}
+
+void accumulate_layer_counts(const Execution& execution, Array<const std::int64_t> hit_offsets, std::int64_t n_features,
+                             Array<double> counts) {
+  for_all(
+      execution, "accumulate_layer_counts", counts.size, KOKKOS_LAMBDA(std::int64_t layer) {
+        counts[layer] += static_cast<double>(hit_offsets[(layer + 1) * n_features] - hit_offsets[layer * n_features]);
+      });
+}
+
+void count_at_least(const Execution& execution, Array<const std::int64_t> values, std::int64_t bound,
+                    std::int64_t* out) {
+  // One thread: this is asked for when a line is logged, and integer atomics would need a cleared counter first.
+  for_all(
+      execution, "count_at_least", 1, KOKKOS_LAMBDA(std::int64_t) {
+        std::int64_t count = 0;
+        for (std::int64_t i = 0; i < values.size; ++i) count += values[i] >= bound ? 1 : 0;
+        *out = count;
+      });
+}
+
+void total(const Execution& execution, Array<const double> values, Array<double> workspace, double* out) {
+  const std::int64_t n_blocks = (values.size + kBlock - 1) / kBlock;
+  for_all(
+      execution, "total_blocks", n_blocks, KOKKOS_LAMBDA(std::int64_t block) {
+        double sum = 0;
+        const std::int64_t end = (block + 1) * kBlock < values.size ? (block + 1) * kBlock : values.size;
+        for (std::int64_t i = block * kBlock; i < end; ++i) sum += values[i];
+        workspace[block] = sum;
+      });
+  for_all(
+      execution, "total", 1, KOKKOS_LAMBDA(std::int64_t) {
+        double sum = 0;
+        for (std::int64_t block = 0; block < n_blocks; ++block) sum += workspace[block];
+        *out = sum;
+      });
+}
+
+}  // namespace weft::kernels

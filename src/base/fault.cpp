@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/fault.hpp"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace weft::fault {
+namespace {
+
+struct Order {
+  std::string point;
+  std::int64_t countdown = 1;
+  std::int64_t rank = -1;  // -1: any
+  std::int64_t step = -1;
+  Kind kind = Kind::kill;
+};
+
+std::mutex mutex;
+std::string ordered = std::getenv("WEFT_FAULT") == nullptr ? "" : std::getenv("WEFT_FAULT");
+std::optional<Order> current;
+
+std::int64_t number(const std::string& word, std::int64_t least) {
+  char* end = nullptr;
+  const long long value = std::strtoll(word.c_str(), &end, 10);
+  if (word.empty() || *end != '\0' || value < least)
+    throw error(ExitCode::usage, "WEFT_FAULT={}: \"{}\" is not a number >= {} (point[@n]:rank:step[:kind])", ordered,
+                word, least);
+  return value;
+}
+
+Kind kind_of(const std::string& word) {
+  static const std::pair<const char*, Kind> kinds[] = {{"kill", Kind::kill},
+                                                       {"exit", Kind::exit},
+                                                       {"throw", Kind::throw_error},
+                                                       {"segfault", Kind::segfault},
+                                                       {"stop", Kind::stop},
+                                                       {"enospc", Kind::enospc},
+                                                       {"nan", Kind::nan}};
+  for (const auto& [name, kind] : kinds)
+    if (word == name) return kind;
+  throw error(ExitCode::usage, "WEFT_FAULT={}: unknown kind \"{}\" (kill, exit, throw, segfault, stop, enospc, nan)",
+              ordered, word);
+}
+
+Order read(const std::string& words) {
+  std::vector<std::string> parts{""};
+  for (const char c : words) {
+    if (c == ':')
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  if (parts.size() < 3 || parts.size() > 4)
+    throw error(ExitCode::usage, "WEFT_FAULT={}: wants point[@n]:rank:step[:kind]", words);
+  Order order;
+  const std::size_t at = parts[0].find('@');
+  order.point = parts[0].substr(0, at);
+  if (at != std::string::npos) order.countdown = number(parts[0].substr(at + 1), 1);
+  if (parts[1] != "*") order.rank = number(parts[1], 0);
+  if (parts[2] != "*") order.step = number(parts[2], 0);
+  if (parts.size() == 4) order.kind = kind_of(parts[3]);
+  return order;
+}
+
+}  // namespace
+
+namespace detail {
+
+bool armed = !ordered.empty();
+
+Kind fire(std::string_view name, int rank, std::int64_t step) {
+  Kind kind = Kind::none;
+  {
+    const std::lock_guard lock(mutex);
+    if (!current) current = read(ordered);
+    Order& order = *current;
+    if (order.point != name || (order.rank >= 0 && order.rank != rank) || (order.step >= 0 && order.step != step))
+      return kind;
+    if (--order.countdown != 0) return kind;
+    kind = order.kind;
+  }
+  switch (kind) {
+    case Kind::kill:
+      ::kill(::getpid(), SIGKILL);
+      break;
+    case Kind::exit:
+      ::_exit(1);
+    case Kind::segfault:
+      ::raise(SIGSEGV);
+      break;
+    case Kind::stop:
+      ::raise(SIGSTOP);
+      break;
+    case Kind::throw_error:
+      throw error(ExitCode::internal, "fault ordered at {} on rank {}, step {}", name, rank, step);
+    case Kind::enospc:
+      throw error(ExitCode::io, "fault ordered at {} on rank {}, step {} (No space left on device)", name, rank, step);
+    case Kind::nan:
+      return Kind::nan;
+    case Kind::none:
+      break;
+  }
+  return Kind::none;
+}
+
+}  // namespace detail
+
+void order(const std::string& words) {
+  const std::lock_guard lock(mutex);
+  ordered = words;
+  current.reset();
+  detail::armed = !words.empty();
+}
+
+}  // namespace weft::fault

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/directory.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "checkpoint/manifest.hpp"
+#include "storage/durable.hpp"
+
+namespace weft::checkpoint {
+namespace fs = std::filesystem;
+
+std::int64_t step_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "step_";
+  constexpr std::size_t kMostDigits = 18;  // fits 64 bits
+  if (!name.starts_with(kPrefix) || name.size() == kPrefix.size() || name.size() > kPrefix.size() + kMostDigits)
+    return -1;
+  std::int64_t step = 0;
+  for (const char c : name.substr(kPrefix.size())) {
+    if (c < '0' || c > '9') return -1;
+    step = 10 * step + (c - '0');
+  }
+  return name == directory_name(step) ? step : -1;
+}
+
+std::vector<std::int64_t> steps_in(const fs::path& directory) {
+  std::vector<std::int64_t> steps;
+  if (!fs::exists(directory)) return steps;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+    if (const std::int64_t step = step_of(entry.path().filename().string()); step >= 0 && entry.is_directory())
+      steps.push_back(step);
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+void remove_leftovers(const fs::path& directory) {
+  if (!fs::exists(directory)) return;
+  std::vector<fs::path> leftovers;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+    if (entry.path().extension() == ".tmp") leftovers.push_back(entry.path());
+  std::sort(leftovers.begin(), leftovers.end());
+  for (const fs::path& path : leftovers) {
+    std::error_code failed;
+    fs::remove_all(path, failed);
+    if (failed)
+      log::warning("{}: left over from an interrupted write, cannot be removed ({})", path.string(), failed.message());
+    else
+      log::warning("{}: left over from an interrupted write; removed", path.string());
+  }
+}
+
+void set_aside(const fs::path& step_directory) {
+  fs::path target = step_directory.string() + ".abandoned";
+  for (int n = 2; fs::exists(target); ++n) target = step_directory.string() + ".abandoned." + std::to_string(n);
+  storage::rename_durably(step_directory, target);
+  log::warning("{}: newer than what this run goes on from; set aside as {}", step_directory.string(),
+               target.filename().string());
+}
+
+std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, const Settings& settings) {
+  const std::size_t keep = static_cast<std::size_t>(std::max<std::int64_t>(2, settings.keep));
+  std::vector<std::int64_t> old;
+  for (std::size_t i = 0; i + keep < durable.size(); ++i)
+    if (settings.keep_every <= 0 || durable[i] % settings.keep_every != 0) old.push_back(durable[i]);
+  return old;
+}
+
+}  // namespace weft::checkpoint

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The named tensors that make up the state of a run: the only source of checkpoints, of the memory plan and of
+// inspection.
+//
+// A tensor is cut along its first axis only. Every rank names all tensors, in the same order, with the same type and
+// global shape; the ranges differ. Over all ranks the owned ranges cover each row exactly once, whatever the grid: that
+// is what makes a checkpoint readable on any other number of ranks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/array.hpp"
+#include "parallel/grid.hpp"
+
+namespace weft::checkpoint {
+
+struct Tensor {
+  std::string
+      name;  ///< "encoder_0/weight", "encoder_0/weight.first_moment", "decoder_bias", …: letters, digits, _ . - /
+  kernels::Scalar type = kernels::Scalar::fp32;
+  std::vector<std::int64_t> shape;  ///< global; at least one axis
+  parallel::Range held;             ///< rows (first axis) that this rank has in memory
+  parallel::Range owned;            ///< rows that this rank writes, inside `held`; empty where another rank owns them
+  void* data = nullptr;             ///< row held.begin, rows contiguous
+  bool on_device = false;           ///< `data` is reached by device::copy, not by the host
+
+  /// Where the state is not plain rows (an fp32 weight kept as two 16-bit planes): pack global rows [begin, end) into
+  /// host memory and back. Both or none; `data` is then not used.
+  std::function<void(parallel::Range rows, void* packed)> gather = {};
+  std::function<void(parallel::Range rows, const void* packed)> scatter = {};
+
+  /// Bytes of one row.
+  std::int64_t row_bytes() const;
+};
+
+class Registry {
+ public:
+  /// Throws Error(internal) when the name is taken or unusable, or the ranges do not fit the shape.
+  void add(Tensor tensor);
+
+  std::span<const Tensor> tensors() const { return tensors_; }
+  const Tensor* find(const std::string& name) const;
+  /// Bytes that this rank writes into a checkpoint.
+  std::int64_t bytes() const;
+  /// Bytes that this rank holds.
+  std::int64_t held_bytes() const;
+
+ private:
+  std::vector<Tensor> tensors_;
+};
+
+/// Letters, digits, '_', '-', '.' and single inner '/', no "..": safe as a path inside a file.
+bool usable_name(std::string_view name);
+
+}  // namespace weft::checkpoint

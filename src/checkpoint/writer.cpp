@@ -1,0 +1,527 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/writer.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "base/contract.hpp"
+#include "base/fault.hpp"
+#include "base/log.hpp"
+#include "checkpoint/agreement.hpp"
+#include "checkpoint/directory.hpp"
+#include "device/memory.hpp"
+#include "kernels/runtime.hpp"
+#include "storage/digest.hpp"
+#include "storage/durable.hpp"
+#include "storage/tensor_file.hpp"
+
+namespace weft::checkpoint {
+namespace fs = std::filesystem;
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+constexpr std::int64_t kAlignment = 64;
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+/// The owned part as a tensor of its own: what stands in the shard.
+std::vector<std::int64_t> owned_shape(const Tensor& tensor) {
+  std::vector<std::int64_t> shape = tensor.shape;
+  shape[0] = tensor.owned.size();
+  return shape;
+}
+
+// --- finiteness ----------------------------------------------------------------------------------------------------
+
+template <class Bits>
+std::int64_t first_with_exponent(const void* data, std::int64_t count, Bits exponent) {
+  const auto* bits = static_cast<const Bits*>(data);
+  Bits any = 0;
+  for (std::int64_t i = 0; i < count; ++i) any |= static_cast<Bits>((bits[i] & exponent) == exponent);  // vectorises
+  if (any == 0) return -1;
+  for (std::int64_t i = 0; i < count; ++i)
+    if ((bits[i] & exponent) == exponent) return i;
+  return -1;
+}
+
+/// Index of the first number that is not finite; -1 when all are.
+std::int64_t first_nonfinite(kernels::Scalar type, const void* data, std::int64_t count) {
+  switch (type) {
+    case kernels::Scalar::fp32:
+      return first_with_exponent<std::uint32_t>(data, count, 0x7f800000u);
+    case kernels::Scalar::bf16:
+      return first_with_exponent<std::uint16_t>(data, count, 0x7f80u);
+    case kernels::Scalar::fp16:
+      return first_with_exponent<std::uint16_t>(data, count, 0x7c00u);
+    case kernels::Scalar::fp64:
+      return first_with_exponent<std::uint64_t>(data, count, 0x7ff0000000000000u);
+    default:
+      return -1;
+  }
+}
+
+void require_finite(const Tensor& tensor, parallel::Range rows, const void* data) {
+  const std::int64_t row_numbers = tensor.row_bytes() / kernels::bytes_of(tensor.type);
+  const std::int64_t at = first_nonfinite(tensor.type, data, rows.size() * row_numbers);
+  if (at >= 0)
+    throw error(ExitCode::numeric,
+                "{} is not finite in row {} (the checkpoint is not written: the last good one stays)", tensor.name,
+                rows.begin + at / row_numbers);
+}
+
+// --- one shard -----------------------------------------------------------------------------------------------------
+
+struct Shard {
+  std::int64_t bytes = 0;
+  std::vector<std::string> sha256;
+};
+
+/// What every rank must register alike, as one digest.
+std::string common_digest(const Registry& registry) {
+  std::string text;
+  for (const Tensor& tensor : registry.tensors())
+    text += fmt::format("{} {} {}\n", tensor.name, name_of(tensor.type), fmt::join(tensor.shape, ","));
+  return storage::sha256(text);
+}
+
+/// Gives owned rows of tensor `index` as contiguous host memory, valid until the next call.
+using RowSource = std::function<const void*(std::size_t index, parallel::Range rows)>;
+
+/// Writes, closes, looks again, syncs and digests this rank's file. Throws at the first thing that is not as it should
+/// be.
+Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, const Registry& registry,
+                  const RowSource& source) {
+  const auto pass = [&](const char* point) { fault::point(point, rank, manifest.step); };
+  {
+    storage::Handle file = storage::create_file(path);
+    pass("after-open");
+    storage::write_attribute(file, "format", "weft-checkpoint-shard");
+    storage::write_attribute(file, "format_version", kFormatVersion);
+    storage::write_attribute(file, "step", manifest.step);
+    storage::write_attribute(file, "rank", std::int64_t{rank});
+    storage::write_attribute(file, "n_ranks", manifest.world);
+    storage::write_attribute(file, "code_revision", manifest.code_revision);
+    storage::write_attribute(file, "dataset_fingerprint", manifest.dataset_fingerprint);
+    for (std::size_t t = 0; t < registry.tensors().size(); ++t) {
+      const Tensor& tensor = registry.tensors()[t];
+      if (tensor.owned.size() == 0) continue;
+      const std::vector<std::int64_t> shape = owned_shape(tensor);
+      storage::Handle dataset = storage::create_dataset(file, tensor.name, tensor.type, shape);
+      storage::write_attribute(dataset, "first_row", tensor.owned.begin);
+      storage::write_attribute(dataset, "global_rows", tensor.shape[0]);
+      const std::int64_t piece = storage::piece_rows(tensor.type, shape);
+      for (std::int64_t begin = 0; begin < shape[0]; begin += piece) {
+        const std::int64_t end = std::min(shape[0], begin + piece);
+        const parallel::Range rows{tensor.owned.begin + begin, tensor.owned.begin + end};
+        const void* data = source(t, rows);
+        require_finite(tensor, rows, data);
+        storage::write_rows(dataset, begin, end - begin, data);
+        pass("mid-dataset");
+      }
+      dataset.close();
+    }
+    pass("before-close");
+    file.close();
+  }
+  {
+    // Closing proves nothing: with these version bounds a full disk can leave HDF5 content. So look at what is there.
+    const storage::Handle file = storage::open_file(path);
+    for (const Tensor& tensor : registry.tensors())
+      if (tensor.owned.size() > 0)
+        storage::require_complete(storage::open_dataset(file, tensor.name, tensor.type, owned_shape(tensor)),
+                                  tensor.name);
+  }
+  pass("before-fsync");
+  Shard shard;
+  shard.bytes = static_cast<std::int64_t>(fs::file_size(path));
+  // The disk is busy with one and the processor with the other.
+  std::optional<Failure> unsynced;
+  std::thread syncing([&] { unsynced = attempt([&] { storage::sync_file(path); }); });
+  const auto undigested = attempt([&] {
+    shard.sha256 = storage::sha256_segments(path, shard.bytes, 0, storage::digest_segments(shard.bytes),
+                                            storage::digest_threads());
+  });
+  syncing.join();
+  for (const auto& failure : {unsynced, undigested})
+    if (failure) throw Error(failure->code, failure->message);
+  return shard;
+}
+
+}  // namespace
+
+// --- the writer ----------------------------------------------------------------------------------------------------
+
+struct Writer::State {
+  const parallel::Communicator& world;
+  const fs::path directory;
+  const Settings settings;
+  const Registry& registry;
+  const kernels::Execution execution;
+
+  device::Allocation staging;         // full: this rank's share; chunked: one piece
+  std::vector<std::int64_t> offsets;  // full: where each tensor's owned rows begin in it
+
+  std::vector<std::int64_t> durable;  // steps of this course of the run, ascending; on rank 0 what retention works on
+  std::int64_t last_durable = -1;
+  double last_seconds = 0;
+  std::int64_t failures = 0;  // one after the other
+
+  // In flight. Each phase has a thread of its own: every rank's writes its shard, then rank 0's publishes.
+  enum class Phase { idle, writing, publishing } phase = Phase::idle;
+  Manifest manifest;
+  fs::path temporary;
+  Clock::time_point begin;
+  double pause = 0;
+  std::thread thread;
+  std::atomic<bool> done{false};
+  std::atomic<bool> cancelled{false};  // the run ends with an error: nobody waits for this shard
+  Shard shard;                         // the thread's result, read after it has been joined
+  std::optional<Failure> failure;
+
+  State(const parallel::Communicator& world_, fs::path directory_, const Settings& settings_, const Registry& registry_,
+        const kernels::Execution& execution_)
+      : world(world_),
+        directory(std::move(directory_)),
+        settings(settings_),
+        registry(registry_),
+        execution(execution_),
+        staging(staging_bytes(settings_, registry_), device::Allocation::Where::host) {
+    // Touched now, not in the first checkpoint's pause.
+    if (staging.bytes() > 0) std::memset(staging.data(), 0, static_cast<std::size_t>(staging.bytes()));
+    std::int64_t at = 0;
+    for (const Tensor& tensor : registry.tensors()) {
+      offsets.push_back(at);
+      at += aligned(tensor.owned.size() * tensor.row_bytes());
+    }
+  }
+
+  ~State() {
+    cancelled = true;
+    if (thread.joinable()) thread.join();
+  }
+
+  /// Rows into `to`, without waiting for the copy where the device copies by itself.
+  void copy_out(const Tensor& tensor, parallel::Range rows, void* to) const {
+    const std::int64_t bytes = rows.size() * tensor.row_bytes();
+    const char* from = static_cast<const char*>(tensor.data) + (rows.begin - tensor.held.begin) * tensor.row_bytes();
+    if (tensor.gather)
+      tensor.gather(rows, to);
+    else if (tensor.on_device)
+      device::copy(execution, to, from, bytes, device::Direction::to_host);
+    else
+      std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+
+  void stage_all() const {
+    for (std::size_t t = 0; t < offsets.size(); ++t) {
+      const Tensor& tensor = registry.tensors()[t];
+      if (tensor.owned.size() > 0) copy_out(tensor, tensor.owned, static_cast<char*>(staging.data()) + offsets[t]);
+    }
+    kernels::fence(execution);
+  }
+
+  const void* staged(std::size_t t, parallel::Range rows) const {
+    if (cancelled) throw error(ExitCode::io, "given up, the run ends");
+    const Tensor& tensor = registry.tensors()[t];
+    return static_cast<const char*>(staging.data()) + offsets[t] +
+           (rows.begin - tensor.owned.begin) * tensor.row_bytes();
+  }
+
+  const void* live(std::size_t t, parallel::Range rows) const {
+    const Tensor& tensor = registry.tensors()[t];
+    if (!tensor.gather && !tensor.on_device)
+      return static_cast<const char*>(tensor.data) + (rows.begin - tensor.held.begin) * tensor.row_bytes();
+    copy_out(tensor, rows, staging.data());
+    kernels::fence(execution);
+    return staging.data();
+  }
+
+  void write(const RowSource& source) {
+    const fs::path path = temporary / shard_name(world.rank());
+    failure = attempt([&] { shard = write_shard(path, world.rank(), manifest, registry, source); });
+    if (failure) {
+      // A file that HDF5 could not close stays open inside it; its space must be free all the same.
+      std::error_code ignored;
+      fs::resize_file(path, 0, ignored);
+    }
+    done = true;
+  }
+
+  /// Who wrote what, from all ranks. Collective.
+  void collect_shards() {
+    const std::size_t n_ranks = static_cast<std::size_t>(world.size()), n_tensors = registry.tensors().size();
+    std::vector<std::int64_t> mine{shard.bytes}, all((1 + 2 * n_tensors) * n_ranks);
+    for (const Tensor& tensor : registry.tensors()) {
+      mine.push_back(tensor.owned.begin);
+      mine.push_back(tensor.owned.end);
+    }
+    world.all_gather(mine.data(), all.data(), static_cast<std::int64_t>(mine.size() * sizeof mine[0]));
+    manifest.tensors.clear();
+    for (const Tensor& tensor : registry.tensors())
+      manifest.tensors.push_back({tensor.name, tensor.type, tensor.shape});
+    manifest.shards.assign(n_ranks, {});
+    std::vector<std::int64_t> digest_bytes(n_ranks);
+    std::int64_t total = 0;
+    for (std::size_t r = 0; r < n_ranks; ++r) {
+      const std::int64_t* values = all.data() + r * mine.size();
+      ShardEntry& entry = manifest.shards[r];
+      entry.file = shard_name(static_cast<int>(r));
+      entry.bytes = values[0];
+      for (std::size_t t = 0; t < n_tensors; ++t) entry.owned.push_back({values[1 + 2 * t], values[2 + 2 * t]});
+      digest_bytes[r] = storage::digest_segments(entry.bytes) * 64;
+      total += digest_bytes[r];
+    }
+    std::string digests;
+    for (const std::string& digest : shard.sha256) digests += digest;
+    std::string gathered(static_cast<std::size_t>(total), '0');
+    world.all_gather_uneven(digests.data(), gathered.data(), digest_bytes);
+    std::size_t at = 0;
+    for (ShardEntry& entry : manifest.shards)
+      for (std::int64_t i = 0; i < storage::digest_segments(entry.bytes); ++i, at += 64)
+        entry.sha256.push_back(gathered.substr(at, 64));
+  }
+
+  void pass(const char* point) const { fault::point(point, world.rank(), manifest.step); }
+
+  /// From agreed shards to a durable checkpoint: rank 0.
+  void publish(const fs::path& path) {
+    pass("before-manifest");
+    const std::string text = to_text(manifest);
+    try {
+      parse(text);
+    } catch (const Error& failure) {  // ranks that registered different rows: found now, not when resuming
+      throw error(ExitCode::internal, "this checkpoint could not be read back: {}", failure.what());
+    }
+    storage::write_text(temporary / kManifestName, text);
+    storage::sync_directory(temporary);
+    pass("before-rename");
+    if (fs::exists(path)) {
+      // Left by a course of the run that did not count; it must not stand in the way.
+      const fs::path replaced = path.string() + ".replaced.tmp";
+      fs::remove_all(replaced);
+      fs::rename(path, replaced);
+    }
+    storage::rename_durably(temporary, path);
+    durable.push_back(manifest.step);
+  }
+
+  /// What is good to do once the checkpoint exists: rank 0. A failure here costs disk space, not the checkpoint.
+  void tidy(const fs::path& path) {
+    pass("after-rename");
+    pass("before-latest");
+    storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
+    fs::remove_all(path.string() + ".replaced.tmp");
+    for (const std::int64_t step : expired(durable, settings)) {
+      // Renamed first: what is half deleted must not look like a checkpoint.
+      const fs::path old = directory / directory_name(step), doomed = old.string() + ".deleted.tmp";
+      std::error_code failed;
+      fs::rename(old, doomed, failed);
+      pass("mid-delete");
+      if (!failed) fs::remove_all(doomed, failed);
+      if (failed) log::warning("{}: cannot be deleted ({}); delete it by hand", old.string(), failed.message());
+      durable.erase(std::find(durable.begin(), durable.end(), step));
+    }
+  }
+
+  /// Rank 0's thread of the second phase.
+  void publish_and_tidy() {
+    const fs::path path = directory / directory_name(manifest.step);
+    failure = attempt([&] { publish(path); });
+    if (!failure) {
+      const auto untidy = attempt([&] { tidy(path); });
+      if (untidy && untidy->code == ExitCode::io)
+        log::warning("{}: {} (the checkpoint itself is durable)", directory.string(), untidy->message);
+      else
+        failure = untidy;
+    }
+    done = true;
+  }
+
+  Report conclude(const std::optional<Failure>& agreed);
+};
+
+Writer::Writer(const parallel::Communicator& world, fs::path directory, const Settings& settings,
+               const Registry& registry, const kernels::Execution& execution, const fs::path& resumed_from) {
+  require_writable(world, directory);
+  const std::string digest = common_digest(registry);
+  const std::string root_digest = world.broadcast(digest);
+  throw_agreed(world, attempt([&] {
+                 if (digest != root_digest) throw error(ExitCode::internal, "it registered other tensors than rank 0");
+               }));
+  state_ = std::make_unique<State>(world, std::move(directory), settings, registry, execution);
+  State& state = *state_;
+  std::optional<Failure> failure = on_root(world, [&] {
+    std::error_code elsewhere;
+    const bool here = !resumed_from.empty() &&
+                      fs::equivalent(resumed_from.parent_path().empty() ? fs::path(".") : resumed_from.parent_path(),
+                                     state.directory, elsewhere);
+    const std::int64_t resumed_step = here ? step_of(resumed_from.filename().string()) : -1;
+    for (const std::int64_t step : steps_in(state.directory)) {
+      if (step <= resumed_step)
+        state.durable.push_back(step);
+      else
+        set_aside(state.directory / directory_name(step));
+    }
+    state.last_durable = resumed_step;
+  });
+  throw_agreed(world, failure);
+  world.broadcast(&state.last_durable, sizeof state.last_durable);
+}
+
+Writer::~Writer() = default;
+
+std::int64_t Writer::staging_bytes(const Settings& settings, const Registry& registry) {
+  std::int64_t all = 0, largest_piece = 0;
+  for (const Tensor& tensor : registry.tensors()) {
+    if (tensor.owned.size() == 0) continue;
+    all += aligned(tensor.owned.size() * tensor.row_bytes());
+    if (tensor.gather || tensor.on_device)
+      largest_piece =
+          std::max(largest_piece, std::min(tensor.owned.size(), storage::piece_rows(tensor.type, owned_shape(tensor))) *
+                                      tensor.row_bytes());
+  }
+  return settings.staging == Staging::full ? all : largest_piece;
+}
+
+bool Writer::busy() const { return state_->phase != State::Phase::idle; }
+bool Writer::shard_done() const { return !busy() || state_->done; }
+std::int64_t Writer::last_durable() const { return state_->last_durable; }
+double Writer::last_seconds() const { return state_->last_seconds; }
+
+bool Writer::start(Manifest manifest) {
+  State& state = *state_;
+  WEFT_ASSERT(!busy());
+  if (manifest.step == state.last_durable) return false;
+  state.begin = Clock::now();
+  state.manifest = std::move(manifest);
+  state.manifest.format_version = kFormatVersion;
+  state.manifest.world = state.world.size();
+  state.temporary = state.directory / (directory_name(state.manifest.step) + ".tmp");
+  state.shard = {};
+  state.done = false;
+  state.phase = State::Phase::writing;
+  state.failure = on_root(state.world, [&] {
+    fs::remove_all(state.temporary);
+    fs::create_directories(state.temporary);
+  });
+  if (state.failure) {
+    state.done = true;
+  } else if (state.settings.staging == Staging::chunked) {
+    state.write([&state](std::size_t t, parallel::Range rows) { return state.live(t, rows); });
+  } else {
+    state.stage_all();
+    state.thread = std::thread(
+        [&state] { state.write([&state](std::size_t t, parallel::Range rows) { return state.staged(t, rows); }); });
+  }
+  state.pause = seconds_since(state.begin);
+  return true;
+}
+
+std::optional<Report> Writer::poll() {
+  if (!busy()) return std::nullopt;
+  std::int64_t done = state_->done ? 1 : 0;
+  state_->world.minimum({&done, 1});
+  if (done == 0) return std::nullopt;
+  return advance();
+}
+
+std::optional<Report> Writer::finish() {
+  std::optional<Report> report;
+  while (busy()) report = advance();
+  return report;
+}
+
+std::optional<Report> Writer::advance() {
+  State& state = *state_;
+  if (!busy()) return std::nullopt;
+  const auto begin = Clock::now();
+  if (state.thread.joinable()) state.thread.join();
+  const std::optional<Failure> failure = agree(state.world, state.failure);
+  if (!failure && state.phase == State::Phase::writing) {
+    state.collect_shards();
+    state.phase = State::Phase::publishing;
+    if (state.world.rank() == 0) {
+      state.done = false;
+      state.thread = std::thread([&state] { state.publish_and_tidy(); });
+    } else {
+      for (const char* point : {"before-manifest", "before-rename", "after-rename", "before-latest", "mid-delete"})
+        state.pass(point);
+    }
+    state.pause += seconds_since(begin);
+    return std::nullopt;
+  }
+  state.phase = State::Phase::idle;
+  state.pause += seconds_since(begin);
+  return state.conclude(failure);
+}
+
+Report Writer::State::conclude(const std::optional<Failure>& agreed) {
+  Report report;
+  report.step = manifest.step;
+  report.path = directory / directory_name(report.step);
+  report.durable = !agreed;
+  // Nobody writes there any more: all ranks have agreed.
+  if (agreed && world.rank() == 0) {
+    std::error_code failed;
+    fs::remove_all(temporary, failed);
+    if (failed) log::warning("{}: cannot be removed ({})", temporary.string(), failed.message());
+  }
+  // The slowest rank's times, so that every rank reports the same.
+  std::int64_t microseconds[] = {std::int64_t(seconds_since(begin) * 1e6), std::int64_t(pause * 1e6)};
+  world.maximum(microseconds);
+  report.seconds = static_cast<double>(microseconds[0]) * 1e-6;
+  report.pause = static_cast<double>(microseconds[1]) * 1e-6;
+  if (report.durable) {
+    for (const ShardEntry& entry : manifest.shards) report.bytes += entry.bytes;
+    failures = 0;
+    last_durable = report.step;
+    last_seconds = report.seconds;
+    return report;
+  }
+
+  if (agreed->code != ExitCode::io) throw Error(agreed->code, agreed->message, KnownTo::all_ranks);
+  report.failure = agreed->message;
+  ++failures;
+  const std::int64_t allowed = std::max<std::int64_t>(1, settings.failures_allowed);
+  if (failures >= allowed)
+    throw collective_error(ExitCode::io,
+                           "{}: {} checkpoint{} in a row could not be written ({}); the newest good one is {}",
+                           directory.string(), failures, failures == 1 ? "" : "s", report.failure,
+                           last_durable < 0 ? "none" : directory_name(last_durable));
+  if (world.rank() == 0)
+    log::warning(
+        "{}: not written, failure {} of {} in a row ({}; {} bytes free); training goes on, {}", report.path.string(),
+        failures, allowed, report.failure, grouped(storage::free_bytes(directory)),
+        last_durable < 0 ? "there is no checkpoint yet" : "the newest checkpoint is " + directory_name(last_durable));
+  return report;
+}
+
+std::string Report::line() const {
+  if (!durable) return fmt::format("checkpoint {}: not written ({})", directory_name(step), failure);
+  return fmt::format("checkpoint {}: {:.3g} GB in {:.2f} s ({:.2f} GB/s), training paused {:.3f} s",
+                     directory_name(step), static_cast<double>(bytes) * 1e-9, seconds, gigabytes_per_second(), pause);
+}
+
+void require_writable(const parallel::Communicator& world, const fs::path& directory) {
+  const auto refuse = [&](const Failure& failure) {
+    throw collective_error(ExitCode::io, "{}: checkpoints cannot be written there ({}); choose another --output",
+                           directory.string(), failure.message);
+  };
+  const fs::path probe = directory / ".probe.tmp";
+  if (const auto failure = on_root(world, [&] {
+        fs::create_directories(directory);
+        storage::write_text(probe, "");
+      }))
+    refuse(*failure);
+  // Also sees a directory that another node does not share.
+  const auto invisible = agree(world, attempt([&] { storage::sync_file(probe); }));
+  if (const auto failure = on_root(world, [&] { fs::remove(probe); })) refuse(*failure);
+  if (invisible) refuse(*invisible);
+}
+
+}  // namespace weft::checkpoint

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The subcommands, one file each. A command is called by every rank with the same request; it returns the exit code of
+// this rank or throws an Error, and never exits.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "commands/request.hpp"
+#include "parallel/world.hpp"
+
+namespace weft::commands {
+
+int train(const Request& request, const parallel::World& world);
+int synth(const Request& request, const parallel::World& world);
+int evaluate(const Request& request, const parallel::World& world);
+int inspect(const Request& request, const parallel::World& world);
+int benchmark(const Request& request, const parallel::World& world);
+
+/// Calls the command of the request; 0 when it was answered by a text already.
+int run(const Request& request, const parallel::World& world);
+
+/// Name -> version of every library that computes, communicates or writes, for --version and run.json.
+std::map<std::string, std::string> library_versions();
+
+}  // namespace weft::commands

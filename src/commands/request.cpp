@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands/request.hpp"
+
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <optional>
+
+#include "commands/commands.hpp"
+#include "input/print.hpp"
+#include "report/build.hpp"
+
+namespace weft::commands {
+namespace {
+
+constexpr const char* help_text =
+    R"(Weft trains cross-layer transcoders: sparse replacements of a transformer's MLPs.
+
+weft train INPUT              train a transcoder; resumes by itself
+weft synth INPUT              write an activation dataset with planted features
+weft evaluate CHECKPOINT      quality on held-out data, per layer
+weft inspect PATH             what is in a dataset or checkpoint, checked
+weft benchmark INPUT          time a step, phase by phase
+
+Options of commands with an INPUT (a TOML file):
+  --set table.key=value       replace a value of the input; repeatable
+  --defaults                  print a commented template of an input
+  --print-config              print the input with every key, as it will run
+  --dry-run                   check input and data headers, print memory and time
+  --output DIR                the run directory (run.output)
+  --walltime hh:mm:ss         train: stop cleanly before (run.walltime)
+  --resume auto|never|PATH    train: go on from the newest valid checkpoint,
+                              start anew, or go on from this one (default auto)
+  --compare FILE              benchmark: fail when slower than this benchmark.json
+  --tune                      benchmark: time the library's algorithms, record the best
+evaluate:
+  --data DIR                  activations to evaluate on (default: the run's)
+  --set, --output             as above; the input is the checkpoint's
+  --help, --version           this text; version, revision and libraries
+
+Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.
+
+Exit codes: 0 finished, 1 internal, 2 input or usage, 3 data, 4 numeric,
+  5 communication or hang, 6 I/O or checkpoint, 75 stopped cleanly with more to do
+  (requeue), 93 no progress since the last start, 128+n stopped on request by
+  signal n, resumable)";
+
+std::string version_text() {
+  const report::BuildRecord& build = report::build_record;
+  std::string text = fmt::format("weft {} ({}{}, {}, {}{}{})", build.version,
+                                 std::string_view(build.revision).substr(0, 12), build.modified ? " modified" : "",
+                                 build.compiler, build.build_type, build.cuda[0] ? ", CUDA " : "", build.cuda);
+  for (const auto& [library, version] : library_versions()) text += fmt::format("\n  {}: {}", library, version);
+  return text;
+}
+
+void print_once(const parallel::World& world, const std::string& text) {
+  if (!world.is_root()) return;
+  fmt::print("{}\n", text);
+  std::fflush(stdout);
+}
+
+struct Declared {
+  Command command;
+  const char* name;
+  const char* subject;
+  bool takes_input;
+};
+constexpr Declared declared[] = {
+    {Command::train, "train", "INPUT", true},
+    {Command::synth, "synth", "INPUT", true},
+    {Command::evaluate, "evaluate", "CHECKPOINT", false},
+    {Command::inspect, "inspect", "PATH", false},
+    {Command::benchmark, "benchmark", "INPUT", true},
+};
+
+template <class... Args>
+Error usage(fmt::format_string<Args...> format, Args&&... args) {
+  return Error(ExitCode::usage, fmt::format(format, std::forward<Args>(args)...) + "; see weft --help",
+               KnownTo::all_ranks);
+}
+
+void add_options(CLI::App& app, Command command, Request& request) {
+  const bool takes_input = command == Command::train || command == Command::synth || command == Command::benchmark;
+  if (takes_input) {
+    app.add_flag("--print-config", request.print_config);
+    app.add_flag("--defaults", request.defaults);
+    app.add_flag("--dry-run", request.dry_run);
+  }
+  if (takes_input || command == Command::evaluate) {
+    // One value an option: a list would swallow the INPUT that follows it.
+    app.add_option("--set", request.sets)->allow_extra_args(false);
+    app.add_option("--output", request.output);
+  }
+  if (command == Command::train) {
+    app.add_option("--resume", request.resume);
+    app.add_option("--walltime", request.walltime);
+  }
+  if (command == Command::evaluate) app.add_option("--data", request.data);
+  if (command == Command::benchmark) {
+    app.add_option("--compare", request.compare);
+    app.add_flag("--tune", request.tune);
+  }
+}
+
+/// What the library could not place: a misspelt command or option, or one word too many.
+Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CLI::App* command) {
+  std::string first = extras.front();
+  for (const std::string& extra : extras)
+    if (extra.size() > 1 && extra[0] == '-') {
+      first = extra.substr(0, extra.find('='));
+      break;
+    }
+  std::vector<std::string> known;
+  if (first[0] == '-') {
+    for (const CLI::App* level : {const_cast<const CLI::App*>(&app), command})
+      if (level != nullptr)
+        for (const CLI::Option* option : level->get_options())
+          if (option->nonpositional()) known.push_back(option->get_name());
+  } else if (command == nullptr) {
+    for (const Declared& entry : declared) known.push_back(entry.name);
+  } else {
+    return usage("unexpected argument \"{}\" of weft {} (it takes one {})", first, command->get_name(),
+                 "argument without an option");
+  }
+  const std::string hint = input::nearest(first, known);
+  return usage("unknown {} \"{}\"{}{}", first[0] == '-' ? "option" : "command", first,
+               command == nullptr ? "" : " of weft " + command->get_name(),
+               hint.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", hint));
+}
+
+}  // namespace
+
+std::string_view name(Command command) {
+  for (const Declared& entry : declared)
+    if (entry.command == command) return entry.name;
+  return "";
+}
+
+Request parse(int argc, const char* const* argv, const parallel::World& world) {
+  Request request;
+  for (int i = 0; i < argc; ++i) request.command_line += fmt::format("{}{}", i == 0 ? "" : " ", argv[i]);
+
+  bool help = false, version = false;
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  app.add_flag("--help", help);
+  app.add_flag("--version", version);
+  app.add_flag("--defaults", request.defaults);
+  for (const Declared& entry : declared) {
+    CLI::App* command = app.add_subcommand(entry.name);
+    command->set_help_flag();
+    command->allow_extras();
+    command->add_flag("--help", help);
+    command->add_flag("--version", version);
+    command->add_option(entry.subject, request.subject);
+    add_options(*command, entry.command, request);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& failure) {
+    throw usage("{}", failure.what());
+  }
+
+  if (help || version) {
+    print_once(world, help ? help_text : version_text());
+    return request;
+  }
+  const std::vector<CLI::App*> given = app.get_subcommands();
+  if (const std::vector<std::string> extras = app.remaining(true); !extras.empty())
+    throw unexpected(extras, app, given.empty() ? nullptr : given.front());
+  if (given.size() > 1)
+    throw usage("two commands, \"{}\" and \"{}\" (one at a time)", given[0]->get_name(), given[1]->get_name());
+  if (given.empty() && !request.defaults) throw usage("no command was given");
+
+  const Declared* chosen = &declared[0];  // weft --defaults: those of train
+  for (const Declared& entry : declared)
+    if (!given.empty() && given.front()->get_name() == entry.name) chosen = &entry;
+  request.command = chosen->command;
+  if (request.subject.empty() && !request.defaults) throw usage("weft {} needs its {}", chosen->name, chosen->subject);
+  if (!request.walltime.empty() && !transcoder::parse_walltime(request.walltime))
+    throw usage("--walltime {} is no time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
+  if (chosen->takes_input && !request.subject.empty() && !request.defaults)
+    request.input_text = world.on_root([&] { return input::load_text(request.subject); });
+
+  if (request.defaults || request.print_config) {
+    Input input;
+    const input::Schema keys = schema(input, request.command);
+    if (request.print_config && !request.defaults) read_input(request, keys, world);
+    std::string text = request.defaults ? input::defaults(keys) : input::print(keys);
+    text.pop_back();  // the newline that printing adds
+    print_once(world, text);
+    request.command = Command::nothing;
+  }
+  return request;
+}
+
+namespace {
+
+void add_synthetic(input::Schema& keys, dataset::SyntheticSettings& s) {
+  keys.table("synthetic", "Planted data, for weft synth.");
+  keys.add("synthetic.output", s.output, "directory that gets train/, validation/ and ground_truth.h5")
+      .path_name()
+      .free();
+  keys.add("synthetic.layers", s.layers, "layers of the imagined model").at_least(1).free();
+  keys.add("synthetic.d_model", s.d_model, "width").at_least(1).free();
+  keys.add("synthetic.features", s.features, "planted features per layer").at_least(1).free();
+  keys.add("synthetic.k", s.k, "active per token and layer; a fraction is the chance of one more").more_than(0).free();
+  keys.add("synthetic.tokens", s.tokens, "tokens of the training set").in("tokens").at_least(1).free();
+  keys.add("synthetic.validation_tokens", s.validation_tokens, "tokens of the held-out set")
+      .in("tokens")
+      .at_least(1)
+      .free();
+  keys.add("synthetic.rows_per_file", s.rows_per_file, "tokens in one file").in("tokens").at_least(1).free();
+  keys.add("synthetic.reach", s.reach, "layers that a feature writes to, its own included; 0 = all that follow")
+      .at_least(0)
+      .free();
+  keys.add("synthetic.noise_db", s.noise_db, "signal power over noise power").in("dB").free();
+  keys.add("synthetic.zipf", s.zipf, "exponent of the features' popularity; 0 = all equal").at_least(0).free();
+  keys.add("synthetic.mean_offset", s.mean_offset, "size of the mean, in standard deviations of the signal")
+      .at_least(0)
+      .free();
+  keys.add("synthetic.dtype", s.dtype,
+           {{"fp32", kernels::Scalar::fp32}, {"fp16", kernels::Scalar::fp16}, {"bf16", kernels::Scalar::bf16}},
+           "type in the files")
+      .free();
+  keys.add("synthetic.compression", s.compression,
+           {{"none", dataset::Compression::none}, {"gzip", dataset::Compression::gzip}}, "filter of the files")
+      .free();
+  keys.add("synthetic.seed", s.seed, "makes other data").at_least(0).free();
+}
+
+}  // namespace
+
+input::Schema schema(Input& input, Command command) {
+  input::Schema keys = transcoder::schema(input.configuration);
+  if (command == Command::train) keys.at("data.train").required("\"data/train\"");
+  add_synthetic(keys, input.synthetic);
+  if (command == Command::evaluate || command == Command::inspect) keys.at("transcoder.features").must_be_given = false;
+  if (command == Command::synth) {  // plants its own features: the model's are the business of a later train
+    input::Key& features = keys.at("transcoder.features").at_least(0);
+    features.must_be_given = false;
+  }
+  return keys;
+}
+
+std::vector<input::Override> overrides(const Request& request) {
+  std::vector<input::Override> all;
+  for (const std::string& set : request.sets) all.push_back({set, ""});
+  if (!request.output.empty())
+    all.push_back(input::override_text("run.output", request.output, "--output " + request.output));
+  if (!request.walltime.empty())
+    all.push_back(input::override_text("run.walltime", request.walltime, "--walltime " + request.walltime));
+  return all;
+}
+
+void read_input(const Request& request, const input::Schema& schema, const parallel::World& world) {
+  // The other ranks read what rank 0 resolved: their environment, and so their paths, could differ.
+  const std::string resolved = world.on_root([&] {
+    input::read(schema, request.input_text, request.subject, overrides(request));
+    return input::print(schema);
+  });
+  if (!world.is_root()) input::read(schema, resolved, request.subject);
+}
+
+}  // namespace weft::commands

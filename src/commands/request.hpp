@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What was asked for on the command line, and the input that goes with it. The same on every rank: rank 0 reads files
+// and environment, the others are told.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dataset/synthetic.hpp"
+#include "input/read.hpp"
+#include "input/schema.hpp"
+#include "parallel/world.hpp"
+#include "transcoder/configuration.hpp"
+
+namespace weft::commands {
+
+/// `nothing`: the command line asked for a text (--help, --version), which was printed.
+enum class Command { nothing, train, synth, evaluate, inspect, benchmark };
+
+/// The command line. Long options only; what an option means stands in the help text (request.cpp).
+struct Request {
+  Command command = Command::nothing;
+  std::string subject;            ///< INPUT, CHECKPOINT or PATH; "" with --defaults
+  std::string input_text;         ///< contents of INPUT, for the commands that take one
+  std::vector<std::string> sets;  ///< --set table.key=value, in order
+  bool print_config = false;
+  bool defaults = false;
+  bool dry_run = false;
+  bool tune = false;            ///< benchmark
+  std::string resume = "auto";  ///< auto | never | PATH
+  std::string walltime;         ///< "" or hh:mm:ss, checked
+  std::string output;           ///< "" or DIR
+  std::string data;             ///< evaluate: DIR
+  std::string compare;          ///< benchmark: "" or FILE
+  std::string command_line;     ///< as given, for the record
+};
+
+/// Reads the command line and, for commands with an INPUT, the file. Prints --help and --version (rank 0). Collective.
+/// Throws a collective Error(usage).
+Request parse(int argc, const char* const* argv, const parallel::World& world);
+
+/// Everything that an input can say, for every command: one file serves synth, train and benchmark. To add a table: a
+/// member here, and its keys in `schema`.
+struct Input {
+  transcoder::Configuration configuration;
+  dataset::SyntheticSettings synthetic;
+};
+
+/// The keys of `input`, and which of them this command cannot do without. `input` must outlive the schema.
+input::Schema schema(Input& input, Command command);
+
+/// --set, --output and --walltime as overrides of input keys.
+std::vector<input::Override> overrides(const Request& request);
+
+/// The request's input, read into the members behind `schema` with the overrides. Paths are expanded with rank 0's
+/// environment. Collective; throws a collective Error(usage).
+void read_input(const Request& request, const input::Schema& schema, const parallel::World& world);
+
+/// The name of a command on the command line.
+std::string_view name(Command command);
+
+}  // namespace weft::commands

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A few threads that share out the indices of a loop: for reading files and for host passes over rows.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace weft::dataset {
+
+class Workers {
+ public:
+  /// n_threads - 1 threads; the caller of `finish` is the other one.
+  explicit Workers(int n_threads);
+  Workers(const Workers&) = delete;
+  ~Workers();
+
+  /// function(i) for all i in [0, n), in any order, at the same time as the caller goes on. `function` must stay as it
+  /// is until `finish`.
+  void start(std::int64_t n, std::function<void(std::int64_t)> function);
+  /// Helps until all is done; throws what the lowest index threw.
+  void finish();
+  void run(std::int64_t n, std::function<void(std::int64_t)> function) {
+    start(n, std::move(function));
+    finish();
+  }
+
+ private:
+  void work();
+
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void(std::int64_t)> function_;
+  std::int64_t next_ = 0, n_ = 0, running_ = 0;
+  std::int64_t failed_at_ = 0;
+  std::exception_ptr failure_;
+  bool stopping_ = false;
+};
+
+}  // namespace weft::dataset

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Writes Weft's own dataset layout (description.hpp): chunk files as rows come, then index.bin and metadata.json. A
+// dataset without them was not finished and is refused by `describe`. Never overwrites.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/array.hpp"
+
+namespace weft::dataset {
+
+enum class Compression { none, gzip };
+
+struct WriterSettings {
+  std::string path;  ///< directory, created; must hold no chunk files yet
+  std::int64_t n_layers = 0;
+  std::int64_t d_model = 0;
+  kernels::Scalar dtype = kernels::Scalar::bf16;  ///< fp32, fp16 or bf16
+  std::int64_t rows_per_file = 100'000;
+  Compression compression = Compression::none;
+  std::string model, hook_inputs, hook_targets;  ///< root attributes
+  std::string dataset, split;                    ///< for metadata.json
+};
+
+class ActivationWriter {
+ public:
+  /// Throws Error(io) when the directory cannot be made or already holds a dataset.
+  explicit ActivationWriter(const WriterSettings&);
+  ~ActivationWriter();
+
+  /// Appends rows given as stored: inputs and targets [rows, n_layers * d_model] of settings.dtype.
+  void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
+  /// Closes the last file and writes index.bin and metadata.json. Must be called; throws Error(io).
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// values [n] -> raw values of `type` (fp32, fp16, bf16), round to nearest even.
+void store_as(kernels::Scalar type, const float* values, std::int64_t n, std::byte* raw);
+
+}  // namespace weft::dataset

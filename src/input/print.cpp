@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "input/print.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "input/text.hpp"
+
+namespace weft::input {
+namespace {
+
+std::string quote(const std::string& text) {
+  std::string out(1, '"');
+  for (const char c : text) {
+    const unsigned byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte == 0x7F) {
+      out += fmt::format("\\u{:04X}", byte);
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+  return out;
+}
+
+std::string present(const Key& key, const Value& value) {
+  if (key.is_path && std::holds_alternative<std::string>(value))
+    return toml_value(protect_from_expansion(std::get<std::string>(value)));
+  return toml_value(value);
+}
+
+/// "largest learning rate [unit]; at least …"
+std::string description(const Key& key) {
+  std::string text = key.help;
+  if (!key.unit.empty()) text += fmt::format(" [{}]", key.unit);
+  if (const std::string range = range_text(key); !range.empty())
+    text += fmt::format("; {}{}", key.choices.empty() ? "" : "one of ", range);
+  return text;
+}
+
+/// Fit for a cell of a Markdown table.
+std::string markdown(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '|') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string toml_value(const Value& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* integer = std::get_if<std::int64_t>(&value)) return fmt::format("{}", *integer);
+  if (const auto* number = std::get_if<double>(&value)) {
+    std::string text = fmt::format("{}", *number);
+    if (text.find_first_of(".eni") == std::string::npos) text += ".0";  // else it would read back as an integer
+    return text;
+  }
+  if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);
+  std::vector<std::string> entries;
+  for (const std::string& entry : std::get<std::vector<std::string>>(value)) entries.push_back(quote(entry));
+  return fmt::format("[{}]", fmt::join(entries, ", "));
+}
+
+std::string type_name(const Key& key) {
+  if (!key.choices.empty() && std::holds_alternative<std::string>(key.initial)) return "name";
+  if (key.is_path) return "path";
+  constexpr const char* names[] = {"true or false", "integer", "number", "text", "list of texts"};
+  return names[key.initial.index()];
+}
+
+std::string range_text(const Key& key) {
+  if (!key.choices.empty()) return fmt::format("\"{}\"", fmt::join(key.choices, "\", \""));
+  std::string text;
+  if (key.minimum) text = fmt::format("{} {}", key.minimum->excluded ? "more than" : "at least", key.minimum->value);
+  if (key.minimum && key.maximum) text += ", ";
+  if (key.maximum) text += fmt::format("{} {}", key.maximum->excluded ? "less than" : "at most", key.maximum->value);
+  return text;
+}
+
+std::string print(const Schema& schema) {
+  std::string out;
+  for (const Table& table : schema.tables()) {
+    out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", table.name);
+    for (const Key& key : schema.keys())
+      if (key.table == table.name) out += fmt::format("{} = {}\n", key.name, present(key, key.load()));
+  }
+  return out;
+}
+
+std::string defaults(const Schema& schema) {
+  std::string out =
+      "# Every key of an input with its default. Keep the lines that you change; a key that is not given has its "
+      "default.\n";
+  for (const Table& table : schema.tables()) {
+    out += '\n';
+    if (!table.help.empty()) out += fmt::format("# {}\n", table.help);
+    out += fmt::format("[{}]\n", table.name);
+    for (const Key& key : schema.keys()) {
+      if (key.table != table.name) continue;
+      out += fmt::format("# {}{}\n{} = {}\n", description(key), key.must_be_given ? " (required: no default)" : "",
+                         key.name, key.must_be_given ? key.example : present(key, key.initial));
+    }
+  }
+  return out;
+}
+
+nlohmann::ordered_json to_json(const Schema& schema) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+  for (const Key& key : schema.keys())
+    std::visit([&](const auto& value) { out[key.table][key.name] = value; }, key.load());
+  return out;
+}
+
+std::string reference_markdown(const Schema& schema) {
+  std::string out;
+  for (const Table& table : schema.tables()) {
+    out += fmt::format("{}## `[{}]`\n\n", out.empty() ? "" : "\n", table.name);
+    if (!table.help.empty()) out += table.help + "\n\n";
+    out += "| key | type | default | allowed | unit | on resume | meaning |\n|---|---|---|---|---|---|---|\n";
+    for (const Key& key : schema.keys()) {
+      if (key.table != table.name) continue;
+      constexpr const char* on_resume[] = {"fixed", "free", "with `resume.accept_changed`"};
+      out +=
+          fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", key.name, type_name(key),
+                      key.must_be_given ? "required" : fmt::format("`{}`", markdown(present(key, key.initial))),
+                      markdown(range_text(key)), key.unit, on_resume[static_cast<int>(key.resume)], markdown(key.help));
+    }
+  }
+  return out;
+}
+
+}  // namespace weft::input

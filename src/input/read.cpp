@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "input/read.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "base/error.hpp"
+#include "input/print.hpp"
+#include "input/text.hpp"
+
+namespace weft::input {
+namespace {
+
+constexpr std::size_t kMostProblems = 100;  // more are counted, not told
+constexpr std::size_t kLongestText = 4096;  // bytes of one text value, expanded: as long as a path can be
+constexpr std::size_t kLongestList = 1024;
+constexpr int kMostDots = 1000;  // see `check_depth`
+
+struct Position {
+  std::size_t line = 1, column = 1;
+};
+
+Position position_of(const toml::source_region& source) {
+  return {std::max<std::size_t>(source.begin.line, 1), std::max<std::size_t>(source.begin.column, 1)};
+}
+
+/// Every problem found so far, in the order in which it will be told: the file's by position, then the overrides'.
+class Problems {
+ public:
+  explicit Problems(std::string file_name) : file_name_(std::move(file_name)) {}
+
+  void in_file(Position at, std::string text) {
+    add(at.line, at.column, fmt::format("{}:{}:{}: {}", file_name_, at.line, at.column, text));
+  }
+  void in_override(const std::string& origin, std::size_t index, std::string text) {
+    add(SIZE_MAX, index, fmt::format("{}: {}", origin, text));
+  }
+  void throw_if_any() const {
+    if (found_.empty()) return;
+    // Several lines: a count before them, so that each of them begins with its place.
+    std::string text = count_ > 1 ? fmt::format("{} problems in the input", count_) : "";
+    for (const auto& [place, line] : found_) text += fmt::format("{}{}", text.empty() ? "" : "\n", line);
+    if (count_ > found_.size()) text += fmt::format("\n… and {} more problems", count_ - found_.size());
+    throw Error(ExitCode::usage, text, KnownTo::all_ranks);
+  }
+
+ private:
+  void add(std::size_t line, std::size_t column, std::string text) {
+    if (++count_ <= kMostProblems) found_.insert({{line, column}, std::move(text)});
+  }
+
+  std::string file_name_;
+  std::multimap<std::pair<std::size_t, std::size_t>, std::string> found_;
+  std::size_t count_ = 0;
+};
+
+/// Every dotted name and every nested value makes the parsed tree deeper, and the parser bounds only the latter: a tree
+/// is taken apart recursively, so that a megabyte of "a.a.a.a" would end the stack. All dots outside texts and comments
+/// together bound the depth. Texts are recognised as the parser does; where the two could differ, the parser has
+/// stopped with an error before.
+bool too_deep(std::string_view text) {
+  int dots = 0;
+  std::size_t i = 0;
+  const auto at = [&](std::string_view what) { return text.substr(i, what.size()) == what; };
+  while (i < text.size()) {
+    const char c = text[i];
+    if (c == '#') {
+      while (i < text.size() && text[i] != '\n') ++i;
+    } else if (c == '"' || c == '\'') {
+      const bool long_text = at("\"\"\"") || at("'''");
+      const std::string end(long_text ? 3 : 1, c);
+      i += end.size();
+      while (i < text.size() && !at(end) && (long_text || text[i] != '\n')) i += c == '"' && text[i] == '\\' ? 2 : 1;
+      i += end.size();
+      for (int extra = 0; long_text && extra < 2 && i < text.size() && text[i] == c; ++extra)
+        ++i;  // """a"""" holds a and a quotation mark
+    } else {
+      dots += c == '.';
+      ++i;
+    }
+  }
+  return dots > kMostDots;
+}
+
+struct SyntaxError {
+  Position at;
+  std::string text;
+};
+
+/// Throws SyntaxError and nothing else.
+toml::table parse(std::string_view text, std::string_view name) {
+  if (text.size() > static_cast<std::size_t>(kLargestInput))
+    throw SyntaxError{{}, fmt::format("the input has {} bytes (at most {} are read)", text.size(), kLargestInput)};
+  if (too_deep(text))
+    throw SyntaxError{
+        {},
+        fmt::format("more than {} dots outside of texts and comments (names nested this deep are no input)",
+                    kMostDots)};
+  try {
+    return toml::parse(text, name);
+  } catch (const toml::parse_error& failure) {
+    Position at = position_of(failure.source());
+    std::string why;
+    const std::string_view description = failure.description();
+    if (description.find("cannot redefine") != std::string_view::npos) {
+      // The parser points at the value; what the reader looks for is the name, first on its line.
+      std::size_t begin = 0;
+      for (std::size_t line = 1; line < at.line; ++line) begin = text.find('\n', begin) + 1;
+      const std::size_t first = text.find_first_not_of(" \t", begin);
+      at.column = first == std::string_view::npos ? 1 : first - begin + 1;
+      const std::string_view what = text.substr(first == std::string_view::npos ? begin : first);
+      const std::string_view name_text = trim(what.substr(0, what.find_first_of("=\r\n#")));
+      throw SyntaxError{at, fmt::format("{} stands here for the second time (each key and table once); remove one",
+                                        quoted(name_text))};
+    }
+    const std::size_t colon = description.find(": ");
+    why = quoted(colon == std::string_view::npos ? description : description.substr(colon + 2), 200);
+    why = why.substr(1, why.size() - 2);
+    std::string suggestion;
+    if (description.find("could not determine value type") != std::string_view::npos)
+      suggestion = "; texts stand in \"quotation marks\"";
+    if (description.find("string: unescaped control characters") != std::string_view::npos)
+      suggestion = "; a text ends on its line with the quotation mark it began with";
+    throw SyntaxError{at, fmt::format("not TOML ({}){}; nothing after this was read", why, suggestion)};
+  } catch (const std::exception& failure) {
+    throw SyntaxError{{}, fmt::format("not TOML ({})", failure.what())};
+  }
+}
+
+std::string what_is(const toml::node& node) {
+  switch (node.type()) {
+    case toml::node_type::string:
+      return "the text " + quoted(node.as_string()->get());
+    case toml::node_type::integer:
+      return fmt::format("the integer {}", node.as_integer()->get());
+    case toml::node_type::floating_point:
+      return "the number " + toml_value(node.as_floating_point()->get());
+    case toml::node_type::boolean:
+      return node.as_boolean()->get() ? "true" : "false";
+    case toml::node_type::array:
+      return "a list";
+    case toml::node_type::table:
+      return "a table";
+    default:
+      return "a date or time";
+  }
+}
+
+std::string expected(const Key& key) {
+  constexpr const char* names[] = {"true or false", "an integer", "a number", "a text", "a list of texts"};
+  return names[key.initial.index()];
+}
+
+/// Texts: no control characters, known names, expanded paths. Returns the problem, or "" with `text` replaced.
+std::string check_text(const Key& key, std::string& text) {
+  if (text.size() > kLongestText) return fmt::format("{} is longer than {} bytes", key.path(), kLongestText);
+  if (!is_plain(text)) return fmt::format("{} = {} has control characters or is not UTF-8", key.path(), quoted(text));
+  if (key.is_path) {
+    std::string problem;
+    text = expand_environment(text, problem);
+    if (!problem.empty()) return fmt::format("{}: {}", key.path(), problem);
+    if (text.size() > kLongestText || !is_plain(text))
+      return fmt::format("{} expands to {} (too long, with control characters, or not UTF-8)", key.path(),
+                         quoted(text));
+  }
+  if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), text) == key.choices.end()) {
+    const std::string hint = nearest(text, key.choices);
+    return fmt::format("{} = {} is not known (valid: \"{}\"){}", key.path(), quoted(text),
+                       fmt::join(key.choices, "\", \""),
+                       hint.empty() ? "" : fmt::format("; did you mean \"{}\"?", hint));
+  }
+  if (key.must_be_given && text.empty())
+    return fmt::format("{} is empty (it has no default); {}", key.path(), key.help);
+  return {};
+}
+
+bool in_range(const Key& key, double value) {
+  if (key.minimum && (key.minimum->excluded ? !(value > key.minimum->value) : !(value >= key.minimum->value)))
+    return false;
+  if (key.maximum && (key.maximum->excluded ? !(value < key.maximum->value) : !(value <= key.maximum->value)))
+    return false;
+  return true;
+}
+
+/// The node as a value of the key's type that passed every check of this key alone; else `problem` says what is wrong.
+Value convert(const Key& key, const toml::node& node, std::string& problem) {
+  const auto wrong_type = [&](std::string_view suggestion = "") {
+    problem = fmt::format("{} must be {}, not {}{}", key.path(), expected(key), what_is(node), suggestion);
+    return key.initial;
+  };
+  const auto ranged = [&](auto value) -> Value {
+    if (!in_range(key, static_cast<double>(value)))
+      problem = fmt::format("{} = {} is out of range (allowed: {}{})", key.path(), toml_value(value), range_text(key),
+                            key.unit.empty() ? "" : "; unit: " + key.unit);
+    return value;
+  };
+  if (std::holds_alternative<bool>(key.initial))
+    return node.is_boolean() ? Value(node.as_boolean()->get()) : wrong_type();
+  if (std::holds_alternative<std::int64_t>(key.initial)) {
+    if (node.is_integer()) return ranged(node.as_integer()->get());
+    const double number = node.is_floating_point() ? node.as_floating_point()->get() : 0.5;
+    const bool whole = number == std::floor(number) && std::abs(number) <= 9007199254740992.0;  // 2^53
+    return wrong_type(whole ? fmt::format("; write {}", static_cast<std::int64_t>(number)) : "");
+  }
+  if (std::holds_alternative<double>(key.initial)) {
+    if (node.is_integer()) return ranged(static_cast<double>(node.as_integer()->get()));
+    if (!node.is_floating_point()) return wrong_type();
+    if (!std::isfinite(node.as_floating_point()->get())) return wrong_type(" (it must be finite)");
+    return ranged(node.as_floating_point()->get());
+  }
+  if (std::holds_alternative<std::string>(key.initial)) {
+    if (!node.is_string()) return wrong_type("; texts stand in \"quotation marks\"");
+    std::string text = node.as_string()->get();
+    problem = check_text(key, text);
+    return text;
+  }
+  if (!node.is_array()) return wrong_type("; lists are written [\"a\", \"b\"]");
+  if (node.as_array()->size() > kLongestList) {
+    problem = fmt::format("{} has more than {} entries", key.path(), kLongestList);
+    return key.initial;
+  }
+  std::vector<std::string> list;
+  for (const toml::node& entry : *node.as_array()) {
+    if (!entry.is_string()) {
+      problem = fmt::format("{} must be a list of texts, but has {}", key.path(), what_is(entry));
+      return key.initial;
+    }
+    list.push_back(entry.as_string()->get());
+    problem = check_text(key, list.back());
+    if (!problem.empty()) return key.initial;
+  }
+  return list;
+}
+
+std::vector<std::string> names_of(const Schema& schema, std::string_view table) {
+  std::vector<std::string> names;
+  for (const Key& key : schema.keys())
+    if (key.table == table) names.push_back(key.name);
+  return names;
+}
+
+std::string unknown_table(const Schema& schema, std::string_view name) {
+  std::vector<std::string> tables;
+  for (const Table& table : schema.tables()) tables.push_back(table.name);
+  std::string hint = nearest(name, tables);
+  hint = hint.empty() ? fmt::format(" (valid: [{}])", fmt::join(tables, "], ["))
+                      : fmt::format("; did you mean [{}]?", hint);
+  const std::string shown = quoted(name);
+  return fmt::format("unknown table [{}]{}", std::string_view(shown).substr(1, shown.size() - 2), hint);
+}
+
+/// The name, or a near one, may belong to another table: nearest there when this table has none.
+std::string unknown_key(const Schema& schema, std::string_view table, std::string_view name) {
+  const std::vector<std::string> own = names_of(schema, table);
+  std::string hint = nearest(name, own);
+  if (!hint.empty()) return fmt::format("unknown key {} in [{}]; did you mean \"{}\"?", quoted(name), table, hint);
+  std::vector<std::string> all;
+  for (const Key& key : schema.keys()) all.push_back(key.name);
+  hint = nearest(name, all);
+  for (const Key& key : schema.keys())
+    if (key.name == hint)
+      return fmt::format("unknown key {} in [{}]; did you mean \"{}\" in [{}]?", quoted(name), table, hint, key.table);
+  return fmt::format("unknown key {} in [{}] (valid: {})", quoted(name), table, fmt::join(own, ", "));
+}
+
+/// Where a key's value came from, for the rules.
+struct Origin {
+  Position at;
+  std::size_t override_index = 0;  ///< 1, 2, …; 0: the file
+};
+
+std::string shown_origin(const Override& given) {
+  if (!given.origin.empty()) return given.origin;
+  const std::string shown = quoted(given.assignment);
+  return "--set " + shown.substr(1, shown.size() - 2);
+}
+
+/// One pass over file and overrides; what it collected is stored only when there were no problems.
+class Reader {
+ public:
+  Reader(const Schema& schema, const std::string& file_name) : schema_(schema), problems_(file_name) {}
+
+  void file(std::string_view text, const std::string& file_name) {
+    try {
+      tree_ = parse(text, file_name);
+    } catch (const SyntaxError& failure) {
+      problems_.in_file(failure.at, failure.text);
+      complete_ = false;
+      return;
+    }
+    for (auto&& [name, node] : tree_) {
+      const Position at = position_of(name.source());
+      if (!schema_.has_table(name.str())) {
+        if (node.is_table())
+          problems_.in_file(at, unknown_table(schema_, name.str()));
+        else
+          problems_.in_file(at, outside(name.str()));
+      } else if (const toml::table* table = node.as_table()) {
+        tables_[std::string(name.str())] = at;
+        this->table(std::string(name.str()), *table);
+      } else {
+        problems_.in_file(at, fmt::format("[{}] must be a table, not {}; write [{}] and its keys below", name.str(),
+                                          what_is(node), name.str()));
+        failed_tables_.insert(std::string(name.str()));
+      }
+    }
+  }
+
+  void override_with(const Override& given, std::size_t index) {
+    const auto problem = [&](std::string text) { problems_.in_override(shown_origin(given), index, std::move(text)); };
+    const std::size_t equals = given.assignment.find('=');
+    if (equals == std::string::npos) return problem("has no \"=\" (an override reads table.key=value)");
+    const std::string_view path = trim(std::string_view(given.assignment).substr(0, equals));
+    const std::string_view raw = trim(std::string_view(given.assignment).substr(equals + 1));
+    const Key* key = schema_.find(path);
+    if (key == nullptr) {
+      const std::size_t dot = path.find('.');
+      if (dot == std::string_view::npos) return problem(outside(path));
+      const std::string_view table = path.substr(0, dot);
+      return problem(schema_.has_table(table) ? unknown_key(schema_, table, path.substr(dot + 1))
+                                              : unknown_table(schema_, table));
+    }
+    std::string text;
+    const Value value = override_value(*key, raw, text);
+    if (!text.empty()) {
+      failed_.insert(key->path());
+      return problem(text);
+    }
+    set(*key, value, {{}, index});
+  }
+
+  void finish(const std::vector<Override>& overrides) {
+    if (complete_)
+      for (const Key& key : schema_.keys())
+        if (key.must_be_given && !values_.count(key.path()) && !failed_.count(key.path()) &&
+            !failed_tables_.count(key.table)) {
+          const auto table = tables_.find(key.table);
+          problems_.in_file(table == tables_.end() ? Position{} : table->second,
+                            fmt::format("{} is missing ({}; it has no default); add {} = {} to [{}]", key.path(),
+                                        key.help, key.name, key.example, key.table));
+          failed_.insert(key.path());
+        }
+    if (!complete_) problems_.throw_if_any();  // without the file's values the rules would accuse the innocent
+    for (const Key& key : schema_.keys()) {
+      const auto value = values_.find(key.path());
+      key.store(value == values_.end() ? key.initial : value->second);
+    }
+    for (const Rule& rule : schema_.rules()) check(rule, overrides);
+    problems_.throw_if_any();
+  }
+
+  const std::map<std::string, Value>& values() const { return values_; }
+
+ private:
+  void table(const std::string& table_name, const toml::table& table) {
+    for (auto&& [name, node] : table) {
+      const Key* key = schema_.find(table_name + "." + std::string(name.str()));
+      if (key == nullptr) {
+        problems_.in_file(position_of(name.source()), unknown_key(schema_, table_name, name.str()));
+        continue;
+      }
+      std::string problem;
+      const Value value = convert(*key, node, problem);
+      if (problem.empty()) {
+        set(*key, value, {position_of(name.source()), 0});
+      } else {
+        problems_.in_file(position_of(node.source()), problem);
+        failed_.insert(key->path());
+      }
+    }
+  }
+
+  /// A key that stands in no table: perhaps it is one of a table.
+  std::string outside(std::string_view name) const {
+    std::vector<std::string> all;
+    for (const Key& key : schema_.keys()) all.push_back(key.name);
+    const std::string hint = nearest(name, all);
+    for (const Key& key : schema_.keys())
+      if (key.name == hint)
+        return fmt::format("unknown key {} (every key stands in a table); did you mean {}?", quoted(name), key.path());
+    return fmt::format("unknown key {} (every key stands in a table)", quoted(name));
+  }
+
+  Value override_value(const Key& key, std::string_view raw, std::string& problem) const {
+    const bool wants_text = std::holds_alternative<std::string>(key.initial);
+    const auto bare = [&] {
+      const toml::value<std::string> word{std::string(raw)};
+      return convert(key, word, problem);
+    };
+    try {
+      const std::string line = "value = " + std::string(raw);
+      const toml::table parsed = parse(line, "override");
+      const toml::node* node = parsed.get("value");
+      if (parsed.size() == 1 && node != nullptr &&
+          !(wants_text && !node->is_string() && raw[0] != '[' && raw[0] != '{'))
+        return convert(key, *node, problem);
+    } catch (const SyntaxError& failure) {
+      if (raw.size() > static_cast<std::size_t>(kLongestText) ||
+          (!raw.empty() && std::string_view("\"'[{").find(raw[0]) != std::string_view::npos)) {
+        problem = failure.text;
+        return key.initial;
+      }
+    }
+    return bare();
+  }
+
+  void set(const Key& key, Value value, Origin origin) {
+    values_[key.path()] = std::move(value);
+    origins_[key.path()] = origin;
+  }
+
+  void check(const Rule& rule, const std::vector<Override>& overrides) {
+    const Origin* origin = nullptr;
+    for (const std::string& path : rule.paths) {
+      if (failed_.count(path)) return;
+      const auto given = origins_.find(path);
+      if (origin == nullptr && given != origins_.end()) origin = &given->second;
+    }
+    const std::string text = rule.problem();
+    if (text.empty()) return;
+    if (origin != nullptr && origin->override_index > 0)
+      problems_.in_override(shown_origin(overrides[origin->override_index - 1]), origin->override_index, text);
+    else
+      problems_.in_file(origin == nullptr ? Position{} : origin->at, text);
+  }
+
+  const Schema& schema_;
+  Problems problems_;
+  toml::table tree_;
+  bool complete_ = true;  // the file is TOML
+  std::map<std::string, Value> values_;
+  std::map<std::string, Origin> origins_;
+  std::map<std::string, Position> tables_;
+  std::set<std::string> failed_, failed_tables_;
+};
+
+}  // namespace
+
+std::string load_text(const std::string& path) {
+  std::string text(static_cast<std::size_t>(kLargestInput) + 1, '\0');
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad() || (!file && !file.eof()))
+    throw error(ExitCode::usage, "{}: cannot be read ({}); give the path of an input file", path,
+                errno != 0 ? std::strerror(errno) : "no such file");
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > static_cast<std::size_t>(kLargestInput))
+    throw error(ExitCode::usage,
+                "{}: is larger than {} bytes (an input file is a page of text); was a data file meant?", path,
+                kLargestInput);
+  return text;
+}
+
+Override override_text(std::string_view path, std::string_view text, std::string_view origin) {
+  return {fmt::format("{}={}", path, toml_value(std::string(text))), std::string(origin)};
+}
+
+void read(const Schema& schema, std::string_view text, const std::string& file_name,
+          const std::vector<Override>& overrides) {
+  Reader reader(schema, file_name);
+  reader.file(text, file_name);
+  for (std::size_t i = 0; i < overrides.size(); ++i) reader.override_with(overrides[i], i + 1);
+  reader.finish(overrides);
+}
+
+std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text, const std::string& old_name) {
+  toml::table old;
+  try {
+    old = parse(old_text, old_name);
+  } catch (const SyntaxError& failure) {
+    throw error(ExitCode::usage, "{}:{}:{}: {}", old_name, failure.at.line, failure.at.column, failure.text);
+  }
+  std::vector<Change> changes;
+  for (const Key& key : schema.keys()) {
+    if (key.resume == Resume::free) continue;
+    const toml::table* table = old[key.table].as_table();
+    const toml::node* node = table == nullptr ? nullptr : table->get(key.name);
+    std::string problem;
+    const Value before = node == nullptr ? key.initial : convert(key, *node, problem);
+    // A value that this version does not accept is a change as well.
+    if (!problem.empty() || before != key.load())
+      changes.push_back(
+          {key.path(), problem.empty() ? toml_value(before) : what_is(*node), toml_value(key.load()), key.resume});
+  }
+  return changes;
+}
+
+}  // namespace weft::input

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "input/text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "input/read.hpp"
+
+namespace weft::input {
+namespace {
+
+/// Length of the well-formed UTF-8 sequence at the start of `text` (which is not empty), 0 when there is none.
+std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  const std::size_t length = lead >= 0xC2 && lead < 0xE0   ? 2
+                             : lead >= 0xE0 && lead < 0xF0 ? 3
+                             : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                           : 0;
+  if (length == 0 || text.size() < length) return 0;
+  for (std::size_t i = 1; i < length; ++i)
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  const unsigned second = byte(1);
+  const bool overlong = (lead == 0xE0 && second < 0xA0) || (lead == 0xF0 && second < 0x90);
+  const bool surrogate = lead == 0xED && second >= 0xA0;
+  const bool beyond = lead == 0xF4 && second >= 0x90;
+  return overlong || surrogate || beyond ? 0 : length;
+}
+
+bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }
+
+bool is_name_character(char c, bool first) {
+  return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || (!first && c >= '0' && c <= '9');
+}
+
+}  // namespace
+
+std::string quoted(std::string_view text, std::size_t longest) {
+  std::string out = "\"";
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    if (out.size() + length > longest) return out + "…\"";
+    if (length == 0 || is_control(text[0]))
+      out += '?';
+    else
+      out += text.substr(0, length);
+    text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return out + "\"";
+}
+
+bool is_plain(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    if (length == 0 || is_control(text[0])) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+std::string expand_environment(std::string_view text, std::string& problem) {
+  std::string out;
+  std::size_t i = 0;
+  while (i < text.size()) {
+    if (text.substr(i, 3) == "$${") {
+      out += "${";
+      i += 3;
+    } else if (text.substr(i, 2) == "${") {
+      std::size_t end = i + 2;
+      while (end < text.size() && is_name_character(text[end], end == i + 2)) ++end;
+      if (end == i + 2 || end == text.size() || text[end] != '}') {
+        problem = fmt::format(
+            "{} has a \"${{\" without a name and \"}}\" (environment variables are written ${{NAME}}); write $${{ for "
+            "the "
+            "characters themselves",
+            quoted(text));
+        return {};
+      }
+      const std::string name(text.substr(i + 2, end - i - 2));
+      const char* value = std::getenv(name.c_str());
+      if (value == nullptr) {
+        problem = fmt::format("environment variable {} is not set (used in {}); set it, or write the path out", name,
+                              quoted(text));
+        return {};
+      }
+      out += value;
+      i = end + 1;
+    } else {
+      out += text[i++];
+    }
+  }
+  return out;
+}
+
+std::string protect_from_expansion(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text.substr(i, 2) == "${") out += '$';
+    out += text[i];
+  }
+  return out;
+}
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view blank = " \t";
+  const std::size_t begin = text.find_first_not_of(blank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(blank) - begin + 1);
+}
+
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours that turn a into b.
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> before, previous(b.size() + 1), current(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) previous[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    current[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      current[j] = std::min({previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        current[j] = std::min(current[j], before[j - 2] + 1);
+    }
+    before = previous;
+    std::swap(previous, current);
+  }
+  return previous[b.size()];
+}
+
+}  // namespace
+
+std::string nearest(std::string_view word, const std::vector<std::string>& names) {
+  constexpr std::size_t longest = 64;  // a longer word is no misspelt name, and would cost time
+  if (word.empty() || word.size() > longest) return {};
+  const std::string wanted = lower(word);
+  std::string best;
+  std::size_t smallest = std::min(std::max<std::size_t>(2, wanted.size() / 3) + 1, wanted.size());
+  for (const std::string& name : names) {
+    const std::size_t distance = edit_distance(wanted, lower(name));
+    if (distance < smallest) {
+      smallest = distance;
+      best = name;
+    }
+  }
+  if (!best.empty() || wanted.size() < 3) return best;
+  for (const std::string& name : names)
+    if (lower(name).find(wanted) != std::string::npos || wanted.find(lower(name) + "_") == 0) return name;
+  return {};
+}
+
+}  // namespace weft::input

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Weft: one process per GPU, or per few cores; the subcommand decides what they do together.
+#include <new>
+
+#include "commands/commands.hpp"
+#include "commands/request.hpp"
+#include "parallel/world.hpp"
+#include "report/log.hpp"
+#include "report/run_record.hpp"
+
+namespace {
+
+using namespace weft;
+
+/// The one way out after an error: recorded, said once with rank and step, one exit code for all ranks.
+int give_up(const Error& failure, const parallel::World& world) {
+  if (world.is_root() || failure.known_to() == KnownTo::one_rank)
+    report::record_end(static_cast<int>(failure.code()), failure.what());
+  return world.abort(failure, report::current_step());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // 1. Join the other ranks. Nothing may fail alone before this line.
+  const parallel::World world(&argc, &argv);
+  const report::LogSession log(world.rank());
+  try {
+    // 2. What was asked for: the same on every rank.
+    const commands::Request request = commands::parse(argc, argv, world);
+    // 3. Do it. A command starts the arithmetic that it needs and returns its exit code; it never exits.
+    const int code = world.agree(commands::run(request, world));
+    // 4. Record how it ended.
+    if (world.is_root()) report::record_end(code, report::exit_reason(code));
+    return code;
+  } catch (const Error& failure) {
+    return give_up(failure, world);
+  } catch (const std::bad_alloc&) {
+    return give_up(error(ExitCode::internal, "out of host memory on {}", world.host()), world);
+  } catch (const std::exception& failure) {
+    return give_up(error(ExitCode::internal, "{}", failure.what()), world);
+  }
+}

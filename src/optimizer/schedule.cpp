@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimizer/schedule.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace weft::optimizer {
+
+double learning_rate(const Settings& settings, std::int64_t step, std::int64_t steps) {
+  const double warm = settings.warmup_steps > 0
+                          ? std::min(1.0, static_cast<double>(step) / static_cast<double>(settings.warmup_steps))
+                          : 1.0;
+  const double done = static_cast<double>(step - 1) / static_cast<double>(std::max<std::int64_t>(1, steps));
+  const double left = 1.0 - settings.decay_begin;
+  const double q = left > 0 ? std::clamp((done - settings.decay_begin) / left, 0.0, 1.0) : 0.0;
+  const double last = settings.final_fraction;
+  double factor = 1.0;
+  switch (settings.schedule) {
+    case Schedule::constant:
+      break;
+    case Schedule::linear:
+      factor = 1.0 - (1.0 - last) * q;
+      break;
+    case Schedule::cosine:
+      factor = last + (1.0 - last) * 0.5 * (1.0 + std::cos(std::numbers::pi * q));
+      break;
+    case Schedule::step:
+      factor = done < settings.decay_begin ? 1.0 : last;
+      break;
+  }
+  return settings.learning_rate * warm * factor;
+}
+
+kernels::AdamStep adam_step(const Settings& settings, std::int64_t step, std::int64_t steps, std::uint64_t seed) {
+  const double t = static_cast<double>(step);
+  return {.learning_rate = static_cast<float>(learning_rate(settings, step, steps)),
+          .beta1 = static_cast<float>(settings.beta1),
+          .beta2 = static_cast<float>(settings.beta2),
+          .first_gain = static_cast<float>(1.0 - settings.beta1),
+          .second_gain = static_cast<float>(1.0 - settings.beta2),
+          .epsilon = static_cast<float>(settings.epsilon),
+          .weight_decay = static_cast<float>(settings.weight_decay),
+          .first_correction = static_cast<float>(1.0 / (1.0 - std::pow(settings.beta1, t))),
+          .second_correction = static_cast<float>(1.0 / (1.0 - std::pow(settings.beta2, t))),
+          .gradient_scale = 1.0f,
+          .seed = seed,
+          .step = static_cast<std::uint64_t>(step)};
+}
+
+}  // namespace weft::optimizer

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/log.hpp"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace weft::report {
+namespace {
+
+std::atomic<std::int64_t> step_now{-1};
+
+/// Everything behind the sink. base/log.hpp enters the sink once at a time, and `status` goes through it too.
+struct Output {
+  int rank = 0;
+  bool terminal = false;
+  bool line_open = false;  // a status stands on the terminal and waits to be replaced
+  std::shared_ptr<spdlog::logger> out, err, file;
+
+  void clear_status() {
+    if (!line_open) return;
+    std::fputs("\r\x1b[K", stdout);
+    std::fflush(stdout);
+    line_open = false;
+  }
+
+  void write(log::Level level, std::string_view line) {
+    const std::string_view mark = level == log::Level::warning ? "warning: " : "";
+    if (rank != 0) {
+      // An error that main reports names its rank already.
+      const std::string name = fmt::format("rank {}", rank);
+      if (level != log::Level::info)
+        err->error("{}{}{}", line.find(name) == std::string_view::npos ? name + ": " : "", mark, line);
+      return;
+    }
+    clear_status();
+    if (level == log::Level::info)
+      out->info("{}", line);
+    else
+      err->error("{}{}", mark, line);
+    if (file) file->info("{}{}", mark, line);
+  }
+
+  void status(std::string_view line) {
+    if (rank != 0) return;
+    if (file) file->info("{}", line);
+    if (!terminal) return out->info("{}", line);
+    fmt::print("\r{}\x1b[K", line);
+    std::fflush(stdout);
+    line_open = true;
+  }
+};
+
+std::unique_ptr<Output> output;
+
+template <class Sink, class... Args>
+std::shared_ptr<spdlog::logger> make_logger(const char* pattern, Args&&... args) {
+  auto logger = std::make_shared<spdlog::logger>("weft", std::make_shared<Sink>(std::forward<Args>(args)...));
+  logger->set_pattern(pattern);
+  logger->flush_on(spdlog::level::trace);
+  return logger;
+}
+
+}  // namespace
+
+LogSession::LogSession(int rank) {
+  output = std::make_unique<Output>();
+  output->rank = rank;
+  output->terminal = isatty(STDOUT_FILENO) == 1;
+  output->out = make_logger<spdlog::sinks::stdout_sink_mt>("%v");
+  output->err = make_logger<spdlog::sinks::stderr_sink_mt>("%v");
+  log::set_sink([](log::Level level, std::string_view line) { output->write(level, line); });
+}
+
+LogSession::~LogSession() {
+  log::set_sink([](log::Level level, std::string_view line) {
+    if (level != log::Level::info) fmt::print(stderr, "{}\n", line);
+  });
+  output->clear_status();
+  output.reset();
+}
+
+void log_to_file(const std::filesystem::path& path) {
+  if (!output || output->rank != 0) return;
+  try {
+    output->file = make_logger<spdlog::sinks::basic_file_sink_mt>("%Y-%m-%d %H:%M:%S %v", path.string());
+  } catch (const spdlog::spdlog_ex& failure) {
+    throw error(ExitCode::io, "{}: cannot be opened ({}); is the directory writable?", path.string(), failure.what());
+  }
+}
+
+void status(std::string_view line) {
+  if (output) output->status(line);
+}
+
+std::string grouped(std::int64_t number) {
+  std::string digits = fmt::format("{}", number);
+  const std::size_t first = number < 0 ? 1 : 0;
+  for (std::size_t i = digits.size(); i > first + 3;) digits.insert(i -= 3, 1, ',');
+  return digits;
+}
+
+std::string duration(double seconds) {
+  // A run of a million hours is a division by something that was nearly zero.
+  if (!(seconds >= 0 && seconds < 3.6e9)) return "?";
+  const auto whole = static_cast<std::int64_t>(std::llround(seconds));
+  return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+std::string progress_text(const Progress& p) {
+  std::string text = fmt::format(
+      "step {}/{}  loss {:.4g}  NMSE {:.4f}  L0 {:.2f}  {} tokens/s", p.step, p.steps, p.loss, p.nmse, p.l0,
+      std::isfinite(p.tokens_per_second) && p.tokens_per_second < 1e15 ? grouped(std::llround(p.tokens_per_second))
+                                                                       : "?");
+  if (p.percent_of_limit >= 0) text += fmt::format("  {:.0f} % of the limit", p.percent_of_limit);
+  if (p.seconds_left >= 0) text += fmt::format("  {} left", duration(p.seconds_left));
+  return text;
+}
+
+std::int64_t current_step() { return step_now.load(std::memory_order_relaxed); }
+void set_current_step(std::int64_t step) { step_now.store(step, std::memory_order_relaxed); }
+
+}  // namespace weft::report

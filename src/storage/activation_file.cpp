@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/activation_file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace weft::storage {
+namespace {
+
+using kernels::Scalar;
+
+// Larger chunks would have to be unpacked whole into memory.
+constexpr std::int64_t kLargestChunk = std::int64_t{1} << 30;
+constexpr std::int64_t kMostLayers = 4096;
+constexpr std::int64_t kMostColumns = std::int64_t{1} << 24;
+constexpr std::int64_t kMostRows = std::int64_t{1} << 38;
+// deflate makes at best 1 byte of 1032: what claims more is no data, and its row count must not size anything.
+constexpr std::int64_t kLargestRatio = 2048;
+// HDF5 1.10 walks the whole index to describe one chunk: beyond this, rows are read through HDF5 instead.
+constexpr std::int64_t kMostLocatedChunks = 4096;
+
+std::int64_t size_of_file(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) throw error(ExitCode::io, "{}: cannot be opened ({})", path, std::strerror(errno));
+  struct stat status {};
+  const bool known = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+  ::close(descriptor);
+  if (!known) throw error(ExitCode::data, "{}: is not a regular file", path);
+  return status.st_size;
+}
+
+Handle open_sound(const std::string& path) {
+  try {
+    return open_file(path);
+  } catch (const Error& failure) {
+    const std::string why = failure.what();
+    throw error(ExitCode::data, "{}{}", why, why.find("; ") == std::string::npos ? "; is the file complete?" : "");
+  }
+}
+
+/// "layer_12" -> 12; -1 for any other name.
+std::int64_t layer_number(std::string_view name) {
+  if (!name.starts_with("layer_")) return -1;
+  name.remove_prefix(6);
+  std::int64_t number = -1;
+  const auto [end, status] = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (status != std::errc() || end != name.data() + name.size() || number < 0) return -1;
+  return name == std::to_string(number) ? number : -1;
+}
+
+/// The link exists and is no way into another file.
+bool has_link(hid_t parent, const std::string& name) {
+  if (H5Lexists(parent, name.c_str(), H5P_DEFAULT) <= 0) return false;
+  H5L_info_t info;
+  return H5Lget_info(parent, name.c_str(), &info, H5P_DEFAULT) >= 0 && info.type == H5L_TYPE_HARD;
+}
+
+std::string text_or_nothing(hid_t object, const std::string& name) {
+  return has_attribute(object, name) ? read_text_attribute(object, name) : std::string();
+}
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+std::string dataset_name(Side side, std::int64_t layer) {
+  return fmt::format("/layer_{}/{}", layer, side == Side::inputs ? "inputs" : "targets");
+}
+
+ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.string()), bytes_(size_of_file(path_)) {
+  const Lock lock;
+  file_ = open_sound(path_);
+  const Handle creation(H5Fget_create_plist(file_), H5Pclose, path_ + ": reading the file's properties");
+  hsize_t user_block = 0;
+  check(H5Pget_userblock(creation, &user_block), path_ + ": reading the file's properties");
+  user_block_ = user_block != 0;
+  try {
+    header_.format = text_or_nothing(file_, "format");
+    if (has_attribute(file_, "format_version"))
+      header_.format_version = read_integer_attribute(file_, "format_version");
+    header_.model = text_or_nothing(file_, "model");
+    header_.hook_inputs = text_or_nothing(file_, "hook_inputs");
+    header_.hook_targets = text_or_nothing(file_, "hook_targets");
+  } catch (const Error& failure) {
+    throw error(ExitCode::data, "{}: {}", path_, failure.what());
+  }
+
+  // Numeric order comes from asking for layer_0, layer_1, ... by name.
+  std::int64_t n_layers = 0;
+  while (has_link(file_, fmt::format("layer_{}", n_layers))) ++n_layers;
+  H5G_info_t root;
+  check(H5Gget_info(file_, &root), path_ + ": reading the root group");
+  if (root.nlinks > static_cast<hsize_t>(kMostLayers))
+    throw error(ExitCode::data, "{}: / has {} members (at most {} are accepted)", path_, root.nlinks, kMostLayers);
+  for (hsize_t i = 0; i < root.nlinks; ++i) {
+    char name[64] = "";
+    if (H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, i, name, sizeof name, H5P_DEFAULT) < 0) continue;
+    const std::int64_t number = layer_number(name);
+    if (number == n_layers)
+      throw error(ExitCode::data,
+                  "{}: /{} is a link out of the file or to another place (links are not followed); copy the values "
+                  "into the file",
+                  path_, name);
+    if (number > n_layers)
+      throw error(ExitCode::data,
+                  "{}: /layer_{} is missing (/{} is there; layers are numbered from 0 without a gap); was the file "
+                  "written completely?",
+                  path_, n_layers, name);
+  }
+  if (n_layers == 0)
+    throw error(ExitCode::data,
+                "{}: /layer_0 is missing (an activation file has groups layer_0, layer_1, ...); is it one?", path_);
+  for (std::int64_t layer = 0; layer < n_layers; ++layer) {
+    header_.inputs.push_back(read_matrix_header(Side::inputs, layer));
+    header_.targets.push_back(read_matrix_header(Side::targets, layer));
+  }
+  open_name_.clear();
+  dataset_ = Handle();
+}
+
+hid_t ActivationFile::open(Side side, std::int64_t layer) {
+  const std::string name = dataset_name(side, layer);
+  if (name == open_name_) return dataset_;
+  // Closed first: a second handle would share the chunk cache of the first.
+  open_name_.clear();
+  dataset_ = Handle();
+  const std::string group = fmt::format("layer_{}", layer);
+  const std::string member = side == Side::inputs ? "inputs" : "targets";
+  const Handle parent(H5Gopen2(file_, group.c_str(), H5P_DEFAULT), H5Gclose, path_ + ": opening /" + group);
+  if (!has_link(parent, member))
+    throw error(ExitCode::data, "{}: {} is missing; was the file written completely?", path_, name);
+  const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
+  if (static_cast<std::size_t>(layer) < header_.targets.size()) {
+    // Room for the chunks that one row meets, so that rows read in ascending order unpack each chunk once.
+    const MatrixHeader& header = header_.matrix(side, layer);
+    const std::int64_t across = header.chunk_columns > 0 ? divide_up(header.columns, header.chunk_columns) : 1;
+    const std::int64_t cache = header.chunk_rows * header.chunk_columns * across * bytes_of(header.type);
+    if (!header.direct && cache > 0 && cache <= kLargestChunk)
+      check(H5Pset_chunk_cache(access, static_cast<std::size_t>(across * 7 + 1), static_cast<std::size_t>(cache), 1.0),
+            "setting the chunk cache");
+  }
+  dataset_ = Handle(H5Dopen2(parent, member.c_str(), access), H5Dclose, path_ + ": opening " + name);
+  dataset_type_ = Handle(H5Dget_type(dataset_), H5Tclose, path_ + ": reading the type of " + name);
+  open_name_ = name;
+  return dataset_;
+}
+
+MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
+  const std::string name = dataset_name(side, layer);
+  const auto refuse = [&](const std::string& why) { return error(ExitCode::data, "{}: {} {}", path_, name, why); };
+  MatrixHeader header;
+  try {
+    const hid_t dataset = open(side, layer);
+    const std::vector<std::int64_t> shape = shape_of(dataset);
+    if (shape.size() != 2) throw refuse(fmt::format("has {} dimensions (rows and columns are expected)", shape.size()));
+    header.rows = shape[0];
+    header.columns = shape[1];
+    if (header.rows < 1) throw refuse("has no rows; was the file written completely?");
+    if (header.rows > kMostRows)
+      throw refuse(fmt::format("claims {} rows (at most {} are accepted)", header.rows, kMostRows));
+    if (header.columns < 1 || header.columns > kMostColumns)
+      throw refuse(fmt::format("has {} columns (1 to {} are accepted)", header.columns, kMostColumns));
+    if (!scalar_of(dataset_type_, header.type) || (header.type != Scalar::fp32 && header.type != Scalar::fp16 &&
+                                                   header.type != Scalar::bf16 && header.type != Scalar::u16))
+      throw refuse("has a type that is not read (fp32, fp16 and bf16, little-endian, are)");
+    header.declared = text_or_nothing(dataset, "dtype");
+
+    const std::int64_t row_bytes = header.columns * bytes_of(header.type);
+    const Handle creation(H5Dget_create_plist(dataset), H5Pclose, path_ + ": reading the properties of " + name);
+    const H5D_layout_t layout = H5Pget_layout(creation);
+    if (layout == H5D_CONTIGUOUS) {
+      if (H5Pget_external_count(creation) > 0) throw refuse("keeps its values in other files, which is not read");
+      if (header.rows > bytes_ / row_bytes)
+        throw refuse(fmt::format("claims {} rows of {} bytes in a file of {} bytes; is the file cut short?",
+                                 header.rows, row_bytes, bytes_));
+      const haddr_t offset = H5Dget_offset(dataset);
+      if (offset == HADDR_UNDEF) throw refuse("was never written");
+      if (offset > static_cast<haddr_t>(bytes_) || static_cast<std::int64_t>(offset) + header.rows * row_bytes > bytes_)
+        throw refuse("reaches beyond the end of the file; is it cut short?");
+      header.direct = !user_block_;
+    } else if (layout == H5D_CHUNKED) {
+      hsize_t chunk[2] = {0, 0};
+      if (H5Pget_chunk(creation, 2, chunk) != 2 || chunk[0] < 1 || chunk[1] < 1)
+        throw refuse("has chunks of an unknown shape");
+      if (chunk[0] > static_cast<hsize_t>(kLargestChunk) || chunk[1] > static_cast<hsize_t>(kMostColumns) ||
+          static_cast<std::int64_t>(chunk[0] * chunk[1]) > kLargestChunk / bytes_of(header.type))
+        throw refuse(
+            fmt::format("has HDF5 chunks of {} x {} values (at most 1 GiB is accepted); write it with smaller ones",
+                        chunk[0], chunk[1]));
+      header.chunk_rows = static_cast<std::int64_t>(chunk[0]);
+      header.chunk_columns = static_cast<std::int64_t>(chunk[1]);
+      const int n_filters = H5Pget_nfilters(creation);
+      for (int i = 0; i < n_filters; ++i) {
+        unsigned flags = 0, configuration = 0;
+        std::size_t n_values = 0;
+        char filter[64] = "";
+        const H5Z_filter_t id = H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &n_values, nullptr,
+                                               sizeof filter, filter, &configuration);
+        if (id < 0 || H5Zfilter_avail(id) <= 0)
+          throw refuse(fmt::format(
+              "is compressed with filter {} (\"{}\"), which this HDF5 {} does not have; write it with gzip or plain",
+              static_cast<int>(id), filter, hdf5_version()));
+      }
+      // Chunks that were never written would read as zeros.
+      const std::int64_t down = divide_up(header.rows, header.chunk_rows);
+      const std::int64_t across = divide_up(header.columns, header.chunk_columns);
+      const Handle space(H5Dget_space(dataset), H5Sclose, path_ + ": reading the shape of " + name);
+      hsize_t n_chunks = 0;
+      check(H5Dget_num_chunks(dataset, space, &n_chunks), path_ + ": counting the chunks of " + name);
+      if (down > bytes_ || n_chunks != static_cast<hsize_t>(down * across))
+        throw refuse(fmt::format("has {} of its {} chunks; was the file written completely?", n_chunks, down * across));
+      const hsize_t stored = H5Dget_storage_size(dataset);
+      if (stored > static_cast<hsize_t>(bytes_))
+        throw refuse(
+            fmt::format("claims {} stored bytes in a file of {} bytes; is the file cut short?", stored, bytes_));
+      header.direct =
+          n_filters == 0 && header.chunk_columns == header.columns && !user_block_ && down <= kMostLocatedChunks;
+    } else if (layout == H5D_COMPACT) {
+      header.direct = false;  // inside the header, so it is small and it is there
+    } else {
+      throw refuse("is a virtual dataset (a missing part would read as zeros); write the values into the file");
+    }
+  } catch (const Error& failure) {
+    if (failure.code() == ExitCode::data) throw;
+    throw error(ExitCode::data, "{}: {} cannot be read ({})", path_, name, failure.what());
+  }
+  return header;
+}
+
+std::vector<Extent> ActivationFile::extents(Side side, std::int64_t layer) {
+  const Lock lock;
+  const MatrixHeader& header = header_.matrix(side, layer);
+  const std::string name = dataset_name(side, layer);
+  const std::int64_t row_bytes = header.columns * bytes_of(header.type);
+  const hid_t dataset = open(side, layer);
+  if (header.chunk_rows == 0) return {{0, header.rows, static_cast<std::int64_t>(H5Dget_offset(dataset))}};
+  const Handle space(H5Dget_space(dataset), H5Sclose, path_ + ": reading the shape of " + name);
+  std::vector<Extent> extents;
+  for (std::int64_t begin = 0; begin < header.rows; begin += header.chunk_rows) {
+    hsize_t at[2] = {0, 0}, stored = 0;
+    unsigned mask = 0;
+    haddr_t address = HADDR_UNDEF;
+    if (H5Dget_chunk_info(dataset, space, static_cast<hsize_t>(begin / header.chunk_rows), at, &mask, &address,
+                          &stored) < 0 ||
+        address == HADDR_UNDEF || address > static_cast<haddr_t>(bytes_) ||
+        static_cast<std::int64_t>(stored) != header.chunk_rows * row_bytes ||
+        static_cast<std::int64_t>(address + stored) > bytes_ || at[1] != 0)
+      throw error(ExitCode::data, "{}: {} has a chunk that lies outside the file; is it damaged?", path_, name);
+    const std::int64_t row = static_cast<std::int64_t>(at[0]);
+    extents.push_back({row, std::min(header.chunk_rows, header.rows - row), static_cast<std::int64_t>(address)});
+  }
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.row_begin < b.row_begin; });
+  for (std::size_t i = 0; i < extents.size(); ++i)
+    if (extents[i].row_begin != static_cast<std::int64_t>(i) * header.chunk_rows)
+      throw error(ExitCode::data, "{}: {} has two chunks for the same rows; is it damaged?", path_, name);
+  return extents;
+}
+
+std::vector<StoredBytes> ActivationFile::ends(Side side, std::int64_t layer, std::int64_t at_most) {
+  const Lock lock;
+  if (user_block_) return {};
+  const MatrixHeader& header = header_.matrix(side, layer);
+  const std::string name = dataset_name(side, layer);
+  const hid_t dataset = open(side, layer);
+  if (header.chunk_rows == 0) {
+    const haddr_t offset = H5Dget_offset(dataset);
+    if (offset == HADDR_UNDEF) return {};  // compact: inside the header
+    const std::int64_t all = header.rows * header.columns * bytes_of(header.type);
+    const std::int64_t piece = std::min(all, at_most);
+    return {{static_cast<std::int64_t>(offset), piece}, {static_cast<std::int64_t>(offset) + all - piece, piece}};
+  }
+  const Handle space(H5Dget_space(dataset), H5Sclose, path_ + ": reading the shape of " + name);
+  hsize_t n_chunks = 0;
+  check(H5Dget_num_chunks(dataset, space, &n_chunks), path_ + ": counting the chunks of " + name);
+  std::vector<StoredBytes> ends;
+  for (const hsize_t index : {hsize_t{0}, n_chunks - 1}) {
+    hsize_t at[2], stored = 0;
+    unsigned mask = 0;
+    haddr_t address = HADDR_UNDEF;
+    if (H5Dget_chunk_info(dataset, space, index, at, &mask, &address, &stored) < 0 || address == HADDR_UNDEF ||
+        address > static_cast<haddr_t>(bytes_) || stored > static_cast<hsize_t>(bytes_) ||
+        static_cast<std::int64_t>(address + stored) > bytes_)
+      throw error(ExitCode::data, "{}: {} has a chunk that lies outside the file; is it damaged?", path_, name);
+    ends.push_back({static_cast<std::int64_t>(address), std::min(static_cast<std::int64_t>(stored), at_most)});
+  }
+  return ends;
+}
+
+void ActivationFile::read(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,
+                          std::int64_t stride) {
+  const Lock lock;
+  const MatrixHeader& header = header_.matrix(side, layer);
+  const std::int64_t element = bytes_of(header.type);
+  const hid_t dataset = open(side, layer);
+  const Handle from(H5Dget_space(dataset), H5Sclose, path_ + ": reading a shape");
+  const hsize_t start[2] = {static_cast<hsize_t>(row_begin), 0};
+  const hsize_t count[2] = {static_cast<hsize_t>(rows), static_cast<hsize_t>(header.columns)};
+  check(H5Sselect_hyperslab(from, H5S_SELECT_SET, start, nullptr, count, nullptr), path_ + ": selecting rows");
+  const hsize_t extent[2] = {static_cast<hsize_t>(rows), static_cast<hsize_t>(stride / element)};
+  const Handle to(H5Screate_simple(2, extent, nullptr), H5Sclose, "describing memory");
+  const hsize_t zero[2] = {0, 0};
+  check(H5Sselect_hyperslab(to, H5S_SELECT_SET, zero, nullptr, count, nullptr), "describing memory");
+  try {
+    check(H5Dread(dataset, dataset_type_, to, from, H5P_DEFAULT, out), "reading");
+  } catch (const Error& failure) {
+    throw error(ExitCode::data, "{}: {} rows {} to {}: {}; is the file damaged?", path_, dataset_name(side, layer),
+                row_begin, row_begin + rows - 1, failure.what());
+  }
+}
+
+ActivationFileWriter::ActivationFileWriter(const std::filesystem::path& path, const Shape& shape,
+                                           std::int64_t format_version,
+                                           const std::map<std::string, std::string>& attributes)
+    : path_(path.string()), shape_(shape) {
+  const Lock lock;
+  file_ = create_file(path);
+  for (const auto& [name, text] : attributes) write_attribute(file_, name, text);
+  write_attribute(file_, "format_version", format_version);
+  type_ = type_of(shape.type);
+  const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
+  const hsize_t chunk[2] = {static_cast<hsize_t>(shape.chunk_rows), static_cast<hsize_t>(shape.d_model)};
+  check(H5Pset_chunk(creation, 2, chunk), "setting chunks");
+  // No time stamps: the same rows make the same file.
+  check(H5Pset_obj_track_times(creation, false), "leaving out time stamps");
+  const Handle group_creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, "creating group properties");
+  check(H5Pset_obj_track_times(group_creation, false), "leaving out time stamps");
+  if (shape.gzip_level > 0) check(H5Pset_deflate(creation, static_cast<unsigned>(shape.gzip_level)), "setting gzip");
+  // Whole rows of chunks are written at a time where the caller appends so; what is left over waits in the cache.
+  const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
+  check(H5Pset_chunk_cache(access, 11,
+                           static_cast<std::size_t>(shape.chunk_rows * shape.d_model * bytes_of(shape.type)), 1.0),
+        "setting the chunk cache");
+  const hsize_t now[2] = {0, static_cast<hsize_t>(shape.d_model)};
+  const hsize_t most[2] = {H5S_UNLIMITED, static_cast<hsize_t>(shape.d_model)};
+  const Handle space(H5Screate_simple(2, now, most), H5Sclose, "describing a dataset");
+  std::vector<Handle> groups;
+  for (std::int64_t layer = 0; layer < shape.n_layers; ++layer)
+    groups.emplace_back(
+        H5Gcreate2(file_, fmt::format("layer_{}", layer).c_str(), H5P_DEFAULT, group_creation, H5P_DEFAULT), H5Gclose,
+        fmt::format("{}: creating /layer_{}", path_, layer));
+  for (const char* name : {"inputs", "targets"})
+    for (std::int64_t layer = 0; layer < shape.n_layers; ++layer)
+      datasets_.emplace_back(
+          H5Dcreate2(groups[static_cast<std::size_t>(layer)], name, type_, space, H5P_DEFAULT, creation, access),
+          H5Dclose, fmt::format("{}: creating /layer_{}/{}", path_, layer, name));
+}
+
+void ActivationFileWriter::append(std::int64_t rows, const std::byte* inputs, const std::byte* targets) {
+  const Lock lock;
+  const std::int64_t width = shape_.d_model * bytes_of(shape_.type);
+  const hsize_t start[2] = {static_cast<hsize_t>(rows_), 0};
+  const hsize_t count[2] = {static_cast<hsize_t>(rows), static_cast<hsize_t>(shape_.d_model)};
+  const hsize_t extent[2] = {static_cast<hsize_t>(rows_ + rows), static_cast<hsize_t>(shape_.d_model)};
+  const hsize_t memory[2] = {static_cast<hsize_t>(rows), static_cast<hsize_t>(shape_.n_layers * shape_.d_model)};
+  const Handle from(H5Screate_simple(2, memory, nullptr), H5Sclose, "describing memory");
+  const hsize_t zero[2] = {0, 0};
+  check(H5Sselect_hyperslab(from, H5S_SELECT_SET, zero, nullptr, count, nullptr), "describing memory");
+  for (std::size_t i = 0; i < datasets_.size(); ++i) {
+    const std::int64_t layer = static_cast<std::int64_t>(i) % shape_.n_layers;
+    const std::byte* data = (static_cast<std::int64_t>(i) < shape_.n_layers ? inputs : targets) + layer * width;
+    check(H5Dset_extent(datasets_[i], extent), path_ + ": extending a dataset");
+    const Handle to(H5Dget_space(datasets_[i]), H5Sclose, path_ + ": reading a shape");
+    check(H5Sselect_hyperslab(to, H5S_SELECT_SET, start, nullptr, count, nullptr), path_ + ": selecting rows");
+    check(H5Dwrite(datasets_[i], type_, from, to, H5P_DEFAULT, data), path_ + ": writing rows");
+  }
+  rows_ += rows;
+}
+
+void ActivationFileWriter::close() {
+  const Lock lock;
+  for (Handle& dataset : datasets_) dataset.close();
+  datasets_.clear();
+  check(H5Fflush(file_, H5F_SCOPE_LOCAL), path_ + ": flushing");
+  file_.close();
+}
+
+}  // namespace weft::storage

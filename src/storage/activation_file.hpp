@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The HDF5 side of one activation file: groups layer_{l} with datasets inputs and targets, [rows, columns].
+//
+// Nothing in a header is believed before it was held against the size of the file: what is returned here may size
+// memory. Rows are moved with memory type = file type, so HDF5 converts nothing. Errors name file and dataset.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/array.hpp"
+#include "storage/hdf5.hpp"
+
+namespace weft::storage {
+
+enum class Side { inputs, targets };
+/// "/layer_3/inputs"
+std::string dataset_name(Side side, std::int64_t layer);
+
+/// One dataset as its header describes it.
+struct MatrixHeader {
+  kernels::Scalar type = kernels::Scalar::fp32;  ///< fp32, fp16, bf16 or u16
+  std::string declared;                          ///< attribute "dtype"; "" = none
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t chunk_rows = 0;  ///< 0 = contiguous
+  std::int64_t chunk_columns = 0;
+  bool direct = false;  ///< stored plainly: `extents` can say where its rows lie
+};
+
+struct ActivationHeader {
+  std::string format;  ///< root attribute "format"; "" = none
+  std::int64_t format_version = 0;
+  std::string model, hook_inputs, hook_targets;  ///< root attributes; "" = none
+  std::vector<MatrixHeader> inputs, targets;     ///< [layer]
+
+  std::int64_t n_layers() const { return static_cast<std::int64_t>(inputs.size()); }
+  const MatrixHeader& matrix(Side side, std::int64_t layer) const {
+    return (side == Side::inputs ? inputs : targets)[static_cast<std::size_t>(layer)];
+  }
+};
+
+/// Rows that lie one after the other in the file.
+struct Extent {
+  std::int64_t row_begin = 0;
+  std::int64_t rows = 0;
+  std::int64_t offset = 0;  ///< byte in the file
+};
+
+/// Bytes stored for the first and the last chunk of a dataset (of contiguous data: its first and last bytes).
+struct StoredBytes {
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+};
+
+/// An activation file, open read-only.
+class ActivationFile {
+ public:
+  /// Reads all headers. Throws Error(io) when the file cannot be opened at all, Error(data) when it is no sound
+  /// activation file.
+  explicit ActivationFile(const std::filesystem::path& path);
+
+  const ActivationHeader& header() const { return header_; }
+  std::int64_t bytes() const { return bytes_; }
+
+  /// All rows of a dataset that is `direct`, ascending.
+  std::vector<Extent> extents(Side side, std::int64_t layer);
+  /// The ends of a dataset's data, at most `at_most` bytes each; none when the file has a user block.
+  std::vector<StoredBytes> ends(Side side, std::int64_t layer, std::int64_t at_most);
+
+  /// Rows [row_begin, row_begin + rows) through HDF5; row i goes to out + i * stride bytes (a multiple of the element
+  /// size). Reading a dataset in ascending order unpacks each chunk once.
+  void read(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,
+            std::int64_t stride);
+
+ private:
+  hid_t open(Side side, std::int64_t layer);
+  MatrixHeader read_matrix_header(Side side, std::int64_t layer);
+
+  std::string path_;
+  std::int64_t bytes_ = 0;
+  bool user_block_ = false;
+  Handle file_;
+  ActivationHeader header_;
+  // The dataset read last stays open, for its chunk cache.
+  Handle dataset_, dataset_type_;
+  std::string open_name_;
+};
+
+/// A new activation file, filled row by row.
+class ActivationFileWriter {
+ public:
+  struct Shape {
+    std::int64_t n_layers = 0;
+    std::int64_t d_model = 0;
+    kernels::Scalar type = kernels::Scalar::bf16;
+    std::int64_t chunk_rows = 1024;
+    int gzip_level = 0;  ///< 0 = not compressed
+  };
+  /// `attributes` become texts of the root group. Never overwrites. Throws Error(io).
+  ActivationFileWriter(const std::filesystem::path& path, const Shape& shape, std::int64_t format_version,
+                       const std::map<std::string, std::string>& attributes);
+
+  /// Appends rows: inputs and targets [rows, n_layers * d_model] as stored.
+  void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
+  /// Must be called: reports what only closing finds out.
+  void close();
+
+ private:
+  std::string path_;
+  Shape shape_;
+  std::int64_t rows_ = 0;
+  Handle file_, type_;
+  std::vector<Handle> datasets_;  // [side][layer]
+};
+
+}  // namespace weft::storage

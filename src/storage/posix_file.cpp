@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/posix_file.hpp"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace weft::storage {
+
+PosixFile::PosixFile(const std::string& path) : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  struct stat status {};
+  if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0) {
+    const int reason = errno;
+    if (descriptor_ >= 0) ::close(descriptor_);
+    throw error(ExitCode::io, "{}: cannot be opened ({})", path, std::strerror(reason));
+  }
+  bytes_ = status.st_size;
+}
+
+PosixFile::~PosixFile() { ::close(descriptor_); }
+
+void PosixFile::read(void* to, std::int64_t bytes, std::int64_t offset) const {
+  iovec piece{to, static_cast<std::size_t>(bytes)};
+  read(std::span(&piece, 1), offset);
+}
+
+void PosixFile::read(std::span<iovec> pieces, std::int64_t offset) const {
+  while (!pieces.empty()) {
+    if (pieces.front().iov_len == 0) {
+      pieces = pieces.subspan(1);
+      continue;
+    }
+    const ssize_t got =
+        ::preadv(descriptor_, pieces.data(), static_cast<int>(std::min<std::size_t>(pieces.size(), IOV_MAX)), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw error(ExitCode::io, "{}: reading at byte {} failed ({})", path_, offset, std::strerror(errno));
+    if (got == 0)
+      throw error(ExitCode::data, "{}: ends at byte {}, more was there when it was opened; was it changed?", path_,
+                  offset);
+    offset += got;
+    std::size_t left = static_cast<std::size_t>(got);
+    while (left > 0) {
+      iovec& piece = pieces.front();
+      const std::size_t used = std::min(left, piece.iov_len);
+      piece.iov_base = static_cast<char*>(piece.iov_base) + used;
+      piece.iov_len -= used;
+      left -= used;
+      if (piece.iov_len == 0) pieces = pieces.subspan(1);
+    }
+  }
+}
+
+}  // namespace weft::storage

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/tensor_file.hpp"
+
+#include <algorithm>
+
+#include "base/contract.hpp"
+#include "base/error.hpp"
+
+namespace weft::storage {
+namespace {
+
+constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
+constexpr std::int64_t kLargestChunkRead = std::int64_t{64} << 20;
+
+std::vector<hsize_t> chunk_of(kernels::Scalar type, const std::vector<std::int64_t>& shape) {
+  std::vector<hsize_t> chunk(shape.size(), 1);
+  std::int64_t room = std::max<std::int64_t>(1, kChunkBytes / kernels::bytes_of(type));
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    const std::int64_t extent = std::clamp<std::int64_t>(room, 1, shape[axis]);
+    chunk[axis] = static_cast<hsize_t>(extent);
+    if (extent < shape[axis]) break;  // a chunk is one contiguous run of elements
+    room /= extent;
+  }
+  return chunk;
+}
+
+std::vector<hsize_t> to_hsize(const std::vector<std::int64_t>& shape) { return {shape.begin(), shape.end()}; }
+
+std::string text_of(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t extent : shape) text += (text.empty() ? "[" : ", ") + std::to_string(extent);
+  return text + "]";
+}
+
+/// Without a cache a chunk is written, and an error seen, by the call that wrote it.
+Handle uncached() {
+  Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
+  check(H5Pset_chunk_cache(access, 0, 0, 1.0), "switching off the chunk cache");
+  return access;
+}
+
+/// Memory and file selections of rows [begin, begin + count).
+struct Selection {
+  Selection(hid_t dataset, std::int64_t begin, std::int64_t count)
+      : file(H5Dget_space(dataset), H5Sclose, "reading a dataset's shape") {
+    const int rank = H5Sget_simple_extent_ndims(file);
+    check(rank, "reading a dataset's shape");
+    std::vector<hsize_t> extent(static_cast<std::size_t>(rank)), start(static_cast<std::size_t>(rank), 0);
+    check(H5Sget_simple_extent_dims(file, extent.data(), nullptr), "reading a dataset's shape");
+    if (rank < 1 || begin < 0 || count < 0 || begin + count > static_cast<std::int64_t>(extent[0]))
+      throw error(ExitCode::internal, "rows {} to {} are outside a dataset", begin, begin + count);
+    start[0] = static_cast<hsize_t>(begin);
+    extent[0] = static_cast<hsize_t>(count);
+    check(H5Sselect_hyperslab(file, H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr), "selecting rows");
+    memory = Handle(H5Screate_simple(rank, extent.data(), nullptr), H5Sclose, "making a memory space");
+  }
+  Handle file, memory;
+};
+
+}  // namespace
+
+std::int64_t piece_rows(kernels::Scalar type, const std::vector<std::int64_t>& shape) {
+  std::int64_t chunk_rows_bytes = kernels::bytes_of(type);
+  for (std::size_t axis = 1; axis < shape.size(); ++axis) chunk_rows_bytes *= shape[axis];
+  const std::int64_t chunk_rows = static_cast<std::int64_t>(chunk_of(type, shape)[0]);
+  chunk_rows_bytes *= chunk_rows;
+  return chunk_rows * std::max<std::int64_t>(1, kPieceBytes / std::max<std::int64_t>(1, chunk_rows_bytes));
+}
+
+Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
+                      const std::vector<std::int64_t>& shape) {
+  const Lock lock;
+  const Handle stored = type_of(type);
+  const std::vector<hsize_t> extent = to_hsize(shape), chunk = chunk_of(type, shape);
+  const int rank = static_cast<int>(shape.size());
+  const Handle space(H5Screate_simple(rank, extent.data(), nullptr), H5Sclose, "making the space of " + name);
+  const Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "creating link properties");
+  check(H5Pset_create_intermediate_group(links, 1), "setting link properties");
+  const Handle create(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
+  check(H5Pset_chunk(create, rank, chunk.data()), "setting the chunks of " + name);
+  check(H5Pset_fletcher32(create), "setting the checksum of " + name);
+  // The part of the last chunk beyond the dataset is zero, not whatever lay in memory: the same state gives the same
+  // file.
+  check(H5Pset_fill_time(create, H5D_FILL_TIME_ALLOC), "setting the fill time of " + name);
+  check(H5Pset_obj_track_times(create, false), "setting the time stamps of " + name);
+  const Handle access = uncached();
+  return Handle(H5Dcreate2(file, name.c_str(), stored, space, links, create, access), H5Dclose,
+                "creating dataset " + name);
+}
+
+void write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data) {
+  const Lock lock;
+  const Handle type(H5Dget_type(dataset), H5Tclose, "reading a dataset's type");
+  const Selection rows(dataset, begin, count);
+  check(H5Dwrite(dataset, type, rows.memory, rows.file, H5P_DEFAULT, data), "writing rows");
+}
+
+Handle open_dataset(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape) {
+  const Lock lock;
+  // Every link on the way must exist, or H5Lexists itself fails.
+  for (std::size_t slash = name.find('/');; slash = name.find('/', slash + 1)) {
+    if (H5Lexists(file, name.substr(0, slash).c_str(), H5P_DEFAULT) <= 0)
+      throw error(ExitCode::io, "dataset {} is missing", name);
+    if (slash == std::string::npos) break;
+  }
+  const Handle access = uncached();
+  Handle dataset(H5Dopen2(file, name.c_str(), access), H5Dclose, "opening dataset " + name);
+  const Handle stored(H5Dget_type(dataset), H5Tclose, "reading the type of dataset " + name);
+  kernels::Scalar found;
+  if (!scalar_of(stored, found) || found != type) throw error(ExitCode::io, "dataset {} has another number type", name);
+  const std::vector<std::int64_t> extent = shape_of(dataset);
+  if (extent != shape)
+    throw error(ExitCode::io, "dataset {} has shape {} where {} is expected", name, text_of(extent), text_of(shape));
+  const Handle create(H5Dget_create_plist(dataset), H5Pclose, "reading the layout of dataset " + name);
+  if (H5Pget_layout(create) != H5D_CHUNKED) throw error(ExitCode::io, "dataset {} is not chunked", name);
+  std::vector<hsize_t> chunk(shape.size());
+  check(H5Pget_chunk(create, static_cast<int>(chunk.size()), chunk.data()), "reading the chunks of dataset " + name);
+  std::int64_t room = kLargestChunkRead / kernels::bytes_of(type);
+  for (const hsize_t extent_of_chunk : chunk)
+    room = extent_of_chunk == 0
+               ? 0
+               : room / static_cast<std::int64_t>(std::min<hsize_t>(extent_of_chunk, kLargestChunkRead));
+  if (room < 1) throw error(ExitCode::io, "dataset {} has chunks of more than {} bytes", name, kLargestChunkRead);
+  return dataset;
+}
+
+void read_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data) {
+  std::vector<std::int64_t> shape;
+  std::int64_t row_bytes = 0, piece = 0;
+  Handle type;
+  {
+    const Lock lock;
+    shape = shape_of(dataset);
+    type = Handle(H5Dget_type(dataset), H5Tclose, "reading a dataset's type");
+    kernels::Scalar scalar;
+    if (!scalar_of(type, scalar)) throw error(ExitCode::io, "a dataset has a number type that is not read");
+    piece = piece_rows(scalar, shape);
+    row_bytes = kernels::bytes_of(scalar);
+    for (std::size_t axis = 1; axis < shape.size(); ++axis) row_bytes *= shape[axis];
+  }
+  auto* to = static_cast<char*>(data);
+  for (const std::int64_t end = begin + count; begin < end;) {
+    const std::int64_t next = std::min(end, (begin / piece + 1) * piece);
+    const Lock lock;
+    const Selection rows(dataset, begin, next - begin);
+    check(H5Dread(dataset, type, rows.memory, rows.file, H5P_DEFAULT, to), "reading rows");
+    to += (next - begin) * row_bytes;
+    begin = next;
+  }
+}
+
+void require_complete(hid_t dataset, const std::string& name) {
+  const Lock lock;
+  const Handle create(H5Dget_create_plist(dataset), H5Pclose, "reading the layout of dataset " + name);
+  const Handle type(H5Dget_type(dataset), H5Tclose, "reading the type of dataset " + name);
+  const std::vector<std::int64_t> shape = shape_of(dataset);
+  std::vector<hsize_t> chunk(shape.size());
+  check(H5Pget_chunk(create, static_cast<int>(chunk.size()), chunk.data()), "reading the chunks of dataset " + name);
+  hsize_t n_chunks = 1, chunk_bytes = H5Tget_size(type);
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    n_chunks *= (static_cast<hsize_t>(shape[axis]) + chunk[axis] - 1) / chunk[axis];
+    chunk_bytes *= chunk[axis];
+  }
+  constexpr hsize_t kChecksumBytes = 4;
+  const hsize_t expected = n_chunks * (chunk_bytes + kChecksumBytes);
+  const hsize_t stored = H5Dget_storage_size(dataset);
+  if (stored != expected)
+    throw error(ExitCode::io, "dataset {} holds {} of {} bytes (incomplete write)", name, stored, expected);
+}
+
+}  // namespace weft::storage

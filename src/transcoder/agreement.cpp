@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/agreement.hpp"
+
+#include <algorithm>
+#include <system_error>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "parallel/signals.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+constexpr std::size_t kStepsAhead = 2;
+constexpr auto kLookEvery = std::chrono::milliseconds(500);
+
+}  // namespace
+
+Agreement::Agreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
+                     std::chrono::steady_clock::time_point start)
+    : world_(world.duplicate()), run_directory_(std::move(run_directory)), walltime_(walltime), start_(start) {}
+
+bool Agreement::asked_by_file(const char* name) {
+  std::error_code ignored;
+  if (!std::filesystem::remove(run_directory_ / name, ignored)) return false;
+  log::info("found the file {} in {}: acting on it", name, run_directory_.string());
+  return true;
+}
+
+Decision Agreement::step(bool shard_written, double margin) {
+  const parallel::Signals::Requested requested = parallel::Signals::requested();
+  std::int64_t stop = requested.stop, checkpoint = requested.checkpoint;
+  if (world_.rank() == 0) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - looked_ > kLookEvery) {
+      looked_ = now;
+      stop_file_ = stop_file_ || asked_by_file("STOP");
+      checkpoint_file_ = asked_by_file("CHECKPOINT");
+    }
+    const bool out_of_time = walltime_ > 0 && std::chrono::duration<double>(now - start_).count() + margin > walltime_;
+    if (stop_file_ || out_of_time) stop = std::max<std::int64_t>(stop, static_cast<std::int64_t>(ExitCode::requeue));
+    checkpoint = std::max<std::int64_t>(checkpoint, std::exchange(checkpoint_file_, false) ? 1 : 0);
+  }
+  pending_.push_back(world_.start_maximum({stop, checkpoint, shard_written ? 0 : 1}));
+  if (pending_.size() <= kStepsAhead) return {};
+  parallel::Communicator::PendingMaximum oldest = std::move(pending_.front());
+  pending_.pop_front();
+  return read(std::move(oldest));
+}
+
+Decision Agreement::read(parallel::Communicator::PendingMaximum pending) {
+  const std::vector<std::int64_t> agreed = pending.wait();
+  return {.stop = agreed[0], .checkpoint = agreed[1] != 0, .shards_written = agreed[2] == 0};
+}
+
+Decision Agreement::drain() {
+  Decision strongest;
+  for (; !pending_.empty(); pending_.pop_front()) {
+    const Decision decision = read(std::move(pending_.front()));
+    strongest.stop = std::max(strongest.stop, decision.stop);
+    strongest.checkpoint = strongest.checkpoint || decision.checkpoint;
+  }
+  return strongest;
+}
+
+}  // namespace weft::transcoder

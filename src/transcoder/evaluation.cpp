@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/evaluation.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "dataset/stored_order.hpp"
+#include "kernels/metrics/metrics.hpp"
+#include "kernels/reduce/reduce.hpp"
+#include "kernels/runtime.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+/// What is left unexplained of a sum that may be zero.
+double ratio(double error, double total) {
+  if (total > 0) return error / total;
+  return error == 0 ? 0 : std::numeric_limits<double>::infinity();
+}
+
+int density_bin(std::int64_t fired, std::int64_t tokens) {
+  if (fired == 0) return 0;
+  const double density = static_cast<double>(fired) / static_cast<double>(tokens);
+  return std::clamp(static_cast<int>(std::floor(std::log10(density))) + kDensityBins, 1, kDensityBins - 1);
+}
+
+template <class T>
+std::vector<T> to_host(const kernels::Execution& execution, const device::Buffer<T>& buffer) {
+  std::vector<T> values(static_cast<std::size_t>(buffer.size()));
+  device::copy(execution, values.data(), buffer.data(), buffer.bytes(), device::Direction::to_host);
+  kernels::fence(execution);
+  return values;
+}
+
+}  // namespace
+
+const char* density_bin_name(int bin) {
+  constexpr std::array<const char*, kDensityBins> names = {
+      "never", "< 1e-6", "1e-6 .. 1e-5", "1e-5 .. 1e-4", "1e-4 .. 1e-3", "1e-3 .. 0.01", "0.01 .. 0.1", "0.1 .. 1"};
+  return names.at(static_cast<std::size_t>(bin));
+}
+
+double mean_over_layers(const std::vector<double>& values) {
+  return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+EvaluationResult evaluate(const dataset::Description& description, const Model& model,
+                          const NormalisationOnDevice& normalisation, Forward& forward, const parallel::World& world,
+                          const parallel::Grid& grid, const kernels::Execution& execution, std::int64_t batch_tokens) {
+  const Shape& shape = model.shape();
+  const std::int64_t width = shape.width(), n_keys = shape.n_layers * model.n_local();
+  device::Buffer<double> sums(4 * width);
+  device::Buffer<std::int64_t> fired(n_keys);
+  device::zero(execution, sums.data(), sums.bytes());
+  device::zero(execution, fired.data(), fired.bytes());
+  const kernels::DimensionSums dimension_sums{{sums.data(), width},
+                                              {sums.data() + width, width},
+                                              {sums.data() + 2 * width, width},
+                                              {sums.data() + 3 * width, width}};
+  const std::int64_t largest_own =
+      parallel::largest_part(parallel::largest_part(batch_tokens, grid.shape().data), grid.shape().feature);
+  const device::Buffer<float> reconstruction(largest_own * width);
+
+  dataset::StoredOrder rows(description, batch_tokens, grid, 1);
+  for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
+    const dataset::RawBatch& batch = rows.read(i);
+    forward.encode(batch);
+    forward.by_feature();
+    kernels::accumulate_firing(execution, forward.hits(), fired.array());
+    forward.decode([&](const Forward::OwnPart& part) {
+      const kernels::Matrix<float> y{reconstruction.data(), part.count, width, width};
+      kernels::reconstruct(execution, part.partial, part.n_parts, model.decoder_bias().weight, y);
+      kernels::accumulate_dimensions(execution, batch.targets.rows_from(part.begin, part.count),
+                                     {y.data, kernels::Scalar::fp32, part.count, width, width},
+                                     normalisation.target_mean.array(), normalisation.target_spread.array(),
+                                     normalisation.pivot.array(), dimension_sums);
+    });
+  }
+
+  std::vector<double> total = to_host(execution, sums);
+  world.all().sum(std::span<double>(total));
+  std::vector<std::int64_t> firings = to_host(execution, fired);
+  grid.data_axis().sum(std::span<std::int64_t>(firings));  // over all tokens, for this rank's features
+
+  // Counts of features by density, and of entries, by layer: small, so that whole vectors travel.
+  const std::int64_t tokens = description.n_rows;
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(shape.n_layers * (kDensityBins + 1)), 0);
+  if (grid.data_index() == 0)
+    for (std::int64_t i = 0; i < n_keys; ++i) {
+      std::int64_t* const layer = counts.data() + i / model.n_local() * (kDensityBins + 1);
+      ++layer[density_bin(firings[static_cast<std::size_t>(i)], tokens)];
+      layer[kDensityBins] += firings[static_cast<std::size_t>(i)];
+    }
+  world.all().sum(std::span<std::int64_t>(counts));
+
+  std::vector<float> inverse_deviation = to_host(execution, normalisation.standardise);
+  const std::vector<float> spread = to_host(execution, normalisation.target_spread);
+  for (std::size_t i = 0; i < inverse_deviation.size(); ++i) inverse_deviation[i] /= spread[i];
+
+  EvaluationResult result;
+  result.tokens = tokens;
+  const double n = static_cast<double>(tokens);
+  double all_errors = 0, all_totals = 0;
+  for (std::int64_t layer = 0; layer < shape.n_layers; ++layer) {
+    double error = 0, variance_error = 0, spread_total = 0, standard_error = 0, standard_total = 0, by_dimension = 0;
+    for (std::int64_t i = layer * shape.d_model; i < (layer + 1) * shape.d_model; ++i) {
+      const auto sum = [&](std::int64_t row) { return total[static_cast<std::size_t>(row * width + i)]; };
+      const double sse = sum(1), sst = std::max(0.0, sum(3) - sum(2) * sum(2) / n);
+      const double weight = static_cast<double>(inverse_deviation[static_cast<std::size_t>(i)]);
+      error += sse;
+      variance_error += std::max(0.0, sse - sum(0) * sum(0) / n);
+      spread_total += sst;
+      standard_error += sse * weight * weight;
+      standard_total += sst * weight * weight;
+      by_dimension += ratio(sse, sst);
+    }
+    result.nmse.push_back(ratio(error, spread_total));
+    result.nmse_standardised.push_back(ratio(standard_error, standard_total));
+    result.explained_variance.push_back(1.0 - ratio(variance_error, spread_total));
+    result.fvu_dimension.push_back(by_dimension / static_cast<double>(shape.d_model));
+    const std::int64_t* const layer_counts = counts.data() + layer * (kDensityBins + 1);
+    result.density_histogram.emplace_back(layer_counts, layer_counts + kDensityBins);
+    result.dead_fraction.push_back(static_cast<double>(layer_counts[0]) / static_cast<double>(shape.n_features));
+    result.l0.push_back(static_cast<double>(layer_counts[kDensityBins]) / n);
+    all_errors += error;
+    all_totals += spread_total;
+  }
+  result.nmse_pooled = ratio(all_errors, all_totals);
+  return result;
+}
+
+}  // namespace weft::transcoder

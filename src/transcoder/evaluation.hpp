@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How good a transcoder is on held-out data (transcoder.md section 11): raw-space measures from fp64 sums over the
+// whole set, with the training activation on consecutive batches in stored order; a short last batch keeps k per token.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dataset/description.hpp"
+#include "transcoder/forward.hpp"
+
+namespace weft::transcoder {
+
+/// By layer; SSE and SST are sums over tokens, per dimension.
+struct EvaluationResult {
+  std::int64_t tokens = 0;
+  std::vector<double> nmse;               ///< sum_i SSE_i / sum_i SST_i (= FVU); SST = 0: 0 when SSE = 0, else infinite
+  std::vector<double> nmse_standardised;  ///< the same with each dimension divided by the training targets' deviation
+  std::vector<double> explained_variance;  ///< 1 - sum_i Var(e_i) / sum_i Var(y_i)
+  std::vector<double> fvu_dimension;       ///< mean over i of SSE_i / SST_i
+  std::vector<double> l0;                  ///< active features a token
+  std::vector<double> dead_fraction;       ///< features that never fired on this set
+  std::vector<std::vector<std::int64_t>>
+      density_histogram;   ///< features by floor(log10(density)): never, < 1e-6, ..., [0.1, 1]
+  double nmse_pooled = 0;  ///< sum over layers of SSE / sum over layers of SST
+};
+
+/// Bins of density_histogram: never fired, then decades from below 1e-6 up to [0.1, 1].
+constexpr int kDensityBins = 8;
+/// "never", "< 1e-6", "1e-6 .. 1e-5", ...
+const char* density_bin_name(int bin);
+
+double mean_over_layers(const std::vector<double>& values);
+
+/// Collective. The forward pass must have been made for batches of `batch_tokens` or more.
+EvaluationResult evaluate(const dataset::Description&, const Model&, const NormalisationOnDevice&, Forward&,
+                          const parallel::World&, const parallel::Grid&, const kernels::Execution&,
+                          std::int64_t batch_tokens);
+
+}  // namespace weft::transcoder

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/model.hpp"
+
+#include <cmath>
+#include <string>
+
+#include "kernels/optimize/adam.hpp"
+
+namespace weft::transcoder {
+
+using kernels::ParameterRows;
+using kernels::Scalar;
+using kernels::StatePolicy;
+
+namespace {
+
+Scalar weight_type(StatePolicy policy) { return policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16; }
+Scalar moment_type(StatePolicy policy) {
+  return policy == StatePolicy::fp32 ? Scalar::fp32 : policy == StatePolicy::bf16 ? Scalar::bf16 : Scalar::u8;
+}
+
+std::int64_t scales_per_row(StatePolicy policy, std::int64_t columns, std::int64_t segment) {
+  return policy == StatePolicy::eight_bit ? ParameterRows{.columns = columns, .segment = segment}.blocks_per_row() : 0;
+}
+
+}  // namespace
+
+std::int64_t weight_bytes(StatePolicy policy, std::int64_t rows, std::int64_t columns) {
+  return rows * columns * kernels::bytes_of(weight_type(policy));
+}
+
+std::int64_t moment_bytes(StatePolicy policy, std::int64_t rows, std::int64_t columns, std::int64_t segment) {
+  return 2 * rows * (columns * kernels::bytes_of(moment_type(policy)) + scales_per_row(policy, columns, segment) * 4);
+}
+
+Model::Model(const Shape& shape, StatePolicy policy, const parallel::Grid& grid, const kernels::Execution& execution,
+             Moments moments)
+    : shape_(shape),
+      policy_(policy),
+      execution_(execution),
+      moments_(moments),
+      features_(grid.features(shape.n_features)),
+      owned_(parallel::part(features_.size(), grid.shape().data, grid.data_index())) {
+  std::uint64_t element_base = 0;
+  for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+    allocate(encoder_, shape.d_model, element_base);
+    element_base += static_cast<std::uint64_t>(shape.n_features * shape.d_model);
+  }
+  for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+    allocate(decoder_, shape.decoder_columns(s), element_base);
+    element_base += static_cast<std::uint64_t>(shape.n_features * shape.decoder_columns(s));
+  }
+  for (int part = 0; part < (moments == Moments::held ? 3 : 1); ++part) {
+    bias_[part] = device::Buffer<float>(shape.n_layers * n_local());
+    decoder_bias_[part] = device::Buffer<float>(shape.width());
+    device::zero(execution, bias_[part].data(), bias_[part].bytes());
+    device::zero(execution, decoder_bias_[part].data(), decoder_bias_[part].bytes());
+    state_bytes_ += bias_[part].bytes() + decoder_bias_[part].bytes();
+  }
+  const auto layer_of = [&](const device::Buffer<float>& buffer, std::int64_t s) -> kernels::Array<float> {
+    return {buffer.size() == 0 ? nullptr : buffer.data() + s * n_local(), buffer.size() == 0 ? 0 : n_local()};
+  };
+  for (std::int64_t s = 0; s < shape.n_layers; ++s)
+    encoder_bias_.push_back({layer_of(bias_[0], s), layer_of(bias_[1], s), layer_of(bias_[2], s)});
+  clocks_ = device::Buffer<std::int64_t>(shape.n_layers * n_local());
+  device::zero(execution, clocks_.data(), clocks_.bytes());
+}
+
+void Model::allocate(Matrices& matrices, std::int64_t columns, std::uint64_t element_base) {
+  const std::int64_t segment = shape_.d_model;
+  const auto take = [&](std::int64_t bytes) -> std::byte* {
+    matrices.memory.emplace_back(bytes);
+    device::zero(execution_, matrices.memory.back().data(), bytes);
+    state_bytes_ += bytes;
+    return matrices.memory.back().data();
+  };
+  ParameterRows all{.policy = policy_,
+                    .rows = n_local(),
+                    .columns = columns,
+                    .segment = segment,
+                    .first_row = features_.begin,
+                    .element_base = element_base,
+                    .weight = take(weight_bytes(policy_, n_local(), columns))};
+  ParameterRows owned = all;
+  owned.rows = owned_.size();
+  owned.first_row += owned_.begin;
+  owned.weight = static_cast<std::byte*>(all.weight) + owned_.begin * columns * kernels::bytes_of(weight_type(policy_));
+  if (moments_ == Moments::held) {
+    const std::int64_t codes = owned.rows * columns * kernels::bytes_of(moment_type(policy_));
+    const std::int64_t scales = owned.rows * scales_per_row(policy_, columns, segment) * 4;
+    owned.first_moment = take(codes);
+    owned.second_moment = take(codes);
+    if (scales > 0) {
+      owned.first_scale = reinterpret_cast<float*>(take(scales));
+      owned.second_scale = reinterpret_cast<float*>(take(scales));
+    }
+    if (owned.rows == all.rows) all = owned;
+  }
+  matrices.all.push_back(all);
+  matrices.owned.push_back(owned);
+}
+
+void Model::initialise(std::uint64_t seed) {
+  const float encoder_bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.n_features)));
+  const float decoder_bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.width())));
+  for (const ParameterRows& rows : encoder_.all)
+    initialise_uniform(execution_, rows, encoder_bound, seed, kernels::Purpose::encoder_initial);
+  for (const ParameterRows& rows : decoder_.all)
+    initialise_uniform(execution_, rows, decoder_bound, seed, kernels::Purpose::decoder_initial);
+}
+
+kernels::ParameterVector Model::all_encoder_biases() const {
+  return {bias_[0].array(), bias_[1].array(), bias_[2].array()};
+}
+
+kernels::ParameterVector Model::decoder_bias() const {
+  return {decoder_bias_[0].array(), decoder_bias_[1].array(), decoder_bias_[2].array()};
+}
+
+void Model::add_matrix_to(checkpoint::Registry& registry, const std::string& name, const Matrices& matrices,
+                          std::size_t layer) const {
+  const ParameterRows& all = matrices.all[layer];
+  const ParameterRows& owned = matrices.owned[layer];
+  const parallel::Range written{owned.first_row, owned.first_row + owned.rows};
+  const auto add = [&](const std::string& suffix, Scalar type, std::int64_t columns, parallel::Range held, void* data) {
+    registry.add({.name = name + suffix,
+                  .type = type,
+                  .shape = {shape_.n_features, columns},
+                  .held = held,
+                  .owned = written,
+                  .data = data,
+                  .on_device = true});
+  };
+  add("", weight_type(policy_), all.columns, features_, all.weight);
+  if (moments_ == Moments::none) return;
+  add(".first_moment", moment_type(policy_), all.columns, written, owned.first_moment);
+  add(".second_moment", moment_type(policy_), all.columns, written, owned.second_moment);
+  if (policy_ == StatePolicy::eight_bit) {
+    add(".first_scale", Scalar::fp32, owned.blocks_per_row(), written, owned.first_scale);
+    add(".second_scale", Scalar::fp32, owned.blocks_per_row(), written, owned.second_scale);
+  }
+}
+
+void Model::add_to(checkpoint::Registry& registry, int world_rank) const {
+  const parallel::Range written{features_.begin + owned_.begin, features_.begin + owned_.end};
+  const int parts = moments_ == Moments::held ? 3 : 1;
+  const char* const suffix[] = {"", ".first_moment", ".second_moment"};
+  for (std::size_t s = 0; s < encoder_.all.size(); ++s) {
+    const std::string encoder = "encoder_" + std::to_string(s) + "/";
+    add_matrix_to(registry, encoder + "weight", encoder_, s);
+    const std::int64_t offset = static_cast<std::int64_t>(s) * n_local();
+    const auto add = [&](const std::string& name, Scalar type, void* data) {
+      registry.add({.name = encoder + name,
+                    .type = type,
+                    .shape = {shape_.n_features},
+                    .held = features_,
+                    .owned = written,
+                    .data = data,
+                    .on_device = true});
+    };
+    for (int part = 0; part < parts; ++part)
+      add(std::string("bias") + suffix[part], Scalar::fp32, bias_[part].data() + offset);
+    add("tokens_since_fired", Scalar::i64, clocks_.data() + offset);
+    add_matrix_to(registry, "decoder_" + std::to_string(s) + "/weight", decoder_, s);
+  }
+  for (int part = 0; part < parts; ++part)
+    registry.add({.name = std::string("decoder_bias") + suffix[part],
+                  .type = Scalar::fp32,
+                  .shape = {shape_.width()},
+                  .held = {0, shape_.width()},
+                  .owned = {0, world_rank == 0 ? shape_.width() : 0},
+                  .data = decoder_bias_[part].data(),
+                  .on_device = true});
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <numeric>
+
+#include "checkpoint/writer.hpp"
+#include "dataset/loader.hpp"
+#include "transcoder/forward.hpp"
+#include "transcoder/gradient_exchange.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+std::int64_t total(const std::vector<std::pair<std::string, std::int64_t>>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), std::int64_t{0},
+                         [](std::int64_t sum, const auto& part) { return sum + part.second; });
+}
+
+struct StateBytes {
+  std::int64_t weights = 0, moments = 0;
+};
+
+/// Parameters of `rows` features per layer, moments of `owned` of them.
+StateBytes state_bytes(const Shape& shape, kernels::StatePolicy policy, std::int64_t rows, std::int64_t owned) {
+  StateBytes bytes;
+  for (std::int64_t s = 0; s < shape.n_layers; ++s)
+    for (const std::int64_t columns : {shape.d_model, shape.decoder_columns(s)}) {
+      bytes.weights += weight_bytes(policy, rows, columns);
+      bytes.moments += moment_bytes(policy, owned, columns, shape.d_model);
+    }
+  bytes.weights += 4 * (shape.n_layers * rows + shape.width());
+  bytes.moments += 8 * (shape.n_layers * rows + shape.width());
+  return bytes;
+}
+
+}  // namespace
+
+std::int64_t Plan::device_total() const { return total(device); }
+std::int64_t Plan::host_total() const { return total(host); }
+
+Plan plan(const Configuration& configuration, const dataset::Description& description, parallel::GridShape grid) {
+  Plan plan;
+  plan.shape = {description.n_layers, description.d_model, configuration.transcoder.features};
+  plan.grid = grid;
+  const Shape& shape = plan.shape;
+  const kernels::StatePolicy policy = configuration.optimizer.state;
+  const std::int64_t rows = parallel::largest_part(shape.n_features, grid.feature),
+                     owned = parallel::largest_part(rows, grid.data);
+  const std::int64_t batch = configuration.data.batch_tokens, group = parallel::largest_part(batch, grid.data);
+  const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
+  const std::int64_t element = kernels::bytes_of(scalar_of(configuration.precision));
+  const SelectionSizes selection = selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, batch},
+                                                   grid, configuration.precision);
+
+  const StateBytes state = state_bytes(shape, policy, rows, owned);
+  const std::int64_t clocks = 8 * shape.n_layers * rows;
+  plan.device = {{"weights", state.weights},
+                 {"moments", state.moments},
+                 {"dead-feature clocks", clocks},
+                 {"forward pass", Forward::bytes(configuration, shape, grid, batch)},
+                 {"gradient rows and targets", group * width * element + own * width * 4},
+                 {"activation gradients", selection.capacity * 4},
+                 {"data-axis buckets", GradientExchange::bytes(shape, grid)}};
+  plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
+               {"selection staging", selection.host_bytes}};
+  const StateBytes whole = state_bytes(shape, policy, shape.n_features, shape.n_features);
+  plan.checkpoint_bytes = whole.weights + whole.moments + 8 * shape.n_layers * shape.n_features;
+  plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
+  if (configuration.checkpoint.staging == checkpoint::Staging::full)
+    plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.data * grid.feature));
+
+  plan.read_bytes_per_step = 2 * batch * description.row_bytes();
+  plan.optimizer_bytes_per_step =
+      2 * (state.moments + state.weights * owned / std::max<std::int64_t>(1, rows));  // read once, written once
+  // Partial reconstructions to their owners, gradient rows back to all; inputs travel beside the step.
+  plan.feature_bytes_per_step =
+      grid.feature == 1 ? 0 : (group - own) * width * element + own * (grid.feature - 1) * width * element;
+  plan.data_bytes_per_step =
+      grid.data == 1 ? 0
+                     : (grid.data - 1) * owned * shape.d_model * (shape.n_layers * (shape.n_layers + 3) / 2) *
+                           (4 + kernels::bytes_of(policy == kernels::StatePolicy::fp32 ? kernels::Scalar::fp32
+                                                                                       : kernels::Scalar::bf16));
+  plan.encoder_flops_per_step =
+      2.0 * static_cast<double>(group) * static_cast<double>(rows) * static_cast<double>(width);
+  plan.steps_per_epoch = static_cast<double>(description.n_rows) / static_cast<double>(batch);
+  return plan;
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  constexpr std::array<const char*, 5> units = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes)
+                   : fmt::format("{:.{}f} {}", value,
+                                 value < 10    ? 2
+                                 : value < 100 ? 1
+                                               : 0,
+                                 units[unit]);
+}
+
+std::string to_text(const Plan& plan, const Configuration& configuration) {
+  const Shape& shape = plan.shape;
+  std::string text = fmt::format(
+      "plan: {} layers, d_model {}, {} features per layer, {:.1f} M parameters, grid {} x {} (data x feature)\n",
+      shape.n_layers, shape.d_model, shape.n_features, static_cast<double>(shape.parameters()) * 1e-6, plan.grid.data,
+      plan.grid.feature);
+  const auto row = [&](const std::string& name, const std::string& value) {
+    text += fmt::format("  {:<34}{:>14}\n", name, value);
+  };
+  for (const auto& [name, bytes] : plan.device)
+    if (bytes > 0) row(name, bytes_text(bytes));
+  row("on the device, per rank", bytes_text(plan.device_total()));
+  for (const auto& [name, bytes] : plan.host)
+    if (bytes > 0) row(name, bytes_text(bytes));
+  row("on the host beside it, per rank", bytes_text(plan.host_total()));
+  row("one checkpoint", bytes_text(plan.checkpoint_bytes));
+  row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep), bytes_text(plan.disk_bytes));
+  row("read per step", bytes_text(plan.read_bytes_per_step));
+  row("optimizer traffic per step and rank", bytes_text(plan.optimizer_bytes_per_step));
+  if (plan.feature_bytes_per_step > 0) row("sent per step, feature axis", bytes_text(plan.feature_bytes_per_step));
+  if (plan.data_bytes_per_step > 0) row("sent per step, data axis", bytes_text(plan.data_bytes_per_step));
+  row("encoder product per step and rank", fmt::format("{:.1f} GFLOP", plan.encoder_flops_per_step * 1e-9));
+  row("steps per epoch", fmt::format("{:.1f}", plan.steps_per_epoch));
+  row("epochs in this run", fmt::format("{:.2f}", static_cast<double>(configuration.run.steps) / plan.steps_per_epoch));
+  return text;
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a run will take, from sizes alone: no device is started and nothing is allocated. Printed before step 0 and by
+// --dry-run, where the grid may be that of another machine (parallel.world).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dataset/description.hpp"
+#include "transcoder/configuration.hpp"
+#include "transcoder/model.hpp"
+
+namespace weft::transcoder {
+
+/// Bytes on the fullest rank, unless said otherwise.
+struct Plan {
+  Shape shape;
+  parallel::GridShape grid;
+  std::vector<std::pair<std::string, std::int64_t>> device;  ///< by purpose: weights, moments, step buffers
+  std::vector<std::pair<std::string, std::int64_t>> host;    ///< loader, checkpoint staging
+  std::int64_t checkpoint_bytes = 0;                         ///< one checkpoint, all ranks together
+  std::int64_t disk_bytes = 0;                               ///< (keep + 1) checkpoints
+  std::int64_t read_bytes_per_step = 0;                      ///< activation rows, all ranks together
+  std::int64_t optimizer_bytes_per_step = 0;                 ///< weights and moments read and written, per rank
+  std::int64_t feature_bytes_per_step = 0;                   ///< sent by one rank on the feature axis
+  std::int64_t data_bytes_per_step = 0;                      ///< sent by one rank on the data axis
+  double encoder_flops_per_step = 0;                         ///< the dense product, per rank
+  double steps_per_epoch = 0;
+
+  std::int64_t device_total() const;
+  std::int64_t host_total() const;
+};
+
+Plan plan(const Configuration&, const dataset::Description&, parallel::GridShape);
+
+/// A table for people.
+std::string to_text(const Plan&, const Configuration&);
+
+/// "1.50 GiB", "312 KiB".
+std::string bytes_text(std::int64_t bytes);
+
+}  // namespace weft::transcoder

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which activations of a batch stay: exact, over all ranks, from pre-activations that are never stored whole.
+//
+// The rule is in kernels/select/select.hpp. It says nothing about ranks, and so does the result: for given products the
+// set and its values are the same bits on every grid.
+//
+// batch_topk. Each rank filters its tiles against one threshold key a group (a layer, or everything) into a bounded
+// list. Too many: the tiles are made again, a histogram of their keys gives a threshold that at least K of this rank's
+// entries reach (the K-th key of one rank is never above that of all ranks), and if ties alone still overflow, only the
+// first of them in (token, layer, feature) order enter. Then three rounds of 2048-bin histograms, summed over all
+// ranks, give the exact K-th key; ties at it are granted by exchanged counts per (token, layer). The first threshold
+// comes from the last step (slightly below its K-th key): it is part of the checkpoint so that time repeats too, but it
+// can only cost a second pass.
+//
+//   bytes a rank sends per step   3 * groups * 2048 * 8, and when ties must be cut N/D * L * 4 on the feature axis
+//
+// topk. Each rank keeps the best `budget` entries of each token (and layer); on the feature axis each rank merges the
+// lists of a slice of the tokens and returns a cut-off per token (and layer): N/D * groups * (budget + 1) * 8 bytes.
+//
+// relu. Everything positive: no communication.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "device/memory.hpp"
+#include "kernels/select/select.hpp"
+#include "kernels/sparse/sparse.hpp"
+#include "parallel/grid.hpp"
+#include "transcoder/configuration.hpp"
+
+namespace weft::transcoder {
+
+/// Sizes over all ranks; the grid gives this rank's part of them.
+struct SelectionShape {
+  std::int64_t n_layers = 0;
+  std::int64_t n_features = 0;                      ///< per layer
+  std::int64_t max_tokens = 0;                      ///< of the largest batch
+  std::int64_t tile_bytes = std::int64_t{8} << 20;  ///< products made at a time: they should stay in a cache
+};
+
+/// What a selection needs on each rank (the largest rank where parts are uneven): for the memory plan and for the
+/// trainer's own buffers.
+struct SelectionSizes {
+  std::int64_t capacity = 0;       ///< entries of the sparse activations, enough for every input
+  std::int64_t tile_tokens = 0;    ///< a tile of products has at most this many tokens ...
+  std::int64_t tile_features = 0;  ///< ... and features
+  std::int64_t device_bytes = 0;   ///< all buffers of Selection, where the kernels run
+  std::int64_t host_bytes = 0;     ///< staging on the host
+
+  std::int64_t max_tokens = 0;    ///< tokens of one feature group
+  std::int64_t max_features = 0;  ///< per layer, of one rank
+  std::int64_t n_groups = 0;      ///< of batch_topk over the batch, of topk per token
+  std::int64_t candidates = 0;    ///< batch_topk, relu: entries that may pass the filter
+  std::int64_t segments = 0;      ///< batch_topk, relu: (layer, feature block, token) lists of candidates
+  std::int64_t best = 0;          ///< topk: entries kept for each token and group
+};
+
+/// Throws a collective Error(usage) when the lists would need more than 2^32 entries.
+SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision);
+
+/// Entries wanted of each group: batch_topk round(k n) or round(k n L) for n tokens of the whole batch, topk round(k)
+/// or round(k L); halves go up, at least 1. relu: the largest integer.
+std::int64_t selection_budget(const ModelSettings&, std::int64_t n_layers, std::int64_t n_tokens_total);
+
+/// What the last selection did. The same on all ranks except where it says "this rank".
+struct SelectionStatistics {
+  std::vector<float> threshold;  ///< per group: the K-th value; 0 when fewer than K are positive (batch_topk only)
+  std::int64_t entries = 0;      ///< active entries of this rank
+  std::int64_t passes = 0;       ///< passes over the tiles begun on this rank: 1 is the rule
+  std::int64_t redos = 0;        ///< times that a threshold was too high and all ranks began again
+  std::int64_t ties_cut = 0;     ///< candidates at a K-th value that the budget does not hold
+  std::int64_t bytes_sent = 0;   ///< handed to the communicators by this rank
+};
+
+/// One rectangle of products to make: rank-local indices.
+struct TileRequest {
+  std::int64_t layer = 0;
+  std::int64_t token_begin = 0;
+  std::int64_t token_count = 0;
+  std::int64_t feature_begin = 0;
+  std::int64_t feature_count = 0;
+};
+
+class Selection {
+ public:
+  /// Fills `product` [token_count, feature_count], on the stream of the execution. Called again for the same tile it
+  /// must give the same bits.
+  using Producer = std::function<void(const TileRequest&, kernels::AnyMatrix product)>;
+
+  Selection(const ModelSettings&, const SelectionShape&, const parallel::Grid&, const kernels::Execution&, Precision);
+
+  /// Collective over the grid. n_tokens_total: tokens of this batch over all ranks, at most max_tokens; this rank has
+  /// grid.group_tokens(n_tokens_total). bias_of_layer: L arrays of this rank's features, on the device.
+  void select(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer, const Producer&);
+
+  /// The result of `select`, until the next one.
+  const kernels::SparseActivations& activations() const { return activations_; }
+  /// The same entries by feature; `transpose` makes them from the last selection (evaluation can do without).
+  void transpose();
+  const kernels::FeatureHits& hits() const { return hits_; }
+
+  const SelectionStatistics& statistics() const { return statistics_; }
+  const SelectionSizes& sizes() const { return sizes_; }
+
+  /// The filter's threshold key of each group for the next batch (empty but for batch_topk): goes into the checkpoint.
+  /// Any content is safe.
+  std::span<std::uint32_t> controller_state() { return controller_; }
+
+ private:
+  /// Every array, cut from one piece of memory on the device and one on the host.
+  struct Arrays {
+    Arrays(const SelectionSizes&, const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
+           void* device, void* host);
+
+    kernels::AnyMatrix tile;                   // [tile_tokens, tile_features]
+    kernels::Array<std::int64_t> row_offsets;  // the result: CSR ...
+    kernels::Array<std::uint32_t> key;
+    kernels::Array<float> value;
+    kernels::Array<std::int64_t> hit_offsets;  // ... and CSC
+    kernels::Array<std::uint32_t> hit_token;
+    kernels::Array<std::uint32_t> hit_position;
+    kernels::Array<std::byte> transpose_workspace;
+    // batch_topk, relu
+    kernels::Array<std::uint32_t> candidate_key;
+    kernels::Array<float> candidate_value;
+    kernels::Array<std::int64_t> segment_begin;
+    kernels::Array<std::int64_t> histogram;              // [n_groups, bins]
+    kernels::Array<std::uint32_t> threshold;             // [n_layers]
+    kernels::Array<std::int32_t> ties, admit, admitted;  // [tokens, n_layers]
+    // topk
+    kernels::Array<std::uint64_t> best;           // [tokens, n_groups, best]
+    kernels::Array<std::uint64_t> best_received;  // [feature ranks, tokens of a slice, n_groups, best]
+    kernels::Array<std::uint64_t> cut_off_slice;  // [tokens of a slice, n_groups]
+    kernels::Array<std::uint64_t> cut_off;        // [tokens, n_groups]
+
+    struct {
+      kernels::Array<std::int64_t> count;      // [1]
+      kernels::Array<std::int64_t> histogram;  // [n_groups * bins + 1]: the last counts ranks
+      kernels::Array<std::uint32_t> threshold;
+      kernels::Array<std::int32_t> admit;  // [tokens, n_layers]
+      kernels::Array<std::int32_t> ties;   // [feature ranks, tokens, n_layers]
+      kernels::Array<std::uint64_t> best, best_received, cut_off_slice, cut_off;
+    } host;
+
+    std::int64_t device_bytes = 0;
+    std::int64_t host_bytes = 0;
+  };
+  struct Batch;
+  struct Search;
+  friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision);
+
+  template <class Visit>
+  bool for_each_tile(const Batch&, Visit&&);
+  kernels::CandidateLists candidates(const Batch&) const;
+  std::int64_t group_of(std::int64_t layer) const { return sizes_.n_groups == 1 ? 0 : layer; }
+
+  void select_over_batch(const Batch&);
+  bool collect(const Batch&, std::span<const std::uint32_t> guess);
+  bool filter_tiles(const Batch&, std::span<const std::uint32_t> threshold, bool ordered);
+  std::vector<Search> search_own_tiles(const Batch&);
+  std::vector<Search> search_candidates(const Batch&, bool complete, bool& overflow);
+  bool admit_ties(const Batch&, std::span<const Search>);
+  void take_candidates(const Batch&, std::span<const Search>, bool ties_are_cut);
+  void select_per_token(const Batch&);
+  void finish(const Batch&);
+
+  ModelSettings settings_;
+  SelectionShape shape_;
+  const parallel::Grid& grid_;
+  kernels::Execution execution_;
+  SelectionSizes sizes_;
+  device::Allocation device_memory_;
+  device::Allocation host_memory_;
+  Arrays arrays_;
+  std::vector<std::uint32_t> controller_;
+  std::vector<std::int64_t> passed_;  // per group: entries of all ranks that passed the filter
+  SelectionStatistics statistics_;
+  kernels::SparseActivations activations_;
+  kernels::FeatureHits hits_;
+};
+
+}  // namespace weft::transcoder

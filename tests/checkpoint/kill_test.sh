@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# kill_test.sh DRIVER RANKS MPIEXEC FLAGS...: kills a rank at every point of the checkpoint protocol, then starts again. The second start must
+# find the previous checkpoint or the new one, whole, and reach the end.
+set -u
+driver=$1 ranks=$2
+shift 2
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+run() { "$@" >"$scratch/out" 2>"$scratch/err"; }
+
+for point in after-open mid-dataset mid-dataset@5 before-close before-fsync before-manifest before-rename after-rename before-latest mid-delete; do
+  for ((rank = 0; rank < ranks; rank++)); do
+    directory=$scratch/$point-$rank
+    WEFT_FAULT=$point:$rank:6:kill run "$@" -n "$ranks" "$driver" "$directory" 8 2
+    status=$?
+    if [ $status -eq 0 ]; then
+      echo "$point on rank $rank: was not killed"
+      failures=$((failures + 1))
+      continue
+    fi
+    # Killed while writing step 6: steps 2 and 4 exist, and 6 if its rename was done.
+    if ! run "$@" -n "$ranks" "$driver" "$directory" 10 2; then
+      echo "$point on rank $rank: the second start failed"
+      cat "$scratch/out" "$scratch/err"
+      failures=$((failures + 1))
+    elif ! grep -qE '^from (4|6)$' "$scratch/out"; then
+      echo "$point on rank $rank: began $(cat "$scratch/out"), not from 4 or 6"
+      failures=$((failures + 1))
+    elif ls "$directory" | grep -q tmp || [ "$(ls "$directory" | grep -c '^step_')" -ne 2 ]; then
+      echo "$point on rank $rank: the directory holds $(ls "$directory" | tr '\n' ' ')"
+      failures=$((failures + 1))
+    else
+      echo "$point on rank $rank: $(cat "$scratch/out")"
+    fi
+    rm -rf "$directory"
+  done
+done
+exit $((failures > 0))

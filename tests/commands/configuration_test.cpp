@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The keys of Weft: that each is described, that the conditions between them hold, and what a resumed run may change.
+#include "transcoder/configuration.hpp"
+
+#include "base/error.hpp"
+#include "input/print.hpp"
+#include "input/read.hpp"
+#include "tests/test.hpp"
+
+using namespace weft;
+using transcoder::Configuration;
+
+namespace {
+
+Configuration values(const std::string& text) {
+  Configuration configuration;
+  input::read(transcoder::schema(configuration), text, "a.toml");
+  return configuration;
+}
+
+std::string message(const std::string& text) {
+  try {
+    values(text);
+  } catch (const Error& failure) {
+    return failure.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("every key has help and accepts its own default") {
+  Configuration configuration;
+  const input::Schema schema = transcoder::schema(configuration);
+  for (const input::Key& key : schema.keys()) CHECK_MESSAGE(key.help.size() > 10, key.path());
+  for (const input::Table& table : schema.tables()) CHECK_MESSAGE(table.help.size() > 10, table.name);
+  // Reading the template checks each default against its own range and all conditions.
+  CHECK(message(input::defaults(schema)) == "");
+}
+
+TEST_CASE("an input reaches the members") {
+  const Configuration c = values(
+      "[run]\nsteps = 10\nseed = 3\nnonfinite = 'skip'\n[data]\ntrain = 'd'\nnormalise = 'scalar'\n"
+      "[transcoder]\nfeatures = 48\nactivation = 'topk'\nk = 4\nscope = 'all_layers'\n"
+      "[optimizer]\nstate = '8bit'\nschedule = 'cosine'\nclip_mode = 'previous'\n[device]\nprecision = 'bf16'\nthreads "
+      "= 2\n"
+      "[checkpoint]\nverify = 'size'\nstaging = 'chunked'\n[parallel]\ndata = 2\n[log]\nevery = "
+      "1\n[resume]\naccept_changed = true\n");
+  CHECK(c.run.steps == 10);
+  CHECK(c.run.seed == 3);
+  CHECK(c.run.nonfinite == transcoder::NonFinite::skip);
+  CHECK(c.data.train == "d");
+  CHECK(c.data.normalise == dataset::Normalise::scalar);
+  CHECK(c.transcoder.features == 48);
+  CHECK(c.transcoder.activation == transcoder::Activation::topk);
+  CHECK(c.transcoder.k == 4.0);
+  CHECK(c.transcoder.scope == transcoder::Scope::all_layers);
+  CHECK(c.optimizer.state == kernels::StatePolicy::eight_bit);
+  CHECK(c.optimizer.schedule == optimizer::Schedule::cosine);
+  CHECK(c.optimizer.clip_mode == optimizer::ClipMode::previous);
+  CHECK(c.precision == transcoder::Precision::bf16);
+  CHECK(c.device.threads == 2);
+  CHECK(c.checkpoint.verify == checkpoint::Verify::size);
+  CHECK(c.checkpoint.staging == checkpoint::Staging::chunked);
+  CHECK(c.parallel.data == 2);
+  CHECK(c.log.every == 1);
+  CHECK(c.resume.accept_changed);
+}
+
+TEST_CASE("conditions between keys are told with their place") {
+  const std::string model = "[transcoder]\nfeatures = 8\n";
+  CHECK(message(model + "k = 2.5\nactivation = 'topk'\n") ==
+        "a.toml:3:1: transcoder.k = 2.5 must be whole (activation = \"topk\" counts the features of each token and "
+        "layer); "
+        "take 3 or activation = \"batch_topk\"");
+  CHECK(message(model + "k = 2.5\n") == "");
+  CHECK(message(model + "k = 9\n") ==
+        "a.toml:3:1: transcoder.k = 9 is more than transcoder.features = 8 (k counts active features per token and "
+        "layer); take a "
+        "smaller k");
+  CHECK(message(model + "k = 9\nactivation = 'relu'\n") == "");  // k has no part in it
+  CHECK(message(model + "k = 4\n[optimizer]\nwarmup_steps = 20\n[run]\nsteps = 10\n") ==
+        "a.toml:5:1: optimizer.warmup_steps = 20 is more than run.steps = 10 (the learning rate would never be "
+        "reached); shorten the "
+        "warm-up");
+  CHECK(message(model + "k = 4\n[data]\nbatch_tokens = 10\nmicro_tokens = 20\n")
+            .starts_with("a.toml:6:1: data.micro_tokens = 20 is more than"));
+  CHECK(message(model + "k = 4\n[data]\nblock_rows = 100\nwindow_rows = 250\n") ==
+        "a.toml:6:1: data.window_rows = 250 is no multiple of data.block_rows = 100 (a window is made of whole "
+        "blocks); take 300");
+  CHECK(message(model + "k = 4\n[run]\nwalltime = '1h'\n") ==
+        "a.toml:5:1: run.walltime = \"1h\" is no time (hours:minutes:seconds); write it as \"11:55:00\"");
+  CHECK(message(model + "k = 4\n[optimizer]\nbeta2 = 1\ndecay_begin = 1.1\n[checkpoint]\nkeep = 1\n") ==
+        "3 problems in the input\n"
+        "a.toml:5:9: optimizer.beta2 = 1.0 is out of range (allowed: at least 0, less than 1)\n"
+        "a.toml:6:15: optimizer.decay_begin = 1.1 is out of range (allowed: at least 0, at most 1; unit: fraction of "
+        "run.steps)\n"
+        "a.toml:8:8: checkpoint.keep = 1 is out of range (allowed: at least 2)");
+}
+
+TEST_CASE("topk over all layers needs a whole budget a token") {
+  transcoder::ModelSettings model;
+  model.activation = transcoder::Activation::topk;
+  model.scope = transcoder::Scope::all_layers;
+  model.k = 2.5;
+  CHECK_NOTHROW(transcoder::check_layers(model, 4));
+  CHECK_THROWS_AS(transcoder::check_layers(model, 3), Error);
+}
+
+TEST_CASE("times are read exactly or not at all") {
+  CHECK(transcoder::parse_walltime("00:00:01") == 1);
+  CHECK(transcoder::parse_walltime("1:02:03") == 3723);
+  CHECK(transcoder::parse_walltime("120:00:00") == 432000);
+  for (const char* wrong :
+       {"", ":", "::", "1:2", "1:2:3:4", "1:60:00", "1:00:60", "a:00:00", "-1:00:00", "1:00:00 ", "9999999:00:00"})
+    CHECK_FALSE(transcoder::parse_walltime(wrong));
+}
+
+TEST_CASE("what a resumed run may change") {
+  Configuration c;
+  const input::Schema schema = transcoder::schema(c);
+  using input::Resume;
+  const auto resume = [&](const char* path) { return schema.find(path)->resume; };
+  for (const char* path : {"run.seed", "data.normalise", "data.window_rows", "transcoder.features", "optimizer.state"})
+    CHECK_MESSAGE(resume(path) == Resume::fixed, path);
+  for (const char* path : {"optimizer.learning_rate", "transcoder.k", "data.batch_tokens"})
+    CHECK_MESSAGE(resume(path) == Resume::changeable, path);
+  for (const input::Key& key : schema.keys())
+    if (key.table == "log" || key.table == "checkpoint" || key.table == "parallel" || key.table == "device" ||
+        key.path() == "run.steps")
+      CHECK_MESSAGE(key.resume == Resume::free, key.path());
+}

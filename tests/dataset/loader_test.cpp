@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs on 1 to 4 ranks: whatever their number and grid, the rows that arrive are those of the pure function in
+// order.hpp.
+#include "dataset/loader.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dataset/stored_order.hpp"
+#include "device/memory.hpp"
+#include "storage/digest.hpp"
+#include "tests/dataset/samples.hpp"
+#include "tests/test.hpp"
+
+namespace weft::dataset {
+namespace {
+
+using testing::Directory;
+using testing::Sample;
+
+std::vector<parallel::GridShape> shapes() {
+  std::vector<parallel::GridShape> all;
+  const std::int64_t world = testing::world().size();
+  for (std::int64_t data = 1; data <= world; ++data)
+    if (world % data == 0) all.push_back({data, world / data});
+  return all;
+}
+
+/// Global rows of an epoch in training order.
+std::vector<std::int64_t> expected_rows(const Description& description, const Settings& settings, std::uint64_t seed,
+                                        std::int64_t epoch) {
+  const BlockTable table = block_table(description, settings);
+  const EpochOrder order = epoch_order(table, seed, epoch);
+  std::vector<std::int64_t> first_row{0}, rows;
+  for (const FileDescription& file : description.files) first_row.push_back(first_row.back() + file.rows);
+  for (std::int64_t w = 0; w < table.n_windows(); ++w) {
+    const WindowOrder window = window_order(table, order, seed, w);
+    for (const WindowOrder::Row row : window.rows) {
+      const Block& block = table.blocks[window.blocks[row.block]];
+      rows.push_back(first_row[static_cast<std::size_t>(block.file)] + block.row_begin + row.row);
+    }
+  }
+  return rows;
+}
+
+bool same_row(const kernels::AnyMatrix& matrix, std::int64_t row, const std::vector<std::byte>& expected) {
+  return std::memcmp(matrix.rows_from(row, 1).data, expected.data(), expected.size()) == 0;
+}
+
+/// Checks a batch on this rank against the expected global rows of the whole batch.
+bool batch_is(const RawBatch& batch, const parallel::Grid& grid, const Sample& sample,
+              const std::vector<std::int64_t>& rows) {
+  const parallel::Range group = grid.group_tokens(batch.n_tokens), own = grid.own_tokens(batch.n_tokens);
+  bool same = batch.n_tokens == static_cast<std::int64_t>(rows.size()) && batch.inputs.rows == group.size() &&
+              batch.targets.rows == own.size();
+  for (std::int64_t i = group.begin; same && i < group.end; ++i)
+    same =
+        same_row(batch.inputs, i - group.begin, testing::sample_row(sample, rows[static_cast<std::size_t>(i)], false));
+  for (std::int64_t i = own.begin; same && i < own.end; ++i)
+    same = same_row(batch.targets, i - own.begin, testing::sample_row(sample, rows[static_cast<std::size_t>(i)], true));
+  return same;
+}
+
+void check_run(const Description& description, const Sample& sample, const Settings& settings,
+               parallel::GridShape shape, Cursor start, int n_batches) {
+  const parallel::Grid grid(testing::world(), shape);
+  constexpr std::uint64_t kSeed = 5;
+  std::vector<std::int64_t> rows;
+  for (std::int64_t epoch = start.epoch;
+       static_cast<std::int64_t>(rows.size()) < start.position + n_batches * settings.batch_tokens; ++epoch) {
+    const std::vector<std::int64_t> more = expected_rows(description, settings, kSeed, epoch);
+    rows.insert(rows.end(), more.begin(), more.end());
+  }
+  Loader loader(description, settings, kSeed, testing::world(), grid, start, 2);
+  const BlockTable table = block_table(description, settings);
+  Cursor cursor = start;
+  for (int b = 0; b < n_batches; ++b) {
+    const RawBatch& batch = loader.next();
+    const auto from = rows.begin() + start.position + b * settings.batch_tokens;
+    CHECK(batch.begin == cursor);
+    cursor = advance(table, cursor, settings.batch_tokens);
+    CHECK(batch.end == cursor);
+    CHECK_MESSAGE(batch_is(batch, grid, sample, {from, from + settings.batch_tokens}), "batch ", b, " of grid ",
+                  shape.data, "x", shape.feature);
+    loader.release();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("batches are those of the pure function, on any grid, type and size") {
+  struct Case {
+    Sample sample;
+    std::int64_t block_rows, window_rows, batch_tokens;
+  };
+  using kernels::Scalar;
+  const Case cases[] = {
+      {{2, 6, {40, 40, 7}, Scalar::fp32, Compression::none}, 8, 32, 10},
+      {{3, 5, {64, 64, 64, 3}, Scalar::bf16, Compression::none}, 4, 64, 33},
+      {{2, 6, {50, 50, 20}, Scalar::fp16, Compression::gzip}, 16, 48, 16},
+      {{1, 8, {5}, Scalar::fp32, Compression::none},
+       256,
+       65536,
+       16},  // smaller than a block, a window and a batch: epochs repeat
+      {{2, 5, {90}, Scalar::bf16, Compression::none}, 4, 4, 50},              // a batch spans many windows
+      {{2, 5, {1500, 1100}, Scalar::bf16, Compression::none}, 64, 512, 128},  // rows beyond one HDF5 chunk
+      {{2, 5, {1500, 1100}, Scalar::bf16, Compression::gzip}, 64, 512, 100},
+      {{1, 5, {9}, Scalar::fp32, Compression::none}, 2, 4, 1},  // most ranks own nothing
+  };
+  for (const Case& c : cases) {
+    const Directory directory;
+    testing::write_sample(directory / "train", c.sample);
+    Settings settings;
+    settings.block_rows = c.block_rows;
+    settings.window_rows = c.window_rows;
+    settings.batch_tokens = c.batch_tokens;
+    const Description description = describe(testing::world(), directory / "train", settings);
+    for (const parallel::GridShape shape : shapes()) {
+      const int per_epoch = static_cast<int>((description.n_rows + c.batch_tokens - 1) / c.batch_tokens);
+      check_run(description, c.sample, settings, shape, {0, 0}, per_epoch + 2);
+      check_run(description, c.sample, settings, shape, {3, description.n_rows / 2}, 2);
+      check_run(description, c.sample, settings, shape, {1, description.n_rows - 1}, 1);
+    }
+  }
+}
+
+TEST_CASE("the rows of an epoch and their order have the same hash on every number of ranks") {
+  const Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
+  const Directory directory;
+  testing::write_sample(directory / "train", sample);
+  Settings settings;
+  settings.block_rows = 16;
+  settings.window_rows = 128;
+  settings.batch_tokens = 96;
+  const Description description = describe(testing::world(), directory / "train", settings);
+  for (const parallel::GridShape shape : shapes()) {
+    const parallel::Grid grid(testing::world(), shape);
+    Loader loader(description, settings, 11, testing::world(), grid, {}, 1);
+    std::string received;
+    for (std::int64_t done = 0; done < description.n_rows; done += settings.batch_tokens) {
+      const RawBatch& batch = loader.next();
+      // Everybody's targets, in token order: the ranks' own tokens ascend with the rank.
+      std::vector<std::int64_t> bytes;
+      for (int r = 0; r < testing::world().size(); ++r)
+        bytes.push_back(grid.own_tokens_of(batch.n_tokens, r / shape.feature, r % shape.feature).size() *
+                        description.row_bytes());
+      std::string all(static_cast<std::size_t>(batch.n_tokens * description.row_bytes()), '\0');
+      testing::world().all().all_gather_uneven(batch.targets.data, all.data(), bytes);
+      received += all.substr(
+          0, static_cast<std::size_t>(std::min(batch.n_tokens, description.n_rows - done) * description.row_bytes()));
+      loader.release();
+    }
+    // Written down once from the pure function: the same for all ranks, grids and machines.
+    CHECK(storage::sha256(received) == "b7e1a86267a497c4eebffd0f1ba392015041a2cefbb84761fdcf7637373c618b");
+  }
+}
+
+TEST_CASE("a loader can be left at any moment") {
+  const Sample sample{2, 6, {40, 40, 7}, kernels::Scalar::fp32, Compression::none};
+  const Directory directory;
+  testing::write_sample(directory / "train", sample);
+  Settings settings;
+  settings.block_rows = 8;
+  settings.window_rows = 32;
+  settings.batch_tokens = 10;
+  const Description description = describe(testing::world(), directory / "train", settings);
+  const parallel::Grid grid(testing::world(), shapes().back());
+  for (int taken = 0; taken < 4; ++taken)
+    for (const bool give_back : {true, false}) {
+      if (!give_back && taken > 2) continue;
+      Loader loader(description, settings, 1, testing::world(), grid, {}, 1);
+      for (int i = 0; i < taken; ++i) {
+        loader.next();
+        if (give_back) loader.release();
+      }
+      if (testing::world().rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+}
+
+TEST_CASE("what one rank cannot read is an error of all, after the batches that were good") {
+  const Sample sample{2, 6, {64, 64}, kernels::Scalar::fp32, Compression::none};
+  const Directory directory;
+  testing::write_sample(directory / "train", sample);
+  Settings settings;
+  settings.block_rows = 8;
+  settings.window_rows = 16;
+  settings.batch_tokens = 8;
+  const Description description = describe(testing::world(), directory / "train", settings);
+  testing::world().all().barrier();
+  if (testing::world().is_root()) std::filesystem::resize_file(directory / "train/chunk_1.hdf5", 100);
+  testing::world().all().barrier();
+  const parallel::Grid grid(testing::world(), shapes().back());
+  Loader loader(description, settings, 1, testing::world(), grid, {}, 1);
+  std::int64_t good = 0;
+  std::string message;
+  try {
+    for (; good < 100; ++good) {
+      loader.next();
+      loader.release();
+    }
+  } catch (const Error& failure) {
+    message = failure.what();
+    CHECK(failure.code() == ExitCode::data);
+    CHECK(failure.known_to() == KnownTo::all_ranks);
+  }
+  CHECK(message.find("chunk_1.hdf5") != std::string::npos);
+  std::vector<std::int64_t> least{good}, most{good};
+  testing::world().all().minimum(least);
+  testing::world().all().maximum(most);
+  CHECK(least == most);
+}
+
+TEST_CASE("a cursor outside the dataset is refused") {
+  const Sample sample;
+  const Directory directory;
+  testing::write_sample(directory / "train", sample);
+  const Description description = describe(testing::world(), directory / "train", {});
+  const parallel::Grid grid(testing::world(), shapes().back());
+  CHECK_THROWS_AS(Loader(description, {}, 1, testing::world(), grid, {0, 87}, 1), Error);
+}
+
+TEST_CASE("the stated memory covers what is allocated") {
+  const Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
+  const Directory directory;
+  testing::write_sample(directory / "train", sample);
+  Settings settings;
+  settings.block_rows = 16;
+  settings.window_rows = 128;
+  settings.batch_tokens = 96;
+  const Description description = describe(testing::world(), directory / "train", settings);
+  for (const parallel::GridShape shape : shapes()) {
+    const LoaderMemory memory = loader_memory(description, settings, shape);
+    const std::int64_t world = testing::world().size(), row = description.row_bytes();
+    // Two windows of 8 blocks of 16 rows, inputs and targets, over the ranks.
+    CHECK(memory.windows == 2 * parallel::largest_part(8, world) * 16 * 2 * row);
+    CHECK((world == 1) == (memory.staging == 0));
+    const std::int64_t before = device::memory_use().host_bytes;
+    const parallel::Grid grid(testing::world(), shape);
+    const Loader loader(description, settings, 1, testing::world(), grid, {}, 1);
+    CHECK(device::memory_use().host_bytes - before <= memory.slots);
+  }
+}
+
+TEST_CASE("evaluation reads the rows in stored order, the last batch short") {
+  const Sample sample{2, 6, {40, 40, 7}, kernels::Scalar::bf16, Compression::gzip};
+  const Directory directory;
+  testing::write_sample(directory / "validation", sample);
+  const Description description = describe(testing::world(), directory / "validation", {});
+  for (const parallel::GridShape shape : shapes())
+    for (const std::int64_t batch_tokens : {87, 30, 1000, 1}) {
+      const parallel::Grid grid(testing::world(), shape);
+      StoredOrder order(description, batch_tokens, grid, 2);
+      CHECK(order.n_batches() == (87 + batch_tokens - 1) / batch_tokens);
+      for (std::int64_t i = 0; i < order.n_batches(); i += std::max<std::int64_t>(1, order.n_batches() / 4)) {
+        std::vector<std::int64_t> rows;
+        for (std::int64_t r = i * batch_tokens; r < std::min<std::int64_t>(87, (i + 1) * batch_tokens); ++r)
+          rows.push_back(r);
+        CHECK(batch_is(order.read(i), grid, sample, rows));
+      }
+    }
+}
+
+}  // namespace weft::dataset

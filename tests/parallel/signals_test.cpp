@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/signals.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/test.hpp"
+
+namespace weft::parallel {
+
+TEST_CASE("signals become requests, a stop outranks a requeue") {
+  const Signals signals;
+  CHECK(Signals::requested().stop == 0);
+  CHECK(Signals::requested().checkpoint == 0);
+  std::raise(SIGUSR2);
+  CHECK(Signals::requested().checkpoint == 1);
+  CHECK(Signals::requested().checkpoint == 0);  // told once, or every step would write one
+  std::raise(SIGUSR1);
+  std::raise(SIGUSR1);
+  CHECK(Signals::requested().stop == 75);
+  CHECK(Signals::requested().stop == 75);  // stays
+  std::raise(SIGINT);
+  CHECK(Signals::requested().stop == 130);
+  std::raise(SIGTERM);
+  std::raise(SIGTERM);
+  CHECK(Signals::requested().stop == 143);
+}
+
+TEST_CASE("a file-size limit does not kill, and former handlers come back") {
+  {
+    const Signals signals;
+    std::raise(SIGXFSZ);
+  }
+  struct sigaction now;
+  sigaction(SIGUSR1, nullptr, &now);
+  CHECK((now.sa_handler == SIG_DFL));
+}
+
+TEST_CASE("a second interrupt leaves at once with 130") {
+  const pid_t child = fork();
+  if (child == 0) {
+    const Signals signals;
+    std::raise(SIGINT);
+    std::raise(SIGINT);
+    _exit(0);  // not reached
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 130);
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a run leaves behind: metrics that read as if it had never been interrupted, a record that says how it ended.
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "report/json.hpp"
+#include "report/log.hpp"
+#include "report/metrics.hpp"
+#include "report/run_record.hpp"
+#include "tests/test.hpp"
+
+using namespace weft;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Scratch {
+  fs::path path = fs::temp_directory_path() / fmt::format("weft_report_test_{}", getpid());
+  Scratch() { fs::create_directories(path); }
+  ~Scratch() { fs::remove_all(path); }
+};
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void put(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+}  // namespace
+
+TEST_CASE("metrics continue behind the resumed step") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "metrics.jsonl";
+  {
+    report::MetricsWriter writer(path, -1);
+    for (int step = 10; step <= 50; step += 10) writer.write({{"step", step}, {"loss", 1.0 / step}});
+  }
+  const std::string undisturbed = contents(path);
+  // A run killed between the checkpoint of step 30 and step 50, resumed from 30.
+  {
+    report::MetricsWriter writer(path, 30);
+    for (int step = 40; step <= 50; step += 10) writer.write({{"step", step}, {"loss", 1.0 / step}});
+  }
+  CHECK(contents(path) == undisturbed);
+  report::MetricsWriter(path, -1);  // a new run in an old directory
+  CHECK(contents(path) == "");
+}
+
+TEST_CASE("torn and foreign lines are dropped, whatever they hold") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "metrics.jsonl";
+  const std::string whole = "{\"step\":1}\n{\"step\":2}\n";
+  for (const std::string torn : {"{\"step\":3,\"lo", "{\"step\":3}", "{\"step\":", "\n", "[3]\n", "{\"step\":\"x\"}\n",
+                                 "{\"loss\":1}\n", "\xff\xfe\n"}) {
+    put(path, whole + torn);
+    report::MetricsWriter(path, 100);
+    CHECK_MESSAGE(contents(path) == whole, torn);
+  }
+  put(path, whole + std::string(3 << 20, '[') + "\n");  // too long for a record, too deep for a stack
+  report::MetricsWriter(path, 100);
+  CHECK(contents(path) == whole);
+  CHECK_THROWS_AS(report::MetricsWriter(scratch.path / "no" / "such" / "directory.jsonl", -1), Error);
+}
+
+TEST_CASE("numbers that are not finite are told, not lost") {
+  const double inf = std::numeric_limits<double>::infinity();
+  CHECK(report::to_text({{"a", std::nan("")}, {"b", {inf, -inf, 1.5}}}) == R"({"a":"nan","b":["inf","-inf",1.5]})");
+  CHECK(report::to_text({{"name", "\xff"}}) == "{\"name\":\"\xEF\xBF\xBD\"}");  // the replacement character
+}
+
+TEST_CASE("a metrics file on a full disk is an error, not a silence") {
+  if (!fs::exists("/dev/full")) return;
+  report::MetricsWriter writer("/dev/full", -1);
+  CHECK_THROWS_AS(writer.write({{"step", 1}}), Error);
+}
+
+TEST_CASE("run.json exists from the start and tells how the run ended") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "run.json";
+  report::record_start(testing::world(), "weft train a.toml", {{"MPI", "some"}}, "portable");
+  report::run_record()["result"]["step"] = 7;
+  report::record_to(path, testing::world());
+  report::Json json = report::Json::parse(contents(path));
+  CHECK(json["exit"]["code"].is_null());
+  CHECK(json["exit"]["reason"] == "running");
+  CHECK(json["command"] == "weft train a.toml");
+  CHECK(json["libraries"]["MPI"] == "some");
+  CHECK(json["ranks"] == 1);
+  CHECK(json["hosts"][0]["ranks"] == report::Json::array({0}));
+  CHECK(json["hosts"][0]["device"] == "portable");
+  for (const char* key : {"version", "revision", "modified", "compiler", "build_type"})
+    CHECK(json["build"].contains(key));
+
+  report::set_current_step(12);
+  report::record_end(4, "the loss is nan");
+  json = report::Json::parse(contents(path));
+  CHECK(json["exit"]["code"] == 4);
+  CHECK(json["exit"]["reason"] == "the loss is nan");
+  CHECK(json["exit"]["step"] == 12);
+  CHECK(json["result"]["step"] == 7);
+  CHECK(std::distance(fs::directory_iterator(scratch.path), {}) == 1);  // nothing temporary stays
+  report::set_current_step(-1);
+
+  // The directory went away: said in the log, and nothing worse.
+  fs::remove_all(scratch.path);
+  CHECK_NOTHROW(report::record_end(0, "finished"));
+}
+
+TEST_CASE("exit codes have their texts") {
+  CHECK(report::exit_reason(0) == "finished");
+  CHECK(report::exit_reason(75) == "stopped cleanly, more to do");
+  CHECK(report::exit_reason(143) == "stopped by signal 15, resumable");
+  CHECK(report::exit_reason(77) == "unknown exit code 77");
+}
+
+TEST_CASE("the log file holds every line of rank 0, and is written at once") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "log.txt";
+  put(path, "an older line\n");
+  {
+    const report::LogSession session(0);
+    log::info("before the file is known");
+    report::log_to_file(path);
+    log::info("one");
+    CHECK(contents(path).ends_with(" one\n"));  // while the session goes on: an abort would lose nothing
+    log::warning("two");
+    report::status("three");
+  }
+  const std::string text = contents(path);
+  CHECK(text.starts_with("an older line\n"));
+  CHECK(text.find(" one\n") != std::string::npos);
+  CHECK(text.find(" warning: two\n") != std::string::npos);
+  CHECK(text.find(" three\n") != std::string::npos);
+  const report::LogSession other(1);
+  report::log_to_file(scratch.path / "other.txt");
+  CHECK_FALSE(fs::exists(scratch.path / "other.txt"));
+}
+
+TEST_CASE("progress is told in people's units") {
+  CHECK(report::grouped(0) == "0");
+  CHECK(report::grouped(-1234) == "-1,234");
+  CHECK(report::grouped(999) == "999");
+  CHECK(report::grouped(1234567) == "1,234,567");
+  CHECK(report::duration(3723.4) == "1:02:03");
+  CHECK(report::duration(std::nan("")) == "?");
+  report::Progress progress;
+  progress.step = 120;
+  progress.steps = 2000;
+  progress.loss = 0.41234;
+  progress.nmse = 0.405;
+  progress.l0 = 15.98;
+  progress.tokens_per_second = 51900;
+  progress.seconds_left = 754;
+  CHECK(report::progress_text(progress) ==
+        "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left");
+  progress.tokens_per_second = std::numeric_limits<double>::infinity();
+  CHECK(report::progress_text(progress).find("  ? tokens/s") != std::string::npos);
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Regions of time on several ranks: each rank spends its own time, and every rank learns of all.
+#include "report/timers.hpp"
+
+#include <thread>
+
+#include "parallel/world.hpp"
+#include "tests/test.hpp"
+
+using namespace weft;
+
+namespace {
+void wait(double milliseconds) { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds)); }
+}  // namespace
+
+TEST_CASE("regions follow one another and do not overlap") {
+  const auto begin = std::chrono::steady_clock::now();
+  report::Timers timers;
+  timers.region("a");
+  wait(20);
+  timers.region("b");
+  {
+    const report::Timers::Scope inner(timers, "inner");
+    wait(20);
+  }
+  timers.region("a");
+  timers.stop();
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  wait(30);  // counted to nothing
+  // A sleep lasts at least as long as asked; above it any load of the machine may be added.
+  CHECK(timers.seconds("a") >= 0.020);
+  CHECK(timers.seconds("inner") >= 0.020);
+  CHECK(timers.seconds("none") == 0);
+  // Time inside the inner region is not counted to the outer one as well.
+  CHECK(timers.seconds("a") + timers.seconds("b") + timers.seconds("inner") <= elapsed);
+}
+
+TEST_CASE("every rank learns the smallest, mean and largest time of each region of any rank") {
+  const auto& ranks = testing::world().all();
+  report::Timers timers;
+  timers.region("all");
+  wait(5.0 * (1 + ranks.rank()));
+  timers.region("all");
+  if (ranks.rank() == ranks.size() - 1) {
+    timers.region("last rank alone");
+    wait(5);
+  }
+  const auto statistics = timers.gather(ranks);
+  REQUIRE(statistics.size() == 2);
+  CHECK(statistics[0].name == "all");
+  CHECK(statistics[0].count == 2);
+  CHECK(statistics[0].minimum >= 0.005);
+  CHECK(statistics[0].maximum >= 0.005 * ranks.size());
+  CHECK(statistics[0].mean >= 0.005 * (1 + ranks.size()) / 2.0);
+  CHECK(statistics[0].mean <= statistics[0].maximum * (1 + 1e-12));  // the mean's own rounding
+  CHECK(statistics[1].name == "last rank alone");
+  CHECK((statistics[1].minimum == 0) == (ranks.size() > 1));
+  const report::Json json = report::to_json(statistics);
+  CHECK(json["all"]["max"].get<double>() == statistics[0].maximum);
+  CHECK(report::to_table(statistics).find("last rank alone") != std::string::npos);
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <vector>
+
+#include "base/error.hpp"
+#include "storage/digest.hpp"
+#include "storage/durable.hpp"
+#include "storage/tensor_file.hpp"
+#include "tests/test.hpp"
+
+namespace weft::storage {
+namespace fs = std::filesystem;
+namespace {
+
+/// A directory of its own, gone at the end.
+struct Scratch {
+  fs::path path;
+  Scratch() {
+    std::string pattern = (fs::temp_directory_path() / "weft_files_XXXXXX").string();
+    REQUIRE(mkdtemp(pattern.data()) != nullptr);
+    path = pattern;
+  }
+  ~Scratch() { fs::remove_all(path); }
+};
+
+}  // namespace
+
+TEST_CASE("sha256 gives the published digests (FIPS 180-4)") {
+  CHECK(sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
+        "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+}
+
+TEST_CASE("a file is digested by segments, the same for any number of threads") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "data";
+  const std::string one(static_cast<std::size_t>(kDigestSegment), 'a'), rest = "abc";
+  write_text(path, one + rest);
+  const std::int64_t bytes = kDigestSegment + 3;
+  REQUIRE(digest_segments(bytes) == 2);
+  for (const int threads : {1, 3}) {
+    const auto digests = sha256_segments(path, bytes, 0, 2, threads);
+    REQUIRE(digests.size() == 2);
+    CHECK(digests[0] == sha256(one));
+    CHECK(digests[1] == sha256(rest));
+  }
+  CHECK(sha256_segments(path, bytes, 1, 2, 2) == std::vector<std::string>{sha256(rest)});
+  CHECK_THROWS_AS(sha256_segments(path, bytes + 1, 0, 2, 2), Error);
+  CHECK_THROWS_AS(sha256_segments(scratch.path / "absent", bytes, 0, 2, 2), Error);
+}
+
+TEST_CASE("text files: replaced as a whole, read within a bound") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "latest";
+  write_text_atomically(path, "one\n");
+  write_text_atomically(path, "two\n");
+  CHECK(read_text(path, 4) == "two\n");
+  CHECK_THROWS_AS(read_text(path, 3), Error);
+  CHECK_THROWS_AS(read_text(scratch.path, 100), Error);
+  CHECK(!fs::exists(scratch.path / "latest.tmp"));
+  CHECK(free_bytes(scratch.path) > 0);
+  CHECK_THROWS_AS(rename_durably(scratch.path / "absent", path), Error);
+}
+
+TEST_CASE("rows come back bit for bit, whatever type, shape and piece") {
+  const Scratch scratch;
+  using kernels::Scalar;
+  int n = 0;
+  for (const Scalar type : {Scalar::fp32, Scalar::fp16, Scalar::bf16, Scalar::fp64, Scalar::u8, Scalar::u16,
+                            Scalar::i16, Scalar::i32, Scalar::i64, Scalar::u32, Scalar::u64})
+    // A scalar, an odd matrix, rows wider than a chunk, more rows than a piece, three axes.
+    for (const std::vector<std::int64_t>& shape :
+         std::vector<std::vector<std::int64_t>>{{1}, {3, 770}, {3, 1'200'001}, {5'000'011}, {11, 3, 5}}) {
+      if (shape.back() > 1'000'000 && type != Scalar::u8 && type != Scalar::bf16) continue;  // time
+      const fs::path path = scratch.path / fmt::format("{}.h5", n++);
+      std::int64_t row_bytes = kernels::bytes_of(type);
+      for (std::size_t axis = 1; axis < shape.size(); ++axis) row_bytes *= shape[axis];
+      std::vector<unsigned char> data(static_cast<std::size_t>(shape[0] * row_bytes)), back(data.size());
+      for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>((i * 2654435761u) >> 13);
+      {
+        Handle file = create_file(path);
+        Handle dataset = create_dataset(file, "group/data", type, shape);
+        const std::int64_t piece = piece_rows(type, shape);
+        for (std::int64_t begin = 0; begin < shape[0]; begin += piece)
+          write_rows(dataset, begin, std::min(piece, shape[0] - begin), data.data() + begin * row_bytes);
+        dataset.close();
+        file.close();
+      }
+      const Handle file = open_file(path);
+      const Handle dataset = open_dataset(file, "group/data", type, shape);
+      require_complete(dataset, "group/data");
+      read_rows(dataset, 0, shape[0], back.data());
+      CHECK(data == back);
+      if (shape[0] > 2) {  // rows in the middle, not aligned to anything
+        read_rows(dataset, 1, shape[0] - 2, back.data());
+        CHECK(std::memcmp(back.data(), data.data() + row_bytes, static_cast<std::size_t>((shape[0] - 2) * row_bytes)) ==
+              0);
+      }
+      CHECK_THROWS_AS(open_dataset(file, "group/other", type, shape), Error);
+      CHECK_THROWS_AS(open_dataset(file, "absent/data", type, shape), Error);
+      CHECK_THROWS_AS(open_dataset(file, "group/data", type == Scalar::u8 ? Scalar::i64 : Scalar::u8, shape), Error);
+      std::vector<std::int64_t> longer = shape;
+      ++longer[0];
+      CHECK_THROWS_AS(open_dataset(file, "group/data", type, longer), Error);
+    }
+}
+
+TEST_CASE("a dataset with a chunk that was never written is not complete") {
+  const Scratch scratch;
+  const std::vector<std::int64_t> shape{3 * piece_rows(kernels::Scalar::u8, {20'000'000})};
+  const std::vector<char> data(static_cast<std::size_t>(shape[0] / 3));
+  Handle file = create_file(scratch.path / "a.h5");
+  const Handle dataset = create_dataset(file, "data", kernels::Scalar::u8, shape);
+  write_rows(dataset, 0, shape[0] / 3, data.data());
+  CHECK_THROWS_AS(require_complete(dataset, "data"), Error);
+}
+
+}  // namespace weft::storage

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A cross-layer transcoder in float64, dense and slow, written from the formulas alone: no code shared with Weft. Whole
+// batch, all features, one process.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace weft::testing {
+
+struct DenseReference {
+  std::int64_t n_layers, d, n_features;
+  double k;
+  bool all_layers;
+  double learning_rate, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, clip = 0;
+
+  using Values = std::vector<double>;
+  struct Parameter {
+    Values w, m, v, g;
+    void resize(std::int64_t n) { w.assign(static_cast<std::size_t>(n), 0), m = v = g = w; }
+  };
+  std::vector<Parameter> encoder, encoder_bias, decoder;  // by layer
+  Parameter decoder_bias;
+  int t = 0;
+  double last_norm = 0;
+
+  void allocate() {
+    encoder.resize(static_cast<std::size_t>(n_layers));
+    encoder_bias = decoder = encoder;
+    for (std::int64_t s = 0; s < n_layers; ++s) {
+      encoder[at(s)].resize(n_features * d);
+      encoder_bias[at(s)].resize(n_features);
+      decoder[at(s)].resize(n_features * (n_layers - s) * d);
+    }
+    decoder_bias.resize(n_layers * d);
+  }
+
+  static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+  /// One step on normalised x and y, [n_tokens, L * d]; returns the loss before it.
+  double step(const Values& x, const Values& y, std::int64_t n_tokens) {
+    const std::int64_t width = n_layers * d;
+    // Pre-activations [n, s, f].
+    Values z(at(n_tokens * n_layers * n_features));
+    for (std::int64_t n = 0; n < n_tokens; ++n)
+      for (std::int64_t s = 0; s < n_layers; ++s)
+        for (std::int64_t f = 0; f < n_features; ++f) {
+          double sum = encoder_bias[at(s)].w[at(f)];
+          for (std::int64_t i = 0; i < d; ++i) sum += x[at(n * width + s * d + i)] * encoder[at(s)].w[at(f * d + i)];
+          z[at((n * n_layers + s) * n_features + f)] = sum;
+        }
+    // BatchTopK by a full sort; entry order is (token, layer, feature), so a stable sort has the tie rule.
+    Values a(z.size(), 0.0);
+    const auto keep = [&](std::vector<std::size_t> entries, std::int64_t budget) {
+      std::stable_sort(entries.begin(), entries.end(), [&](std::size_t i, std::size_t j) { return z[i] > z[j]; });
+      for (std::size_t i = 0; i < entries.size() && i < at(budget); ++i)
+        if (z[entries[i]] > 0) a[entries[i]] = z[entries[i]];
+    };
+    std::vector<std::size_t> all;
+    for (std::int64_t s = 0; s < n_layers; ++s) {
+      std::vector<std::size_t> entries;
+      for (std::int64_t n = 0; n < n_tokens; ++n)
+        for (std::int64_t f = 0; f < n_features; ++f) entries.push_back(at((n * n_layers + s) * n_features + f));
+      if (!all_layers) keep(entries, std::llround(k * static_cast<double>(n_tokens)));
+    }
+    for (std::size_t i = 0; i < z.size(); ++i) all.push_back(i);
+    if (all_layers) keep(all, std::llround(k * static_cast<double>(n_tokens * n_layers)));
+
+    // Reconstruction, loss, gradient rows.
+    Values g(at(n_tokens * width));
+    double loss = 0;
+    for (std::int64_t n = 0; n < n_tokens; ++n)
+      for (std::int64_t t_layer = 0; t_layer < n_layers; ++t_layer)
+        for (std::int64_t i = 0; i < d; ++i) {
+          double sum = decoder_bias.w[at(t_layer * d + i)];
+          for (std::int64_t s = 0; s <= t_layer; ++s)
+            for (std::int64_t f = 0; f < n_features; ++f) {
+              const double activation = a[at((n * n_layers + s) * n_features + f)];
+              if (activation != 0) sum += activation * decoder[at(s)].w[at((f * (n_layers - s) + t_layer - s) * d + i)];
+            }
+          const double e = sum - y[at(n * width + t_layer * d + i)];
+          loss += e * e / static_cast<double>(n_tokens * d);
+          g[at(n * width + t_layer * d + i)] = 2 * e / static_cast<double>(n_tokens * d);
+        }
+
+    // Gradients.
+    each([](Parameter& p) { std::fill(p.g.begin(), p.g.end(), 0.0); });
+    for (std::int64_t n = 0; n < n_tokens; ++n) {
+      for (std::int64_t i = 0; i < width; ++i) decoder_bias.g[at(i)] += g[at(n * width + i)];
+      for (std::int64_t s = 0; s < n_layers; ++s)
+        for (std::int64_t f = 0; f < n_features; ++f) {
+          const double activation = a[at((n * n_layers + s) * n_features + f)];
+          if (activation == 0) continue;
+          const std::int64_t strip = (n_layers - s) * d;
+          double da = 0;
+          for (std::int64_t i = 0; i < strip; ++i) {
+            const double row = g[at(n * width + s * d + i)];
+            da += row * decoder[at(s)].w[at(f * strip + i)];
+            decoder[at(s)].g[at(f * strip + i)] += activation * row;
+          }
+          encoder_bias[at(s)].g[at(f)] += da;
+          for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];
+        }
+    }
+
+    // Clip by the exact global norm, Adam, decoupled decay on weights.
+    double squared = 0;
+    each([&](Parameter& p) {
+      for (const double value : p.g) squared += value * value;
+    });
+    last_norm = std::sqrt(squared);
+    const double scale = clip > 0 && last_norm > clip ? clip / last_norm : 1;
+    ++t;
+    const double c1 = 1 / (1 - std::pow(beta1, t)), c2 = 1 / (1 - std::pow(beta2, t));
+    const auto update = [&](Parameter& p, double decay) {
+      for (std::size_t i = 0; i < p.w.size(); ++i) {
+        const double gradient = scale * p.g[i];
+        p.m[i] = beta1 * p.m[i] + (1 - beta1) * gradient;
+        p.v[i] = beta2 * p.v[i] + (1 - beta2) * gradient * gradient;
+        p.w[i] -= learning_rate * (p.m[i] * c1 / (std::sqrt(p.v[i] * c2) + epsilon) + decay * p.w[i]);
+      }
+    };
+    for (std::int64_t s = 0; s < n_layers; ++s) {
+      update(encoder[at(s)], weight_decay);
+      update(decoder[at(s)], weight_decay);
+      update(encoder_bias[at(s)], 0);
+    }
+    update(decoder_bias, 0);
+    return loss;
+  }
+
+  template <class Function>
+  void each(Function&& function) {
+    for (std::int64_t s = 0; s < n_layers; ++s) {
+      function(encoder[at(s)]);
+      function(encoder_bias[at(s)]);
+      function(decoder[at(s)]);
+    }
+    function(decoder_bias);
+  }
+};
+
+}  // namespace weft::testing

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole step, on every grid that fits the ranks, against a dense float64 trainer that shares no code with it.
+#include "transcoder/trainer.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "device/memory.hpp"
+#include "kernels/random.hpp"
+#include "tests/test.hpp"
+#include "tests/transcoder/dense_reference.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+constexpr std::int64_t kLayers = 3, kWidth = 20, kFeatures = 45, kTokens = 37, kRows = 4 * kTokens;
+
+double random_value(std::uint64_t stream, std::int64_t index) {
+  return kernels::normal(kernels::philox(11, kernels::Purpose::test, stream, static_cast<std::uint64_t>(index)));
+}
+
+/// Raw rows with a mean and a spread of their own in every dimension.
+struct Data {
+  std::vector<float> inputs, targets;  // [kRows, L * d]
+  dataset::Statistics statistics;
+  dataset::Normalisation normalisation;
+
+  Data() {
+    const std::int64_t width = kLayers * kWidth;
+    for (std::int64_t i = 0; i < kRows * width; ++i) {
+      const std::int64_t j = i % width;
+      inputs.push_back(static_cast<float>(0.5 * static_cast<double>(j % 3) +
+                                          (1 + 0.1 * static_cast<double>(j % 7)) * random_value(1, i)));
+      targets.push_back(static_cast<float>(-0.2 * static_cast<double>(j % 5) +
+                                           (2 + 0.1 * static_cast<double>(j % 4)) * random_value(2, i)));
+    }
+    statistics.n_rows = kRows;
+    side(inputs, statistics.inputs);
+    side(targets, statistics.targets);
+    affine(statistics.inputs, normalisation.inputs);
+    affine(statistics.targets, normalisation.targets);
+  }
+
+  static void side(const std::vector<float>& rows, dataset::SideStatistics& out) {
+    const std::size_t width = kLayers * kWidth;
+    out.mean.assign(width, 0);
+    out.standard_deviation.assign(width, 0);
+    out.mean_norm.assign(kLayers, 1);
+    for (std::size_t i = 0; i < rows.size(); ++i) out.mean[i % width] += static_cast<double>(rows[i]) / kRows;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const double delta = static_cast<double>(rows[i]) - out.mean[i % width];
+      out.standard_deviation[i % width] += delta * delta / (kRows - 1);
+    }
+    for (double& value : out.standard_deviation) value = std::sqrt(value);
+  }
+  static void affine(const dataset::SideStatistics& side, dataset::Affine& out) {
+    for (std::size_t i = 0; i < side.mean.size(); ++i) {
+      out.mean.push_back(static_cast<float>(side.mean[i]));
+      out.scale.push_back(static_cast<float>(1.0 / (side.standard_deviation[i] + 1e-6)));
+    }
+  }
+  /// Normalised as the program does it: in fp32, then taken as exact by the reference.
+  static std::vector<double> normalised(const std::vector<float>& rows, const dataset::Affine& affine,
+                                        std::int64_t begin) {
+    const std::int64_t width = kLayers * kWidth;
+    std::vector<double> out;
+    for (std::int64_t i = begin * width; i < (begin + kTokens) * width; ++i) {
+      const std::size_t j = static_cast<std::size_t>(i % width);
+      out.push_back(static_cast<double>((rows[static_cast<std::size_t>(i)] - affine.mean[j]) * affine.scale[j]));
+    }
+    return out;
+  }
+};
+
+Configuration configuration_for(Scope scope) {
+  Configuration c;
+  c.run.steps = 4;
+  c.run.seed = 5;
+  c.data.batch_tokens = kTokens;
+  c.data.micro_tokens = 8;  // several chunks, the last one short
+  c.transcoder.features = kFeatures;
+  c.transcoder.k = 2.5;
+  c.transcoder.scope = scope;
+  c.optimizer.learning_rate = 3e-3;
+  c.optimizer.schedule = optimizer::Schedule::constant;
+  c.optimizer.weight_decay = 0.1;
+  return c;
+}
+
+/// A run of four steps on one grid.
+struct Run {
+  parallel::Grid grid;
+  Trainer trainer;
+  std::vector<double> losses;
+
+  Run(const Configuration& configuration, const Data& data, parallel::GridShape shape)
+      : grid(testing::world(), shape),
+        trainer(configuration, {kLayers, kWidth, kFeatures}, data.normalisation, data.statistics, grid,
+                testing::execution(), [](const dataset::RawBatch&) { return std::string("test rows"); }) {
+    trainer.initialise();
+  }
+
+  void step(const Data& data, std::int64_t i) {
+    const std::int64_t width = kLayers * kWidth, begin = i * kTokens;
+    const parallel::Range group = grid.group_tokens(kTokens), own = grid.own_tokens(kTokens);
+    dataset::RawBatch batch;
+    const auto rows = [&](const std::vector<float>& all, parallel::Range range) -> kernels::AnyMatrix {
+      return {const_cast<float*>(all.data()) + (begin + range.begin) * width, kernels::Scalar::fp32, range.size(),
+              width, width};
+    };
+    batch.inputs = rows(data.inputs, group);
+    batch.targets = rows(data.targets, own);
+    batch.n_tokens = kTokens;
+    trainer.step(batch);
+    losses.push_back(trainer.metrics().loss);
+  }
+
+  /// Every owned row of every tensor, gathered: [name][element].
+  std::vector<std::pair<std::string, std::vector<float>>> parameters() {
+    std::vector<std::pair<std::string, std::vector<float>>> all;
+    for (const checkpoint::Tensor& tensor : trainer.registry().tensors()) {
+      if (tensor.type != kernels::Scalar::fp32) continue;
+      const std::int64_t row = tensor.row_bytes(), n = tensor.shape[0];
+      std::vector<std::int64_t> bytes;
+      const parallel::Communicator& world = testing::world().all();
+      std::vector<std::int64_t> ranges(static_cast<std::size_t>(2 * world.size()));
+      const std::int64_t mine[2] = {tensor.owned.begin, tensor.owned.end};
+      world.all_gather(mine, ranges.data(), sizeof mine);
+      std::vector<std::byte> values(static_cast<std::size_t>(n * row));
+      std::int64_t covered = 0;
+      for (int r = 0; r < world.size(); ++r) {
+        const std::int64_t rank_begin = ranges[static_cast<std::size_t>(2 * r)],
+                           rank_end = ranges[static_cast<std::size_t>(2 * r + 1)];
+        covered += rank_end - rank_begin;
+        if (rank_end == rank_begin) continue;
+        std::byte* piece = values.data() + rank_begin * row;
+        if (r == world.rank())
+          std::memcpy(piece, static_cast<const std::byte*>(tensor.data) + (rank_begin - tensor.held.begin) * row,
+                      static_cast<std::size_t>((rank_end - rank_begin) * row));
+        world.broadcast(piece, (rank_end - rank_begin) * row, r);
+      }
+      REQUIRE(covered == n);  // owned ranges cover each row exactly once
+      std::vector<float> floats(values.size() / 4);
+      std::memcpy(floats.data(), values.data(), values.size());
+      all.emplace_back(tensor.name, std::move(floats));
+    }
+    return all;
+  }
+};
+
+std::vector<parallel::GridShape> grids() {
+  std::vector<parallel::GridShape> shapes;
+  const std::int64_t p = testing::world().size();
+  for (std::int64_t data = 1; data <= p; ++data)
+    if (p % data == 0) shapes.push_back({data, p / data});
+  return shapes;
+}
+
+const std::vector<double>& values_of(const testing::DenseReference& reference, const std::string& name) {
+  const auto of = [&](const testing::DenseReference::Parameter& p) -> const std::vector<double>& {
+    return name.ends_with(".first_moment") ? p.m : name.ends_with(".second_moment") ? p.v : p.w;
+  };
+  if (name.starts_with("decoder_bias")) return of(reference.decoder_bias);
+  const std::size_t layer = static_cast<std::size_t>(name[8] - '0');
+  if (name.starts_with("decoder_")) return of(reference.decoder[layer]);
+  return name.find("/bias") != std::string::npos ? of(reference.encoder_bias[layer]) : of(reference.encoder[layer]);
+}
+
+testing::DenseReference reference_for(const Configuration& c, Run& run) {
+  testing::DenseReference reference;
+  reference.n_layers = kLayers;
+  reference.d = kWidth;
+  reference.n_features = kFeatures;
+  reference.k = c.transcoder.k;
+  reference.all_layers = c.transcoder.scope == Scope::all_layers;
+  reference.learning_rate = c.optimizer.learning_rate;
+  reference.weight_decay = c.optimizer.weight_decay;
+  reference.clip = c.optimizer.clip_norm;
+  reference.allocate();
+  for (const auto& [name, values] : run.parameters()) {
+    if (name.find("_moment") != std::string::npos) continue;
+    auto& target = const_cast<std::vector<double>&>(values_of(reference, name));
+    REQUIRE(target.size() == values.size());
+    std::copy(values.begin(), values.end(), target.begin());
+  }
+  return reference;
+}
+
+double relative_difference(const std::vector<float>& values, const std::vector<double>& expected) {
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double delta = static_cast<double>(values[i]) - expected[i];
+    difference += delta * delta;
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(difference / std::max(norm, 1e-300));
+}
+
+void compare_with_reference(const Configuration& configuration) {
+  const Data data;
+  for (const parallel::GridShape shape : grids()) {
+    CAPTURE(shape.data);
+    CAPTURE(shape.feature);
+    Run run(configuration, data, shape);
+    testing::DenseReference reference = reference_for(configuration, run);
+    for (std::int64_t i = 0; i < 4; ++i) {
+      run.step(data, i);
+      const double loss =
+          reference.step(Data::normalised(data.inputs, data.normalisation.inputs, i * kTokens),
+                         Data::normalised(data.targets, data.normalisation.targets, i * kTokens), kTokens);
+      // fp32 sums of a few dozen terms: well within the 1e-5 that is promised between grids.
+      CHECK(run.losses.back() == doctest::Approx(loss).epsilon(1e-5));
+    }
+    for (const auto& [name, values] : run.parameters()) {
+      CAPTURE(name);
+      // The promise after 20 fp32 steps; Adam's division makes a tiny gradient's rounding visible, hence not tighter.
+      CHECK(relative_difference(values, values_of(reference, name)) <= 1e-5);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("four steps equal the dense float64 trainer, scope layer") {
+  compare_with_reference(configuration_for(Scope::layer));
+}
+
+TEST_CASE("four steps equal the dense float64 trainer, scope all_layers") {
+  compare_with_reference(configuration_for(Scope::all_layers));
+}
+
+TEST_CASE("clipping by the exact norm equals the dense float64 trainer on every grid") {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.optimizer.clip_norm = 0.02;  // far below the norm: every step is clipped
+  compare_with_reference(configuration);
+}
+
+TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
+  for (const kernels::StatePolicy policy : {kernels::StatePolicy::fp32, kernels::StatePolicy::eight_bit}) {
+    Configuration configuration = configuration_for(Scope::layer);
+    configuration.optimizer.state = policy;
+    if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
+    const Data data;
+    for (const parallel::GridShape shape : grids()) {
+      std::vector<std::vector<std::byte>> first;
+      for (int repetition = 0; repetition < 2; ++repetition) {
+        Run run(configuration, data, shape);
+        for (std::int64_t i = 0; i < 4; ++i) run.step(data, i);
+        std::size_t index = 0;
+        for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
+          const std::byte* begin = static_cast<const std::byte*>(tensor.data);
+          std::vector<std::byte> bytes(begin, begin + tensor.held.size() * tensor.row_bytes());
+          if (repetition == 0)
+            first.push_back(std::move(bytes));
+          else
+            CHECK(bytes == first[index++]);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("previous-norm clipping uses the norm of the step before") {
+  Configuration exact = configuration_for(Scope::layer), previous = exact;
+  exact.optimizer.clip_norm = previous.optimizer.clip_norm = 1e9;  // never reached: both modes only measure
+  previous.optimizer.clip_mode = optimizer::ClipMode::previous;
+  const Data data;
+  for (const parallel::GridShape shape : grids()) {
+    Run a(exact, data, shape), b(previous, data, shape);
+    for (std::int64_t i = 0; i < 4; ++i) {
+      a.step(data, i);
+      b.step(data, i);
+    }
+    // The same fp64 sum over the same fp32 gradients, formed in another pass.
+    CHECK(a.trainer.metrics().gradient_norm == doctest::Approx(b.trainer.metrics().gradient_norm).epsilon(1e-6));
+    CHECK(a.trainer.metrics().gradient_norm > 0);
+  }
+}
+
+TEST_CASE("a batch that is not finite stops the run before any parameter changes, or is skipped") {
+  Data data;
+  data.targets[static_cast<std::size_t>((kTokens + 3) * kLayers * kWidth + 7)] =
+      std::numeric_limits<float>::quiet_NaN();
+  for (const parallel::GridShape shape : grids()) {
+    Configuration configuration = configuration_for(Scope::layer);
+    Run run(configuration, data, shape);
+    run.step(data, 0);
+    const auto before = run.parameters();
+    CHECK_THROWS_WITH_AS(run.step(data, 1), doctest::Contains("not finite at step 2"), Error);
+    CHECK(run.parameters() == before);
+
+    configuration.run.nonfinite = NonFinite::skip;
+    configuration.run.skip_at_most = 1;
+    Run skipping(configuration, data, shape);
+    for (std::int64_t i = 0; i < 3; ++i) skipping.step(data, i);
+    CHECK(skipping.trainer.metrics().skipped == 1);
+    CHECK_THROWS_AS(skipping.step(data, 1), Error);
+  }
+}
+
+}  // namespace weft::transcoder
