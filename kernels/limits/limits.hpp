@@ -10,8 +10,8 @@
 
 namespace weft::kernels {
 
-/// to = from (equally long), by all threads of the step, as fast as the memory allows: on the host past the caches where
-/// the C library does so. Moves 2 * size bytes.
+/// to = from (equally long), by all threads of the step, as fast as the memory allows: on the host past the caches
+/// where the C library does so. Moves 2 * size bytes.
 void copy_memory(const Execution&, Array<const std::byte> from, Array<std::byte> to);
 
 }  // namespace weft::kernels

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/limits/limits.hpp"
-
 #include <cstring>
 
+#include "kernels/limits/limits.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {

@@ -9,9 +9,9 @@
 namespace weft::transcoder {
 namespace {
 
-constexpr std::int64_t kActive = 16;    // planted features of a token and layer
-constexpr std::int64_t kSample = 512;   // tokens behind the statistics
-constexpr float kNoise = 0.1f;          // of a signal of about 1 a dimension
+constexpr std::int64_t kActive = 16;   // planted features of a token and layer
+constexpr std::int64_t kSample = 512;  // tokens behind the statistics
+constexpr float kNoise = 0.1f;         // of a signal of about 1 a dimension
 
 /// Streams of the generator's `step`.
 enum class Stream : std::uint64_t { choice, input_noise, target_noise, input_direction, target_direction };
@@ -70,8 +70,8 @@ class Planted {
 
   std::int64_t n_layers_, d_, n_planted_;
   std::uint64_t seed_;
-  std::vector<double> popularity_;        // cumulative
-  std::vector<float> inputs_, targets_;   // [L, n_planted, d]
+  std::vector<double> popularity_;       // cumulative
+  std::vector<float> inputs_, targets_;  // [L, n_planted, d]
 };
 
 dataset::SideStatistics side_statistics(const std::vector<float>& rows, std::int64_t n_layers, std::int64_t width) {

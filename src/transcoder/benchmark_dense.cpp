@@ -25,9 +25,7 @@ const Configuration& checked(const Configuration& configuration, const parallel:
   return configuration;
 }
 
-AnyMatrix any(Matrix<float> matrix) {
-  return {matrix.data, Scalar::fp32, matrix.rows, matrix.columns, matrix.stride};
-}
+AnyMatrix any(Matrix<float> matrix) { return {matrix.data, Scalar::fp32, matrix.rows, matrix.columns, matrix.stride}; }
 
 Matrix<const float> weights(const kernels::ParameterRows& rows) {
   return {static_cast<const float*>(rows.weight), rows.rows, rows.columns, rows.columns};
@@ -62,16 +60,16 @@ DenseTrainer::DenseTrainer(const Configuration& configuration, const Shape& shap
   loss_sums_ = device::Buffer<double>(3 * n_layers);
   loss_workspace_ = device::Buffer<std::byte>(kernels::loss_workspace(n, n_layers));
   const SelectionSizes& sizes = selection_.sizes();
-  encode_workspace_ = device::Buffer<std::byte>(
-      kernels::encode_workspace(sizes.tile_tokens, sizes.tile_features, shape.d_model, Scalar::fp32,
-                                kernels::StatePolicy::fp32, Scalar::fp32));
+  encode_workspace_ = device::Buffer<std::byte>(kernels::encode_workspace(
+      sizes.tile_tokens, sizes.tile_features, shape.d_model, Scalar::fp32, kernels::StatePolicy::fp32, Scalar::fp32));
   flag_ = device::Buffer<std::int32_t>(1);
   model_.add_to(registry_, 0);
 }
 
 Matrix<float> DenseTrainer::activations(std::int64_t layer) const {
   const std::int64_t n_features = model_.shape().n_features;
-  return {activations_.data() + layer * configuration_.data.batch_tokens * n_features, n_tokens_, n_features, n_features};
+  return {activations_.data() + layer * configuration_.data.batch_tokens * n_features, n_tokens_, n_features,
+          n_features};
 }
 
 void DenseTrainer::step(const dataset::RawBatch& batch) {
@@ -100,14 +98,15 @@ void DenseTrainer::encode(const dataset::RawBatch& batch) {
   timers_.region("select");
   selection_.select(n_tokens_, bias, [&](const TileRequest& tile, AnyMatrix product) {
     timers_.region("encode");
-    kernels::encode_tile(execution_, any(x).rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d),
-                         model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin, product,
-                         encode_workspace_.array());
+    kernels::encode_tile(
+        execution_, any(x).rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d),
+        model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin, product, encode_workspace_.array());
     timers_.region("select");
   });
   timers_.region("scatter");
   for (std::int64_t s = 0; s < model_.shape().n_layers; ++s)
-    kernels::scatter_activations(execution_, selection_.activations(), selection_.activations().value, s, activations(s));
+    kernels::scatter_activations(execution_, selection_.activations(), selection_.activations().value, s,
+                                 activations(s));
 }
 
 void DenseTrainer::decode_and_loss(const dataset::RawBatch& batch) {
@@ -122,8 +121,7 @@ void DenseTrainer::decode_and_loss(const dataset::RawBatch& batch) {
   kernels::dense_decode(execution_, active, decoder, reconstruction);
   timers_.region("loss");
   const double values = static_cast<double>(batch.n_tokens) * static_cast<double>(model_.shape().d_model);
-  const kernels::LossSums sums{
-      {loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
+  const kernels::LossSums sums{{loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
   kernels::residual_and_loss(execution_, any(reconstruction), 1, any(targets_.matrix(n_tokens_, width)),
                              model_.decoder_bias().weight, normalisation_.centre.array(),
                              normalisation_.standardise.array(), n, static_cast<float>(2.0 / values),
@@ -162,8 +160,10 @@ void DenseTrainer::update() {
   timers_.region("optimizer");
   for (std::size_t s = 0; s < encoder_gradient_.size(); ++s) {
     const kernels::ParameterRows &encoder = model_.encoder()[s], &decoder = model_.decoder()[s];
-    kernels::adam_rows(execution_, encoder, 0, encoder_gradient_[s].matrix(shape.n_features, encoder.columns), &adam_step_);
-    kernels::adam_rows(execution_, decoder, 0, decoder_gradient_[s].matrix(shape.n_features, decoder.columns), &adam_step_);
+    kernels::adam_rows(execution_, encoder, 0, encoder_gradient_[s].matrix(shape.n_features, encoder.columns),
+                       &adam_step_);
+    kernels::adam_rows(execution_, decoder, 0, decoder_gradient_[s].matrix(shape.n_features, decoder.columns),
+                       &adam_step_);
   }
   kernels::adam_vector(execution_, model_.all_encoder_biases(), encoder_bias_gradient_.array(), &adam_step_);
   kernels::adam_vector(execution_, model_.decoder_bias(), decoder_bias_gradient_.array(), &adam_step_);

@@ -2,9 +2,9 @@
 //
 // The training step as a dense trainer does it: what `weft benchmark` measures the sparse step against.
 //
-// Honest: the same normalisation, exact selection, loss and Adam, the same BLAS and threads, one large product per source
-// layer for each of encoder, decoder and their gradients. It stores what such a trainer stores: the activations [N, F] of
-// every layer, and the gradients of all parameters. One process, fp32, no clipping.
+// Honest: the same normalisation, exact selection, loss and Adam, the same BLAS and threads, one large product per
+// source layer for each of encoder, decoder and their gradients. It stores what such a trainer stores: the activations
+// [N, F] of every layer, and the gradients of all parameters. One process, fp32, no clipping.
 #pragma once
 
 #include <vector>

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The yardstick of `weft benchmark` measures the same training: dense and sparse step give the same loss and parameters.
-#include "tests/test.hpp"
-#include "transcoder/benchmark_data.hpp"
+// The yardstick of `weft benchmark` measures the same training: dense and sparse step give the same loss and
+// parameters.
 #include "transcoder/benchmark_dense.hpp"
-#include "transcoder/trainer.hpp"
 
 #include <cmath>
+
+#include "tests/test.hpp"
+#include "transcoder/benchmark_data.hpp"
+#include "transcoder/trainer.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -75,7 +77,8 @@ TEST_CASE("resident rows do not depend on the batch that they come in") {
   const dataset::RawBatch& second = halves.next();
   const std::int64_t width = kShape.width();
   for (std::int64_t i = 0; i < 20 * width; ++i)
-    REQUIRE(static_cast<const float*>(all.targets.data)[20 * width + i] == static_cast<const float*>(second.targets.data)[i]);
+    REQUIRE(static_cast<const float*>(all.targets.data)[20 * width + i] ==
+            static_cast<const float*>(second.targets.data)[i]);
 }
 
 TEST_CASE("the dense formulation refuses what it does not do") {
@@ -83,7 +86,8 @@ TEST_CASE("the dense formulation refuses what it does not do") {
   c.precision = Precision::bf16;
   const parallel::Grid grid(testing::world(), {1, 1});
   ResidentBatches batches(kShape, 45, 1, 1.0, 7, grid);
-  CHECK_THROWS_AS(DenseTrainer(c, kShape, batches.normalisation(), batches.statistics(), grid, testing::execution()), Error);
+  CHECK_THROWS_AS(DenseTrainer(c, kShape, batches.normalisation(), batches.statistics(), grid, testing::execution()),
+                  Error);
 }
 
 }  // namespace weft::transcoder
