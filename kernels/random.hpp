@@ -23,6 +23,7 @@ enum class Purpose : std::uint32_t {
   row_order = 7,
   synthetic = 8,
   test = 9,
+  benchmark = 10,
 };
 
 struct Random4 {

@@ -23,6 +23,9 @@ namespace weft::kernels {
 void scatter_activations(const Execution&, const SparseActivations&, Array<const float> value, std::int64_t layer,
                          Matrix<float> dense);
 
+/// gradient = 0 wherever the activation is 0: dA_s -> dZ_s, both [N, F].
+void mask_gradient(const Execution&, Matrix<const float> activations, Matrix<float> gradient);
+
 /// Overwrites y [N, L * d]: one product per source layer.
 void dense_decode(const Execution&, std::span<const Matrix<const float>> activations,
                   std::span<const Matrix<const float>> decoder, Matrix<float> y);

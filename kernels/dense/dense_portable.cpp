@@ -44,6 +44,16 @@ void scatter_activations(const Execution& execution, const SparseActivations& ac
       });
 }
 
+void mask_gradient(const Execution& execution, Matrix<const float> activations, Matrix<float> gradient) {
+  for_teams(
+      execution, "mask_gradient", gradient.rows, 0, KOKKOS_LAMBDA(const Team& team) {
+        const float* active = activations.row(team.league_rank());
+        float* row = gradient.row(team.league_rank());
+        for_columns(team, static_cast<int>(gradient.columns),
+                    [&](int c) { row[c] = active[c] != 0.0f ? row[c] : 0.0f; });
+      });
+}
+
 void dense_decode(const Execution&, std::span<const Matrix<const float>> activations,
                   std::span<const Matrix<const float>> decoder, Matrix<float> y) {
   // Layer 0 writes to every target, so its product overwrites y and the others add.

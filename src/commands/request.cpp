@@ -32,7 +32,8 @@ Options of commands with an INPUT (a TOML file):
   --walltime hh:mm:ss         train: stop cleanly before (run.walltime)
   --resume auto|never|PATH    train: go on from the newest valid checkpoint,
                               start anew, or go on from this one (default auto)
-  --compare FILE              benchmark: fail when slower than this benchmark.json
+  --compare FILE              benchmark: end with 1 when a case takes longer than
+                              benchmark.compare_ratio times this benchmark.json's
   --tune                      benchmark: time the library's algorithms, record the best
 evaluate:
   --data DIR                  activations to evaluate on (default: the run's)
@@ -232,12 +233,27 @@ void add_synthetic(input::Schema& keys, dataset::SyntheticSettings& s) {
   keys.add("synthetic.seed", s.seed, "makes other data").at_least(0).free();
 }
 
+void add_benchmark(input::Schema& keys, BenchmarkSettings& b) {
+  keys.table("benchmark", "Resident batches and cases, for weft benchmark.");
+  keys.add("benchmark.layers", b.layers, "layers").at_least(1).free();
+  keys.add("benchmark.d_model", b.d_model, "width").at_least(1).free();
+  keys.add("benchmark.warmup", b.warmup, "training before the clock runs").in("steps").at_least(0).free();
+  keys.add("benchmark.steps", b.steps, "measured; their median counts").in("steps").at_least(1).free();
+  keys.add("benchmark.batches", b.batches, "batches in memory, taken in turn").at_least(1).free();
+  keys.add("benchmark.zipf", b.zipf, "exponent of the planted features' popularity; 0 = all equal").at_least(0).free();
+  keys.add("benchmark.formulation", b.formulation, {{"sparse", Formulation::sparse}, {"dense", Formulation::dense}},
+           "the product's step, or the dense one that it is measured against").free();
+  keys.add("benchmark.cases", b.cases, "each \"name\" or \"name: table.key=value, table.key=value\"; the case dense is dense").free();
+  keys.add("benchmark.compare_ratio", b.compare_ratio, "--compare: how many times slower is too slow").more_than(0).free();
+}
+
 }  // namespace
 
 input::Schema schema(Input& input, Command command) {
   input::Schema keys = transcoder::schema(input.configuration);
   if (command == Command::train) keys.at("data.train").required("\"data/train\"");
   add_synthetic(keys, input.synthetic);
+  add_benchmark(keys, input.benchmark);
   if (command == Command::evaluate || command == Command::inspect) keys.at("transcoder.features").must_be_given = false;
   if (command == Command::synth) {  // plants its own features: the model's are the business of a later train
     input::Key& features = keys.at("transcoder.features").at_least(0);

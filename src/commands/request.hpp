@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "commands/benchmark_settings.hpp"
 #include "dataset/synthetic.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
@@ -46,6 +47,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world);
 struct Input {
   transcoder::Configuration configuration;
   dataset::SyntheticSettings synthetic;
+  BenchmarkSettings benchmark;
 };
 
 /// The keys of `input`, and which of them this command cannot do without. `input` must outlive the schema.

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands/benchmark_report.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "report/build.hpp"
+#include "report/log.hpp"
+#include "transcoder/plan.hpp"
+
+namespace weft::commands {
+namespace {
+
+std::string percent(double value) { return value < 0 ? "-" : fmt::format("{:.0f} %", value); }
+
+std::string million(double value) { return value > 0 ? fmt::format("{:.1f}", value / 1e6) : "-"; }
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    if (c == '<')
+      out += "&lt;";
+    else if (c == '&')
+      out += "&amp;";
+    else
+      out += c;
+  return out;
+}
+
+}  // namespace
+
+report::Json to_json(const BenchmarkResult& result) {
+  report::Json json;
+  const report::BuildRecord& build = report::build_record;
+  json["build"] = {{"version", build.version},   {"revision", build.revision},     {"modified", build.modified},
+                   {"compiler", build.compiler}, {"build_type", build.build_type}, {"cuda", build.cuda}};
+  json["machine"] = {{"device", result.device},
+                     {"copy_gb_per_second", result.machine.copy_gb_per_second},
+                     {"gemm_gflops", result.machine.gemm_gflops}};
+  json["ranks"] = result.ranks;
+  json["grid"] = {{"data", result.data}, {"feature", result.feature}};
+  json["cases"] = report::Json::array();
+  for (const CaseResult& c : result.cases) {
+    report::Json one;
+    one["name"] = c.name;
+    one["overrides"] = c.overrides;
+    one["ms_per_step"] = c.ms_per_step;
+    one["tokens_per_second"] = c.tokens_per_second;
+    one["peak_bytes"] = c.peak_bytes;
+    one["state_bytes"] = c.state_bytes;
+    one["phases"] = report::Json::array();
+    for (const Phase& phase : c.phases) {
+      report::Json entry = {{"name", phase.name}, {"ms", phase.ms}, {"bytes", phase.bytes}, {"flops", phase.flops}};
+      entry["percent_of_limit"] = phase.percent_of_limit < 0 ? report::Json() : report::Json(phase.percent_of_limit);
+      one["phases"].push_back(entry);
+    }
+    const auto axis = [](const CaseResult::Axis& a) {
+      return report::Json{{"bytes_per_step", a.bytes_per_step}, {"exposed_ms", a.exposed_ms}};
+    };
+    one["communication"] = {
+        {"feature", axis(c.feature)}, {"data", axis(c.data)}, {"selection_bytes_per_step", c.selection_bytes_per_step}};
+    json["cases"].push_back(one);
+  }
+  return json;
+}
+
+std::string to_table(const BenchmarkResult& result) {
+  std::string out = fmt::format("limits of this machine: memory copy {:.1f} GB/s, encoder product {:.0f} GFLOP/s",
+                                result.machine.copy_gb_per_second, result.machine.gemm_gflops);
+  for (const CaseResult& c : result.cases) {
+    out += fmt::format("\n\n{}{}{}: {:.1f} ms a step, {} tokens/s; state {}, beyond it {}\n", c.name,
+                       c.overrides.empty() ? "" : " with ", c.overrides, c.ms_per_step,
+                       report::grouped(std::llround(c.tokens_per_second)), transcoder::bytes_text(c.state_bytes),
+                       transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+    out += fmt::format("{:<18} {:>9} {:>6} {:>11} {:>11} {:>9}", "phase", "ms", "%", "MB", "MFLOP", "of limit");
+    for (const Phase& phase : c.phases)
+      out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,
+                         100 * phase.ms / c.ms_per_step, million(phase.bytes), million(phase.flops),
+                         percent(phase.percent_of_limit));
+    if (result.ranks > 1)
+      out += fmt::format(
+          "\nsent by a rank each step: feature axis {}, data axis {}, selection {}; exposed: {:.1f} ms and {:.1f} ms",
+          transcoder::bytes_text(std::llround(c.feature.bytes_per_step)),
+          transcoder::bytes_text(std::llround(c.data.bytes_per_step)),
+          transcoder::bytes_text(std::llround(c.selection_bytes_per_step)), c.feature.exposed_ms, c.data.exposed_ms);
+  }
+  if (result.cases.size() < 2) return out;
+  const CaseResult& first = result.cases.front();
+  out += fmt::format("\n\n{:<18} {:>10} {:>12} {:>14} {:>16}", "case", "ms a step", "tokens/s", "time / " + first.name,
+                     "beyond the state");
+  for (const CaseResult& c : result.cases)
+    out += fmt::format("\n{:<18} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, c.ms_per_step,
+                       report::grouped(std::llround(c.tokens_per_second)), c.ms_per_step / first.ms_per_step,
+                       transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+  return out;
+}
+
+std::string to_svg(const BenchmarkResult& result) {
+  // Phases keep their colour over the cases; the palette tells its neighbours apart also without colour vision.
+  constexpr const char* palette[] = {"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
+                                     "#999999", "#004488", "#bb5566", "#ddaa33", "#44aa99", "#882255"};
+  std::vector<std::string> names;
+  double longest = 0;
+  for (const CaseResult& c : result.cases) {
+    longest = std::max(longest, c.ms_per_step);
+    for (const Phase& phase : c.phases)
+      if (std::find(names.begin(), names.end(), phase.name) == names.end()) names.push_back(phase.name);
+  }
+  const auto colour = [&](const std::string& name) {
+    const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+    return palette[static_cast<std::size_t>(at) % std::size(palette)];
+  };
+  // A case has two bars: its time beside that of the others, and its phases stretched to the whole width.
+  constexpr double left = 150, width = 620, row = 64, bar = 20, head = 48;
+  const double legend = head + row * static_cast<double>(result.cases.size()) + 16;
+  const double height = legend + 22.0 * std::ceil(static_cast<double>(names.size()) / 4) + 16;
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
+      "font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+      "<text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"bold\">weft benchmark: one step, phase by phase</text>\n"
+      "<text x=\"16\" y=\"41\" fill=\"#555555\">upper bar: milliseconds on one scale; lower bar: share of the "
+      "step</text>\n",
+      left + width + 130, height);
+  double y = head + 8;
+  for (const CaseResult& c : result.cases) {
+    out += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", left - 10, y + 15, escaped(c.name));
+    for (const bool stretched : {false, true}) {
+      const double top = stretched ? y + bar + 4 : y;
+      const double scale = width / (stretched ? c.ms_per_step : longest);
+      double x = left;
+      for (const Phase& phase : c.phases) {
+        const double length = phase.ms * scale;
+        out += fmt::format(
+            "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" fill=\"{}\"><title>{}: {:.2f} ms, "
+            "{:.1f} "
+            "%, {} of the limit</title></rect>\n",
+            x, top, length, bar, colour(phase.name), escaped(phase.name), phase.ms, 100 * phase.ms / c.ms_per_step,
+            percent(phase.percent_of_limit));
+        if (stretched && length > 34)
+          out += fmt::format(
+              "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"11\" fill=\"#ffffff\" text-anchor=\"middle\">{:.0f} "
+              "%</text>\n",
+              x + length / 2, top + 14, 100 * phase.ms / c.ms_per_step);
+        x += length;
+      }
+      if (!stretched)
+        out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{:.1f} ms</text>\n", std::max(x, left) + 8, top + 15,
+                           c.ms_per_step);
+    }
+    y += row;
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const double x = 16 + 220 * static_cast<double>(i % 4), top = legend + 22 * static_cast<double>(i / 4);
+    out += fmt::format(
+        "<rect x=\"{0}\" y=\"{1}\" width=\"14\" height=\"14\" fill=\"{2}\"/><text x=\"{3}\" y=\"{4}\">{5}</text>\n", x,
+        top, colour(names[i]), x + 20, top + 12, escaped(names[i]));
+  }
+  return out + "</svg>\n";
+}
+
+Comparison compare(const BenchmarkResult& result, const report::Json& reference, double ratio) {
+  Comparison comparison;
+  for (const CaseResult& c : result.cases) {
+    double before = 0;
+    if (reference.is_object() && reference.contains("cases") && reference["cases"].is_array())
+      for (const report::Json& other : reference["cases"])
+        if (other.is_object() && other.value("name", report::Json()) == report::Json(c.name) &&
+            other.contains("ms_per_step") && other["ms_per_step"].is_number())
+          before = other["ms_per_step"].get<double>();
+    if (!(before > 0)) continue;
+    const double times = c.ms_per_step / before;
+    const bool slower = times > ratio;
+    comparison.slower = comparison.slower || slower;
+    comparison.text += fmt::format("\n{}: {:.1f} ms a step, before {:.1f} ms ({:.2f} times{})", c.name, c.ms_per_step,
+                                   before, times, slower ? fmt::format(", more than {:.2f}", ratio) : "");
+  }
+  if (comparison.text.empty())
+    throw error(ExitCode::usage, "there is nothing to compare (it has none of these cases, or is no benchmark.json)");
+  comparison.text.erase(0, 1);
+  return comparison;
+}
+
+}  // namespace weft::commands
