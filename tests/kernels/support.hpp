@@ -184,17 +184,15 @@ class Parameters {
     const std::int64_t size = rows * columns;
     const std::int64_t weight_bytes = policy == StatePolicy::fp32 ? 4 : 2;
     const std::int64_t moment_bytes = policy == StatePolicy::fp32 ? 4 : policy == StatePolicy::bf16 ? 2 : 1;
-    const auto zeros = [](std::int64_t bytes) { return std::vector<std::uint8_t>(static_cast<std::size_t>(bytes), 0); };
-    weight_ = DeviceArray<std::uint8_t>(zeros(size * weight_bytes));
-    first_ = DeviceArray<std::uint8_t>(zeros(size * moment_bytes));
-    second_ = DeviceArray<std::uint8_t>(zeros(size * moment_bytes));
+    weight_ = DeviceArray<std::uint8_t>(size * weight_bytes);
+    first_ = DeviceArray<std::uint8_t>(size * moment_bytes);
+    second_ = DeviceArray<std::uint8_t>(size * moment_bytes);
     view_.weight = weight_.data();
     view_.first_moment = first_.data();
     view_.second_moment = second_.data();
     if (policy == StatePolicy::eight_bit) {
-      const std::vector<float> no_scales(static_cast<std::size_t>(rows * view_.blocks_per_row()), 0.0f);
-      first_scale_ = DeviceArray<float>(no_scales);
-      second_scale_ = DeviceArray<float>(no_scales);
+      first_scale_ = DeviceArray<float>(rows * view_.blocks_per_row());
+      second_scale_ = DeviceArray<float>(rows * view_.blocks_per_row());
       view_.first_scale = first_scale_.data();
       view_.second_scale = second_scale_.data();
     }
