@@ -242,9 +242,14 @@ void add_benchmark(input::Schema& keys, BenchmarkSettings& b) {
   keys.add("benchmark.batches", b.batches, "batches in memory, taken in turn").at_least(1).free();
   keys.add("benchmark.zipf", b.zipf, "exponent of the planted features' popularity; 0 = all equal").at_least(0).free();
   keys.add("benchmark.formulation", b.formulation, {{"sparse", Formulation::sparse}, {"dense", Formulation::dense}},
-           "the product's step, or the dense one that it is measured against").free();
-  keys.add("benchmark.cases", b.cases, "each \"name\" or \"name: table.key=value, table.key=value\"; the case dense is dense").free();
-  keys.add("benchmark.compare_ratio", b.compare_ratio, "--compare: how many times slower is too slow").more_than(0).free();
+           "the product's step, or the dense one that it is measured against")
+      .free();
+  keys.add("benchmark.cases", b.cases,
+           "each \"name\" or \"name: table.key=value, table.key=value\"; the case dense is dense")
+      .free();
+  keys.add("benchmark.compare_ratio", b.compare_ratio, "--compare: how many times slower is too slow")
+      .more_than(0)
+      .free();
 }
 
 }  // namespace
