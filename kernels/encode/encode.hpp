@@ -27,6 +27,7 @@ std::int64_t encode_workspace(std::int64_t n_tokens, std::int64_t n_features, st
 /// Overwrites product [n_tokens, n] (fp32 or bf16) with x [n_tokens, d] (fp32 or bf16) times rows [row_begin, row_begin
 /// + n) of the encoder; fp32 sums. The same shapes give the same bits. Throws Error(internal) when the dense library
 /// fails.
+/// Of fp32 weights kept as two 16-bit planes (weight_rest) only the bf16 plane enters.
 void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
                  Array<std::byte> workspace);
 

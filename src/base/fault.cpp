@@ -36,17 +36,16 @@ std::int64_t number(const std::string& word, std::int64_t least) {
 }
 
 Kind kind_of(const std::string& word) {
-  static const std::pair<const char*, Kind> kinds[] = {{"kill", Kind::kill},
-                                                       {"exit", Kind::exit},
-                                                       {"throw", Kind::throw_error},
-                                                       {"segfault", Kind::segfault},
-                                                       {"stop", Kind::stop},
-                                                       {"enospc", Kind::enospc},
-                                                       {"nan", Kind::nan}};
+  static const std::pair<const char*, Kind> kinds[] = {
+      {"kill", Kind::kill}, {"exit", Kind::exit},     {"throw", Kind::throw_error}, {"segfault", Kind::segfault},
+      {"stop", Kind::stop}, {"enospc", Kind::enospc}, {"nan", Kind::nan},           {"usr1", Kind::usr1},
+      {"usr2", Kind::usr2}, {"term", Kind::term},     {"int", Kind::interrupt}};
   for (const auto& [name, kind] : kinds)
     if (word == name) return kind;
-  throw error(ExitCode::usage, "WEFT_FAULT={}: unknown kind \"{}\" (kill, exit, throw, segfault, stop, enospc, nan)",
-              ordered, word);
+  throw error(
+      ExitCode::usage,
+      "WEFT_FAULT={}: unknown kind \"{}\" (kill, exit, throw, segfault, stop, enospc, nan, usr1, usr2, term, int)",
+      ordered, word);
 }
 
 Order read(const std::string& words) {
@@ -104,6 +103,18 @@ Kind fire(std::string_view name, int rank, std::int64_t step) {
       throw error(ExitCode::io, "fault ordered at {} on rank {}, step {} (No space left on device)", name, rank, step);
     case Kind::nan:
       return Kind::nan;
+    case Kind::usr1:
+      ::raise(SIGUSR1);
+      break;
+    case Kind::usr2:
+      ::raise(SIGUSR2);
+      break;
+    case Kind::term:
+      ::raise(SIGTERM);
+      break;
+    case Kind::interrupt:
+      ::raise(SIGINT);
+      break;
     case Kind::none:
       break;
   }

@@ -6,7 +6,8 @@
 //
 // fires once, the n-th time (default the first) that `rank` passes `point` at `step`; "*" stands for any rank or step.
 // Kinds: kill (default, SIGKILL), exit, throw, segfault, stop (SIGSTOP), enospc (an error as if the disk were full),
-// nan.
+// nan, and the requests usr1, usr2, term, int: that signal to the process itself, so that a request comes at a known
+// step.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace weft::fault {
 
-enum class Kind { none, kill, exit, throw_error, segfault, stop, enospc, nan };
+enum class Kind { none, kill, exit, throw_error, segfault, stop, enospc, nan, usr1, usr2, term, interrupt };
 
 namespace detail {
 extern bool armed;

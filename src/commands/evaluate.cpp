@@ -70,8 +70,9 @@ int evaluate(const Request& request, const parallel::World& world) {
             report::grouped(result.tokens), to_table(result));
   if (const auto recovery = recovered(path, model, normalisation, world, grid, execution, runtime.threads())) {
     record["recovery"] = to_json(*recovery);
-    log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
-              100 * recovery->fraction);
+    if (recovery->counted > 0)
+      log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
+                100 * recovery->fraction);
   }
   if (!request.output.empty() && world.is_root()) {
     std::filesystem::create_directories(request.output);

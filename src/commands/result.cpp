@@ -118,6 +118,8 @@ std::optional<dataset::Recovery> recovered(const std::string& dataset_path, cons
     recovery = dataset::recovery(truth, strips, model.shape().n_features, threads);
     return {};
   });
+  if (world.is_root() && recovery.counted == 0)
+    log::info("no planted feature fired 1,000 times: recovery says nothing about so small a dataset");
   return recovery;
 }
 

@@ -246,8 +246,9 @@ void Run::conclude() {
   if (const auto recovery = recovered(data_.train.path, trainer_.model(), trainer_.normalisation(), world_, grid_,
                                       runtime_.execution(), runtime_.threads())) {
     record["result"]["recovery"] = to_json(*recovery);
-    log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
-              100 * recovery->fraction);
+    if (recovery->counted > 0)
+      log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
+                100 * recovery->fraction);
   }
   log::info("trained {} steps, {} tokens in {} ({} tokens/s)", done,
             report::grouped(done * configuration_.data.batch_tokens), report::duration(trained_seconds_),

@@ -75,7 +75,8 @@ std::shared_ptr<spdlog::logger> make_logger(const char* pattern, Args&&... args)
 LogSession::LogSession(int rank) {
   output = std::make_unique<Output>();
   output->rank = rank;
-  output->terminal = isatty(STDOUT_FILENO) == 1;
+  // mpiexec gives rank 0 a pseudo-terminal as its output wherever that goes, but never as its errors.
+  output->terminal = isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1;
   output->out = make_logger<spdlog::sinks::stdout_sink_mt>("%v");
   output->err = make_logger<spdlog::sinks::stderr_sink_mt>("%v");
   log::set_sink([](log::Level level, std::string_view line) { output->write(level, line); });

@@ -156,7 +156,7 @@ bool Trainer::update_is_safe(const dataset::RawBatch& batch) {
   device::zero(execution_, flag_.data(), flag_.bytes());
   kernels::flag_nonfinite(execution_, gradient_rows(), flag_.data());
   std::int64_t bad = read(execution_, flag_.data()) != 0 || !forward_.inputs_finite();
-  if (exchange_.active() || grid_.shape().feature > 1) grid_.world().maximum({&bad, 1});
+  if (exchange_.active()) grid_.world().maximum({&bad, 1});
   if (bad == 0) return true;
   const std::string what = fmt::format("the loss or its gradient is not finite at step {}, batch of {} tokens: {}",
                                        steps_done_ + 1, batch.n_tokens, locate_(batch));

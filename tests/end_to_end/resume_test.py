@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stopping and going on: parameters, moments, metrics and the order of the data are bitwise those of a run that nobody disturbed.
+
+resume_test.py WEFT RANKS
+"""
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+import files
+import program
+
+RANKS = int(sys.argv[2])
+# Time differs from run to run; everything else in a metrics record may not.
+TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")
+INPUT = """
+[synthetic]
+output = "{folder}/data"
+layers = 3
+d_model = 24
+features = 48
+k = 4
+tokens = 1000
+validation_tokens = 200
+rows_per_file = 400
+dtype = "bf16"
+[run]
+steps = 60
+[data]
+train = "{folder}/data/train"
+batch_tokens = 96
+block_rows = 16
+window_rows = 256
+[transcoder]
+features = 61
+k = 3.5
+[optimizer]
+learning_rate = 3e-3
+schedule = "cosine"
+warmup_steps = 5
+clip_norm = 0.05
+clip_mode = "previous"
+state = "{state}"
+[parallel]
+data = {data}
+[device]
+precision = "{precision}"
+[checkpoint]
+every = 25
+[log]
+every = 1
+"""
+
+
+def outcome(run, step):
+    """Every tensor of the checkpoint at `step`, and the records without their times."""
+    records = [{key: value for key, value in line.items() if key not in TIMES} for line in program.metrics(run)]
+    return files.read_tensors(run / "checkpoints" / f"step_{step:08d}"), records
+
+
+def same(a, b):
+    tensors_a, metrics_a = a
+    tensors_b, metrics_b = b
+    assert tensors_a.keys() == tensors_b.keys()
+    for name, values in tensors_a.items():
+        assert values.dtype == tensors_b[name].dtype and values.tobytes() == tensors_b[name].tobytes(), name
+    assert [line["step"] for line in metrics_b] == list(range(1, len(metrics_b) + 1)), "gaps or duplicates"
+    assert metrics_a == metrics_b
+
+
+def train_with_fault(weft, source, output, fault):
+    """Trains with a fault or a request ordered at a known step; returns (exit code, output)."""
+    command = [str(weft.binary), "train", str(source), "--output", str(output)]
+    if RANKS > 1:
+        command = ["mpiexec", "-n", str(RANKS), "--oversubscribe", "--bind-to", "none", *command]
+    done = subprocess.run(command, env=dict(os.environ, WEFT_FAULT=fault), stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, check=False, timeout=120)
+    return done.returncode, done.stdout
+
+
+def check(weft):
+    for state, precision, data in (("fp32", "fp32", 1), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1)):
+        name = f"{state}_{data}"
+        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data)
+        source = weft.folder / f"{name}.toml"
+        source.write_text(text)
+        if not (weft.folder / "data").exists():
+            weft.run("synth", source)
+        whole = weft.train(text, f"{name}_whole", ranks=RANKS)
+
+        # Asked to stop, twice; the request reaches one rank only, and all ranks stop together two steps later.
+        parts = weft.folder / f"{name}_parts"
+        for step in (7, 33):
+            code, output = train_with_fault(weft, source, parts, f"step:{RANKS - 1}:{step}:usr1")
+            assert code == 75, (code, output)
+            assert program.record(parts)["exit"]["code"] == 75
+            assert program.record(parts)["result"]["step"] == step + 2, program.record(parts)["result"]
+        weft.run("train", source, "--output", parts, ranks=RANKS)
+        same(outcome(whole, 60), outcome(parts, 60))
+
+        # Killed without warning, nine steps behind a checkpoint: goes on from that.
+        killed = weft.folder / f"{name}_killed"
+        train_with_fault(weft, source, killed, "step:0:30:usr1")
+        code, output = train_with_fault(weft, source, killed, f"step:{RANKS - 1}:41:kill")
+        assert code != 0, output
+        output = weft.run("train", source, "--output", killed, ranks=RANKS)
+        assert "going on behind step 32" in output, output
+        same(outcome(whole, 60), outcome(killed, 60))
+
+    # Each request ends with its own code, and the run can go on. Through mpiexec codes are the launcher's.
+    if RANKS == 1:
+        for kind, expected in (("term", 143), ("int", 130)):
+            run = weft.folder / kind
+            code, output = train_with_fault(weft, source, run, f"step:0:20:{kind}")
+            assert code == expected, (code, output)
+            weft.run("train", source, "--output", run)
+            same(outcome(whole, 60), outcome(run, 60))
+        # A checkpoint on request changes nothing; a file STOP ends the run.
+        run = weft.folder / "usr2"
+        code, output = train_with_fault(weft, source, run, "step:0:20:usr2")
+        assert code == 0 and (run / "checkpoints" / "step_00000060").is_dir() and "step_00000022:" in output, output
+        same(outcome(whole, 60), outcome(run, 60))
+        run = weft.folder / "stop_file"
+        run.mkdir()
+        (run / "STOP").touch()
+        weft.run("train", source, "--output", run, code=75)
+        assert not (run / "STOP").exists()
+
+        # The program's own wall limit.
+        run = weft.folder / "walltime"
+        weft.run("train", source, "--output", run, "--walltime", "00:00:01", "--set", "run.steps=1000000", code=75)
+        # A changed input that defines the run is refused, all differences named; nothing is lost.
+        output = weft.run("train", source, "--output", parts, "--set", "transcoder.k=4", "--set", "run.seed=3", code=2)
+        assert "transcoder.k was 3.5, now 4" in output and "run.seed was 1, now 3" in output, output
+        same(outcome(whole, 60), outcome(parts, 60))
+        assert np.isfinite(program.record(whole)["result"]["train"]["loss"])
+
+
+program.main(check)
