@@ -53,11 +53,11 @@ build() {
   fi
 }
 
-# run_tests NAME OPTION...: ctest in build/NAME.
+# run_tests BUILD NAME OPTION...: ctest in build/BUILD; its report is called NAME.
 run_tests() {
-  local name=$1 since=$SECONDS
-  shift
-  ctest --test-dir "build/$name" --parallel 2 --output-on-failure --no-tests=error \
+  local build=$1 name=$2 since=$SECONDS
+  shift 2
+  ctest --test-dir "build/$build" --parallel 2 --output-on-failure --no-tests=error \
     --output-junit "$PWD/$results/$name.xml" "$@" || true   # failures are counted from the report
   [[ -s $results/$name.xml ]] || note failed "tests of $name" "ctest wrote no report"
   echo "Tested $name: $((SECONDS - since)) s"
@@ -67,18 +67,20 @@ quick=(--label-exclude "full|gpu")
 [[ $full == yes ]] && quick=(--label-exclude gpu)
 
 if build cpu-release; then
-  run_tests cpu-release "${quick[@]}"
+  run_tests cpu-release cpu-release "${quick[@]}"
 fi
 
-# Address and undefined-behaviour sanitizers: everything that runs in one process, and the programs on one rank. Open MPI
-# and HDF5 keep memory until the process ends, so leaks are not looked for.
+# Address and undefined-behaviour sanitizers: the unit tests, and those of several ranks on one. Open MPI and HDF5 keep
+# memory until the process ends, so leaks are not looked for.
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 if build cpu-asan; then
-  run_tests cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'
+  run_tests cpu-asan cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'
+  run_tests cpu-asan cpu-asan-ranks --label-regex ranks --tests-regex '_r1$' "${quick[@]}"
 fi
 
 if command -v nvcc >/dev/null; then
-  build cuda-release   # compiles and links; running it takes a GPU (scripts/test_gpu.sh)
+  # It must compile; running it takes a GPU. The quick set leaves the tests' own files out.
+  build cuda-release "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)"
 else
   note skipped "build cuda-release" "no nvcc (the CUDA Toolkit) on this machine"
 fi

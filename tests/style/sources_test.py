@@ -47,7 +47,7 @@ def licence(files):
 
 def paths(files):
     # Homes and work folders of one machine or user; /usr, /opt, /tmp and the like are common to all.
-    own = re.compile(r"(?<![\w.$}{/-])/(home|root|Users|work|scratch|workspace|data|mnt|u)/\w")
+    own = re.compile(r"(?<![\w.$}{/-])/(home|root|Users|work|scratch|workspace)/\w")
     for path in files:
         if path.suffix in TEXT or is_script(path):
             if "jobscripts" in path.parts or path.name == Path(__file__).name:
