@@ -30,12 +30,8 @@ for point in after-open mid-dataset mid-dataset@5 before-close before-fsync befo
     elif ! grep -qE '^from (4|6)$' "$scratch/out"; then
       echo "$point on rank $rank: began $(cat "$scratch/out"), not from 4 or 6"
       failures=$((failures + 1))
-<<<<<<< HEAD
-    elif [ -n "$(find "$directory" -name '*tmp*')" ] || [ "$(find "$directory" -mindepth 1 -maxdepth 1 -name 'step_*' | wc -l)" -ne 2 ]; then
-=======
     elif [ -n "$(find "$directory" -mindepth 1 -maxdepth 1 -name '*tmp*')" ] ||
       [ "$(find "$directory" -mindepth 1 -maxdepth 1 -name 'step_*' | wc -l)" -ne 2 ]; then
->>>>>>> scripts
       echo "$point on rank $rank: the directory holds $(find "$directory" -mindepth 1 -maxdepth 1 -printf '%f ')"
       failures=$((failures + 1))
     else
