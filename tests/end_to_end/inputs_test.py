@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 import tomllib
+import xml.etree.ElementTree
 from pathlib import Path
 
 import program
@@ -16,8 +17,7 @@ import program
 # What makes an input small enough for a test, beyond steps and output: recorded here, per input.
 SHRINK = {
     "quickstart.toml": ["synthetic.tokens=4096", "synthetic.validation_tokens=1024"],
-    "benchmark_cpu.toml": ["transcoder.features=512", "synthetic.tokens=2048", "synthetic.validation_tokens=512",
-                           "data.batch_tokens=256"],
+    "benchmark_cpu.toml": ["transcoder.features=512", "data.batch_tokens=256", "benchmark.warmup=1"],
 }
 STEPS = 3
 NEEDS_DATA = re.compile(r"\$\{WEFT_TEST_DATA\}")
@@ -70,6 +70,32 @@ def check_run(weft, path):
     assert result["exit"]["code"] == 0 and result["result"]["step"] == STEPS, json.dumps(result.get("exit"))
 
 
+def check_benchmark(weft, path):
+    """Every case is measured; the phases of a step add up to it."""
+    output = weft.folder / path.stem
+    sets = [f"benchmark.steps={STEPS}", *SHRINK[path.name]]
+    options = [word for each in sets for word in ("--set", each)]
+    weft.run("benchmark", path, *options, "--dry-run", "--output", output)
+    weft.run("benchmark", path, *options, "--output", output)
+    result = json.loads((output / "benchmark.json").read_text())
+    assert [case["name"] for case in result["cases"]] == tomllib.loads(path.read_text())["benchmark"]["cases"]
+    assert result["machine"]["copy_gb_per_second"] > 0 and result["machine"]["gemm_gflops"] > 0
+    for case in result["cases"]:
+        assert case["peak_bytes"] > case["state_bytes"] > 0 and case["tokens_per_second"] > 0, case
+        total = sum(phase["ms"] for phase in case["phases"])
+        # Medians of the parts are not the parts of the median, and a busy machine makes the steps uneven.
+        assert 0.3 * case["ms_per_step"] < total < 2 * case["ms_per_step"], case
+    xml.etree.ElementTree.parse(output / "benchmark.svg")
+    slower = dict(result, cases=[dict(case, ms_per_step=case["ms_per_step"] / 1000) for case in result["cases"]])
+    for name, reference, code in (("slow", slower, 1), ("other", {"cases": []}, 2)):
+        file = weft.folder / f"{name}.json"
+        file.write_text(json.dumps(reference))
+        weft.run("benchmark", path, *options, "--output", output, "--compare", file, code=code)
+    weft.run("benchmark", path, *options, "--output", output, "--compare", output / "benchmark.json",
+             "--set", "benchmark.compare_ratio=1000")
+    weft.run("benchmark", path, "--tune", code=2)
+
+
 def main():
     repository = Path(sys.argv[1])
     inputs = sorted((repository / "inputs").glob("*.toml"))
@@ -87,7 +113,7 @@ def main():
                 absent.append(path.name)
                 continue
             check_values(weft, path)
-            check_run(weft, path)
+            (check_benchmark if path.name.startswith("benchmark") else check_run)(weft, path)
             print(f"{path.name}: runs")
         if absent:
             program.skip(f"{', '.join(absent)}: WEFT_TEST_DATA is not set (the others ran)")
