@@ -14,6 +14,7 @@
 #include "device/runtime.hpp"
 #include "input/print.hpp"
 #include "parallel/signals.hpp"
+#include "parallel/watchdog.hpp"
 #include "report/build.hpp"
 #include "report/log.hpp"
 #include "report/metrics.hpp"
@@ -146,6 +147,7 @@ checkpoint::Manifest Run::manifest() const {
 }
 
 void Run::begin_checkpoint() {
+  parallel::note_phase("checkpoint");
   report(writer_->finish());
   trainer_.settle();
   writer_->start(manifest());
@@ -186,6 +188,7 @@ int Run::train() {
   const std::int64_t steps = configuration_.run.steps, every = configuration_.checkpoint.every;
   const double walltime = static_cast<double>(transcoder::parse_walltime(configuration_.run.walltime).value_or(0));
   const parallel::Signals signals;
+  const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", configuration_.parallel.timeout);
   transcoder::Agreement agreement(world_.all(), directory_.path, walltime, start_);
   dataset::Loader loader(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,
                          grid_, cursor_, runtime_.threads());
@@ -197,6 +200,8 @@ int Run::train() {
     const Clock::time_point begin = Clock::now();
     const std::int64_t step = trainer_.steps_done() + 1;
     report::set_current_step(step);
+    parallel::note_step(step);
+    parallel::note_phase("waiting for data");
     const dataset::RawBatch& batch = loader.next();
     fault::point("step", world_.rank(), step);
     trainer_.step(batch);
@@ -207,6 +212,7 @@ int Run::train() {
     if (step % configuration_.log.every == 0 || step == steps) log_step(std::exchange(waited, 0.0));
     longest_step = std::max(longest_step, seconds_since(begin));
 
+    parallel::note_phase("agreement");
     const transcoder::Decision decision =
         agreement.step(writer_->busy() && writer_->shard_done(), 2 * writer_->last_seconds() + 3 * longest_step);
     if (decision.shards_written && writer_->busy()) report(writer_->advance());

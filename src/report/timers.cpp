@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "parallel/communicator.hpp"
+#include "parallel/watchdog.hpp"
 
 namespace weft::report {
 
@@ -19,6 +20,7 @@ void Timers::switch_to(int region) {
 }
 
 void Timers::region(std::string_view name) {
+  parallel::note_phase(name);
   // A step has about ten regions: looking through them costs less than a map.
   auto found = std::find_if(regions_.begin(), regions_.end(), [&](const Region& r) { return r.name == name; });
   if (found == regions_.end()) found = regions_.insert(found, Region{std::string(name)});

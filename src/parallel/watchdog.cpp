@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/watchdog.hpp"
+
+#include <fcntl.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+#include <set>
+
+#include "base/log.hpp"
+
+namespace weft::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kLookEvery = std::chrono::milliseconds(200);
+constexpr auto kPublishEvery = std::chrono::milliseconds(500);
+/// Seconds after which a record tells that nobody writes it; clocks of nodes may differ by less.
+constexpr long long kOldRecord = 2;
+/// MPI_Abort can itself hang on a broken network: then the process just ends.
+constexpr auto kAbortLimit = std::chrono::seconds(30);
+
+/// One rank's line of the file: fixed width, so that every rank writes its own place only.
+struct Record {
+  char text[128];
+};
+
+std::atomic<std::int64_t> present_step{0};
+std::atomic<const char*> present_phase{"starting"};
+std::atomic<std::uint64_t> progress{0};
+
+/// The same pointer for equal names, valid for ever: the watching thread may read it at any time.
+const char* kept(std::string_view name) {
+  static std::mutex mutex;
+  static std::set<std::string, std::less<>> names;
+  const std::lock_guard lock(mutex);
+  const auto found = names.find(name);
+  return (found != names.end() ? found : names.emplace(name).first)->c_str();
+}
+
+}  // namespace
+
+void note_step(std::int64_t step) {
+  present_step = step;
+  ++progress;
+}
+
+void note_phase(std::string_view phase) {
+  present_phase = kept(phase);
+  ++progress;
+}
+
+Watchdog::Watchdog(const World& world, std::filesystem::path file, double timeout)
+    : world_(world), path_(std::move(file)), timeout_(timeout) {
+  if (timeout <= 0) return;
+  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (file_ < 0) throw error(ExitCode::io, "{}: cannot be opened ({})", path_.string(), std::strerror(errno));
+  publish(0, "starting");
+  thread_ = std::thread([this] { watch(); });
+}
+
+Watchdog::~Watchdog() {
+  if (file_ < 0) return;
+  ended_ = true;
+  thread_.join();
+  ::close(file_);
+}
+
+void Watchdog::publish(std::int64_t step, const char* phase) const {
+  Record record{};
+  std::snprintf(record.text, sizeof record.text, "%lld\t%lld\t%s\t%s", static_cast<long long>(std::time(nullptr)),
+                static_cast<long long>(step), world_.host().c_str(), phase);
+  // A record that is lost costs a name in a message, nothing else.
+  if (::pwrite(file_, &record, sizeof record, world_.rank() * static_cast<off_t>(sizeof record)) < 0) return;
+}
+
+std::string Watchdog::diagnosis(double silent) const {
+  // A rank whose record is old does not even look any more: it is the cause. Else the one with the least steps is.
+  int cause = world_.rank();
+  long long least = present_step, now = std::time(nullptr);
+  bool cause_is_old = false;
+  std::string host = world_.host(), phase = present_phase.load();
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    Record record{};
+    if (::pread(file_, &record, sizeof record, rank * static_cast<off_t>(sizeof record)) <= 0) continue;
+    record.text[sizeof record.text - 1] = '\0';
+    long long time = 0, step = 0;
+    char name[sizeof record.text], doing[sizeof record.text];
+    if (std::sscanf(record.text, "%lld\t%lld\t%127[^\t]\t%127[^\t]", &time, &step, name, doing) != 4) continue;
+    const bool old = now - time > kOldRecord;
+    if (old < cause_is_old || (old == cause_is_old && step >= least)) continue;
+    cause = rank;
+    cause_is_old = old;
+    least = step;
+    host = name;
+    phase = doing;
+  }
+  return fmt::format(
+      "rank {} on {}: no progress for {:.0f} s in \"{}\", at step {} ({}); ending the job, which goes on from its "
+      "newest checkpoint "
+      "when it is started again",
+      cause, host, silent, phase, least,
+      cause_is_old ? "dead or stopped: it does not answer" : "it answers, but does not get on");
+}
+
+void Watchdog::watch() {
+  std::uint64_t seen = progress;
+  Clock::time_point since = Clock::now();
+  Clock::time_point published{};
+  while (!ended_) {
+    std::this_thread::sleep_for(kLookEvery);
+    if (Clock::now() - published > kPublishEvery) {
+      publish(present_step, present_phase);
+      published = Clock::now();
+    }
+    if (const std::uint64_t now = progress; now != seen) {
+      seen = now;
+      since = Clock::now();
+      continue;
+    }
+    const double silent = std::chrono::duration<double>(Clock::now() - since).count();
+    if (silent < timeout_) continue;
+    log::error("error: {}", diagnosis(silent));
+    std::thread([] {
+      std::this_thread::sleep_for(kAbortLimit);
+      ::_exit(static_cast<int>(ExitCode::communication));
+    }).detach();
+    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
+  }
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ends a job that hangs. A rank that waits for a dead or stopped one waits for ever: MPI has no time limit. So a thread
+// of every process looks whether its process gets on; when it has not for `timeout` seconds, the thread names the rank
+// that is furthest behind, its host and what it was doing, and ends all ranks with code 5.
+//
+// What each rank is doing stands in a file of the run directory, a record a rank, so that the thread can say it of the
+// others without talking to them (they may not answer).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "parallel/world.hpp"
+
+namespace weft::parallel {
+
+/// What this process is doing. Cheap; called at every step and phase of it. A change of either is progress.
+void note_step(std::int64_t step);
+void note_phase(std::string_view phase);
+
+class Watchdog {
+ public:
+  /// Watches from now on. timeout in seconds; 0 = nothing is watched. Throws Error(io) when `file` cannot be made.
+  Watchdog(const World& world, std::filesystem::path file, double timeout);
+  Watchdog(const Watchdog&) = delete;
+  ~Watchdog();
+
+ private:
+  void watch();
+  void publish(std::int64_t step, const char* phase) const;
+  /// "rank 5 on node03: no progress for 600 s in "exchange", last finished step 4812; ending the job"
+  std::string diagnosis(double silent) const;
+
+  const World& world_;
+  std::filesystem::path path_;
+  double timeout_;
+  int file_ = -1;
+  std::atomic<bool> ended_{false};
+  std::thread thread_;
+};
+
+}  // namespace weft::parallel
