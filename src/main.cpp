@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   const parallel::World world(&argc, &argv);
   const report::LogSession log(world.rank());
   try {
+    parallel::require_matching_launcher(world);
     // 2. What was asked for: the same on every rank.
     const commands::Request request = commands::parse(argc, argv, world);
     // 3. Do it. A command starts the arithmetic that it needs and returns its exit code; it never exits.

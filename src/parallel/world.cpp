@@ -55,6 +55,23 @@ int World::abort(const Error& failure, std::int64_t step) const {
   std::abort();  // MPI_Abort does not return; this tells the compiler
 }
 
+void require_matching_launcher(const World& world) {
+  // What the launcher says of itself. SLURM_NTASKS is no witness: in a batch script it is the job's, not this
+  // program's.
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr) continue;
+    const long expected = std::strtol(value, nullptr, 10);
+    if (world.size() == 1 && expected > 1)
+      throw collective_error(
+          ExitCode::usage,
+          "the MPI world is 1 but {} says that {} processes were started (launcher and MPI library do not match: "
+          "{} would train alone, side by side); start with \"srun --mpi=pmix\" or with the mpirun of this MPI ({})",
+          name, expected, expected == 2 ? "both" : "all", mpi_version());
+    return;
+  }
+}
+
 std::string mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;

@@ -61,6 +61,10 @@ class World {
   int node_size_ = 1;
 };
 
+/// Throws a collective Error(usage) when a launcher started several copies of a world of one rank: launcher and MPI
+/// library do not match, and each copy would train alone into the same directory.
+void require_matching_launcher(const World& world);
+
 /// MPI library and standard, for the record of a run.
 std::string mpi_version();
 

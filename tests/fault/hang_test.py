@@ -47,7 +47,19 @@ def alive(name):
     return found
 
 
+def check_launch(weft):
+    """Copies of a world of one rank, as a launcher of another MPI starts them."""
+    for variable in ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        done = subprocess.run([str(weft.binary), "--version"], env=dict(os.environ, **{variable: "4"}), text=True, check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert done.returncode == 2 and f"{variable} says that 4" in done.stdout and "srun --mpi=pmix" in done.stdout, done.stdout
+    # In a batch script the job's count is there too, and means nothing for a program started plainly.
+    weft.run("--version")
+    subprocess.run([str(weft.binary), "--version"], env=dict(os.environ, SLURM_NTASKS="4"), check=True, stdout=subprocess.DEVNULL)
+
+
 def check(weft):
+    check_launch(weft)
     source = weft.folder / "input.toml"
     source.write_text(INPUT.format(folder=weft.folder, timeout=TIMEOUT))
     weft.run("synth", source)
