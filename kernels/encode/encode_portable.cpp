@@ -3,6 +3,7 @@
 // The dense product, by the dense library of the machine: CBLAS on the host, cuBLASLt on a GPU. Both are given fp32 or
 // (GPU) a pair of bf16 operands; everything else is widened into the workspace first, which is exact. The product is
 // rounded to bf16 once, from the fp32 sum.
+#include <algorithm>
 #include <string>
 
 #include "base/error.hpp"
@@ -148,11 +149,25 @@ void multiply(const Execution& execution, const AnyMatrix& x, const AnyMatrix& w
 
 #else
 
-void multiply(const Execution&, const AnyMatrix& x, const AnyMatrix& weight, const AnyMatrix& product, Workspace&) {
+void multiply(const Execution& execution, const AnyMatrix& x, const AnyMatrix& weight, const AnyMatrix& product,
+              Workspace&) {
   const auto size = [](std::int64_t n) { return static_cast<blasint>(n); };
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, size(product.rows), size(product.columns), size(x.columns), 1.0f,
-              static_cast<const float*>(x.data), size(x.stride), static_cast<const float*>(weight.data),
-              size(weight.stride), 0.0f, static_cast<float*>(product.data), size(product.stride));
+  const auto part = [=](std::int64_t begin, std::int64_t end) {
+    const AnyMatrix from = x.rows_from(begin, end - begin), to = product.rows_from(begin, end - begin);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, size(to.rows), size(to.columns), size(from.columns), 1.0f,
+                static_cast<const float*>(from.data), size(from.stride), static_cast<const float*>(weight.data),
+                size(weight.stride), 0.0f, static_cast<float*>(to.data), size(to.stride));
+  };
+  // Each thread its own tokens: on tiles of this size a tenth faster than the library's division of one product. A
+  // library with threads of its own would serve the callers one after the other, so it gets the whole.
+  const Space& space = space_of(execution);
+  const std::int64_t rows = product.rows, n_parts = std::min<std::int64_t>(space.concurrency(), (rows + 63) / 64);
+  if (n_parts == 1 || openblas_get_parallel() == OPENBLAS_THREAD) {
+    part(0, rows);
+    return;
+  }
+  Kokkos::parallel_for("encode: multiply", Kokkos::RangePolicy<Space>(space, 0, n_parts),
+                       [=](std::int64_t i) { part(rows * i / n_parts, rows * (i + 1) / n_parts); });
 }
 
 #endif

@@ -39,7 +39,7 @@ struct SelectionShape {
   std::int64_t n_layers = 0;
   std::int64_t n_features = 0;                      ///< per layer
   std::int64_t max_tokens = 0;                      ///< of the largest batch
-  std::int64_t tile_bytes = std::int64_t{8} << 20;  ///< products made at a time: they should stay in a cache
+  std::int64_t tile_bytes = std::int64_t{4} << 20;  ///< products made at a time: they should stay in a cache
 };
 
 /// What a selection needs on each rank (the largest rank where parts are uneven): for the memory plan and for the
