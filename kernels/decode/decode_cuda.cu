@@ -79,9 +79,9 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.with_norm = squared_norm.data != nullptr;
   for (std::size_t s = 0; s < decoder.size(); ++s) a.layer[s] = pointers_of(decoder[s]);
   if (step != nullptr)
-    launch_stream<true, true>(queue, decoder[0].policy, grouping.chunks, a);
+    launch_stream<true, true>(queue, decoder[0].policy, grouping, a);
   else
-    launch_stream<true, false>(queue, decoder[0].policy, grouping.chunks, a);
+    launch_stream<true, false>(queue, decoder[0].policy, grouping, a);
   sum_dots<<<blocks_for(capacity, 256, multiprocessors() * 16), 256, 0, queue>>>(
       hits.offsets.data, n_keys, activations.key.data, n_features, a.n_layers, a.groups, a.stream,
       activation_gradient.data);

@@ -50,7 +50,7 @@ __device__ __forceinline__ EntryWindow entry_window(const ForwardArguments& a, s
   return entry;
 }
 
-template <int kChunks, int kRows>
+template <int kChunks, bool kFull, int kRows>
 __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
     forward_tokens(const __grid_constant__ ForwardArguments a) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
                                       inside;
 #pragma unroll
           for (int c = 0; c < kChunks; ++c)
-            if (inside + c * kBlockColumns < a.d_model)
+            if (kFull || inside + c * kBlockColumns < a.d_model)
               word[i][c] = __ldg(reinterpret_cast<const uint4*>(from + c * kBlockColumns));
             else
               word[i][c] = make_uint4(0, 0, 0, 0);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
   const std::int64_t to = token * a.y_stride + static_cast<std::int64_t>(target) * a.d_model + inside;
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
-    if (inside + c * kBlockColumns >= a.d_model) continue;
+    if (!kFull && inside + c * kBlockColumns >= a.d_model) continue;
     float part[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) part[k] = sum[c * 8 + k];
@@ -188,9 +188,14 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   a.tokens_at_once = (token_count + blocks - 1) / blocks;
   const dim3 grid(blocks_for(a.tokens_at_once, kForwardWarps), static_cast<unsigned>(blocks * a.n_layers * a.groups));
   if (grid.y > 65535) throw Error(ExitCode::usage, "decode_forward: too many tokens for one call");
-  if (grouping.chunks == 2) forward_tokens<2, 2><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
-  if (grouping.chunks == 3) forward_tokens<3, 1><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
-  if (grouping.chunks == 4) forward_tokens<4, 1><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
+  if (!grouping.full)
+    forward_tokens<2, false, 2><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
+  else if (grouping.chunks == 2)
+    forward_tokens<2, true, 2><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
+  else if (grouping.chunks == 3)
+    forward_tokens<3, true, 1><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
+  else
+    forward_tokens<4, true, 1><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
   require_launch("decode_forward");
 }
 

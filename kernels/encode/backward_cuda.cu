@@ -137,9 +137,9 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.with_norm = squared_norm.data != nullptr;
   for (std::size_t s = 0; s < encoder.size(); ++s) a.layer[s] = pointers_of(encoder[s]);
   if (step != nullptr)
-    launch_stream<false, true>(queue, encoder[0].policy, grouping.chunks, a);
+    launch_stream<false, true>(queue, encoder[0].policy, grouping, a);
   else
-    launch_stream<false, false>(queue, StatePolicy::bf16, grouping.chunks, a);
+    launch_stream<false, false>(queue, StatePolicy::bf16, grouping, a);
   b.row_norm = a.stream.norm;
   b.groups = grouping.groups;
   launch_biases(queue, b);

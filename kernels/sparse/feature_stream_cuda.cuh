@@ -79,19 +79,18 @@ inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::in
   return used;
 }
 
-/// Columns a warp holds at once, in chunks of 256, and how many such groups a target has: least padding, then widest.
+/// Columns a warp holds at once, in chunks of 256, and how many such groups a target has. `full`: no lane is ever past
+/// the end of a target, and nothing is asked of it.
 struct Grouping {
   int chunks;
   int groups;
+  bool full;
 };
 inline Grouping grouping_of(std::int64_t d_model) {
-  const int all = static_cast<int>((d_model + kBlockColumns - 1) / kBlockColumns);
-  Grouping best{0, 0};
-  for (int chunks = 4; chunks >= 2; --chunks) {
-    const int groups = (all + chunks - 1) / chunks;
-    if (best.chunks == 0 || groups * chunks < best.groups * best.chunks) best = {chunks, groups};
-  }
-  return best;
+  for (const int chunks : {3, 4, 2})
+    if (d_model % (chunks * kBlockColumns) == 0)
+      return {chunks, static_cast<int>(d_model / (chunks * kBlockColumns)), true};
+  return {2, static_cast<int>((d_model + 2 * kBlockColumns - 1) / (2 * kBlockColumns)), false};
 }
 
 // ---- preparation
@@ -190,7 +189,7 @@ __device__ __forceinline__ Unit unit_of(std::int64_t index, int groups) {
 
 /// The rows of a list of hits, through a ring of kRing rows; sums them into dW and, with kDots, dots them with the
 /// weights.
-template <int kChunks, int kRing, bool kDots>
+template <int kChunks, int kRing, bool kDots, bool kFull>
 struct RowStream {
   static_assert((kRing & (kRing - 1)) == 0);
   static constexpr int kRowBytes = kChunks * 512;
@@ -219,7 +218,7 @@ struct RowStream {
       const char* from = rows + token * row_bytes;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c)
-        if (live >> c & 1) copy16_async(ring + (at & (kRing - 1)) * kRowBytes + c * 512, from + c * 512);
+        if (kFull || (live >> c & 1)) copy16_async(ring + (at & (kRing - 1)) * kRowBytes + c * 512, from + c * 512);
     }
     commit_copies();
   }
@@ -276,9 +275,9 @@ struct RowStream {
   }
 };
 
-template <StatePolicy policy, int kChunks, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
+template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
 __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const __grid_constant__ StreamArguments a) {
-  using Rows = RowStream<kChunks, kRing, kDecoder>;
+  using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
   extern __shared__ __align__(16) char shared[];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   char* own = shared + warp * Rows::kSharedBytes;
@@ -302,17 +301,19 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
     block_column =
         static_cast<std::int64_t>(kDecoder ? unit.target - unit.source : 0) * segment_blocks + unit.group * kChunks;
     rows.rows = a.rows + (static_cast<std::int64_t>(unit.target) * a.d_model + inside) * 2;
-    rows.live = 0;
+    if constexpr (!kFull) {
+      rows.live = 0;
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c)
-      if (inside + c * kBlockColumns < a.d_model) rows.live |= 1u << c;
+      for (int c = 0; c < kChunks; ++c)
+        if (inside + c * kBlockColumns < a.d_model) rows.live |= 1u << c;
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c)
-      if (!(rows.live >> c & 1))
-        for (int i = 0; i < kRing; ++i)
-          *reinterpret_cast<uint4*>(own + i * Rows::kRowBytes + c * 512 + lane * 16) = make_uint4(0, 0, 0, 0);
+      for (int c = 0; c < kChunks; ++c)
+        if (!(rows.live >> c & 1))
+          for (int i = 0; i < kRing; ++i)
+            *reinterpret_cast<uint4*>(own + i * Rows::kRowBytes + c * 512 + lane * 16) = make_uint4(0, 0, 0, 0);
+    }
   };
-  const auto live = [&](int c) { return (rows.live >> c & 1) != 0; };
+  const auto live = [&](int c) { return kFull || (rows.live >> c & 1) != 0; };
 
   // 1. Hot features, a block for each.
   const std::int64_t n_hot = a.stream.counters[0];
@@ -358,7 +359,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
 #pragma unroll
     for (int c0 = 0; c0 < kChunks; c0 += kWarps) {
       const int c = c0 + warp;
-      if (c >= kChunks || unit.group * kChunks + c >= segment_blocks) continue;
+      if (c >= kChunks || (!kFull && unit.group * kChunks + c >= segment_blocks)) continue;
       float g[8] = {};
 #pragma unroll
       for (int other = 0; other < kWarps; ++other)
@@ -439,7 +440,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
     if (owns_scales) {
 #pragma unroll
       for (int c = 0; c < kScales; ++c)
-        if (unit.group * kChunks + c < segment_blocks) {
+        if (kFull || unit.group * kChunks + c < segment_blocks) {
           first_scale[c] = p.first_scale[scale_at + c];
           second_scale[c] = p.second_scale[scale_at + c];
         }
@@ -502,7 +503,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
     if (owns_scales) {
 #pragma unroll
       for (int c = 0; c < kScales; ++c)
-        if (unit.group * kChunks + c < segment_blocks) {
+        if (kFull || unit.group * kChunks + c < segment_blocks) {
           p.first_scale[scale_at + c] = first_scale[c];
           p.second_scale[scale_at + c] = second_scale[c];
         }
@@ -512,13 +513,13 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
   }
 }
 
-template <StatePolicy policy, int kChunks, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
+template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
 void launch_sized(cudaStream_t queue, const StreamArguments& arguments) {
-  constexpr int kShared = kWarps * RowStream<kChunks, kRing, kDecoder>::kSharedBytes;
+  constexpr int kShared = kWarps * RowStream<kChunks, kRing, kDecoder, kFull>::kSharedBytes;
   static_assert(kBlocks * (kShared + 1024) <= 228 * 1024 && kShared <= 227 * 1024);
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
                 "the sums of a hot feature fit where the ring was");
-  const auto kernel = stream_features<policy, kChunks, kRing, kWarps, kBlocks, kDecoder, kUpdate>;
+  const auto kernel = stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate>;
   static const int resident = [&] {
     int blocks = 0;
     require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "stream_features");
@@ -531,30 +532,30 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments) {
 
 /// Registers decide how many warps fit: 12 for the small states, 8 for fp32. Measured; see docs/performance.md.
 template <StatePolicy policy, bool kDecoder, bool kUpdate>
-void launch_chunked(cudaStream_t queue, int chunks, const StreamArguments& arguments) {
-  if constexpr (policy == StatePolicy::fp32 && kUpdate) {
-    if (chunks == 2) launch_sized<policy, 2, 8, 4, 3, kDecoder, kUpdate>(queue, arguments);
-    if (chunks == 3) launch_sized<policy, 3, 4, 4, 2, kDecoder, kUpdate>(queue, arguments);
-    if (chunks == 4) launch_sized<policy, 4, 4, 4, 2, kDecoder, kUpdate>(queue, arguments);
-  } else {
-    if (chunks == 2) launch_sized<policy, 2, 8, 4, 4, kDecoder, kUpdate>(queue, arguments);
-    if (chunks == 3) launch_sized<policy, 3, 8, 4, 3, kDecoder, kUpdate>(queue, arguments);
-    if (chunks == 4) launch_sized<policy, 4, 4, 4, 3, kDecoder, kUpdate>(queue, arguments);
-  }
+void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamArguments& arguments) {
+  constexpr bool kWide = policy == StatePolicy::fp32 && kUpdate;
+  if (!grouping.full)
+    launch_sized<policy, 2, false, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments);
+  else if (grouping.chunks == 2)
+    launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments);
+  else if (grouping.chunks == 3)
+    launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments);
+  else
+    launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments);
 }
 
 template <bool kDecoder, bool kUpdate>
-void launch_stream(cudaStream_t queue, StatePolicy policy, int chunks, const StreamArguments& arguments) {
+void launch_stream(cudaStream_t queue, StatePolicy policy, const Grouping& grouping, const StreamArguments& arguments) {
   if constexpr (!kUpdate) {  // reads only the weights' bf16, which all policies have
-    launch_chunked<StatePolicy::bf16, kDecoder, false>(queue, chunks, arguments);
+    launch_grouped<StatePolicy::bf16, kDecoder, false>(queue, grouping, arguments);
   } else {
     switch (policy) {
       case StatePolicy::fp32:
-        return launch_chunked<StatePolicy::fp32, kDecoder, true>(queue, chunks, arguments);
+        return launch_grouped<StatePolicy::fp32, kDecoder, true>(queue, grouping, arguments);
       case StatePolicy::bf16:
-        return launch_chunked<StatePolicy::bf16, kDecoder, true>(queue, chunks, arguments);
+        return launch_grouped<StatePolicy::bf16, kDecoder, true>(queue, grouping, arguments);
       case StatePolicy::eight_bit:
-        return launch_chunked<StatePolicy::eight_bit, kDecoder, true>(queue, chunks, arguments);
+        return launch_grouped<StatePolicy::eight_bit, kDecoder, true>(queue, grouping, arguments);
     }
   }
 }
