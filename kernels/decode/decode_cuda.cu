@@ -66,11 +66,10 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   if (place_stream(workspace.data, n_layers, n_features, capacity, n_layers * grouping.groups, units, &a.stream) >
       workspace.size)
     throw Error(ExitCode::internal, "decode_backward: workspace is smaller than decode_backward_workspace");
-  prepare_stream(queue, activations, hits, activations.value.data, a.stream);
+  prepare_stream(queue, activations, hits, activations.value.data, step, a.stream);
   a.offsets = hits.offsets.data;
   a.rows = static_cast<const char*>(gradient_rows.data);
   a.row_bytes = gradient_rows.stride * 2;
-  a.step = step;
   a.n_features = n_features;
   a.items = units * a.stream.blocks;
   a.n_layers = static_cast<int>(n_layers);

@@ -124,11 +124,10 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   if (place_stream(workspace.data, n_layers, n_features, activations.key.size, 0, n_layers * grouping.groups,
                    &a.stream) > workspace.size)
     throw Error(ExitCode::internal, "encode_backward: workspace is smaller than encode_backward_workspace");
-  prepare_stream(queue, activations, hits, preactivation_gradient.data, a.stream);
+  prepare_stream(queue, activations, hits, preactivation_gradient.data, step, a.stream);
   a.offsets = hits.offsets.data;
   a.rows = static_cast<const char*>(x.data);
   a.row_bytes = x.stride * 2;
-  a.step = step;
   a.n_features = n_features;
   a.items = n_layers * grouping.groups * a.stream.blocks;
   a.n_layers = static_cast<int>(n_layers);

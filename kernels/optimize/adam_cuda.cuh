@@ -27,8 +27,38 @@ struct AdamRate {
   float beta2, second_factor;  // v' = beta2 * v + (second_factor * g)^2
   float root_beta2;
   float denominator, epsilon, keep;
-  std::uint64_t seed, step;
+  std::uint64_t step;
+  std::uint32_t round_key[10][2];  // of philox, from the seed
 };
+
+/// philox of random.hpp for Purpose::weight_rounding with its round keys at hand: where `rate` is in constant memory
+/// they are operands of the instructions, and a third of the work is gone.
+__device__ __forceinline__ Random4 rounding_random(const AdamRate& rate, std::uint64_t group) {
+  std::uint32_t c0 = static_cast<std::uint32_t>(group), c1 = static_cast<std::uint32_t>(group >> 32);
+  std::uint32_t c2 = static_cast<std::uint32_t>(rate.step);
+  std::uint32_t c3 =
+      static_cast<std::uint32_t>(rate.step >> 32) ^ (static_cast<std::uint32_t>(Purpose::weight_rounding) << 24);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t p0 = static_cast<std::uint64_t>(0xD2511F53u) * c0;
+    const std::uint64_t p1 = static_cast<std::uint64_t>(0xCD9E8D57u) * c2;
+    const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ rate.round_key[round][0];
+    const std::uint32_t n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ rate.round_key[round][1];
+    c1 = static_cast<std::uint32_t>(p1);
+    c3 = static_cast<std::uint32_t>(p0);
+    c0 = n0;
+    c2 = n2;
+  }
+  return {{c0, c1, c2, c3}};
+}
+/// The parts of the moments: part ^ kFirstMomentPart and part ^ kSecondMomentPart of the weights' (adam_rule.hpp).
+static_assert(kFirstMomentPart == 2 && kSecondMomentPart == 4);
+__device__ __forceinline__ Random4 first_moment_random(const Random4& r) {
+  return {{r.word[1], r.word[0], r.word[3], r.word[2]}};
+}
+__device__ __forceinline__ Random4 second_moment_random(const Random4& r) {
+  return {{r.word[2], r.word[3], r.word[0], r.word[1]}};
+}
 
 __device__ inline AdamRate adam_rate(const AdamStep& step) {
   AdamRate rate;
@@ -45,8 +75,13 @@ __device__ inline AdamRate adam_rate(const AdamStep& step) {
   rate.epsilon = fminf(step.epsilon * inverse, kHuge);
   if (step.learning_rate == 0.0f) rate.denominator = rate.epsilon = kHuge;
   rate.keep = 1.0f - step.learning_rate * step.weight_decay;
-  rate.seed = step.seed;
   rate.step = step.step;
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    rate.round_key[round][0] = static_cast<std::uint32_t>(step.seed) + static_cast<std::uint32_t>(round) * 0x9E3779B9u;
+    rate.round_key[round][1] =
+        static_cast<std::uint32_t>(step.seed >> 32) + static_cast<std::uint32_t>(round) * 0xBB67AE85u;
+  }
   return rate;
 }
 
@@ -206,24 +241,21 @@ __device__ __forceinline__ uint2 code8(const float (&value)[8], float inverse) {
                     code2(value[4] * inverse, value[5] * inverse) | code2(value[6] * inverse, value[7] * inverse)
                                                                         << 16);
 }
-/// code_stochastic_positive of codec.hpp for finite value * inverse <= 448 (1 + 2^-21). Below 2^-6 codes are multiples
-/// of 2^-9; adding 2^-6 with truncation moves such a value to where fp32 mantissas are in the same units.
-__device__ __forceinline__ std::uint32_t code_root(float value, float inverse, std::uint32_t random_shifted) {
-  const float x = value * inverse;
-  const float y = x > 0.0f ? fmaxf(x, 0x1p-9f) : 0.0f;
-  const bool small = y < 0x1p-6f;
-  const std::uint32_t bits = __float_as_uint(small ? __fadd_rz(y, 0x1p-6f) : y) + random_shifted;
-  return (bits >> 20) - (small ? 968u : 960u);
-}
-__device__ __forceinline__ uint2 code8_roots(const float (&value)[8], float inverse, const Random4& random) {
-  std::uint32_t code[8];
+/// code_stochastic_positive of codec.hpp for finite values <= 448 (1 + 2^-21) / inverse. Scaled by 2^-120 more, the
+/// bits of an fp32 number are the code's, followed by 20 bits of fraction: for the codes below 2^-6, which have no
+/// exponent of their own, because fp32 has none below 2^-126.
+constexpr float kCodeScale = 0x1p-120f;
+__device__ __forceinline__ uint2 code8_roots(const float (&value)[8], float scaled_inverse, const Random4& random) {
+  std::uint32_t code[8];  // in the highest byte
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    code[2 * i] = code_root(value[2 * i], inverse, (random.word[i] << 4) & 0xffff0u);
-    code[2 * i + 1] = code_root(value[2 * i + 1], inverse, (random.word[i] >> 12) & 0xffff0u);
+  for (int i = 0; i < 8; ++i) {
+    std::uint32_t bits = __float_as_uint(__fmul_rn(value[i], scaled_inverse));
+    if (value[i] > 0.0f) bits = max(bits, 1u << 20);
+    const std::uint32_t dither = __byte_perm(random.word[i / 2], 0, i % 2 == 0 ? 0x4104 : 0x4324);  // 16 bits << 8
+    code[i] = (bits << 4) + dither;
   }
-  return make_uint2(__byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410),
-                    __byte_perm(__byte_perm(code[4], code[5], 0x0040), __byte_perm(code[6], code[7], 0x0040), 0x5410));
+  return make_uint2(__byte_perm(__byte_perm(code[0], code[1], 0x0073), __byte_perm(code[2], code[3], 0x0073), 0x5410),
+                    __byte_perm(__byte_perm(code[4], code[5], 0x0073), __byte_perm(code[6], code[7], 0x0073), 0x5410));
 }
 /// The same with NaN or infinity among the values.
 __device__ __noinline__ inline uint2 code8_roots_any(float a, float b, float c, float d, float e, float f, float g,
@@ -281,13 +313,12 @@ __device__ __forceinline__ void adam8(LaneState<policy>& state, const float (&gr
     return;
   }
 
-  const std::uint64_t group = element / kElementsPerRandom;
   unpack8(state.weight, w);
-  const Random4 weight_random = philox(rate.seed, Purpose::weight_rounding, rate.step, group);
-  const Random4 second_random = philox(rate.seed, Purpose::second_moment_rounding, rate.step, group);
-  float poison = 0.0f;  // stays 0 while everything is finite
+  const Random4 weight_random = rounding_random(rate, element / kElementsPerRandom);
+  const Random4 second_random = second_moment_random(weight_random);
+  // 0 while every result is finite (a moment that is not makes its weight NaN): NaN must not be rounded away.
+  float poison = 0.0f;
   if constexpr (policy == StatePolicy::bf16) {
-    const Random4 first_random = philox(rate.seed, Purpose::first_moment_rounding, rate.step, group);
     float m[8], v[8];
     unpack8(state.first, m);
     unpack8(state.second, v);
@@ -300,7 +331,7 @@ __device__ __forceinline__ void adam8(LaneState<policy>& state, const float (&gr
       poison = fmaf(w[i], 0.0f, fmaf(v[i], 0.0f, poison));
     }
     const bool finite = poison == 0.0f;
-    state.first = round8(m, first_random, finite);
+    state.first = round8(m, first_moment_random(weight_random), finite);
     state.second = round8(v, second_random, finite);
     state.weight = round8(w, weight_random, finite);
   } else if constexpr (policy == StatePolicy::eight_bit) {
@@ -331,9 +362,13 @@ __device__ __forceinline__ void adam8(LaneState<policy>& state, const float (&gr
     const float root_inverse = has_root ? kLargestCode * approximate_reciprocal(largest_root) : 0.0f;
     const bool finite = poison == 0.0f;
     state.first = code8(m, first_inverse);
-    state.second = finite ? code8_roots(root, root_inverse, second_random)
-                          : code8_roots_any(root[0], root[1], root[2], root[3], root[4], root[5], root[6], root[7],
-                                            root_inverse, second_random);
+    if (!has_root)
+      state.second = make_uint2(0, 0);
+    else if (finite)
+      state.second = code8_roots(root, root_inverse * kCodeScale, second_random);
+    else
+      state.second = code8_roots_any(root[0], root[1], root[2], root[3], root[4], root[5], root[6], root[7],
+                                     root_inverse, second_random);
     state.weight = round8(w, weight_random, finite);
   }
 }
@@ -359,9 +394,7 @@ __device__ inline void adam_strided(const ParameterRows& p, std::int64_t row, st
     const std::int64_t at = first + c;
     const std::uint64_t element = p.global_element(row, column + c);
     const int part = static_cast<int>(element % kElementsPerRandom);
-    const auto random = [&](Purpose purpose) {
-      return rounding_bits(philox(adam.seed, purpose, adam.step, element / kElementsPerRandom), part);
-    };
+    const Random4 bits = philox(adam.seed, Purpose::weight_rounding, adam.step, element / kElementsPerRandom);
     std::uint16_t* weight = static_cast<std::uint16_t*>(p.weight) + at;
     if (p.policy == StatePolicy::fp32) {
       float* first_moment = static_cast<float*>(p.first_moment) + at;
@@ -379,16 +412,16 @@ __device__ inline void adam_strided(const ParameterRows& p, std::int64_t row, st
       bf16* second_moment = static_cast<bf16*>(p.second_moment) + at;
       float w = bf16{*weight}, a = *first_moment, b = *second_moment;
       adam_rule(adam, adam.weight_decay, gradient[j], w, a, b);
-      *weight = to_bf16_stochastic(w, random(Purpose::weight_rounding)).bits;
-      *first_moment = to_bf16_stochastic(a, random(Purpose::first_moment_rounding));
-      *second_moment = to_bf16_stochastic(b, random(Purpose::second_moment_rounding));
+      *weight = to_bf16_stochastic(w, rounding_bits(bits, part)).bits;
+      *first_moment = to_bf16_stochastic(a, rounding_bits(bits, part ^ kFirstMomentPart));
+      *second_moment = to_bf16_stochastic(b, rounding_bits(bits, part ^ kSecondMomentPart));
     } else {
       const float old_root = code_to_float(static_cast<const std::uint8_t*>(p.second_moment)[at]) * second_scale;
       float w = bf16{*weight}, v = old_root * old_root;
       m[j] = code_to_float(static_cast<const std::uint8_t*>(p.first_moment)[at]) * first_scale;
       adam_rule(adam, adam.weight_decay, gradient[j], w, m[j], v);
       root[j] = sqrtf(v);
-      *weight = to_bf16_stochastic(w, random(Purpose::weight_rounding)).bits;
+      *weight = to_bf16_stochastic(w, rounding_bits(bits, part)).bits;
       largest_first = fmaxf(largest_first, fabsf(m[j]));
       largest_root = fmaxf(largest_root, root[j]);
     }
@@ -403,10 +436,11 @@ __device__ inline void adam_strided(const ParameterRows& p, std::int64_t row, st
     const int c = lane + kWarp * j;
     if (c >= count) continue;
     const std::uint64_t element = p.global_element(row, column + c);
-    const Random4 random = philox(adam.seed, Purpose::second_moment_rounding, adam.step, element / kElementsPerRandom);
+    const Random4 bits = philox(adam.seed, Purpose::weight_rounding, adam.step, element / kElementsPerRandom);
+    const int part = static_cast<int>(element % kElementsPerRandom) ^ kSecondMomentPart;
     static_cast<std::uint8_t*>(p.first_moment)[first + c] = code_nearest(m[j] * first_inverse);
-    static_cast<std::uint8_t*>(p.second_moment)[first + c] = code_stochastic_positive(
-        root[j] * second_inverse, rounding_bits(random, static_cast<int>(element % kElementsPerRandom)));
+    static_cast<std::uint8_t*>(p.second_moment)[first + c] =
+        code_stochastic_positive(root[j] * second_inverse, rounding_bits(bits, part));
   }
   if (lane == 0) {
     p.first_scale[block] = new_first_scale;

@@ -46,6 +46,7 @@ struct HitStream {
   HotFeature* hot;          // [capacity / (kHotHits + 1)]
   std::uint32_t* counters;  // [4] hot features, next item
   float* partial;           // [slots, capacity] dot products by (target, column group)
+  AdamRate* rate;           // the step's constants, on their way to constant memory
   float* norm;              // [units, F] sums of squares of dW
   std::int64_t capacity;
   std::int64_t blocks;  // of 32 features in a layer
@@ -67,6 +68,7 @@ inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::in
   s.capacity = capacity;
   s.blocks = blocks;
   take(s.counters, 4);
+  take(s.rate, 1);
   take(s.hit, capacity);
   take(s.position, capacity);
   take(s.begin, n_layers * n_features);
@@ -95,11 +97,15 @@ inline Grouping grouping_of(std::int64_t d_model) {
 
 // ---- preparation
 
+/// The step's constants as operands of the instructions that use them: they would take thirty registers.
+static __constant__ AdamRate constant_rate;
+
 /// A warp for each 32 features: where their hits go.
 static __global__ void plan_stream(const std::int64_t* offsets, std::int64_t n_layers, std::int64_t n_features,
-                                   HitStream stream) {
+                                   const AdamStep* step, HitStream stream) {
   const std::int64_t block = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
+  if (step != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *stream.rate = adam_rate(*step);
   if (block >= n_layers * stream.blocks) return;
   const std::int64_t layer = block / stream.blocks, first = block % stream.blocks * kItemFeatures;
   const std::int64_t feature = first + lane;
@@ -144,11 +150,14 @@ static __global__ void fill_stream(const std::int64_t* offsets, std::int64_t n_k
 
 /// Plans and fills; `value` by CSR position.
 inline void prepare_stream(cudaStream_t queue, const SparseActivations& activations, const FeatureHits& hits,
-                           const float* value, const HitStream& stream) {
+                           const float* value, const AdamStep* step, const HitStream& stream) {
   const std::int64_t n_keys = activations.n_layers * activations.n_features;
   require(cudaMemsetAsync(stream.counters, 0, 4 * sizeof(std::uint32_t), queue), "cudaMemsetAsync");
   plan_stream<<<blocks_for(activations.n_layers * stream.blocks, 8), 256, 0, queue>>>(
-      hits.offsets.data, activations.n_layers, activations.n_features, stream);
+      hits.offsets.data, activations.n_layers, activations.n_features, step, stream);
+  if (step != nullptr)
+    require(cudaMemcpyToSymbolAsync(constant_rate, stream.rate, sizeof(AdamRate), 0, cudaMemcpyDeviceToDevice, queue),
+            "prepare_stream");
   fill_stream<<<blocks_for(stream.capacity, 256, multiprocessors() * 16), 256, 0, queue>>>(
       hits.offsets.data, n_keys, hits.token.data, hits.position.data, activations.key.data, value,
       activations.n_features, stream);
@@ -162,7 +171,6 @@ struct StreamArguments {
   const std::int64_t* offsets;  // [L * F + 1]
   const char* rows;             // bf16
   std::int64_t row_bytes;
-  const AdamStep* step;
   std::int64_t n_features;
   std::int64_t items;  // units * blocks
   int n_layers;
@@ -281,8 +289,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
   extern __shared__ __align__(16) char shared[];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   char* own = shared + warp * Rows::kSharedBytes;
-  AdamRate rate{};
-  if constexpr (kUpdate) rate = adam_rate(*a.step);
   const int segment_blocks = (a.d_model + kBlockColumns - 1) / kBlockColumns;
 
   Rows rows;
@@ -379,7 +385,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
           state.weight = load_weight(p, here);
           load_moments(state, p, here);
         }
-        adam8(state, g, rate, p.first_element + static_cast<std::uint64_t>(here));
+        adam8(state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
         if (live(c)) store_state(state, p, here);
         if constexpr (policy == StatePolicy::eight_bit)
           if (lane == 0) {
@@ -488,7 +494,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
 #pragma unroll
             for (int j = 0; j < 8; ++j) g[j] = sum[c * 8 + j];
             const std::int64_t here = at + c * kBlockColumns;
-            adam8(state[c], g, rate, p.first_element + static_cast<std::uint64_t>(here));
+            adam8(state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
             if (live(c)) store_state(state[c], p, here);
             if constexpr (policy == StatePolicy::eight_bit)
               if (lane == i) {

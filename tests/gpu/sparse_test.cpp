@@ -320,21 +320,19 @@ void check_step(const Parameters& before, const Parameters& after, const std::ve
                           (std::sqrt(v[i] * step.second_correction) + step.epsilon);
     const std::uint64_t element = before.shape.global_element(i / before.shape.columns, i % before.shape.columns);
     const int part = static_cast<int>(element % kElementsPerRandom);
-    const auto random = [&](Purpose purpose) {
-      return rounding_bits(philox(step.seed, purpose, step.step, element / kElementsPerRandom), part);
-    };
+    const Random4 bits = philox(step.seed, Purpose::weight_rounding, step.step, element / kElementsPerRandom);
     if (policy == StatePolicy::fp32) {
       worst_weight = std::max(worst_weight, std::fabs(after.weight(i) - w) / (std::fabs(w0) + update));
       worst_first = std::max(worst_first, std::fabs(after.first_moment(i) - m[i]) / scale_first);
       worst_second = std::max(worst_second, std::fabs(after.second_moment(i) - v[i]) / scale_second);
       continue;
     }
-    const bf16 rounded = to_bf16_stochastic(static_cast<float>(w), random(Purpose::weight_rounding));
+    const bf16 rounded = to_bf16_stochastic(static_cast<float>(w), rounding_bits(bits, part));
     other_weight += rounded.bits != after.high[i];
     worst_weight = std::max(worst_weight, std::fabs(after.weight(i) - w) / (std::fabs(w) + update));
     if (policy == StatePolicy::bf16) {
-      const bf16 a = to_bf16_stochastic(static_cast<float>(m[i]), random(Purpose::first_moment_rounding));
-      const bf16 b = to_bf16_stochastic(static_cast<float>(v[i]), random(Purpose::second_moment_rounding));
+      const bf16 a = to_bf16_stochastic(static_cast<float>(m[i]), rounding_bits(bits, part ^ kFirstMomentPart));
+      const bf16 b = to_bf16_stochastic(static_cast<float>(v[i]), rounding_bits(bits, part ^ kSecondMomentPart));
       other_first += static_cast<float>(a) != after.first_moment(i);
       other_second += static_cast<float>(b) != after.second_moment(i);
     } else {
@@ -342,7 +340,7 @@ void check_step(const Parameters& before, const Parameters& after, const std::ve
                   second_scale = block_scale(largest_root[before.block(i)]);
       const std::uint8_t a = code_nearest(static_cast<float>(m[i]) * inverse_scale(first_scale));
       const std::uint8_t b = code_stochastic_positive(static_cast<float>(std::sqrt(v[i])) * inverse_scale(second_scale),
-                                                      random(Purpose::second_moment_rounding));
+                                                      rounding_bits(bits, part ^ kSecondMomentPart));
       other_first += a != after.first[i];
       other_second += b != after.second[i];
       worst_first =
