@@ -16,6 +16,7 @@ struct BiasArguments {
   const std::int64_t* offsets;
   const std::uint32_t* position;
   const float* value;      // dz by CSR position
+  const float* value_sum;  // the gradients, where the stream has summed them; or null
   std::int64_t first_key;  // of out[0]
   std::int64_t n_keys, n_features;
   const AdamStep* step;   // null: no update
@@ -36,16 +37,20 @@ __global__ void finish_biases(const __grid_constant__ BiasArguments a) {
   const std::int64_t begin = mine ? a.offsets[key] : 0, end = mine ? a.offsets[key + 1] : 0;
   const bool hot = end - begin > kHotHits;
   float gradient = 0.0f;
-  if (!hot)
-    for (std::int64_t hit = begin; hit < end; ++hit) gradient += a.value[a.position[hit]];
-  for (std::uint32_t left = __ballot_sync(kAllLanes, hot); left != 0; left &= left - 1) {
-    const int owner = __ffs(left) - 1;
-    const long long from = __shfl_sync(kAllLanes, static_cast<long long>(begin), owner);
-    const long long to = __shfl_sync(kAllLanes, static_cast<long long>(end), owner);
-    float sum = 0.0f;
-    for (long long hit = from + lane; hit < to; hit += kWarp) sum += a.value[a.position[hit]];
-    sum = warp_sum(sum);
-    if (lane == owner) gradient = sum;
+  if (a.value_sum != nullptr) {
+    if (mine) gradient = a.value_sum[key];
+  } else {
+    if (!hot)
+      for (std::int64_t hit = begin; hit < end; ++hit) gradient += a.value[a.position[hit]];
+    for (std::uint32_t left = __ballot_sync(kAllLanes, hot); left != 0; left &= left - 1) {
+      const int owner = __ffs(left) - 1;
+      const long long from = __shfl_sync(kAllLanes, static_cast<long long>(begin), owner);
+      const long long to = __shfl_sync(kAllLanes, static_cast<long long>(end), owner);
+      float sum = 0.0f;
+      for (long long hit = from + lane; hit < to; hit += kWarp) sum += a.value[a.position[hit]];
+      sum = warp_sum(sum);
+      if (lane == owner) gradient = sum;
+    }
   }
   if (!mine) return;
   if (a.out != nullptr) a.out[index] = gradient;
@@ -139,6 +144,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
     launch_stream<false, true>(queue, encoder[0].policy, grouping, a);
   else
     launch_stream<false, false>(queue, StatePolicy::bf16, grouping, a);
+  b.value_sum = a.stream.value_sum;
   b.row_norm = a.stream.norm;
   b.groups = grouping.groups;
   launch_biases(queue, b);

@@ -156,7 +156,8 @@ __global__ void find_nonfinite(AnyMatrix matrix, std::int32_t* flag) {
   bool finite = true;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
     float value[kWidth];
-    load_columns(matrix, i / per_row, i % per_row * kWidth, value);
+    const std::int64_t row = matrix.rows == 1 ? 0 : i / per_row;
+    load_columns(matrix, row, (i - row * per_row) * kWidth, value);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) finite = finite && is_finite(value[j]);
   }
@@ -174,11 +175,17 @@ __global__ void find_nonfinite_planes(ParameterRows p, std::int32_t* flag) {
 }
 
 __global__ void find_nan_codes(const std::uint8_t* codes, std::int64_t count, std::int32_t* flag) {
+  static_assert(kCodeNaN == 0x7f);
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  bool finite = true;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
-    finite = finite && (codes[i] & 0x7f) != kCodeNaN;
-  if (!finite) atomicOr(flag, 1);
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  std::uint32_t carry = 0;  // bit 7 of a byte: one of those codes had all lower bits set
+  const std::int64_t words = count / 16;
+  for (std::int64_t i = index; i < words; i += step) {
+    const uint4 word = __ldcs(reinterpret_cast<const uint4*>(codes) + i);
+    for (const std::uint32_t four : {word.x, word.y, word.z, word.w}) carry |= (four & 0x7f7f7f7fu) + 0x01010101u;
+  }
+  for (std::int64_t i = words * 16 + index; i < count; i += step) carry |= (codes[i] & 0x7fu) + 1u;
+  if ((carry & 0x80808080u) != 0) atomicOr(flag, 1);
 }
 
 unsigned blocks_of(std::int64_t count) { return blocks_for(count, kThreads, multiprocessors() * 32); }
@@ -255,6 +262,11 @@ void segment_norms(const Execution& execution, const ParameterRows& p, Matrix<fl
 void flag_nonfinite(const Execution& execution, AnyMatrix matrix, std::int32_t* flag) {
   if (matrix.rows == 0 || matrix.columns == 0) return;
   const cudaStream_t queue = stream_of(execution);
+  if (matrix.stride == matrix.columns) {
+    matrix.columns *= matrix.rows;
+    matrix.stride = matrix.columns;
+    matrix.rows = 1;
+  }
   if (matrix.columns % 8 == 0 && has_vectors(matrix))
     find_nonfinite<8><<<blocks_of(matrix.rows * matrix.columns / 8), kThreads, 0, queue>>>(matrix, flag);
   else

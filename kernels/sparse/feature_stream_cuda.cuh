@@ -48,6 +48,7 @@ struct HitStream {
   float* partial;           // [slots, capacity] dot products by (target, column group)
   AdamRate* rate;           // the step's constants, on their way to constant memory
   float* norm;              // [units, F] sums of squares of dW
+  float* value_sum;         // [L * F] sums of the hits' values (encoder: the bias gradients)
   std::int64_t capacity;
   std::int64_t blocks;  // of 32 features in a layer
 };
@@ -77,6 +78,7 @@ inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::in
   take(s.hot, capacity / (kHotHits + 1) + 1);
   take(s.partial, slots * capacity);
   take(s.norm, units * n_features);
+  take(s.value_sum, n_layers * n_features);
   if (stream != nullptr) *stream = s;
   return used;
 }
@@ -211,7 +213,8 @@ struct RowStream {
   float* out;          // dots of these hits
   std::uint32_t live;  // bit c: chunk c of this lane is inside the row
   int total, lane, next;
-  Hit now, later;  // windows of 32 hits, one a lane: that of `next` and the one after
+  float value_sum;  // without dots: sum of the values since the caller set it to 0
+  Hit now, later;   // windows of 32 hits, one a lane: that of `next` and the one after
 
   __device__ __forceinline__ Hit window(int at) const {
     Hit hit{0, 0.0f};
@@ -241,6 +244,7 @@ struct RowStream {
   __device__ __forceinline__ void run(int end, const float (&weight)[kChunks * 8], float (&sum)[kChunks * 8]) {
     for (; next < end; ++next) {
       const float a = __shfl_sync(kAllLanes, now.value, next & 31);
+      if constexpr (!kDots) value_sum += a;
       const int ahead = next + kRing;
       const std::uint32_t token = __shfl_sync(kAllLanes, (ahead ^ next) >> 5 ? later.token : now.token, ahead & 31);
       wait_copies<kRing - 1>();
@@ -287,6 +291,7 @@ template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, in
 __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const __grid_constant__ StreamArguments a) {
   using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
   extern __shared__ __align__(16) char shared[];
+  __shared__ float warp_value_sum[kWarps];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   char* own = shared + warp * Rows::kSharedBytes;
   const int segment_blocks = (a.d_model + kBlockColumns - 1) / kBlockColumns;
@@ -350,6 +355,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
                hot.begin + begin;
     rows.total = end - begin;
     rows.start();
+    rows.value_sum = 0.0f;
     rows.run(rows.total, weight, sum);
     wait_copies<0>();
     __syncthreads();
@@ -361,6 +367,17 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
         *reinterpret_cast<float4*>(sums + (warp * kChunks + c) * kBlockColumns + lane * 8 + i) =
             make_float4(sum[c * 8 + i], sum[c * 8 + i + 1], sum[c * 8 + i + 2], sum[c * 8 + i + 3]);
     __syncthreads();
+    if constexpr (!kDecoder) {
+      if (unit.group == 0) {
+        if (lane == 0) warp_value_sum[warp] = rows.value_sum;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+          float all = 0.0f;
+          for (int other = 0; other < kWarps; ++other) all += warp_value_sum[other];
+          a.stream.value_sum[hot.key] = all;
+        }
+      }
+    }
     float square = 0.0f;
 #pragma unroll
     for (int c0 = 0; c0 < kChunks; c0 += kWarps) {
@@ -474,8 +491,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
 #pragma unroll
         for (int j = 0; j < 8; ++j) weight[c * 8 + j] = w[j], sum[c * 8 + j] = 0.0f;
       }
+      rows.value_sum = 0.0f;
       rows.run(static_cast<int>(__shfl_sync(kAllLanes, cold_end, i)), weight, sum);
       if (!(hot_mask >> i & 1)) {
+        if constexpr (!kDecoder)
+          if (lane == 0 && unit.group == 0) a.stream.value_sum[unit.source * a.n_features + first + i] = rows.value_sum;
         if (a.with_norm) {
           float square = 0.0f;
 #pragma unroll
