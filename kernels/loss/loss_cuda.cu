@@ -36,43 +36,28 @@ __global__ void __launch_bounds__(kThreads) residuals(const __grid_constant__ Lo
       centre[i] = a.centre[column + i];
       scale[i] = a.standardise[column + i];
     }
-    // Tokens four at a time, all loads first: the gradient rows may overwrite what is read.
-    constexpr int kTogether = 4;
-    for (std::int64_t begin = token_begin; begin < token_end; begin += kTogether) {
-      const int count = static_cast<int>(min(token_end - begin, std::int64_t{kTogether}));
-      float residual[kTogether][kWidth], target[kTogether][kWidth], part[kWidth];
+    for (std::int64_t token = token_begin; token < token_end; ++token) {
+      float residual[kWidth], target[kWidth], part[kWidth];
+      load_columns(a.target, token, column, target);
+      load_columns(a.partial, token, column, residual);
+      for (std::int64_t p = 1; p < a.n_parts; ++p) {
+        load_columns(a.partial, p * n_tokens + token, column, part);
 #pragma unroll
-      for (int t = 0; t < kTogether; ++t)
-        if (t < count) {
-          load_columns(a.target, begin + t, column, target[t]);
-          load_columns(a.partial, begin + t, column, residual[t]);
-        }
-      for (std::int64_t p = 1; p < a.n_parts; ++p)
-#pragma unroll
-        for (int t = 0; t < kTogether; ++t)
-          if (t < count) {
-            load_columns(a.partial, p * n_tokens + begin + t, column, part);
-#pragma unroll
-            for (int i = 0; i < kWidth; ++i) residual[t][i] += part[i];
-          }
-#pragma unroll
-      for (int t = 0; t < kTogether; ++t) {
-        if (t >= count) break;
-        float sum[kSums] = {};
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          float& e = residual[t][i];
-          e = (e + bias[i]) - target[t][i];
-          const float error = e * scale[i], spread = (target[t][i] - centre[i]) * scale[i];
-          sum[0] = fmaf(e, e, sum[0]);
-          sum[1] = fmaf(error, error, sum[1]);
-          sum[2] = fmaf(spread, spread, sum[2]);
-          e *= a.factor;
-        }
-        store_columns(a.gradient_rows, begin + t, column, residual[t]);
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) sums[i] += sum[i];
+        for (int i = 0; i < kWidth; ++i) residual[i] += part[i];
       }
+      float sum[kSums] = {};
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        residual[i] = (residual[i] + bias[i]) - target[i];
+        const float error = residual[i] * scale[i], spread = (target[i] - centre[i]) * scale[i];
+        sum[0] = fmaf(residual[i], residual[i], sum[0]);
+        sum[1] = fmaf(error, error, sum[1]);
+        sum[2] = fmaf(spread, spread, sum[2]);
+        residual[i] *= a.factor;
+      }
+      store_columns(a.gradient_rows, token, column, residual);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] += sum[i];
     }
   }
   __shared__ double warp_sums[kThreads / kWarp][kSums];
