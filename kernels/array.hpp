@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 // Functions that both a host compiler and nvcc's device pass accept.
 #ifdef __CUDACC__
@@ -22,7 +23,7 @@ struct Array {
   std::int64_t size = 0;
 
   WEFT_HOST_DEVICE constexpr T& operator[](std::int64_t i) const { return data[i]; }
-  constexpr operator Array<const T>() const { return {data, size}; }
+  constexpr operator Array<const T>() const requires(!std::is_const_v<T>) { return {data, size}; }
 };
 
 /// Row-major; consecutive rows are `stride` elements apart.
@@ -35,7 +36,7 @@ struct Matrix {
 
   WEFT_HOST_DEVICE constexpr T* row(std::int64_t i) const { return data + i * stride; }
   WEFT_HOST_DEVICE constexpr T& operator()(std::int64_t i, std::int64_t j) const { return data[i * stride + j]; }
-  constexpr operator Matrix<const T>() const { return {data, rows, columns, stride}; }
+  constexpr operator Matrix<const T>() const requires(!std::is_const_v<T>) { return {data, rows, columns, stride}; }
 };
 
 /// How one number is stored.

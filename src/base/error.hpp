@@ -4,7 +4,9 @@
 // the exit code. A message reads: problem (why) suggestion.
 #pragma once
 
+#ifndef __CUDACC__  // nvcc cannot evaluate fmt's compile-time format strings: kernels throw Error with a finished string
 #include <fmt/format.h>
+#endif
 
 #include <stdexcept>
 #include <string>
@@ -44,6 +46,7 @@ class Error : public std::runtime_error {
   KnownTo known_to_;
 };
 
+#ifndef __CUDACC__
 /// `throw error(ExitCode::data, "{}: layer_{} is missing (…) …", path, layer);`
 template <class... Args>
 Error error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
@@ -55,5 +58,6 @@ template <class... Args>
 Error collective_error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Error(code, fmt::format(format, std::forward<Args>(args)...), KnownTo::all_ranks);
 }
+#endif
 
 }  // namespace weft

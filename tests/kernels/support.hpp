@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernel tests share: arrays that live where kernels run but are filled and read on the host, random sparse
+// activations with their transpose, and parameters of every policy with their values as the kernels see them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "device/memory.hpp"
+#include "kernels/bf16.hpp"
+#include "kernels/optimize/codec.hpp"
+#include "kernels/optimize/parameters.hpp"
+#include "kernels/random.hpp"
+#include "kernels/runtime.hpp"
+#include "kernels/sparse/sparse.hpp"
+#include "tests/test.hpp"
+
+namespace weft::testing {
+
+using kernels::AnyMatrix;
+using kernels::bf16;
+using kernels::ParameterRows;
+using kernels::Scalar;
+using kernels::StatePolicy;
+
+constexpr double kRoundoff = 0x1p-24;     ///< of fp32: largest relative error of one rounding to nearest
+constexpr double kRoundoffBf16 = 0x1p-8;  ///< of bf16, to nearest; stochastic rounding may err by twice this
+constexpr StatePolicy kPolicies[] = {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit};
+
+/// An array where the kernels run.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  explicit DeviceArray(std::int64_t size) : DeviceArray(std::vector<T>(static_cast<std::size_t>(size))) {}
+  explicit DeviceArray(const std::vector<T>& values)
+      : buffer_(std::max<std::int64_t>(1, std::ssize(values))), size_(std::ssize(values)) {
+    set(values);
+  }
+  void set(const std::vector<T>& values) {
+    device::copy(execution(), buffer_.data(), values.data(), bytes(), device::Direction::to_device);
+    kernels::fence(execution());
+  }
+  std::vector<T> values() const {
+    std::vector<T> out(static_cast<std::size_t>(size_));
+    device::copy(execution(), out.data(), buffer_.data(), bytes(), device::Direction::to_host);
+    kernels::fence(execution());
+    return out;
+  }
+  T* data() const { return buffer_.data(); }
+  std::int64_t size() const { return size_; }
+  kernels::Array<T> array() const { return {buffer_.data(), size_}; }
+  kernels::Matrix<T> matrix(std::int64_t rows, std::int64_t columns) const {
+    return {buffer_.data(), rows, columns, columns};
+  }
+
+ private:
+  std::int64_t bytes() const { return size_ * static_cast<std::int64_t>(sizeof(T)); }
+  device::Buffer<T> buffer_;
+  std::int64_t size_ = 0;
+};
+
+/// Uniform in [-1, 1), a function of (stream, index) alone.
+inline std::vector<float> random_floats(std::int64_t size, std::uint64_t stream, float scale = 1.0f) {
+  std::vector<float> out(static_cast<std::size_t>(size));
+  for (std::int64_t i = 0; i < size; ++i)
+    out[i] =
+        scale * (2.0f * kernels::uniform_float(kernels::philox(stream, kernels::Purpose::test, 0, i).word[0]) - 1.0f);
+  return out;
+}
+
+/// A matrix of either storage type. `values()` are the numbers as stored.
+class TestMatrix {
+ public:
+  TestMatrix(const std::vector<float>& values, std::int64_t rows, std::int64_t columns, Scalar type)
+      : rows_(rows), columns_(columns), type_(type) {
+    if (type == Scalar::fp32) {
+      wide_ = DeviceArray<float>(values);
+    } else {
+      std::vector<bf16> narrow(values.size());
+      std::transform(values.begin(), values.end(), narrow.begin(), kernels::to_bf16);
+      narrow_ = DeviceArray<bf16>(narrow);
+    }
+  }
+  std::vector<float> values() const {
+    if (type_ == Scalar::fp32) return wide_.values();
+    const std::vector<bf16> narrow = narrow_.values();
+    return {narrow.begin(), narrow.end()};
+  }
+  AnyMatrix view() const {
+    void* data = type_ == Scalar::fp32 ? static_cast<void*>(wide_.data()) : static_cast<void*>(narrow_.data());
+    return {data, type_, rows_, columns_, columns_};
+  }
+
+ private:
+  std::int64_t rows_, columns_;
+  Scalar type_;
+  DeviceArray<float> wide_;
+  DeviceArray<bf16> narrow_;
+};
+
+/// Sparse activations on the host, with what the kernels get of them.
+struct Sparse {
+  std::int64_t n_tokens, n_layers, n_features;
+  std::vector<std::int64_t> row_offsets{0};
+  std::vector<std::uint32_t> key;
+  std::vector<float> value;
+  std::vector<std::int64_t> offsets;  // by feature
+  std::vector<std::uint32_t> token, position;
+
+  DeviceArray<std::int64_t> device_row_offsets, device_offsets;
+  DeviceArray<std::uint32_t> device_key, device_token, device_position;
+  DeviceArray<float> device_value;
+
+  std::int64_t size() const { return std::ssize(key); }
+  std::int64_t n_keys() const { return n_layers * n_features; }
+  kernels::SparseActivations csr() const {
+    return {n_tokens, n_layers, n_features, device_row_offsets.array(), device_key.array(), device_value.array()};
+  }
+  kernels::FeatureHits csc() const { return {device_offsets.array(), device_token.array(), device_position.array()}; }
+};
+
+/// How often features fire. sparse: some tokens and features never, one token with every third feature; every test of a
+/// kernel wants all of these.
+inline Sparse random_sparse(std::int64_t n_tokens, std::int64_t n_layers, std::int64_t n_features, double density,
+                            std::uint64_t stream) {
+  Sparse out{};
+  out.n_tokens = n_tokens;
+  out.n_layers = n_layers;
+  out.n_features = n_features;
+  for (std::int64_t n = 0; n < n_tokens; ++n) {
+    const bool empty = n_tokens > 2 && n % 5 == 1;
+    const double chance = n_tokens > 2 && n == n_tokens / 2 ? 1.0 / 3 : density;
+    for (std::int64_t key = 0; key < out.n_keys() && !empty; ++key) {
+      if (n_features > 4 && key % n_features == 3) continue;  // feature 3 of each layer never fires
+      const kernels::Random4 random = kernels::philox(stream, kernels::Purpose::test, 1, n * out.n_keys() + key);
+      if (kernels::uniform_float(random.word[0]) >= chance) continue;
+      out.key.push_back(static_cast<std::uint32_t>(key));
+      out.value.push_back(0.1f + kernels::uniform_float(random.word[1]));
+    }
+    out.row_offsets.push_back(out.size());
+  }
+  out.offsets.assign(out.n_keys() + 1, 0);
+  for (const std::uint32_t key : out.key) ++out.offsets[key + 1];
+  for (std::int64_t key = 0; key < out.n_keys(); ++key) out.offsets[key + 1] += out.offsets[key];
+  out.token.resize(out.key.size());
+  out.position.resize(out.key.size());
+  std::vector<std::int64_t> cursor = out.offsets;
+  for (std::int64_t n = 0; n < n_tokens; ++n)
+    for (std::int64_t entry = out.row_offsets[n]; entry < out.row_offsets[n + 1]; ++entry) {
+      const std::int64_t hit = cursor[out.key[entry]]++;
+      out.token[hit] = static_cast<std::uint32_t>(n);
+      out.position[hit] = static_cast<std::uint32_t>(entry);
+    }
+  out.device_row_offsets = DeviceArray<std::int64_t>(out.row_offsets);
+  out.device_offsets = DeviceArray<std::int64_t>(out.offsets);
+  out.device_key = DeviceArray<std::uint32_t>(out.key);
+  out.device_token = DeviceArray<std::uint32_t>(out.token);
+  out.device_position = DeviceArray<std::uint32_t>(out.position);
+  out.device_value = DeviceArray<float>(out.value);
+  return out;
+}
+
+/// w, m and v of a matrix as fp32, whatever the storage.
+struct Values {
+  std::vector<float> weight, first_moment, second_moment;
+};
+
+/// A parameter matrix of any policy with its memory.
+class Parameters {
+ public:
+  Parameters(StatePolicy policy, std::int64_t rows, std::int64_t columns, std::int64_t segment,
+             std::int64_t first_row = 0, std::uint64_t element_base = 0) {
+    view_.policy = policy;
+    view_.rows = rows;
+    view_.columns = columns;
+    view_.segment = segment;
+    view_.first_row = first_row;
+    view_.element_base = element_base;
+    const std::int64_t size = rows * columns;
+    const std::int64_t weight_bytes = policy == StatePolicy::fp32 ? 4 : 2;
+    const std::int64_t moment_bytes = policy == StatePolicy::fp32 ? 4 : policy == StatePolicy::bf16 ? 2 : 1;
+    weight_ = DeviceArray<std::uint8_t>(size * weight_bytes);
+    first_ = DeviceArray<std::uint8_t>(size * moment_bytes);
+    second_ = DeviceArray<std::uint8_t>(size * moment_bytes);
+    view_.weight = weight_.data();
+    view_.first_moment = first_.data();
+    view_.second_moment = second_.data();
+    if (policy == StatePolicy::eight_bit) {
+      first_scale_ = DeviceArray<float>(rows * view_.blocks_per_row());
+      second_scale_ = DeviceArray<float>(rows * view_.blocks_per_row());
+      view_.first_scale = first_scale_.data();
+      view_.second_scale = second_scale_.data();
+    }
+  }
+  const ParameterRows& view() const { return view_; }
+
+  /// Stores values, rounded to nearest as the policy stores them.
+  void set(const Values& values) {
+    const std::int64_t size = view_.rows * view_.columns;
+    if (view_.policy == StatePolicy::fp32) {
+      weight_.set(bytes_of(values.weight));
+      first_.set(bytes_of(values.first_moment));
+      second_.set(bytes_of(values.second_moment));
+      return;
+    }
+    weight_.set(bytes_of(narrow(values.weight)));
+    if (view_.policy == StatePolicy::bf16) {
+      first_.set(bytes_of(narrow(values.first_moment)));
+      second_.set(bytes_of(narrow(values.second_moment)));
+      return;
+    }
+    std::vector<float> first_scale(first_scale_.size()), second_scale(second_scale_.size());
+    for (std::int64_t i = 0; i < size; ++i) {
+      first_scale[block(i)] = std::max(first_scale[block(i)], std::abs(values.first_moment[i]) / kernels::kLargestCode);
+      second_scale[block(i)] =
+          std::max(second_scale[block(i)], std::sqrt(values.second_moment[i]) / kernels::kLargestCode);
+    }
+    std::vector<std::uint8_t> first(size), second(size);
+    for (std::int64_t i = 0; i < size; ++i) {
+      first[i] = kernels::code_nearest(values.first_moment[i] / first_scale[block(i)]);
+      second[i] =
+          std::max<std::uint8_t>(1, kernels::code_nearest(std::sqrt(values.second_moment[i]) / second_scale[block(i)]));
+    }
+    first_.set(first);
+    second_.set(second);
+    first_scale_.set(first_scale);
+    second_scale_.set(second_scale);
+  }
+
+  /// What is stored, as fp32.
+  Values values() const {
+    if (view_.policy == StatePolicy::fp32) return {floats_of(weight_), floats_of(first_), floats_of(second_)};
+    if (view_.policy == StatePolicy::bf16) return {wide(weight_), wide(first_), wide(second_)};
+    Values out{wide(weight_), {}, {}};
+    const std::vector<std::uint8_t> first = first_.values(), second = second_.values();
+    const std::vector<float> first_scale = first_scale_.values(), second_scale = second_scale_.values();
+    for (std::int64_t i = 0; i < view_.rows * view_.columns; ++i) {
+      out.first_moment.push_back(kernels::code_to_float(first[i]) * first_scale[block(i)]);
+      const float root = kernels::code_to_float(second[i]) * second_scale[block(i)];
+      out.second_moment.push_back(root * root);
+    }
+    return out;
+  }
+
+  /// Every stored bit of rows [begin, end), to compare two states (compare in parentheses: it is no text).
+  std::string bits(std::int64_t begin, std::int64_t end) const {
+    std::string out;
+    const auto append = [&](const std::vector<std::uint8_t>& all) {
+      const std::int64_t row = std::ssize(all) / view_.rows;
+      out.append(reinterpret_cast<const char*>(all.data()) + begin * row, (end - begin) * row);
+    };
+    append(weight_.values());
+    append(first_.values());
+    append(second_.values());
+    if (view_.policy == StatePolicy::eight_bit) {
+      append(bytes_of(first_scale_.values()));
+      append(bytes_of(second_scale_.values()));
+    }
+    return out;
+  }
+  std::string bits() const { return bits(0, view_.rows); }
+
+  /// Block of element i, by the definition: blocks of 256 columns inside a target segment.
+  std::int64_t block(std::int64_t i) const {
+    const std::int64_t row = i / view_.columns, column = i % view_.columns;
+    const std::int64_t blocks_per_segment = (view_.segment + 255) / 256;
+    return (row * (view_.columns / view_.segment) + column / view_.segment) * blocks_per_segment +
+           column % view_.segment / 256;
+  }
+
+ private:
+  template <class T>
+  static std::vector<std::uint8_t> bytes_of(const std::vector<T>& values) {
+    const auto* first = reinterpret_cast<const std::uint8_t*>(values.data());
+    return {first, first + values.size() * sizeof(T)};
+  }
+  static std::vector<bf16> narrow(const std::vector<float>& values) {
+    std::vector<bf16> out(values.size());
+    std::transform(values.begin(), values.end(), out.begin(), kernels::to_bf16);
+    return out;
+  }
+  static std::vector<float> floats_of(const DeviceArray<std::uint8_t>& array) {
+    const std::vector<std::uint8_t> bytes = array.values();
+    std::vector<float> out(bytes.size() / sizeof(float));
+    if (!out.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+    return out;
+  }
+  static std::vector<float> wide(const DeviceArray<std::uint8_t>& array) {
+    const std::vector<std::uint8_t> bytes = array.values();
+    std::vector<bf16> narrow(bytes.size() / sizeof(bf16));
+    if (!narrow.empty()) std::memcpy(narrow.data(), bytes.data(), bytes.size());
+    return {narrow.begin(), narrow.end()};
+  }
+
+  ParameterRows view_;
+  DeviceArray<std::uint8_t> weight_, first_, second_;
+  DeviceArray<float> first_scale_, second_scale_;
+};
+
+/// Weights in [-scale, scale), m in +-0.01, v in (0, 1e-4): a state in the middle of a training run.
+inline Values random_state(std::int64_t size, std::uint64_t stream, float scale = 0.5f) {
+  Values out{random_floats(size, stream, scale), random_floats(size, stream + 1, 0.01f),
+             random_floats(size, stream + 2, 0.01f)};
+  for (float& v : out.second_moment) v = std::max(v * v, 1e-12f);
+  return out;
+}
+
+/// The step of the tests, at step 7 of a run, with a clipping factor and weight decay.
+inline kernels::AdamStep test_step() {
+  const float beta1 = 0.9f, beta2 = 0.999f;
+  return {1e-2f, beta1, beta2, 1e-8f, 0.1f, 1 / (1 - std::pow(beta1, 7.0f)), 1 / (1 - std::pow(beta2, 7.0f)),
+          0.75f, 42,    7};
+}
+
+/// Adam in float64 on one parameter, from the formula in adam.hpp. gradient: before scaling.
+struct Adam64 {
+  double weight, first_moment, second_moment;
+};
+inline Adam64 adam64(const kernels::AdamStep& a, double weight_decay, double w, double m, double v, double gradient) {
+  const double g = a.gradient_scale * gradient;
+  const double m1 = static_cast<double>(a.beta1) * m + (1.0 - a.beta1) * g;
+  const double v1 = static_cast<double>(a.beta2) * v + (1.0 - a.beta2) * g * g;
+  const double step = m1 * a.first_correction / (std::sqrt(v1 * a.second_correction) + a.epsilon) + weight_decay * w;
+  return {w - a.learning_rate * step, m1, v1};
+}
+
+/// A stored parameter against the float64 rule applied to the stored state before. `gradient_error` bounds |gradient -
+/// exact| absolutely; scales are block maxima for 8bit. Returns false and says where when a bound is broken.
+inline bool agrees_with_adam(const Parameters& parameters, const Values& before, const std::vector<double>& gradient,
+                             const std::vector<double>& gradient_error, const kernels::AdamStep& step) {
+  const Values after = parameters.values();
+  const StatePolicy policy = parameters.view().policy;
+  const std::int64_t size = std::ssize(before.weight);
+  // Largest magnitude of a block of the exact m and sqrt(v): what its scale is made of.
+  std::vector<double> first_largest(size), second_largest(size);
+  std::vector<Adam64> exact(size);
+  for (std::int64_t i = 0; i < size; ++i) {
+    exact[i] =
+        adam64(step, step.weight_decay, before.weight[i], before.first_moment[i], before.second_moment[i], gradient[i]);
+    const std::int64_t b = parameters.block(i);
+    first_largest[b] = std::max(first_largest[b], std::abs(exact[i].first_moment));
+    second_largest[b] = std::max(second_largest[b], std::sqrt(exact[i].second_moment));
+  }
+  for (std::int64_t i = 0; i < size; ++i) {
+    const double g_error = gradient_error[i] * step.gradient_scale;
+    const double g = std::abs(step.gradient_scale * gradient[i]);
+    // fp32 (1 - beta is exact for beta in [0.5, 1]): scaling, product and sum, at most 4 roundings on m and 6 on v.
+    const double m_error = 4 * kRoundoff * (std::abs(before.first_moment[i]) + g) + 0.1 * g_error;
+    const double v_error = 6 * kRoundoff * exact[i].second_moment + 1e-3 * (2 * g * g_error + g_error * g_error);
+    // The direction m / sqrt(v): relative errors add; 8 roundings.
+    const double root = std::sqrt(exact[i].second_moment * step.second_correction) + step.epsilon;
+    const double direction = std::abs(exact[i].first_moment * step.first_correction / root);
+    const double v_relative = exact[i].second_moment > 0 ? v_error / exact[i].second_moment : 0.0;
+    const double w_error =
+        step.learning_rate * (m_error * step.first_correction / root + direction * (v_relative + 8 * kRoundoff)) +
+        4 * kRoundoff * std::abs(before.weight[i]) + 2 * kRoundoff * std::abs(exact[i].weight);
+    double m_storage = 0, v_storage = 0, w_storage = 0;
+    if (policy != StatePolicy::fp32)
+      w_storage = 2 * kRoundoffBf16 * std::abs(exact[i].weight);  // stochastic: one spacing
+    if (policy == StatePolicy::bf16) {
+      m_storage = 2 * kRoundoffBf16 * std::abs(exact[i].first_moment);
+      v_storage = 2 * kRoundoffBf16 * exact[i].second_moment;
+    }
+    if (policy == StatePolicy::eight_bit) {
+      // m to nearest: 2^-4 of the value or half the smallest code. sqrt(v) stochastic: 2^-3 of it or one smallest code,
+      // and the square doubles the relative error.
+      const double m_unit = first_largest[parameters.block(i)] / 448 * 0x1p-9,
+                   v_unit = second_largest[parameters.block(i)] / 448 * 0x1p-9;
+      m_storage = std::max(0x1p-4 * std::abs(exact[i].first_moment), 0.5 * m_unit) * 1.001;
+      const double s = std::sqrt(exact[i].second_moment), s_error = std::max(0x1p-3 * s, v_unit) * 1.001;
+      v_storage = 2 * s * s_error + s_error * s_error;
+    }
+    const double w_off = std::abs(after.weight[i] - exact[i].weight),
+                 m_off = std::abs(after.first_moment[i] - exact[i].first_moment),
+                 v_off = std::abs(after.second_moment[i] - exact[i].second_moment);
+    if (!(w_off <= w_error + w_storage && m_off <= m_error * 1.01 + m_storage && v_off <= v_error * 1.01 + v_storage)) {
+      MESSAGE("element " << i << ": w " << after.weight[i] << " for " << exact[i].weight << " (" << w_off << " <= "
+                         << w_error + w_storage << "), m " << after.first_moment[i] << " for " << exact[i].first_moment
+                         << " (" << m_off << " <= " << m_error + m_storage << "), v " << after.second_moment[i]
+                         << " for " << exact[i].second_moment << " (" << v_off << " <= " << v_error + v_storage << ")");
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace weft::testing
