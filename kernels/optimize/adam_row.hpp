@@ -31,17 +31,19 @@ KOKKOS_FORCEINLINE_FUNCTION const float* weight_chunk(const Team& team, const Pa
   return row_chunk(team, matrix, row, column, count, buffer);
 }
 
-/// 16 random bits for each of `count` elements from `first_element` on: bits of element c at the returned [c].
-KOKKOS_FORCEINLINE_FUNCTION const std::uint16_t* draw_rounding(const Team& team, const AdamStep& adam, Purpose purpose,
+/// 16 random bits, of part (element % 8) ^ `flip`, for each of `count` elements from `first_element` on: bits of
+/// element c at the returned [c].
+KOKKOS_FORCEINLINE_FUNCTION const std::uint16_t* draw_rounding(const Team& team, const AdamStep& adam, int flip,
                                                                std::uint64_t first_element, int count,
                                                                std::uint16_t* buffer) {
   const std::uint64_t first_group = first_element / kElementsPerRandom;
   const int offset = static_cast<int>(first_element % kElementsPerRandom);
   const int groups = (offset + count + kElementsPerRandom - 1) / kElementsPerRandom;
   for_columns(team, groups, [&](int group) {
-    const Random4 random = philox(adam.seed, purpose, adam.step, first_group + static_cast<std::uint64_t>(group));
+    const Random4 random =
+        philox(adam.seed, Purpose::weight_rounding, adam.step, first_group + static_cast<std::uint64_t>(group));
     for (int part = 0; part < kElementsPerRandom; ++part)
-      buffer[group * kElementsPerRandom + part] = static_cast<std::uint16_t>(rounding_bits(random, part));
+      buffer[group * kElementsPerRandom + part] = static_cast<std::uint16_t>(rounding_bits(random, part ^ flip));
   });
   return buffer + offset;
 }
@@ -67,13 +69,10 @@ KOKKOS_FORCEINLINE_FUNCTION void adam_chunk(const Team& team, const ParameterRow
 
   const std::uint64_t element = parameters.global_element(row, column);
   bf16* weight = static_cast<bf16*>(parameters.weight) + at;
-  const std::uint16_t* weight_random =
-      draw_rounding(team, adam, Purpose::weight_rounding, element, count, scratch.random[0]);
-  const std::uint16_t* second_random =
-      draw_rounding(team, adam, Purpose::second_moment_rounding, element, count, scratch.random[1]);
+  const std::uint16_t* weight_random = draw_rounding(team, adam, 0, element, count, scratch.random[0]);
+  const std::uint16_t* second_random = draw_rounding(team, adam, kSecondMomentPart, element, count, scratch.random[1]);
   if (parameters.policy == StatePolicy::bf16) {
-    const std::uint16_t* first_random =
-        draw_rounding(team, adam, Purpose::first_moment_rounding, element, count, scratch.random[2]);
+    const std::uint16_t* first_random = draw_rounding(team, adam, kFirstMomentPart, element, count, scratch.random[2]);
     team.team_barrier();
     bf16* first = static_cast<bf16*>(parameters.first_moment) + at;
     bf16* second = static_cast<bf16*>(parameters.second_moment) + at;

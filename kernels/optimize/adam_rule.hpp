@@ -25,10 +25,14 @@ WEFT_HOST_DEVICE inline void adam_rule(const AdamStep& adam, float weight_decay,
   second_moment = v;
 }
 
-/// Stochastic rounding takes 16 bits an element. Element e (ParameterRows::global_element) owns 16-bit part e % 8 of
-/// the four words of philox(seed, purpose, step, e / 8), low half first: one call serves 8 consecutive elements, and
-/// the bits depend neither on the grid nor on how a kernel cuts a row.
+/// Stochastic rounding takes 16 bits a number. Element e (ParameterRows::global_element) of a group of 8 takes 16-bit
+/// part e % 8 of the four words of philox(seed, weight_rounding, step, e / 8), low half first, for its weight, part (e
+/// % 8) ^ kSecondMomentPart for its second moment and part (e % 8) ^ kFirstMomentPart for its first: one call serves 24
+/// numbers. The three of one element are independent; a part that two elements of a group share rounds different
+/// things. The bits depend neither on the grid nor on how a kernel cuts a row.
 constexpr int kElementsPerRandom = 8;
+constexpr int kFirstMomentPart = 2;
+constexpr int kSecondMomentPart = 4;
 
 WEFT_HOST_DEVICE inline std::uint32_t rounding_bits(const Random4& random, int part) {
   return (random.word[part >> 1] >> (16 * (part & 1))) & 0xffffu;

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/convert/convert.hpp"
+
+namespace weft::kernels::cuda {
+
+void normalise_rows(const Execution&, AnyMatrix raw, Array<const float> mean, Array<const float> scale, AnyMatrix out,
+                    std::int32_t* flag);
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Columns of an AnyMatrix as fp32, one or eight at a time, for the element-wise CUDA kernels.
+#pragma once
+
+#include "kernels/warp_cuda.cuh"
+
+namespace weft::kernels::cuda {
+
+/// Whether every row can be read eight columns at a time.
+inline bool has_vectors(const AnyMatrix& matrix) { return matrix.stride % 8 == 0 && is_aligned(matrix.data, 32); }
+
+__device__ __forceinline__ void load_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
+                                             float (&value)[1]) {
+  value[0] = load_element(matrix.data, matrix.type, row * matrix.stride + column);
+}
+
+__device__ __forceinline__ void load_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
+                                             float (&value)[8]) {
+  const std::int64_t at = row * matrix.stride + column;
+  if (matrix.type == Scalar::fp32) {
+    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(matrix.data) + at);
+    const float4 a = __ldcs(from), b = __ldcs(from + 1);
+    value[0] = a.x, value[1] = a.y, value[2] = a.z, value[3] = a.w;
+    value[4] = b.x, value[5] = b.y, value[6] = b.z, value[7] = b.w;
+    return;
+  }
+  const uint4 word = __ldcs(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(matrix.data) + at));
+  if (matrix.type == Scalar::bf16) {
+    unpack8(word, value);
+    return;
+  }
+  const std::uint32_t pair[4] = {word.x, word.y, word.z, word.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    value[2 * i] = half{static_cast<std::uint16_t>(pair[i] & 0xffffu)};
+    value[2 * i + 1] = half{static_cast<std::uint16_t>(pair[i] >> 16)};
+  }
+}
+
+__device__ __forceinline__ void store_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
+                                              const float (&value)[1]) {
+  store_element(matrix.data, matrix.type, row * matrix.stride + column, value[0]);
+}
+
+__device__ __forceinline__ void store_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
+                                              const float (&value)[8]) {
+  const std::int64_t at = row * matrix.stride + column;
+  if (matrix.type == Scalar::fp32) {
+    float4* to = reinterpret_cast<float4*>(static_cast<float*>(matrix.data) + at);
+    to[0] = make_float4(value[0], value[1], value[2], value[3]);
+    to[1] = make_float4(value[4], value[5], value[6], value[7]);
+  } else {
+    *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(matrix.data) + at) = pack8(value);
+  }
+}
+
+}  // namespace weft::kernels::cuda

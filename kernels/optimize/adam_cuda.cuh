@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Adam for the eight columns that one lane of a warp holds; a warp's 256 columns are one block of the 8-bit policy. All
+// kernels that update matrices on the GPU end here: decoder, encoder and explicit gradients.
+//
+// Against adam_rule.hpp the same rule with its constants folded and the GPU's approximate square root and reciprocal
+// (each within 2^-22): an update differs from the exact rule by less than 1e-6 of itself. An exact square root and
+// division cost as many instructions as all else together, and the 8-bit kernels are near the limit of instruction
+// issue. Codes, random bits and their use are those of codec.hpp and adam_rule.hpp, bit for bit for equal moments.
+//
+// fp32 weights are two planes: hi = bf16 rounded to nearest (halves away from zero), rest = bits(w) - (bits(hi) << 16).
+#pragma once
+
+#include "kernels/optimize/adam_rule.hpp"
+#include "kernels/optimize/codec.hpp"
+#include "kernels/optimize/parameters.hpp"
+#include "kernels/warp_cuda.cuh"
+
+namespace weft::kernels::cuda {
+
+constexpr int kLaneColumns = 8;
+static_assert(kLaneColumns * kWarp == kBlockColumns && kLaneColumns == kElementsPerRandom);
+
+/// The step's constants: w' = keep * w - m' / (denominator * sqrt(v') + epsilon).
+struct AdamRate {
+  float beta1, first_factor;   // m' = beta1 * m + first_factor * g
+  float beta2, second_factor;  // v' = beta2 * v + (second_factor * g)^2
+  float root_beta2;
+  float denominator, epsilon, keep;
+  std::uint64_t step;
+  std::uint32_t round_key[10][2];  // of philox, from the seed
+};
+
+/// philox of random.hpp for Purpose::weight_rounding with its round keys at hand: where `rate` is in constant memory
+/// they are operands of the instructions, and a third of the work is gone.
+__device__ __forceinline__ Random4 rounding_random(const AdamRate& rate, std::uint64_t group) {
+  std::uint32_t c0 = static_cast<std::uint32_t>(group), c1 = static_cast<std::uint32_t>(group >> 32);
+  std::uint32_t c2 = static_cast<std::uint32_t>(rate.step);
+  std::uint32_t c3 =
+      static_cast<std::uint32_t>(rate.step >> 32) ^ (static_cast<std::uint32_t>(Purpose::weight_rounding) << 24);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t p0 = static_cast<std::uint64_t>(0xD2511F53u) * c0;
+    const std::uint64_t p1 = static_cast<std::uint64_t>(0xCD9E8D57u) * c2;
+    const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ rate.round_key[round][0];
+    const std::uint32_t n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ rate.round_key[round][1];
+    c1 = static_cast<std::uint32_t>(p1);
+    c3 = static_cast<std::uint32_t>(p0);
+    c0 = n0;
+    c2 = n2;
+  }
+  return {{c0, c1, c2, c3}};
+}
+/// The parts of the moments: part ^ kFirstMomentPart and part ^ kSecondMomentPart of the weights' (adam_rule.hpp).
+static_assert(kFirstMomentPart == 2 && kSecondMomentPart == 4);
+__device__ __forceinline__ Random4 first_moment_random(const Random4& r) {
+  return {{r.word[1], r.word[0], r.word[3], r.word[2]}};
+}
+__device__ __forceinline__ Random4 second_moment_random(const Random4& r) {
+  return {{r.word[2], r.word[3], r.word[0], r.word[1]}};
+}
+
+__device__ inline AdamRate adam_rate(const AdamStep& step) {
+  AdamRate rate;
+  rate.beta1 = step.beta1;
+  rate.first_factor = (1.0f - step.beta1) * step.gradient_scale;
+  rate.beta2 = step.beta2;
+  rate.second_factor = sqrtf(1.0f - step.beta2) * step.gradient_scale;
+  rate.root_beta2 = sqrtf(step.beta2);
+  // lr * c1 / (sqrt(v c2) + eps) with everything constant moved below the line. A learning rate of 0 leaves numbers
+  // there whose reciprocal is exactly 0.
+  constexpr float kHuge = 3e38f;
+  const float inverse = 1.0f / (step.learning_rate * step.first_correction);
+  rate.denominator = fminf(sqrtf(step.second_correction) * inverse, kHuge);
+  rate.epsilon = fminf(step.epsilon * inverse, kHuge);
+  if (step.learning_rate == 0.0f) rate.denominator = rate.epsilon = kHuge;
+  rate.keep = 1.0f - step.learning_rate * step.weight_decay;
+  rate.step = step.step;
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    rate.round_key[round][0] = static_cast<std::uint32_t>(step.seed) + static_cast<std::uint32_t>(round) * 0x9E3779B9u;
+    rate.round_key[round][1] =
+        static_cast<std::uint32_t>(step.seed >> 32) + static_cast<std::uint32_t>(round) * 0xBB67AE85u;
+  }
+  return rate;
+}
+
+__device__ __forceinline__ float approximate_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float approximate_root(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ---- storage: what a lane loads and stores of eight consecutive columns
+
+template <StatePolicy policy>
+struct LaneState;
+template <>
+struct LaneState<StatePolicy::fp32> {
+  uint4 weight, rest;
+  float4 first[2], second[2];
+};
+template <>
+struct LaneState<StatePolicy::bf16> {
+  uint4 weight, first, second;
+};
+template <>
+struct LaneState<StatePolicy::eight_bit> {
+  uint4 weight;
+  uint2 first, second;
+  float first_scale, second_scale;  // kept by the caller
+};
+
+/// The arrays of one ParameterRows, as kernels take them.
+struct StatePointers {
+  std::uint16_t* weight;
+  std::int16_t* rest;
+  void* first;
+  void* second;
+  float* first_scale;
+  float* second_scale;
+  std::uint64_t first_element;  // global index of row 0, column 0 of this shard
+};
+
+inline StatePointers pointers_of(const ParameterRows& p) {
+  return {static_cast<std::uint16_t*>(p.weight),
+          p.weight_rest,
+          p.first_moment,
+          p.second_moment,
+          p.first_scale,
+          p.second_scale,
+          p.global_element(0, 0)};
+}
+
+/// fp32 weights must be split into planes; 8-byte groups of random bits must not straddle lanes for the vector path.
+inline void require_cuda_storage(const ParameterRows& p) {
+  if (p.policy == StatePolicy::fp32 && p.weight_rest == nullptr && p.rows > 0)
+    throw Error(ExitCode::internal, "fp32 weights on the GPU are two planes (weight_rest is null)");
+}
+inline bool has_vector_storage(const ParameterRows& p) {
+  return p.segment % kLaneColumns == 0 && p.columns % kLaneColumns == 0 && p.global_element(0, 0) % kLaneColumns == 0 &&
+         is_aligned(p.weight, 16) && is_aligned(p.weight_rest, 16) && is_aligned(p.first_moment, 16) &&
+         is_aligned(p.second_moment, 16);
+}
+
+// State passes through once a step: .cs keeps it from pushing the shared rows out of L2.
+template <StatePolicy policy>
+__device__ __forceinline__ void load_moments(LaneState<policy>& state, const StatePointers& p, std::int64_t at) {
+  if constexpr (policy == StatePolicy::fp32) {
+    state.rest = __ldcs(reinterpret_cast<const uint4*>(p.rest + at));
+    const float4* first = reinterpret_cast<const float4*>(static_cast<const float*>(p.first) + at);
+    const float4* second = reinterpret_cast<const float4*>(static_cast<const float*>(p.second) + at);
+    state.first[0] = __ldcs(first);
+    state.first[1] = __ldcs(first + 1);
+    state.second[0] = __ldcs(second);
+    state.second[1] = __ldcs(second + 1);
+  } else if constexpr (policy == StatePolicy::bf16) {
+    state.first = __ldcs(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.first) + at));
+    state.second = __ldcs(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.second) + at));
+  } else {
+    state.first = __ldcs(reinterpret_cast<const uint2*>(static_cast<const std::uint8_t*>(p.first) + at));
+    state.second = __ldcs(reinterpret_cast<const uint2*>(static_cast<const std::uint8_t*>(p.second) + at));
+  }
+}
+
+__device__ __forceinline__ uint4 load_weight(const StatePointers& p, std::int64_t at) {
+  return __ldcs(reinterpret_cast<const uint4*>(p.weight + at));
+}
+
+template <StatePolicy policy>
+__device__ __forceinline__ void store_state(const LaneState<policy>& state, const StatePointers& p, std::int64_t at) {
+  __stcs(reinterpret_cast<uint4*>(p.weight + at), state.weight);
+  if constexpr (policy == StatePolicy::fp32) {
+    __stcs(reinterpret_cast<uint4*>(p.rest + at), state.rest);
+    float4* first = reinterpret_cast<float4*>(static_cast<float*>(p.first) + at);
+    float4* second = reinterpret_cast<float4*>(static_cast<float*>(p.second) + at);
+    __stcs(first, state.first[0]);
+    __stcs(first + 1, state.first[1]);
+    __stcs(second, state.second[0]);
+    __stcs(second + 1, state.second[1]);
+  } else if constexpr (policy == StatePolicy::bf16) {
+    __stcs(reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.first) + at), state.first);
+    __stcs(reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.second) + at), state.second);
+  } else {
+    __stcs(reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.first) + at), state.first);
+    __stcs(reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.second) + at), state.second);
+  }
+}
+
+// ---- coding
+
+/// Stochastic rounding of finite values; `random` has 16 bits for each.
+__device__ __forceinline__ uint4 round8(const float (&value)[8], const Random4& random) {
+  std::uint32_t pair[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    pair[i] = __byte_perm(__float_as_uint(value[2 * i]) + (random.word[i] & 0xffffu),
+                          __float_as_uint(value[2 * i + 1]) + (random.word[i] >> 16), 0x7632);
+  return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
+/// The same when infinity or NaN is among them: rare, so kept out of line.
+__device__ __noinline__ inline uint4 round8_any(float a, float b, float c, float d, float e, float f, float g, float h,
+                                                Random4 random) {
+  const float value[8] = {a, b, c, d, e, f, g, h};
+  std::uint32_t pair[4];
+  for (int i = 0; i < 4; ++i)
+    pair[i] = to_bf16_stochastic(value[2 * i], random.word[i] & 0xffffu).bits |
+              static_cast<std::uint32_t>(to_bf16_stochastic(value[2 * i + 1], random.word[i] >> 16).bits) << 16;
+  return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
+__device__ __forceinline__ uint4 round8(const float (&v)[8], const Random4& random, bool finite) {
+  return finite ? round8(v, random) : round8_any(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], random);
+}
+
+__device__ __forceinline__ void decode2(std::uint32_t codes, float& a, float& b) {
+  std::uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(codes)));
+  asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi;}"
+      : "=f"(a), "=f"(b)
+      : "r"(halves));
+}
+__device__ __forceinline__ void decode8(uint2 codes, float (&value)[8]) {
+  decode2(codes.x & 0xffffu, value[0], value[1]);
+  decode2(codes.x >> 16, value[2], value[3]);
+  decode2(codes.y & 0xffffu, value[4], value[5]);
+  decode2(codes.y >> 16, value[6], value[7]);
+}
+__device__ __forceinline__ std::uint32_t code2(float a, float b) {
+  std::uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
+  return codes;
+}
+/// code_nearest of codec.hpp by the hardware's converter.
+__device__ __forceinline__ uint2 code8(const float (&value)[8], float inverse) {
+  return make_uint2(code2(value[0] * inverse, value[1] * inverse) | code2(value[2] * inverse, value[3] * inverse) << 16,
+                    code2(value[4] * inverse, value[5] * inverse) | code2(value[6] * inverse, value[7] * inverse)
+                                                                        << 16);
+}
+/// code_stochastic_positive of codec.hpp for finite values <= 448 (1 + 2^-21) / inverse. Scaled by 2^-120 more, the
+/// bits of an fp32 number are the code's, followed by 20 bits of fraction: for the codes below 2^-6, which have no
+/// exponent of their own, because fp32 has none below 2^-126.
+constexpr float kCodeScale = 0x1p-120f;
+__device__ __forceinline__ uint2 code8_roots(const float (&value)[8], float scaled_inverse, const Random4& random) {
+  std::uint32_t code[8];  // in the highest byte
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    std::uint32_t bits = __float_as_uint(__fmul_rn(value[i], scaled_inverse));
+    if (value[i] > 0.0f) bits = max(bits, 1u << 20);
+    const std::uint32_t dither = __byte_perm(random.word[i / 2], 0, i % 2 == 0 ? 0x4104 : 0x4324);  // 16 bits << 8
+    code[i] = (bits << 4) + dither;
+  }
+  return make_uint2(__byte_perm(__byte_perm(code[0], code[1], 0x0073), __byte_perm(code[2], code[3], 0x0073), 0x5410),
+                    __byte_perm(__byte_perm(code[4], code[5], 0x0073), __byte_perm(code[6], code[7], 0x0073), 0x5410));
+}
+/// The same with NaN or infinity among the values.
+__device__ __noinline__ inline uint2 code8_roots_any(float a, float b, float c, float d, float e, float f, float g,
+                                                     float h, float inverse, Random4 random) {
+  const float value[8] = {a, b, c, d, e, f, g, h};
+  std::uint32_t code[2] = {0, 0};
+  for (int i = 0; i < 8; ++i)
+    code[i / 4] |= static_cast<std::uint32_t>(code_stochastic_positive(value[i] * inverse, rounding_bits(random, i)))
+                   << (8 * (i % 4));
+  return make_uint2(code[0], code[1]);
+}
+
+__device__ __forceinline__ float direction(float first, float root, const AdamRate& rate) {
+  return first * approximate_reciprocal(fmaf(root, rate.denominator, rate.epsilon));
+}
+
+/// `state` becomes the state after the step. element: global index of the lane's first column (a multiple of 8). The
+/// whole warp calls this together: in the 8-bit policy its columns are one block, and lanes past the row's end hold
+/// zeros.
+template <StatePolicy policy>
+__device__ __forceinline__ void adam8(LaneState<policy>& state, const float (&gradient)[8], const AdamRate& rate,
+                                      std::uint64_t element) {
+  float w[8];
+  if constexpr (policy == StatePolicy::fp32) {
+    const std::uint32_t high[4] = {state.weight.x, state.weight.y, state.weight.z, state.weight.w};
+    const std::uint32_t rest[4] = {state.rest.x, state.rest.y, state.rest.z, state.rest.w};
+    float m[8] = {state.first[0].x, state.first[0].y, state.first[0].z, state.first[0].w,
+                  state.first[1].x, state.first[1].y, state.first[1].z, state.first[1].w};
+    float v[8] = {state.second[0].x, state.second[0].y, state.second[0].z, state.second[0].w,
+                  state.second[1].x, state.second[1].y, state.second[1].z, state.second[1].w};
+    std::uint32_t new_high[4], new_rest[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      w[2 * i] = __uint_as_float((high[i] << 16) + static_cast<std::uint32_t>(static_cast<std::int32_t>(
+                                                       static_cast<std::int16_t>(rest[i] & 0xffffu))));
+      w[2 * i + 1] = __uint_as_float((high[i] & 0xffff0000u) +
+                                     static_cast<std::uint32_t>(static_cast<std::int32_t>(rest[i]) >> 16));
+#pragma unroll
+      for (int j = 2 * i; j < 2 * i + 2; ++j) {
+        const float q = rate.second_factor * gradient[j];
+        m[j] = fmaf(rate.beta1, m[j], rate.first_factor * gradient[j]);
+        v[j] = fmaf(rate.beta2, v[j], q * q);
+        w[j] = fmaf(w[j], rate.keep, -direction(m[j], approximate_root(v[j]), rate));
+      }
+      const std::uint32_t a = __float_as_uint(w[2 * i]), b = __float_as_uint(w[2 * i + 1]);
+      new_high[i] = __byte_perm(a + 0x8000u, b + 0x8000u, 0x7632);
+      new_rest[i] = __byte_perm(a, b, 0x5410);
+    }
+    state.weight = make_uint4(new_high[0], new_high[1], new_high[2], new_high[3]);
+    state.rest = make_uint4(new_rest[0], new_rest[1], new_rest[2], new_rest[3]);
+    state.first[0] = make_float4(m[0], m[1], m[2], m[3]);
+    state.first[1] = make_float4(m[4], m[5], m[6], m[7]);
+    state.second[0] = make_float4(v[0], v[1], v[2], v[3]);
+    state.second[1] = make_float4(v[4], v[5], v[6], v[7]);
+    return;
+  }
+
+  unpack8(state.weight, w);
+  const Random4 weight_random = rounding_random(rate, element / kElementsPerRandom);
+  const Random4 second_random = second_moment_random(weight_random);
+  // 0 while every result is finite (a moment that is not makes its weight NaN): NaN must not be rounded away.
+  float poison = 0.0f;
+  if constexpr (policy == StatePolicy::bf16) {
+    float m[8], v[8];
+    unpack8(state.first, m);
+    unpack8(state.second, v);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float q = rate.second_factor * gradient[i];
+      m[i] = fmaf(rate.beta1, m[i], rate.first_factor * gradient[i]);
+      v[i] = fmaf(rate.beta2, v[i], q * q);
+      w[i] = fmaf(w[i], rate.keep, -direction(m[i], approximate_root(v[i]), rate));
+      poison = fmaf(w[i], 0.0f, fmaf(v[i], 0.0f, poison));
+    }
+    const bool finite = poison == 0.0f;
+    state.first = round8(m, first_moment_random(weight_random), finite);
+    state.second = round8(v, second_random, finite);
+    state.weight = round8(w, weight_random, finite);
+  } else if constexpr (policy == StatePolicy::eight_bit) {
+    float m[8], root[8];
+    decode8(state.first, m);
+    decode8(state.second, root);
+    const float first_decay = rate.beta1 * state.first_scale;
+    const float root_decay = rate.root_beta2 * state.second_scale;
+    float largest_first = 0.0f, largest_root = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float q = rate.second_factor * gradient[i];
+      const float r = root_decay * root[i];
+      m[i] = fmaf(first_decay, m[i], rate.first_factor * gradient[i]);
+      root[i] = approximate_root(fmaf(r, r, q * q));
+      largest_first = fmaxf(largest_first, fabsf(m[i]));
+      largest_root = fmaxf(largest_root, root[i]);
+      w[i] = fmaf(w[i], rate.keep, -direction(m[i], root[i], rate));
+      poison = fmaf(w[i], 0.0f, poison);
+    }
+    largest_first = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_first)));
+    largest_root = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_root)));
+    // block_scale and inverse_scale of codec.hpp, without their divisions.
+    const bool has_first = largest_first >= 0x1p-100f, has_root = largest_root >= 0x1p-100f;
+    state.first_scale = has_first ? largest_first * (1.0f / kLargestCode) : 0.0f;
+    state.second_scale = has_root ? largest_root * (1.0f / kLargestCode) : 0.0f;
+    const float first_inverse = has_first ? kLargestCode * approximate_reciprocal(largest_first) : 0.0f;
+    const float root_inverse = has_root ? kLargestCode * approximate_reciprocal(largest_root) : 0.0f;
+    const bool finite = poison == 0.0f;
+    state.first = code8(m, first_inverse);
+    if (!has_root)
+      state.second = make_uint2(0, 0);
+    else if (finite)
+      state.second = code8_roots(root, root_inverse * kCodeScale, second_random);
+    else
+      state.second = code8_roots_any(root[0], root[1], root[2], root[3], root[4], root[5], root[6], root[7],
+                                     root_inverse, second_random);
+    state.weight = round8(w, weight_random, finite);
+  }
+}
+
+// ---- any width: lane i holds columns i, i + 32, ... of a block
+
+/// Adam on columns [column, column + count), count <= 256, of a row, by the exact rule; gradient[j] belongs to column
+/// `column + lane + 32 * j`. Slow and simple: widths that are not multiples of 8.
+__device__ inline void adam_strided(const ParameterRows& p, std::int64_t row, std::int64_t column, int count,
+                                    const float (&gradient)[kLaneColumns], const AdamStep& adam, int lane) {
+  const std::int64_t first = row * p.columns + column;
+  const std::int64_t block =
+      row * p.blocks_per_row() + column / p.segment * p.blocks_per_segment() + column % p.segment / kBlockColumns;
+  const bool coded = p.policy == StatePolicy::eight_bit;
+  const float first_scale = coded ? p.first_scale[block] : 0.0f;
+  const float second_scale = coded ? p.second_scale[block] : 0.0f;
+  float m[kLaneColumns] = {}, root[kLaneColumns] = {};
+  float largest_first = 0.0f, largest_root = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kLaneColumns; ++j) {
+    const int c = lane + kWarp * j;
+    if (c >= count) continue;
+    const std::int64_t at = first + c;
+    const std::uint64_t element = p.global_element(row, column + c);
+    const int part = static_cast<int>(element % kElementsPerRandom);
+    const Random4 bits = philox(adam.seed, Purpose::weight_rounding, adam.step, element / kElementsPerRandom);
+    std::uint16_t* weight = static_cast<std::uint16_t*>(p.weight) + at;
+    if (p.policy == StatePolicy::fp32) {
+      float* first_moment = static_cast<float*>(p.first_moment) + at;
+      float* second_moment = static_cast<float*>(p.second_moment) + at;
+      float w = bits_float((static_cast<std::uint32_t>(*weight) << 16) +
+                           static_cast<std::uint32_t>(static_cast<std::int32_t>(p.weight_rest[at])));
+      float a = *first_moment, b = *second_moment;
+      adam_rule(adam, adam.weight_decay, gradient[j], w, a, b);
+      *weight = static_cast<std::uint16_t>((float_bits(w) + 0x8000u) >> 16);
+      p.weight_rest[at] = static_cast<std::int16_t>(float_bits(w) & 0xffffu);
+      *first_moment = a;
+      *second_moment = b;
+    } else if (p.policy == StatePolicy::bf16) {
+      bf16* first_moment = static_cast<bf16*>(p.first_moment) + at;
+      bf16* second_moment = static_cast<bf16*>(p.second_moment) + at;
+      float w = bf16{*weight}, a = *first_moment, b = *second_moment;
+      adam_rule(adam, adam.weight_decay, gradient[j], w, a, b);
+      *weight = to_bf16_stochastic(w, rounding_bits(bits, part)).bits;
+      *first_moment = to_bf16_stochastic(a, rounding_bits(bits, part ^ kFirstMomentPart));
+      *second_moment = to_bf16_stochastic(b, rounding_bits(bits, part ^ kSecondMomentPart));
+    } else {
+      const float old_root = code_to_float(static_cast<const std::uint8_t*>(p.second_moment)[at]) * second_scale;
+      float w = bf16{*weight}, v = old_root * old_root;
+      m[j] = code_to_float(static_cast<const std::uint8_t*>(p.first_moment)[at]) * first_scale;
+      adam_rule(adam, adam.weight_decay, gradient[j], w, m[j], v);
+      root[j] = sqrtf(v);
+      *weight = to_bf16_stochastic(w, rounding_bits(bits, part)).bits;
+      largest_first = fmaxf(largest_first, fabsf(m[j]));
+      largest_root = fmaxf(largest_root, root[j]);
+    }
+  }
+  if (!coded) return;
+  largest_first = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_first)));
+  largest_root = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_root)));
+  const float new_first_scale = block_scale(largest_first), new_second_scale = block_scale(largest_root);
+  const float first_inverse = inverse_scale(new_first_scale), second_inverse = inverse_scale(new_second_scale);
+#pragma unroll
+  for (int j = 0; j < kLaneColumns; ++j) {
+    const int c = lane + kWarp * j;
+    if (c >= count) continue;
+    const std::uint64_t element = p.global_element(row, column + c);
+    const Random4 bits = philox(adam.seed, Purpose::weight_rounding, adam.step, element / kElementsPerRandom);
+    const int part = static_cast<int>(element % kElementsPerRandom) ^ kSecondMomentPart;
+    static_cast<std::uint8_t*>(p.first_moment)[first + c] = code_nearest(m[j] * first_inverse);
+    static_cast<std::uint8_t*>(p.second_moment)[first + c] =
+        code_stochastic_positive(root[j] * second_inverse, rounding_bits(bits, part));
+  }
+  if (lane == 0) {
+    p.first_scale[block] = new_first_scale;
+    p.second_scale[block] = new_second_scale;
+  }
+}
+
+}  // namespace weft::kernels::cuda

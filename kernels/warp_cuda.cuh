@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the hand-written CUDA kernels share: launching, packed bf16, sums over a warp in a fixed order, asynchronous
+// copies to shared memory. Only kernels/*_cuda.cu include this.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "base/error.hpp"
+#include "kernels/array.hpp"
+#include "kernels/bf16.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+inline cudaStream_t stream_of(const Execution& execution) { return static_cast<cudaStream_t>(execution.stream); }
+
+/// After a launch: a kernel that could not start is an error here, not at the next synchronisation.
+inline void require(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) throw Error(ExitCode::internal, std::string(what) + ": " + cudaGetErrorString(status));
+}
+inline void require_launch(const char* what) { require(cudaGetLastError(), what); }
+
+/// Multiprocessors of the current device; asked once (one process drives one GPU).
+inline int multiprocessors() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    require(cudaGetDevice(&device), "cudaGetDevice");
+    require(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+    return value;
+  }();
+  return count;
+}
+
+/// Blocks for `count` items, `per_block` each, at most `most` (kernels stride over the rest).
+inline unsigned blocks_for(std::int64_t count, std::int64_t per_block,
+                           std::int64_t most = (std::int64_t{1} << 31) - 1) {
+  const std::int64_t blocks = (count + per_block - 1) / per_block;
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < most ? blocks : most);
+}
+
+__device__ __forceinline__ float low_bf16(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_bf16(std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+/// Eight bf16 of a 16-byte word as fp32.
+__device__ __forceinline__ void unpack8(const uint4& word, float (&value)[8]) {
+  const std::uint32_t pair[4] = {word.x, word.y, word.z, word.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    value[2 * i] = low_bf16(pair[i]);
+    value[2 * i + 1] = high_bf16(pair[i]);
+  }
+}
+
+/// Rounded to nearest even, the low half first.
+__device__ __forceinline__ std::uint32_t pack2(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ uint4 pack8(const float (&value)[8]) {
+  return make_uint4(pack2(value[0], value[1]), pack2(value[2], value[3]), pack2(value[4], value[5]),
+                    pack2(value[6], value[7]));
+}
+
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(kAllLanes, value, offset);
+  return value;
+}
+
+/// Sum over the lanes below this one.
+__device__ __forceinline__ std::uint32_t warp_exclusive_sum(std::uint32_t value, int lane) {
+  std::uint32_t sum = value;
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const std::uint32_t below = __shfl_up_sync(kAllLanes, sum, offset);
+    if (lane >= offset) sum += below;
+  }
+  return sum - value;
+}
+
+__device__ __forceinline__ void copy16_async(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared16(std::uint32_t address) {
+  uint4 word;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "r"(address));
+  return word;
+}
+
+/// One element of a matrix as fp32.
+__device__ __forceinline__ float load_element(const void* data, Scalar type, std::int64_t at) {
+  if (type == Scalar::fp32) return static_cast<const float*>(data)[at];
+  if (type == Scalar::bf16) return static_cast<const bf16*>(data)[at];
+  return static_cast<const half*>(data)[at];
+}
+__device__ __forceinline__ void store_element(void* data, Scalar type, std::int64_t at, float value) {
+  if (type == Scalar::fp32)
+    static_cast<float*>(data)[at] = value;
+  else
+    static_cast<bf16*>(data)[at] = to_bf16(value);
+}
+
+__device__ __forceinline__ bool is_finite(float value) { return (float_bits(value) & 0x7f800000u) != 0x7f800000u; }
+
+inline bool is_aligned(const void* pointer, std::uintptr_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+}  // namespace weft::kernels::cuda
