@@ -31,6 +31,7 @@ struct GemmShape {
   std::int64_t product_stride = 0;
   Scalar input = Scalar::bf16;    ///< fp32 or bf16, of both inputs
   Scalar product = Scalar::bf16;  ///< fp32 or bf16
+  std::int64_t alignment = 16;    ///< bytes that all three pointers and strides are a multiple of (16 is fastest)
 
   bool operator==(const GemmShape&) const = default;
 };
@@ -56,8 +57,8 @@ class Gemm {
   Gemm(Gemm&&) noexcept;
   Gemm& operator=(Gemm&&) noexcept;
 
-  /// Overwrites product. Pointers are aligned to 16 bytes; the workspace (at least record().workspace bytes, aligned to
-  /// 256) is free again when the product is there.
+  /// Overwrites product. Pointers are aligned as the shape says; the workspace (at least record().workspace bytes,
+  /// aligned to 256) is free again when the product is there.
   void run(const Execution&, const void* input, const void* weight, void* product, Array<std::byte> workspace) const;
 
   const GemmRecord& record() const;

@@ -1187,7 +1187,7 @@ struct DeviceSelection::Parts {
     check(cudaStreamBeginCaptureToGraph(looper, inside, nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed),
           "capturing a loop");
     body(looper);
-    check(cudaStreamEndCapture(looper, nullptr), "capturing a loop");
+    check(cudaStreamEndCapture(looper, &inside), "capturing a loop");
 #if CUDART_VERSION >= 13000
     check(cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1, cudaStreamSetCaptureDependencies),
           "capturing a loop");
