@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "base/error.hpp"
@@ -211,9 +210,6 @@ int main(int argc, char** argv) try {
             return all;
           };
           next_batch(0);
-          const double cold = median(
-              stream, 1, [](int) {}, [] {});
-          static_cast<void>(cold);
           select(produce);
           const auto cold_rows = read();
           const auto cold_passes = selection.report(execution).passes;
@@ -227,8 +223,6 @@ int main(int argc, char** argv) try {
           const bool same = read() == cold_rows;
           const Graph whole(stream, [&] { select(produce); });
           const Graph products(stream, [&] {
-            bf16* to = reinterpret_cast<bf16*>(workspace.data);
-            static_cast<void>(to);
             for (std::int64_t l = 0; l < L; ++l)
               for (std::int64_t f = 0; f < F; f += columns)
                 produce(execution, {l, 0, N, f, columns},
