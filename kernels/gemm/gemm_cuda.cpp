@@ -180,17 +180,26 @@ void Gemm::run(const Execution& execution, const void* input, const void* weight
 
 const GemmRecord& Gemm::record() const { return plan_->record; }
 
+std::vector<GemmRecord> Gemm::candidates(const GemmShape& shape, std::int64_t workspace_bytes) {
+  Plan plan(shape);
+  std::vector<GemmRecord> records;
+  for (const auto& candidate : plan.candidates(workspace_bytes, 16)) {
+    plan.use(candidate.algo, static_cast<std::int64_t>(candidate.workspaceSize));
+    records.push_back(plan.record);
+  }
+  return records;
+}
+
 GemmRecord Gemm::tune(const Execution& execution, const GemmShape& shape, const void* input, const void* weight,
                       void* product, Array<std::byte> workspace) {
   constexpr int kWarmUp = 5, kTimed = 25;
   const auto stream = static_cast<cudaStream_t>(execution.stream);
-  Gemm gemm(shape, workspace.size);
   cudaEvent_t begin = nullptr, end = nullptr;
   check(cudaEventCreate(&begin), "making an event");
   check(cudaEventCreate(&end), "making an event");
-  GemmRecord best = gemm.record();
-  for (const auto& candidate : gemm.plan_->candidates(workspace.size, 16)) {
-    gemm.plan_->use(candidate.algo, static_cast<std::int64_t>(candidate.workspaceSize));
+  GemmRecord best;
+  for (GemmRecord& candidate : candidates(shape, workspace.size)) {
+    const Gemm gemm(shape, workspace.size, &candidate);
     std::vector<float> times(kTimed);
     for (int i = 0; i < kWarmUp; ++i) gemm.run(execution, input, weight, product, workspace);
     for (float& time : times) {
@@ -201,14 +210,12 @@ GemmRecord Gemm::tune(const Execution& execution, const GemmShape& shape, const 
       check(cudaEventElapsedTime(&time, begin, end), "timing a product");
     }
     std::nth_element(times.begin(), times.begin() + kTimed / 2, times.end());
-    const double median = static_cast<double>(times[kTimed / 2]);
-    if (best.milliseconds == 0 || median < best.milliseconds) {
-      best = gemm.record();
-      best.milliseconds = median;
-    }
+    candidate.milliseconds = static_cast<double>(times[kTimed / 2]);
+    if (best.algorithm.empty() || candidate.milliseconds < best.milliseconds) best = candidate;
   }
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
+  if (best.algorithm.empty()) return Gemm(shape, workspace.size).record();
   return best;
 }
 

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
@@ -63,8 +64,11 @@ class Gemm {
 
   const GemmRecord& record() const;
 
-  /// Times the library's candidates (at most 16, none that splits the sum over d) on the given matrices and returns the
-  /// fastest. Synchronises: for `weft benchmark --tune` only.
+  /// What the library offers for a shape, best guess first (at most 16, none that splits the sum over d), not timed.
+  static std::vector<GemmRecord> candidates(const GemmShape&, std::int64_t workspace_bytes);
+
+  /// Times the candidates on the given matrices and returns the fastest. Synchronises: for `weft benchmark --tune`
+  /// only.
   static GemmRecord tune(const Execution&, const GemmShape&, const void* input, const void* weight, void* product,
                          Array<std::byte> workspace);
 

@@ -19,8 +19,15 @@ using Count = unsigned long long;  // what integer atomics take
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kInFlight = 8;  // vectors of 16 bytes that a lane loads before it looks at the first
-constexpr int kBuffer = 64;   // entries that a warp collects in shared memory; beyond, it reads its span again
+#ifndef WEFT_FLIGHT
+#define WEFT_FLIGHT 4
+#define WEFT_SHARED 2
+#define WEFT_BLOCKS 3
+#endif
+constexpr int kInFlight = WEFT_FLIGHT;  // vectors of 16 bytes of each row that a lane loads before it looks at them
+constexpr int kShared = WEFT_SHARED;    // rows that a warp compares with the same limits
+constexpr int kBlocksPerProcessor = WEFT_BLOCKS;
+constexpr int kBuffer = 64;   // entries of a row that a warp collects in shared memory; beyond, it reads its span again
 constexpr int kBins = 2048;   // of a histogram
 constexpr int kRounds = 3;    // bits 30..20, 19..9, 8..0 of a key
 constexpr int kReplicas = 4;  // histograms of one block: neighbouring lanes often meet in one bin
@@ -278,102 +285,148 @@ __device__ __forceinline__ float threshold_of(const View& view, int g, bool relu
 
 // ---- the pass over a tile ------------------------------------------------------------------------------------------
 
-/// What exceeds the threshold goes into the list. kWarpsPerRow warps share a row, each with a span of its own; the
-/// block reserves room for its 8 / kWarpsPerRow rows at once. Reads the tile once: the limit is memory.
+/// Entries of a span of one row that exceed the threshold, one warp. `visit(ballot of passing lanes, own passes,
+/// column, r)`.
+template <class T, class Visit>
+__device__ __forceinline__ void scan_span(const T* row, const float* bias, int begin, int end, float threshold,
+                                          int lane, Visit&& visit) {
+  for (int first = begin; first < end; first += 32) {
+    const int at = first + lane;
+    const float r = at < end ? static_cast<float>(row[at]) + bias[at] : 0.0f;
+    visit(__ballot_sync(kAll, r > threshold), r > threshold, at, r);
+  }
+}
+
+/// What exceeds the threshold goes into the list. kWarpsPerRow warps share kShared rows, each with a span of columns of
+/// its own; the block reserves room for all its rows at once. The loop only compares with the limits, which serve all
+/// shared rows; biases are added afterwards to the few that passed. Reads the tile once: the limit is memory.
 template <class T, int kWarpsPerRow>
-__global__ void __launch_bounds__(kThreads, 4) filter_tile(View view, Piece piece, bool relu) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(View view, Piece piece, bool relu) {
   using V = Vector<T>;
-  constexpr int kRows = kWarps / kWarpsPerRow;
-  __shared__ uint2 buffer[kWarps][kBuffer];
-  __shared__ int count[kWarps];
+  constexpr int kRows = kWarps / kWarpsPerRow * kShared;
+  __shared__ uint2 buffer[kWarps][kShared][kBuffer];
+  __shared__ int count[kRows][kWarpsPerRow];
   __shared__ Count base;
   const int g = view.group_of(piece.layer);
   if (view.group[g].mode != kFilter) return;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kRows) + warp / kWarpsPerRow;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = warp % kWarpsPerRow;
+  const int first_row = warp / kWarpsPerRow * kShared;  // of the block's
+  const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kRows) + first_row;
   const float threshold = threshold_of(view, g, relu);
-  const int vectors = static_cast<int>((piece.columns + V::kSize - 1) / V::kSize);
+  const int vectors = (piece.columns + V::kSize - 1) / V::kSize;
   const int span = ((vectors + kWarpsPerRow - 1) / kWarpsPerRow + 31) / 32 * 32;
-  const int begin = (warp % kWarpsPerRow) * span;
-  const int end = row < piece.rows ? min(vectors, begin + span) : begin;
-  const uint4* products = reinterpret_cast<const uint4*>(static_cast<const T*>(piece.data) + row * piece.stride);
+  const int begin = min(vectors, part * span), end = min(vectors, begin + span);
+  const T* products = static_cast<const T*>(piece.data) + row * piece.stride;
   const uint4* limits = reinterpret_cast<const uint4*>(static_cast<const T*>(view.limit) +
                                                        piece.layer * view.padded_features + piece.feature_begin);
-  int n = 0;
+  int n[kShared] = {};
   for (int first = begin; first < end; first += 32 * kInFlight) {
-    uint4 x[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int at = first + i * 32 + lane;
-      x[i] = at < end ? __ldcs(products + at) : make_uint4(0, 0, 0, 0);
-    }
+    uint4 x[kShared][kInFlight], limit[kInFlight];
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
       const int at = first + i * 32 + lane;
       const std::uint32_t nothing = V::nothing_word();
-      const uint4 limit = at < end ? __ldg(limits + at) : make_uint4(nothing, nothing, nothing, nothing);
-      const bool hit = V::any(x[i], limit);
-      if (!__any_sync(kAll, hit)) continue;
-      std::uint32_t pass = 0;
-      if (hit) {
+      limit[i] = at < end ? __ldg(limits + at) : make_uint4(nothing, nothing, nothing, nothing);
+    }
+#pragma unroll
+    for (int r = 0; r < kShared; ++r)
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int at = first + i * 32 + lane;
+        const uint4* line = reinterpret_cast<const uint4*>(products + r * piece.stride);
+        x[r][i] = at < end && row + r < piece.rows ? __ldcs(line + at) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+    for (int r = 0; r < kShared; ++r)
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const bool hit = V::any(x[r][i], limit[i]);
+        if (!__any_sync(kAll, hit)) continue;
+        std::uint32_t above = 0;
+        if (hit) {
+#pragma unroll
+          for (int j = 0; j < V::kSize; ++j) above |= V::get(x[r][i], j) > V::get(limit[i], j) ? 1u << j : 0u;
+        }
+        int total;
+        int to = n[r] + warp_exclusive(__popc(above), lane, total);
+        n[r] += total;
+        const int column = (first + i * 32 + lane) * V::kSize;
 #pragma unroll
         for (int j = 0; j < V::kSize; ++j)
-          if (V::get(x[i], j) > V::get(limit, j) && V::get(x[i], j) + __ldg(piece.bias + at * V::kSize + j) > threshold)
-            pass |= 1u << j;
+          if (above >> j & 1) {
+            if (to < kBuffer) buffer[warp][r][to] = make_uint2(column + j, __float_as_uint(V::get(x[r][i], j)));
+            ++to;
+          }
       }
-      int total;
-      int to = n + warp_exclusive(__popc(pass), lane, total);
-      n += total;
+  }
+  // What passed the limits: add the bias and look again. A crowded span is counted by reading it once more.
+  bool crowded[kShared];
 #pragma unroll
-      for (int j = 0; j < V::kSize; ++j)
-        if (pass >> j & 1) {
-          const float r = V::get(x[i], j) + __ldg(piece.bias + at * V::kSize + j);
-          if (to < kBuffer) buffer[warp][to] = make_uint2(at * V::kSize + j, __float_as_uint(r));
-          ++to;
-        }
+  for (int r = 0; r < kShared; ++r) {
+    crowded[r] = n[r] > kBuffer;
+    int left = 0;
+    __syncwarp();
+    if (crowded[r]) {
+      if (row + r < piece.rows)
+        scan_span(products + r * piece.stride, piece.bias, begin * V::kSize, min(end * V::kSize, piece.columns),
+                  threshold, lane, [&](unsigned passing, bool, int, float) { left += __popc(passing); });
+    } else {
+      for (int first = 0; first < n[r]; first += 32) {
+        uint2 entry = first + lane < n[r] ? buffer[warp][r][first + lane] : make_uint2(0, 0);
+        const float sum = first + lane < n[r] ? __uint_as_float(entry.y) + __ldg(piece.bias + entry.x) : 0.0f;
+        const unsigned passing = __ballot_sync(kAll, sum > threshold);
+        if (sum > threshold)
+          buffer[warp][r][left + __popc(passing & ((1u << lane) - 1))] = make_uint2(entry.x, __float_as_uint(sum));
+        left += __popc(passing);
+        __syncwarp();
+      }
     }
+    n[r] = left;
+    if (lane == 0) count[first_row + r][part] = left;
   }
-  if (lane == 0) count[warp] = n;
   __syncthreads();
-  int before = 0, block_total = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w == warp) before = block_total;
-    block_total += count[w];
+  if (warp == 0) {
+    constexpr int kCounts = kRows * kWarpsPerRow;
+    int total;
+    const int own = lane < kCounts ? (&count[0][0])[lane] : 0;
+    const int before = warp_exclusive(own, lane, total);
+    __syncwarp();
+    if (lane < kCounts) (&count[0][0])[lane] = before;
+    if (lane == 0) base = atomicAdd(&view.group[g].cursor, static_cast<Count>(total));
+    const Count start = __shfl_sync(kAll, lane == 0 ? base : 0, 0);
+    const bool fits = start + total <= static_cast<Count>(view.capacity);
+    if (lane == 0 && !fits) base = ~Count{0};
+    // Lane q * kWarpsPerRow ends where lane (q + 1) * kWarpsPerRow begins.
+    const int after = __shfl_down_sync(kAll, before, kWarpsPerRow % 32);
+    const int entries = (lane + kWarpsPerRow < kCounts ? after : total) - before;
+    const std::int64_t own_row = blockIdx.x * static_cast<std::int64_t>(kRows) + lane / kWarpsPerRow;
+    if (lane < kCounts && lane % kWarpsPerRow == 0 && own_row < piece.rows)
+      view.segment[((piece.token_begin + own_row) * view.n_layers + piece.layer) * view.n_blocks + piece.block] =
+          make_uint2(static_cast<std::uint32_t>(g * view.capacity + static_cast<std::int64_t>(start) + before),
+                     fits ? static_cast<std::uint32_t>(entries) : 0u);
   }
-  if (threadIdx.x == 0) base = atomicAdd(&view.group[g].cursor, static_cast<Count>(block_total));
   __syncthreads();
-  const bool fits = base + block_total <= static_cast<Count>(view.capacity);
-  const std::int64_t to = g * view.capacity + static_cast<std::int64_t>(base) + before;
-  if (warp % kWarpsPerRow == 0 && lane == 0 && row < piece.rows) {
-    int entries = 0;
-#pragma unroll
-    for (int w = 0; w < kWarpsPerRow; ++w) entries += count[warp + w];
-    view.segment[((piece.token_begin + row) * view.n_layers + piece.layer) * view.n_blocks + piece.block] =
-        make_uint2(static_cast<std::uint32_t>(to), fits ? static_cast<std::uint32_t>(entries) : 0u);
-  }
-  if (!fits) return;
+  if (base == ~Count{0}) return;
   const std::uint32_t key_base = static_cast<std::uint32_t>(piece.layer * view.n_features + piece.feature_begin);
-  if (n <= kBuffer) {
-    for (int i = lane; i < n; i += 32) {
-      view.key[to + i] = key_base + buffer[warp][i].x;
-      view.value[to + i] = __uint_as_float(buffer[warp][i].y);
+#pragma unroll
+  for (int r = 0; r < kShared; ++r) {
+    std::int64_t to = g * view.capacity + static_cast<std::int64_t>(base) + count[first_row + r][part];
+    if (!crowded[r]) {
+      for (int i = lane; i < n[r]; i += 32) {
+        view.key[to + i] = key_base + buffer[warp][r][i].x;
+        view.value[to + i] = __uint_as_float(buffer[warp][r][i].y);
+      }
+    } else if (row + r < piece.rows) {
+      scan_span(products + r * piece.stride, piece.bias, begin * V::kSize, min(end * V::kSize, piece.columns),
+                threshold, lane, [&](unsigned passing, bool passes, int column, float sum) {
+                  const std::int64_t place = to + __popc(passing & ((1u << lane) - 1));
+                  if (passes) {
+                    view.key[place] = key_base + column;
+                    view.value[place] = sum;
+                  }
+                  to += __popc(passing);
+                });
     }
-    return;
-  }
-  // A crowded span: its entries are counted and have their place, so it is read once more and written straight there.
-  const T* elements = reinterpret_cast<const T*>(products);
-  std::int64_t next = to;
-  for (int first = begin * V::kSize; first < end * V::kSize; first += 32) {
-    const int at = first + lane;
-    const float r = at < min(end * V::kSize, piece.columns) ? static_cast<float>(elements[at]) + piece.bias[at] : 0.0f;
-    const unsigned passing = __ballot_sync(kAll, r > threshold);
-    if (r > threshold) {
-      const std::int64_t place = next + __popc(passing & ((1u << lane) - 1));
-      view.key[place] = key_base + at;
-      view.value[place] = r;
-    }
-    next += __popc(passing);
   }
 }
 
@@ -852,7 +905,11 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   int n = n_words;
-  const bool too_many = n > room, too_few = old < budget && n < budget && bar > 0;
+  // Is the hint below the budget-th entry? Only what exceeds it counts: some of the old list may not.
+  int counted = n;
+  if (old < budget)
+    for (int i = old - 1; i >= 0 && static_cast<std::uint32_t>(words[i] >> 32) <= bar; --i) --counted;
+  const bool too_many = n > room, too_few = old < budget && counted < budget && bar > 0;
   if (too_many || too_few) {
     // Again, with a look at the list's length after every chunk. Too few: the hint was too high for this token.
     __syncthreads();
@@ -1063,7 +1120,7 @@ struct DeviceSelection::Parts {
 
   template <class T, int kWarpsPerRow>
   void launch_filter(const View& view, const Piece& piece, cudaStream_t stream) const {
-    const auto blocks = static_cast<unsigned>(divide_up(piece.rows, kWarps / kWarpsPerRow));
+    const auto blocks = static_cast<unsigned>(divide_up(piece.rows, kWarps / kWarpsPerRow * kShared));
     filter_tile<T, kWarpsPerRow><<<blocks, kThreads, 0, stream>>>(view, piece, relu());
   }
 
@@ -1077,7 +1134,7 @@ struct DeviceSelection::Parts {
                                                                                    static_cast<int>(budget), room);
       return;
     }
-    const std::int64_t per_warp = kInFlight * 32 * 2;  // two rounds of loads
+    constexpr std::int64_t per_warp = 512;  // vectors: long enough to keep loads in flight
     const std::int64_t vectors = divide_up(piece.columns, Vector<T>::kSize);
     if (vectors > 4 * per_warp)
       launch_filter<T, 8>(view, piece, stream);
@@ -1150,7 +1207,7 @@ struct DeviceSelection::Parts {
           view, static_cast<int>(budget), out);
       set_hints<<<groups, 1024, 0, stream>>>(view);
     } else {
-      const unsigned per_group = std::max(1u, 264u / groups);
+      const unsigned per_group = std::max(1u, 132u / groups);
       const auto token_blocks = static_cast<unsigned>(divide_up(view.n_tokens, kWarps));
       if (!relu())
         for (int round = 0; round < kRounds; ++round) search<<<dim3(per_group, groups), 512, 0, stream>>>(view, round);
