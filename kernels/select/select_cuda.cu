@@ -34,6 +34,8 @@ constexpr int kReplicas = 4;  // histograms of one block: neighbouring lanes oft
 constexpr unsigned kAll = 0xffffffffu;
 constexpr std::uint32_t kUnknown = 0xffffffffu;
 constexpr std::uint32_t kInfinity = 0x7f800000u;
+/// Six are enough when a tile is the same each time it is made; a graph must not loop for ever when it is not.
+constexpr std::uint32_t kMostPasses = 12;
 constexpr Count kNoBudget = ~Count{0};
 
 __device__ constexpr int shift_of(int round) { return round == 0 ? 20 : round == 1 ? 9 : 0; }
@@ -79,7 +81,7 @@ struct Control {
   std::uint32_t again;  // another pass is needed
   std::uint32_t passes;
   std::uint32_t overflow;
-  std::uint32_t unused;
+  std::uint32_t failed;
 };
 
 /// Sizes and memory, as every kernel sees them.
@@ -334,7 +336,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
       for (int i = 0; i < kInFlight; ++i) {
         const int at = first + i * 32 + lane;
         const uint4* line = reinterpret_cast<const uint4*>(products + r * piece.stride);
-        x[r][i] = at < end && row + r < piece.rows ? __ldcs(line + at) : make_uint4(0, 0, 0, 0);
+        // Beyond the end: not a number, which exceeds no limit.
+        x[r][i] = at < end && row + r < piece.rows ? __ldcs(line + at) : make_uint4(kAll, kAll, kAll, kAll);
       }
 #pragma unroll
     for (int r = 0; r < kShared; ++r)
@@ -594,8 +597,10 @@ __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_gra
   if (__syncthreads_or(open))
     for (int g = 0; g < view.n_groups; ++g)
       if (view.group[g].mode != kSettled) advance(view, g);
-  const bool again = __syncthreads_or(t < view.n_groups && view.group[t].mode != kSettled) != 0;
+  const bool unsettled = __syncthreads_or(t < view.n_groups && view.group[t].mode != kSettled) != 0;
+  const bool again = unsettled && view.control->passes < kMostPasses;
   if (t == 0) {
+    if (unsettled && !again) view.control->failed = 1;
     view.control->again = again;
     if (in_graph) cudaGraphSetConditional(loop, again);
   }
@@ -758,6 +763,7 @@ __global__ void __launch_bounds__(1024) make_offsets(View view, std::int64_t* ro
     const std::int64_t n = first + threadIdx.x;
     Count count = 0;
     if (n < view.n_tokens)
+#pragma unroll 4
       for (int g = 0; g < view.n_groups; ++g)
         count += view.above[g * view.n_tokens + n] + view.admit[g * view.n_tokens + n];
     Count total;
@@ -996,7 +1002,7 @@ constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (
 
 /// Sizes that follow from a request.
 struct Sizes {
-  std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, tiles, most;
+  std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most;
 
   explicit Sizes(const SelectionRequest& request) {
     groups = request.all_layers || request.rule == SelectionRule::relu ? 1 : request.n_layers;
@@ -1009,7 +1015,6 @@ struct Sizes {
     const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
     capacity =
         std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : 3 * request.budget + 65536);
-    tiles = request.overlap ? 2 : 1;
     most = 0;
     if (request.rule == SelectionRule::topk) {
       most = request.budget;
@@ -1037,7 +1042,7 @@ class Cutter {
 
 struct Layout {
   View view{};
-  std::byte* tile[2] = {nullptr, nullptr};
+  std::byte* tile = nullptr;
 };
 
 Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
@@ -1072,8 +1077,7 @@ Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
     view.tied = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
     view.used = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
   }
-  for (std::int64_t t = 0; t < sizes.tiles; ++t)
-    layout.tile[t] = cutter.take<std::byte>(sizes.tile_tokens * sizes.tile_stride * element);
+  layout.tile = cutter.take<std::byte>(sizes.tile_tokens * sizes.tile_stride * element);
   return layout;
 }
 
@@ -1102,10 +1106,8 @@ int room_of(std::int64_t budget) {
 struct DeviceSelection::Parts {
   SelectionRequest request;
   Layout layout;
-  cudaStream_t reader = nullptr;  // looks at tiles while the next is made (overlap)
   cudaStream_t looper = nullptr;  // captures the loop's body
-  cudaEvent_t made[2] = {}, read[2] = {};
-  Control* seen = nullptr;  // pinned
+  Control* seen = nullptr;        // pinned
 
   bool relu() const { return request.rule == SelectionRule::relu; }
   bool topk() const { return request.rule == SelectionRule::topk; }
@@ -1150,36 +1152,24 @@ struct DeviceSelection::Parts {
     }
   }
 
-  /// All tiles once. `overlap`: the tiles are read on the second stream.
+  /// All tiles once.
   void pass(const Execution& execution, const View& view, const LayerBias& bias, std::int64_t budget,
-            const Producer& producer, bool first, bool overlap) const {
+            const Producer& producer, bool first) const {
     const Sizes sizes(request);
     const auto stream = static_cast<cudaStream_t>(execution.stream);
     const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
     with_type([&](auto type) {
       begin_pass<decltype(type)><<<264, kThreads, 0, stream>>>(view, bias, first, wanted, relu());
     });
-    if (overlap) {
-      check(cudaEventRecord(made[0], stream), "recording an event");
-      check(cudaStreamWaitEvent(reader, made[0]), "waiting for an event");
-    }
-    std::int64_t number = 0;
     for (std::int64_t layer = 0; layer < request.n_layers; ++layer)
       for (std::int64_t block = 0; block < sizes.blocks; ++block)
-        for (std::int64_t token = 0; token < view.n_tokens; token += sizes.tile_tokens, ++number) {
+        for (std::int64_t token = 0; token < view.n_tokens; token += sizes.tile_tokens) {
           TileRange range{layer, token, std::min(sizes.tile_tokens, view.n_tokens - token), block * sizes.tile_features,
                           0};
           range.feature_count = std::min(sizes.tile_features, request.n_features - range.feature_begin);
           const std::int64_t stride = round_up(range.feature_count, 8);
-          const int which = overlap ? static_cast<int>(number % 2) : 0;
-          void* tile = layout.tile[which];
-          if (overlap && number >= 2) check(cudaStreamWaitEvent(stream, read[which]), "waiting for an event");
-          producer(execution, range, {tile, request.product, range.token_count, range.feature_count, stride});
-          if (overlap) {
-            check(cudaEventRecord(made[which], stream), "recording an event");
-            check(cudaStreamWaitEvent(reader, made[which]), "waiting for an event");
-          }
-          const Piece piece{tile,
+          producer(execution, range, {layout.tile, request.product, range.token_count, range.feature_count, stride});
+          const Piece piece{layout.tile,
                             stride,
                             range.token_count,
                             range.token_begin,
@@ -1188,13 +1178,8 @@ struct DeviceSelection::Parts {
                             static_cast<int>(layer),
                             static_cast<int>(block),
                             bias.layer[layer] + range.feature_begin};
-          with_type([&](auto type) { consume<decltype(type)>(view, piece, first, budget, overlap ? reader : stream); });
-          if (overlap) check(cudaEventRecord(read[which], reader), "recording an event");
+          with_type([&](auto type) { consume<decltype(type)>(view, piece, first, budget, stream); });
         }
-    if (overlap) {
-      check(cudaEventRecord(read[0], reader), "recording an event");
-      check(cudaStreamWaitEvent(stream, read[0]), "waiting for an event");
-    }
     check(cudaGetLastError(), "a pass over the tiles");
   }
 
@@ -1270,12 +1255,7 @@ DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byt
   parts->request = request;
   Cutter cutter(workspace.data);
   parts->layout = lay_out(request, cutter);
-  check(cudaStreamCreateWithFlags(&parts->reader, cudaStreamNonBlocking), "making a stream");
   check(cudaStreamCreateWithFlags(&parts->looper, cudaStreamNonBlocking), "making a stream");
-  for (int i = 0; i < 2; ++i) {
-    check(cudaEventCreateWithFlags(&parts->made[i], cudaEventDisableTiming), "making an event");
-    check(cudaEventCreateWithFlags(&parts->read[i], cudaEventDisableTiming), "making an event");
-  }
   check(cudaMallocHost(&parts->seen, sizeof(Control)), "taking pinned memory");
   const auto stream = static_cast<cudaStream_t>(execution.stream);
   set_thresholds<<<1, 128, 0, stream>>>(parts->layout.view.threshold, parts->layout.view.n_groups, kUnknown);
@@ -1288,11 +1268,6 @@ DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byt
 }
 
 DeviceSelection::~DeviceSelection() {
-  for (int i = 0; i < 2; ++i) {
-    cudaEventDestroy(parts_->made[i]);
-    cudaEventDestroy(parts_->read[i]);
-  }
-  cudaStreamDestroy(parts_->reader);
   cudaStreamDestroy(parts_->looper);
   cudaFreeHost(parts_->seen);
   delete parts_;
@@ -1312,7 +1287,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   LayerBias bias{};
   for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
 
-  parts_->pass(execution, view, bias, budget, producer, true, request.overlap);
+  parts_->pass(execution, view, bias, budget, producer, true);
   if (!parts_->topk()) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(stream, &status), "asking for the capture");
@@ -1329,7 +1304,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
       decide<<<1, 1024, 0, stream>>>(view, relu, true, loop);
       parts_->capture_loop(stream, loop, [&](cudaStream_t inside) {
         const Execution body{execution.backend, inside};
-        parts_->pass(body, view, bias, budget, producer, false, false);
+        parts_->pass(body, view, bias, budget, producer, false);
         decide<<<1, 1024, 0, inside>>>(view, relu, true, loop);
       });
     } else {
@@ -1339,7 +1314,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
               "reading the decision");
         check(cudaStreamSynchronize(stream), "a pass over the tiles");
         if (parts_->seen->again == 0) break;
-        parts_->pass(execution, view, bias, budget, producer, false, false);
+        parts_->pass(execution, view, bias, budget, producer, false);
       }
     }
   }
@@ -1362,6 +1337,8 @@ SelectionReport DeviceSelection::report(const Execution& execution) const {
   SelectionReport report;
   report.passes = control.passes;
   report.overflow = control.overflow != 0;
+  if (control.failed != 0)
+    throw Error(ExitCode::internal, "selection on the GPU: a tile was not the same when it was made again");
   for (const Group& group : groups) {
     report.threshold.push_back(bits_float(group.kth));
     report.candidates.push_back(static_cast<std::int64_t>(group.cursor));

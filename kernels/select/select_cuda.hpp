@@ -54,7 +54,6 @@ struct SelectionRequest {
   Scalar product = Scalar::bf16;
   std::int64_t tile_tokens = 0;    ///< 0: all
   std::int64_t tile_features = 0;  ///< 0: all; else rounded up to a multiple of 8
-  bool overlap = false;            ///< two tiles: one is made while the other is read
 };
 
 /// One rectangle of products to make, in this rank's indices.
@@ -102,7 +101,7 @@ class DeviceSelection {
   /// part of a checkpoint, so that time repeats too. Any content is safe. 0xffffffff: unknown.
   Array<std::uint32_t> thresholds() const;
 
-  /// Waits for the stream.
+  /// Waits for the stream. Throws Error(internal) when the producer did not repeat a tile's bits.
   SelectionReport report(const Execution&) const;
 
   struct Parts;

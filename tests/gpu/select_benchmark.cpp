@@ -183,11 +183,10 @@ int main(int argc, char** argv) try {
                 flop / static_cast<double>(L) * static_cast<double>(columns) / static_cast<double>(F) /
                     record.milliseconds / 1e9,
                 record.algorithm == heuristic.record().algorithm ? "is" : "is not");
-    for (const bool overlap : {false, true}) {
-      if (once && overlap) break;
+    {
       for (const int k : {16, 32}) {
         for (const int scope : {0, 1, 2}) {  // all_layers, layer, per token
-          if ((tile != 0 || overlap) && (scope != 0 || (k != 16 && tile != 0))) continue;
+          if (tile != 0 && (scope != 0 || k != 16)) continue;
           const bool all_layers = scope == 0, topk = scope == 2;
           SelectionRequest request;
           request.rule = topk ? SelectionRule::topk : SelectionRule::batch_topk;
@@ -197,7 +196,6 @@ int main(int argc, char** argv) try {
           request.n_features = F;
           request.budget = topk ? k : k * N * (all_layers ? L : 1);
           request.tile_features = tile;
-          request.overlap = overlap;
           const std::int64_t workspace_bytes = DeviceSelection::workspace_bytes(request);
           const Array<std::byte> workspace{device<std::byte>(workspace_bytes), workspace_bytes};
           DeviceSelection selection(request, workspace, execution);
@@ -269,7 +267,7 @@ int main(int argc, char** argv) try {
           const double reading_ms = median(
               stream, times, [](int) {}, [&] { ok(cudaGraphLaunch(reading.ready, stream)); });
           std::printf(
-              "%-10s k=%d tile %5lld %-8s whole %.3f ms | products alone %.3f ms %.0f TFLOP/s | filter and select "
+              "%-10s k=%d tile %5lld whole %.3f ms | products alone %.3f ms %.0f TFLOP/s | filter and select "
               "alone "
               "%.3f ms (%.0f GB/s) | candidates/budget %.3f, cold passes %lld, repeated %d of %d | rows %s | memory "
               "%.0f "
@@ -277,10 +275,10 @@ int main(int argc, char** argv) try {
               topk         ? "topk"
               : all_layers ? "all_layers"
                            : "layer",
-              k, static_cast<long long>(columns), overlap ? "overlap" : "series", whole_ms, products_ms,
-              flop / products_ms / 1e9, reading_ms, bytes / reading_ms / 1e6,
-              static_cast<double>(candidates) / static_cast<double>(k * N * L), static_cast<long long>(cold_passes),
-              redos, times, same ? "same" : "DIFFER", static_cast<double>(workspace_bytes) / 1e6);
+              k, static_cast<long long>(columns), whole_ms, products_ms, flop / products_ms / 1e9, reading_ms,
+              bytes / reading_ms / 1e6, static_cast<double>(candidates) / static_cast<double>(k * N * L),
+              static_cast<long long>(cold_passes), redos, times, same ? "same" : "DIFFER",
+              static_cast<double>(workspace_bytes) / 1e6);
           std::fflush(stdout);
           for (void* at : {static_cast<void*>(workspace.data), static_cast<void*>(rows.row_offsets.data),
                            static_cast<void*>(rows.key.data), static_cast<void*>(rows.value.data)})

@@ -339,10 +339,9 @@ TEST_CASE("batch_topk keeps what a full sort keeps, whatever the input and the f
       for (const bool all_layers : {true, false}) {
         SelectionRequest request = request_of(SelectionRule::batch_topk, all_layers, sizes, 16, product);
         check_selection(request, sizes, input);
-        // In tiles of rows and columns, read on a second stream.
+        // In tiles of rows and columns.
         request.tile_tokens = 100;
         request.tile_features = 384;
-        request.overlap = true;
         check_selection(request, sizes, input);
       }
     }
@@ -381,7 +380,6 @@ TEST_CASE("topk keeps the best of each token") {
             check_selection(request, sizes, input);
             request.tile_tokens = 100;
             request.tile_features = 384;
-            request.overlap = true;
             check_selection(request, sizes, input);
           }
       }
