@@ -331,6 +331,22 @@ SelectionRequest request_of(SelectionRule rule, bool all_layers, const Sizes& si
   return request;
 }
 
+TEST_CASE("small: every rule, scope and input in one pass; what compute-sanitizer runs") {
+  const Sizes sizes{9, 2, 770};
+  for (const Scalar product : {Scalar::bf16, Scalar::fp32})
+    for (const std::string& name : kInputs) {
+      const Input input = make_input(name, sizes, product, 17);
+      for (const SelectionRule rule : {SelectionRule::batch_topk, SelectionRule::topk, SelectionRule::relu})
+        for (const bool all_layers : {true, false}) {
+          if (rule == SelectionRule::relu && !all_layers) continue;
+          SelectionRequest request = request_of(rule, all_layers, sizes, 12.5, product);
+          request.tile_tokens = 5;
+          request.tile_features = 384;
+          check_selection(request, sizes, input);
+        }
+    }
+}
+
 TEST_CASE("batch_topk keeps what a full sort keeps, whatever the input and the filter's threshold") {
   const Sizes sizes{257, 3, 1000};
   for (const Scalar product : {Scalar::bf16, Scalar::fp32})
