@@ -378,6 +378,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
         uint2 entry = first + lane < n[r] ? buffer[warp][r][first + lane] : make_uint2(0, 0);
         const float sum = first + lane < n[r] ? __uint_as_float(entry.y) + __ldg(piece.bias + entry.x) : 0.0f;
         const unsigned passing = __ballot_sync(kAll, sum > threshold);
+        __syncwarp();  // all have read before one writes
         if (sum > threshold)
           buffer[warp][r][left + __popc(passing & ((1u << lane) - 1))] = make_uint2(entry.x, __float_as_uint(sum));
         left += __popc(passing);
@@ -1188,7 +1189,7 @@ struct DeviceSelection::Parts {
     const auto tokens = static_cast<unsigned>(view.n_tokens);
     if (topk()) {
       make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
-      take_best<<<tokens, 128, static_cast<std::size_t>(budget) * sizeof(std::uint32_t), stream>>>(
+      take_best<<<tokens, 128, static_cast<std::size_t>(round_up(budget, 4)) * sizeof(std::uint32_t), stream>>>(
           view, static_cast<int>(budget), out);
       set_hints<<<groups, 1024, 0, stream>>>(view);
     } else {
