@@ -277,9 +277,10 @@ __global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias
   }
 }
 
-/// relu has no threshold, whatever stands in the controller's state.
+/// What an entry must exceed. relu has no threshold, whatever stands in the controller's state; there a key beyond
+/// infinity lets nothing pass.
 __device__ __forceinline__ float threshold_of(const View& view, int g, bool relu) {
-  return relu ? 0.0f : __uint_as_float(view.threshold[g]);
+  return relu ? 0.0f : __uint_as_float(min(view.threshold[g], kInfinity));
 }
 
 // ---- the pass over a tile ------------------------------------------------------------------------------------------
@@ -363,29 +364,30 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
       }
   }
   // What passed the limits: add the bias and look again. A crowded span is counted by reading it once more.
+  constexpr int kChunks = kBuffer / 32;
   bool crowded[kShared];
+  uint2 entry[kShared][kChunks];
+  unsigned passing[kShared][kChunks] = {};
+  __syncwarp();
 #pragma unroll
   for (int r = 0; r < kShared; ++r) {
     crowded[r] = n[r] > kBuffer;
     int left = 0;
-    __syncwarp();
     if (crowded[r]) {
       if (row + r < piece.rows)
         scan_span(products + r * piece.stride, piece.bias, begin * V::kSize, min(end * V::kSize, piece.columns),
-                  threshold, lane, [&](unsigned passing, bool, int, float) { left += __popc(passing); });
+                  threshold, lane, [&](unsigned voters, bool, int, float) { left += __popc(voters); });
     } else {
-      for (int first = 0; first < n[r]; first += 32) {
-        uint2 entry = first + lane < n[r] ? buffer[warp][r][first + lane] : make_uint2(0, 0);
-        const float sum = first + lane < n[r] ? __uint_as_float(entry.y) + __ldg(piece.bias + entry.x) : 0.0f;
-        const unsigned passing = __ballot_sync(kAll, sum > threshold);
-        __syncwarp();  // all have read before one writes
-        if (sum > threshold)
-          buffer[warp][r][left + __popc(passing & ((1u << lane) - 1))] = make_uint2(entry.x, __float_as_uint(sum));
-        left += __popc(passing);
-        __syncwarp();
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const bool in_use = c * 32 + lane < n[r];
+        entry[r][c] = in_use ? buffer[warp][r][c * 32 + lane] : make_uint2(0, 0);
+        const float sum = in_use ? __uint_as_float(entry[r][c].y) + __ldg(piece.bias + entry[r][c].x) : 0.0f;
+        entry[r][c].y = __float_as_uint(sum);
+        passing[r][c] = __ballot_sync(kAll, in_use && sum > threshold);
+        left += __popc(passing[r][c]);
       }
     }
-    n[r] = left;
     if (lane == 0) count[first_row + r][part] = left;
   }
   __syncthreads();
@@ -396,10 +398,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
     const int before = warp_exclusive(own, lane, total);
     __syncwarp();
     if (lane < kCounts) (&count[0][0])[lane] = before;
-    if (lane == 0) base = atomicAdd(&view.group[g].cursor, static_cast<Count>(total));
-    const Count start = __shfl_sync(kAll, lane == 0 ? base : 0, 0);
+    Count start = 0;
+    if (lane == 0) start = atomicAdd(&view.group[g].cursor, static_cast<Count>(total));
+    start = __shfl_sync(kAll, start, 0);
     const bool fits = start + total <= static_cast<Count>(view.capacity);
-    if (lane == 0 && !fits) base = ~Count{0};
+    if (lane == 0) base = fits ? start : ~Count{0};
     // Lane q * kWarpsPerRow ends where lane (q + 1) * kWarpsPerRow begins.
     const int after = __shfl_down_sync(kAll, before, kWarpsPerRow % 32);
     const int entries = (lane + kWarpsPerRow < kCounts ? after : total) - before;
@@ -415,20 +418,26 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
 #pragma unroll
   for (int r = 0; r < kShared; ++r) {
     std::int64_t to = g * view.capacity + static_cast<std::int64_t>(base) + count[first_row + r][part];
+    const unsigned lower = (1u << lane) - 1;
     if (!crowded[r]) {
-      for (int i = lane; i < n[r]; i += 32) {
-        view.key[to + i] = key_base + buffer[warp][r][i].x;
-        view.value[to + i] = __uint_as_float(buffer[warp][r][i].y);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if (passing[r][c] >> lane & 1) {
+          const std::int64_t place = to + __popc(passing[r][c] & lower);
+          view.key[place] = key_base + entry[r][c].x;
+          view.value[place] = __uint_as_float(entry[r][c].y);
+        }
+        to += __popc(passing[r][c]);
       }
     } else if (row + r < piece.rows) {
       scan_span(products + r * piece.stride, piece.bias, begin * V::kSize, min(end * V::kSize, piece.columns),
-                threshold, lane, [&](unsigned passing, bool passes, int column, float sum) {
-                  const std::int64_t place = to + __popc(passing & ((1u << lane) - 1));
+                threshold, lane, [&](unsigned voters, bool passes, int column, float sum) {
+                  const std::int64_t place = to + __popc(voters & lower);
                   if (passes) {
                     view.key[place] = key_base + column;
                     view.value[place] = sum;
                   }
-                  to += __popc(passing);
+                  to += __popc(voters);
                 });
     }
   }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -294,6 +295,7 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
     check_rows(output, expected);
     CHECK(selection.report(execution).passes <= 7);
   }
+  if (std::getenv("WEFT_TEST_WITHOUT_GRAPHS") != nullptr) return;  // racecheck cannot follow a graph's loop
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t ready = nullptr;
   cuda_ok(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeRelaxed));
