@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The selection on the GPU and its dense product, held against plain loops: a full sort by the rule of
+// kernels/select/select.hpp, bit for bit, whatever the threshold of the filter, eagerly and out of a CUDA graph; and a
+// float64 product. Needs a GPU; without one the program ends with 77 (skipped).
+#define DOCTEST_CONFIG_IMPLEMENT
+#include "kernels/select/select.hpp"
+
+#include <cuda_runtime.h>
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/bf16.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/select/select_cuda.hpp"
+
+namespace {
+
+using namespace weft::kernels;
+using cuda::DeviceSelection;
+using cuda::SelectionRequest;
+using cuda::SelectionRule;
+using cuda::TileRange;
+
+void cuda_ok(cudaError_t status) { REQUIRE_MESSAGE(status == cudaSuccess, cudaGetErrorString(status)); }
+
+/// Device memory of one test.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(std::int64_t n) : size_(n) {
+    cuda_ok(cudaMalloc(&data_, static_cast<std::size_t>(std::max<std::int64_t>(n, 1)) * sizeof(T)));
+  }
+  explicit Buffer(const std::vector<T>& from) : Buffer(static_cast<std::int64_t>(from.size())) { put(from); }
+  Buffer(const Buffer&) = delete;
+  ~Buffer() { cudaFree(data_); }
+  void put(const std::vector<T>& from) {
+    cuda_ok(cudaMemcpy(data_, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  std::vector<T> read(std::int64_t n) const {
+    std::vector<T> to(static_cast<std::size_t>(n));
+    cuda_ok(cudaMemcpy(to.data(), data_, to.size() * sizeof(T), cudaMemcpyDeviceToHost));
+    return to;
+  }
+  void poison() { cuda_ok(cudaMemset(data_, 0xa5, static_cast<std::size_t>(size_) * sizeof(T))); }
+  T* data() const { return data_; }
+  Array<T> array() const { return {data_, size_}; }
+
+ private:
+  T* data_ = nullptr;
+  std::int64_t size_;
+};
+
+struct Stream {
+  cudaStream_t stream = nullptr;
+  Stream() { cuda_ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+  ~Stream() { cudaStreamDestroy(stream); }
+  Execution execution() const { return {Backend::cuda, stream}; }
+};
+
+struct Random {
+  std::uint64_t state;
+  std::uint64_t next() {
+    std::uint64_t z = (state += 0x9E3779B97F4A7C15ull);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+  }
+  float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }
+  float normal() {
+    float sum = 0;
+    for (int i = 0; i < 6; ++i) sum += uniform();
+    return (sum - 3.0f) * 1.41421356f;
+  }
+};
+
+struct Sizes {
+  std::int64_t tokens, layers, features;
+};
+
+/// Products [layer][token][feature] as stored (rounded to the type), and biases.
+struct Input {
+  std::string name;
+  std::vector<float> product;
+  std::vector<std::vector<float>> bias;
+};
+
+Input make_input(const std::string& name, const Sizes& sizes, Scalar type, std::uint64_t seed) {
+  Random random{seed};
+  Input input{name, std::vector<float>(static_cast<std::size_t>(sizes.layers * sizes.tokens * sizes.features)), {}};
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (std::int64_t l = 0; l < sizes.layers; ++l) {
+    std::vector<float> bias(static_cast<std::size_t>(sizes.features), 0.0f);
+    if (name == "random" || name == "one token" || name == "few positive")
+      for (float& b : bias) b = 0.3f * random.normal();
+    if (name == "all negative")
+      for (float& b : bias) b = -20.0f;
+    input.bias.push_back(bias);
+  }
+  std::size_t i = 0;
+  for (std::int64_t l = 0; l < sizes.layers; ++l)
+    for (std::int64_t n = 0; n < sizes.tokens; ++n)
+      for (std::int64_t f = 0; f < sizes.features; ++f, ++i) {
+        float value = random.normal();
+        if (name == "planted ties") value = static_cast<float>(random.next() % 5) * 0.5f - 1.0f;
+        if (name == "ties at the top") value = random.next() % 50 == 0 ? 2.0f : std::fmin(value, 1.9f);
+        if (name == "one token" && n != sizes.tokens / 2) value = -std::fabs(value) - 9.0f;
+        if (name == "one feature" && f != sizes.features / 3) value = -std::fabs(value);
+        if (name == "one feature" && f == sizes.features / 3) value = std::fabs(value) + 0.125f;
+        if (name == "all equal") value = 1.5f;
+        if (name == "few positive") value = random.next() % 997 == 0 ? 5.0f + value : -5.0f;
+        if (name == "all negative") value = -std::fabs(value);
+        if (name == "extreme") {
+          const float odd[] = {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), 1e-40f, -1e-40f, 0.0f,
+                               -0.0f,    3.0e38f};
+          value = random.next() % 3 == 0 ? odd[random.next() % 8] : value * 1e-38f;
+        }
+        if (type == Scalar::bf16) value = static_cast<float>(to_bf16(value));
+        input.product[i] = value;
+      }
+  return input;
+}
+
+struct Csr {
+  std::vector<std::int64_t> offsets;
+  std::vector<std::uint32_t> key;
+  std::vector<float> value;
+};
+
+/// The rule, written down: sort all positive entries of a group and cut.
+Csr expected_selection(const SelectionRequest& request, const Sizes& sizes, const Input& input) {
+  struct Entry {
+    std::uint32_t key;
+    std::int64_t token;
+    std::uint32_t index;
+    std::int64_t group;
+  };
+  const bool topk = request.rule == SelectionRule::topk;
+  const std::int64_t layer_groups = request.all_layers || request.rule == SelectionRule::relu ? 1 : sizes.layers;
+  const std::int64_t n_groups = topk ? layer_groups * sizes.tokens : layer_groups;
+  std::vector<std::vector<Entry>> groups(static_cast<std::size_t>(n_groups));
+  std::size_t i = 0;
+  for (std::int64_t l = 0; l < sizes.layers; ++l)
+    for (std::int64_t n = 0; n < sizes.tokens; ++n)
+      for (std::int64_t f = 0; f < sizes.features; ++f, ++i) {
+        const float r = input.product[i] + input.bias[static_cast<std::size_t>(l)][static_cast<std::size_t>(f)];
+        const std::uint32_t key = selection_key(r);
+        if (key == 0) continue;
+        const std::int64_t layer_group = layer_groups == 1 ? 0 : l;
+        const std::int64_t g = topk ? n * layer_groups + layer_group : layer_group;
+        groups[static_cast<std::size_t>(g)].push_back({key, n, static_cast<std::uint32_t>(l * sizes.features + f), g});
+      }
+  std::vector<Entry> kept;
+  for (auto& group : groups) {
+    const auto better = [](const Entry& a, const Entry& b) {
+      if (a.key != b.key) return a.key > b.key;
+      if (a.token != b.token) return a.token < b.token;
+      return a.index < b.index;
+    };
+    const auto budget = static_cast<std::size_t>(request.budget);
+    if (request.rule != SelectionRule::relu && group.size() > budget) {
+      std::nth_element(group.begin(), group.begin() + static_cast<std::ptrdiff_t>(budget), group.end(), better);
+      group.resize(budget);
+    }
+    kept.insert(kept.end(), group.begin(), group.end());
+  }
+  std::sort(kept.begin(), kept.end(),
+            [](const Entry& a, const Entry& b) { return a.token != b.token ? a.token < b.token : a.index < b.index; });
+  Csr csr;
+  csr.offsets.assign(static_cast<std::size_t>(sizes.tokens + 1), 0);
+  for (const Entry& entry : kept) {
+    ++csr.offsets[static_cast<std::size_t>(entry.token + 1)];
+    csr.key.push_back(entry.index);
+    csr.value.push_back(bits_float(entry.key));
+  }
+  for (std::size_t n = 1; n < csr.offsets.size(); ++n) csr.offsets[n] += csr.offsets[n - 1];
+  return csr;
+}
+
+/// Products of a test on the device, handed out as tiles.
+class Products {
+ public:
+  Products(const Input& input, const Sizes& sizes, Scalar type)
+      : sizes_(sizes), type_(type), data_(static_cast<std::int64_t>(input.product.size()) * bytes_of(type)) {
+    std::vector<std::byte> bytes(input.product.size() * static_cast<std::size_t>(bytes_of(type)));
+    for (std::size_t i = 0; i < input.product.size(); ++i)
+      if (type == Scalar::bf16) {
+        const bf16 value = to_bf16(input.product[i]);
+        std::memcpy(bytes.data() + 2 * i, &value, 2);
+      } else {
+        std::memcpy(bytes.data() + 4 * i, &input.product[i], 4);
+      }
+    data_.put(bytes);
+  }
+  DeviceSelection::Producer producer() const {
+    return [this](const Execution& execution, const TileRange& range, AnyMatrix out) {
+      const std::int64_t element = bytes_of(type_);
+      const std::byte* from =
+          data_.data() +
+          ((range.layer * sizes_.tokens + range.token_begin) * sizes_.features + range.feature_begin) * element;
+      cuda_ok(cudaMemcpy2DAsync(out.data, static_cast<std::size_t>(out.stride * element), from,
+                                static_cast<std::size_t>(sizes_.features * element),
+                                static_cast<std::size_t>(range.feature_count * element),
+                                static_cast<std::size_t>(range.token_count), cudaMemcpyDeviceToDevice,
+                                static_cast<cudaStream_t>(execution.stream)));
+    };
+  }
+
+ private:
+  Sizes sizes_;
+  Scalar type_;
+  Buffer<std::byte> data_;
+};
+
+struct Output {
+  Buffer<std::int64_t> offsets;
+  Buffer<std::uint32_t> key;
+  Buffer<float> value;
+  SparseActivations activations;
+
+  Output(const Sizes& sizes, std::int64_t capacity)
+      : offsets(sizes.tokens + 1), key(capacity), value(capacity), activations{sizes.tokens,   sizes.layers,
+                                                                               sizes.features, offsets.array(),
+                                                                               key.array(),    value.array()} {}
+  void poison() {
+    offsets.poison();
+    key.poison();
+    value.poison();
+  }
+};
+
+/// Whether the device's rows are the expected ones, bit for bit.
+void check_rows(const Output& output, const Csr& expected) {
+  const auto offsets = output.offsets.read(static_cast<std::int64_t>(expected.offsets.size()));
+  REQUIRE(offsets == expected.offsets);
+  const auto n = static_cast<std::int64_t>(expected.key.size());
+  if (n == 0) return;
+  CHECK(output.key.read(n) == expected.key);
+  const auto value = output.value.read(n);
+  CHECK(std::memcmp(value.data(), expected.value.data(), value.size() * sizeof(float)) == 0);
+}
+
+/// One request on one input: eager and captured, with thresholds that are unknown, zero, from the batch before, and
+/// random.
+void check_selection(const SelectionRequest& request, const Sizes& sizes, const Input& input) {
+  CAPTURE(input.name);
+  CAPTURE(static_cast<int>(request.rule));
+  CAPTURE(request.all_layers);
+  CAPTURE(sizes.tokens);
+  CAPTURE(sizes.features);
+  CAPTURE(request.tile_features);
+  CAPTURE(request.budget);
+  const Csr expected = expected_selection(request, sizes, input);
+  const Stream stream;
+  const Execution execution = stream.execution();
+  const Products products(input, sizes, request.product);
+  std::vector<float> all_bias;
+  for (const auto& bias : input.bias) all_bias.insert(all_bias.end(), bias.begin(), bias.end());
+  const Buffer<float> bias_buffer(all_bias);
+  std::vector<Array<const float>> bias;
+  for (std::int64_t l = 0; l < sizes.layers; ++l)
+    bias.push_back({bias_buffer.data() + l * sizes.features, sizes.features});
+  Buffer<std::byte> workspace(DeviceSelection::workspace_bytes(request));
+  workspace.poison();
+  DeviceSelection selection(request, workspace.array(), execution);
+  Output output(sizes, std::max<std::int64_t>(static_cast<std::int64_t>(expected.key.size()), 1));
+  Random random{99};
+  const Array<std::uint32_t> thresholds = selection.thresholds();
+  const auto randomise = [&](int run) {
+    cuda_ok(cudaStreamSynchronize(stream.stream));
+    std::vector<std::uint32_t> state(static_cast<std::size_t>(thresholds.size));
+    for (auto& threshold : state) {
+      const float near = expected.value.empty() ? 1.0f : expected.value[random.next() % expected.value.size()];
+      threshold = run == 2   ? 0u
+                  : run == 3 ? static_cast<std::uint32_t>(random.next())
+                  : run == 4 ? float_bits(near)
+                             : float_bits(near * (0.2f + random.uniform()));
+    }
+    cuda_ok(cudaMemcpy(thresholds.data, state.data(), state.size() * 4, cudaMemcpyHostToDevice));
+  };
+  for (int run = 0; run < 6; ++run) {  // 0: as constructed; 1: what the last run left
+    CAPTURE(run);
+    if (run > 1) randomise(run);
+    output.poison();
+    selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations);
+    cuda_ok(cudaStreamSynchronize(stream.stream));
+    check_rows(output, expected);
+    CHECK(selection.report(execution).passes <= 7);
+  }
+  if (std::getenv("WEFT_TEST_WITHOUT_GRAPHS") != nullptr) return;  // racecheck cannot follow a graph's loop
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t ready = nullptr;
+  cuda_ok(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeRelaxed));
+  selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations);
+  cuda_ok(cudaStreamEndCapture(stream.stream, &graph));
+  cuda_ok(cudaGraphInstantiate(&ready, graph, 0));
+  for (int run = 1; run < 6; ++run) {
+    CAPTURE(run);
+    if (run > 1) randomise(run);
+    output.poison();
+    cuda_ok(cudaDeviceSynchronize());
+    cuda_ok(cudaGraphLaunch(ready, stream.stream));
+    cuda_ok(cudaStreamSynchronize(stream.stream));
+    check_rows(output, expected);
+  }
+  cudaGraphExecDestroy(ready);
+  cudaGraphDestroy(graph);
+}
+
+const std::vector<std::string> kInputs = {"random",      "planted ties", "ties at the top", "all negative", "one token",
+                                          "one feature", "all equal",    "few positive",    "extreme"};
+
+SelectionRequest request_of(SelectionRule rule, bool all_layers, const Sizes& sizes, double k, Scalar product) {
+  SelectionRequest request;
+  request.rule = rule;
+  request.all_layers = all_layers;
+  request.n_tokens = sizes.tokens;
+  request.n_layers = sizes.layers;
+  request.n_features = sizes.features;
+  const double per_group = rule == SelectionRule::topk ? 1.0 : static_cast<double>(sizes.tokens);
+  request.budget =
+      std::max<std::int64_t>(1, std::llround(k * per_group * (all_layers ? static_cast<double>(sizes.layers) : 1.0)));
+  if (rule == SelectionRule::relu) request.budget = sizes.tokens * sizes.layers * sizes.features;
+  request.product = product;
+  return request;
+}
+
+TEST_CASE("small: every rule, scope and input in one pass; what compute-sanitizer runs") {
+  const Sizes sizes{9, 2, 770};
+  for (const Scalar product : {Scalar::bf16, Scalar::fp32})
+    for (const std::string& name : kInputs) {
+      const Input input = make_input(name, sizes, product, 17);
+      for (const SelectionRule rule : {SelectionRule::batch_topk, SelectionRule::topk, SelectionRule::relu})
+        for (const bool all_layers : {true, false}) {
+          if (rule == SelectionRule::relu && !all_layers) continue;
+          SelectionRequest request = request_of(rule, all_layers, sizes, 12.5, product);
+          request.tile_tokens = 5;
+          request.tile_features = 384;
+          check_selection(request, sizes, input);
+        }
+    }
+}
+
+TEST_CASE("batch_topk keeps what a full sort keeps, whatever the input and the filter's threshold") {
+  const Sizes sizes{257, 3, 1000};
+  for (const Scalar product : {Scalar::bf16, Scalar::fp32})
+    for (const std::string& name : kInputs) {
+      const Input input = make_input(name, sizes, product, 7);
+      for (const bool all_layers : {true, false}) {
+        SelectionRequest request = request_of(SelectionRule::batch_topk, all_layers, sizes, 16, product);
+        check_selection(request, sizes, input);
+        // In tiles of rows and columns.
+        request.tile_tokens = 100;
+        request.tile_features = 384;
+        check_selection(request, sizes, input);
+      }
+    }
+}
+
+TEST_CASE("batch_topk: sizes that are not round, from one entry to wide rows") {
+  // Wide rows are shared by 2, 4 and 8 warps.
+  for (const Sizes& sizes :
+       {Sizes{1, 1, 1}, {1, 3, 770}, {5, 2, 7}, {33, 2, 5003}, {19, 2, 10001}, {17, 2, 20001}, {2, 40, 33}})
+    for (const Scalar product : {Scalar::bf16, Scalar::fp32})
+      for (const char* name : {"random", "planted ties", "one token"}) {
+        const Input input = make_input(name, sizes, product, 11);
+        for (const bool all_layers : {true, false})
+          check_selection(request_of(SelectionRule::batch_topk, all_layers, sizes, 12.5, product), sizes, input);
+      }
+}
+
+TEST_CASE("batch_topk: 4097 tokens, and lists that overflow with ties") {
+  const Sizes sizes{4097, 2, 770};
+  for (const char* name : {"random", "planted ties", "all equal"}) {
+    const Input input = make_input(name, sizes, Scalar::bf16, 3);
+    for (const bool all_layers : {true, false})
+      check_selection(request_of(SelectionRule::batch_topk, all_layers, sizes, 16, Scalar::bf16), sizes, input);
+  }
+}
+
+TEST_CASE("topk keeps the best of each token") {
+  for (const Sizes& sizes : {Sizes{257, 3, 1000}, {1, 1, 1}, {9, 2, 20001}})
+    for (const Scalar product : {Scalar::bf16, Scalar::fp32})
+      for (const std::string& name : kInputs) {
+        if (sizes.tokens != 257 && name != "random" && name != "planted ties") continue;
+        const Input input = make_input(name, sizes, product, 5);
+        for (const double k : {1.0, 16.0, 300.0})
+          for (const bool all_layers : {true, false}) {
+            SelectionRequest request = request_of(SelectionRule::topk, all_layers, sizes, k, product);
+            check_selection(request, sizes, input);
+            request.tile_tokens = 100;
+            request.tile_features = 384;
+            check_selection(request, sizes, input);
+          }
+      }
+}
+
+TEST_CASE("topk: more entries a token than a block compares at once") {
+  const Sizes sizes{6, 3, 20001};
+  const Input input = make_input("random", sizes, Scalar::fp32, 5);
+  for (const double k : {700.0, 2600.0})
+    for (const bool all_layers : {true, false})
+      check_selection(request_of(SelectionRule::topk, all_layers, sizes, k, Scalar::fp32), sizes, input);
+}
+
+TEST_CASE("relu keeps everything positive, and says when it does not fit") {
+  const Sizes sizes{257, 3, 1000};
+  for (const Scalar product : {Scalar::bf16, Scalar::fp32})
+    for (const std::string& name : kInputs)
+      check_selection(request_of(SelectionRule::relu, true, sizes, 0, product), sizes,
+                      make_input(name, sizes, product, 13));
+}
+
+/// float64 products of what is stored.
+struct GemmCase {
+  std::int64_t n, f, d, input_stride, weight_stride, product_stride, alignment;
+};
+
+TEST_CASE("the dense product agrees with float64, in fp32 and bf16, captured or not") {
+  const Stream stream;
+  const Execution execution = stream.execution();
+  for (const GemmCase& c :
+       {GemmCase{67, 1000, 768, 768, 768, 1000, 16}, {1, 8, 16, 48, 16, 8, 16}, {129, 520, 770, 2310, 770, 520, 4}})
+    for (const auto& [in, out] :
+         {std::pair{Scalar::fp32, Scalar::fp32}, {Scalar::bf16, Scalar::bf16}, {Scalar::bf16, Scalar::fp32}}) {
+      CAPTURE(c.n);
+      CAPTURE(static_cast<int>(in));
+      CAPTURE(static_cast<int>(out));
+      Random random{21};
+      const auto fill = [&](std::int64_t n) {
+        std::vector<float> values(static_cast<std::size_t>(n));
+        for (float& value : values) {
+          value = random.normal();
+          if (in == Scalar::bf16) value = static_cast<float>(to_bf16(value));
+        }
+        return values;
+      };
+      const auto stored = [&](const std::vector<float>& values) {
+        std::vector<std::byte> bytes(values.size() * static_cast<std::size_t>(bytes_of(in)));
+        for (std::size_t i = 0; i < values.size(); ++i)
+          if (in == Scalar::bf16) {
+            const bf16 value = to_bf16(values[i]);
+            std::memcpy(bytes.data() + 2 * i, &value, 2);
+          } else {
+            std::memcpy(bytes.data() + 4 * i, &values[i], 4);
+          }
+        return bytes;
+      };
+      const std::vector<float> input = fill(c.n * c.input_stride), weight = fill(c.f * c.weight_stride);
+      const Buffer<std::byte> input_buffer(stored(input)), weight_buffer(stored(weight));
+      Buffer<std::byte> product(c.n * c.product_stride * bytes_of(out)), workspace(32 << 20);
+      cuda::GemmShape shape{c.n, c.f, c.d, c.input_stride, c.weight_stride, c.product_stride, in, out, c.alignment};
+      const cuda::Gemm first(shape, 32 << 20);
+      // A record chooses the same algorithm again; one of another GPU is ignored.
+      const cuda::Gemm gemm(shape, 32 << 20, &first.record());
+      CHECK(gemm.record().algorithm == first.record().algorithm);
+      cuda::GemmRecord foreign = first.record();
+      foreign.gpu = "another";
+      CHECK(cuda::Gemm(shape, 32 << 20, &foreign).record().gpu == cuda::gpu_name());
+
+      product.poison();
+      gemm.run(execution, input_buffer.data(), weight_buffer.data(), product.data(), workspace.array());
+      cuda_ok(cudaStreamSynchronize(stream.stream));
+      const auto once = product.read(c.n * c.product_stride * bytes_of(out));
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t ready = nullptr;
+      product.poison();
+      cuda_ok(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeRelaxed));
+      gemm.run(execution, input_buffer.data(), weight_buffer.data(), product.data(), workspace.array());
+      cuda_ok(cudaStreamEndCapture(stream.stream, &graph));
+      cuda_ok(cudaGraphInstantiate(&ready, graph, 0));
+      cuda_ok(cudaGraphLaunch(ready, stream.stream));
+      cuda_ok(cudaStreamSynchronize(stream.stream));
+      CHECK(product.read(c.n * c.product_stride * bytes_of(out)) == once);
+      cudaGraphExecDestroy(ready);
+      cudaGraphDestroy(graph);
+
+      double worst = 0;
+      for (std::int64_t n = 0; n < c.n; ++n)
+        for (std::int64_t f = 0; f < c.f; ++f) {
+          double sum = 0, absolute = 0;
+          for (std::int64_t i = 0; i < c.d; ++i) {
+            const double term = static_cast<double>(input[static_cast<std::size_t>(n * c.input_stride + i)]) *
+                                static_cast<double>(weight[static_cast<std::size_t>(f * c.weight_stride + i)]);
+            sum += term;
+            absolute += std::fabs(term);
+          }
+          const std::size_t at = static_cast<std::size_t>(n * c.product_stride + f);
+          double got;
+          if (out == Scalar::bf16) {
+            bf16 value;
+            std::memcpy(&value, once.data() + 2 * at, 2);
+            got = static_cast<double>(static_cast<float>(value));
+          } else {
+            float value;
+            std::memcpy(&value, once.data() + 4 * at, 4);
+            got = static_cast<double>(value);
+          }
+          // d terms summed in fp32 (the tensor cores may truncate: 2^-22 a term), then one rounding to the stored type.
+          const double bound =
+              static_cast<double>(c.d) * 0x1p-22 * absolute + (out == Scalar::bf16 ? 0x1p-8 : 0x1p-23) * std::fabs(sum);
+          worst = std::max(worst, std::fabs(got - sum) / bound);
+        }
+      CHECK(worst <= 1.0);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("skipped: no GPU");
+    return 77;
+  }
+  doctest::Context context(argc, argv);
+  return context.run();
+}
