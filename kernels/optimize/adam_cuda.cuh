@@ -63,9 +63,9 @@ __device__ __forceinline__ Random4 second_moment_random(const Random4& r) {
 __device__ inline AdamRate adam_rate(const AdamStep& step) {
   AdamRate rate;
   rate.beta1 = step.beta1;
-  rate.first_factor = (1.0f - step.beta1) * step.gradient_scale;
+  rate.first_factor = step.first_gain * step.gradient_scale;
   rate.beta2 = step.beta2;
-  rate.second_factor = sqrtf(1.0f - step.beta2) * step.gradient_scale;
+  rate.second_factor = sqrtf(step.second_gain) * step.gradient_scale;
   rate.root_beta2 = sqrtf(step.beta2);
   // lr * c1 / (sqrt(v c2) + eps) with everything constant moved below the line. A learning rate of 0 leaves numbers
   // there whose reciprocal is exactly 0.

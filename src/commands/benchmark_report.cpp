@@ -176,7 +176,8 @@ Comparison compare(const BenchmarkResult& result, const report::Json& reference,
                                    before, times, slower ? fmt::format(", more than {:.2f}", ratio) : "");
   }
   if (comparison.text.empty())
-    throw error(ExitCode::usage, "there is nothing to compare (it has none of these cases, or is no benchmark.json)");
+    throw error(ExitCode::usage,
+                "--compare: there is nothing to compare (the file has none of these cases, or is no benchmark.json)");
   comparison.text.erase(0, 1);
   return comparison;
 }

@@ -68,6 +68,22 @@ std::int64_t piece_rows(kernels::Scalar type, const std::vector<std::int64_t>& s
   return chunk_rows * std::max<std::int64_t>(1, kPieceBytes / std::max<std::int64_t>(1, chunk_rows_bytes));
 }
 
+namespace {
+
+/// The groups on the way to `name`. Not as HDF5's intermediate groups: those carry the time of their making.
+void make_groups(hid_t file, const std::string& name) {
+  const Handle properties(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, "creating group properties");
+  check(H5Pset_obj_track_times(properties, false), "leaving out time stamps");
+  for (std::size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
+    const std::string group = name.substr(0, slash);
+    if (H5Lexists(file, group.c_str(), H5P_DEFAULT) > 0) continue;
+    const Handle made(H5Gcreate2(file, group.c_str(), H5P_DEFAULT, properties, H5P_DEFAULT), H5Gclose,
+                      "creating group " + group);
+  }
+}
+
+}  // namespace
+
 Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
                       const std::vector<std::int64_t>& shape) {
   const Lock lock;
@@ -75,8 +91,7 @@ Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
   const std::vector<hsize_t> extent = to_hsize(shape), chunk = chunk_of(type, shape);
   const int rank = static_cast<int>(shape.size());
   const Handle space(H5Screate_simple(rank, extent.data(), nullptr), H5Sclose, "making the space of " + name);
-  const Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "creating link properties");
-  check(H5Pset_create_intermediate_group(links, 1), "setting link properties");
+  make_groups(file, name);
   const Handle create(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
   check(H5Pset_chunk(create, rank, chunk.data()), "setting the chunks of " + name);
   check(H5Pset_fletcher32(create), "setting the checksum of " + name);
@@ -85,7 +100,7 @@ Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
   check(H5Pset_fill_time(create, H5D_FILL_TIME_ALLOC), "setting the fill time of " + name);
   check(H5Pset_obj_track_times(create, false), "setting the time stamps of " + name);
   const Handle access = uncached();
-  return Handle(H5Dcreate2(file, name.c_str(), stored, space, links, create, access), H5Dclose,
+  return Handle(H5Dcreate2(file, name.c_str(), stored, space, H5P_DEFAULT, create, access), H5Dclose,
                 "creating dataset " + name);
 }
 

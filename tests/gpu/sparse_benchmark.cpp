@@ -173,9 +173,18 @@ void run(const Options& o) {
   const AnyMatrix g{d_g.data(), Scalar::bf16, N, C, C}, target{d_target.data(), Scalar::bf16, N, C, C},
       y{d_y.data(), Scalar::bf16, N, C, C};
   DeviceArray<float> da(nnz);
-  AdamStep step{
-      1e-4f, 0.9f, 0.999f, 1e-8f, 0.0f, 1.0f / (1.0f - std::pow(0.9f, 20.0f)), 1.0f / (1.0f - std::pow(0.999f, 20.0f)),
-      1.0f,  11,   20};
+  AdamStep step{1e-4f,
+                0.9f,
+                0.999f,
+                0.1f,
+                0.001f,
+                1e-8f,
+                0.0f,
+                1.0f / (1.0f - std::pow(0.9f, 20.0f)),
+                1.0f / (1.0f - std::pow(0.999f, 20.0f)),
+                1.0f,
+                11,
+                20};
   const DeviceArray<AdamStep> d_step(std::vector<AdamStep>{step});
   DeviceArray<std::byte> workspace(
       std::max({cuda::decode_backward_workspace(L, F, d, nnz), cuda::encode_backward_workspace(L, F, d, nnz),

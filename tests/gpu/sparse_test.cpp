@@ -296,8 +296,8 @@ void check_step(const Parameters& before, const Parameters& after, const std::ve
   std::vector<double> m(static_cast<std::size_t>(n)), v(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; ++i) {
     const double g = step.gradient_scale * gradient[i];
-    m[i] = step.beta1 * static_cast<double>(before.first_moment(i)) + (1.0 - step.beta1) * g;
-    v[i] = step.beta2 * static_cast<double>(before.second_moment(i)) + (1.0 - step.beta2) * g * g;
+    m[i] = step.beta1 * static_cast<double>(before.first_moment(i)) + static_cast<double>(step.first_gain) * g;
+    v[i] = step.beta2 * static_cast<double>(before.second_moment(i)) + static_cast<double>(step.second_gain) * g * g;
     if (policy == StatePolicy::eight_bit) {
       float& a = largest_first[before.block(i)];
       float& b = largest_root[before.block(i)];
@@ -313,9 +313,9 @@ void check_step(const Parameters& before, const Parameters& after, const std::ve
     // Errors: of the gradient's sum (hits * 2^-24 of its absolute sum), of a dozen fp32 operations, of the approximate
     // root and reciprocal (2^-22 each).
     const double dg = step.gradient_scale * absolute[i];
-    const double scale_first =
-        std::fabs(m[i]) + (1.0 - step.beta1) * dg + std::fabs(step.beta1 * before.first_moment(i)) + 1e-30;
-    const double scale_second = v[i] + (1.0 - step.beta2) * dg * dg + 1e-30;
+    const double scale_first = std::fabs(m[i]) + static_cast<double>(step.first_gain) * dg +
+                               std::fabs(step.beta1 * before.first_moment(i)) + 1e-30;
+    const double scale_second = v[i] + static_cast<double>(step.second_gain) * dg * dg + 1e-30;
     const double update = step.learning_rate * step.first_correction * scale_first /
                           (std::sqrt(v[i] * step.second_correction) + step.epsilon);
     const std::uint64_t element = before.shape.global_element(i / before.shape.columns, i % before.shape.columns);
@@ -374,6 +374,8 @@ AdamStep make_step(double scale) {
   step.learning_rate = 1e-3f;
   step.beta1 = 0.9f;
   step.beta2 = 0.999f;
+  step.first_gain = 0.1f;
+  step.second_gain = 0.001f;
   step.epsilon = 1e-8f;
   step.weight_decay = 0.01f;
   step.first_correction = 1.0f / (1.0f - std::pow(0.9f, 7.0f));

@@ -124,8 +124,8 @@ struct Sparse {
   kernels::FeatureHits csc() const { return {device_offsets.array(), device_token.array(), device_position.array()}; }
 };
 
-/// How often features fire. sparse: some tokens and features never, one token with every third feature; every test of a
-/// kernel wants all of these.
+/// Entries at random with the given density; with more than two tokens some have none and one has a third of all
+/// features; with more than four features one of each layer never fires.
 inline Sparse random_sparse(std::int64_t n_tokens, std::int64_t n_layers, std::int64_t n_features, double density,
                             std::uint64_t stream) {
   Sparse out{};

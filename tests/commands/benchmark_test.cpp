@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arithmetic of `weft benchmark` that no run can check: counted work, and the comparison with an earlier run.
+#include <doctest/doctest.h>
+
+#include "base/error.hpp"
+#include "commands/benchmark_report.hpp"
+#include "commands/benchmark_work.hpp"
+
+namespace weft::commands {
+namespace {
+
+BenchmarkResult result_of(double sparse_ms) {
+  BenchmarkResult result;
+  result.machine = {10, 100};
+  CaseResult one;
+  one.name = "a < b";
+  one.ms_per_step = sparse_ms;
+  one.phases = {{"encode", sparse_ms / 2, 1e6, 2e6, 80}, {"exchange", sparse_ms / 2, 0, 0, -1}};
+  result.cases = {one};
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("the work of a step, by hand for two layers") {
+  StepSizes sizes;
+  sizes.shape = {2, 10, 30};
+  sizes.n_features = 30;
+  sizes.group_tokens = sizes.own_tokens = 5;
+  sizes.entries = 7;
+  sizes.entry_columns = 100;
+  // Encoder 2 * 30 * 10 = 600 parameters, decoder 30 * 10 * 3 = 900.
+  CHECK(work_of("encode", Formulation::sparse, sizes).flops == 2 * 5 * 600);
+  CHECK(work_of("decode", Formulation::dense, sizes).flops == 2 * 5 * 900);
+  CHECK(work_of("decoder backward", Formulation::dense, sizes).flops == 2 * (2 * 5 * 900));
+  CHECK(work_of("encoder backward", Formulation::dense, sizes).flops == 2 * 5 * 600);
+  // w, m and v are read and written; the dense optimizer reads a gradient as well.
+  CHECK(work_of("decoder backward", Formulation::sparse, sizes).bytes == 900 * 24 + 5 * 20 * 4 + 7 * 12);
+  CHECK(work_of("optimizer", Formulation::dense, sizes).bytes == 1500 * 28);
+  CHECK(work_of("decode", Formulation::sparse, sizes).bytes == 100 * 4 + 5 * 20 * 4);
+  CHECK(work_of("exchange", Formulation::sparse, sizes).bytes == 0);
+}
+
+TEST_CASE("a case that takes longer than the ratio allows is named") {
+  const report::Json before = to_json(result_of(100));
+  const Comparison same = compare(result_of(109), before, 1.1);
+  CHECK_FALSE(same.slower);
+  const Comparison slow = compare(result_of(112), before, 1.1);
+  CHECK(slow.slower);
+  CHECK(slow.text.find("a < b: 112.0 ms a step, before 100.0 ms (1.12 times, more than 1.10)") != std::string::npos);
+}
+
+TEST_CASE("what is no benchmark.json, or knows none of the cases, is refused") {
+  for (const char* text : {"{}", "[]", "3", R"({"cases": 1})", R"({"cases": [7, {"name": "other", "ms_per_step": 5}]})",
+                           R"({"cases": [{"name": "a < b", "ms_per_step": "fast"}]})"})
+    CHECK_THROWS_AS(compare(result_of(1), report::Json::parse(text), 1.1), Error);
+}
+
+TEST_CASE("names of cases are text in the plot, and phases without a limit have none") {
+  const std::string svg = to_svg(result_of(10));
+  CHECK(svg.find("a &lt; b") != std::string::npos);
+  CHECK(svg.find("a < b") == std::string::npos);
+  const report::Json json = to_json(result_of(10));
+  CHECK(json["cases"][0]["phases"][0]["percent_of_limit"] == 80);
+  CHECK(json["cases"][0]["phases"][1]["percent_of_limit"].is_null());
+}
+
+}  // namespace weft::commands

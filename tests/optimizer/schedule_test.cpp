@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimizer/schedule.hpp"
+
+#include "tests/test.hpp"
+
+namespace weft::optimizer {
+
+TEST_CASE("each schedule holds the rate until decay_begin and ends where it should") {
+  Settings settings;
+  settings.learning_rate = 2.0;
+  settings.decay_begin = 0.5;
+  settings.final_fraction = 0.1;
+  // Step s of 100 begins with s - 1 done: q = ((s - 1) / 100 - 0.5) / 0.5.
+  for (const Schedule schedule : {Schedule::constant, Schedule::linear, Schedule::cosine, Schedule::step}) {
+    settings.schedule = schedule;
+    CHECK(learning_rate(settings, 1, 100) == 2.0);
+    CHECK(learning_rate(settings, 50, 100) == 2.0);
+  }
+  settings.schedule = Schedule::constant;
+  CHECK(learning_rate(settings, 100, 100) == 2.0);
+  settings.schedule = Schedule::linear;
+  CHECK(learning_rate(settings, 76, 100) == doctest::Approx(2.0 * 0.55).epsilon(1e-12));
+  settings.schedule = Schedule::cosine;
+  CHECK(learning_rate(settings, 76, 100) == doctest::Approx(2.0 * 0.55).epsilon(1e-12));
+  settings.schedule = Schedule::step;
+  CHECK(learning_rate(settings, 51, 100) == doctest::Approx(0.2).epsilon(1e-12));
+}
+
+TEST_CASE("warm-up rises in equal steps to the full rate") {
+  Settings settings;
+  settings.learning_rate = 1.0;
+  settings.schedule = Schedule::constant;
+  settings.warmup_steps = 4;
+  for (int step = 1; step <= 4; ++step) CHECK(learning_rate(settings, step, 100) == 0.25 * step);
+  CHECK(learning_rate(settings, 5, 100) == 1.0);
+}
+
+TEST_CASE("gains and corrections come from the exact betas") {
+  const Settings settings;
+  const kernels::AdamStep step = adam_step(settings, 3, 100, 7);
+  CHECK(step.second_gain == 0.001f);  // 1.0f - 0.999f would be 1e-5 off
+  CHECK(step.first_correction == doctest::Approx(1.0 / (1.0 - 0.9 * 0.9 * 0.9)).epsilon(1e-6));
+  CHECK(step.step == 3);
+  CHECK(step.seed == 7);
+}
+
+}  // namespace weft::optimizer
