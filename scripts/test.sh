@@ -5,7 +5,7 @@
 # skipped stands above it with the reason.
 #
 #   bash scripts/test.sh            the quick set: at most a quarter of an hour on two cores
-#   bash scripts/test.sh --full     also the long tests and a build with clang
+#   bash scripts/test.sh --full     also the long tests, the sanitizers and a build with clang
 #   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without them their tests are skipped and counted
 #
 # Exit codes: 0 nothing failed; 1 something did; 2 the machine could not be set up.
@@ -70,14 +70,6 @@ if build cpu-release; then
   run_tests cpu-release cpu-release "${quick[@]}"
 fi
 
-# Address and undefined-behaviour sanitizers: the unit tests, and those of several ranks on one. Open MPI and HDF5 keep
-# memory until the process ends, so leaks are not looked for.
-export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-if build cpu-asan; then
-  run_tests cpu-asan cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'
-  run_tests cpu-asan cpu-asan-ranks --label-regex ranks --tests-regex '_r1$' "${quick[@]}"
-fi
-
 if command -v nvcc >/dev/null; then
   # It must compile; running it takes a GPU. The quick set leaves the tests' own files out.
   build cuda-release "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)"
@@ -86,6 +78,14 @@ else
 fi
 
 if [[ $full == yes ]]; then
+  # Address and undefined-behaviour sanitizers: the unit tests, and those of several ranks on one. Open MPI and HDF5 keep
+  # memory until the process ends, so leaks are not looked for.
+  export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+  if build cpu-asan; then
+    run_tests cpu-asan cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'
+    run_tests cpu-asan cpu-asan-ranks --label-regex ranks --tests-regex '_r1$' "${quick[@]}"
+  fi
+
   if command -v clang++ >/dev/null && [[ $(clang++ -dumpversion | cut -d. -f1) -ge 14 ]]; then
     if echo 'int main() {}' | clang++ -x c++ -fopenmp -o /dev/null - 2>/dev/null; then
       build cpu-debug -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang -DWEFT_ENABLE_TESTS=OFF
