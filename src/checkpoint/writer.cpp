@@ -15,6 +15,7 @@
 #include "checkpoint/directory.hpp"
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
+#include "parallel/watchdog.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
 #include "storage/tensor_file.hpp"
@@ -121,6 +122,7 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
         const void* data = source(t, rows);
         require_finite(tensor, rows, data);
         storage::write_rows(dataset, begin, end - begin, data);
+        parallel::note_progress();
         pass("mid-dataset");
       }
       dataset.close();

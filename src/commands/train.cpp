@@ -187,7 +187,6 @@ void Run::log_step(double data_wait) {
 int Run::train() {
   const std::int64_t steps = configuration_.run.steps, every = configuration_.checkpoint.every;
   const double walltime = static_cast<double>(transcoder::parse_walltime(configuration_.run.walltime).value_or(0));
-  const parallel::Signals signals;
   const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", configuration_.parallel.timeout);
   transcoder::Agreement agreement(world_.all(), directory_.path, walltime, start_);
   dataset::Loader loader(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,
@@ -221,6 +220,13 @@ int Run::train() {
   }
   agreement.drain();
   report(writer_->finish());
+  if (trainer_.steps_done() > first_step_ && writer_->last_durable() != trainer_.steps_done())
+    throw collective_error(
+        ExitCode::io,
+        "{}: step {}, at which this run ends, is in no checkpoint (why stands above); make room and "
+        "start again: the run goes on from {}",
+        directory_.checkpoints().string(), trainer_.steps_done(),
+        writer_->last_durable() < 0 ? "its beginning" : "step " + std::to_string(writer_->last_durable()));
   trained_seconds_ = seconds_since(loop_begin_);
   report::set_current_step(-1);
   return code;
@@ -283,6 +289,9 @@ int train(const Request& request, const parallel::World& world) {
     log::info("{}{}", dataset::summary(data.train), plan);
     return 0;
   }
+
+  // Until the process ends: a request may come during a long start, and the same signal twice.
+  static const parallel::Signals signals;
 
   // 2. The run's directory; a run that was interrupted goes on.
   const OpenedRun opened = open_run(request, schema, configuration, world);
