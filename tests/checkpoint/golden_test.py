@@ -19,10 +19,10 @@ import program
 
 GOLDEN = Path(__file__).parent / "golden"
 STEP, MORE = 20, 10
-STATES = ("fp32", "bf16", "8bit")
-# Sums are added in the order of the processor's vector width: fp32 runs differ by rounding. In 16 bits and 8 a difference of
-# one rounding is a difference of the last bit kept.
-TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "8bit": 1e-2}
+STATES = ("fp32", "8bit")
+# Sums are added in the order of the processor's vector width: fp32 runs differ by rounding. In 8 bits one such
+# difference is one of the last bit kept.
+TOLERANCE = {"fp32": 1e-4, "8bit": 1e-2}
 INPUT = """
 [synthetic]
 output = "data"
@@ -33,12 +33,13 @@ k = 3
 tokens = 256
 validation_tokens = 32
 dtype = "bf16"
+compression = "gzip"
 [run]
 output = "{state}"
 steps = {steps}
 [data]
 train = "data/train"
-validation = "data/validation"
+validation = "data/train"
 batch_tokens = 48
 block_rows = 16
 window_rows = 64
@@ -93,7 +94,7 @@ def make(weft):
     if target.exists():
         sys.exit(f"{target} exists: a released format does not change")
     target.mkdir(parents=True)
-    shutil.copytree(weft.folder / "data", target / "data")
+    shutil.copytree(weft.folder / "data" / "train", target / "data" / "train")
     for state in STATES:
         shutil.copytree(weft.folder / state / "checkpoints" / f"step_{STEP:08d}", target / state / "checkpoints" / f"step_{STEP:08d}")
     (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")

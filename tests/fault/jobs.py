@@ -23,7 +23,7 @@ batch_tokens = 60
 block_rows = 16
 window_rows = 256
 [transcoder]
-features = 40
+features = {features}
 k = 3
 [optimizer]
 schedule = "cosine"
@@ -41,19 +41,20 @@ TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")
 class Jobs:
     """Starts one input again and again, into run directories of a test's folder."""
 
-    def __init__(self, weft, steps=60, every=10):
+    def __init__(self, weft, steps=60, every=10, features=40):
         self.weft, self.folder, self.steps = weft, weft.folder, steps
         self.source = weft.folder / "input.toml"
-        self.source.write_text(INPUT.format(folder=weft.folder, steps=steps, every=every))
+        self.source.write_text(INPUT.format(folder=weft.folder, steps=steps, every=every, features=features))
         if not (weft.folder / "data").exists():
             weft.run("synth", self.source)
 
-    def start(self, name, *arguments, ranks=1, fault="", prefix=(), **options):
-        """A Popen; through mpiexec where ranks > 1 or ranks is 0 (one rank, through the launcher)."""
-        command = [str(self.weft.binary), "train", str(self.source), "--output", str(self.folder / name), *map(str, arguments)]
-        if ranks != 1:
-            command = ["mpiexec", "-n", str(ranks or 1), "--oversubscribe", "--bind-to", "none", *command]
-        return subprocess.Popen([*prefix, *command], env=dict(os.environ, WEFT_FAULT=fault), text=True, stdout=subprocess.PIPE,
+    def start(self, name, *arguments, ranks=1, fault="", wrapper=(), **options):
+        """A Popen, through mpiexec where ranks > 1. `wrapper`: the command that starts the program in every rank."""
+        command = [*wrapper, str(self.weft.binary), "train", str(self.source), "--output", str(self.folder / name),
+                   *map(str, arguments)]
+        if ranks > 1:
+            command = ["mpiexec", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
+        return subprocess.Popen(command, env=dict(os.environ, WEFT_FAULT=fault), text=True, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, **options)
 
     def run(self, name, *arguments, code=0, **options):

@@ -39,7 +39,7 @@ class Run:
             assert record["exit"]["code"] == code and record["result"]["step"] == step, record["exit"]
         again = self.job.run(self.name, "--set", f"run.steps={step + 3}", ranks=self.ranks)
         assert f"going on behind step {step} " in again and "rejected" not in again, again
-        return output
+        return output, record
 
 
 def check_process(job):
@@ -88,9 +88,9 @@ def check_files(job):
 
 def check_walltime(job):
     run = Run(job, "walltime", 2, "--walltime", "00:00:03")
-    output = run.end(75)
-    assert "checkpoint step_" in output, output
-    assert program.record(run.path)["exit"]["reason"] == "stopped cleanly, more to do"
+    output, record = run.end(75)
+    assert "checkpoint step_" in output and record["exit"]["reason"] == "stopped cleanly, more to do", output
+    assert record["seconds"] < 4, record["seconds"]  # the limit, and what ending takes
 
 
 def check_moments(job):
