@@ -22,6 +22,7 @@ namespace weft::checkpoint {
 struct Found {
   std::filesystem::path path;  ///< the step directory
   Manifest manifest;
+  bool verified = false;  ///< every byte of every shard is what its digest says
 };
 
 /// Collective; the same answer on every rank. `resume` is "auto", "never" or the path of a step directory.
