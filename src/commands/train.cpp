@@ -288,7 +288,7 @@ int train(const Request& request, const parallel::World& world) {
   const OpenedRun opened = open_run(request, schema, configuration, world);
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);
-  const device::Runtime runtime(configuration.device, world.node_rank(), world.node_size());
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   report::record_start(world, request.command_line, library_versions(), runtime.description());
   log::info("{}\n{}{}", runtime.description(), dataset::summary(data.train), plan);
 
