@@ -5,7 +5,7 @@
 # once into .deps/ where none is installed. Running it again changes nothing; interrupting it leaves nothing half done.
 #
 #   bash scripts/setup.sh [--tests] [--cuda] [--scheduler]
-#     --tests      also what the tests need (doctest, shellcheck, NumPy, h5py)
+#     --tests      also what the tests need (doctest, shellcheck, NumPy, h5py, PyYAML)
 #     --cuda       also Kokkos for CUDA, where nvcc is found
 #     --scheduler  also Slurm and its Torque commands, for tests/scheduler/run.sh; no service is started
 #   WEFT_BUNDLE=DIR            for machines without network: Kokkos from a bundle made elsewhere (scripts/bundle.sh); no package
@@ -47,7 +47,7 @@ packages=(
   "libopenblas-openmp-dev|libopenblas-pthread-dev|libopenblas-serial-dev"
   "libtomlplusplus-dev" "libcli11-dev" "libspdlog-dev" "libfmt-dev" "nlohmann-json3-dev" "libssl-dev"
 )
-[[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-numpy" "python3-h5py" "shellcheck")
+[[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-numpy" "python3-h5py" "python3-yaml" "shellcheck")
 [[ $want_scheduler == yes ]] && packages+=("slurm-wlm" "munge" "slurm-wlm-torque")
 bundle=${WEFT_BUNDLE:-}
 if [[ -n $bundle ]]; then
