@@ -156,7 +156,7 @@ submit() { sbatch --parsable "$@"; }
 
 # 1. The limit comes. The ranks stop themselves at step 300 until it does: USR1 and CONT come together from the limit's notice.
 limit=$(WEFT_FAULT='step:*:300:stop' submit --job-name=limit --time=1 srun.sbatch quickstart.toml runs/limit)
-await 40 "step 300 of the job with a short limit" frozen limit
+await 90 "step 300 of the job with a short limit" frozen limit
 
 # 2. Nobody disturbs.
 whole=$(submit --job-name=whole srun.sbatch quickstart.toml runs/whole)
@@ -198,9 +198,9 @@ pbs=$(sed 's/\..*//' pbs_submit.log)
 
 # --- How they end ---------------------------------------------------------------------------------------------------------
 
-await 40 "step 300 of the job to cancel" frozen cancelled
+await 90 "step 300 of the job to cancel" frozen cancelled
 scancel "$cancelled"
-await 40 "step 300 under mpirun" frozen forwarded
+await 90 "step 300 under mpirun" frozen forwarded
 scancel --batch --signal=USR1 "$forwarded"
 await 20 "USR1 at the ranks of mpirun" usr1_pending forwarded
 thaw forwarded
