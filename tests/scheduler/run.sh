@@ -181,6 +181,9 @@ bash "$root/jobscripts/chain.sh" --dry-run weft_chain 3 srun.sbatch quickstart.t
 [[ $(wc -l <dry_run.log) -eq 3 && -z $(squeue -h -n weft_chain) ]] || fail "a dry run submitted jobs" dry_run.log
 WEFT_FAULT=step:0:50:usr1 bash "$root/jobscripts/chain.sh" weft_chain 3 srun.sbatch quickstart.toml runs/chain >chain.log
 mapfile -t chain < <(sed 's/.* //' chain.log)
+code=0
+bash "$root/jobscripts/chain.sh" weft_chain 1 srun.sbatch quickstart.toml runs/chain >twice.log 2>&1 || code=$?
+if [[ $code -ne 2 ]] || ! grep -q "in the queue already" twice.log; then fail "a second chain of one name was not refused" twice.log; fi
 
 # 8. A chain whose run makes no progress: two starts before it ended at their first step without a word.
 for _ in 1 2; do WEFT_FAULT=step:0:1:kill weft train quickstart.toml --output runs/stuck >stuck.out 2>&1 && fail "not killed" stuck.out; done 2>/dev/null
