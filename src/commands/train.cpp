@@ -202,7 +202,6 @@ void Run::log_step(double data_wait) {
 int Run::train() {
   const std::int64_t steps = configuration_.run.steps, every = configuration_.checkpoint.every;
   const double walltime = static_cast<double>(transcoder::parse_walltime(configuration_.run.walltime).value_or(0));
-  const parallel::Signals signals;
   const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", configuration_.parallel.timeout);
   transcoder::Agreement agreement(world_.all(), directory_.path, walltime, start_);
   dataset::Loader loader(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,
@@ -308,6 +307,9 @@ int train(const Request& request, const parallel::World& world) {
   }
 
   // 2. The run's directory; a run that was interrupted goes on.
+  // A notice may come while a checkpoint and data are being read, and is then acted on in the first steps; or while a
+  // finished run is evaluated, and is then no longer needed. Neither may end the program.
+  const parallel::Signals signals;
   const OpenedRun opened = open_run(request, schema, configuration, world);
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);

@@ -157,6 +157,12 @@ def main():
     self_check(text)
     found = [f"{name}: {problem}" for name, script in text.items() for problem in problems_of(script, site="/" in name)]
 
+    # forward() is exercised in slurm_mpirun.sbatch; elsewhere it is the same.
+    forward = re.compile(r"^forward\(\) \{.*?^\}", re.M | re.S)
+    known = forward.search(text["slurm_mpirun.sbatch"])[0]
+    found += [f"{name}: forward() is not that of slurm_mpirun.sbatch" for name, script in text.items()
+              if "forward" in script and forward.findall(script) != [known]]
+
     difference = list(difflib.unified_diff(without_site(text["slurm.sbatch"]).splitlines(),
                                            without_site(text["apptainer.sbatch"]).splitlines(), lineterm=""))
     found += [f"apptainer.sbatch differs from slurm.sbatch beyond \"This site\": {line}" for line in difference]
