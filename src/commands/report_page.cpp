@@ -47,7 +47,7 @@ th { font-weight: 600; color: var(--faint); }
 td.n, th.n { text-align: right; white-space: nowrap; }
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 6px; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 footer { margin-top: 2.5rem; color: var(--faint); font-size: 0.85rem; }
-@media print { body { max-width: none; padding: 0; font-size: 11px; } .figures { grid-template-columns: 1fr 1fr; } h2 { break-after: avoid; } tr { break-inside: avoid; } }
+@media print { html { font-size: 11px; } body { max-width: none; padding: 0; font-size: 1rem; } pre { columns: 2; } .figures { grid-template-columns: 1fr 1fr; } h2 { break-after: avoid; } tr { break-inside: avoid; } }
 )";
 
 // --- small parts ---------------------------------------------------------------------------------------------------
