@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(kThreads) update_rows(ParameterRows p, StatePo
                                                         Matrix<const float> gradient, const AdamStep* step) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const AdamRate rate = adam_rate(*step);
+  if (rate.withheld != 0) return;
   const std::int64_t total = gradient.rows * p.blocks_per_row();
   for (std::int64_t index = warp_index(); index < total; index += warp_count()) {
     const Place place = place_of(p, index);
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(kThreads)
     update_rows_any(ParameterRows p, std::int64_t row_begin, Matrix<const float> gradient, const AdamStep* step) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const AdamStep adam = *step;
+  if (adam.withheld != 0) return;
   const std::int64_t total = gradient.rows * p.blocks_per_row();
   for (std::int64_t index = warp_index(); index < total; index += warp_count()) {
     const Place place = place_of(p, index);
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void update_vector(ParameterVector p, const float* gradient, const AdamStep* step) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= p.weight.size) return;
+  if (i >= p.weight.size || step->withheld != 0) return;
   float w = p.weight[i], m = p.first_moment[i], v = p.second_moment[i];
   adam_rule(*step, 0.0f, gradient[i], w, m, v);
   p.weight[i] = w;

@@ -53,13 +53,15 @@ Data describe_data(const transcoder::Configuration& configuration, const paralle
 class Run {
  public:
   Run(const Request& request, const Input& input, const input::Schema& schema, const Data& data,
-      const OpenedRun& opened, const parallel::World& world, const device::Runtime& runtime, Clock::time_point start)
+      const OpenedRun& opened, const parallel::World& world, const device::Runtime& runtime, Clock::time_point start,
+      std::int64_t planned_device_bytes)
       : request_(request),
         configuration_(input.configuration),
         data_(data),
         world_(world),
         runtime_(runtime),
         start_(start),
+        planned_device_bytes_(planned_device_bytes),
         directory_(opened.directory),
         resolved_input_(input::print(schema)),
         grid_(world, parallel::grid_shape(configuration_.parallel.data, configuration_.parallel.feature, world.size())),
@@ -116,6 +118,7 @@ class Run {
   const parallel::World& world_;
   const device::Runtime& runtime_;
   Clock::time_point start_;
+  std::int64_t planned_device_bytes_;
   RunDirectory directory_;
   std::string resolved_input_;
   parallel::Grid grid_;
@@ -238,6 +241,8 @@ void Run::conclude() {
   record["timings"] = report::to_json(timings);
   const device::MemoryUse memory = device::memory_use();
   record["device"]["peak_bytes"] = memory.device_peak_bytes;
+  record["device"]["planned_bytes"] = planned_device_bytes_;
+  if (const std::int64_t taken = device::driver_bytes(); taken > 0) record["device"]["driver_bytes"] = taken;
   record["host_peak_bytes"] = memory.host_peak_bytes;
   if (done > 0) log::info("{}", report::to_table(timings));
   if (trainer_.steps_done() < configuration_.run.steps) return;
@@ -277,7 +282,8 @@ int train(const Request& request, const parallel::World& world) {
       parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, ranks);
   const Data data = describe_data(configuration, world);
   transcoder::check_layers(configuration.transcoder, data.train.n_layers);
-  const std::string plan = transcoder::to_text(transcoder::plan(configuration, data.train, grid), configuration);
+  const transcoder::Plan planned = transcoder::plan(configuration, data.train, grid);
+  const std::string plan = transcoder::to_text(planned, configuration);
   if (request.dry_run) {
     require_usable_output(world, configuration.run.output);
     log::info("{}{}", dataset::summary(data.train), plan);
@@ -288,12 +294,12 @@ int train(const Request& request, const parallel::World& world) {
   const OpenedRun opened = open_run(request, schema, configuration, world);
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);
-  const device::Runtime runtime(configuration.device, world.node_rank(), world.node_size());
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   report::record_start(world, request.command_line, library_versions(), runtime.description());
   log::info("{}\n{}{}", runtime.description(), dataset::summary(data.train), plan);
 
   // 3. Train.
-  Run run(request, input, schema, data, opened, world, runtime, start);
+  Run run(request, input, schema, data, opened, world, runtime, start, planned.device_total());
   checkpoint::Starts starts(opened.directory.path);
   world.on_root([&]() -> std::string {
     starts.begin(run.first_step(), configuration.resume.ignore_no_progress);

@@ -13,7 +13,11 @@ namespace weft::device {
 struct Settings {
   std::string backend = "auto";  ///< auto | portable | cuda
   int threads = 0;               ///< host threads of this process; 0 = cores of the node / processes on it
+  bool graphs = true;            ///< on a GPU: record a step once and replay it
 };
+
+/// The kernels that a run with these settings takes, also on a machine that only plans it.
+kernels::Backend planned_backend(const Settings&);
 
 /// Lives once in a process, from the first arithmetic to the end of the command.
 class Runtime {

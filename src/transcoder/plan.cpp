@@ -10,6 +10,7 @@
 #include "dataset/loader.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_exchange.hpp"
+#include "transcoder/trainer.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -42,6 +43,7 @@ std::int64_t Plan::device_total() const { return total(device); }
 std::int64_t Plan::host_total() const { return total(host); }
 
 Plan plan(const Configuration& configuration, const dataset::Description& description, parallel::GridShape grid) {
+  const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   Plan plan;
   plan.shape = {description.n_layers, description.d_model, configuration.transcoder.features};
   plan.grid = grid;
@@ -53,16 +55,15 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
   const std::int64_t element = kernels::bytes_of(scalar_of(configuration.precision));
   const SelectionSizes selection = selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, batch},
-                                                   grid, configuration.precision);
+                                                   grid, configuration.precision, backend);
 
   const StateBytes state = state_bytes(shape, policy, rows, owned);
   const std::int64_t clocks = 8 * shape.n_layers * rows;
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"dead-feature clocks", clocks},
-                 {"forward pass", Forward::bytes(configuration, shape, grid, batch)},
-                 {"gradient rows and targets", group * width * element + own * width * 4},
-                 {"activation gradients", selection.capacity * 4},
+                 {"forward pass", Forward::bytes(configuration, shape, grid, batch, backend)},
+                 {"backward pass", Trainer::bytes(configuration, shape, grid, description.row_bytes(), backend)},
                  {"data-axis buckets", GradientExchange::bytes(shape, grid)}};
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
                {"selection staging", selection.host_bytes}};

@@ -879,8 +879,9 @@ TEST_CASE("evaluation sums, firing and clocks") {
       REQUIRE(std::fabs(got[i] - expected[i]) <= 1e-10 * (std::fabs(expected[i]) + static_cast<double>(N)));
     DeviceArray<std::int64_t> fired(std::vector<std::int64_t>(static_cast<std::size_t>(b.keys()), 2)),
         since(std::vector<std::int64_t>(static_cast<std::size_t>(b.keys()), 5));
+    const DeviceArray<AdamStep> d_step(std::vector<AdamStep>{AdamStep{}});
     cuda::accumulate_firing(gpu, b.hits(), fired.array());
-    cuda::advance_clocks(gpu, b.hits(), 100, since.array());
+    cuda::advance_clocks(gpu, b.hits(), 100, d_step.data(), since.array());
     const auto f = fired.download(), t = since.download();
     for (std::int64_t k = 0; k < b.keys(); ++k) {
       const std::int64_t hits = b.offsets[k + 1] - b.offsets[k];
