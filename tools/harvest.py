@@ -43,9 +43,11 @@ class UsageError(Exception):
 
 
 def processes():
-    """(this process, number of processes, index on its machine), as torchrun, Slurm or Open MPI say."""
-    for rank, world, local in (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-                               ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")):
+    """(this process, number of processes, index on its machine), as torchrun, Open MPI or Slurm say."""
+    # Not SLURM_NTASKS: in a batch script without srun that is the job's, and this would be the only process.
+    for rank, world, local in (("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+                               ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+                               ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")):
         if rank in os.environ and world in os.environ:
             return int(os.environ[rank]), int(os.environ[world]), int(os.environ.get(local, 0))
     return 0, 1, 0
@@ -163,21 +165,25 @@ class ChunkFile:
         self.path, self.beside = path, path.with_name(path.name + ".part")
         self.beside.unlink(missing_ok=True)     # of a harvest that was interrupted
         self.type, self.width, self.filled = stored_type(store), width, 0
-        # Bounds that every HDF5 library from 1.10 on reads.
-        self.file = h5py.File(self.beside, "w", libver=("v110", "v110"))
+        # Bounds that every HDF5 library from 1.10 on reads; no time stamps: the same values make the same file.
+        access, create_file = h5py.h5p.create(h5py.h5p.FILE_ACCESS), h5py.h5p.create(h5py.h5p.FILE_CREATE)
+        access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+        create_group, create = h5py.h5p.create(h5py.h5p.GROUP_CREATE), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        for properties in (create_file, create_group, create):
+            properties.set_obj_track_times(False)
+        self.file = h5py.File(h5py.h5f.create(os.fsencode(self.beside), h5py.h5f.ACC_TRUNC, create_file, access))
         for name, value in attributes.items():
             self.file.attrs[name] = value
         space = h5py.h5s.create_simple((rows, width))
-        create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         create.set_chunk((min(CHUNK_ROWS, rows), width))
-        create.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        create.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)      # the end of the last chunk is zero, not what lay in memory
         self.sides = {}
         for layer in range(n_layers):
-            group = self.file.create_group(f"layer_{layer}")
+            group = h5py.h5g.create(self.file.id, f"layer_{layer}".encode(), gcpl=create_group)
             for side in ("inputs", "targets"):
-                self.sides[layer, side] = h5py.h5d.create(group.id, side.encode(), self.type, space, create)
-        self.tokens = self.file.create_dataset("tokens", (rows,), dtype="<i4")
-        self.positions = self.file.create_dataset("positions", (rows,), dtype="<i4")
+                self.sides[layer, side] = h5py.h5d.create(group, side.encode(), self.type, space, create)
+        self.tokens = self.file.create_dataset("tokens", (rows,), dtype="<i4", track_times=False)
+        self.positions = self.file.create_dataset("positions", (rows,), dtype="<i4", track_times=False)
 
     def append(self, tokens, positions, values):
         """tokens, positions [rows]; values {(layer, side): words [rows, width]}"""
@@ -411,6 +417,9 @@ def parse(arguments):
     given.store = given.store or given.dtype
     if bool(given.text) == bool(given.dataset):
         parser.error("give either --text or --dataset")
+    for name in given.text:
+        if not Path(name).is_file():
+            parser.error(f"--text {name}: no such file")
     if min(given.context, given.batch, given.rows_per_file) < 1 or given.tokens < 0:
         parser.error("--context, --batch, --rows-per-file and --tokens count something: they must be positive")
     return given

@@ -20,7 +20,7 @@ from pathlib import Path
 
 SKIPPED = 77
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-for stale in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+for stale in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
     os.environ.pop(stale, None)
 try:
     import h5py
@@ -130,6 +130,10 @@ def read(directory):
     return {name: np.concatenate(pieces) for name, pieces in parts.items()}
 
 
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
 # --- Tests ----------------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +210,7 @@ def check_model(kind, folder, text, weft):
         words = stored_bits(file["layer_1/targets"])
         assert np.array_equal(file["layer_1/targets"][:].astype(np.float32),
                               (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
-    reference = read(whole)
+    reference = contents(whole)
     assert len(list(whole.glob("chunk_*.hdf5"))) > 2
 
     # Nothing to do: nothing is touched. Interrupted: only what is missing is made again, and it is the same.
@@ -217,8 +221,7 @@ def check_model(kind, folder, text, weft):
     run(model, *common, "--output", whole)
     for path in whole.glob("chunk_*"):
         assert path.name == "chunk_1.hdf5" or path.stat().st_mtime_ns == times[path.name], path
-    again = read(whole)
-    assert all(np.array_equal(reference[name], again[name]) for name in reference)
+    assert contents(whole) == reference
     # Another harvest is not mixed in.
     said = run(model, *common, "--output", whole, "--batch", BATCH + 1, code=2)
     assert "belongs to another harvest (batch was 3, now 4)" in said, said
@@ -230,9 +233,7 @@ def check_model(kind, folder, text, weft):
         said = run(model, *common, "--output", shared)
         assert (shared / "metadata.json").exists() == complete, said
     del os.environ["RANK"], os.environ["WORLD_SIZE"]
-    again = read(shared)
-    assert all(np.array_equal(reference[name], again[name]) for name in reference)
-    assert (shared / "index.bin").read_bytes() == (whole / "index.bin").read_bytes()
+    assert contents(shared) == reference
 
     # The residual stream before the norm instead, computed and stored in fp32.
     norm = "ln_2" if kind == "gpt2" else "post_attention_layernorm"
@@ -243,8 +244,7 @@ def check_model(kind, folder, text, weft):
     if weft:
         said = subprocess.run([weft, "inspect", whole], capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stdout + said.stderr
-        for words in ("Weft's own layout", place + ".mlp.input", f"{LAYERS} layers, width {WIDTH}, {len(reference['tokens'])} rows, "
-                      "bf16", "all values finite"):
+        for words in ("Weft's own layout", place + ".mlp.input", f"{LAYERS} layers, width {WIDTH}, ", "rows, bf16", "all values finite"):
             assert words in said.stdout, (words, said.stdout)
         source = folder / f"{kind}.toml"
         source.write_text(f'[run]\nsteps = 3\n[data]\ntrain = "{whole}"\nbatch_tokens = 64\n[transcoder]\nfeatures = 64\nk = 4\n')
