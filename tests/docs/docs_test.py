@@ -4,7 +4,7 @@
 docs_test.py REPOSITORY CHECK [WEFT]
   links      relative links lead to files of the repository, and to headings that they have
   messages   what troubleshooting.md quotes stands in the sources
-  reference  input_reference.md is what the program prints
+  reference  input_reference.md is what the program prints (with --write behind WEFT: makes it so)
   commands   every command of a console block, and every python block of docs/, runs
 
 A block is fenced by ``` and its language. In `console`, lines behind "$ " are commands ("\\" at the end goes on), the rest is what
@@ -116,11 +116,14 @@ def messages(repository):
 
 
 def reference(repository, weft):
-    page = (repository / "docs" / "input_reference.md").read_text()
+    path = repository / "docs" / "input_reference.md"
+    head, comment, present = path.read_text().partition("-->\n\n")
     printed = subprocess.run([weft, "--reference"], capture_output=True, text=True, check=True).stdout
-    if page.endswith("-->\n\n" + printed):
-        return [], f"{printed.count(chr(10) + '| `')} keys as the program prints them"
-    return ["docs/input_reference.md is not what the program prints: put the output of weft --reference below its comment"], ""
+    if "--write" in sys.argv:
+        path.write_text(head + comment + printed)
+    elif present != printed:
+        return [f"docs/input_reference.md is not what the program prints; {' '.join(sys.argv)} --write renews it"], ""
+    return [], f"{printed.count(chr(10) + '| `')} keys as the program prints them"
 
 
 # --- Commands -------------------------------------------------------------------------------------------------------------
