@@ -62,6 +62,11 @@ std::string percent(double fraction) {
   return std::isfinite(fraction) ? short_number(100 * fraction) + " %" : "not finite";
 }
 
+/// For columns of a table, which compare by eye.
+std::string fixed(double value, int decimals) {
+  return std::isfinite(value) ? fmt::format("{:.{}f}", value, decimals) : "not finite";
+}
+
 /// "1,234,567"; "unknown" where the number is not there.
 std::string whole(double value) {
   return std::isfinite(value) && std::abs(value) < 1e18 ? report::grouped(std::llround(value)) : "unknown";
@@ -333,16 +338,18 @@ std::string layers_section(const HeldOut& held_out) {
   text += "</div>\n";
 
   std::vector<std::vector<std::string>> rows;
-  const auto at = [](const std::vector<double>& values, std::size_t i) {
-    return i < values.size() ? short_number(values[i]) : std::string("-");
+  // The decimals of the table in the log.
+  const auto at = [](const std::vector<double>& values, std::size_t i, int decimals) {
+    return i < values.size() ? fixed(values[i], decimals) : std::string("-");
   };
   for (std::size_t i = 0; i < nmse.size(); ++i)
-    rows.push_back({std::to_string(i), at(nmse, i), at(raw, i), at(explained, i), at(l0, i), at(dead, i)});
-  const auto mean = [&](const char* key, double factor) {
-    return short_number(factor * number(member(measures, {key})));
+    rows.push_back(
+        {std::to_string(i), at(nmse, i, 4), at(raw, i, 4), at(explained, i, 4), at(l0, i, 2), at(dead, i, 1)});
+  const auto mean = [&](const char* key, int decimals, double factor = 1) {
+    return fixed(factor * number(member(measures, {key})), decimals);
   };
-  rows.push_back({"mean", mean("nmse_standardised_mean", 1), mean("nmse_mean", 1), mean("explained_variance_mean", 1),
-                  mean("l0_mean", 1), mean("dead_fraction_mean", 100)});
+  rows.push_back({"mean", mean("nmse_standardised_mean", 4), mean("nmse_mean", 4), mean("explained_variance_mean", 4),
+                  mean("l0_mean", 2), mean("dead_fraction_mean", 1, 100)});
   return text + table({"layer", "NMSE standardised", "NMSE raw", "variance explained", "L0", "dead, %"}, rows, 1);
 }
 
@@ -365,8 +372,8 @@ std::string mass_section(const DecoderMass& mass) {
   }
   std::vector<std::vector<std::string>> rows;
   for (std::size_t s = 0; s < mass.magnitude.size() && s < kMostRows; ++s)
-    rows.push_back({std::to_string(s), whole(static_cast<double>(mass.features[s])), percent(mass.share[s][s]),
-                    percent(1 - mass.share[s][s])});
+    rows.push_back({std::to_string(s), whole(static_cast<double>(mass.features[s])), fixed(100 * mass.share[s][s], 1),
+                    fixed(100 * (1 - mass.share[s][s]), 1)});
   return "<div class=\"figures\">\n" +
          figure("Decoder mass, source to target", report::heat_map(map),
                 fmt::format(
@@ -374,7 +381,8 @@ std::string mass_section(const DecoderMass& mass) {
                     "normalised space), from checkpoint {}. Counted: {} of {} features, those that fired lately.",
                     checkpoint::directory_name(mass.step), whole(static_cast<double>(counted)),
                     whole(static_cast<double>(all)))) +
-         "<div>\n" + table({"source layer", "live features", "mass to its own layer", "to later layers"}, rows, 1) +
+         "<div>\n" +
+         table({"source layer", "live features", "mass to its own layer, %", "to later layers, %"}, rows, 1) +
          "<p class=\"state\">Mass: the squared norm of decoder vectors, summed over the layer's live "
          "features.</p>\n</div>\n</div>\n";
 }

@@ -155,11 +155,11 @@ def check_real_run(weft, source):
     result, validation = record["result"], record["result"]["validation"]
     page.says("Finished", run.name, f"{result['tokens']:,}", short(result["tokens_per_second"]),
               record["build"]["revision"], record["hosts"][0]["host"], record["command"], record["libraries"]["HDF5"])
-    for measure in ("nmse_standardised", "nmse", "explained_variance", "l0"):
+    for measure, factor, decimals in (("nmse_standardised", 1, 4), ("nmse", 1, 4), ("explained_variance", 1, 4), ("l0", 1, 2),
+                                      ("dead_fraction", 100, 1)):
         for value in (*validation[measure], validation[f"{measure}_mean"]):
-            assert short(value) in page.cells, (measure, value, short(value))
-    for value in validation["dead_fraction"]:
-        assert short(100 * value) in page.cells, value
+            assert f"{factor * value:.{decimals}f}" in page.cells, (measure, value)
+    assert short(validation["nmse_standardised_mean"]) in page.cells, "no tile for the error"
     # The record and the page are of the run's last start: it began behind step 14.
     lines = program.metrics(run)
     assert any(title == f"step 30: {short(lines[-1]['loss'])}" for title in page.titles), "no point for the last loss"
