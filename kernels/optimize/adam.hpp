@@ -43,6 +43,8 @@ void segment_norms(const Execution&, const ParameterRows& parameters, Matrix<flo
 
 /// *flag |= 1 when any weight or moment is not finite.
 void flag_nonfinite(const Execution&, const ParameterRows& parameters, std::int32_t* flag);
-void flag_nonfinite(const Execution&, AnyMatrix matrix, std::int32_t* flag);
+
+/// *flag |= 1 when any element is NaN or its magnitude is above `largest`.
+void flag_beyond(const Execution&, AnyMatrix matrix, float largest, std::int32_t* flag);
 
 }  // namespace weft::kernels

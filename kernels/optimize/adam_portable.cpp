@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cfloat>
+
 #include "kernels/optimize/adam.hpp"
 #include "kernels/optimize/adam_cuda.hpp"
 #include "kernels/optimize/adam_row.hpp"
@@ -114,16 +116,17 @@ void segment_norms(const Execution& execution, const ParameterRows& parameters, 
       });
 }
 
-void flag_nonfinite(const Execution& execution, AnyMatrix matrix, std::int32_t* flag) {
+void flag_beyond(const Execution& execution, AnyMatrix matrix, float largest, std::int32_t* flag) {
   if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::flag_nonfinite(execution, matrix, flag);
+    if (execution.backend == Backend::cuda) return cuda::flag_beyond(execution, matrix, largest, flag);
   for_teams(
-      execution, "flag_nonfinite", matrix.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
+      execution, "flag_beyond", matrix.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
         auto& buffer = scratch<float[kChunkColumns]>(team);
         int bad = 0;
         for_chunks(matrix.columns, matrix.columns, [&](std::int64_t column, int count) {
           const float* value = row_chunk(team, matrix, team.league_rank(), column, count, buffer);
-          bad += sum_columns<int>(team, count, [&](int c) { return is_finite(value[c]) ? 0 : 1; });
+          bad +=
+              sum_columns<int>(team, count, [&](int c) { return value[c] <= largest && value[c] >= -largest ? 0 : 1; });
         });
         if (bad != 0) once(team, [&] { Kokkos::atomic_or(flag, 1); });
       });
@@ -143,16 +146,16 @@ void flag_nonfinite(const Execution& execution, const ParameterRows& parameters,
   require_portable_storage(parameters);
   const std::int64_t rows = parameters.rows, columns = parameters.columns;
   const Scalar type = parameters.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
-  flag_nonfinite(execution, matrix_of(parameters.weight, type, rows, columns), flag);
+  flag_beyond(execution, matrix_of(parameters.weight, type, rows, columns), FLT_MAX, flag);
   if (parameters.policy != StatePolicy::eight_bit) {
-    flag_nonfinite(execution, matrix_of(parameters.first_moment, type, rows, columns), flag);
-    flag_nonfinite(execution, matrix_of(parameters.second_moment, type, rows, columns), flag);
+    flag_beyond(execution, matrix_of(parameters.first_moment, type, rows, columns), FLT_MAX, flag);
+    flag_beyond(execution, matrix_of(parameters.second_moment, type, rows, columns), FLT_MAX, flag);
     return;
   }
   // A moment that is not finite shows in its block's scale (infinity) or its code (NaN).
   const std::int64_t blocks = parameters.blocks_per_row();
-  flag_nonfinite(execution, matrix_of(parameters.first_scale, Scalar::fp32, rows, blocks), flag);
-  flag_nonfinite(execution, matrix_of(parameters.second_scale, Scalar::fp32, rows, blocks), flag);
+  flag_beyond(execution, matrix_of(parameters.first_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
+  flag_beyond(execution, matrix_of(parameters.second_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
   const std::uint8_t* first = static_cast<const std::uint8_t*>(parameters.first_moment);
   const std::uint8_t* second = static_cast<const std::uint8_t*>(parameters.second_moment);
   for_teams(

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "base/log.hpp"
+#include "commands/algorithms.hpp"
 #include "commands/benchmark_report.hpp"
 #include "commands/benchmark_work.hpp"
 #include "commands/commands.hpp"
@@ -193,6 +194,15 @@ class Measurement {
         batches_(shape_, configuration_.data.batch_tokens, settings_.batches, settings_.zipf,
                  static_cast<std::uint64_t>(configuration_.run.seed), grid, execution, n_threads) {}
 
+  /// One step.
+  void make_products() {
+    transcoder::Trainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
+                                execution_, [](const dataset::RawBatch&) { return std::string("resident batch"); });
+    trainer.initialise();
+    trainer.step(batches_.next());
+    trainer.settle();
+  }
+
   CaseResult run() {
     const std::int64_t before = device::memory_use().device_bytes;
     device::reset_peak();
@@ -319,7 +329,7 @@ report::Json read_reference(const std::string& path) {
 
 int benchmark(const Request& request, const parallel::World& world) {
   // 1. The input, once for itself and once for every case; what cannot be done is said before anything is timed.
-  if (request.tune)
+  if (request.tune && !kernels::kCudaBuild)
     throw collective_error(
         ExitCode::usage,
         "--tune: nothing can be tuned here (the CPU's dense library offers no choice of algorithms); "
@@ -347,7 +357,16 @@ int benchmark(const Request& request, const parallel::World& world) {
   result.machine = measure_limits(runtime.execution(), model, grid.group_tokens(configuration.data.batch_tokens).size(),
                                   grid.features(model.n_features).size(), world.all());
 
-  // 3. Every case.
+  // 3. Every case. To tune, one step of each is enough: it makes the products that there are.
+  use_recorded_algorithms(configuration, world);
+  if (request.tune) {
+    for (const std::unique_ptr<Case>& one : cases)
+      if (obstacle(*one, world).empty())
+        Measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine).make_products();
+    std::filesystem::create_directories(configuration.run.output);
+    tune_algorithms(runtime.execution(), std::filesystem::path(configuration.run.output) / "algorithms.json");
+    return 0;
+  }
   for (const std::unique_ptr<Case>& one : cases) {
     if (const std::string reason = obstacle(*one, world); !reason.empty()) {
       log::info("case {} is passed over: {}", one->name, reason);

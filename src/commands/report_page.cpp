@@ -36,7 +36,7 @@ p { margin: 0.4rem 0; max-width: 60rem; }
 .tiles li { background: var(--card); border: 1px solid var(--rule); border-radius: 6px; padding: 0.5rem 0.9rem; min-width: 7rem; }
 .tiles b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 .tiles span { color: var(--faint); font-size: 0.85rem; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
 figure { margin: 0; padding: 0.8rem; background: var(--card); border: 1px solid var(--rule); border-radius: 6px; break-inside: avoid; min-width: 0; }
 figcaption { color: var(--faint); font-size: 0.88rem; margin-top: 0.4rem; }
 figure h3 { margin: 0 0 0.3rem; font-size: 1rem; }
@@ -44,7 +44,8 @@ figure h3 { margin: 0 0 0.3rem; font-size: 1rem; }
 table { border-collapse: collapse; margin: 0.6rem 0; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.15rem 0.9rem 0.15rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--rule); overflow-wrap: break-word; }
 th { font-weight: 600; color: var(--faint); }
-td.n, th.n { text-align: right; white-space: nowrap; }
+td.n, th.n { text-align: right; }
+td.n { white-space: nowrap; }
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 6px; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 footer { margin-top: 2.5rem; color: var(--faint); font-size: 0.85rem; }
 @media print { html { font-size: 11px; } body { max-width: none; padding: 0; font-size: 1rem; } pre { columns: 2; } .figures { grid-template-columns: 1fr 1fr; } h2 { break-after: avoid; } tr { break-inside: avoid; } }

@@ -14,6 +14,8 @@ struct Settings {
   std::string backend = "auto";  ///< auto | portable | cuda
   int threads = 0;               ///< host threads of this process; 0 = cores of the node / processes on it
   bool graphs = true;            ///< on a GPU: record a step once and replay it
+  std::string algorithms;        ///< file with the dense library's algorithms; "" = the library's first proposal
+  double memory = 0;             ///< GB of a GPU that may be used; 0 = all that is free
 };
 
 /// The kernels that a run with these settings takes, also on a machine that only plans it.

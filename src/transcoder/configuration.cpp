@@ -202,6 +202,17 @@ void add_machine(input::Schema& schema, Configuration& configuration) {
       .add("device.graphs", device.graphs,
            "on a GPU: record a training step once and replay it (less work for the host)")
       .free();
+  schema
+      .add("device.algorithms", device.algorithms,
+           "on a GPU: file written by weft benchmark --tune; \"\" = the dense library's first proposal")
+      .path_name()
+      .free();
+  schema
+      .add("device.memory", device.memory,
+           "of a GPU that may be used; 0 = all that is free (with --dry-run: not checked)")
+      .in("GB")
+      .at_least(0.0)
+      .free();
   schema.add("device.threads", device.threads, "host threads of each process; 0 = cores of the node / processes on it")
       .in("threads")
       .at_least(0)

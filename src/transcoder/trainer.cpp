@@ -31,6 +31,9 @@ T read(const kernels::Execution& execution, const T* device_value) {
   return value;
 }
 
+/// A residual beyond this, in deviations of the data, is no longer a number to learn from: its square leaves fp32 soon.
+constexpr float kLargestResidual = 1e18f;
+
 /// How far the host runs ahead of a GPU: enough that it never waits for work.
 constexpr std::int64_t kStepsAhead = 2;
 
@@ -195,8 +198,6 @@ void Trainer::residual_and_loss() {
   const std::int64_t width = shape.width();
   const parallel::Range own = forward_.layout().own;
   const kernels::AnyMatrix targets{targets_.data(), kernels::Scalar::fp32, own.size(), width, width};
-  const float gradient_factor =
-      static_cast<float>(2.0 / (static_cast<double>(forward_.layout().total) * static_cast<double>(shape.d_model)));
   const std::int64_t n = shape.n_layers;
   const kernels::LossSums sums{{loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
   device::zero(execution_, step_sums_.data(), step_sums_.bytes());
@@ -206,10 +207,16 @@ void Trainer::residual_and_loss() {
     timers_.region("loss");
     kernels::residual_and_loss(
         execution_, part.partial, part.n_parts, targets.rows_from(part.begin, part.count), model_.decoder_bias().weight,
-        normalisation_.centre.array(), normalisation_.standardise.array(), n, gradient_factor,
+        normalisation_.centre.array(), normalisation_.standardise.array(), n, gradient_factor(),
         gradient_rows().rows_from(own.begin + part.begin, part.count), sums, loss_workspace_.array());
     kernels::accumulate(execution_, loss_sums_.array(), {step_sums_.data(), 3 * n});
   });
+}
+
+/// Of preset `weft`: the derivative of the mean squared error by a residual, per unit of residual.
+float Trainer::gradient_factor() const {
+  return static_cast<float>(
+      2.0 / (static_cast<double>(forward_.layout().total) * static_cast<double>(model_.shape().d_model)));
 }
 
 kernels::AnyMatrix Trainer::gradient_rows() const {
@@ -225,12 +232,12 @@ void Trainer::gather_gradient_rows() {
   gather_.all_gather(gradient_rows_.data(), bytes);
 }
 
-/// A loss that is not finite comes from a residual that is not, which is a gradient row; and all ranks of a feature
-/// group hold the same rows and inputs, so they decide alike without a word. Ranks of the data axis hold others and
-/// must ask.
+/// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it; and
+/// all ranks of a feature group hold the same rows and inputs, so they decide alike without a word. Ranks of the data
+/// axis hold others and must ask.
 void Trainer::guard() {
   timers_.region("check");
-  kernels::flag_nonfinite(execution_, gradient_rows(), forward_.not_finite());
+  kernels::flag_beyond(execution_, gradient_rows(), kLargestResidual * gradient_factor(), forward_.not_finite());
   if (exchange_.active()) {
     std::int64_t bad = read(execution_, forward_.not_finite());
     grid_.world().maximum({&bad, 1});

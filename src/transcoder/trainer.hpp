@@ -83,6 +83,7 @@ class Trainer {
   parallel::Traffic data_traffic() const { return exchange_.traffic(); }
 
  private:
+  float gradient_factor() const;
   kernels::AnyMatrix gradient_rows() const;  // [group tokens, L * d]
   void load(const dataset::RawBatch&);
   void compute();
