@@ -257,6 +257,9 @@ void add_benchmark(input::Schema& keys, BenchmarkSettings& b) {
   keys.add("benchmark.compare_ratio", b.compare_ratio, "--compare: how many times slower is too slow")
       .more_than(0)
       .free();
+  keys.add("benchmark.checkpoint", b.checkpoint,
+           "also write and read a checkpoint of the state, against plain files on the disk of run.output")
+      .free();
 }
 
 }  // namespace

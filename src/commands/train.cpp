@@ -236,6 +236,13 @@ int Run::train() {
   agreement.drain();
   trained_seconds_ = seconds_since(loop_begin_) - checkpoint_seconds_;
   report(writer_->finish());
+  if (trainer_.steps_done() > first_step_ && writer_->last_durable() != trainer_.steps_done())
+    throw collective_error(
+        ExitCode::io,
+        "{}: step {}, at which this run ends, is in no checkpoint (why stands above); make room and "
+        "start again: the run goes on from {}",
+        directory_.checkpoints().string(), trainer_.steps_done(),
+        writer_->last_durable() < 0 ? "its beginning" : "step " + std::to_string(writer_->last_durable()));
   report::set_current_step(-1);
   return code;
 }
@@ -306,10 +313,11 @@ int train(const Request& request, const parallel::World& world) {
     return 0;
   }
 
+  // Until the process ends: a request may come while a checkpoint is read, and is then acted on in the first steps;
+  // twice; or while a finished run is evaluated, and is then no longer needed. None may end the program.
+  static const parallel::Signals signals;
+
   // 2. The run's directory; a run that was interrupted goes on.
-  // A notice may come while a checkpoint and data are being read, and is then acted on in the first steps; or while a
-  // finished run is evaluated, and is then no longer needed. Neither may end the program.
-  const parallel::Signals signals;
   const OpenedRun opened = open_run(request, schema, configuration, world);
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);

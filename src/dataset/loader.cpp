@@ -15,6 +15,7 @@
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
+#include "base/fault.hpp"
 #include "dataset/reader.hpp"
 #include "device/memory.hpp"
 
@@ -315,7 +316,7 @@ struct Loader::State {
     }
   }
 
-  void produce(Slot& slot) {
+  void produce(Slot& slot, std::int64_t number) {
     slot.batch.begin = cursor;
     for (Range left{0, batch_tokens}; left.size() > 0;) {
       Window* window = &windows[0];
@@ -333,6 +334,9 @@ struct Loader::State {
       left.begin = segment.end;
       read(windows[1], static_cast<double>(first + segment.size()) / static_cast<double>(window->n_rows()));
     }
+    if (fault::point("data-read", static_cast<int>(rank), number) == fault::Kind::nan && own.size() > 0)
+      std::memset(slot.inputs.data() + (own.begin - group.begin) * row_bytes, 0xff,  // NaN in every floating type
+                  static_cast<std::size_t>(kernels::bytes_of(description.dtype)));
     if (feature_axis.size() > 1) {
       std::vector<std::int64_t> bytes;
       for (std::int64_t f = 0; f < shape.feature; ++f)
@@ -356,7 +360,7 @@ struct Loader::State {
           changed.wait(lock, [this] { return produced < released + kSlots || stopping; });
           if (produced >= released + kSlots) break;
         }
-        produce(slots[produced % kSlots]);
+        produce(slots[produced % kSlots], produced + 1);
         const std::lock_guard lock(mutex);
         ++produced;
         changed.notify_all();
@@ -398,6 +402,7 @@ Loader::~Loader() {
 
 const RawBatch& Loader::next() {
   State& state = *state_;
+  fault::point("data-wait");
   const auto began = std::chrono::steady_clock::now();
   std::unique_lock lock(state.mutex);
   WEFT_ASSERT(state.taken < state.released + kSlots);
