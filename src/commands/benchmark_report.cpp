@@ -64,6 +64,7 @@ report::Json to_json(const BenchmarkResult& result) {
     one["tokens_per_second"] = c.tokens_per_second;
     one["peak_bytes"] = c.peak_bytes;
     one["state_bytes"] = c.state_bytes;
+    if (c.driver_bytes > 0) one["driver_bytes"] = c.driver_bytes;
     one["phases"] = report::Json::array();
     for (const Phase& phase : c.phases) {
       report::Json entry = {{"name", phase.name}, {"ms", phase.ms}, {"bytes", phase.bytes}, {"flops", phase.flops}};
@@ -101,6 +102,8 @@ std::string to_table(const BenchmarkResult& result) {
                        c.overrides.empty() ? "" : " with ", c.overrides, c.ms_per_step,
                        report::grouped(std::llround(c.tokens_per_second)), transcoder::bytes_text(c.state_bytes),
                        transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+    if (c.driver_bytes > 0)
+      out += fmt::format("the driver shows {} as taken, libraries included\n", transcoder::bytes_text(c.driver_bytes));
     out += fmt::format("{:<18} {:>9} {:>6} {:>11} {:>11} {:>9}", "phase", "ms", "%", "MB", "MFLOP", "of limit");
     for (const Phase& phase : c.phases)
       out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,

@@ -45,7 +45,7 @@ int evaluate(const Request& request, const parallel::World& world) {
 
   // 2. The data, and a transcoder without moments.
   const dataset::Description description = dataset::describe(world, path, configuration.data);
-  const device::Runtime runtime(configuration.device, world.node_rank(), world.node_size());
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   const kernels::Execution& execution = runtime.execution();
   const parallel::Grid grid(world, parallel::grid_shape(1, 0, world.size()));
   const dataset::Statistics statistics =

@@ -33,6 +33,7 @@ struct RawBatch {
   Cursor begin;                ///< the first row of the batch
   Cursor end;                  ///< the first row after it: what a checkpoint keeps
   double waited = 0;           ///< seconds that `next` waited for it
+  bool resident = false;       ///< the rows lie where the kernels run already
 };
 
 /// Host memory of the loader, bytes on the fullest rank. `total` is an upper bound.
