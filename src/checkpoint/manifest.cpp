@@ -23,6 +23,8 @@ constexpr std::size_t kDigestDigits = 64;
 // Far above every real number and far from overflow when two are added.
 constexpr std::int64_t kLargest = std::int64_t{1} << 61;
 constexpr std::size_t kMostAxes = 8;
+// Of lists and objects inside one another: printing a deeper text would end the stack.
+constexpr int kDeepest = 64;
 
 constexpr std::pair<kernels::Scalar, std::string_view> kScalars[] = {
     {kernels::Scalar::fp32, "fp32"}, {kernels::Scalar::fp16, "fp16"}, {kernels::Scalar::bf16, "bf16"},
@@ -201,7 +203,11 @@ Manifest parse(std::string_view given) {
   if (const std::string actual = storage::sha256(content); actual != digest)
     throw error(ExitCode::io, "its text has sha256 {:.8}..., it says {:.8}... (damaged)", actual, digest);
 
-  const json root = json::parse(content, nullptr, false);
+  const auto not_too_deep = [](int depth, json::parse_event_t, const json&) {
+    if (depth > kDeepest) throw error(ExitCode::io, "its lists and objects are nested more than {} deep", kDeepest);
+    return true;
+  };
+  const json root = json::parse(content, not_too_deep, false);
   if (root.is_discarded()) throw error(ExitCode::io, "it is not JSON");
   Manifest manifest;
   manifest.format_version = integer(member(root, "format_version"), "format_version", 1);

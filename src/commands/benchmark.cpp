@@ -305,6 +305,22 @@ class Measurement {
   CaseResult result_;
 };
 
+/// A checkpoint of the input's own state. Collective.
+CheckpointResult measure_own_checkpoint(const Input& input, const parallel::World& world, const parallel::Grid& grid,
+                                        const device::Runtime& runtime) {
+  const kernels::Execution& execution = runtime.execution();
+  const transcoder::Configuration& configuration = input.configuration;
+  const transcoder::Shape shape{input.benchmark.layers, input.benchmark.d_model, configuration.transcoder.features};
+  const transcoder::ResidentBatches batches(shape, configuration.data.batch_tokens, 1, input.benchmark.zipf,
+                                            static_cast<std::uint64_t>(configuration.run.seed), grid, execution,
+                                            runtime.threads());
+  transcoder::Trainer trainer(configuration, shape, batches.normalisation(), batches.statistics(), grid, execution,
+                              [](const dataset::RawBatch&) { return std::string("resident batch"); });
+  trainer.initialise();
+  return measure_checkpoint(std::filesystem::path(configuration.run.output) / "benchmark_checkpoint",
+                            trainer.registry(), execution, world);
+}
+
 /// Why this case cannot run here; "" when it can.
 std::string obstacle(const Case& one, const parallel::World& world) {
   if (one.input.benchmark.formulation == Formulation::sparse) return "";
@@ -376,6 +392,8 @@ int benchmark(const Request& request, const parallel::World& world) {
         Measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine).run());
     log::info("{}: {:.1f} ms a step", result.cases.back().name, result.cases.back().ms_per_step);
   }
+
+  if (input.benchmark.checkpoint) result.checkpoint = measure_own_checkpoint(input, world, grid, runtime);
 
   // 4. Say it, keep it, compare it.
   log::info("{}", to_table(result));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "commands/benchmark_checkpoint.hpp"
 #include "report/json.hpp"
 
 namespace weft::commands {
@@ -47,6 +48,7 @@ struct BenchmarkResult {
   int ranks = 1;
   std::int64_t data = 1, feature = 1;
   std::vector<CaseResult> cases;
+  std::optional<CheckpointResult> checkpoint = {};
 };
 
 report::Json to_json(const BenchmarkResult&);

@@ -20,7 +20,7 @@ checkpoint::Found open_checkpoint(const std::string& path, const parallel::World
   const bool is_run =
       world.on_root([&] { return std::string(std::filesystem::is_directory(run) ? "run" : ""); }) == "run";
   if (!is_run) return checkpoint::open(world.all(), path, checkpoint::Verify::full);
-  auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full);
+  auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full, checkpoint::Leftovers::keep);
   if (!found)
     throw collective_error(ExitCode::io, "{}: no checkpoint yet (the run has not written one); name another run", path);
   return *std::move(found);

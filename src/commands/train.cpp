@@ -121,6 +121,7 @@ class Run {
     if (done && done->durable) log::info("{}", done->line());
   }
   void log_step(double data_wait);
+  report::Json communication() const;
 
   const Request& request_;
   const transcoder::Configuration& configuration_;
@@ -140,6 +141,10 @@ class Run {
   std::int64_t tokens_ = 0, first_step_ = 0;
   std::int64_t logged_step_ = 0;  // of this start: for the rate of an interval
   Clock::time_point logged_at_, loop_begin_;
+  struct {
+    double waited = 0, exchanging = 0;  // seconds that steps waited; that rows were on their way between ranks
+    std::int64_t exchanged = 0;         // bytes sent
+  } rows_;
   double trained_seconds_ = 0, checkpoint_seconds_ = 0;  // steps alone; what they waited for checkpoints
 };
 
@@ -220,6 +225,9 @@ int Run::train() {
     fault::point("step", world_.rank(), step);
     trainer_.step(batch);
     waited += batch.waited;
+    rows_.waited += batch.waited;
+    rows_.exchanging += batch.exchanging;
+    rows_.exchanged += batch.exchanged;
     cursor_ = batch.end;
     tokens_ += batch.n_tokens;
     loader.release();
@@ -236,8 +244,34 @@ int Run::train() {
   agreement.drain();
   trained_seconds_ = seconds_since(loop_begin_) - checkpoint_seconds_;
   report(writer_->finish());
+  if (trainer_.steps_done() > first_step_ && writer_->last_durable() != trainer_.steps_done())
+    throw collective_error(
+        ExitCode::io,
+        "{}: step {}, at which this run ends, is in no checkpoint (why stands above); make room and "
+        "start again: the run goes on from {}",
+        directory_.checkpoints().string(), trainer_.steps_done(),
+        writer_->last_durable() < 0 ? "its beginning" : "step " + std::to_string(writer_->last_durable()));
   report::set_current_step(-1);
   return code;
+}
+
+/// What went between ranks, a step: the mean over ranks. Rows travel beside the step (hidden, but for what steps
+/// waited), the axes inside it (exposed). Collective.
+report::Json Run::communication() const {
+  const double steps = static_cast<double>(std::max<std::int64_t>(1, trainer_.steps_done() - first_step_));
+  const parallel::Traffic feature = trainer_.feature_traffic(), data = trainer_.data_traffic();
+  double sums[] = {static_cast<double>(rows_.exchanged),
+                   rows_.exchanging,
+                   rows_.waited,
+                   static_cast<double>(feature.bytes_sent),
+                   feature.seconds,
+                   static_cast<double>(data.bytes_sent),
+                   data.seconds};
+  world_.all().sum(std::span<double>(sums));
+  for (double& sum : sums) sum /= steps * world_.size();
+  return {{"rows", {{"bytes", sums[0]}, {"hidden_ms", 1e3 * sums[1]}, {"waited_ms", 1e3 * sums[2]}}},
+          {"feature_axis", {{"bytes", sums[3]}, {"exposed_ms", 1e3 * sums[4]}}},
+          {"data_axis", {{"bytes", sums[5]}, {"exposed_ms", 1e3 * sums[6]}}}};
 }
 
 void Run::conclude() {
@@ -252,6 +286,7 @@ void Run::conclude() {
   record["result"]["tokens_per_second"] = rate;
   record["result"]["checkpoint_pause_seconds"] = checkpoint_seconds_;
   record["timings"] = report::to_json(timings);
+  if (world_.size() > 1) record["communication"] = communication();
   const device::MemoryUse memory = device::memory_use();
   record["device"]["peak_bytes"] = memory.device_peak_bytes;
   record["device"]["planned_bytes"] = planned_device_bytes_;
@@ -306,10 +341,11 @@ int train(const Request& request, const parallel::World& world) {
     return 0;
   }
 
+  // Until the process ends: a request may come while a checkpoint is read, and is then acted on in the first steps;
+  // twice; or while a finished run is evaluated, and is then no longer needed. None may end the program.
+  static const parallel::Signals signals;
+
   // 2. The run's directory; a run that was interrupted goes on.
-  // A notice may come while a checkpoint and data are being read, and is then acted on in the first steps; or while a
-  // finished run is evaluated, and is then no longer needed. Neither may end the program.
-  const parallel::Signals signals;
   const OpenedRun opened = open_run(request, schema, configuration, world);
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);

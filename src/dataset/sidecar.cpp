@@ -77,7 +77,8 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
   check_number("total_tokens", description.n_rows);
 
   if (const auto dtype = metadata.find("dtype"); dtype != metadata.end()) {
-    const std::string said = dtype->is_string() ? dtype->get<std::string>() : dtype->dump();
+    if (!dtype->is_string()) throw error(ExitCode::data, "{}: dtype is no text; is it damaged?", path);
+    const std::string said = dtype->get<std::string>();
     const std::string plain = said.starts_with("torch.") ? said.substr(6) : said;
     const std::string_view stored = name_of(description.dtype);
     const bool same = (stored == "fp32" && (plain == "float32" || plain == "fp32" || plain == "float")) ||

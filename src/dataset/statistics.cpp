@@ -323,7 +323,12 @@ void check_against_file(const Statistics& statistics, const Description& descrip
   const std::string path = description.path + "/norm_stats.json";
   // A number takes at most 25 characters; twice that leaves room for indentation.
   const std::int64_t at_most = 64 * 4 * description.n_layers * (description.d_model + 1) + 4096;
-  const json said = json::parse(read_small_file(path, at_most), nullptr, false);
+  check_against_text(statistics, description, path, read_small_file(path, at_most));
+}
+
+void check_against_text(const Statistics& statistics, const Description& description, const std::string& path,
+                        std::string_view text) {
+  const json said = json::parse(text, nullptr, false);
   if (said.is_discarded() || !said.is_object())
     throw error(ExitCode::data, "{}: is no JSON object; is it cut short?", path);
   for (std::int64_t layer = 0; layer < description.n_layers; ++layer)

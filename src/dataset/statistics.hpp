@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dataset/description.hpp"
@@ -38,6 +39,8 @@ Statistics statistics(const parallel::World&, const Description&, const std::str
 
 /// Throws Error(data) when norm_stats.json is damaged or belongs to other data.
 void check_against_file(const Statistics&, const Description&);
+/// The same for a text in memory; messages begin with `path`.
+void check_against_text(const Statistics&, const Description&, const std::string& path, std::string_view text);
 
 /// Lossless text form with a checksum; reading throws Error(data) when damaged or of another dataset.
 std::string to_text(const Statistics&, const std::string& fingerprint);

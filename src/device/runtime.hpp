@@ -15,6 +15,7 @@ struct Settings {
   int threads = 0;               ///< host threads of this process; 0 = cores of the node / processes on it
   bool graphs = true;            ///< on a GPU: record a step once and replay it
   std::string algorithms;        ///< file with the dense library's algorithms; "" = the library's first proposal
+  std::int64_t tile = 0;         ///< MiB of pre-activations made at a time; 0 = as many as suit the backend
   double memory = 0;             ///< GB of a GPU that may be used; 0 = all that is free
 };
 

@@ -67,6 +67,18 @@ std::string text_or_nothing(hid_t object, const std::string& name) {
   return has_attribute(object, name) ? read_text_attribute(object, name) : std::string();
 }
 
+/// What HDF5 cannot make sense of once a file is open is damage, not a failure to read.
+template <class Read>
+auto refusing_damage(const std::string& path, Read&& read) {
+  try {
+    return read();
+  } catch (const Error& failure) {
+    if (failure.code() != ExitCode::io) throw;
+    const std::string_view why = failure.what();
+    throw error(ExitCode::data, "{}{}; is the file damaged?", why.starts_with(path) ? "" : path + ": ", why);
+  }
+}
+
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -78,6 +90,10 @@ std::string dataset_name(Side side, std::int64_t layer) {
 ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.string()), bytes_(size_of_file(path_)) {
   const Lock lock;
   file_ = open_sound(path_);
+  refusing_damage(path_, [&] { read_headers(); });
+}
+
+void ActivationFile::read_headers() {
   const Handle creation(H5Fget_create_plist(file_), H5Pclose, path_ + ": reading the file's properties");
   hsize_t user_block = 0;
   check(H5Pget_userblock(creation, &user_block), path_ + ": reading the file's properties");
@@ -209,22 +225,33 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
               "is compressed with filter {} (\"{}\"), which this HDF5 {} does not have; write it with gzip or plain",
               static_cast<int>(id), filter, hdf5_version()));
       }
-      // Chunks that were never written would read as zeros.
       const std::int64_t down = divide_up(header.rows, header.chunk_rows);
       const std::int64_t across = divide_up(header.columns, header.chunk_columns);
+      // Asked before HDF5 reads its index of them, for which it takes memory unseen.
+      if (down > bytes_ / across)
+        throw refuse(
+            fmt::format("claims {} x {} chunks in a file of {} bytes; is the file cut short?", down, across, bytes_));
+      // Chunks that were never written would read as zeros.
       const Handle space(H5Dget_space(dataset), H5Sclose, path_ + ": reading the shape of " + name);
       hsize_t n_chunks = 0;
       check(H5Dget_num_chunks(dataset, space, &n_chunks), path_ + ": counting the chunks of " + name);
-      if (down > bytes_ || n_chunks != static_cast<hsize_t>(down * across))
+      if (n_chunks != static_cast<hsize_t>(down * across))
         throw refuse(fmt::format("has {} of its {} chunks; was the file written completely?", n_chunks, down * across));
       const hsize_t stored = H5Dget_storage_size(dataset);
       if (stored > static_cast<hsize_t>(bytes_))
         throw refuse(
             fmt::format("claims {} stored bytes in a file of {} bytes; is the file cut short?", stored, bytes_));
+      if (header.rows > static_cast<std::int64_t>(stored) * kLargestRatio / row_bytes)
+        throw refuse(fmt::format("claims {} rows of {} bytes in {} stored bytes; is it damaged?", header.rows,
+                                 row_bytes, stored));
       header.direct =
           n_filters == 0 && header.chunk_columns == header.columns && !user_block_ && down <= kMostLocatedChunks;
     } else if (layout == H5D_COMPACT) {
-      header.direct = false;  // inside the header, so it is small and it is there
+      header.direct = false;  // inside the header, so it is small
+      const hsize_t stored = H5Dget_storage_size(dataset);
+      if (stored > static_cast<hsize_t>(bytes_) || header.rows != static_cast<std::int64_t>(stored) / row_bytes)
+        throw refuse(fmt::format("claims {} rows of {} bytes in {} stored bytes; is it damaged?", header.rows,
+                                 row_bytes, stored));
     } else {
       throw refuse("is a virtual dataset (a missing part would read as zeros); write the values into the file");
     }
@@ -237,6 +264,10 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
 
 std::vector<Extent> ActivationFile::extents(Side side, std::int64_t layer) {
   const Lock lock;
+  return refusing_damage(path_, [&] { return locate(side, layer); });
+}
+
+std::vector<Extent> ActivationFile::locate(Side side, std::int64_t layer) {
   const MatrixHeader& header = header_.matrix(side, layer);
   const std::string name = dataset_name(side, layer);
   const std::int64_t row_bytes = header.columns * bytes_of(header.type);
@@ -267,6 +298,10 @@ std::vector<Extent> ActivationFile::extents(Side side, std::int64_t layer) {
 std::vector<StoredBytes> ActivationFile::ends(Side side, std::int64_t layer, std::int64_t at_most) {
   const Lock lock;
   if (user_block_) return {};
+  return refusing_damage(path_, [&] { return locate_ends(side, layer, at_most); });
+}
+
+std::vector<StoredBytes> ActivationFile::locate_ends(Side side, std::int64_t layer, std::int64_t at_most) {
   const MatrixHeader& header = header_.matrix(side, layer);
   const std::string name = dataset_name(side, layer);
   const hid_t dataset = open(side, layer);
@@ -297,6 +332,11 @@ std::vector<StoredBytes> ActivationFile::ends(Side side, std::int64_t layer, std
 void ActivationFile::read(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,
                           std::int64_t stride) {
   const Lock lock;
+  refusing_damage(path_, [&] { read_locked(side, layer, row_begin, rows, out, stride); });
+}
+
+void ActivationFile::read_locked(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows,
+                                 std::byte* out, std::int64_t stride) {
   const MatrixHeader& header = header_.matrix(side, layer);
   const std::int64_t element = bytes_of(header.type);
   const hid_t dataset = open(side, layer);

@@ -79,8 +79,14 @@ class ActivationFile {
             std::int64_t stride);
 
  private:
+  // Callers hold the lock and take an Error(io) for damage.
+  void read_headers();
   hid_t open(Side side, std::int64_t layer);
   MatrixHeader read_matrix_header(Side side, std::int64_t layer);
+  std::vector<Extent> locate(Side side, std::int64_t layer);
+  std::vector<StoredBytes> locate_ends(Side side, std::int64_t layer, std::int64_t at_most);
+  void read_locked(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,
+                   std::int64_t stride);
 
   std::string path_;
   std::int64_t bytes_ = 0;

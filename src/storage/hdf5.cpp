@@ -261,7 +261,8 @@ std::int64_t read_integer_attribute(hid_t object, const std::string& name) {
   const Handle attribute(H5Aopen(object, name.c_str(), H5P_DEFAULT), H5Aclose, "opening attribute " + name);
   const Handle type(H5Aget_type(attribute), H5Tclose, "reading the type of attribute " + name);
   const Handle space(H5Aget_space(attribute), H5Sclose, "reading the shape of attribute " + name);
-  if (H5Tget_class(type) != H5T_INTEGER || H5Sget_simple_extent_npoints(space) != 1)
+  if (H5Tget_class(type) != H5T_INTEGER || H5Tget_size(type) > sizeof(std::int64_t) ||
+      H5Sget_simple_extent_npoints(space) != 1)
     throw error(ExitCode::data, "attribute {} is not one integer; was the file written by another program?", name);
   std::int64_t value = 0;
   check(H5Aread(attribute, H5T_NATIVE_INT64, &value), "reading attribute " + name);

@@ -207,6 +207,11 @@ void add_machine(input::Schema& schema, Configuration& configuration) {
            "on a GPU: file written by weft benchmark --tune; \"\" = the dense library's first proposal")
       .path_name()
       .free();
+  schema.add("device.tile", device.tile, "pre-activations made at a time; 0 = as many as suit the processor or GPU")
+      .in("MiB")
+      .at_least(0)
+      .at_most(1 << 16)
+      .free();
   schema
       .add("device.memory", device.memory,
            "of a GPU that may be used; 0 = all that is free (with --dry-run: not checked)")

@@ -32,6 +32,10 @@ std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t fe
 
 }  // namespace
 
+SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
+  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20};
+}
+
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
     : total(total_tokens), group(grid.group_tokens(total_tokens)) {
   for (std::int64_t g = 0; g < grid.shape().feature; ++g)
@@ -79,8 +83,9 @@ std::int64_t Forward::bytes(const Configuration& configuration, const Shape& sha
   const std::int64_t element = kernels::bytes_of(scalar), group = parallel::largest_part(max_tokens, grid.data);
   const std::int64_t chunk = decoded_at_a_time(configuration.data.micro_tokens, group, shape.width(), scalar);
   const std::int64_t received = grid.feature > 1 ? grid.feature * largest_own(chunk, group, grid.feature) : 0;
-  const SelectionSizes sizes = selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, max_tokens},
-                                               grid, configuration.precision, backend);
+  const SelectionSizes sizes =
+      selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
+                      configuration.precision, backend);
   return (group + chunk + received) * shape.width() * element + sizes.device_bytes +
          kernels::encode_workspace(backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, scalar,
                                    configuration.optimizer.state, scalar);
@@ -98,8 +103,8 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       chunk_tokens_(decoded_at_a_time(configuration.data.micro_tokens,
                                       parallel::largest_part(max_tokens, grid.shape().data), model.shape().width(),
                                       scalar_)),
-      selection_(configuration.transcoder, {model.shape().n_layers, model.shape().n_features, max_tokens}, grid,
-                 execution, configuration.precision),
+      selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
+                 configuration.precision),
       exchange_(
           grid.feature_axis(), execution,
           parallel::largest_part(max_tokens, grid.shape().data) * model.shape().width() * kernels::bytes_of(scalar_)),

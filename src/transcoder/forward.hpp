@@ -47,6 +47,9 @@ struct NormalisationOnDevice {
 
 kernels::Scalar scalar_of(Precision);
 
+/// What the selection of batches of at most `max_tokens` works on.
+SelectionShape selection_shape(const Configuration&, const Shape&, std::int64_t max_tokens);
+
 class Forward {
  public:
   /// Bytes of all buffers of this class on one rank, for the memory plan.

@@ -55,8 +55,8 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   const std::int64_t batch = configuration.data.batch_tokens, group = parallel::largest_part(batch, grid.data);
   const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
   const std::int64_t element = kernels::bytes_of(scalar_of(configuration.precision));
-  const SelectionSizes selection = selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, batch},
-                                                   grid, configuration.precision, backend);
+  const SelectionSizes selection = selection_sizes(
+      configuration.transcoder, selection_shape(configuration, shape, batch), grid, configuration.precision, backend);
 
   const StateBytes state = state_bytes(shape, policy, rows, owned);
   const std::int64_t clocks = 8 * shape.n_layers * rows;

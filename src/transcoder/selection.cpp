@@ -17,10 +17,10 @@ using kernels::Array;
 using kernels::kHistogramBins;
 using kernels::kHistogramRounds;
 
-constexpr std::int64_t kTileTokens = 1024;                         // at most
-constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;         // stays in a processor's cache
-constexpr std::int64_t kLargestGpuTile = std::int64_t{512} << 20;  // a GPU wants few, large products
-constexpr std::int64_t kTileFeatures = 64;                         // a multiple of this
+constexpr std::int64_t kTileTokens = 1024;                       // at most
+constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;       // stays in a processor's cache
+constexpr std::int64_t kLargestGpuTile = std::int64_t{1} << 30;  // a GPU wants few, large products
+constexpr std::int64_t kTileFeatures = 64;                       // a multiple of this
 constexpr std::int64_t kCandidateSlack = 1024;
 constexpr std::int64_t kLargestIndex = std::int64_t{1} << 32;
 

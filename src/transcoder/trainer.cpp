@@ -117,7 +117,7 @@ std::int64_t Trainer::bytes(const Configuration& configuration, const Shape& sha
   const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
   const std::int64_t n_local = parallel::largest_part(shape.n_features, grid.feature);
   const std::int64_t capacity =
-      selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, configuration.data.batch_tokens},
+      selection_sizes(configuration.transcoder, selection_shape(configuration, shape, configuration.data.batch_tokens),
                       grid, configuration.precision, backend)
           .capacity;
   return own * width * 4 + group * width * kernels::bytes_of(scalar_of(configuration.precision)) + capacity * 4 +

@@ -84,6 +84,8 @@ TEST_CASE("a manifest with a valid digest and impossible content is refused") {
            {"[[0,2],[0,3]]", "[[0,2]]"},
            {"\"bytes\":1000", "\"bytes\":100000000000"},  // more than one digest's worth
            {"\"extra\": {", "\"extra\": [{}], \"other\": {"},
+           {"\"extra\": {",
+            "\"extra\": {\"deep\": " + std::string(300'000, '[') + std::string(300'000, ']') + "}, \"other\": {"},
            {"\"cursor\": {", "\"cursor\": 1, \"other\": {"},
            {"\"tensors\": [", "\"tensors\": 1, \"other\": ["}}) {
     CAPTURE(to);

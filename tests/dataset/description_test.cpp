@@ -348,6 +348,9 @@ TEST_CASE("metadata that disagrees with the files is refused") {
   check_refused(data, {"/metadata.json: dtype is \"float32\", the files hold fp16", "/layer_0/inputs"});
   with("{\"num_layers\": 3, ");
   check_refused(data, {"/metadata.json: is no JSON object"});
+  const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');  // printing it would end the stack
+  with("{\"dtype\": " + deep + "}");
+  check_refused(data, {"/metadata.json: dtype is no text"});
   with(std::string(2 << 20, '['));
   check_refused(data, {"/metadata.json: has 2097152 bytes"});
   std::filesystem::remove(data + "/metadata.json");
@@ -510,6 +513,30 @@ TEST_CASE("files cut short, missing, doubled, never written or no HDF5 are refus
     check_refused(directory.path(), {"no chunk_*.hdf5"});
     CHECK_THROWS_AS(describe(testing::world(), directory / "nowhere", {}), Error);
   }
+}
+
+TEST_CASE("a compressed dataset whose header claims more than its bytes can hold sizes nothing") {
+  const Directory directory;
+  const std::string data = directory / "train";
+  std::filesystem::create_directories(data);
+  {
+    const storage::Lock lock;
+    Handle file(H5Fcreate((data + "/chunk_0.hdf5").c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose, "file");
+    const Handle group(H5Gcreate2(file, "layer_0", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Gclose, "group");
+    const hsize_t extent[2] = {8192, 16384}, nowhere[2] = {0, 0};
+    const Handle space(H5Screate_simple(2, extent, nullptr), H5Sclose, "space");
+    const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "properties");
+    storage::check(H5Pset_chunk(creation, 2, extent), "chunk");
+    storage::check(H5Pset_deflate(creation, 4), "gzip");
+    for (const char* name : {"inputs", "targets"}) {
+      const Handle dataset(H5Dcreate2(group, name, H5T_IEEE_F32LE, space, H5P_DEFAULT, creation, H5P_DEFAULT), H5Dclose,
+                           "dataset");
+      // The one chunk of 512 MiB, "compressed" to 100 bytes.
+      storage::check(H5Dwrite_chunk(dataset, H5P_DEFAULT, 0, nowhere, 100, std::string(100, 'x').data()), "chunk");
+    }
+    file.close();
+  }
+  check_refused(data, {"chunk_0.hdf5: /layer_0/inputs claims 8192 rows of 65536 bytes in 100 stored bytes"});
 }
 
 TEST_CASE("files of two models or hook points are not one dataset") {

@@ -15,6 +15,7 @@ import program
 RANKS = int(sys.argv[2])
 POLICIES = (("fp32", "fp32", 1), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1))
 if sys.argv[3:] == ["gpu"]:
+    program.needs_gpu()
     POLICIES = (("fp32", "bf16", 1), ("8bit", "bf16", 1))
 # Time differs from run to run; everything else in a metrics record may not.
 TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")

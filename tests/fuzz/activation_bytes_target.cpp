@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bytes of chunk_0.hdf5: the only file of a dataset, described and then read. Much of what happens here happens
+// inside HDF5; docs/fuzzing.md says what was found there.
+#include "dataset/reader.hpp"
+#include "tests/fuzz/activations.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const weft::fuzz::Scratch scratch;
+  weft::fuzz::write_file(scratch / "chunk_0.hdf5", data, size);
+  weft::fuzz::read_dataset(scratch.path());
+  return 0;
+}

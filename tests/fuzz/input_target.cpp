@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An input file, against the real schema of a training run. The first line may be an override. What was accepted must
+// print to an input that reads back to the same values.
+#include <algorithm>
+
+#include "input/print.hpp"
+#include "input/read.hpp"
+#include "tests/fuzz/target.hpp"
+#include "transcoder/configuration.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace weft;
+  std::string_view given = fuzz::text(data, size);
+  std::vector<input::Override> overrides;
+  constexpr std::string_view kSet = "# --set ";
+  if (given.starts_with(kSet)) {
+    const std::size_t end = std::min(given.find('\n'), given.size());
+    overrides.push_back({std::string(given.substr(kSet.size(), end - kSet.size())), ""});
+    given.remove_prefix(end);
+  }
+
+  transcoder::Configuration configuration;
+  const input::Schema schema = transcoder::schema(configuration);
+  // An interrupted run's input is compared with this one's, whatever became of it.
+  fuzz::accepts({ExitCode::usage}, [&] { input::changed_keys(schema, given, "old.toml"); });
+  if (!fuzz::accepts({ExitCode::usage}, [&] { input::read(schema, given, "input.toml", overrides); })) return 0;
+
+  const std::string printed = input::print(schema);
+  transcoder::Configuration again;
+  const input::Schema schema_again = transcoder::schema(again);
+  if (!fuzz::accepts({ExitCode::usage}, [&] { input::read(schema_again, printed, "printed.toml"); }))
+    fuzz::finding("what was read cannot be read again:\n" + printed);
+  if (input::print(schema_again) != printed) fuzz::finding("reads back to other values:\n" + printed);
+  if (!input::changed_keys(schema_again, printed, "printed.toml").empty()) fuzz::finding("differs from itself");
+  return 0;
+}

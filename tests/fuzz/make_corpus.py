@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the seeds of the fuzz targets: make_corpus.py DIRECTORY (tests/fuzz/corpus). Small files, each with something
+that the others do not have. Findings are added by hand, as finding_*."""
+import json
+import struct
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def put(target, name, content):
+    path = ROOT / target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def inputs():
+    for path in sorted((REPOSITORY / "inputs").glob("*.toml")):
+        put("input", path.name, path.read_text())
+    put("input", "override.toml", "# --set optimizer.learning_rate=1e-3\n[data]\ntrain = \"a\"\n[transcoder]\nfeatures = 8\n")
+    put("input", "wrong.toml", "[data]\ntrian = 3\ntrain = [1, [2, {a = 1}]]\nbatch_tokens = 1e300\n[[log]]\nevery = -1\n"
+        "[nowhere]\nx = 1979-05-27T07:32:00Z\n[optimizer]\nlearning_rate = nan\n")
+    put("input", "text.toml", "data.train = \"\"\"a\\u00e9\\\n  ${HOME} $${x}\"\"\"\ndata.\"validation\" = 'c:\\d'\n"
+        "transcoder = {features = 0x10, k = 0.5, activation = \"topk\", scope = \"all_layers\"}\n")
+
+
+def index():
+    rows = [80, 7]
+    head = bytes([len(rows) - 1] + [r - 1 for r in rows])
+    put("index", "by_file", head + struct.pack("<iiqiiq", 0, 80, 0, 1, 7, 80))
+    put("index", "by_row", head + b"".join(struct.pack("<II", f, r) for f, n in enumerate(rows) for r in range(n)))
+    put("index", "one_file", bytes([0, 2]) + struct.pack("<III", 0, 3, 0))
+    put("index", "twice", bytes([0, 2]) + struct.pack("<IIIIII", 0, 1, 0, 2, 0, 1))
+
+
+METADATA = {"model_name": "m", "dataset": "t", "split": "train", "num_layers": 2, "d_model": 8, "dtype": "torch.float32",
+            "total_tokens": 87, "chunk_tokens": 80, "hook": ["a", {"b": None}]}
+
+
+def metadata():
+    put("metadata", "good", json.dumps(METADATA, indent=1))
+    put("metadata", "bf16", json.dumps({**METADATA, "dtype": "bfloat16"}))
+    put("metadata", "layers", json.dumps({**METADATA, "num_layers": 2**63}))
+    put("metadata", "negative", json.dumps({**METADATA, "total_tokens": -1}))
+    put("metadata", "finding_deep_dtype", '{"dtype": ' + "[" * 20000 + "]" * 20000 + "}")
+
+
+def statistics():
+    side = {"mean": [0, 1, 2], "std": [1, 1, 1.0]}
+    other = {"mean": [-3, 0.5, 100], "std": [0, 2, 3]}
+    both = {"0": {"inputs": side, "targets": side}, "1": {"inputs": other, "targets": other}}
+    put("statistics", "norm_stats", json.dumps(both))
+    put("statistics", "not_numbers", json.dumps({**both, "1": {"inputs": {"mean": [None] * 3, "std": 1}, "targets": []}}))
+    cached = {"mean": [0, 1, 2, 3, 4, 5.5], "standard_deviation": [1] * 6, "mean_norm": [1, 2]}
+    put("statistics", "cache", json.dumps({"n_rows": 4, "fingerprint": "f00d", "inputs": cached, "targets": cached}))
+
+
+TENSORS = [("encoder_0/weight", "fp32", (13, 7)), ("encoder_0/weight.first_moment", "bf16", (13, 7)),
+           ("encoder_0/weight.codes", "u8", (13, 301)), ("encoder_0/tokens_since_fired", "i64", (13,)),
+           ("decoder_0/weight", "fp16", (2, 3, 5)), ("statistics/mean_inputs", "fp64", (4, 5)),
+           ("schedule/words", "u64", (1,))]
+
+
+def manifest_text(**changes):
+    """Its sha256 is nought: the target puts it right."""
+    root = {"format_version": 1, "step": 3, "tokens": 1536, "cursor": {"epoch": 0, "position": 3}, "world": 2,
+            "grid": {"data": 1, "feature": 2}, "code_revision": "abc", "libraries": {"hdf5": "1.10.8"},
+            "dataset_fingerprint": "f00d", "input": "[run]\nsteps = 1\n", "original_input": "", "extra": {"norm": 0.1},
+            "tensors": [{"name": "a/weight", "dtype": "fp32", "shape": [3, 7]}, {"name": "b", "dtype": "u8", "shape": [2]}],
+            "shards": [{"file": "rank_00000.h5", "bytes": 4000, "sha256": ["0" * 64], "owned": [[0, 2], [0, 2]]},
+                       {"file": "rank_00001.h5", "bytes": 67108865, "sha256": ["0" * 64] * 2, "owned": [[2, 3], [0, 0]]}],
+            **changes}
+    head = '{\n  "format": "weft-checkpoint",\n  "sha256": "' + "0" * 64 + '"'
+    return head + "".join(f',\n  "{key}": {json.dumps(value)}' for key, value in root.items()) + "\n}\n"
+
+
+def manifest():
+    put("manifest", "good", manifest_text())
+    put("manifest", "newer", manifest_text(format_version=2))
+    put("manifest", "huge", manifest_text(tensors=[{"name": "a", "dtype": "fp64", "shape": [2**31, 2**31, 2**31]}]))
+    put("manifest", "no_digest", '{\n  "format": "weft-checkpoint",\n  "sha256": "0')
+    put("manifest", "finding_deep_extra",
+        manifest_text(extra="DEEP").replace('"DEEP"', '{"a": ' + "[" * 20000 + "]" * 20000 + "}"))
+
+
+def bf16():
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_precision(16)
+    kind.set_size(2)
+    kind.set_ebias(127)
+    return kind
+
+
+FILE_TYPES = {"fp32": h5py.h5t.IEEE_F32LE, "fp16": h5py.h5t.IEEE_F16LE, "fp64": h5py.h5t.IEEE_F64LE,
+              "u8": h5py.h5t.STD_U8LE, "i64": h5py.h5t.STD_I64LE, "u64": h5py.h5t.STD_U64LE, "bf16": bf16()}
+
+
+def dataset(group, name, kind, shape, chunks=None, gzip=False, fletcher=False):
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if chunks:
+        create.set_chunk(chunks)
+    if gzip:
+        create.set_deflate(4)
+    if fletcher:
+        create.set_fletcher32()
+    made = h5py.h5d.create(group.id, name.encode(), FILE_TYPES[kind], h5py.h5s.create_simple(shape), create)
+    size = FILE_TYPES[kind].get_size()
+    values = np.random.default_rng(1).integers(0, 120, int(np.prod(shape)) * size, dtype=np.uint8)
+    values.reshape(-1, size)[::2, -1] |= 0x80       # both signs
+    made.write(h5py.h5s.ALL, h5py.h5s.ALL, values, mtype=made.get_type())
+    return made
+
+
+def h5(target, name, libver, fill, **options):
+    path = ROOT / target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w", libver=libver, track_order=False, **options) as file:
+        fill(file)
+
+
+def activations():
+    def layers(kind, attributes=(), **storage):
+        def fill(file):
+            for key, value in attributes:
+                file.attrs[key] = value
+            for layer in range(2):
+                group = file.create_group(f"layer_{layer}")
+                for side in ("inputs", "targets"):
+                    dataset(group, side, kind, (9, 4), **storage)
+        return fill
+    old, new = ("earliest", "v108"), ("v110", "v110")
+    own = [("format", np.bytes_("weft-activations")), ("format_version", 1), ("model", "m")]
+    h5("activation_bytes", "plain_old", old, layers("fp32"))
+    h5("activation_bytes", "chunked_old", old, layers("bf16", chunks=(4, 4)))
+    h5("activation_bytes", "gzip_old", old, layers("fp16", chunks=(4, 3), gzip=True))
+    h5("activation_bytes", "own_new", new, layers("bf16", own, chunks=(4, 4)))
+    h5("activation_bytes", "gzip_new", new, layers("fp32", own, chunks=(5, 4), gzip=True, fletcher=True))
+    h5("activation_bytes", "user_block", old, layers("fp32"), userblock_size=512)
+    rng = np.random.default_rng(2)
+    for i in range(12):
+        put("activation_layout", f"random_{i}", rng.integers(0, 256, 60 + 10 * i, dtype=np.uint8).tobytes())
+    put("activation_layout", "zeros", bytes(40))
+
+
+def shard():
+    def fill(file):
+        file.attrs["step"], file.attrs["rank"] = 3, 0
+        for name, kind, shape in TENSORS:
+            group, _, leaf = name.rpartition("/")
+            made = dataset(file.require_group(group), leaf, kind, shape, chunks=shape, fletcher=True)
+            h5py.AttributeManager(h5py.Dataset(made))["first_row"] = 0
+    h5("shard", "good", ("v110", "v110"), fill)
+    h5("shard", "old", ("earliest", "v108"), fill)
+
+
+if __name__ == "__main__":
+    ROOT = Path(sys.argv[1])
+    for write in (inputs, index, metadata, statistics, manifest, activations, shard):
+        write()
