@@ -161,6 +161,8 @@ checkpoint::Manifest Run::manifest() const {
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = data_.train.fingerprint;
+  if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty())
+    manifest.extra = report::to_text({{"algorithms", algorithms}});
   return manifest;
 }
 
@@ -330,6 +332,7 @@ int train(const Request& request, const parallel::World& world) {
       parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, ranks);
   const Data data = describe_data(configuration, world);
   transcoder::check_layers(configuration.transcoder, data.train.n_layers);
+  use_recorded_algorithms(configuration, world);
   const transcoder::Plan planned = transcoder::plan(configuration, data.train, grid);
   const std::string plan = transcoder::to_text(planned, configuration);
   if (request.dry_run) {
@@ -350,7 +353,7 @@ int train(const Request& request, const parallel::World& world) {
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
-  use_recorded_algorithms(configuration, world);
+  if (opened.found) use_recorded_algorithms(configuration, world, opened.found->manifest.extra);
   report::record_start(world, request.command_line, library_versions(), runtime.description());
   log::info("{}\n{}{}", runtime.description(), dataset::summary(data.train), plan);
   if (const std::int64_t usable = usable_device_bytes(configuration, world); usable > 0)
