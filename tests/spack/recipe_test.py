@@ -49,7 +49,7 @@ def lowest(versions):
 
 
 def cmake_text(repository):
-    files = [repository / "CMakeLists.txt", *sorted((repository / "cmake").glob("*.cmake")), *sorted((repository / "kernels").rglob("CMakeLists.txt")),
+    files = [repository / "CMakeLists.txt", *sorted((repository / "cmake").glob("Weft*.cmake")), *sorted((repository / "kernels").rglob("CMakeLists.txt")),
              *sorted((repository / "src").rglob("CMakeLists.txt"))]
     return "\n".join(re.sub(r"#.*", "", path.read_text()) for path in files)
 
