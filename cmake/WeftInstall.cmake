@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 include(GNUInstallDirs)
 install(TARGETS weft RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY inputs DESTINATION ${CMAKE_INSTALL_DATADIR}/weft)
+install(DIRECTORY inputs jobscripts DESTINATION ${CMAKE_INSTALL_DATADIR}/weft)

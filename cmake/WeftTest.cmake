@@ -2,7 +2,9 @@
 # weft_test(NAME SOURCES a.cpp LIBRARIES weft_x [LABELS unit] [RANKS 1 2 4])
 # A doctest program. Without RANKS it runs as one process; with RANKS it runs once under mpiexec for each count, as
 # NAME_rN, with label `ranks`.
-find_package(doctest REQUIRED)
+if(NOT TARGET doctest::doctest)  # a bundle brings its own
+  find_package(doctest REQUIRED)
+endif()
 set(WEFT_MPIEXEC_FLAGS --oversubscribe --bind-to none CACHE STRING "Flags of mpiexec in tests")
 if(NOT TARGET weft_test_main)
   add_library(weft_test_main STATIC ${PROJECT_SOURCE_DIR}/tests/main.cpp)

@@ -8,9 +8,9 @@
 // a step that reads what another lane wrote to scratch does (`team_barrier`, which is also all a single host thread
 // needs). Every output has one owning team and every sum a fixed order: results do not depend on the number of threads.
 //
-// To add a hand-written CUDA version of a function: move its portable body into namespace `portable` (same name), add
-// NAME_cuda.cu with namespace `cuda`, and a NAME.cpp with the public function: `execution.backend == Backend::cuda ?
-// cuda::f(…) : portable::f(…)`. Tests then run over both backends.
+// To add a hand-written CUDA version of a function: NAME_cuda.cu and its plain header NAME_cuda.hpp in namespace `cuda`
+// (same name and arguments), and the two lines of execution.hpp at the head of the portable one. tests/gpu holds the
+// two against each other.
 #pragma once
 
 #include <Kokkos_Core.hpp>

@@ -4,10 +4,13 @@
 # Makes a Debian 12+ or Ubuntu 24.04+ machine ready to build Weft: installs the packages that are missing, and builds Kokkos
 # once into .deps/ where none is installed. Running it again changes nothing; interrupting it leaves nothing half done.
 #
-#   bash scripts/setup.sh [--tests] [--cuda]
-#     --tests   also what the tests need (doctest, shellcheck, NumPy, h5py)
-#     --cuda    also Kokkos for CUDA, where nvcc is found
-#   WEFT_KOKKOS_ARCHIVE=FILE   an archive downloaded elsewhere, for machines without network (see cmake/kokkos_archive.txt)
+#   bash scripts/setup.sh [--tests] [--cuda] [--scheduler]
+#     --tests      also what the tests need (doctest, shellcheck, NumPy, h5py, PyYAML)
+#     --cuda       also Kokkos for CUDA, where nvcc is found
+#     --scheduler  also Slurm and its Torque commands, for tests/scheduler/run.sh; no service is started
+#   WEFT_BUNDLE=DIR            for machines without network: Kokkos from a bundle made elsewhere (scripts/bundle.sh); no package
+#                              is installed, and CMake names what is missing
+#   WEFT_KOKKOS_ARCHIVE=FILE   the pinned archive of Kokkos, downloaded elsewhere (cmake/kokkos_archive.txt)
 #
 # Exit codes: 0 ready; 2 something is missing that only an administrator can install (it says what); 1 anything else.
 set -euo pipefail
@@ -15,11 +18,13 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 want_tests=no
 want_cuda=no
+want_scheduler=no
 for argument in "$@"; do
   case $argument in
     --tests) want_tests=yes ;;
     --cuda) want_cuda=yes ;;
-    *) echo "setup.sh: unknown option $argument (known: --tests --cuda)" >&2; exit 2 ;;
+    --scheduler) want_scheduler=yes ;;
+    *) echo "setup.sh: unknown option $argument (known: --tests --cuda --scheduler)" >&2; exit 2 ;;
   esac
 done
 
@@ -42,7 +47,13 @@ packages=(
   "libopenblas-openmp-dev|libopenblas-pthread-dev|libopenblas-serial-dev"
   "libtomlplusplus-dev" "libcli11-dev" "libspdlog-dev" "libfmt-dev" "nlohmann-json3-dev" "libssl-dev"
 )
-[[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-numpy" "python3-h5py" "shellcheck")
+[[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-numpy" "python3-h5py" "python3-yaml" "shellcheck")
+[[ $want_scheduler == yes ]] && packages+=("slurm-wlm" "munge" "slurm-wlm-torque")
+bundle=${WEFT_BUNDLE:-}
+if [[ -n $bundle ]]; then
+  packages=()
+  bundle=$(cd "$bundle" && pwd)
+fi
 
 missing_packages() {
   local entry
@@ -92,7 +103,7 @@ install_packages() {
   rm -f "$log"
 }
 
-if ! command -v dpkg-query >/dev/null; then
+if [[ -z $bundle ]] && ! command -v dpkg-query >/dev/null; then
   echo "setup.sh: this is neither Debian nor Ubuntu (no dpkg); install what README.md lists under 'What it is built on' another way" >&2
   exit 2
 fi
@@ -100,6 +111,7 @@ mapfile -t missing < <(missing_packages)
 [[ ${#missing[@]} -gt 0 ]] && install_packages "${missing[@]}"
 
 required_cmake=3.25
+command -v cmake >/dev/null || { echo "setup.sh: no cmake; install $required_cmake or later" >&2; exit 2; }
 found_cmake=$(cmake --version | sed -n '1s/[^0-9]*//p')
 if [[ $(printf '%s\n' "$required_cmake" "$found_cmake" | sort -V | head -n 1) != "$required_cmake" ]]; then
   echo "setup.sh: $(command -v cmake) is $found_cmake (Weft needs $required_cmake or later); install a newer one or put it first in PATH" >&2
@@ -131,31 +143,19 @@ CMAKE
   cmake -S "$scratch/find" -B "$scratch/find/build" -DWANT="$1" >/dev/null 2>&1
 }
 
-# The pinned archive, from WEFT_KOKKOS_ARCHIVE or through pip; its digest is compared before anything in it is used.
+# The pinned archive: from the bundle, from WEFT_KOKKOS_ARCHIVE, or through pip.
 fetch_kokkos() {
   [[ -d $scratch/kokkos ]] && return 0
-  local pin=$root/cmake/kokkos_archive.txt digest archive python candidate
-  digest=$(sed -n 's/.*--hash=sha256:\([0-9a-f]*\).*/\1/p' "$pin")
-  archive=${WEFT_KOKKOS_ARCHIVE:-}
-  if [[ -z $archive ]]; then
-    for candidate in python3 /usr/bin/python3; do
-      "$candidate" -m pip --version >/dev/null 2>&1 && python=$candidate && break
-    done
-    if [[ -z ${python:-} ]]; then
-      install_packages python3-pip
-      python=/usr/bin/python3
-    fi
-    echo "Downloading Kokkos (source archive of PyPI's pycompadre, by pip)"
-    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary pycompadre --require-hashes \
-      -r "$pin" -d "$scratch/download" || {
-      echo "setup.sh: pip could not download the Kokkos archive (no network?); download the file that cmake/kokkos_archive.txt" \
-        "names on another machine and set WEFT_KOKKOS_ARCHIVE to it" >&2
-      exit 1
-    }
-    archive=$(find "$scratch/download" -name 'pycompadre-*.tar.gz')
+  local archive code=0
+  if [[ -n $bundle ]]; then
+    WEFT_KOKKOS_ARCHIVE=$(find "$bundle/archive" -name 'pycompadre-*.tar.gz')
+    export WEFT_KOKKOS_ARCHIVE
   fi
-  if ! echo "$digest  $archive" | sha256sum --check --status; then
-    echo "setup.sh: $archive is not the pinned archive (its sha256 differs from cmake/kokkos_archive.txt); delete it and download it again" >&2
+  archive=$(bash "$root/scripts/kokkos_archive.sh" "$scratch/download") || code=$?
+  if [[ $code -eq 3 ]]; then
+    install_packages python3-pip
+    archive=$(bash "$root/scripts/kokkos_archive.sh" "$scratch/download") || exit 1
+  elif [[ $code -ne 0 ]]; then
     exit 1
   fi
   mkdir -p "$scratch/archive"
@@ -169,12 +169,13 @@ build_kokkos() {
   shift
   fetch_kokkos
   echo "Building $name (once; about a minute)"
-  local launcher=()
-  command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  if ! { cmake -S "$scratch/kokkos" -B "$scratch/$name" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_STANDARD=20 \
+  local options=()
+  command -v ccache >/dev/null && options=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  command -v ninja >/dev/null && options+=(-G Ninja)
+  if ! { cmake -S "$scratch/kokkos" -B "$scratch/$name" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_STANDARD=20 \
            -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_POSITION_INDEPENDENT_CODE=ON \
-           -DKokkos_ENABLE_SERIAL=ON -DKokkos_ENABLE_IMPL_MDSPAN=OFF "${launcher[@]}" "$@" &&
-         cmake --build "$scratch/$name" &&
+           -DKokkos_ENABLE_SERIAL=ON -DKokkos_ENABLE_IMPL_MDSPAN=OFF "${options[@]}" "$@" &&
+         cmake --build "$scratch/$name" --parallel "$(nproc)" &&
          DESTDIR=$scratch/stage cmake --install "$scratch/$name"; } >"$deps/$name.log" 2>&1; then
     tail -n 20 "$deps/$name.log" >&2
     echo "setup.sh: Kokkos could not be built (the last lines of $deps/$name.log are above)" >&2

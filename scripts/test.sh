@@ -33,6 +33,8 @@ stages=$results/stages.tsv
 started=$SECONDS
 
 bash scripts/setup.sh --tests --cuda || exit 2
+# Slurm, for the job scripts. Where it cannot be installed their test is skipped, and counted.
+bash scripts/setup.sh --scheduler || echo "Slurm is not installed: the job scripts cannot be run"
 echo "Set-up: $((SECONDS - started)) s"
 
 note() { printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$stages"; }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_cuda.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {
 
 void normalise_rows(const Execution& execution, AnyMatrix raw, Array<const float> mean, Array<const float> scale,
                     AnyMatrix out, std::int32_t* flag) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::normalise_rows(execution, raw, mean, scale, out, flag);
   for_teams(
       execution, "normalise_rows", raw.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank();

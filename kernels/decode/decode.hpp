@@ -12,6 +12,7 @@
 // registers or cache and the optimizer is applied in place, unless the caller asks for the gradient itself.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "kernels/array.hpp"
@@ -26,17 +27,21 @@ namespace weft::kernels {
 void decode_forward(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
                     std::span<const ParameterRows> decoder, AnyMatrix y);
 
+/// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.
+std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
+                                       std::int64_t capacity);
+
 /// da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d]; then Adam on every row of
 /// every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double a row of all layers, key
 /// order) receives |gradient_scale * dW|^2 when its data is not null.
 void decode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                             std::span<const ParameterRows> decoder, const AdamStep* step,
-                            Array<float> activation_gradient, Array<double> squared_norm);
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace);
 
 /// The same da and squared_norm (without gradient_scale); parameters are left as they are.
 void decode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                           std::span<const ParameterRows> decoder, Array<float> activation_gradient,
-                          Array<double> squared_norm);
+                          Array<double> squared_norm, Array<std::byte> workspace);
 
 /// dW[layer] rows [row_begin, row_begin + out.rows) as a dense fp32 gradient [n, (L - layer) * d]: for the data axis,
 /// where gradients of several ranks are summed before the update, and for tests.

@@ -3,13 +3,11 @@
 
 #include "base/error.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/decode/decode_cuda.hpp"
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {
-
-// ---- forward
-// -------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -100,6 +98,9 @@ void forward(const Execution& execution, const SparseActivations& activations, s
 
 void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
                     std::int64_t token_count, std::span<const ParameterRows> decoder, AnyMatrix y) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::decode_forward(execution, activations, token_begin, token_count, decoder, y);
   if (decoder.size() > kMostLayers)
     throw Error(ExitCode::usage, "decode_forward: " + std::to_string(decoder.size()) + " layers (at most " +
                                      std::to_string(kMostLayers) + ")");
@@ -114,9 +115,6 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   else
     forward<bf16>(execution, activations, token_begin, token_count, weights, d_model, y);
 }
-
-// ---- backward
-// ------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -179,6 +177,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   const std::int64_t first_column = layer * parameters.segment;
   for_teams(
       execution, "decode_backward", parameters.rows, sizeof(BackwardScratch), KOKKOS_LAMBDA(const Team& team) {
+        if (step != nullptr && step->withheld != 0) return;
         const std::int64_t row = team.league_rank();
         const std::int64_t key = first_key + row;
         const bool has_hits = hits.offsets[key] < hits.offsets[key + 1];
@@ -204,9 +203,20 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
 }  // namespace
 
+std::int64_t decode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
+                                       std::int64_t d_model, std::int64_t capacity) {
+  if constexpr (kCudaBuild)
+    if (backend == Backend::cuda) return cuda::decode_backward_workspace(n_layers, n_features, d_model, capacity);
+  return 0;  // what a team needs is its scratch
+}
+
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
-                            Array<float> activation_gradient, Array<double> squared_norm) {
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, step,
+                                          activation_gradient, squared_norm, workspace);
   for (std::size_t s = 0; s < decoder.size(); ++s)
     backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], step,
              activation_gradient.data, squared_norm.data);
@@ -214,7 +224,11 @@ void decode_backward_update(const Execution& execution, const SparseActivations&
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
-                          Array<float> activation_gradient, Array<double> squared_norm) {
+                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::decode_backward_norm(execution, activations, hits, gradient_rows, decoder, activation_gradient,
+                                        squared_norm, workspace);
   for (std::size_t s = 0; s < decoder.size(); ++s)
     backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], nullptr,
              activation_gradient.data, squared_norm.data);
@@ -222,6 +236,9 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
 
 void decode_gradient(const Execution& execution, const SparseActivations& activations, const FeatureHits& feature_hits,
                      AnyMatrix gradient_rows, std::int64_t layer, std::int64_t row_begin, Matrix<float> out) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::decode_gradient(execution, activations, feature_hits, gradient_rows, layer, row_begin, out);
   const Hits hits = hits_of(activations, feature_hits);
   const std::int64_t first_key = layer * activations.n_features + row_begin;
   const std::int64_t segment = gradient_rows.columns / activations.n_layers;

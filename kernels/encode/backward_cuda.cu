@@ -30,6 +30,7 @@ struct BiasArguments {
 // A warp for each 32 features. Every lane sums the hits of its own feature, in order; of a hot one all lanes sum
 // together.
 __global__ void finish_biases(const __grid_constant__ BiasArguments a) {
+  if (a.step != nullptr && a.step->withheld != 0) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const std::int64_t index = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   const bool mine = index < a.n_keys;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sparse backward pass of the encoder: only features that fired contribute, every row is updated.
+#include "kernels/encode/backward_cuda.hpp"
 #include "kernels/encode/encode.hpp"
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
@@ -50,6 +51,7 @@ void backward(const Execution& execution, const Hits& hits, const AnyMatrix& x, 
               const AdamStep* step, double* squared_norm) {
   for_teams(
       execution, "encode_backward", parameters.rows, sizeof(BackwardScratch), KOKKOS_LAMBDA(const Team& team) {
+        if (step != nullptr && step->withheld != 0) return;
         const std::int64_t row = team.league_rank();
         const std::int64_t key = first_key + row;
         const bool has_hits = hits.offsets[key] < hits.offsets[key + 1];
@@ -86,10 +88,21 @@ Hits hits_of(const FeatureHits& hits, Array<const float> preactivation_gradient)
 
 }  // namespace
 
+std::int64_t encode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
+                                       std::int64_t d_model, std::int64_t capacity) {
+  if constexpr (kCudaBuild)
+    if (backend == Backend::cuda) return cuda::encode_backward_workspace(n_layers, n_features, d_model, capacity);
+  return 0;  // what a team needs is its scratch
+}
+
 void encode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix x, Array<const float> preactivation_gradient,
                             std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
-                            const AdamStep* step, Array<double> squared_norm) {
+                            const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::encode_backward_update(execution, activations, hits, x, preactivation_gradient, encoder, bias, step,
+                                          squared_norm, workspace);
   for (std::size_t s = 0; s < encoder.size(); ++s) {
     require_portable_storage(encoder[s]);
     const std::int64_t layer = static_cast<std::int64_t>(s);
@@ -99,7 +112,12 @@ void encode_backward_update(const Execution& execution, const SparseActivations&
 }
 
 void encode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
-                          AnyMatrix x, Array<const float> preactivation_gradient, Array<double> squared_norm) {
+                          AnyMatrix x, Array<const float> preactivation_gradient, Array<double> squared_norm,
+                          Array<std::byte> workspace) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::encode_backward_norm(execution, activations, hits, x, preactivation_gradient, squared_norm,
+                                        workspace);
   const std::int64_t d_model = x.columns / activations.n_layers;
   ParameterRows shape;
   shape.rows = activations.n_features;
@@ -112,6 +130,10 @@ void encode_backward_norm(const Execution& execution, const SparseActivations& a
 void encode_gradient(const Execution& execution, const SparseActivations& activations, const FeatureHits& feature_hits,
                      AnyMatrix x, Array<const float> preactivation_gradient, std::int64_t layer, std::int64_t row_begin,
                      Matrix<float> out, Array<float> bias_out) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::encode_gradient(execution, activations, feature_hits, x, preactivation_gradient, layer, row_begin,
+                                   out, bias_out);
   const Hits hits = hits_of(feature_hits, preactivation_gradient);
   const std::int64_t first_key = layer * activations.n_features + row_begin;
   const std::int64_t first_column = layer * out.columns;

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/encode/encode.hpp"
+#include "kernels/encode/encode_cuda.hpp"
 #include "kernels/portable.hpp"
 
 #ifdef KOKKOS_ENABLE_CUDA
@@ -181,8 +182,10 @@ constexpr bool kLibraryTakesBf16 = false;
 
 }  // namespace
 
-std::int64_t encode_workspace(std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model, Scalar input,
-                              StatePolicy policy, Scalar product) {
+std::int64_t encode_workspace(Backend backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
+                              Scalar input, StatePolicy policy, Scalar product) {
+  if constexpr (kCudaBuild)
+    if (backend == Backend::cuda) return cuda::encode_workspace();
   // Whether the fp32 policy keeps two 16-bit planes is known only with the parameters: widening is always provided for
   // then.
   std::int64_t bytes = padded(n_tokens * d_model * (input == Scalar::fp32 ? 0 : 4)) +
@@ -196,6 +199,9 @@ std::int64_t encode_workspace(std::int64_t n_tokens, std::int64_t n_features, st
 
 void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin,
                  AnyMatrix product, Array<std::byte> workspace) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::encode_tile(execution, x, encoder, row_begin, product, workspace);
   if (product.rows == 0 || product.columns == 0) return;
   const Space space = space_of(execution);
   Workspace pieces{workspace};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/contract.hpp"
 #include "kernels/loss/loss.hpp"
+#include "kernels/loss/loss_cuda.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {
@@ -38,6 +39,10 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
                        Array<const float> bias, Array<const float> centre, Array<const float> standardise,
                        std::int64_t n_layers, float gradient_factor, AnyMatrix gradient_rows, LossSums sums,
                        Array<std::byte> workspace) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::residual_and_loss(execution, partial, n_parts, target, bias, centre, standardise, n_layers,
+                                     gradient_factor, gradient_rows, sums, workspace);
   const std::int64_t n_tokens = target.rows;
   const std::int64_t d_model = target.columns / n_layers;
   const std::int64_t n_blocks = token_blocks(n_tokens);
@@ -105,6 +110,8 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
 }
 
 void column_sums(const Execution& execution, AnyMatrix matrix, Array<float> out) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::column_sums(execution, matrix, out);
   const std::int64_t n_teams = (matrix.columns + kOwnColumns - 1) / kOwnColumns;
   for_teams(
       execution, "column_sums", n_teams, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {

@@ -5,6 +5,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/optimize/parameters.hpp"
 #include "kernels/sparse/sparse.hpp"
 
 namespace weft::kernels {
@@ -26,7 +27,9 @@ void accumulate_dimensions(const Execution&, AnyMatrix y, AnyMatrix reconstructi
 /// fired[key] += number of hits of the feature: [L * F], for density and dead fraction.
 void accumulate_firing(const Execution&, const FeatureHits&, Array<std::int64_t> fired);
 
-/// tokens_since[key] = 0 where the feature fired in the batch, else += tokens (global tokens of the batch).
-void advance_clocks(const Execution&, const FeatureHits&, std::int64_t tokens, Array<std::int64_t> tokens_since);
+/// tokens_since[key] = 0 where the feature fired in the batch, else += tokens (global tokens of the batch); not for a
+/// step that is withheld.
+void advance_clocks(const Execution&, const FeatureHits&, std::int64_t tokens, const AdamStep* step,
+                    Array<std::int64_t> tokens_since);
 
 }  // namespace weft::kernels

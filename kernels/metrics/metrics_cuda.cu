@@ -45,10 +45,10 @@ __global__ void add_firing(const std::int64_t* offsets, std::int64_t n_keys, std
   if (key < n_keys) fired[key] += offsets[key + 1] - offsets[key];
 }
 
-__global__ void move_clocks(const std::int64_t* offsets, std::int64_t n_keys, std::int64_t tokens,
+__global__ void move_clocks(const std::int64_t* offsets, std::int64_t n_keys, std::int64_t tokens, const AdamStep* step,
                             std::int64_t* since) {
   const std::int64_t key = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (key < n_keys) since[key] = offsets[key + 1] > offsets[key] ? 0 : since[key] + tokens;
+  if (key < n_keys && step->withheld == 0) since[key] = offsets[key + 1] > offsets[key] ? 0 : since[key] + tokens;
 }
 
 }  // namespace
@@ -68,11 +68,11 @@ void accumulate_firing(const Execution& execution, const FeatureHits& hits, Arra
   require_launch("accumulate_firing");
 }
 
-void advance_clocks(const Execution& execution, const FeatureHits& hits, std::int64_t tokens,
+void advance_clocks(const Execution& execution, const FeatureHits& hits, std::int64_t tokens, const AdamStep* step,
                     Array<std::int64_t> tokens_since) {
   if (tokens_since.size == 0) return;
   move_clocks<<<blocks_for(tokens_since.size, kThreads), kThreads, 0, stream_of(execution)>>>(
-      hits.offsets.data, tokens_since.size, tokens, tokens_since.data);
+      hits.offsets.data, tokens_since.size, tokens, step, tokens_since.data);
   require_launch("advance_clocks");
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/metrics/metrics.hpp"
+#include "kernels/metrics/metrics_cuda.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {
@@ -16,6 +17,9 @@ struct DimensionScratch {
 
 void accumulate_dimensions(const Execution& execution, AnyMatrix y, AnyMatrix reconstruction, Array<const float> mean,
                            Array<const float> spread, Array<const float> pivot, DimensionSums sums) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::accumulate_dimensions(execution, y, reconstruction, mean, spread, pivot, sums);
   const std::int64_t n_teams = (y.columns + kOwnColumns - 1) / kOwnColumns;
   for_teams(
       execution, "accumulate_dimensions", n_teams, sizeof(DimensionScratch), KOKKOS_LAMBDA(const Team& team) {
@@ -50,18 +54,22 @@ void accumulate_dimensions(const Execution& execution, AnyMatrix y, AnyMatrix re
 }
 
 void accumulate_firing(const Execution& execution, const FeatureHits& hits, Array<std::int64_t> fired) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::accumulate_firing(execution, hits, fired);
   const std::int64_t* offsets = hits.offsets.data;
   for_all(
       execution, "accumulate_firing", fired.size,
       KOKKOS_LAMBDA(std::int64_t key) { fired[key] += offsets[key + 1] - offsets[key]; });
 }
 
-void advance_clocks(const Execution& execution, const FeatureHits& hits, std::int64_t tokens,
+void advance_clocks(const Execution& execution, const FeatureHits& hits, std::int64_t tokens, const AdamStep* step,
                     Array<std::int64_t> tokens_since) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::advance_clocks(execution, hits, tokens, step, tokens_since);
   const std::int64_t* offsets = hits.offsets.data;
   for_all(
       execution, "advance_clocks", tokens_since.size, KOKKOS_LAMBDA(std::int64_t key) {
-        tokens_since[key] = offsets[key + 1] > offsets[key] ? 0 : tokens_since[key] + tokens;
+        if (step->withheld == 0) tokens_since[key] = offsets[key + 1] > offsets[key] ? 0 : tokens_since[key] + tokens;
       });
 }
 

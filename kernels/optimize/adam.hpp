@@ -33,11 +33,18 @@ void initialise_uniform(const Execution&, const ParameterRows& parameters, float
 /// weight rows as fp32 [rows, columns], whatever the storage: for evaluation, export and tests.
 void weights_to_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin, Matrix<float> out);
 
+/// The inverse: in [n, columns] becomes rows [row_begin, row_begin + n), exactly for fp32 weights (also those kept as
+/// two planes), rounded to nearest for bf16.
+void weights_from_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin,
+                        Matrix<const float> in);
+
 /// out[row] = Euclidean norm of the row's weights over each target segment: [rows, columns / segment], fp32.
 void segment_norms(const Execution&, const ParameterRows& parameters, Matrix<float> out);
 
 /// *flag |= 1 when any weight or moment is not finite.
 void flag_nonfinite(const Execution&, const ParameterRows& parameters, std::int32_t* flag);
-void flag_nonfinite(const Execution&, AnyMatrix matrix, std::int32_t* flag);
+
+/// *flag |= 1 when any element is NaN or its magnitude is above `largest`.
+void flag_beyond(const Execution&, AnyMatrix matrix, float largest, std::int32_t* flag);
 
 }  // namespace weft::kernels

@@ -2,6 +2,8 @@
 //
 // Parameters whose gradients exist in memory (the data axis), fresh parameters, and what is asked of all of them.
 // Limit: memory, one pass each.
+#include <cfloat>
+
 #include "kernels/matrix_cuda.cuh"
 #include "kernels/optimize/adam_cuda.cuh"
 #include "kernels/optimize/adam_cuda.hpp"
@@ -34,6 +36,7 @@ __global__ void __launch_bounds__(kThreads) update_rows(ParameterRows p, StatePo
                                                         Matrix<const float> gradient, const AdamStep* step) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const AdamRate rate = adam_rate(*step);
+  if (rate.withheld != 0) return;
   const std::int64_t total = gradient.rows * p.blocks_per_row();
   for (std::int64_t index = warp_index(); index < total; index += warp_count()) {
     const Place place = place_of(p, index);
@@ -67,6 +70,7 @@ __global__ void __launch_bounds__(kThreads)
     update_rows_any(ParameterRows p, std::int64_t row_begin, Matrix<const float> gradient, const AdamStep* step) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const AdamStep adam = *step;
+  if (adam.withheld != 0) return;
   const std::int64_t total = gradient.rows * p.blocks_per_row();
   for (std::int64_t index = warp_index(); index < total; index += warp_count()) {
     const Place place = place_of(p, index);
@@ -80,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void update_vector(ParameterVector p, const float* gradient, const AdamStep* step) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= p.weight.size) return;
+  if (i >= p.weight.size || step->withheld != 0) return;
   float w = p.weight[i], m = p.first_moment[i], v = p.second_moment[i];
   adam_rule(*step, 0.0f, gradient[i], w, m, v);
   p.weight[i] = w;
@@ -150,18 +154,18 @@ __global__ void __launch_bounds__(kThreads) norm_segments(ParameterRows p, Matri
 }
 
 template <int kWidth>
-__global__ void find_nonfinite(AnyMatrix matrix, std::int32_t* flag) {
+__global__ void find_beyond(AnyMatrix matrix, float largest, std::int32_t* flag) {
   const std::int64_t per_row = matrix.columns / kWidth, total = matrix.rows * per_row;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  bool finite = true;
+  bool inside = true;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
     float value[kWidth];
     const std::int64_t row = matrix.rows == 1 ? 0 : i / per_row;
     load_columns(matrix, row, (i - row * per_row) * kWidth, value);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) finite = finite && is_finite(value[j]);
+    for (int j = 0; j < kWidth; ++j) inside = inside && fabsf(value[j]) <= largest;
   }
-  if (!finite) atomicOr(flag, 1);
+  if (!inside) atomicOr(flag, 1);
 }
 
 /// The joined weights of two planes: the high plane alone may show infinity for a number that rounds up to it.
@@ -222,19 +226,8 @@ void initialise_uniform(const Execution& execution, const ParameterRows& p, floa
   require_cuda_storage(p);
   const std::int64_t count = p.rows * p.columns;
   if (count == 0) return;
-  const cudaStream_t queue = stream_of(execution);
-  fill_uniform<<<blocks_of(count), kThreads, 0, queue>>>(p, bound, seed, purpose);
+  fill_uniform<<<blocks_of(count), kThreads, 0, stream_of(execution)>>>(p, bound, seed, purpose);
   require_launch("initialise_uniform");
-  const std::size_t moment = p.policy == StatePolicy::fp32 ? 4 : p.policy == StatePolicy::bf16 ? 2 : 1;
-  const auto clear = [&](void* data, std::size_t bytes) {
-    require(cudaMemsetAsync(data, 0, bytes, queue), "cudaMemsetAsync");
-  };
-  clear(p.first_moment, static_cast<std::size_t>(count) * moment);
-  clear(p.second_moment, static_cast<std::size_t>(count) * moment);
-  if (p.policy == StatePolicy::eight_bit) {
-    clear(p.first_scale, static_cast<std::size_t>(p.rows * p.blocks_per_row()) * 4);
-    clear(p.second_scale, static_cast<std::size_t>(p.rows * p.blocks_per_row()) * 4);
-  }
 }
 
 void weights_to_float(const Execution& execution, const ParameterRows& p, std::int64_t row_begin, Matrix<float> out) {
@@ -259,7 +252,7 @@ void segment_norms(const Execution& execution, const ParameterRows& p, Matrix<fl
   require_launch("segment_norms");
 }
 
-void flag_nonfinite(const Execution& execution, AnyMatrix matrix, std::int32_t* flag) {
+void flag_beyond(const Execution& execution, AnyMatrix matrix, float largest, std::int32_t* flag) {
   if (matrix.rows == 0 || matrix.columns == 0) return;
   const cudaStream_t queue = stream_of(execution);
   if (matrix.stride == matrix.columns) {
@@ -268,10 +261,10 @@ void flag_nonfinite(const Execution& execution, AnyMatrix matrix, std::int32_t* 
     matrix.rows = 1;
   }
   if (matrix.columns % 8 == 0 && has_vectors(matrix))
-    find_nonfinite<8><<<blocks_of(matrix.rows * matrix.columns / 8), kThreads, 0, queue>>>(matrix, flag);
+    find_beyond<8><<<blocks_of(matrix.rows * matrix.columns / 8), kThreads, 0, queue>>>(matrix, largest, flag);
   else
-    find_nonfinite<1><<<blocks_of(matrix.rows * matrix.columns), kThreads, 0, queue>>>(matrix, flag);
-  require_launch("flag_nonfinite");
+    find_beyond<1><<<blocks_of(matrix.rows * matrix.columns), kThreads, 0, queue>>>(matrix, largest, flag);
+  require_launch("flag_beyond");
 }
 
 void flag_nonfinite(const Execution& execution, const ParameterRows& p, std::int32_t* flag) {
@@ -285,15 +278,15 @@ void flag_nonfinite(const Execution& execution, const ParameterRows& p, std::int
   if (p.policy == StatePolicy::fp32)
     find_nonfinite_planes<<<blocks_of(count), kThreads, 0, queue>>>(p, flag);
   else
-    cuda::flag_nonfinite(execution, matrix(p.weight, Scalar::bf16, p.columns), flag);
+    cuda::flag_beyond(execution, matrix(p.weight, Scalar::bf16, p.columns), FLT_MAX, flag);
   if (p.policy != StatePolicy::eight_bit) {
     const Scalar type = p.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
-    cuda::flag_nonfinite(execution, matrix(p.first_moment, type, p.columns), flag);
-    cuda::flag_nonfinite(execution, matrix(p.second_moment, type, p.columns), flag);
+    cuda::flag_beyond(execution, matrix(p.first_moment, type, p.columns), FLT_MAX, flag);
+    cuda::flag_beyond(execution, matrix(p.second_moment, type, p.columns), FLT_MAX, flag);
   } else {
     // A moment that is not finite shows in its block's scale (infinity) or its code (NaN).
-    cuda::flag_nonfinite(execution, matrix(p.first_scale, Scalar::fp32, p.blocks_per_row()), flag);
-    cuda::flag_nonfinite(execution, matrix(p.second_scale, Scalar::fp32, p.blocks_per_row()), flag);
+    cuda::flag_beyond(execution, matrix(p.first_scale, Scalar::fp32, p.blocks_per_row()), FLT_MAX, flag);
+    cuda::flag_beyond(execution, matrix(p.second_scale, Scalar::fp32, p.blocks_per_row()), FLT_MAX, flag);
     find_nan_codes<<<blocks_of(count), kThreads, 0, queue>>>(static_cast<const std::uint8_t*>(p.first_moment), count,
                                                              flag);
     find_nan_codes<<<blocks_of(count), kThreads, 0, queue>>>(static_cast<const std::uint8_t*>(p.second_moment), count,

@@ -28,6 +28,7 @@ struct AdamRate {
   float root_beta2;
   float denominator, epsilon, keep;
   std::uint64_t step;
+  std::uint32_t withheld;          // not 0: nothing is updated
   std::uint32_t round_key[10][2];  // of philox, from the seed
 };
 
@@ -76,6 +77,7 @@ __device__ inline AdamRate adam_rate(const AdamStep& step) {
   if (step.learning_rate == 0.0f) rate.denominator = rate.epsilon = kHuge;
   rate.keep = 1.0f - step.learning_rate * step.weight_decay;
   rate.step = step.step;
+  rate.withheld = step.withheld;
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
     rate.round_key[round][0] = static_cast<std::uint32_t>(step.seed) + static_cast<std::uint32_t>(round) * 0x9E3779B9u;

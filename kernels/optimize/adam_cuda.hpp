@@ -16,10 +16,9 @@ void initialise_uniform(const Execution&, const ParameterRows& parameters, float
 void weights_to_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin, Matrix<float> out);
 void segment_norms(const Execution&, const ParameterRows& parameters, Matrix<float> out);
 void flag_nonfinite(const Execution&, const ParameterRows& parameters, std::int32_t* flag);
-void flag_nonfinite(const Execution&, AnyMatrix matrix, std::int32_t* flag);
+void flag_beyond(const Execution&, AnyMatrix matrix, float largest, std::int32_t* flag);
 
-/// The inverse of weights_to_float for fp32 weights: in [n, columns] becomes rows [row_begin, row_begin + n) of both
-/// planes, exactly. A checkpoint holds the joined fp32 weights, so that it is read with either backend.
+/// Of fp32 weights only.
 void weights_from_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin,
                         Matrix<const float> in);
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cfloat>
+
 #include "kernels/optimize/adam.hpp"
+#include "kernels/optimize/adam_cuda.hpp"
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
 
@@ -7,10 +10,13 @@ namespace weft::kernels {
 
 void adam_rows(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                Matrix<const float> gradient, const AdamStep* step) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::adam_rows(execution, parameters, row_begin, gradient, step);
   require_portable_storage(parameters);
   for_teams(
       execution, "adam_rows", gradient.rows, sizeof(AdamScratch), KOKKOS_LAMBDA(const Team& team) {
         const AdamStep adam = *step;
+        if (adam.withheld != 0) return;
         const std::int64_t row = team.league_rank();
         AdamScratch& buffer = scratch<AdamScratch>(team);
         for_chunks(parameters.columns, parameters.segment, [&](std::int64_t column, int count) {
@@ -21,13 +27,19 @@ void adam_rows(const Execution& execution, const ParameterRows& parameters, std:
 
 void adam_vector(const Execution& execution, const ParameterVector& parameters, Array<const float> gradient,
                  const AdamStep* step) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::adam_vector(execution, parameters, gradient, step);
   for_all(
-      execution, "adam_vector", gradient.size,
-      KOKKOS_LAMBDA(std::int64_t i) { adam_bias(parameters, i, gradient[i], *step); });
+      execution, "adam_vector", gradient.size, KOKKOS_LAMBDA(std::int64_t i) {
+        if (step->withheld == 0) adam_bias(parameters, i, gradient[i], *step);
+      });
 }
 
 void initialise_uniform(const Execution& execution, const ParameterRows& parameters, float bound, std::uint64_t seed,
                         Purpose purpose) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::initialise_uniform(execution, parameters, bound, seed, purpose);
   require_portable_storage(parameters);
   for_teams(
       execution, "initialise_uniform", parameters.rows, 0, KOKKOS_LAMBDA(const Team& team) {
@@ -50,6 +62,8 @@ void initialise_uniform(const Execution& execution, const ParameterRows& paramet
 
 void weights_to_float(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                       Matrix<float> out) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::weights_to_float(execution, parameters, row_begin, out);
   require_portable_storage(parameters);
   for_teams(
       execution, "weights_to_float", out.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
@@ -63,7 +77,27 @@ void weights_to_float(const Execution& execution, const ParameterRows& parameter
       });
 }
 
+void weights_from_float(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
+                        Matrix<const float> in) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::weights_from_float(execution, parameters, row_begin, in);
+  require_portable_storage(parameters);
+  const bool wide = parameters.policy == StatePolicy::fp32;
+  for_teams(
+      execution, "weights_from_float", in.rows, 0, KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t row = team.league_rank(), at = (row_begin + row) * parameters.columns;
+        for_columns(team, static_cast<int>(parameters.columns), [&](int c) {
+          if (wide)
+            static_cast<float*>(parameters.weight)[at + c] = in(row, c);
+          else
+            static_cast<bf16*>(parameters.weight)[at + c] = to_bf16(in(row, c));
+        });
+      });
+}
+
 void segment_norms(const Execution& execution, const ParameterRows& parameters, Matrix<float> out) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::segment_norms(execution, parameters, out);
   require_portable_storage(parameters);
   for_teams(
       execution, "segment_norms", parameters.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
@@ -82,14 +116,17 @@ void segment_norms(const Execution& execution, const ParameterRows& parameters, 
       });
 }
 
-void flag_nonfinite(const Execution& execution, AnyMatrix matrix, std::int32_t* flag) {
+void flag_beyond(const Execution& execution, AnyMatrix matrix, float largest, std::int32_t* flag) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::flag_beyond(execution, matrix, largest, flag);
   for_teams(
-      execution, "flag_nonfinite", matrix.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
+      execution, "flag_beyond", matrix.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
         auto& buffer = scratch<float[kChunkColumns]>(team);
         int bad = 0;
         for_chunks(matrix.columns, matrix.columns, [&](std::int64_t column, int count) {
           const float* value = row_chunk(team, matrix, team.league_rank(), column, count, buffer);
-          bad += sum_columns<int>(team, count, [&](int c) { return is_finite(value[c]) ? 0 : 1; });
+          bad +=
+              sum_columns<int>(team, count, [&](int c) { return value[c] <= largest && value[c] >= -largest ? 0 : 1; });
         });
         if (bad != 0) once(team, [&] { Kokkos::atomic_or(flag, 1); });
       });
@@ -104,19 +141,21 @@ AnyMatrix matrix_of(void* data, Scalar type, std::int64_t rows, std::int64_t col
 }  // namespace
 
 void flag_nonfinite(const Execution& execution, const ParameterRows& parameters, std::int32_t* flag) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::flag_nonfinite(execution, parameters, flag);
   require_portable_storage(parameters);
   const std::int64_t rows = parameters.rows, columns = parameters.columns;
   const Scalar type = parameters.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
-  flag_nonfinite(execution, matrix_of(parameters.weight, type, rows, columns), flag);
+  flag_beyond(execution, matrix_of(parameters.weight, type, rows, columns), FLT_MAX, flag);
   if (parameters.policy != StatePolicy::eight_bit) {
-    flag_nonfinite(execution, matrix_of(parameters.first_moment, type, rows, columns), flag);
-    flag_nonfinite(execution, matrix_of(parameters.second_moment, type, rows, columns), flag);
+    flag_beyond(execution, matrix_of(parameters.first_moment, type, rows, columns), FLT_MAX, flag);
+    flag_beyond(execution, matrix_of(parameters.second_moment, type, rows, columns), FLT_MAX, flag);
     return;
   }
   // A moment that is not finite shows in its block's scale (infinity) or its code (NaN).
   const std::int64_t blocks = parameters.blocks_per_row();
-  flag_nonfinite(execution, matrix_of(parameters.first_scale, Scalar::fp32, rows, blocks), flag);
-  flag_nonfinite(execution, matrix_of(parameters.second_scale, Scalar::fp32, rows, blocks), flag);
+  flag_beyond(execution, matrix_of(parameters.first_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
+  flag_beyond(execution, matrix_of(parameters.second_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
   const std::uint8_t* first = static_cast<const std::uint8_t*>(parameters.first_moment);
   const std::uint8_t* second = static_cast<const std::uint8_t*>(parameters.second_moment);
   for_teams(

@@ -73,7 +73,8 @@ struct AdamStep {
   float second_correction;  ///< 1 / (1 - beta2^t)
   float gradient_scale;     ///< clipping: every gradient is multiplied by this first
   std::uint64_t seed;
-  std::uint64_t step;  ///< t, from 1
+  std::uint64_t step;          ///< t, from 1
+  std::uint32_t withheld = 0;  ///< not 0: the step updates nothing (guard.hpp decides, where the kernels run)
 };
 
 }  // namespace weft::kernels

@@ -37,6 +37,7 @@ static __global__ void walk_features(const FeatureRows a) {
   AdamStep adam{};
   adam.gradient_scale = 1.0f;
   if (a.step != nullptr) adam = *a.step;
+  if (adam.withheld != 0) return;
   double norm = 0.0;
   for (std::int64_t segment = 0; segment < p.columns; segment += p.segment)
     for (std::int64_t inside = 0; inside < p.segment; inside += kBlockColumns) {

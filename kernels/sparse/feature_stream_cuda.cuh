@@ -289,6 +289,8 @@ struct RowStream {
 
 template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
 __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const __grid_constant__ StreamArguments a) {
+  if constexpr (kUpdate)
+    if (constant_rate.withheld != 0) return;
   using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
   extern __shared__ __align__(16) char shared[];
   __shared__ float warp_value_sum[kWarps];

@@ -32,8 +32,8 @@ struct FeatureHits {
   Array<std::uint32_t> position;  ///< [capacity] where the entry stands in the CSR arrays
 };
 
-/// Bytes of workspace that `transpose` wants; n_keys = n_layers * n_features.
-std::int64_t transpose_workspace(std::int64_t n_keys);
+/// Bytes of workspace that `transpose` wants; n_keys = n_layers * n_features, capacity as SparseActivations::key.size.
+std::int64_t transpose_workspace(Backend, std::int64_t n_keys, std::int64_t capacity);
 
 /// CSR -> CSC. Hits of a feature ascend by token, whatever the number of threads. Overwrites `hits`.
 void transpose(const Execution&, const SparseActivations&, FeatureHits hits, Array<std::byte> workspace);

@@ -73,6 +73,8 @@ Order read(const std::string& words) {
 namespace detail {
 
 bool armed = !ordered.empty();
+std::atomic<int> rank{0};
+std::atomic<std::int64_t> step{0};
 
 Kind fire(std::string_view name, int rank, std::int64_t step) {
   Kind kind = Kind::none;

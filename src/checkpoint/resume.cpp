@@ -120,10 +120,10 @@ Found open(const parallel::Communicator& world, const fs::path& step_directory, 
 }
 
 std::optional<Found> find(const parallel::Communicator& world, const fs::path& directory, const std::string& resume,
-                          Verify verify) {
+                          Verify verify, Leftovers leftovers) {
   std::vector<std::int64_t> steps;
   const auto unreadable = on_root(world, [&] {
-    remove_leftovers(directory);
+    if (leftovers == Leftovers::remove) remove_leftovers(directory);
     steps = steps_in(directory);
   });
   if (unreadable)

@@ -24,12 +24,16 @@ struct Found {
   Manifest manifest;
 };
 
+/// What to do with *.tmp: whoever only reads a run must keep them, a checkpoint may be on its way.
+enum class Leftovers { keep, remove };
+
 /// Collective; the same answer on every rank. `resume` is "auto", "never" or the path of a step directory.
 /// auto: the newest valid checkpoint of `directory`; each rejected one is reported in one line (warning); nullopt when
-/// there is none at all. Left over *.tmp are reported and removed by rank 0. Throws a collective Error(io) when
-/// checkpoints exist and none is valid, when the one asked for is not valid, and when the newest is of a newer format.
+/// there is none at all. Left over *.tmp are reported and removed by rank 0 when asked to. Throws a collective
+/// Error(io) when checkpoints exist and none is valid, when the one asked for is not valid, and when the newest is of a
+/// newer format.
 std::optional<Found> find(const parallel::Communicator& world, const std::filesystem::path& directory,
-                          const std::string& resume, Verify verify);
+                          const std::string& resume, Verify verify, Leftovers leftovers = Leftovers::remove);
 
 /// Reads and verifies one step directory. Collective; throws a collective Error(io) naming what is wrong.
 Found open(const parallel::Communicator& world, const std::filesystem::path& step_directory, Verify verify);

@@ -15,6 +15,7 @@
 #include "checkpoint/directory.hpp"
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
+#include "parallel/watchdog.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
 #include "storage/tensor_file.hpp"
@@ -81,6 +82,9 @@ struct Shard {
   std::vector<std::string> sha256;
 };
 
+/// The disk gets what is written in portions of this size.
+constexpr std::int64_t kWritebackBytes = std::int64_t{32} << 20;
+
 /// What every rank must register alike, as one digest.
 std::string common_digest(const Registry& registry) {
   std::string text;
@@ -100,6 +104,8 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   {
     storage::Handle file = storage::create_file(path);
     pass("after-open");
+    const storage::Writeback writeback(path);
+    std::int64_t unsent = 0;
     storage::write_attribute(file, "format", "weft-checkpoint-shard");
     storage::write_attribute(file, "format_version", kFormatVersion);
     storage::write_attribute(file, "step", manifest.step);
@@ -121,6 +127,9 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
         const void* data = source(t, rows);
         require_finite(tensor, rows, data);
         storage::write_rows(dataset, begin, end - begin, data);
+        parallel::note_progress();
+        unsent += rows.size() * tensor.row_bytes();
+        if (unsent >= kWritebackBytes) writeback.begin(), unsent = 0;
         pass("mid-dataset");
       }
       dataset.close();

@@ -6,10 +6,12 @@
 #include <fstream>
 
 #include "base/log.hpp"
+#include "commands/algorithms.hpp"
 #include "commands/benchmark_report.hpp"
 #include "commands/benchmark_work.hpp"
 #include "commands/commands.hpp"
 #include "commands/run_directory.hpp"
+#include "device/stream.hpp"
 #include "kernels/encode/encode.hpp"
 #include "kernels/limits/limits.hpp"
 #include "kernels/runtime.hpp"
@@ -36,9 +38,6 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// ---- cases
-// -----------------------------------------------------------------------------------------------------------
-
 struct Case {
   std::string name;
   std::string overrides;  ///< as the input gives them
@@ -64,9 +63,6 @@ void read_case(const Request& request, const std::string& text, const parallel::
   }
   read_input(own, schema(out.input, request.command), world);
 }
-
-// ---- limits
-// ----------------------------------------------------------------------------------------------------------
 
 /// The best of several tries: a limit is what the machine can do, not what it does on average.
 template <class Action>
@@ -96,26 +92,29 @@ MachineLimits measure_limits(const kernels::Execution& execution, const transcod
   }
   {
     const std::int64_t d = shape.d_model;
-    const device::Buffer<float> x(n_tokens * d), weight(n_features * d), product(n_tokens * n_features);
+    // In bf16 on a GPU, as the step does it.
+    const bool narrow = execution.backend == kernels::Backend::cuda;
+    const Scalar type = narrow ? Scalar::bf16 : Scalar::fp32;
+    const kernels::StatePolicy policy = narrow ? kernels::StatePolicy::bf16 : kernels::StatePolicy::fp32;
+    const std::int64_t element = kernels::bytes_of(type);
+    const device::Buffer<std::byte> x(n_tokens * d * element), weight(n_features * d * element),
+        product(n_tokens * n_features * element);
     const device::Buffer<std::byte> workspace(
-        kernels::encode_workspace(n_tokens, n_features, d, Scalar::fp32, kernels::StatePolicy::fp32, Scalar::fp32));
+        kernels::encode_workspace(execution.backend, n_tokens, n_features, d, type, policy, type));
     device::zero(execution, x.data(), x.bytes());
     device::zero(execution, weight.data(), weight.bytes());
-    const kernels::ParameterRows encoder{.rows = n_features, .columns = d, .segment = d, .weight = weight.data()};
+    const kernels::ParameterRows encoder{
+        .policy = policy, .rows = n_features, .columns = d, .segment = d, .weight = weight.data()};
     world.barrier();
-    rates[1] =
-        2e-9 * static_cast<double>(n_tokens) * static_cast<double>(n_features) * static_cast<double>(d) /
-        shortest(execution, 8, [&] {
-          kernels::encode_tile(execution, {x.data(), Scalar::fp32, n_tokens, d, d}, encoder, 0,
-                               {product.data(), Scalar::fp32, n_tokens, n_features, n_features}, workspace.array());
-        });
+    rates[1] = 2e-9 * static_cast<double>(n_tokens) * static_cast<double>(n_features) * static_cast<double>(d) /
+               shortest(execution, 8, [&] {
+                 kernels::encode_tile(execution, {x.data(), type, n_tokens, d, d}, encoder, 0,
+                                      {product.data(), type, n_tokens, n_features, n_features}, workspace.array());
+               });
   }
   world.sum(std::span<double>(rates));
   return {rates[0] / world.size(), rates[1] / world.size()};
 }
-
-// ---- measuring
-// -------------------------------------------------------------------------------------------------------
 
 struct Traffics {
   parallel::Traffic feature, data;
@@ -129,12 +128,24 @@ class Stopwatch {
 
   template <class AnyTrainer>
   void step(AnyTrainer& trainer, const dataset::RawBatch& batch, const kernels::Execution& execution) {
+    if (device::is_asynchronous(execution)) {
+      // As in training: the host runs ahead, and once it does, a call takes as long as a step.
+      const Clock::time_point begin = Clock::now();
+      trainer.step(batch);
+      seconds_.push_back(seconds_since(begin));
+      return;
+    }
+    timed_step(trainer, batch);
+  }
+
+  /// A step with its phases one after the other.
+  template <class AnyTrainer>
+  void timed_step(AnyTrainer& trainer, const dataset::RawBatch& batch, bool whole = true) {
     trainer.timers().reset();
     world_.barrier();
     const Clock::time_point begin = Clock::now();
     trainer.step(batch);
-    kernels::fence(execution);
-    seconds_.push_back(seconds_since(begin));
+    if (whole) seconds_.push_back(seconds_since(begin));
     for (const report::Timers::Statistics& phase : trainer.timers().gather(world_)) {
       auto known = std::find_if(phases_.begin(), phases_.end(), [&](const auto& p) { return p.first == phase.name; });
       if (known == phases_.end()) known = phases_.insert(known, {phase.name, {}});
@@ -171,17 +182,26 @@ class Stopwatch {
 class Measurement {
  public:
   Measurement(const Case& one, const parallel::World& world, const parallel::Grid& grid,
-              const kernels::Execution& execution, const MachineLimits& machine)
+              const kernels::Execution& execution, int n_threads, const MachineLimits& machine)
       : case_(one),
         configuration_(one.input.configuration),
         settings_(one.input.benchmark),
         world_(world),
         grid_(grid),
-        execution_(execution),
+        execution_{device::planned_backend(transcoder::device_settings(configuration_)), execution.stream},
         machine_(machine),
         shape_{settings_.layers, settings_.d_model, configuration_.transcoder.features},
         batches_(shape_, configuration_.data.batch_tokens, settings_.batches, settings_.zipf,
-                 static_cast<std::uint64_t>(configuration_.run.seed), grid) {}
+                 static_cast<std::uint64_t>(configuration_.run.seed), grid, execution, n_threads) {}
+
+  /// One step.
+  void make_products() {
+    transcoder::Trainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
+                                execution_, [](const dataset::RawBatch&) { return std::string("resident batch"); });
+    trainer.initialise();
+    trainer.step(batches_.next());
+    trainer.settle();
+  }
 
   CaseResult run() {
     const std::int64_t before = device::memory_use().device_bytes;
@@ -215,6 +235,13 @@ class Measurement {
     const Traffics begin = traffic();
     for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.step(trainer, batches_.next(), execution_);
     const Traffics end = traffic();
+    if constexpr (std::is_same_v<AnyTrainer, transcoder::Trainer>)
+      if (device::is_asynchronous(execution_)) {
+        result_.driver_bytes = device::driver_bytes();
+        trainer.time_phases(true);
+        for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.timed_step(trainer, batches_.next(), false);
+        trainer.time_phases(false);
+      }
 
     result_.name = case_.name;
     result_.overrides = case_.overrides;
@@ -278,6 +305,22 @@ class Measurement {
   CaseResult result_;
 };
 
+/// A checkpoint of the input's own state. Collective.
+CheckpointResult measure_own_checkpoint(const Input& input, const parallel::World& world, const parallel::Grid& grid,
+                                        const device::Runtime& runtime) {
+  const kernels::Execution& execution = runtime.execution();
+  const transcoder::Configuration& configuration = input.configuration;
+  const transcoder::Shape shape{input.benchmark.layers, input.benchmark.d_model, configuration.transcoder.features};
+  const transcoder::ResidentBatches batches(shape, configuration.data.batch_tokens, 1, input.benchmark.zipf,
+                                            static_cast<std::uint64_t>(configuration.run.seed), grid, execution,
+                                            runtime.threads());
+  transcoder::Trainer trainer(configuration, shape, batches.normalisation(), batches.statistics(), grid, execution,
+                              [](const dataset::RawBatch&) { return std::string("resident batch"); });
+  trainer.initialise();
+  return measure_checkpoint(std::filesystem::path(configuration.run.output) / "benchmark_checkpoint",
+                            trainer.registry(), execution, world);
+}
+
 /// Why this case cannot run here; "" when it can.
 std::string obstacle(const Case& one, const parallel::World& world) {
   if (one.input.benchmark.formulation == Formulation::sparse) return "";
@@ -302,7 +345,7 @@ report::Json read_reference(const std::string& path) {
 
 int benchmark(const Request& request, const parallel::World& world) {
   // 1. The input, once for itself and once for every case; what cannot be done is said before anything is timed.
-  if (request.tune)
+  if (request.tune && !kernels::kCudaBuild)
     throw collective_error(
         ExitCode::usage,
         "--tune: nothing can be tuned here (the CPU's dense library offers no choice of algorithms); "
@@ -322,7 +365,7 @@ int benchmark(const Request& request, const parallel::World& world) {
   if (request.dry_run) return 0;
 
   // 2. The machine, and what it can do.
-  const device::Runtime runtime(configuration.device, world.node_rank(), world.node_size());
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   const parallel::Grid grid(world, shape);
   BenchmarkResult result{{}, runtime.description(), world.size(), shape.data, shape.feature, {}};
   const transcoder::Shape model{input.benchmark.layers, input.benchmark.d_model, configuration.transcoder.features};
@@ -330,15 +373,27 @@ int benchmark(const Request& request, const parallel::World& world) {
   result.machine = measure_limits(runtime.execution(), model, grid.group_tokens(configuration.data.batch_tokens).size(),
                                   grid.features(model.n_features).size(), world.all());
 
-  // 3. Every case.
+  // 3. Every case. To tune, one step of each is enough: it makes the products that there are.
+  use_recorded_algorithms(configuration, world);
+  if (request.tune) {
+    for (const std::unique_ptr<Case>& one : cases)
+      if (obstacle(*one, world).empty())
+        Measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine).make_products();
+    std::filesystem::create_directories(configuration.run.output);
+    tune_algorithms(runtime.execution(), std::filesystem::path(configuration.run.output) / "algorithms.json");
+    return 0;
+  }
   for (const std::unique_ptr<Case>& one : cases) {
     if (const std::string reason = obstacle(*one, world); !reason.empty()) {
       log::info("case {} is passed over: {}", one->name, reason);
       continue;
     }
-    result.cases.push_back(Measurement(*one, world, grid, runtime.execution(), result.machine).run());
+    result.cases.push_back(
+        Measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine).run());
     log::info("{}: {:.1f} ms a step", result.cases.back().name, result.cases.back().ms_per_step);
   }
+
+  if (input.benchmark.checkpoint) result.checkpoint = measure_own_checkpoint(input, world, grid, runtime);
 
   // 4. Say it, keep it, compare it.
   log::info("{}", to_table(result));

@@ -16,6 +16,21 @@ std::string percent(double value) { return value < 0 ? "-" : fmt::format("{:.0f}
 
 std::string million(double value) { return value > 0 ? fmt::format("{:.1f}", value / 1e6) : "-"; }
 
+/// "checkpoint of 226 MiB by 2 ranks (2 cores): written at 0.41 GB/s, 92 % of plain files; …"
+std::string text_of(const CheckpointResult& c) {
+  const auto rate = [&](double seconds, double percent) {
+    return fmt::format("{:.2f} GB/s ({:.0f} % of plain files with fsync)",
+                       1e-9 * static_cast<double>(c.bytes) / seconds, percent);
+  };
+  return fmt::format(
+      "checkpoint of {} by {} rank{} on {} cores: written at {}, verified and read at {}; training pauses {:.1f} ms, "
+      "one "
+      "copy of the state takes {:.1f} ms",
+      transcoder::bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
+      rate(c.write_seconds, c.write_percent()), rate(c.read_seconds, c.read_percent()), 1e3 * c.pause_seconds,
+      1e3 * c.copy_seconds);
+}
+
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text)
@@ -49,6 +64,7 @@ report::Json to_json(const BenchmarkResult& result) {
     one["tokens_per_second"] = c.tokens_per_second;
     one["peak_bytes"] = c.peak_bytes;
     one["state_bytes"] = c.state_bytes;
+    if (c.driver_bytes > 0) one["driver_bytes"] = c.driver_bytes;
     one["phases"] = report::Json::array();
     for (const Phase& phase : c.phases) {
       report::Json entry = {{"name", phase.name}, {"ms", phase.ms}, {"bytes", phase.bytes}, {"flops", phase.flops}};
@@ -62,6 +78,19 @@ report::Json to_json(const BenchmarkResult& result) {
         {"feature", axis(c.feature)}, {"data", axis(c.data)}, {"selection_bytes_per_step", c.selection_bytes_per_step}};
     json["cases"].push_back(one);
   }
+  if (result.checkpoint) {
+    const CheckpointResult& c = *result.checkpoint;
+    const auto direction = [&](double seconds, double plain, double percent) {
+      return report::Json{{"seconds", seconds}, {"plain_seconds", plain}, {"percent_of_plain", percent}};
+    };
+    json["checkpoint"] = {{"bytes", c.bytes},
+                          {"writers", c.writers},
+                          {"cores", c.cores},
+                          {"write", direction(c.write_seconds, c.plain_write_seconds, c.write_percent())},
+                          {"read", direction(c.read_seconds, c.plain_read_seconds, c.read_percent())},
+                          {"pause_seconds", c.pause_seconds},
+                          {"copy_seconds", c.copy_seconds}};
+  }
   return json;
 }
 
@@ -73,6 +102,8 @@ std::string to_table(const BenchmarkResult& result) {
                        c.overrides.empty() ? "" : " with ", c.overrides, c.ms_per_step,
                        report::grouped(std::llround(c.tokens_per_second)), transcoder::bytes_text(c.state_bytes),
                        transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+    if (c.driver_bytes > 0)
+      out += fmt::format("the driver shows {} as taken, libraries included\n", transcoder::bytes_text(c.driver_bytes));
     out += fmt::format("{:<18} {:>9} {:>6} {:>11} {:>11} {:>9}", "phase", "ms", "%", "MB", "MFLOP", "of limit");
     for (const Phase& phase : c.phases)
       out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,
@@ -85,6 +116,7 @@ std::string to_table(const BenchmarkResult& result) {
           transcoder::bytes_text(std::llround(c.data.bytes_per_step)),
           transcoder::bytes_text(std::llround(c.selection_bytes_per_step)), c.feature.exposed_ms, c.data.exposed_ms);
   }
+  if (result.checkpoint) out += "\n\n" + text_of(*result.checkpoint);
   if (result.cases.size() < 2) return out;
   const CaseResult& first = result.cases.front();
   out += fmt::format("\n\n{:<18} {:>10} {:>12} {:>14} {:>16}", "case", "ms a step", "tokens/s", "time / " + first.name,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "commands/benchmark_checkpoint.hpp"
 #include "report/json.hpp"
 
 namespace weft::commands {
@@ -28,9 +29,10 @@ struct CaseResult {
   std::string overrides;
   double ms_per_step = 0;  ///< median of the slowest rank
   double tokens_per_second = 0;
-  std::int64_t peak_bytes = 0;   ///< all that the case allocated where the kernels run, at its highest; largest rank
-  std::int64_t state_bytes = 0;  ///< parameters and moments; largest rank
-  std::vector<Phase> phases;     ///< in the order of the step
+  std::int64_t peak_bytes = 0;    ///< all that the case allocated where the kernels run, at its highest; largest rank
+  std::int64_t state_bytes = 0;   ///< parameters and moments; largest rank
+  std::int64_t driver_bytes = 0;  ///< of a GPU: what the driver showed as taken while training, libraries included
+  std::vector<Phase> phases;      ///< in the order of the step
 
   struct Axis {
     double bytes_per_step = 0;  ///< sent by one rank, mean over ranks
@@ -46,6 +48,7 @@ struct BenchmarkResult {
   int ranks = 1;
   std::int64_t data = 1, feature = 1;
   std::vector<CaseResult> cases;
+  std::optional<CheckpointResult> checkpoint = {};
 };
 
 report::Json to_json(const BenchmarkResult&);

@@ -20,6 +20,7 @@ struct BenchmarkSettings {
   Formulation formulation = Formulation::sparse;
   std::vector<std::string> cases = {"sparse"};  ///< "name" or "name: table.key=value, table.key=value"
   double compare_ratio = 1.1;
+  bool checkpoint = false;  ///< also write and read a checkpoint of the state
 };
 
 }  // namespace weft::commands

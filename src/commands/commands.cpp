@@ -20,6 +20,8 @@ int run(const Request& request, const parallel::World& world) {
       return inspect(request, world);
     case Command::benchmark:
       return benchmark(request, world);
+    case Command::report:
+      return report(request, world);
   }
   throw error(ExitCode::internal, "a command without a function");
 }

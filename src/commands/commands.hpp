@@ -17,6 +17,7 @@ int synth(const Request& request, const parallel::World& world);
 int evaluate(const Request& request, const parallel::World& world);
 int inspect(const Request& request, const parallel::World& world);
 int benchmark(const Request& request, const parallel::World& world);
+int report(const Request& request, const parallel::World& world);
 
 /// Calls the command of the request; 0 when it was answered by a text already.
 int run(const Request& request, const parallel::World& world);

@@ -20,7 +20,7 @@ checkpoint::Found open_checkpoint(const std::string& path, const parallel::World
   const bool is_run =
       world.on_root([&] { return std::string(std::filesystem::is_directory(run) ? "run" : ""); }) == "run";
   if (!is_run) return checkpoint::open(world.all(), path, checkpoint::Verify::full);
-  auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full);
+  auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full, checkpoint::Leftovers::keep);
   if (!found)
     throw collective_error(ExitCode::io, "{}: no checkpoint yet (the run has not written one); name another run", path);
   return *std::move(found);
@@ -45,7 +45,7 @@ int evaluate(const Request& request, const parallel::World& world) {
 
   // 2. The data, and a transcoder without moments.
   const dataset::Description description = dataset::describe(world, path, configuration.data);
-  const device::Runtime runtime(configuration.device, world.node_rank(), world.node_size());
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   const kernels::Execution& execution = runtime.execution();
   const parallel::Grid grid(world, parallel::grid_shape(1, 0, world.size()));
   const dataset::Statistics statistics =

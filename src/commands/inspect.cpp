@@ -60,7 +60,8 @@ int inspect(const Request& request, const parallel::World& world) {
   if (kind == "checkpoint") {
     inspect_checkpoint(path, world);
   } else if (kind == "run") {
-    const auto found = checkpoint::find(world.all(), path / "checkpoints", "auto", checkpoint::Verify::full);
+    const auto found = checkpoint::find(world.all(), path / "checkpoints", "auto", checkpoint::Verify::full,
+                                        checkpoint::Leftovers::keep);
     if (!found)
       throw collective_error(ExitCode::io, "{}: a run without a checkpoint; it has not written one yet", path.string());
     inspect_checkpoint(found->path, world);

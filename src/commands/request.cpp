@@ -22,6 +22,7 @@ weft synth INPUT              write an activation dataset with planted features
 weft evaluate CHECKPOINT      quality on held-out data, per layer
 weft inspect PATH             what is in a dataset or checkpoint, checked
 weft benchmark INPUT          time a step, phase by phase
+weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
 
 Options of commands with an INPUT (a TOML file):
   --set table.key=value       replace a value of the input; repeatable
@@ -74,6 +75,7 @@ constexpr Declared declared[] = {
     {Command::evaluate, "evaluate", "CHECKPOINT", false},
     {Command::inspect, "inspect", "PATH", false},
     {Command::benchmark, "benchmark", "INPUT", true},
+    {Command::report, "report", "RUN", false},
 };
 
 template <class... Args>
@@ -98,6 +100,7 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_option("--resume", request.resume);
     app.add_option("--walltime", request.walltime);
   }
+  if (command == Command::report) app.add_option("--output", request.output);
   if (command == Command::evaluate) app.add_option("--data", request.data);
   if (command == Command::benchmark) {
     app.add_option("--compare", request.compare);
@@ -150,6 +153,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   app.add_flag("--help", help);
   app.add_flag("--version", version);
   app.add_flag("--defaults", request.defaults);
+  app.add_flag("--reference", request.reference)->group("");  // for who writes the documentation: not in the help
   for (const Declared& entry : declared) {
     CLI::App* command = app.add_subcommand(entry.name);
     command->set_help_flag();
@@ -174,23 +178,26 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
     throw unexpected(extras, app, given.empty() ? nullptr : given.front());
   if (given.size() > 1)
     throw usage("two commands, \"{}\" and \"{}\" (one at a time)", given[0]->get_name(), given[1]->get_name());
-  if (given.empty() && !request.defaults) throw usage("no command was given");
+  if (given.empty() && !request.defaults && !request.reference) throw usage("no command was given");
 
   const Declared* chosen = &declared[0];  // weft --defaults: those of train
   for (const Declared& entry : declared)
     if (!given.empty() && given.front()->get_name() == entry.name) chosen = &entry;
   request.command = chosen->command;
-  if (request.subject.empty() && !request.defaults) throw usage("weft {} needs its {}", chosen->name, chosen->subject);
+  if (request.subject.empty() && !request.defaults && !request.reference)
+    throw usage("weft {} needs its {}", chosen->name, chosen->subject);
   if (!request.walltime.empty() && !transcoder::parse_walltime(request.walltime))
     throw usage("--walltime {} is no time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
   if (chosen->takes_input && !request.subject.empty() && !request.defaults)
     request.input_text = world.on_root([&] { return input::load_text(request.subject); });
 
-  if (request.defaults || request.print_config) {
+  if (request.defaults || request.print_config || request.reference) {
     Input input;
     const input::Schema keys = schema(input, request.command);
     if (request.print_config && !request.defaults) read_input(request, keys, world);
-    std::string text = request.defaults ? input::defaults(keys) : input::print(keys);
+    std::string text = request.reference  ? input::reference_markdown(keys)
+                       : request.defaults ? input::defaults(keys)
+                                          : input::print(keys);
     text.pop_back();  // the newline that printing adds
     print_once(world, text);
     request.command = Command::nothing;
@@ -249,6 +256,9 @@ void add_benchmark(input::Schema& keys, BenchmarkSettings& b) {
       .free();
   keys.add("benchmark.compare_ratio", b.compare_ratio, "--compare: how many times slower is too slow")
       .more_than(0)
+      .free();
+  keys.add("benchmark.checkpoint", b.checkpoint,
+           "also write and read a checkpoint of the state, against plain files on the disk of run.output")
       .free();
 }
 

@@ -18,21 +18,22 @@
 namespace weft::commands {
 
 /// `nothing`: the command line asked for a text (--help, --version), which was printed.
-enum class Command { nothing, train, synth, evaluate, inspect, benchmark };
+enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report };
 
 /// The command line. Long options only; what an option means stands in the help text (request.cpp).
 struct Request {
   Command command = Command::nothing;
-  std::string subject;            ///< INPUT, CHECKPOINT or PATH; "" with --defaults
+  std::string subject;            ///< INPUT, CHECKPOINT, PATH or RUN; "" with --defaults
   std::string input_text;         ///< contents of INPUT, for the commands that take one
   std::vector<std::string> sets;  ///< --set table.key=value, in order
   bool print_config = false;
   bool defaults = false;
+  bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md
   bool dry_run = false;
   bool tune = false;            ///< benchmark
   std::string resume = "auto";  ///< auto | never | PATH
   std::string walltime;         ///< "" or hh:mm:ss, checked
-  std::string output;           ///< "" or DIR
+  std::string output;           ///< "" or DIR; report: FILE
   std::string data;             ///< evaluate: DIR
   std::string compare;          ///< benchmark: "" or FILE
   std::string command_line;     ///< as given, for the record

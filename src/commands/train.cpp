@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "checkpoint/starts.hpp"
 #include "checkpoint/writer.hpp"
+#include "commands/algorithms.hpp"
 #include "commands/commands.hpp"
 #include "commands/result.hpp"
 #include "commands/run_directory.hpp"
@@ -49,17 +50,28 @@ Data describe_data(const transcoder::Configuration& configuration, const paralle
   return data;
 }
 
+/// What the GPU of every rank has for this run; 0 on the host. Collective.
+std::int64_t usable_device_bytes(const transcoder::Configuration& configuration, const parallel::World& world) {
+  if (device::driver_total_bytes() == 0) return 0;
+  std::int64_t taken = -(device::driver_total_bytes() - device::driver_bytes() + transcoder::kContextBytes);
+  world.all().maximum({&taken, 1});
+  const std::int64_t allowed = static_cast<std::int64_t>(configuration.device.memory * 1e9);
+  return allowed > 0 ? std::min(allowed, -taken) : -taken;
+}
+
 /// The run between its first and its last step: everything the loop touches.
 class Run {
  public:
   Run(const Request& request, const Input& input, const input::Schema& schema, const Data& data,
-      const OpenedRun& opened, const parallel::World& world, const device::Runtime& runtime, Clock::time_point start)
+      const OpenedRun& opened, const parallel::World& world, const device::Runtime& runtime, Clock::time_point start,
+      std::int64_t planned_device_bytes)
       : request_(request),
         configuration_(input.configuration),
         data_(data),
         world_(world),
         runtime_(runtime),
         start_(start),
+        planned_device_bytes_(planned_device_bytes),
         directory_(opened.directory),
         resolved_input_(input::print(schema)),
         grid_(world, parallel::grid_shape(configuration_.parallel.data, configuration_.parallel.feature, world.size())),
@@ -109,6 +121,7 @@ class Run {
     if (done && done->durable) log::info("{}", done->line());
   }
   void log_step(double data_wait);
+  report::Json communication() const;
 
   const Request& request_;
   const transcoder::Configuration& configuration_;
@@ -116,6 +129,7 @@ class Run {
   const parallel::World& world_;
   const device::Runtime& runtime_;
   Clock::time_point start_;
+  std::int64_t planned_device_bytes_;
   RunDirectory directory_;
   std::string resolved_input_;
   parallel::Grid grid_;
@@ -127,7 +141,11 @@ class Run {
   std::int64_t tokens_ = 0, first_step_ = 0;
   std::int64_t logged_step_ = 0;  // of this start: for the rate of an interval
   Clock::time_point logged_at_, loop_begin_;
-  double trained_seconds_ = 0;
+  struct {
+    double waited = 0, exchanging = 0;  // seconds that steps waited; that rows were on their way between ranks
+    std::int64_t exchanged = 0;         // bytes sent
+  } rows_;
+  double trained_seconds_ = 0, checkpoint_seconds_ = 0;  // steps alone; what they waited for checkpoints
 };
 
 checkpoint::Manifest Run::manifest() const {
@@ -143,14 +161,18 @@ checkpoint::Manifest Run::manifest() const {
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = data_.train.fingerprint;
+  if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty())
+    manifest.extra = report::to_text({{"algorithms", algorithms}});
   return manifest;
 }
 
 void Run::begin_checkpoint() {
   parallel::note_phase("checkpoint");
-  report(writer_->finish());
   trainer_.settle();
+  const Clock::time_point begin = Clock::now();
+  report(writer_->finish());
   writer_->start(manifest());
+  checkpoint_seconds_ += seconds_since(begin);
 }
 
 void Run::log_step(double data_wait) {
@@ -187,7 +209,6 @@ void Run::log_step(double data_wait) {
 int Run::train() {
   const std::int64_t steps = configuration_.run.steps, every = configuration_.checkpoint.every;
   const double walltime = static_cast<double>(transcoder::parse_walltime(configuration_.run.walltime).value_or(0));
-  const parallel::Signals signals;
   const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", configuration_.parallel.timeout);
   transcoder::Agreement agreement(world_.all(), directory_.path, walltime, start_);
   dataset::Loader loader(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,
@@ -206,6 +227,9 @@ int Run::train() {
     fault::point("step", world_.rank(), step);
     trainer_.step(batch);
     waited += batch.waited;
+    rows_.waited += batch.waited;
+    rows_.exchanging += batch.exchanging;
+    rows_.exchanged += batch.exchanged;
     cursor_ = batch.end;
     tokens_ += batch.n_tokens;
     loader.release();
@@ -220,10 +244,36 @@ int Run::train() {
     if (code != 0 || step == steps || decision.checkpoint || (every > 0 && step % every == 0)) begin_checkpoint();
   }
   agreement.drain();
+  trained_seconds_ = seconds_since(loop_begin_) - checkpoint_seconds_;
   report(writer_->finish());
-  trained_seconds_ = seconds_since(loop_begin_);
+  if (trainer_.steps_done() > first_step_ && writer_->last_durable() != trainer_.steps_done())
+    throw collective_error(
+        ExitCode::io,
+        "{}: step {}, at which this run ends, is in no checkpoint (why stands above); make room and "
+        "start again: the run goes on from {}",
+        directory_.checkpoints().string(), trainer_.steps_done(),
+        writer_->last_durable() < 0 ? "its beginning" : "step " + std::to_string(writer_->last_durable()));
   report::set_current_step(-1);
   return code;
+}
+
+/// What went between ranks, a step: the mean over ranks. Rows travel beside the step (hidden, but for what steps
+/// waited), the axes inside it (exposed). Collective.
+report::Json Run::communication() const {
+  const double steps = static_cast<double>(std::max<std::int64_t>(1, trainer_.steps_done() - first_step_));
+  const parallel::Traffic feature = trainer_.feature_traffic(), data = trainer_.data_traffic();
+  double sums[] = {static_cast<double>(rows_.exchanged),
+                   rows_.exchanging,
+                   rows_.waited,
+                   static_cast<double>(feature.bytes_sent),
+                   feature.seconds,
+                   static_cast<double>(data.bytes_sent),
+                   data.seconds};
+  world_.all().sum(std::span<double>(sums));
+  for (double& sum : sums) sum /= steps * world_.size();
+  return {{"rows", {{"bytes", sums[0]}, {"hidden_ms", 1e3 * sums[1]}, {"waited_ms", 1e3 * sums[2]}}},
+          {"feature_axis", {{"bytes", sums[3]}, {"exposed_ms", 1e3 * sums[4]}}},
+          {"data_axis", {{"bytes", sums[5]}, {"exposed_ms", 1e3 * sums[6]}}}};
 }
 
 void Run::conclude() {
@@ -232,12 +282,17 @@ void Run::conclude() {
       trained_seconds_ > 0 ? static_cast<double>(done * configuration_.data.batch_tokens) / trained_seconds_ : 0;
   const std::vector<report::Timers::Statistics> timings = trainer_.timers().gather(world_.all());
   report::Json& record = report::run_record();
+  record["device"]["algorithms"] = algorithms_in_use();
   record["result"]["step"] = trainer_.steps_done();
   record["result"]["tokens"] = tokens_;
   record["result"]["tokens_per_second"] = rate;
+  record["result"]["checkpoint_pause_seconds"] = checkpoint_seconds_;
   record["timings"] = report::to_json(timings);
+  if (world_.size() > 1) record["communication"] = communication();
   const device::MemoryUse memory = device::memory_use();
   record["device"]["peak_bytes"] = memory.device_peak_bytes;
+  record["device"]["planned_bytes"] = planned_device_bytes_;
+  if (const std::int64_t taken = device::driver_bytes(); taken > 0) record["device"]["driver_bytes"] = taken;
   record["host_peak_bytes"] = memory.host_peak_bytes;
   if (done > 0) log::info("{}", report::to_table(timings));
   if (trainer_.steps_done() < configuration_.run.steps) return;
@@ -277,23 +332,35 @@ int train(const Request& request, const parallel::World& world) {
       parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, ranks);
   const Data data = describe_data(configuration, world);
   transcoder::check_layers(configuration.transcoder, data.train.n_layers);
-  const std::string plan = transcoder::to_text(transcoder::plan(configuration, data.train, grid), configuration);
+  use_recorded_algorithms(configuration, world);
+  const transcoder::Plan planned = transcoder::plan(configuration, data.train, grid);
+  const std::string plan = transcoder::to_text(planned, configuration);
   if (request.dry_run) {
+    if (configuration.device.memory > 0)
+      transcoder::micro_tokens_that_fit(configuration, data.train, grid,
+                                        static_cast<std::int64_t>(configuration.device.memory * 1e9));
     require_usable_output(world, configuration.run.output);
     log::info("{}{}", dataset::summary(data.train), plan);
     return 0;
   }
 
+  // Until the process ends: a request may come while a checkpoint is read, and is then acted on in the first steps;
+  // twice; or while a finished run is evaluated, and is then no longer needed. None may end the program.
+  static const parallel::Signals signals;
+
   // 2. The run's directory; a run that was interrupted goes on.
   const OpenedRun opened = open_run(request, schema, configuration, world);
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);
-  const device::Runtime runtime(configuration.device, world.node_rank(), world.node_size());
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
+  if (opened.found) use_recorded_algorithms(configuration, world, opened.found->manifest.extra);
   report::record_start(world, request.command_line, library_versions(), runtime.description());
   log::info("{}\n{}{}", runtime.description(), dataset::summary(data.train), plan);
+  if (const std::int64_t usable = usable_device_bytes(configuration, world); usable > 0)
+    input.configuration.data.micro_tokens = transcoder::micro_tokens_that_fit(configuration, data.train, grid, usable);
 
   // 3. Train.
-  Run run(request, input, schema, data, opened, world, runtime, start);
+  Run run(request, input, schema, data, opened, world, runtime, start, planned.device_total());
   checkpoint::Starts starts(opened.directory.path);
   world.on_root([&]() -> std::string {
     starts.begin(run.first_step(), configuration.resume.ignore_no_progress);

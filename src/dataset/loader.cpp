@@ -15,6 +15,7 @@
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
+#include "base/fault.hpp"
 #include "dataset/reader.hpp"
 #include "device/memory.hpp"
 
@@ -68,6 +69,9 @@ struct Window {
 
   std::int64_t n_rows() const { return static_cast<std::int64_t>(order.rows.size()); }
 };
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 }  // namespace
 
@@ -304,7 +308,11 @@ struct Loader::State {
                       static_cast<std::size_t>(row_bytes));
         }
       });
+      const auto began = Clock::now();
       world.all_to_all(send.data(), send_bytes, receive.data(), receive_bytes);
+      slot.batch.exchanging += seconds_since(began);
+      slot.batch.exchanged += std::accumulate(send_bytes.begin(), send_bytes.end(), std::int64_t{0}) -
+                              send_bytes[static_cast<std::size_t>(rank)];
       const std::byte* row = receive.data();
       for (const auto& tokens : to)
         for (const std::int64_t token : tokens) {
@@ -315,8 +323,10 @@ struct Loader::State {
     }
   }
 
-  void produce(Slot& slot) {
+  void produce(Slot& slot, std::int64_t number) {
     slot.batch.begin = cursor;
+    slot.batch.exchanging = 0;
+    slot.batch.exchanged = 0;
     for (Range left{0, batch_tokens}; left.size() > 0;) {
       Window* window = &windows[0];
       std::int64_t first = cursor.position - window->order.begin;
@@ -333,12 +343,18 @@ struct Loader::State {
       left.begin = segment.end;
       read(windows[1], static_cast<double>(first + segment.size()) / static_cast<double>(window->n_rows()));
     }
+    if (fault::point("data-read", static_cast<int>(rank), number) == fault::Kind::nan && own.size() > 0)
+      std::memset(slot.inputs.data() + (own.begin - group.begin) * row_bytes, 0xff,  // NaN in every floating type
+                  static_cast<std::size_t>(kernels::bytes_of(description.dtype)));
     if (feature_axis.size() > 1) {
       std::vector<std::int64_t> bytes;
       for (std::int64_t f = 0; f < shape.feature; ++f)
         bytes.push_back(own_tokens(shape, batch_tokens, rank / shape.feature * shape.feature + f).size() * row_bytes);
+      const auto began = Clock::now();
       feature_axis.all_gather_uneven(slot.inputs.data() + (own.begin - group.begin) * row_bytes, slot.inputs.data(),
                                      bytes);
+      slot.batch.exchanging += seconds_since(began);
+      slot.batch.exchanged += own.size() * row_bytes * (feature_axis.size() - 1);
     }
     slot.batch.end = cursor;
   }
@@ -356,7 +372,7 @@ struct Loader::State {
           changed.wait(lock, [this] { return produced < released + kSlots || stopping; });
           if (produced >= released + kSlots) break;
         }
-        produce(slots[produced % kSlots]);
+        produce(slots[produced % kSlots], produced + 1);
         const std::lock_guard lock(mutex);
         ++produced;
         changed.notify_all();
@@ -398,14 +414,15 @@ Loader::~Loader() {
 
 const RawBatch& Loader::next() {
   State& state = *state_;
-  const auto began = std::chrono::steady_clock::now();
+  fault::point("data-wait");
+  const auto began = Clock::now();
   std::unique_lock lock(state.mutex);
   WEFT_ASSERT(state.taken < state.released + kSlots);
   state.changed.wait(lock, [&] { return state.produced > state.taken || state.finished; });
   if (state.produced <= state.taken) std::rethrow_exception(state.failure);
   RawBatch& batch = state.slots[state.taken % kSlots].batch;
   ++state.taken;
-  batch.waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  batch.waited = seconds_since(began);
   return batch;
 }
 

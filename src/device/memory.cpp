@@ -96,6 +96,21 @@ void zero(const kernels::Execution& execution, void* data, std::int64_t bytes) {
 #endif
 }
 
+#ifdef WEFT_ENABLE_CUDA
+namespace {
+std::pair<std::int64_t, std::int64_t> free_and_total() {
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "asking the driver for its memory");
+  return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
+}
+}  // namespace
+std::int64_t driver_bytes() { return free_and_total().second - free_and_total().first; }
+std::int64_t driver_total_bytes() { return free_and_total().second; }
+#else
+std::int64_t driver_bytes() { return 0; }
+std::int64_t driver_total_bytes() { return 0; }
+#endif
+
 MemoryUse memory_use() { return {counters[0].now, counters[0].peak, counters[1].now, counters[1].peak}; }
 
 void reset_peak() {

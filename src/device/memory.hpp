@@ -76,6 +76,12 @@ struct MemoryUse {
   std::int64_t device_bytes, device_peak_bytes, host_bytes, host_peak_bytes;
 };
 MemoryUse memory_use();
+
+/// What the driver shows as taken on this process' GPU, by everybody and with the libraries' own share: total minus
+/// free; 0 on the host.
+std::int64_t driver_bytes();
+/// All of the GPU's memory; 0 on the host.
+std::int64_t driver_total_bytes();
 void reset_peak();
 
 }  // namespace weft::device

@@ -21,6 +21,10 @@ int default_threads(int node_size) {
 
 }  // namespace
 
+kernels::Backend planned_backend(const Settings& settings) {
+  return kernels::kCudaBuild && settings.backend != "portable" ? kernels::Backend::cuda : kernels::Backend::portable;
+}
+
 Runtime::Runtime(const Settings& settings, int node_rank, int node_size)
     : threads_(settings.threads > 0 ? settings.threads : default_threads(node_size)) {
 #ifdef WEFT_ENABLE_CUDA
@@ -37,7 +41,7 @@ Runtime::Runtime(const Settings& settings, int node_rank, int node_size)
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
     throw error(ExitCode::internal, "cannot create a CUDA stream on device {}", device);
   execution_.stream = stream;
-  execution_.backend = settings.backend == "portable" ? kernels::Backend::portable : kernels::Backend::cuda;
+  execution_.backend = planned_backend(settings);
   description_ = fmt::format("{} on GPU {} of {} ({}): backend = \"{}\"",
                              execution_.backend == kernels::Backend::cuda ? "cuda" : "portable (Kokkos Cuda)", device,
                              n_devices, kernels::portable_space(), settings.backend);

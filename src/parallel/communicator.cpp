@@ -8,6 +8,7 @@
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
+#include "base/fault.hpp"
 
 namespace weft::parallel {
 namespace {
@@ -32,6 +33,7 @@ MPI_Datatype type_of<std::int64_t>() {
 
 template <class T>
 void reduce(MPI_Comm comm, std::span<T> values, MPI_Op operation, const char* what) {
+  fault::point("collective");
   check(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), type_of<T>(), operation, comm),
         what);
 }
@@ -81,9 +83,13 @@ Communicator Communicator::duplicate() const {
 
 void* Communicator::native() const { return &handle_->comm; }
 
-void Communicator::barrier() const { check(MPI_Barrier(handle_->comm), "barrier"); }
+void Communicator::barrier() const {
+  fault::point("collective");
+  check(MPI_Barrier(handle_->comm), "barrier");
+}
 
 void Communicator::broadcast(void* data, std::int64_t bytes, int root) const {
+  fault::point("collective");
   for (std::int64_t begin = 0; begin < bytes; begin += kLargestMessage)
     check(MPI_Bcast(static_cast<char*>(data) + begin, static_cast<int>(std::min(kLargestMessage, bytes - begin)),
                     MPI_BYTE, root, handle_->comm),
@@ -99,6 +105,7 @@ std::string Communicator::broadcast(std::string text, int root) const {
 }
 
 void Communicator::all_gather(const void* send, void* receive, std::int64_t bytes) const {
+  fault::point("collective");
   if (bytes <= kLargestMessage) {
     check(MPI_Allgather(send, static_cast<int>(bytes), MPI_BYTE, receive, static_cast<int>(bytes), MPI_BYTE,
                         handle_->comm),
@@ -125,6 +132,7 @@ void Communicator::all_gather_uneven(const void* send, void* receive,
 void Communicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                               std::span<const std::int64_t> receive_bytes) const {
   WEFT_ASSERT(static_cast<int>(send_bytes.size()) == size_ && static_cast<int>(receive_bytes.size()) == size_);
+  fault::point("collective");
   // Pairwise messages instead of MPI_Alltoallv: its displacements are int and would overflow on large batches.
   std::vector<MPI_Request> requests;
   const auto post = [&](auto call, auto* base, std::span<const std::int64_t> bytes) {
@@ -191,6 +199,7 @@ std::vector<std::int64_t> Communicator::PendingMaximum::wait() {
 }
 
 Communicator::PendingMaximum Communicator::start_maximum(std::vector<std::int64_t> values) const {
+  fault::point("collective");
   PendingMaximum pending;
   pending.state_ = std::make_unique<PendingMaximum::State>();
   pending.state_->values = std::move(values);

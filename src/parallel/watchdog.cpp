@@ -12,7 +12,9 @@
 #include <ctime>
 #include <mutex>
 #include <set>
+#include <utility>
 
+#include "base/fault.hpp"
 #include "base/log.hpp"
 
 namespace weft::parallel {
@@ -32,6 +34,22 @@ struct Record {
   char text[128];
 };
 
+/// What a rank published last.
+struct Entry {
+  long long time = 0, step = 0;
+  unsigned long long progress = 0;
+  char host[sizeof(Record)] = "", phase[sizeof(Record)] = "";
+};
+
+/// False where this rank has published nothing yet.
+bool read_entry(int file, int rank, Entry& entry) {
+  Record record{};
+  if (::pread(file, &record, sizeof record, rank * static_cast<off_t>(sizeof record)) <= 0) return false;
+  record.text[sizeof record.text - 1] = '\0';
+  return std::sscanf(record.text, "%lld\t%lld\t%llu\t%127[^\t]\t%127[^\t]", &entry.time, &entry.step, &entry.progress,
+                     entry.host, entry.phase) == 5;
+}
+
 std::atomic<std::int64_t> present_step{0};
 std::atomic<const char*> present_phase{"starting"};
 std::atomic<std::uint64_t> progress{0};
@@ -49,8 +67,11 @@ const char* kept(std::string_view name) {
 
 void note_step(std::int64_t step) {
   present_step = step;
+  fault::note_step(step);
   ++progress;
 }
+
+void note_progress() { ++progress; }
 
 void note_phase(std::string_view phase) {
   present_phase = kept(phase);
@@ -75,10 +96,17 @@ Watchdog::~Watchdog() {
 
 void Watchdog::publish(std::int64_t step, const char* phase) const {
   Record record{};
-  std::snprintf(record.text, sizeof record.text, "%lld\t%lld\t%s\t%s", static_cast<long long>(std::time(nullptr)),
-                static_cast<long long>(step), world_.host().c_str(), phase);
+  std::snprintf(record.text, sizeof record.text, "%lld\t%lld\t%llu\t%s\t%s", static_cast<long long>(std::time(nullptr)),
+                static_cast<long long>(step), static_cast<unsigned long long>(progress), world_.host().c_str(), phase);
   // A record that is lost costs a name in a message, nothing else.
   if (::pwrite(file_, &record, sizeof record, world_.rank() * static_cast<off_t>(sizeof record)) < 0) return;
+}
+
+std::uint64_t Watchdog::job_progress() const {
+  std::uint64_t sum = 0;
+  for (int rank = 0; rank < world_.size(); ++rank)
+    if (Entry entry; read_entry(file_, rank, entry)) sum += entry.progress;
+  return sum;
 }
 
 std::string Watchdog::diagnosis(double silent) const {
@@ -88,20 +116,18 @@ std::string Watchdog::diagnosis(double silent) const {
   bool cause_is_old = false;
   std::string host = world_.host(), phase = present_phase.load();
   for (int rank = 0; rank < world_.size(); ++rank) {
-    Record record{};
-    if (::pread(file_, &record, sizeof record, rank * static_cast<off_t>(sizeof record)) <= 0) continue;
-    record.text[sizeof record.text - 1] = '\0';
-    long long time = 0, step = 0;
-    char name[sizeof record.text], doing[sizeof record.text];
-    if (std::sscanf(record.text, "%lld\t%lld\t%127[^\t]\t%127[^\t]", &time, &step, name, doing) != 4) continue;
-    const bool old = now - time > kOldRecord;
-    if (old < cause_is_old || (old == cause_is_old && step >= least)) continue;
+    Entry entry;
+    if (!read_entry(file_, rank, entry)) continue;
+    const bool old = now - entry.time > kOldRecord;
+    if (old < cause_is_old || (old == cause_is_old && entry.step >= least)) continue;
     cause = rank;
     cause_is_old = old;
-    least = step;
-    host = name;
-    phase = doing;
+    least = entry.step;
+    host = entry.host;
+    phase = entry.phase;
   }
+  // The last words of a rank that is gone may be many short steps old. Ranks go in step: it is where this one waits.
+  if (cause_is_old) least = std::max<long long>(least, present_step);
   return fmt::format(
       "rank {} on {}: no progress for {:.0f} s in \"{}\", at step {} ({}); ending the job, which goes on from its "
       "newest checkpoint "
@@ -114,6 +140,10 @@ void Watchdog::watch() {
   std::uint64_t seen = progress;
   Clock::time_point since = Clock::now();
   Clock::time_point published{};
+  // The others are looked at only when this rank has been silent for half the time, and again at the end of it.
+  const auto half = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_ / 2));
+  std::uint64_t seen_of_all = 0;
+  bool looked = false;
   while (!ended_) {
     std::this_thread::sleep_for(kLookEvery);
     if (Clock::now() - published > kPublishEvery) {
@@ -123,10 +153,17 @@ void Watchdog::watch() {
     if (const std::uint64_t now = progress; now != seen) {
       seen = now;
       since = Clock::now();
+      looked = false;
       continue;
     }
     const double silent = std::chrono::duration<double>(Clock::now() - since).count();
+    if (silent >= timeout_ / 2 && !std::exchange(looked, true)) seen_of_all = job_progress();
     if (silent < timeout_) continue;
+    if (const std::uint64_t now = job_progress(); now != seen_of_all) {
+      seen_of_all = now;
+      since = Clock::now() - half;
+      continue;
+    }
     log::error("error: {}", diagnosis(silent));
     std::thread([] {
       std::this_thread::sleep_for(kAbortLimit);

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/fault.hpp"
 #include "base/log.hpp"
 
 namespace weft::parallel {
@@ -32,6 +33,7 @@ World::World(int* argc, char*** argv) : session_(argc, argv), all_(Communicator:
   MPI_Comm_rank(node, &node_rank_);
   MPI_Comm_size(node, &node_size_);
   MPI_Comm_free(&node);
+  fault::note_rank(rank());
 }
 
 World::~World() = default;

@@ -24,6 +24,8 @@ class Timers {
   /// `before_switch` runs before the clock is read: a benchmark waits there for the GPU; training gives none.
   explicit Timers(std::function<void()> before_switch = {}) : before_switch_(std::move(before_switch)) {}
 
+  void before_switch(std::function<void()> action) { before_switch_ = std::move(action); }
+
   /// Ends the present region and begins `name`.
   void region(std::string_view name);
   /// Ends the present region; time then runs into none.

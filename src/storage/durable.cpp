@@ -51,6 +51,16 @@ void sync_file(const std::filesystem::path& path) {
   file.close();
 }
 
+Writeback::Writeback(const std::filesystem::path& path) : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+
+Writeback::~Writeback() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void Writeback::begin() const {
+  if (descriptor_ >= 0) ::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE);
+}
+
 void sync_directory(const std::filesystem::path& path) {
   Descriptor directory(path, O_RDONLY | O_DIRECTORY);
   if (::fsync(directory) != 0 && errno != EINVAL) fail(path, "fsync of the directory");

@@ -17,9 +17,12 @@ std::vector<hsize_t> chunk_of(kernels::Scalar type, const std::vector<std::int64
   std::vector<hsize_t> chunk(shape.size(), 1);
   std::int64_t room = std::max<std::int64_t>(1, kChunkBytes / kernels::bytes_of(type));
   for (std::size_t axis = shape.size(); axis-- > 0;) {
-    const std::int64_t extent = std::clamp<std::int64_t>(room, 1, shape[axis]);
+    std::int64_t extent = std::clamp<std::int64_t>(room, 1, shape[axis]);
+    // Chunks of one size: the last one is stored whole, and would be mostly padding.
+    const std::int64_t n_chunks = (shape[axis] + extent - 1) / extent;
+    extent = (shape[axis] + n_chunks - 1) / n_chunks;
     chunk[axis] = static_cast<hsize_t>(extent);
-    if (extent < shape[axis]) break;  // a chunk is one contiguous run of elements
+    if (n_chunks > 1) break;  // a chunk is one contiguous run of elements
     room /= extent;
   }
   return chunk;

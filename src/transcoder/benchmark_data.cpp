@@ -3,8 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <thread>
 
+#include "device/stream.hpp"
+#include "kernels/bf16.hpp"
 #include "kernels/random.hpp"
+#include "kernels/runtime.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -98,13 +103,28 @@ dataset::SideStatistics side_statistics(const std::vector<float>& rows, std::int
 }  // namespace
 
 ResidentBatches::ResidentBatches(const Shape& shape, std::int64_t n_tokens, std::int64_t n_batches, double zipf,
-                                 std::uint64_t seed, const parallel::Grid& grid) {
+                                 std::uint64_t seed, const parallel::Grid& grid, const kernels::Execution& execution,
+                                 int n_threads) {
   const Planted planted(shape, zipf, seed);
   const std::int64_t width = shape.width();
   const auto resident = [&](bool targets, std::int64_t begin, std::int64_t n_rows) -> kernels::AnyMatrix {
-    memory_.emplace_back(std::max<std::int64_t>(1, n_rows * width));
-    planted.rows(targets, begin, begin + n_rows, memory_.back().data());
-    return {memory_.back().data(), kernels::Scalar::fp32, n_rows, width, width};
+    std::vector<float> rows(static_cast<std::size_t>(n_rows * width));
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < n_threads; ++i)
+      threads.emplace_back([&, part = parallel::part(n_rows, n_threads, i)] {
+        planted.rows(targets, begin + part.begin, begin + part.end, rows.data() + part.begin * width);
+      });
+    threads.clear();
+    const bool narrow = device::is_asynchronous(execution);
+    std::vector<kernels::bf16> narrowed;
+    if (narrow) std::transform(rows.begin(), rows.end(), std::back_inserter(narrowed), kernels::to_bf16);
+    const kernels::Scalar type = narrow ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
+    const std::int64_t bytes = n_rows * width * kernels::bytes_of(type);
+    memory_.emplace_back(std::max<std::int64_t>(1, bytes));
+    device::copy(execution, memory_.back().data(), narrow ? static_cast<const void*>(narrowed.data()) : rows.data(),
+                 bytes, device::Direction::to_device);
+    kernels::fence(execution);
+    return {memory_.back().data(), type, n_rows, width, width};
   };
   const parallel::Range group = grid.group_tokens(n_tokens), own = grid.own_tokens(n_tokens);
   for (std::int64_t i = 0; i < n_batches; ++i) {
@@ -112,6 +132,7 @@ ResidentBatches::ResidentBatches(const Shape& shape, std::int64_t n_tokens, std:
     batch.inputs = resident(false, i * n_tokens + group.begin, group.size());
     batch.targets = resident(true, i * n_tokens + own.begin, own.size());
     batch.n_tokens = n_tokens;
+    batch.resident = true;
     batches_.push_back(batch);
   }
   std::vector<float> sample(static_cast<std::size_t>(kSample * width));

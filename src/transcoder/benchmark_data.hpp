@@ -19,9 +19,10 @@ namespace weft::transcoder {
 
 class ResidentBatches {
  public:
-  /// This rank's rows of `n_batches` batches of `n_tokens` (over all ranks), fp32.
+  /// This rank's rows of `n_batches` batches of `n_tokens` (over all ranks): fp32 on the host, bf16 on a GPU. Made by
+  /// `n_threads` threads.
   ResidentBatches(const Shape&, std::int64_t n_tokens, std::int64_t n_batches, double zipf, std::uint64_t seed,
-                  const parallel::Grid&);
+                  const parallel::Grid&, const kernels::Execution&, int n_threads);
 
   /// The batches in turn, again and again.
   const dataset::RawBatch& next() { return batches_[next_++ % batches_.size()]; }
@@ -30,7 +31,7 @@ class ResidentBatches {
   dataset::Normalisation normalisation() const;
 
  private:
-  std::vector<device::HostBuffer<float>> memory_;
+  std::vector<device::Buffer<std::byte>> memory_;
   std::vector<dataset::RawBatch> batches_;
   std::size_t next_ = 0;
   dataset::Statistics statistics_;

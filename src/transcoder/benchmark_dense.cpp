@@ -60,8 +60,9 @@ DenseTrainer::DenseTrainer(const Configuration& configuration, const Shape& shap
   loss_sums_ = device::Buffer<double>(3 * n_layers);
   loss_workspace_ = device::Buffer<std::byte>(kernels::loss_workspace(n, n_layers));
   const SelectionSizes& sizes = selection_.sizes();
-  encode_workspace_ = device::Buffer<std::byte>(kernels::encode_workspace(
-      sizes.tile_tokens, sizes.tile_features, shape.d_model, Scalar::fp32, kernels::StatePolicy::fp32, Scalar::fp32));
+  encode_workspace_ = device::Buffer<std::byte>(
+      kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, Scalar::fp32,
+                                kernels::StatePolicy::fp32, Scalar::fp32));
   flag_ = device::Buffer<std::int32_t>(1);
   model_.add_to(registry_, 0);
 }
@@ -96,7 +97,7 @@ void DenseTrainer::encode(const dataset::RawBatch& batch) {
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.region("select");
-  selection_.select(n_tokens_, bias, [&](const TileRequest& tile, AnyMatrix product) {
+  selection_.select(n_tokens_, bias, [&](const kernels::Execution&, const TileRequest& tile, AnyMatrix product) {
     timers_.region("encode");
     kernels::encode_tile(
         execution_, any(x).rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d),

@@ -31,7 +31,7 @@ class DenseTrainer {
   double loss() const { return loss_; }  ///< of the last step, before its update: as TrainingMetrics::loss
   checkpoint::Registry& registry() { return registry_; }
   const Model& model() const { return model_; }
-  const Selection& selection() const { return selection_; }
+  Selection& selection() { return selection_; }
   report::Timers& timers() { return timers_; }
 
  private:

@@ -198,6 +198,26 @@ void add_machine(input::Schema& schema, Configuration& configuration) {
       .add("device.precision", configuration.precision, {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
            "type of products, partial reconstructions and gradient rows; sums are fp32 in both")
       .free();
+  schema
+      .add("device.graphs", device.graphs,
+           "on a GPU: record a training step once and replay it (less work for the host)")
+      .free();
+  schema
+      .add("device.algorithms", device.algorithms,
+           "on a GPU: file written by weft benchmark --tune; \"\" = the dense library's first proposal")
+      .path_name()
+      .free();
+  schema.add("device.tile", device.tile, "pre-activations made at a time; 0 = as many as suit the processor or GPU")
+      .in("MiB")
+      .at_least(0)
+      .at_most(1 << 16)
+      .free();
+  schema
+      .add("device.memory", device.memory,
+           "of a GPU that may be used; 0 = all that is free (with --dry-run: not checked)")
+      .in("GB")
+      .at_least(0.0)
+      .free();
   schema.add("device.threads", device.threads, "host threads of each process; 0 = cores of the node / processes on it")
       .in("threads")
       .at_least(0)
@@ -297,6 +317,12 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "Weft choose",
         configuration.data.micro_tokens, configuration.data.batch_tokens);
   });
+  rule({"device.backend", "device.precision"}, [&]() -> std::string {
+    if (configuration.device.backend != "cuda" || configuration.precision == Precision::bf16) return {};
+    return "device.backend = \"cuda\" with device.precision = \"fp32\" (the hand-written kernels compute in bf16); "
+           "take "
+           "precision = \"bf16\" or backend = \"portable\"";
+  });
   rule({"data.window_rows", "data.block_rows"}, [&]() -> std::string {
     const auto& data = configuration.data;
     if (data.window_rows % data.block_rows == 0) return {};
@@ -325,6 +351,12 @@ std::optional<std::int64_t> parse_walltime(std::string_view text) {
   }
   if (part != 2 || digits == 0 || parts[1] > 59 || parts[2] > 59) return std::nullopt;
   return 3600 * parts[0] + 60 * parts[1] + parts[2];
+}
+
+device::Settings device_settings(const Configuration& configuration) {
+  device::Settings settings = configuration.device;
+  if (settings.backend == "auto" && configuration.precision == Precision::fp32) settings.backend = "portable";
+  return settings;
 }
 
 void check_layers(const ModelSettings& model, std::int64_t n_layers) {

@@ -73,6 +73,10 @@ struct Configuration {
   ResumeSettings resume;
 };
 
+/// The table [device] as the runtime takes it: the hand-written kernels compute in bf16, so "auto" with precision
+/// "fp32" means the portable ones.
+device::Settings device_settings(const Configuration&);
+
 /// Every key of the tables above, bound to the members of `configuration` (which must outlive the schema and hold its
 /// initial values), with the conditions that join several keys. What depends on the data (layers, widths, the grid of
 /// ranks) is checked where those are known.

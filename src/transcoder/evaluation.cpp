@@ -67,7 +67,8 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
   for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
     const dataset::RawBatch& batch = rows.read(i);
-    forward.encode(batch);
+    forward.load(batch);
+    forward.encode();
     forward.by_feature();
     kernels::accumulate_firing(execution, forward.hits(), fired.array());
     forward.decode([&](const Forward::OwnPart& part) {
@@ -78,6 +79,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
                                      normalisation.target_mean.array(), normalisation.target_spread.array(),
                                      normalisation.pivot.array(), dimension_sums);
     });
+    kernels::fence(execution);  // the kernels read the batch where the next one will be put
   }
 
   std::vector<double> total = to_host(execution, sums);

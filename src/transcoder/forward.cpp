@@ -32,6 +32,10 @@ std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t fe
 
 }  // namespace
 
+SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
+  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20};
+}
+
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
     : total(total_tokens), group(grid.group_tokens(total_tokens)) {
   for (std::int64_t g = 0; g < grid.shape().feature; ++g)
@@ -74,15 +78,16 @@ std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tok
 }
 
 std::int64_t Forward::bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid,
-                            std::int64_t max_tokens) {
+                            std::int64_t max_tokens, kernels::Backend backend) {
   const kernels::Scalar scalar = scalar_of(configuration.precision);
   const std::int64_t element = kernels::bytes_of(scalar), group = parallel::largest_part(max_tokens, grid.data);
   const std::int64_t chunk = decoded_at_a_time(configuration.data.micro_tokens, group, shape.width(), scalar);
   const std::int64_t received = grid.feature > 1 ? grid.feature * largest_own(chunk, group, grid.feature) : 0;
-  const SelectionSizes sizes = selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, max_tokens},
-                                               grid, configuration.precision);
+  const SelectionSizes sizes =
+      selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
+                      configuration.precision, backend);
   return (group + chunk + received) * shape.width() * element + sizes.device_bytes +
-         kernels::encode_workspace(sizes.tile_tokens, sizes.tile_features, shape.d_model, scalar,
+         kernels::encode_workspace(backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, scalar,
                                    configuration.optimizer.state, scalar);
 }
 
@@ -98,8 +103,8 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       chunk_tokens_(decoded_at_a_time(configuration.data.micro_tokens,
                                       parallel::largest_part(max_tokens, grid.shape().data), model.shape().width(),
                                       scalar_)),
-      selection_(configuration.transcoder, {model.shape().n_layers, model.shape().n_features, max_tokens}, grid,
-                 execution, configuration.precision),
+      selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
+                 configuration.precision),
       exchange_(
           grid.feature_axis(), execution,
           parallel::largest_part(max_tokens, grid.shape().data) * model.shape().width() * kernels::bytes_of(scalar_)),
@@ -110,8 +115,9 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
   partial_ = device::Buffer<std::byte>(chunk_tokens_ * row);
   if (ranks > 1) received_ = device::Buffer<std::byte>(ranks * largest_own(chunk_tokens_, group, ranks) * row);
   const SelectionSizes& sizes = selection_.sizes();
-  encode_workspace_ = device::Buffer<std::byte>(kernels::encode_workspace(
-      sizes.tile_tokens, sizes.tile_features, model.shape().d_model, scalar_, configuration.optimizer.state, scalar_));
+  encode_workspace_ = device::Buffer<std::byte>(
+      kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, model.shape().d_model,
+                                scalar_, configuration.optimizer.state, scalar_));
 }
 
 kernels::AnyMatrix Forward::inputs() const {
@@ -119,35 +125,33 @@ kernels::AnyMatrix Forward::inputs() const {
   return {inputs_.data(), scalar_, layout_->group.size(), width, width};
 }
 
-void Forward::encode(const dataset::RawBatch& batch) {
+void Forward::load(const dataset::RawBatch& batch) {
   timers_.region("normalise");
   layout_.emplace(batch.n_tokens, grid_);
   device::zero(execution_, not_finite_.data(), not_finite_.bytes());
   kernels::normalise_rows(execution_, batch.inputs, normalisation_.input_mean.array(),
                           normalisation_.input_scale.array(), inputs(), not_finite_.data());
+}
+
+void Forward::encode() {
   const std::int64_t d = model_.shape().d_model;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.region("select");
-  selection_.select(batch.n_tokens, bias, [&](const TileRequest& tile, kernels::AnyMatrix product) {
-    timers_.region("encode");
-    const kernels::AnyMatrix x = inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
-    kernels::encode_tile(execution_, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
-                         product, encode_workspace_.array());
-    timers_.region("select");
-  });
+  selection_.select(layout_->total, bias,
+                    [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+                      timers_.region("encode");
+                      const kernels::AnyMatrix x =
+                          inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
+                      kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
+                                           tile.feature_begin, product, encode_workspace_.array());
+                      timers_.region("select");
+                    });
 }
 
 void Forward::by_feature() {
   timers_.region("transpose");
   selection_.transpose();
-}
-
-bool Forward::inputs_finite() {
-  std::int32_t flag = 0;
-  device::copy(execution_, &flag, not_finite_.data(), sizeof flag, device::Direction::to_host);
-  kernels::fence(execution_);
-  return flag == 0;
 }
 
 void Forward::decode(const std::function<void(const OwnPart&)>& consume) {

@@ -47,17 +47,23 @@ struct NormalisationOnDevice {
 
 kernels::Scalar scalar_of(Precision);
 
+/// What the selection of batches of at most `max_tokens` works on.
+SelectionShape selection_shape(const Configuration&, const Shape&, std::int64_t max_tokens);
+
 class Forward {
  public:
   /// Bytes of all buffers of this class on one rank, for the memory plan.
-  static std::int64_t bytes(const Configuration&, const Shape&, parallel::GridShape, std::int64_t max_tokens);
+  static std::int64_t bytes(const Configuration&, const Shape&, parallel::GridShape, std::int64_t max_tokens,
+                            kernels::Backend);
 
   /// `max_tokens`: the largest batch, over all ranks.
   Forward(const Configuration&, const Model&, const NormalisationOnDevice&, const parallel::Grid&,
           const kernels::Execution&, report::Timers&, std::int64_t max_tokens);
 
-  /// Normalises the batch's inputs, encodes and selects: `activations`. Collective.
-  void encode(const dataset::RawBatch& batch);
+  /// Takes a batch: its inputs, normalised. They may be anywhere the kernels reach.
+  void load(const dataset::RawBatch& batch);
+  /// Encodes and selects: `activations`. Collective.
+  void encode();
 
   /// One stretch of this rank's own tokens with the partial reconstructions of all feature ranks.
   struct OwnPart {
@@ -78,8 +84,9 @@ class Forward {
   const kernels::FeatureHits& hits() const { return selection_.hits(); }
   Selection& selection() { return selection_; }
   const parallel::Traffic& traffic() const { return exchange_.traffic(); }
-  /// Not zero when a raw input of this rank's group was not finite. Reads the device.
-  bool inputs_finite();
+  /// Where the kernels run: not zero when a raw input of this rank's group was not finite. Others may add their
+  /// findings; `load` clears it.
+  std::int32_t* not_finite() const { return not_finite_.data(); }
 
  private:
   const Model& model_;

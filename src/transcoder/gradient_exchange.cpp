@@ -95,9 +95,10 @@ void GradientExchange::matrix(const kernels::ParameterRows& all, const kernels::
   }
   if (purpose.step == nullptr) return;
   std::vector<std::int64_t> bytes;
-  const std::int64_t row_bytes = weight_bytes(all.policy, 1, columns);
+  const std::int64_t row_bytes = weight_bytes(all.policy, 1, columns) / (all.weight_rest != nullptr ? 2 : 1);
   for (const parallel::Range& slice : owned_of_rank_) bytes.push_back(slice.size() * row_bytes);
   ranks_.all_gather(all.weight, bytes);
+  if (all.weight_rest != nullptr) ranks_.all_gather(all.weight_rest, bytes);
 }
 
 void GradientExchange::decoder(const kernels::SparseActivations& activations, const kernels::FeatureHits& hits,

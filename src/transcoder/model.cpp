@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/model.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
 
 namespace weft::transcoder {
 
@@ -18,6 +20,9 @@ Scalar weight_type(StatePolicy policy) { return policy == StatePolicy::fp32 ? Sc
 Scalar moment_type(StatePolicy policy) {
   return policy == StatePolicy::fp32 ? Scalar::fp32 : policy == StatePolicy::bf16 ? Scalar::bf16 : Scalar::u8;
 }
+
+/// fp32 weights joined at a time, on their way to or from a checkpoint: 16 MiB.
+constexpr std::int64_t kJoinedElements = std::int64_t{4} << 20;
 
 std::int64_t scales_per_row(StatePolicy policy, std::int64_t columns, std::int64_t segment) {
   return policy == StatePolicy::eight_bit ? ParameterRows{.columns = columns, .segment = segment}.blocks_per_row() : 0;
@@ -41,6 +46,7 @@ Model::Model(const Shape& shape, StatePolicy policy, const parallel::Grid& grid,
       moments_(moments),
       features_(grid.features(shape.n_features)),
       owned_(parallel::part(features_.size(), grid.shape().data, grid.data_index())) {
+  if (split_weights()) joined_ = device::Buffer<float>(std::max(kJoinedElements, shape.decoder_columns(0)));
   std::uint64_t element_base = 0;
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
     allocate(encoder_, shape.d_model, element_base);
@@ -80,11 +86,15 @@ void Model::allocate(Matrices& matrices, std::int64_t columns, std::uint64_t ele
                     .segment = segment,
                     .first_row = features_.begin,
                     .element_base = element_base,
-                    .weight = take(weight_bytes(policy_, n_local(), columns))};
+                    .weight = take(weight_bytes(policy_, n_local(), columns) / (split_weights() ? 2 : 1))};
+  if (split_weights()) all.weight_rest = reinterpret_cast<std::int16_t*>(take(n_local() * columns * 2));
   ParameterRows owned = all;
   owned.rows = owned_.size();
   owned.first_row += owned_.begin;
-  owned.weight = static_cast<std::byte*>(all.weight) + owned_.begin * columns * kernels::bytes_of(weight_type(policy_));
+  const std::int64_t before = owned_.begin * columns;
+  owned.weight =
+      static_cast<std::byte*>(all.weight) + before * (split_weights() ? 2 : kernels::bytes_of(weight_type(policy_)));
+  if (split_weights()) owned.weight_rest += before;
   if (moments_ == Moments::held) {
     const std::int64_t codes = owned.rows * columns * kernels::bytes_of(moment_type(policy_));
     const std::int64_t scales = owned.rows * scales_per_row(policy_, columns, segment) * 4;
@@ -131,7 +141,10 @@ void Model::add_matrix_to(checkpoint::Registry& registry, const std::string& nam
                   .data = data,
                   .on_device = true});
   };
-  add("", weight_type(policy_), all.columns, features_, all.weight);
+  if (split_weights())
+    add_split_weights_to(registry, name, all, written);
+  else
+    add("", weight_type(policy_), all.columns, features_, all.weight);
   if (moments_ == Moments::none) return;
   add(".first_moment", moment_type(policy_), all.columns, written, owned.first_moment);
   add(".second_moment", moment_type(policy_), all.columns, written, owned.second_moment);
@@ -139,6 +152,44 @@ void Model::add_matrix_to(checkpoint::Registry& registry, const std::string& nam
     add(".first_scale", Scalar::fp32, owned.blocks_per_row(), written, owned.first_scale);
     add(".second_scale", Scalar::fp32, owned.blocks_per_row(), written, owned.second_scale);
   }
+}
+
+/// A checkpoint holds joined fp32 weights, so that it is read with either backend.
+void Model::add_split_weights_to(checkpoint::Registry& registry, const std::string& name, const ParameterRows& all,
+                                 parallel::Range written) const {
+  const auto by_pieces = [this, all](parallel::Range rows, auto&& piece) {
+    const std::int64_t most = std::max<std::int64_t>(1, joined_.size() / all.columns);
+    for (std::int64_t row = rows.begin; row < rows.end; row += most) {
+      const std::int64_t count = std::min(most, rows.end - row);
+      piece(row - features_.begin, kernels::Matrix<float>{joined_.data(), count, all.columns, all.columns},
+            (row - rows.begin) * all.columns * 4, count * all.columns * 4);
+      kernels::fence(execution_);
+    }
+  };
+  registry.add(
+      {.name = name,
+       .type = Scalar::fp32,
+       .shape = {shape_.n_features, all.columns},
+       .held = features_,
+       .owned = written,
+       .data = nullptr,
+       .on_device = true,
+       .gather =
+           [=, this](parallel::Range rows, void* packed) {
+             by_pieces(rows, [&](std::int64_t row, kernels::Matrix<float> joined, std::int64_t at, std::int64_t bytes) {
+               kernels::weights_to_float(execution_, all, row, joined);
+               device::copy(execution_, static_cast<std::byte*>(packed) + at, joined.data, bytes,
+                            device::Direction::to_host);
+             });
+           },
+       .scatter =
+           [=, this](parallel::Range rows, const void* packed) {
+             by_pieces(rows, [&](std::int64_t row, kernels::Matrix<float> joined, std::int64_t at, std::int64_t bytes) {
+               device::copy(execution_, joined.data, static_cast<const std::byte*>(packed) + at, bytes,
+                            device::Direction::to_device);
+               kernels::weights_from_float(execution_, all, row, joined);
+             });
+           }});
 }
 
 void Model::add_to(checkpoint::Registry& registry, int world_rank) const {

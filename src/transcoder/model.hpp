@@ -79,6 +79,12 @@ class Model {
     std::vector<device::Buffer<std::byte>> memory;
   };
   void allocate(Matrices&, std::int64_t columns, std::uint64_t element_base);
+  /// Hand-written kernels keep fp32 weights as two 16-bit planes (ParameterRows::weight_rest).
+  bool split_weights() const {
+    return policy_ == kernels::StatePolicy::fp32 && execution_.backend == kernels::Backend::cuda;
+  }
+  void add_split_weights_to(checkpoint::Registry&, const std::string& name, const kernels::ParameterRows& all,
+                            parallel::Range written) const;
   void add_matrix_to(checkpoint::Registry&, const std::string& name, const Matrices&, std::size_t layer) const;
 
   Shape shape_;
@@ -91,6 +97,7 @@ class Model {
   device::Buffer<float> bias_[3], decoder_bias_[3];  // weight, first and second moment
   std::vector<kernels::ParameterVector> encoder_bias_;
   device::Buffer<std::int64_t> clocks_;
+  device::Buffer<float> joined_;  // a piece of split weights, on its way to or from a checkpoint
   std::int64_t state_bytes_ = 0;
 };
 

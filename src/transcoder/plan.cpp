@@ -6,10 +6,12 @@
 #include <array>
 #include <numeric>
 
+#include "base/error.hpp"
 #include "checkpoint/writer.hpp"
 #include "dataset/loader.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_exchange.hpp"
+#include "transcoder/trainer.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -42,6 +44,7 @@ std::int64_t Plan::device_total() const { return total(device); }
 std::int64_t Plan::host_total() const { return total(host); }
 
 Plan plan(const Configuration& configuration, const dataset::Description& description, parallel::GridShape grid) {
+  const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   Plan plan;
   plan.shape = {description.n_layers, description.d_model, configuration.transcoder.features};
   plan.grid = grid;
@@ -52,18 +55,18 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   const std::int64_t batch = configuration.data.batch_tokens, group = parallel::largest_part(batch, grid.data);
   const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
   const std::int64_t element = kernels::bytes_of(scalar_of(configuration.precision));
-  const SelectionSizes selection = selection_sizes(configuration.transcoder, {shape.n_layers, shape.n_features, batch},
-                                                   grid, configuration.precision);
+  const SelectionSizes selection = selection_sizes(
+      configuration.transcoder, selection_shape(configuration, shape, batch), grid, configuration.precision, backend);
 
   const StateBytes state = state_bytes(shape, policy, rows, owned);
   const std::int64_t clocks = 8 * shape.n_layers * rows;
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"dead-feature clocks", clocks},
-                 {"forward pass", Forward::bytes(configuration, shape, grid, batch)},
-                 {"gradient rows and targets", group * width * element + own * width * 4},
-                 {"activation gradients", selection.capacity * 4},
-                 {"data-axis buckets", GradientExchange::bytes(shape, grid)}};
+                 {"forward pass", Forward::bytes(configuration, shape, grid, batch, backend)},
+                 {"backward pass", Trainer::bytes(configuration, shape, grid, description.row_bytes(), backend)},
+                 {"data-axis buckets", GradientExchange::bytes(shape, grid)},
+                 {"CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0}};
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
                {"selection staging", selection.host_bytes}};
   const StateBytes whole = state_bytes(shape, policy, shape.n_features, shape.n_features);
@@ -87,6 +90,32 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
       2.0 * static_cast<double>(group) * static_cast<double>(rows) * static_cast<double>(width);
   plan.steps_per_epoch = static_cast<double>(description.n_rows) / static_cast<double>(batch);
   return plan;
+}
+
+std::int64_t micro_tokens_that_fit(const Configuration& configuration, const dataset::Description& description,
+                                   parallel::GridShape grid, std::int64_t available) {
+  constexpr std::int64_t kFewest = 64;
+  Configuration tried = configuration;
+  const auto total = [&] { return plan(tried, description, grid).device_total(); };
+  if (total() <= available) return configuration.data.micro_tokens;
+  if (configuration.data.micro_tokens == 0)
+    for (tried.data.micro_tokens = parallel::largest_part(configuration.data.batch_tokens, grid.data);
+         tried.data.micro_tokens > kFewest;) {
+      tried.data.micro_tokens = std::max(kFewest, tried.data.micro_tokens / 2);
+      if (total() <= available) return tried.data.micro_tokens;
+    }
+  const std::int64_t wanted = total();
+  // Bytes rise with the batch.
+  std::int64_t fits = 0, too_large = configuration.data.batch_tokens;
+  while (too_large - fits > 1) {
+    tried.data.batch_tokens = (fits + too_large) / 2;
+    (total() <= available ? fits : too_large) = tried.data.batch_tokens;
+  }
+  throw collective_error(ExitCode::usage, "data.batch_tokens = {} needs {} on each device, {} are there; {}",
+                         configuration.data.batch_tokens, bytes_text(wanted), bytes_text(available),
+                         fits > 0 ? fmt::format("the largest batch that fits is {} tokens", fits)
+                                  : std::string("not even one token fits: take fewer transcoder.features, a smaller "
+                                                "optimizer.state or more ranks"));
 }
 
 std::string bytes_text(std::int64_t bytes) {

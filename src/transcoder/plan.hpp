@@ -36,6 +36,15 @@ struct Plan {
 
 Plan plan(const Configuration&, const dataset::Description&, parallel::GridShape);
 
+/// What a process of a CUDA build has on its GPU before it asks for anything: the context, kernels and libraries.
+/// Measured (docs/performance.md).
+constexpr std::int64_t kContextBytes = std::int64_t{665} << 20;
+
+/// data.micro_tokens, or where it is 0 the tokens to decode at a time so that the run fits into `available` bytes of a
+/// device. Throws a collective Error(usage) naming the largest batch that fits.
+std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, parallel::GridShape,
+                                   std::int64_t available);
+
 /// A table for people.
 std::string to_text(const Plan&, const Configuration&);
 

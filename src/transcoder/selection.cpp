@@ -17,8 +17,10 @@ using kernels::Array;
 using kernels::kHistogramBins;
 using kernels::kHistogramRounds;
 
-constexpr std::int64_t kTileTokens = 1024;  // at most
-constexpr std::int64_t kTileFeatures = 64;  // a multiple of this
+constexpr std::int64_t kTileTokens = 1024;                       // at most
+constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;       // stays in a processor's cache
+constexpr std::int64_t kLargestGpuTile = std::int64_t{1} << 30;  // a GPU wants few, large products
+constexpr std::int64_t kTileFeatures = 64;                       // a multiple of this
 constexpr std::int64_t kCandidateSlack = 1024;
 constexpr std::int64_t kLargestIndex = std::int64_t{1} << 32;
 
@@ -74,18 +76,43 @@ std::int64_t selection_budget(const ModelSettings& settings, std::int64_t n_laye
   return std::max<std::int64_t>(1, std::llround(k));
 }
 
+namespace {
+
+/// What a selection on one GPU is asked for.
+kernels::cuda::SelectionRequest gpu_request(const ModelSettings& settings, const SelectionShape& shape,
+                                            const SelectionSizes& sizes, Precision precision) {
+  using kernels::cuda::SelectionRule;
+  return {.rule = settings.activation == Activation::batch_topk ? SelectionRule::batch_topk
+                  : settings.activation == Activation::topk     ? SelectionRule::topk
+                                                                : SelectionRule::relu,
+          .all_layers = settings.scope == Scope::all_layers,
+          .n_tokens = sizes.max_tokens,
+          .n_layers = shape.n_layers,
+          .n_features = shape.n_features,
+          .budget = settings.activation == Activation::relu
+                        ? sizes.capacity
+                        : selection_budget(settings, shape.n_layers, shape.max_tokens),
+          .product = precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32,
+          .tile_tokens = sizes.tile_tokens,
+          .tile_features = sizes.tile_features};
+}
+
+}  // namespace
+
 SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionShape& shape, parallel::GridShape grid,
-                               Precision precision) {
+                               Precision precision, kernels::Backend backend) {
   SelectionSizes sizes;
   sizes.max_tokens = parallel::largest_part(shape.max_tokens, grid.data);
   sizes.max_features = parallel::largest_part(shape.n_features, grid.feature);
   sizes.n_groups = settings.scope == Scope::layer ? shape.n_layers : 1;
 
   const std::int64_t element = precision == Precision::bf16 ? 2 : 4;
+  const bool on_gpu = backend == kernels::Backend::cuda;
   const std::int64_t columns = kTileFeatures * element;
-  sizes.tile_tokens = std::min({sizes.max_tokens, kTileTokens, std::max<std::int64_t>(16, shape.tile_bytes / columns)});
-  const std::int64_t widest =
-      std::max<std::int64_t>(1, shape.tile_bytes / (columns * sizes.tile_tokens)) * kTileFeatures;
+  const std::int64_t tile_bytes = shape.tile_bytes > 0 ? shape.tile_bytes : on_gpu ? kLargestGpuTile : kTileBytes;
+  sizes.tile_tokens = std::min(
+      {sizes.max_tokens, on_gpu ? sizes.max_tokens : kTileTokens, std::max<std::int64_t>(16, tile_bytes / columns)});
+  const std::int64_t widest = std::max<std::int64_t>(1, tile_bytes / (columns * sizes.tile_tokens)) * kTileFeatures;
   const std::int64_t n_blocks = (sizes.max_features + widest - 1) / widest;
   sizes.tile_features =
       std::min(sizes.max_features, rounded_up((sizes.max_features + n_blocks - 1) / n_blocks, kTileFeatures));
@@ -108,31 +135,39 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
         "the selection needs room for {} active entries on a rank (at most 2^32 are possible); take a smaller "
         "transcoder.k, a smaller batch or more ranks",
         sizes.capacity);
-  const Selection::Arrays arrays(sizes, settings, shape, grid, precision, nullptr, nullptr);
+  if constexpr (kernels::kCudaBuild)
+    if (on_gpu && grid.data * grid.feature == 1)
+      sizes.on_gpu_bytes =
+          kernels::cuda::DeviceSelection::workspace_bytes(gpu_request(settings, shape, sizes, precision));
+  const Selection::Arrays arrays(sizes, settings, shape, grid, precision, backend, nullptr, nullptr);
   sizes.device_bytes = arrays.device_bytes;
   sizes.host_bytes = arrays.host_bytes;
   return sizes;
 }
 
 Selection::Arrays::Arrays(const SelectionSizes& sizes, const ModelSettings& settings, const SelectionShape& shape,
-                          parallel::GridShape grid, Precision precision, void* device, void* host_memory) {
+                          parallel::GridShape grid, Precision precision, kernels::Backend backend, void* device,
+                          void* host_memory) {
   Cutter on_device(device), on_host(host_memory);
   const std::int64_t n_keys = shape.n_layers * sizes.max_features;
   const std::int64_t per_layer = sizes.max_tokens * shape.n_layers;
 
   const kernels::Scalar type = precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
-  const auto bytes = on_device.cut<std::byte>(sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(type));
-  tile = {bytes.data, type, sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
-
   row_offsets = on_device.cut<std::int64_t>(sizes.max_tokens + 1);
   key = on_device.cut<std::uint32_t>(sizes.capacity);
   value = on_device.cut<float>(sizes.capacity);
   hit_offsets = on_device.cut<std::int64_t>(n_keys + 1);
   hit_token = on_device.cut<std::uint32_t>(sizes.capacity);
   hit_position = on_device.cut<std::uint32_t>(sizes.capacity);
-  transpose_workspace = on_device.cut<std::byte>(kernels::transpose_workspace(n_keys));
+  transpose_workspace = on_device.cut<std::byte>(kernels::transpose_workspace(backend, n_keys, sizes.capacity));
   host.count = on_host.cut<std::int64_t>(1);
+  on_gpu_workspace = on_device.cut<std::byte>(sizes.on_gpu_bytes);
+  device_bytes = on_device.used();
+  host_bytes = on_host.used();
+  if (sizes.on_gpu_bytes > 0) return;
 
+  const auto bytes = on_device.cut<std::byte>(sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(type));
+  tile = {bytes.data, type, sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
   if (settings.activation != Activation::topk) {
     candidate_key = on_device.cut<std::uint32_t>(sizes.candidates);
     candidate_value = on_device.cut<float>(sizes.candidates);
@@ -173,11 +208,25 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
       shape_(shape),
       grid_(grid),
       execution_(execution),
-      sizes_(selection_sizes(settings, shape, grid.shape(), precision)),
+      sizes_(selection_sizes(settings, shape, grid.shape(), precision, execution.backend)),
       device_memory_(sizes_.device_bytes, device::Allocation::Where::device),
       host_memory_(sizes_.host_bytes, device::Allocation::Where::host),
-      arrays_(sizes_, settings, shape, grid.shape(), precision, device_memory_.data(), host_memory_.data()) {
+      arrays_(sizes_, settings, shape, grid.shape(), precision, execution.backend, device_memory_.data(),
+              host_memory_.data()) {
+  if constexpr (kernels::kCudaBuild)
+    if (sizes_.on_gpu_bytes > 0) {
+      on_gpu_ = std::make_shared<kernels::cuda::DeviceSelection>(gpu_request(settings, shape, sizes_, precision),
+                                                                 arrays_.on_gpu_workspace, execution);
+      return;
+    }
   if (settings.activation == Activation::batch_topk) controller_.assign(static_cast<std::size_t>(sizes_.n_groups), 0);
+}
+
+Selection::ControllerState Selection::controller_state() {
+  if (settings_.activation != Activation::batch_topk) return {{}, false};
+  if constexpr (kernels::kCudaBuild)
+    if (on_gpu_) return {on_gpu_->thresholds(), true};
+  return {{controller_.data(), static_cast<std::int64_t>(controller_.size())}, false};
 }
 
 /// What one call of `select` works on.
@@ -234,7 +283,7 @@ bool Selection::for_each_tile(const Batch& batch, Visit&& visit) {
         kernels::AnyMatrix product = arrays_.tile;
         product.rows = request.token_count;
         product.columns = product.stride = request.feature_count;
-        (*batch.produce)(request, product);
+        (*batch.produce)(execution_, request, product);
         const Array<const float> bias{batch.bias[static_cast<std::size_t>(layer)].data + feature,
                                       request.feature_count};
         if (!visit(kernels::Tile{product, bias, layer, token, feature}, block)) return false;
@@ -263,6 +312,7 @@ void Selection::select(std::int64_t n_tokens_total, std::span<const Array<const 
   hits_ = {
       {arrays_.hit_offsets.data, shape_.n_layers * batch.features.size() + 1}, arrays_.hit_token, arrays_.hit_position};
 
+  if (on_gpu_) return select_on_gpu(batch);
   switch (settings_.activation) {
     case Activation::batch_topk:
       select_over_batch(batch);
@@ -277,14 +327,33 @@ void Selection::select(std::int64_t n_tokens_total, std::span<const Array<const 
       break;
     }
   }
-  finish(batch);
 }
 
-void Selection::finish(const Batch& batch) {
-  device::copy(execution_, arrays_.host.count.data, arrays_.row_offsets.data + batch.n_tokens, sizeof(std::int64_t),
-               device::Direction::to_host);
+const SelectionStatistics& Selection::statistics() {
+  if (activations_.n_tokens == 0) return statistics_;
+  device::copy(execution_, arrays_.host.count.data, activations_.row_offsets.data + activations_.n_tokens,
+               sizeof(std::int64_t), device::Direction::to_host);
   kernels::fence(execution_);
   statistics_.entries = arrays_.host.count[0];
+  if constexpr (kernels::kCudaBuild)
+    if (on_gpu_) {
+      const kernels::cuda::SelectionReport report = on_gpu_->report(execution_);
+      statistics_.threshold = report.threshold;
+      statistics_.passes = report.passes;
+      statistics_.ties_cut = report.ties_cut;
+    }
+  return statistics_;
+}
+
+void Selection::select_on_gpu(const Batch& batch) {
+  if constexpr (kernels::kCudaBuild)
+    on_gpu_->select(
+        execution_, batch.n_tokens, std::min(batch.budget, sizes_.capacity), batch.bias,
+        [&](const kernels::Execution& where, const kernels::cuda::TileRange& tile, kernels::AnyMatrix product) {
+          (*batch.produce)(
+              where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count}, product);
+        },
+        activations_);
 }
 
 void Selection::transpose() { kernels::transpose(execution_, activations_, hits_, arrays_.transpose_workspace); }

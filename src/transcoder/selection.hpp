@@ -19,15 +19,20 @@
 // lists of a slice of the tokens and returns a cut-off per token (and layer): N/D * groups * (budget + 1) * 8 bytes.
 //
 // relu. Everything positive: no communication.
+//
+// On one GPU the whole selection runs there, without the host (kernels/select/select_cuda.hpp); on several the host
+// sums histograms and counts between portable kernels, as everywhere else.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "device/memory.hpp"
 #include "kernels/select/select.hpp"
+#include "kernels/select/select_cuda.hpp"
 #include "kernels/sparse/sparse.hpp"
 #include "parallel/grid.hpp"
 #include "transcoder/configuration.hpp"
@@ -37,9 +42,9 @@ namespace weft::transcoder {
 /// Sizes over all ranks; the grid gives this rank's part of them.
 struct SelectionShape {
   std::int64_t n_layers = 0;
-  std::int64_t n_features = 0;                      ///< per layer
-  std::int64_t max_tokens = 0;                      ///< of the largest batch
-  std::int64_t tile_bytes = std::int64_t{4} << 20;  ///< products made at a time: they should stay in a cache
+  std::int64_t n_features = 0;  ///< per layer
+  std::int64_t max_tokens = 0;  ///< of the largest batch
+  std::int64_t tile_bytes = 0;  ///< products made at a time; 0: as many as suit the backend
 };
 
 /// What a selection needs on each rank (the largest rank where parts are uneven): for the memory plan and for the
@@ -57,10 +62,12 @@ struct SelectionSizes {
   std::int64_t candidates = 0;    ///< batch_topk, relu: entries that may pass the filter
   std::int64_t segments = 0;      ///< batch_topk, relu: (layer, feature block, token) lists of candidates
   std::int64_t best = 0;          ///< topk: entries kept for each token and group
+  std::int64_t on_gpu_bytes = 0;  ///< workspace of a selection that runs on one GPU alone; 0: it does not
 };
 
 /// Throws a collective Error(usage) when the lists would need more than 2^32 entries.
-SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision);
+SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
+                               kernels::Backend);
 
 /// Entries wanted of each group: batch_topk round(k n) or round(k n L) for n tokens of the whole batch, topk round(k)
 /// or round(k L); halves go up, at least 1. relu: the largest integer.
@@ -87,9 +94,9 @@ struct TileRequest {
 
 class Selection {
  public:
-  /// Fills `product` [token_count, feature_count], on the stream of the execution. Called again for the same tile it
-  /// must give the same bits.
-  using Producer = std::function<void(const TileRequest&, kernels::AnyMatrix product)>;
+  /// Fills `product` [token_count, feature_count], on the stream of the given execution. Called again for the same tile
+  /// it must give the same bits.
+  using Producer = std::function<void(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product)>;
 
   Selection(const ModelSettings&, const SelectionShape&, const parallel::Grid&, const kernels::Execution&, Precision);
 
@@ -103,18 +110,23 @@ class Selection {
   void transpose();
   const kernels::FeatureHits& hits() const { return hits_; }
 
-  const SelectionStatistics& statistics() const { return statistics_; }
+  /// Of the last selection. Waits for the device.
+  const SelectionStatistics& statistics();
   const SelectionSizes& sizes() const { return sizes_; }
 
   /// The filter's threshold key of each group for the next batch (empty but for batch_topk): goes into the checkpoint.
   /// Any content is safe.
-  std::span<std::uint32_t> controller_state() { return controller_; }
+  struct ControllerState {
+    kernels::Array<std::uint32_t> keys;
+    bool on_device;
+  };
+  ControllerState controller_state();
 
  private:
   /// Every array, cut from one piece of memory on the device and one on the host.
   struct Arrays {
     Arrays(const SelectionSizes&, const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
-           void* device, void* host);
+           kernels::Backend, void* device, void* host);
 
     kernels::AnyMatrix tile;                   // [tile_tokens, tile_features]
     kernels::Array<std::int64_t> row_offsets;  // the result: CSR ...
@@ -124,6 +136,7 @@ class Selection {
     kernels::Array<std::uint32_t> hit_token;
     kernels::Array<std::uint32_t> hit_position;
     kernels::Array<std::byte> transpose_workspace;
+    kernels::Array<std::byte> on_gpu_workspace;
     // batch_topk, relu
     kernels::Array<std::uint32_t> candidate_key;
     kernels::Array<float> candidate_value;
@@ -151,7 +164,8 @@ class Selection {
   };
   struct Batch;
   struct Search;
-  friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision);
+  friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
+                                        kernels::Backend);
 
   template <class Visit>
   bool for_each_tile(const Batch&, Visit&&);
@@ -166,7 +180,7 @@ class Selection {
   bool admit_ties(const Batch&, std::span<const Search>);
   void take_candidates(const Batch&, std::span<const Search>, bool ties_are_cut);
   void select_per_token(const Batch&);
-  void finish(const Batch&);
+  void select_on_gpu(const Batch&);
 
   ModelSettings settings_;
   SelectionShape shape_;
@@ -177,6 +191,8 @@ class Selection {
   device::Allocation host_memory_;
   Arrays arrays_;
   std::vector<std::uint32_t> controller_;
+  // Null where the host takes part. Shared only because a build without CUDA must not name its destructor.
+  std::shared_ptr<kernels::cuda::DeviceSelection> on_gpu_;
   std::vector<std::int64_t> passed_;  // per group: entries of all ranks that passed the filter
   SelectionStatistics statistics_;
   kernels::SparseActivations activations_;

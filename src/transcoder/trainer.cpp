@@ -31,6 +31,20 @@ T read(const kernels::Execution& execution, const T* device_value) {
   return value;
 }
 
+/// A residual beyond this, in deviations of the data, is no longer a number to learn from: its square leaves fp32 soon.
+constexpr float kLargestResidual = 1e18f;
+
+/// How far the host runs ahead of a GPU: enough that it never waits for work.
+constexpr std::int64_t kStepsAhead = 2;
+
+std::int64_t norm_elements(std::int64_t n_keys) { return 2 * n_keys + 2 * n_keys / 4096 + 5; }
+
+std::int64_t backward_workspace(kernels::Backend backend, const Shape& shape, std::int64_t n_local,
+                                std::int64_t capacity) {
+  return std::max(kernels::decode_backward_workspace(backend, shape.n_layers, n_local, shape.d_model, capacity),
+                  kernels::encode_backward_workspace(backend, shape.n_layers, n_local, shape.d_model, capacity));
+}
+
 }  // namespace
 
 double TrainingMetrics::nmse_standardised_mean() const { return mean(nmse_standardised); }
@@ -49,7 +63,9 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       gather_(grid.feature_axis(), execution,
               parallel::largest_part(configuration.data.batch_tokens, grid.shape().data) * shape.width() *
                   kernels::bytes_of(scalar_of(configuration.precision))),
-      exchange_(model_, grid, execution) {
+      exchange_(model_, grid, execution),
+      in_flight_(device::is_asynchronous(execution) && grid.world().size() == 1 ? kStepsAhead : 0),
+      upload_(execution) {
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.shape().data);
   const std::int64_t own = parallel::largest_part(group, grid.shape().feature),
                      n_keys = shape.n_layers * model_.n_local();
@@ -57,83 +73,150 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   gradient_rows_ =
       device::Buffer<std::byte>(group * shape.width() * kernels::bytes_of(scalar_of(configuration.precision)));
   activation_gradient_ = device::Buffer<float>(forward_.selection().sizes().capacity);
-  if (configuration.optimizer.clip_norm > 0) squared_norm_ = device::Buffer<double>(2 * n_keys + 2 * n_keys / 4096 + 2);
+  if (configuration.optimizer.clip_norm > 0) squared_norm_ = device::Buffer<double>(norm_elements(n_keys));
   encoder_bias_gradient_ = device::Buffer<float>(exchange_.active() ? n_keys : 0);
   decoder_bias_gradient_ = device::Buffer<float>(shape.width());
   loss_sums_ = device::Buffer<double>(3 * shape.n_layers);
   loss_workspace_ = device::Buffer<std::byte>(kernels::loss_workspace(own, shape.n_layers));
+  backward_workspace_ = device::Buffer<std::byte>(
+      backward_workspace(execution.backend, shape, model_.n_local(), forward_.selection().sizes().capacity));
   step_sums_ = device::Buffer<double>(4 * shape.n_layers);
   adam_step_ = device::Buffer<kernels::AdamStep>(1);
-  flag_ = device::Buffer<std::int32_t>(1);
   count_ = device::Buffer<std::int64_t>(1);
-  previous_norm_ = device::HostBuffer<double>(1);
-  skipped_ = device::HostBuffer<std::int64_t>(1);
-  previous_norm_.data()[0] = 0;
-  skipped_.data()[0] = 0;
+  gradient_norm_ = device::Buffer<double>(1);
+  guard_ = device::Buffer<kernels::StepGuard>(1);
+  host_steps_ = device::HostBuffer<kernels::AdamStep>(kRing);
+  outcomes_ = device::HostBuffer<kernels::StepOutcome>(kRing);
   device::zero(execution, step_sums_.data(), step_sums_.bytes());
+  device::zero(execution, gradient_norm_.data(), gradient_norm_.bytes());
+  device::zero(execution, guard_.data(), guard_.bytes());
 
   const int world_rank = grid.world().rank();
   model_.add_to(registry_, world_rank);
-  const auto replicated = [&](const std::string& name, kernels::Scalar type, std::int64_t size, void* data) {
+  const auto replicated = [&](const std::string& name, kernels::Scalar type, std::int64_t size, void* data,
+                              bool on_device) {
     registry_.add({.name = name,
                    .type = type,
                    .shape = {size},
                    .held = {0, size},
                    .owned = {0, world_rank == 0 ? size : 0},
                    .data = data,
-                   .on_device = false});
+                   .on_device = on_device});
   };
-  const std::span<std::uint32_t> thresholds = forward_.selection().controller_state();
-  if (!thresholds.empty())
-    replicated("selection/threshold", kernels::Scalar::u32, static_cast<std::int64_t>(thresholds.size()),
-               thresholds.data());
-  replicated("optimizer/previous_gradient_norm", kernels::Scalar::fp64, 1, previous_norm_.data());
-  replicated("run/skipped_steps", kernels::Scalar::i64, 1, skipped_.data());
+  const Selection::ControllerState thresholds = forward_.selection().controller_state();
+  if (thresholds.keys.size > 0)
+    replicated("selection/threshold", kernels::Scalar::u32, thresholds.keys.size, thresholds.keys.data,
+               thresholds.on_device);
+  replicated("optimizer/previous_gradient_norm", kernels::Scalar::fp64, 1, gradient_norm_.data(), true);
+  replicated("run/skipped_steps", kernels::Scalar::i64, 1, &guard_.data()->skipped, true);
+}
+
+std::int64_t Trainer::bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid,
+                            std::int64_t row_bytes, kernels::Backend backend) {
+  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.data);
+  const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
+  const std::int64_t n_local = parallel::largest_part(shape.n_features, grid.feature);
+  const std::int64_t capacity =
+      selection_sizes(configuration.transcoder, selection_shape(configuration, shape, configuration.data.batch_tokens),
+                      grid, configuration.precision, backend)
+          .capacity;
+  return own * width * 4 + group * width * kernels::bytes_of(scalar_of(configuration.precision)) + capacity * 4 +
+         (configuration.optimizer.clip_norm > 0 ? 8 * norm_elements(shape.n_layers * n_local) : 0) +
+         kernels::loss_workspace(own, shape.n_layers) + backward_workspace(backend, shape, n_local, capacity) +
+         (kernels::kCudaBuild ? 2 * (group + own) * row_bytes : 0);  // two slots of raw rows on a GPU
 }
 
 void Trainer::initialise() { model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed)); }
 
-void Trainer::step(const dataset::RawBatch& batch) {
-  host_step_ = optimizer::adam_step(configuration_.optimizer, steps_done_ + 1, configuration_.run.steps,
-                                    static_cast<std::uint64_t>(configuration_.run.seed));
-  forward_.encode(batch);
-  forward_.by_feature();
-  residual_and_loss(batch);
-  gather_gradient_rows();
-  if (update_is_safe(batch)) {
-    clip();
-    backward_and_update();
-    timers_.region("bookkeeping");
-    kernels::advance_clocks(execution_, forward_.hits(), batch.n_tokens, model_.clocks());
-  }
-  timers_.stop();
-  ++steps_done_;
+void Trainer::time_phases(bool one_by_one) {
+  one_by_one_ = one_by_one;
+  timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); }) : nullptr);
 }
 
-void Trainer::residual_and_loss(const dataset::RawBatch& batch) {
+void Trainer::step(const dataset::RawBatch& batch) {
+  const std::int64_t step = steps_done_ + 1;
+  load(batch);
+  // The first step prepares what is prepared on first use; the second is recorded, and from then on replayed.
+  if (configuration_.device.graphs && !one_by_one_ && in_flight_ > 0 && device::Graph::possible(execution_) &&
+      steps_here_ > 0) {
+    if (!graph_.recorded()) graph_.record(execution_, [this] { compute(); });
+    timers_.region("step");
+    graph_.replay(execution_);
+  } else {
+    compute();
+  }
+  Pending& pending = pending_[step % kRing];
+  pending.batch = batch;
+  pending.done.record(execution_);
+  timers_.region("waiting for the device");
+  upload_.finish();
+  learn_outcomes(step - in_flight_);
+  timers_.stop();
+  ++steps_done_;
+  ++steps_here_;
+}
+
+/// Everything about a step that differs from the step before: its rows and its constants.
+void Trainer::load(const dataset::RawBatch& batch) {
   timers_.region("normalise");
+  const std::int64_t step = steps_done_ + 1, width = model_.shape().width();
+  kernels::AdamStep& constants = host_steps_.data()[step % kRing];
+  constants = optimizer::adam_step(configuration_.optimizer, step, configuration_.run.steps,
+                                   static_cast<std::uint64_t>(configuration_.run.seed));
+  learning_rate_ = static_cast<double>(constants.learning_rate);
+  device::copy(execution_, adam_step_.data(), &constants, sizeof constants, device::Direction::to_device);
+
+  dataset::RawBatch here = batch;
+  if (!batch.resident) {
+    const auto bytes = [](const kernels::AnyMatrix& m) { return m.rows * m.stride * kernels::bytes_of(m.type); };
+    const device::Upload::Blocks blocks =
+        upload_.bring(execution_, {batch.inputs.data, batch.targets.data}, bytes(batch.inputs), bytes(batch.targets));
+    here.inputs.data = blocks.first;
+    here.targets.data = blocks.second;
+  }
+  forward_.load(here);
+  kernels::normalise_rows(
+      execution_, here.targets, normalisation_.target_mean.array(), normalisation_.target_scale.array(),
+      {targets_.data(), kernels::Scalar::fp32, here.targets.rows, width, width}, forward_.not_finite());
+  if (!batch.resident) upload_.consumed(execution_);
+}
+
+void Trainer::compute() {
+  forward_.encode();
+  forward_.by_feature();
+  residual_and_loss();
+  gather_gradient_rows();
+  guard();
+  clip();
+  backward_and_update();
+  timers_.region("bookkeeping");
+  kernels::advance_clocks(execution_, forward_.hits(), forward_.layout().total, adam_step_.data(), model_.clocks());
+}
+
+void Trainer::residual_and_loss() {
   const Shape& shape = model_.shape();
-  const std::int64_t width = shape.width(), own_begin = forward_.layout().own.begin;
-  device::zero(execution_, flag_.data(), flag_.bytes());
-  const kernels::AnyMatrix targets{targets_.data(), kernels::Scalar::fp32, batch.targets.rows, width, width};
-  kernels::normalise_rows(execution_, batch.targets, normalisation_.target_mean.array(),
-                          normalisation_.target_scale.array(), targets, flag_.data());
-  const float gradient_factor =
-      static_cast<float>(2.0 / (static_cast<double>(batch.n_tokens) * static_cast<double>(shape.d_model)));
+  const std::int64_t width = shape.width();
+  const parallel::Range own = forward_.layout().own;
+  const kernels::AnyMatrix targets{targets_.data(), kernels::Scalar::fp32, own.size(), width, width};
   const std::int64_t n = shape.n_layers;
   const kernels::LossSums sums{{loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
   device::zero(execution_, step_sums_.data(), step_sums_.bytes());
   kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(),
                                    {step_sums_.data() + 3 * n, n});
-  step_tokens_ = batch.n_tokens;
   forward_.decode([&](const Forward::OwnPart& part) {
     timers_.region("loss");
     kernels::residual_and_loss(
         execution_, part.partial, part.n_parts, targets.rows_from(part.begin, part.count), model_.decoder_bias().weight,
-        normalisation_.centre.array(), normalisation_.standardise.array(), n, gradient_factor,
-        gradient_rows().rows_from(own_begin + part.begin, part.count), sums, loss_workspace_.array());
+        normalisation_.centre.array(), normalisation_.standardise.array(), n, gradient_factor(),
+        gradient_rows().rows_from(own.begin + part.begin, part.count), sums, loss_workspace_.array());
     kernels::accumulate(execution_, loss_sums_.array(), {step_sums_.data(), 3 * n});
   });
+}
+
+/// Of preset `weft`: the derivative of the mean squared error by a residual, per unit of residual.
+float Trainer::gradient_factor() const {
+  return static_cast<float>(
+      2.0 / (static_cast<double>(forward_.layout().total) * static_cast<double>(model_.shape().d_model)));
 }
 
 kernels::AnyMatrix Trainer::gradient_rows() const {
@@ -149,49 +232,74 @@ void Trainer::gather_gradient_rows() {
   gather_.all_gather(gradient_rows_.data(), bytes);
 }
 
-bool Trainer::update_is_safe(const dataset::RawBatch& batch) {
+/// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it; and
+/// all ranks of a feature group hold the same rows and inputs, so they decide alike without a word. Ranks of the data
+/// axis hold others and must ask.
+void Trainer::guard() {
   timers_.region("check");
-  // A loss that is not finite comes from a residual that is not, which is a gradient row; and all ranks of a feature
-  // group hold the same rows, so they agree without a word. Ranks of the data axis hold other rows and must ask.
-  device::zero(execution_, flag_.data(), flag_.bytes());
-  kernels::flag_nonfinite(execution_, gradient_rows(), flag_.data());
-  std::int64_t bad = read(execution_, flag_.data()) != 0 || !forward_.inputs_finite();
-  if (exchange_.active()) grid_.world().maximum({&bad, 1});
-  if (bad == 0) return true;
-  const std::string what = fmt::format("the loss or its gradient is not finite at step {}, batch of {} tokens: {}",
-                                       steps_done_ + 1, batch.n_tokens, locate_(batch));
-  if (configuration_.run.nonfinite == NonFinite::stop)
-    throw collective_error(ExitCode::numeric,
-                           "{} (parameters are those of step {}, unharmed); look at these rows, lower "
-                           "optimizer.learning_rate, or pass such batches over with run.nonfinite = \"skip\"",
-                           what, steps_done_);
-  if (++skipped_.data()[0] > configuration_.run.skip_at_most)
-    throw collective_error(ExitCode::numeric, "{}; run.skip_at_most = {} such steps have been skipped already", what,
-                           configuration_.run.skip_at_most);
-  log::warning("{}: skipped", what);
-  return false;
+  kernels::flag_beyond(execution_, gradient_rows(), kLargestResidual * gradient_factor(), forward_.not_finite());
+  if (exchange_.active()) {
+    std::int64_t bad = read(execution_, forward_.not_finite());
+    grid_.world().maximum({&bad, 1});
+    const std::int32_t flag = bad != 0 ? 1 : 0;
+    device::copy(execution_, forward_.not_finite(), &flag, sizeof flag, device::Direction::to_device);
+    kernels::fence(execution_);
+  }
+  const std::int64_t skip_at_most =
+      configuration_.run.nonfinite == NonFinite::skip ? configuration_.run.skip_at_most : 0;
+  kernels::guard_step(execution_, forward_.not_finite(), skip_at_most, guard_.data(), adam_step_.data(),
+                      outcomes_.data());
 }
 
-double Trainer::global_norm() {
+/// Reads what became of the steps up to `last`, waiting for them.
+void Trainer::learn_outcomes(std::int64_t last) {
+  for (; steps_known_ < last; ++steps_known_) {
+    const std::int64_t step = steps_known_ + 1;
+    const Pending& pending = pending_[step % kRing];
+    pending.done.wait();
+    const kernels::StepOutcome outcome = outcomes_.data()[step % kRing];
+    if (outcome.withheld == 0) continue;
+    const std::string what = fmt::format("the loss or its gradient is not finite at step {}, batch of {} tokens: {}",
+                                         step, pending.batch.n_tokens, locate_(pending.batch));
+    if (outcome.halted != 0) refuse(what, step);
+    log::warning("{}: skipped", what);
+  }
+}
+
+void Trainer::refuse(const std::string& what, std::int64_t step) const {
+  if (configuration_.run.nonfinite == NonFinite::skip)
+    throw collective_error(ExitCode::numeric, "{}; run.skip_at_most = {} such steps have been skipped already", what,
+                           configuration_.run.skip_at_most);
+  throw collective_error(ExitCode::numeric,
+                         "{} (parameters are those of step {}, unharmed); look at these rows, lower "
+                         "optimizer.learning_rate, or pass such batches over with run.nonfinite = \"skip\"",
+                         what, step - 1);
+}
+
+void Trainer::form_norm(bool rows_are_scaled) {
   const std::int64_t n = 2 * model_.shape().n_layers * model_.n_local();
-  double* const sum = squared_norm_.data() + n;
-  kernels::total(execution_, {squared_norm_.data(), n}, {sum + 1, squared_norm_.size() - n - 1}, sum);
-  double squared = read(execution_, sum);
-  if (grid_.world().rank() == 0) squared += decoder_bias_squared_norm_;
-  grid_.world().sum({&squared, 1});
-  return std::sqrt(squared);
+  double* const rows = squared_norm_.data() + n;
+  double *const bias = rows + 1, *const all = rows + 2;
+  kernels::total(execution_, {squared_norm_.data(), n}, {rows + 3, squared_norm_.size() - n - 3}, rows);
+  kernels::join_norms(execution_, rows, rows_are_scaled, bias, adam_step_.data(), all);
+  if (grid_.world().size() > 1) {
+    double squared = read(execution_, all);
+    grid_.world().sum({&squared, 1});
+    device::copy(execution_, all, &squared, sizeof squared, device::Direction::to_device);
+    kernels::fence(execution_);
+  }
+  kernels::keep_norm(execution_, all, adam_step_.data(), gradient_norm_.data());
 }
 
 void Trainer::clip() {
-  const double bound = configuration_.optimizer.clip_norm;
   decoder_bias_gradient();
-  if (bound > 0 && configuration_.optimizer.clip_mode == optimizer::ClipMode::exact) {
+  const double bound = configuration_.optimizer.clip_norm;
+  if (bound <= 0) return;
+  if (configuration_.optimizer.clip_mode == optimizer::ClipMode::exact) {
     backward(nullptr);
-    previous_norm_.data()[0] = global_norm();
+    form_norm(false);
   }
-  const double norm = previous_norm_.data()[0];
-  host_step_.gradient_scale = bound > 0 && norm > bound ? static_cast<float>(bound / norm) : 1.0f;
-  device::copy(execution_, adam_step_.data(), &host_step_, sizeof host_step_, device::Direction::to_device);
+  kernels::clip_to_norm(execution_, gradient_norm_.data(), bound, adam_step_.data());
 }
 
 void Trainer::decoder_bias_gradient() {
@@ -199,11 +307,12 @@ void Trainer::decoder_bias_gradient() {
   kernels::column_sums(execution_, gradient_rows(), decoder_bias_gradient_.array());
   exchange_.sum(decoder_bias_gradient_.array());
   if (configuration_.optimizer.clip_norm <= 0) return;
-  double* const sum = squared_norm_.data() + 2 * model_.shape().n_layers * model_.n_local();
+  double* const sum = squared_norm_.data() + 2 * model_.shape().n_layers * model_.n_local() + 1;
   device::zero(execution_, sum, sizeof *sum);
-  kernels::add_row_norms(execution_, {decoder_bias_gradient_.data(), 1, model_.shape().width(), model_.shape().width()},
-                         {sum, 1});
-  decoder_bias_squared_norm_ = read(execution_, sum);
+  // Every rank has the whole bias: one of them counts it.
+  if (grid_.world().rank() == 0)
+    kernels::add_row_norms(
+        execution_, {decoder_bias_gradient_.data(), 1, model_.shape().width(), model_.shape().width()}, {sum, 1});
 }
 
 void Trainer::backward(const kernels::AdamStep* step) {
@@ -220,7 +329,8 @@ void Trainer::backward(const kernels::AdamStep* step) {
   const kernels::Array<float> gradient = activation_gradient_.array();
   timers_.region("decoder backward");
   if (exchange_.active()) {
-    kernels::decode_backward_norm(execution_, activations, hits, gradient_rows(), model_.decoder(), gradient, {});
+    kernels::decode_backward_norm(execution_, activations, hits, gradient_rows(), model_.decoder(), gradient, {},
+                                  backward_workspace_.array());
     exchange_.decoder(activations, hits, gradient_rows(), {step, decoder_norm});
     timers_.region("encoder backward");
     exchange_.encoder(activations, hits, forward_.inputs(), gradient, encoder_bias_gradient_.array(),
@@ -229,26 +339,24 @@ void Trainer::backward(const kernels::AdamStep* step) {
       kernels::adam_vector(execution_, model_.all_encoder_biases(), encoder_bias_gradient_.array(), step);
   } else if (step == nullptr) {
     kernels::decode_backward_norm(execution_, activations, hits, gradient_rows(), model_.decoder(), gradient,
-                                  decoder_norm);
+                                  decoder_norm, backward_workspace_.array());
     timers_.region("encoder backward");
-    kernels::encode_backward_norm(execution_, activations, hits, forward_.inputs(), gradient, encoder_norm);
+    kernels::encode_backward_norm(execution_, activations, hits, forward_.inputs(), gradient, encoder_norm,
+                                  backward_workspace_.array());
   } else {
     kernels::decode_backward_update(execution_, activations, hits, gradient_rows(), model_.decoder(), step, gradient,
-                                    decoder_norm);
+                                    decoder_norm, backward_workspace_.array());
     timers_.region("encoder backward");
     kernels::encode_backward_update(execution_, activations, hits, forward_.inputs(), gradient, model_.encoder(),
-                                    model_.encoder_bias(), step, encoder_norm);
+                                    model_.encoder_bias(), step, encoder_norm, backward_workspace_.array());
   }
 }
 
 void Trainer::backward_and_update() {
   backward(adam_step_.data());
-  if (configuration_.optimizer.clip_norm > 0 && configuration_.optimizer.clip_mode == optimizer::ClipMode::previous) {
+  if (configuration_.optimizer.clip_norm > 0 && configuration_.optimizer.clip_mode == optimizer::ClipMode::previous)
     // Fused kernels measured the clipped gradient; buckets of the data axis the unclipped one.
-    const double scale = exchange_.active() ? 1.0 : static_cast<double>(host_step_.gradient_scale);
-    decoder_bias_squared_norm_ *= scale * scale;
-    previous_norm_.data()[0] = global_norm() / scale;
-  }
+    form_norm(!exchange_.active());
   timers_.region("biases");
   kernels::adam_vector(execution_, model_.decoder_bias(), decoder_bias_gradient_.array(), adam_step_.data());
 }
@@ -265,7 +373,7 @@ TrainingMetrics Trainer::metrics() {
 
   const Shape& shape = model_.shape();
   TrainingMetrics metrics;
-  const double tokens = static_cast<double>(std::max<std::int64_t>(1, step_tokens_));
+  const double tokens = static_cast<double>(steps_here_ == 0 ? 1 : forward_.layout().total);
   for (std::size_t t = 0; t < static_cast<std::size_t>(n); ++t) {
     const auto at = [&](std::int64_t row) { return sums[static_cast<std::size_t>(row * n) + t]; };
     metrics.layer_loss.push_back(at(0) / (tokens * static_cast<double>(shape.d_model)));
@@ -274,12 +382,13 @@ TrainingMetrics Trainer::metrics() {
     metrics.loss += metrics.layer_loss.back();
   }
   metrics.dead_fraction = sums.back() / static_cast<double>(shape.n_layers * shape.n_features);
-  metrics.gradient_norm = previous_norm_.data()[0];
-  metrics.skipped = skipped_.data()[0];
+  metrics.gradient_norm = read(execution_, gradient_norm_.data());
+  metrics.skipped = read(execution_, &guard_.data()->skipped);
   return metrics;
 }
 
 void Trainer::settle() {
+  learn_outcomes(steps_done_);
   if (grid_.shape().data == 1) return;
   // A feature has fired when it fired on any rank of the data axis: the youngest clock is right.
   std::vector<std::int64_t> clocks(static_cast<std::size_t>(model_.clocks().size));

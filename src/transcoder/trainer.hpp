@@ -4,6 +4,11 @@
 //
 // The Trainer owns the registry of named tensors: what is in it is saved, resumed and planned for; nothing else
 // survives a step.
+//
+// On a GPU the host only gives work: it runs up to two steps ahead, nothing in a step waits for an answer, and from the
+// second step on the whole step is one recorded graph. What must be decided about a step (may it update, how is it
+// clipped) is decided where the numbers are (kernels/optimize/guard.hpp); the host reads what became of it two steps
+// later, and always before a checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +18,8 @@
 
 #include "checkpoint/registry.hpp"
 #include "dataset/loader.hpp"
+#include "device/stream.hpp"
+#include "kernels/optimize/guard.hpp"
 #include "report/timers.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_exchange.hpp"
@@ -45,38 +52,51 @@ class Trainer {
   /// Fresh parameters. A resumed run loads the registry instead.
   void initialise();
 
-  /// One step on one batch. Collective. Throws Error(numeric) when loss or gradient rows are not finite
-  /// (run.nonfinite).
+  /// Bytes of this class's own buffers on one rank, where the kernels run: for the memory plan.
+  static std::int64_t bytes(const Configuration&, const Shape&, parallel::GridShape, std::int64_t row_bytes,
+                            kernels::Backend);
+
+  /// One step on one batch, whose memory is free again on return. Collective. Throws Error(numeric) when loss or
+  /// gradient rows of this step or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::RawBatch& batch);
 
   /// What the last step showed. Collective.
   TrainingMetrics metrics();
 
-  /// Makes the state on this rank what a checkpoint must hold (clocks agree over the data axis). Collective.
+  /// Waits for all steps, and makes the state on this rank what a checkpoint must hold (clocks agree over the data
+  /// axis). Collective; throws as `step`.
   void settle();
+
+  /// Times phase by phase: the device is waited for between them, and no graph is used.
+  void time_phases(bool one_by_one);
 
   checkpoint::Registry& registry() { return registry_; }
   const Model& model() const { return model_; }
   const NormalisationOnDevice& normalisation() const { return normalisation_; }
   std::int64_t steps_done() const { return steps_done_; }
   /// After a resume: the step that the loaded state stands at.
-  void resume_at(std::int64_t step) { steps_done_ = step; }
+  void resume_at(std::int64_t step) { steps_done_ = steps_known_ = step; }
   report::Timers& timers() { return timers_; }
   Forward& forward() { return forward_; }
-  double learning_rate() const { return static_cast<double>(host_step_.learning_rate); }  ///< of the last step
+  double learning_rate() const { return learning_rate_; }  ///< of the last step
   parallel::Traffic feature_traffic() const;
   parallel::Traffic data_traffic() const { return exchange_.traffic(); }
 
  private:
+  float gradient_factor() const;
   kernels::AnyMatrix gradient_rows() const;  // [group tokens, L * d]
-  void residual_and_loss(const dataset::RawBatch&);
+  void load(const dataset::RawBatch&);
+  void compute();
+  void residual_and_loss();
   void gather_gradient_rows();
-  bool update_is_safe(const dataset::RawBatch&);
+  void guard();
   void clip();
   void decoder_bias_gradient();
   void backward(const kernels::AdamStep* step);  // null: norms only
   void backward_and_update();
-  double global_norm();  // of what `backward` left in squared_norm_. Collective
+  void form_norm(bool rows_are_scaled);  // into gradient_norm_, from what `backward` left in squared_norm_. Collective
+  void learn_outcomes(std::int64_t last);
+  [[noreturn]] void refuse(const std::string& what, std::int64_t step) const;
 
   const Configuration configuration_;
   const Locate locate_;
@@ -92,23 +112,36 @@ class Trainer {
   device::Buffer<float> targets_;              // [largest own slice, L * d] normalised
   device::Buffer<std::byte> gradient_rows_;    // [largest group, L * d]
   device::Buffer<float> activation_gradient_;  // by CSR position
-  device::Buffer<double>
-      squared_norm_;  // [2 * L * F_local] decoder rows, then encoder rows; then scratch. Clipping only
+  device::Buffer<double> squared_norm_;        // decoder rows [L * F_local], encoder rows [L * F_local], their sum, the
+                                               // decoder bias, both together; then scratch. Clipping only
   device::Buffer<float> encoder_bias_gradient_;  // [L * F_local]; with several data ranks only
   device::Buffer<float> decoder_bias_gradient_;  // [L * d]
-  double decoder_bias_squared_norm_ = 0;
-  device::Buffer<double> loss_sums_;  // [3 * L]
-  device::Buffer<std::byte> loss_workspace_;
+  device::Buffer<double> loss_sums_;             // [3 * L]
+  device::Buffer<std::byte> loss_workspace_, backward_workspace_;
   device::Buffer<kernels::AdamStep> adam_step_;
-  device::Buffer<std::int32_t> flag_;
   device::Buffer<std::int64_t> count_;
-  kernels::AdamStep host_step_{};
-  device::HostBuffer<double> previous_norm_;  // [1] gradient norm of the last step
-  device::HostBuffer<std::int64_t> skipped_;  // [1]
+  device::Buffer<double> gradient_norm_;      // [1] of the last step, before clipping
+  device::Buffer<kernels::StepGuard> guard_;  // [1]
+
+  // What is on its way. Rings by step number.
+  static constexpr std::int64_t kRing = kernels::kOutcomes;
+  struct Pending {
+    dataset::RawBatch batch;  // where it came from; its memory may be gone
+    device::Event done;
+  };
+  const std::int64_t in_flight_;  // steps that the host may be ahead
+  device::Upload upload_;
+  device::HostBuffer<kernels::AdamStep> host_steps_;   // [kRing]
+  device::HostBuffer<kernels::StepOutcome> outcomes_;  // [kRing]
+  Pending pending_[kRing];
+  device::Graph graph_;
+  bool one_by_one_ = false;
+  double learning_rate_ = 0;
 
   checkpoint::Registry registry_;
-  std::int64_t steps_done_ = 0;
-  std::int64_t step_tokens_ = 0;
+  std::int64_t steps_done_ = 0;       // given to the device
+  std::int64_t steps_known_ = 0;      // of which the outcome has been read
+  std::int64_t steps_here_ = 0;       // by this object
   device::Buffer<double> step_sums_;  // [4 * L] loss sums and active entries of the last step
 };
 

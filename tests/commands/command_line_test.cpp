@@ -62,12 +62,16 @@ TEST_CASE("--help is one screen and names every command, option and exit code") 
   CHECK(help.code == 0);
   CHECK(help.err == "");
   CHECK(std::count(help.out.begin(), help.out.end(), '\n') <= 40);
-  for (const char* word : {"train INPUT",    "synth INPUT", "evaluate CHECKPOINT", "inspect PATH", "benchmark INPUT",
-                           "--set",          "--defaults",  "--print-config",      "--dry-run",    "--output",
-                           "--walltime",     "--resume",    "--compare",           "--tune",       "--data",
-                           "--help",         "--version",   "0 finished",          "1 internal",   "2 input or usage",
-                           "3 data",         "4 numeric",   "5 communication",     "6 I/O",        "75 stopped",
-                           "93 no progress", "128+n"})
+  for (const char* word : {"train INPUT",  "synth INPUT",     "evaluate CHECKPOINT",
+                           "inspect PATH", "benchmark INPUT", "report RUN",
+                           "--set",        "--defaults",      "--print-config",
+                           "--dry-run",    "--output",        "--walltime",
+                           "--resume",     "--compare",       "--tune",
+                           "--data",       "--help",          "--version",
+                           "0 finished",   "1 internal",      "2 input or usage",
+                           "3 data",       "4 numeric",       "5 communication",
+                           "6 I/O",        "75 stopped",      "93 no progress",
+                           "128+n"})
     CHECK_MESSAGE(help.out.find(word) != std::string::npos, word);
   CHECK(weft_with(scratch, "train --help").out == help.out);
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running weft from a test: each run in a folder of its own, its output shown when it ends as it should not."""
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,12 @@ def metrics(run):
 def skip(reason):
     print(f"skipped: {reason}")
     sys.exit(SKIPPED)
+
+
+def needs_gpu():
+    """Skips where the driver shows no GPU."""
+    if not shutil.which("nvidia-smi") or subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode != 0:
+        skip("no GPU")
 
 
 def main(test):

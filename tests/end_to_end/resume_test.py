@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stopping and going on: parameters, moments, metrics and the order of the data are bitwise those of a run that nobody disturbed.
 
-resume_test.py WEFT RANKS
+resume_test.py WEFT RANKS [gpu]      gpu: the policies as the hand-written kernels keep them
 """
 import os
 import subprocess
@@ -13,6 +13,10 @@ import files
 import program
 
 RANKS = int(sys.argv[2])
+POLICIES = (("fp32", "fp32", 1), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1))
+if sys.argv[3:] == ["gpu"]:
+    program.needs_gpu()
+    POLICIES = (("fp32", "bf16", 1), ("8bit", "bf16", 1))
 # Time differs from run to run; everything else in a metrics record may not.
 TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")
 INPUT = """
@@ -81,7 +85,7 @@ def train_with_fault(weft, source, output, fault):
 
 
 def check(weft):
-    for state, precision, data in (("fp32", "fp32", 1), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1)):
+    for state, precision, data in POLICIES:
         name = f"{state}_{data}"
         text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data)
         source = weft.folder / f"{name}.toml"

@@ -4,9 +4,11 @@
 hang_test.py WEFT
 """
 import os
+import re
 import subprocess
 import time
 
+import jobs
 import program
 
 TIMEOUT = 3
@@ -29,22 +31,11 @@ features = 40
 k = 3
 [parallel]
 timeout = {timeout}
+[checkpoint]
+every = 25
 [log]
 every = 1000
 """
-
-
-def alive(name):
-    """Processes with this path on their command line."""
-    found = []
-    for entry in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                if name.encode() in file.read() and entry != str(os.getpid()):
-                    found.append(entry)
-        except (OSError, ValueError):
-            pass
-    return found
 
 
 def check_launch(weft):
@@ -58,32 +49,39 @@ def check_launch(weft):
     subprocess.run([str(weft.binary), "--version"], env=dict(os.environ, SLURM_NTASKS="4"), check=True, stdout=subprocess.DEVNULL)
 
 
+# ranks, where, rank, kind, what the output must say (a regular expression), exit code (None: the launcher's, not 0)
+STOPPED = r'rank {rank} on \S+: no progress for \d+ s in "[^"]+", at step {step} \(dead or stopped: it does not answer\)'
+CASES = ((2, "step", 1, "stop", STOPPED, 5), (3, "data-wait", 0, "stop", STOPPED, 5), (2, "collective", 1, "stop", STOPPED, 5),
+         (2, "mid-dataset", 1, "stop", STOPPED, 5), (2, "step", 1, "throw", r"error on rank 1 \(\S+\) at step 25: fault ordered", 1),
+         (3, "collective@2", 1, "kill", "", None), (4, "data-wait", 3, "kill", "", None), (2, "step", 1, "exit", "", None),
+         (2, "step", 0, "segfault", "", None))
+
+
 def check(weft):
     check_launch(weft)
     source = weft.folder / "input.toml"
     source.write_text(INPUT.format(folder=weft.folder, timeout=TIMEOUT))
     weft.run("synth", source)
-    for ranks, rank, kind, expected in ((2, 1, "stop", "rank 1 on .*: it does not answer"), (3, 0, "stop", "rank 0 on .*: it does not answer"),
-                                        (2, 1, "throw", "error on rank 1"), (2, 1, "kill", ""), (2, 1, "segfault", "")):
-        output = weft.folder / f"{kind}_{rank}_of_{ranks}"
+    for ranks, point, rank, kind, words, code in CASES:
+        output = weft.folder / f"{point}_{kind}_{rank}_of_{ranks}"
         begin = time.monotonic()
         done = subprocess.run(["mpiexec", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", str(weft.binary), "train",
                                str(source), "--output", str(output)],
-                              env=dict(os.environ, WEFT_FAULT=f"step:{rank}:25:{kind}"), text=True, check=False,
+                              env=dict(os.environ, WEFT_FAULT=f"{point}:{rank}:25:{kind}"), text=True, check=False,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT + 60)
         seconds = time.monotonic() - begin
-        assert done.returncode != 0, done.stdout
+        what = f"{kind} of rank {rank} of {ranks} at {point}"
+        assert done.returncode != 0 if code is None else done.returncode == code, (what, done.returncode, done.stdout)
         # The promise: time limit + 30 s; starting took a few seconds of what was measured.
-        assert seconds < TIMEOUT + 30, f"{kind}: took {seconds:.0f} s"
-        for words in expected.split(".*"):
-            assert words in done.stdout, f"{kind}: no \"{expected}\" in\n{done.stdout}"
-        if kind == "stop":
-            assert done.returncode == 5, (done.returncode, done.stdout)
+        assert seconds < TIMEOUT + 30, f"{what}: took {seconds:.0f} s"
+        # A checkpoint is written by a thread: the steps meanwhile go on.
+        step = "25" if point != "mid-dataset" else r"\d+"
+        assert re.search(words.format(rank=rank, step=step), done.stdout), f"{what}: no \"{words}\" in\n{done.stdout}"
         end = time.monotonic() + 10
-        while alive(str(output)) and time.monotonic() < end:
+        while jobs.alive(output) and time.monotonic() < end:
             time.sleep(0.2)
-        assert not alive(str(output)), f"{kind}: left running: {alive(str(output))}"
-        print(f"{kind} of rank {rank} of {ranks}: code {done.returncode} after {seconds:.1f} s")
+        assert not jobs.alive(output), f"{what}: left running: {jobs.alive(output)}"
+        print(f"{what}: code {done.returncode} after {seconds:.1f} s")
 
 
 program.main(check)

@@ -251,7 +251,7 @@ void run(const Options& o) {
   ms = median_ms(o.repeat, [&] { cuda::normalise_rows(gpu, g, vector.array(), vector.array(), y, flag.data()); });
   report("normalise_rows", ms, 4.0 * static_cast<double>(N * C), 0);
   DeviceArray<std::int64_t> clocks(std::vector<std::int64_t>(static_cast<std::size_t>(keys)));
-  ms = median_ms(o.repeat, [&] { cuda::advance_clocks(gpu, hits, N, clocks.array()); });
+  ms = median_ms(o.repeat, [&] { cuda::advance_clocks(gpu, hits, N, d_step.data(), clocks.array()); });
   report("advance_clocks", ms, 24.0 * static_cast<double>(keys), 0);
   DeviceArray<float> norms(F * L);
   ms = median_ms(o.repeat, [&] { cuda::segment_norms(gpu, decoder[0], {norms.data(), F, L, L}); });

@@ -236,9 +236,13 @@ TEST_CASE("weights_to_float and segment_norms read every storage") {
 TEST_CASE("one value that is not finite raises the flag, wherever it stands") {
   const std::int64_t rows = 3, columns = 300, size = rows * columns;
   DeviceArray<std::int32_t> flag(1);
+  float largest = std::numeric_limits<float>::max();
   const auto flagged = [&](const auto& what) {
     flag.set({0});
-    flag_nonfinite(execution(), what, flag.data());
+    if constexpr (std::is_same_v<std::decay_t<decltype(what)>, AnyMatrix>)
+      flag_beyond(execution(), what, largest, flag.data());
+    else
+      flag_nonfinite(execution(), what, flag.data());
     return flag.values()[0] == 1;
   };
   for (const Scalar type : {Scalar::fp32, Scalar::bf16})
@@ -248,6 +252,12 @@ TEST_CASE("one value that is not finite raises the flag, wherever it stands") {
       values[size - 1] = bad;
       CHECK(flagged(TestMatrix(values, rows, columns, type).view()));
     }
+  std::vector<float> values = random_floats(size, 1);
+  values[17] = -96.0f;
+  largest = 96.0f;
+  CHECK(!flagged(TestMatrix(values, rows, columns, Scalar::bf16).view()));
+  largest = 95.0f;
+  CHECK(flagged(TestMatrix(values, rows, columns, Scalar::bf16).view()));
   // A gradient that is not finite makes moments and weights so; each of the three must show it on its own, the 8-bit
   // ones through scale or code.
   for (const StatePolicy policy : kPolicies)

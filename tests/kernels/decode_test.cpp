@@ -151,13 +151,13 @@ TEST_CASE("decode_backward_update: activation gradients, norms and updated param
         const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
 
         decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                             activation_gradient.array(), norm_first.array());
+                             activation_gradient.array(), norm_first.array(), {});
         const std::vector<float> da_first = activation_gradient.values();
         const std::vector<double> norms_first = norm_first.values();
         for (std::size_t s = 0; s < parameters.size(); ++s) CHECK(parameters[s].values().weight == before[s].weight);
 
         decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
-                               activation_gradient.array(), norm.array());
+                               activation_gradient.array(), norm.array(), {});
         // da belongs to the weights before the update: the norm pass, which leaves them alone, gives the same bits.
         const std::vector<float> da = activation_gradient.values();
         CHECK(da == da_first);
@@ -203,9 +203,9 @@ TEST_CASE("the norm-only pass gives the update's norms, bit for bit, when nothin
   adam.gradient_scale = 1.0f;
   const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
   decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                       activation_gradient.array(), first.array());
+                       activation_gradient.array(), first.array(), {});
   decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
-                         activation_gradient.array(), second.array());
+                         activation_gradient.array(), second.array(), {});
   CHECK(first.values() == second.values());
 }
 
@@ -219,7 +219,7 @@ TEST_CASE("an explicit gradient and adam_rows give the bits of the fused update,
       const DeviceArray<float> activation_gradient(sparse.size());
       const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
       decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(fused), step.data(),
-                             activation_gradient.array(), {});
+                             activation_gradient.array(), {}, {});
       for (std::int64_t s = 0; s < shape.n_layers; ++s) {
         // In two buckets of rows, as the data axis does it.
         const std::int64_t columns = (shape.n_layers - s) * shape.d_model, cut = shape.n_features / 2;
@@ -267,7 +267,7 @@ TEST_CASE("activation and decoder gradients are the derivatives of the squared e
   const TestMatrix rows(g, shape.n_tokens, width, Scalar::fp32);
   const DeviceArray<float> activation_gradient(sparse.size());
   decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                       activation_gradient.array(), {});
+                       activation_gradient.array(), {}, {});
   const std::vector<float> da = activation_gradient.values();
   for (std::size_t e = 0; e < da.size(); ++e) CHECK(da[e] == doctest::Approx(slope(sparse.value[e])).epsilon(1e-4));
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
@@ -312,7 +312,7 @@ TEST_CASE("the dense formulation computes the same step") {
   const Matrix<const float> row_view{static_cast<const float*>(rows.view().data), n, width, width};
   const DeviceArray<float> activation_gradient(sparse.size());
   decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                       activation_gradient.array(), {});
+                       activation_gradient.array(), {}, {});
   const std::vector<float> da = activation_gradient.values();
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
     const std::int64_t columns = (shape.n_layers - s) * shape.d_model;

@@ -86,9 +86,10 @@ TEST_CASE("encode_backward_update: weights, biases and norms agree with float64"
         const AdamStep adam = test_step();
         const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
         const DeviceArray<double> norm_first(sparse.n_keys()), norm(sparse.n_keys());
-        encode_backward_norm(execution(), sparse.csr(), sparse.csc(), x.view(), device_dz.array(), norm_first.array());
+        encode_backward_norm(execution(), sparse.csr(), sparse.csc(), x.view(), device_dz.array(), norm_first.array(),
+                             {});
         encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), device_dz.array(),
-                               encoder.weight_views, encoder.bias_views, step.data(), norm.array());
+                               encoder.weight_views, encoder.bias_views, step.data(), norm.array(), {});
         const std::vector<double> norms_first = norm_first.values(), norms = norm.values();
         for (std::int64_t s = 0; s < shape.n_layers; ++s) {
           const Gradient64 expected = gradient64(shape, sparse, dz, inputs, s);
@@ -129,7 +130,7 @@ TEST_CASE("explicit encoder gradients with adam_rows and adam_vector give the bi
       const Encoder fused(shape, policy), apart(shape, policy);
       const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
       encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), fused.weight_views,
-                             fused.bias_views, step.data(), {});
+                             fused.bias_views, step.data(), {}, {});
       for (std::int64_t s = 0; s < shape.n_layers; ++s) {
         const DeviceArray<float> gradient(shape.n_features * d), bias_gradient(shape.n_features);
         encode_gradient(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), s, 0,

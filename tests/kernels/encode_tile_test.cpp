@@ -57,7 +57,7 @@ double largest_excess(const Shape& shape, Scalar x_type, StatePolicy policy, Sca
   const std::int64_t stride = shape.n_rows + 3;
   device::Buffer<std::byte> product(shape.n * stride * bytes_of(product_type));
   const device::Buffer<std::byte> workspace(
-      encode_workspace(shape.n, shape.n_rows, shape.d, x_type, policy, product_type));
+      encode_workspace(testing::execution().backend, shape.n, shape.n_rows, shape.d, x_type, policy, product_type));
   const AnyMatrix out{product.data(), product_type, shape.n, shape.n_rows, stride};
   encode_tile(testing::execution(), x.matrix(), encoder, shape.row_begin, out, workspace.array());
   std::vector<std::byte> host(static_cast<std::size_t>(product.bytes()));

@@ -48,9 +48,10 @@ TEST_CASE("firing counts and clocks follow the hits of each batch") {
   const Sparse first = random_sparse(20, 2, 30, 0.05, 1), second = random_sparse(20, 2, 30, 0.05, 2);
   const DeviceArray<std::int64_t> fired(first.n_keys()), since(std::vector<std::int64_t>(first.n_keys(), 100));
   std::vector<std::int64_t> expected_fired(first.n_keys()), expected_since(first.n_keys(), 100);
+  const DeviceArray<AdamStep> step(std::vector<AdamStep>{AdamStep{}});
   for (const Sparse* batch : {&first, &second}) {
     accumulate_firing(execution(), batch->csc(), fired.array());
-    advance_clocks(execution(), batch->csc(), 4096, since.array());
+    advance_clocks(execution(), batch->csc(), 4096, step.data(), since.array());
     for (std::int64_t key = 0; key < first.n_keys(); ++key) {
       const std::int64_t hits = std::count(batch->key.begin(), batch->key.end(), static_cast<std::uint32_t>(key));
       expected_fired[key] += hits;
@@ -58,6 +59,10 @@ TEST_CASE("firing counts and clocks follow the hits of each batch") {
     }
   }
   CHECK(fired.values() == expected_fired);
+  AdamStep withheld{};
+  withheld.withheld = 1;
+  const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{withheld});
+  advance_clocks(execution(), first.csc(), 4096, no_step.data(), since.array());
   CHECK(since.values() == expected_since);
 }
 

@@ -47,7 +47,7 @@ bool transposes(const std::vector<std::vector<std::uint32_t>>& rows, std::int64_
   const device::Buffer<float> values(n_entries);
   const device::Buffer<std::int64_t> offsets(n_keys + 1);
   const device::Buffer<std::uint32_t> token(n_entries), position(n_entries);
-  const device::Buffer<std::byte> workspace(transpose_workspace(n_keys));
+  const device::Buffer<std::byte> workspace(transpose_workspace(testing::execution().backend, n_keys, 0));
   transpose(testing::execution(),
             {static_cast<std::int64_t>(rows.size()), n_layers, n_features, device_offsets.array(), device_keys.array(),
              values.array()},

@@ -157,15 +157,16 @@ class Harness {
   Selection& run() {
     std::vector<kernels::Array<const float>> bias;
     for (const auto& b : bias_) bias.push_back(b.array());
-    selection_.select(problem_.n_tokens, bias, [&](const TileRequest& tile, kernels::AnyMatrix product) {
-      for (std::int64_t i = 0; i < tile.token_count; ++i)
-        device::copy(
-            testing::execution(), static_cast<float*>(product.data) + i * product.stride,
-            &problem_.product[static_cast<std::size_t>(
-                ((tokens_.begin + tile.token_begin + i) * problem_.n_layers + tile.layer) * problem_.n_features +
-                features_.begin + tile.feature_begin)],
-            tile.feature_count * 4, device::Direction::to_device);
-    });
+    selection_.select(
+        problem_.n_tokens, bias, [&](const kernels::Execution&, const TileRequest& tile, kernels::AnyMatrix product) {
+          for (std::int64_t i = 0; i < tile.token_count; ++i)
+            device::copy(
+                testing::execution(), static_cast<float*>(product.data) + i * product.stride,
+                &problem_.product[static_cast<std::size_t>(
+                    ((tokens_.begin + tile.token_begin + i) * problem_.n_layers + tile.layer) * problem_.n_features +
+                    features_.begin + tile.feature_begin)],
+                tile.feature_count * 4, device::Direction::to_device);
+        });
     return selection_;
   }
 
@@ -255,8 +256,8 @@ TEST_CASE("batch selection equals a full sort on every grid, whatever the filter
           CHECK(harness.holds(expected));
           CHECK(selection.statistics().redos == 0);
           const auto repeat = [&](auto&& state_of) {
-            auto state = selection.controller_state();
-            for (std::size_t g = 0; g < state.size(); ++g) state[g] = state_of(g);
+            const kernels::Array<std::uint32_t> state = selection.controller_state().keys;
+            for (std::int64_t g = 0; g < state.size; ++g) state[g] = state_of(static_cast<std::size_t>(g));
             harness.run();
             CHECK(harness.holds(expected));
           };
@@ -354,7 +355,7 @@ TEST_CASE("a threshold that was too high is noticed by all ranks; the result's t
   for_each_grid([&](const parallel::Grid& grid) {
     Harness harness(problem, settings, grid);
     Selection& selection = harness.selection();
-    if (grid.world().rank() == 0) selection.controller_state()[1] = kernels::float_bits(2.0f);
+    if (grid.world().rank() == 0) selection.controller_state().keys[1] = kernels::float_bits(2.0f);
     harness.run();
     CHECK(selection.statistics().redos == 1);
     CHECK(selection.statistics().ties_cut == 2 * (8 * 60 - 8 * 3));
@@ -404,18 +405,19 @@ TEST_CASE("bf16 products: the key is the stored product plus the bias in fp32") 
     device::copy(testing::execution(), bias.data(), problem.bias.data(), bias.bytes(), device::Direction::to_device);
     const std::vector<kernels::Array<const float>> of_layer{
         {bias.data() + features.begin, features.size()}, {bias.data() + n_features + features.begin, features.size()}};
-    selection.select(n_tokens, of_layer, [&](const TileRequest& tile, kernels::AnyMatrix product) {
-      REQUIRE(product.type == kernels::Scalar::bf16);
-      for (std::int64_t i = 0; i < tile.token_count; ++i) {
-        std::vector<kernels::bf16> row;
-        for (std::int64_t j = 0; j < tile.feature_count; ++j)
-          row.push_back(kernels::to_bf16(
-              problem.at(tokens.begin + tile.token_begin + i, tile.layer, features.begin + tile.feature_begin + j)));
-        device::copy(testing::execution(), static_cast<kernels::bf16*>(product.data) + i * product.stride, row.data(),
-                     tile.feature_count * 2, device::Direction::to_device);
-        kernels::fence(testing::execution());
-      }
-    });
+    selection.select(
+        n_tokens, of_layer, [&](const kernels::Execution&, const TileRequest& tile, kernels::AnyMatrix product) {
+          REQUIRE(product.type == kernels::Scalar::bf16);
+          for (std::int64_t i = 0; i < tile.token_count; ++i) {
+            std::vector<kernels::bf16> row;
+            for (std::int64_t j = 0; j < tile.feature_count; ++j)
+              row.push_back(kernels::to_bf16(problem.at(tokens.begin + tile.token_begin + i, tile.layer,
+                                                        features.begin + tile.feature_begin + j)));
+            device::copy(testing::execution(), static_cast<kernels::bf16*>(product.data) + i * product.stride,
+                         row.data(), tile.feature_count * 2, device::Direction::to_device);
+            kernels::fence(testing::execution());
+          }
+        });
     std::int64_t total = selection.statistics().entries;
     grid.world().sum({&total, 1});
     CHECK(total == static_cast<std::int64_t>(expected.size()));

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# The header libraries out of a bundle (scripts/bundle.sh), under the names that their own packages give them. All of them are
+# used header-only here: nothing of theirs is linked.
+foreach(folder archive include/toml++ include/CLI include/spdlog include/fmt include/nlohmann include/doctest)
+  if(NOT EXISTS ${WEFT_BUNDLE}/${folder})
+    message(FATAL_ERROR "WEFT_BUNDLE=${WEFT_BUNDLE} is no bundle (it has no ${folder}); make one with scripts/bundle.sh")
+  endif()
+endforeach()
+foreach(target fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json CLI11::CLI11 tomlplusplus::tomlplusplus doctest::doctest)
+  add_library(${target} INTERFACE IMPORTED)
+  target_include_directories(${target} INTERFACE ${WEFT_BUNDLE}/include)
+endforeach()
+target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY=1)
+target_compile_definitions(spdlog::spdlog INTERFACE SPDLOG_FMT_EXTERNAL)
+target_link_libraries(spdlog::spdlog INTERFACE fmt::fmt Threads::Threads)

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/optimize/guard.hpp"
+#include "kernels/portable.hpp"
+
+namespace weft::kernels {
+
+void guard_step(const Execution& execution, const std::int32_t* not_finite, std::int64_t skip_at_most, StepGuard* guard,
+                AdamStep* step, StepOutcome* outcomes) {
+  for_all(
+      execution, "guard_step", 1, KOKKOS_LAMBDA(std::int64_t) {
+        const bool bad = *not_finite != 0;
+        if (bad && guard->halted == 0) {
+          if (guard->skipped < skip_at_most)
+            ++guard->skipped;
+          else
+            guard->halted = 1;
+        }
+        step->withheld = bad || guard->halted != 0 ? 1 : 0;
+        outcomes[step->step % kOutcomes] = {step->withheld, guard->halted, guard->skipped};
+      });
+}
+
+void join_norms(const Execution& execution, const double* rows, bool rows_are_scaled, const double* bias,
+                const AdamStep* step, double* squared) {
+  for_all(
+      execution, "join_norms", 1, KOKKOS_LAMBDA(std::int64_t) {
+        if (step->withheld != 0) return;
+        const double scale = rows_are_scaled ? static_cast<double>(step->gradient_scale) : 1.0;
+        *squared = *rows / (scale * scale) + *bias;
+      });
+}
+
+void keep_norm(const Execution& execution, const double* squared, const AdamStep* step, double* norm) {
+  for_all(
+      execution, "keep_norm", 1, KOKKOS_LAMBDA(std::int64_t) {
+        if (step->withheld == 0) *norm = Kokkos::sqrt(*squared);
+      });
+}
+
+void clip_to_norm(const Execution& execution, const double* norm, double bound, AdamStep* step) {
+  for_all(
+      execution, "clip_to_norm", 1,
+      KOKKOS_LAMBDA(std::int64_t) { step->gradient_scale = *norm > bound ? static_cast<float>(bound / *norm) : 1.0f; });
+}
+
+}  // namespace weft::kernels

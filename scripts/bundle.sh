@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Collects the sources of every library that is compiled into Weft (10 MB) into one folder, for a machine without network
+# that has compilers, MPI, HDF5, OpenBLAS, OpenSSL and perhaps CUDA, but not the header libraries. To be run on Debian or Ubuntu.
+#
+#   bash scripts/bundle.sh DIR        DIR must not exist yet
+# there, after copying DIR and this repository:
+#   WEFT_BUNDLE=DIR bash scripts/setup.sh [--cuda]                       # builds Kokkos from the bundle, installs nothing
+#   cmake --preset cpu-release -DWEFT_BUNDLE=DIR && cmake --build build/cpu-release
+#
+# DIR gets archive/ (Kokkos, pinned), include/ (toml++, CLI11, spdlog, fmt, nlohmann-json, doctest as this machine has them),
+# licences/, and contents.txt with the version of each. An interrupted run leaves no DIR behind.
+#
+# Exit codes: 0 done; 2 wrong use, or a package is missing here; 1 anything else.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+if [[ $# -ne 1 || $1 == -* ]]; then
+  echo "usage: bash scripts/bundle.sh DIR" >&2
+  exit 2
+fi
+if [[ -e $1 ]]; then
+  echo "bundle.sh: $1 exists (a bundle is never mixed with another); choose another folder or remove it" >&2
+  exit 2
+fi
+mkdir -p "$(dirname "$1")"
+destination=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+
+# Package, and the folder of /usr/include that is its.
+libraries=(
+  "libtomlplusplus-dev toml++" "libcli11-dev CLI" "libspdlog-dev spdlog" "libfmt-dev fmt"
+  "nlohmann-json3-dev nlohmann" "doctest-dev doctest"
+)
+for entry in "${libraries[@]}"; do
+  read -r package folder <<<"$entry"
+  if [[ ! -d /usr/include/$folder || ! -r /usr/share/doc/$package/copyright ]]; then
+    echo "bundle.sh: /usr/include/$folder or its licence is missing (package $package);" \
+      "bash scripts/setup.sh --tests installs it" >&2
+    exit 2
+  fi
+done
+
+scratch=$(mktemp -d "$destination.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+mkdir "$scratch/include" "$scratch/licences"
+archive=$(bash "$root/scripts/kokkos_archive.sh" "$scratch/archive") || {
+  code=$?
+  if [[ $code -eq 3 ]]; then
+    echo "bundle.sh: no pip to download Kokkos with (package python3-pip); install it or set WEFT_KOKKOS_ARCHIVE" >&2
+    exit 2
+  fi
+  exit "$code"
+}
+# Kokkos' own licence, out of its archive.
+tar -xzf "$archive" -C "$scratch" --strip-components=1 --wildcards '*/kokkos/LICENSE' '*/kokkos/Copyright.txt'
+cat "$scratch"/kokkos/{LICENSE,Copyright.txt} >"$scratch/licences/kokkos"
+rm -r "$scratch/kokkos"
+
+system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
+{
+  echo "What Weft is compiled from besides its own sources. include/ from packages of $system:"
+  for entry in "${libraries[@]}"; do
+    read -r package folder <<<"$entry"
+    cp -r "/usr/include/$folder" "$scratch/include/"
+    cp -L "/usr/share/doc/$package/copyright" "$scratch/licences/$folder"
+    printf '  %-8s %s %s\n' "$folder" "$package" "$(dpkg-query -W -f '${Version}' "$package")"
+  done
+  echo "archive/ (Kokkos is folder kokkos/ in it):"
+  (cd "$scratch/archive" && sha256sum -- *) | sed 's/^/  /'
+} >"$scratch/contents.txt"
+chmod -R u=rwX,go=rX "$scratch"
+mv -T "$scratch" "$destination"
+trap - EXIT
+cat "$destination/contents.txt"

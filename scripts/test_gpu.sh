@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the CUDA program and runs every test that needs one NVIDIA GPU: kernels against plain loops, the whole program against
+# its portable kernels, stop and resume bit for bit. About five minutes with the build.
+#
+#   bash scripts/test_gpu.sh
+#   WEFT_BUNDLE=DIR      without network: the libraries out of scripts/bundle.sh
+#   WEFT_TEST_DATA=DIR   real activations (DIR/minilm-l6); without them their part is passed over, and said
+#
+# Exit codes: 0 nothing failed; 1 something did; 2 the machine could not be set up.
+set -uo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+if ! nvidia-smi >/dev/null 2>&1; then
+  echo "test_gpu.sh: nvidia-smi finds no GPU here; run it on a machine that has one (scripts/test.sh tests the rest)" >&2
+  exit 2
+fi
+# Open MPI refuses to start as root unless told twice; containers often are root.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+bash scripts/setup.sh --tests --cuda || exit 2
+options=(-DWEFT_ENABLE_TESTS=ON -DWEFT_BUNDLE="${WEFT_BUNDLE:-}")
+command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+cmake --preset cuda-release "${options[@]}" && cmake --build build/cuda-release --target gpu_tests || exit 1
+ctest --test-dir build/cuda-release --label-regex gpu --output-on-failure --no-tests=error

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weft for Spack 1.x. Checked by tests/spack; never concretized by the project itself (docs/clusters.md)."""
+import os
+
+from spack_repo.builtin.build_systems.cmake import CMakePackage, generator
+from spack_repo.builtin.build_systems.cuda import CudaPackage
+
+from spack.package import *
+
+
+class Weft(CMakePackage, CudaPackage):
+    """Weft trains cross-layer transcoders: sparse replacements of a transformer's MLPs, in which a feature read at one layer
+    writes to every later layer."""
+
+    # The clone that this recipe lies in.
+    git = "file://" + os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 4))
+
+    license("Apache-2.0")
+
+    sanity_check_is_file = [join_path("bin", "weft")]
+    sanity_check_is_dir = [join_path("share", "weft", "inputs"), join_path("share", "weft", "jobscripts")]
+
+    version("main", branch="main")
+
+    # Variants are the options of CMakeLists.txt, without WEFT_ENABLE_; cuda and cuda_arch come with CudaPackage.
+    variant("tests", default=False, description="Build the tests")
+    variant("sanitizers", default=False, description="Build with the address and undefined-behaviour sanitizers")
+    variant("fuzzers", default=False, description="Build tests/fuzz for libFuzzer (clang), with the sanitizers")
+    variant("warnings_as_errors", default=False, description="Stop at compiler warnings")
+
+    requires("+tests", when="+fuzzers", msg="the fuzzers are among the tests")
+    requires("%clang", when="+fuzzers", msg="libFuzzer is a part of clang")
+
+    generator("ninja")
+
+    depends_on("c", type="build")
+    depends_on("cxx", type="build")
+    depends_on("cmake@3.25:", type="build")
+
+    depends_on("mpi")
+    depends_on("hdf5@1.10:1")
+    depends_on("openblas")
+    depends_on("openssl")
+    depends_on("fmt@9:")
+    depends_on("spdlog@1.10:")
+    depends_on("nlohmann-json@3.11:")
+    depends_on("cli11@2.1:")
+    depends_on("tomlplusplus@3.3:")
+
+    # Host: threads. GPU: CUDA as a language of CMake, since nvcc_wrapper would turn every C++ file into CUDA. Kokkos is built for
+    # one architecture, so Weft is as well.
+    depends_on("kokkos@4.5: +serial cxxstd=20")
+    depends_on("kokkos +openmp", when="~cuda")
+    depends_on("kokkos +cuda +cmake_lang ~wrapper", when="+cuda")
+    for arch in CudaPackage.cuda_arch_values:
+        depends_on(f"kokkos cuda_arch={arch}", when=f"+cuda cuda_arch={arch}")
+    depends_on("cuda@12.4:", when="+cuda")
+    conflicts("cuda_arch=none", when="+cuda", msg="name the GPU's architecture, as in cuda_arch=90")
+    conflicts("cuda_arch=90a", when="+cuda", msg="Kokkos knows Hopper as 90; with that Weft's own kernels are compiled for 90a")
+
+    depends_on("doctest@2.4.9:", type="build", when="+tests")
+    depends_on("python@3.11:", type=("build", "test"), when="+tests")
+    depends_on("py-numpy", type=("build", "test"), when="+tests")
+    depends_on("py-h5py", type=("build", "test"), when="+tests")
+
+    def cmake_args(self):
+        args = [
+            self.define_from_variant("WEFT_ENABLE_CUDA", "cuda"),
+            self.define_from_variant("WEFT_ENABLE_TESTS", "tests"),
+            self.define_from_variant("WEFT_ENABLE_SANITIZERS", "sanitizers"),
+            self.define_from_variant("WEFT_ENABLE_FUZZERS", "fuzzers"),
+            self.define_from_variant("WEFT_WARNINGS_AS_ERRORS", "warnings_as_errors"),
+            # Spack's compiler wrappers choose the processor, and the libraries come from Spack.
+            self.define("WEFT_CPU_TARGET", ""),
+            self.define("WEFT_BUNDLE", ""),
+        ]
+        if self.spec.satisfies("+cuda"):
+            # 90a: Hopper with its own instructions, for which Kokkos has no name.
+            architectures = ["90a" if arch == "90" else arch for arch in self.spec.variants["cuda_arch"].value]
+            args.append(self.define("CMAKE_CUDA_ARCHITECTURES", architectures))
+        return args
+
+    @run_after("install")
+    @on_package_attributes(run_tests=True)
+    def check_install(self):
+        """Ten steps of the quickstart with the installed program: spack install --test=root weft."""
+        self.test_version()
+        self.test_quickstart()
+
+    def test_version(self):
+        """the installed program says its name and its libraries"""
+        weft = Executable(join_path(self.prefix.bin, "weft"))
+        check_outputs(r"^weft ", weft("--version", output=str.split, error=str.split))
+
+    def test_quickstart(self):
+        """ten steps of the shipped quickstart on data of its own"""
+        if self.spec.satisfies("+cuda"):
+            raise SkipTest("a GPU may be missing where packages are built and tested")
+        weft = Executable(join_path(self.prefix.bin, "weft"))
+        quickstart = join_path(self.prefix.share, "weft", "inputs", "quickstart.toml")
+        small = ["--set", "synthetic.tokens=4096", "--set", "synthetic.validation_tokens=512", "--set", "run.steps=10"]
+        with working_dir("weft_quickstart", create=True):
+            weft("synth", quickstart, *small)
+            out = weft("train", quickstart, "--output", "run", *small, output=str.split, error=str.split)
+            check_outputs(r"trained 10 steps", out)

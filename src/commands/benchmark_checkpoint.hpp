@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// benchmark.checkpoint = true: how fast the state is written and read back, against plain files on the same disk.
+#pragma once
+
+#include <filesystem>
+
+#include "checkpoint/registry.hpp"
+#include "kernels/execution.hpp"
+#include "parallel/world.hpp"
+
+namespace weft::commands {
+
+/// Medians over some tries, each the time of the slowest rank.
+struct CheckpointResult {
+  std::int64_t bytes = 0;                                  ///< of all shards together
+  int writers = 1;                                         ///< ranks, all at the same time
+  int cores = 1;                                           ///< of this node
+  double write_seconds = 0, read_seconds = 0;              ///< until durable; verified in full and loaded
+  double plain_write_seconds = 0, plain_read_seconds = 0;  ///< as many bytes and writers: write(2) of 1 MiB and fsync
+  double pause_seconds = 0;                                ///< of write_seconds, what training would have waited
+  double copy_seconds = 0;                                 ///< one copy of the state into host memory
+
+  double write_percent() const { return 100 * plain_write_seconds / write_seconds; }
+  double read_percent() const { return 100 * plain_read_seconds / read_seconds; }
+};
+
+/// Collective. Writes under `directory`, which must not exist, and removes it again. Files are asked out of the page
+/// cache before they are read. Throws a collective Error(io).
+CheckpointResult measure_checkpoint(const std::filesystem::path& directory, const checkpoint::Registry&,
+                                    const kernels::Execution&, const parallel::World&);
+
+}  // namespace weft::commands

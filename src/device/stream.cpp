@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/stream.hpp"
+
+#include "base/error.hpp"
+
+#ifdef WEFT_ENABLE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace weft::device {
+
+#ifdef WEFT_ENABLE_CUDA
+
+namespace {
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) throw error(ExitCode::internal, "{} failed ({})", what, cudaGetErrorString(status));
+}
+cudaStream_t stream_of(const kernels::Execution& execution) { return static_cast<cudaStream_t>(execution.stream); }
+cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
+
+}  // namespace
+
+bool is_asynchronous(const kernels::Execution&) { return true; }
+
+Event::Event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+  event_ = event;
+}
+Event::~Event() {
+  if (event_ != nullptr) cudaEventDestroy(event_of(event_));
+}
+void Event::record(const kernels::Execution& execution) {
+  check(cudaEventRecord(event_of(event_), stream_of(execution)), "recording an event");
+}
+void Event::wait() const { check(cudaEventSynchronize(event_of(event_)), "waiting for the GPU"); }
+void Event::hold_back(const kernels::Execution& later) const {
+  check(cudaStreamWaitEvent(stream_of(later), event_of(event_)), "ordering two streams");
+}
+
+Stream::Stream(const kernels::Execution& like) : execution_(like) {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  execution_.stream = stream;
+}
+Stream::~Stream() { cudaStreamDestroy(stream_of(execution_)); }
+
+Graph::~Graph() {
+  if (executable_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable_));
+}
+
+bool Graph::possible(const kernels::Execution& execution) { return execution.backend == kernels::Backend::cuda; }
+
+void Graph::record(const kernels::Execution& execution, const std::function<void()>& work) {
+  check(cudaStreamBeginCapture(stream_of(execution), cudaStreamCaptureModeThreadLocal), "beginning to record a step");
+  cudaGraph_t graph = nullptr;
+  try {
+    work();
+  } catch (...) {
+    // The error of the work is the one to report; the half-made graph goes.
+    if (cudaStreamEndCapture(stream_of(execution), &graph) == cudaSuccess && graph != nullptr) cudaGraphDestroy(graph);
+    cudaGetLastError();
+    throw;
+  }
+  check(cudaStreamEndCapture(stream_of(execution), &graph), "recording a step");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  check(status, "preparing a recorded step");
+  executable_ = executable;
+}
+
+void Graph::replay(const kernels::Execution& execution) const {
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_), stream_of(execution)), "replaying a step");
+}
+
+#else
+
+bool is_asynchronous(const kernels::Execution&) { return false; }
+
+Event::Event() = default;
+Event::~Event() = default;
+void Event::record(const kernels::Execution&) {}
+void Event::wait() const {}
+void Event::hold_back(const kernels::Execution&) const {}
+
+Stream::Stream(const kernels::Execution& like) : execution_(like) {}
+Stream::~Stream() = default;
+
+Graph::~Graph() = default;
+bool Graph::possible(const kernels::Execution&) { return false; }
+void Graph::record(const kernels::Execution&, const std::function<void()>&) {
+  throw error(ExitCode::internal, "a step can be recorded on a GPU only");
+}
+void Graph::replay(const kernels::Execution&) const {}
+
+#endif
+
+Upload::Upload(const kernels::Execution& execution) : copies_(execution) {}
+
+Upload::Blocks Upload::bring(const kernels::Execution& execution, Blocks host, std::int64_t first_bytes,
+                             std::int64_t second_bytes) {
+  if (!is_asynchronous(execution)) return host;
+  slot_ = 1 - slot_;
+  const auto copy_into = [&](Buffer<std::byte>& slot, const void* from, std::int64_t bytes) {
+    if (slot.size() < bytes) slot = Buffer<std::byte>(bytes);
+    copy(copies_.execution(), slot.data(), from, bytes, Direction::to_device);
+  };
+  free_[slot_].hold_back(copies_.execution());
+  copy_into(first_[slot_], host.first, first_bytes);
+  copy_into(second_[slot_], host.second, second_bytes);
+  arrived_[slot_].record(copies_.execution());
+  arrived_[slot_].hold_back(execution);
+  return {first_[slot_].data(), second_[slot_].data()};
+}
+
+void Upload::consumed(const kernels::Execution& execution) { free_[slot_].record(execution); }
+
+void Upload::finish() const { arrived_[slot_].wait(); }
+
+}  // namespace weft::device

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/chart.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "report/html.hpp"
+
+namespace weft::report {
+namespace {
+
+constexpr double kWidth = 560;
+constexpr double kLetter = 6.2;  // width of a letter of the labels, about
+constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
+
+/// Elements of one picture, in units of its view box.
+class Picture {
+ public:
+  void line(double x1, double y1, double x2, double y2, const char* style, const std::string& title = "") {
+    put("line", fmt::format("x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"", x1, y1, x2, y2), style, title);
+  }
+  void box(double x, double y, double width, double height, const char* style, const std::string& title = "",
+           double opacity = 1) {
+    std::string place = fmt::format("x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"", x, y,
+                                    std::max(0.0, width), std::max(0.0, height));
+    if (opacity < 1) place += fmt::format(" fill-opacity=\"{:.3f}\"", opacity);
+    put("rect", place, style, title);
+  }
+  void dot(double x, double y, double radius, const char* style, const std::string& title = "") {
+    put("circle", fmt::format("cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\"", x, y, radius), style, title);
+  }
+  void path(const std::string& d, const char* style, const std::string& title = "") {
+    put("path", fmt::format("d=\"{}\"", d), style, title);
+  }
+  void text(double x, double y, const char* anchor, const char* style, const std::string& words) {
+    out_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" class=\"{}\">{}</text>\n", x, y, anchor,
+                        style, escaped(words));
+  }
+  std::string end(double height, const std::string& says) const {
+    return fmt::format("<svg role=\"img\" aria-label=\"{}\" viewBox=\"0 0 {:.0f} {:.0f}\" class=\"chart\">\n{}</svg>\n",
+                       escaped(says), kWidth, height, out_);
+  }
+
+ private:
+  void put(const char* element, const std::string& place, const char* style, const std::string& title) {
+    out_ += fmt::format("<{} {} class=\"{}\"", element, place, style);
+    out_ += title.empty() ? "/>\n" : fmt::format("><title>{}</title></{}>\n", escaped(title), element);
+  }
+  std::string out_;
+};
+
+struct Range {
+  double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
+  bool empty() const { return !(low <= high); }
+  void take(double value) {
+    if (!std::isfinite(value)) return;
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+  void take(const std::vector<double>& values) {
+    for (const double value : values) take(value);
+  }
+};
+
+/// Values to lengths: linear or logarithmic, with round numbers along it.
+struct Axis {
+  double low = 0, high = 1, begin = 0, end = 1;  ///< values, and where they lie in the picture
+  bool logarithmic = false;
+  std::vector<double> ticks;
+
+  double at(double value) const {
+    const double part = logarithmic ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
+    return begin + part * (end - begin);
+  }
+};
+
+/// The least of 1, 2, 5, 10 times a power of ten that is at least `step`.
+double round_step(double step) {
+  const double power = std::pow(10.0, std::floor(std::log10(step)));
+  for (const double factor : {1.0, 2.0, 5.0})
+    if (step <= factor * power * (1 + 1e-9)) return factor * power;
+  return 10 * power;
+}
+
+/// `widen`: the ends become round numbers. `whole`: no ticks between whole numbers.
+Axis linear_axis(Range range, double begin, double end, int about, bool widen, bool whole = false) {
+  if (range.empty()) range = {0, 1};
+  if (!(range.high - range.low > 1e-12 * std::max(std::abs(range.low), std::abs(range.high)))) {
+    const double room = range.high == 0 ? 1 : 0.1 * std::abs(range.high);
+    range = {range.low < 0 || range.low > 0 ? range.low - room : 0, range.high + room};
+  }
+  double step = round_step((range.high - range.low) / about);
+  if (whole) step = std::max(1.0, step);
+  if (widen) range = {std::floor(range.low / step + 1e-9) * step, std::ceil(range.high / step - 1e-9) * step};
+  Axis axis{range.low, range.high, begin, end, false, {}};
+  const double first = std::ceil(range.low / step - 1e-9);
+  for (int i = 0; (first + i) * step <= range.high + 1e-9 * step; ++i) {
+    const double tick = (first + i) * step;
+    axis.ticks.push_back(std::abs(tick) < 1e-9 * step ? 0 : tick);
+  }
+  return axis;
+}
+
+Axis logarithmic_axis(const Range& range, double begin, double end) {
+  Axis axis{range.low, range.high, begin, end, true, {}};
+  const int from = static_cast<int>(std::floor(std::log10(range.low)));
+  const int to = static_cast<int>(std::ceil(std::log10(range.high)));
+  const int skip = std::max(1, (to - from + 7) / 8);
+  for (int decade = from; decade <= to; decade += skip)
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double tick = factor * std::pow(10.0, decade);
+      if (factor > 1 && to - from > 2) break;
+      if (tick >= range.low && tick <= range.high) axis.ticks.push_back(tick);
+    }
+  return axis;
+}
+
+/// One row of what the marks of a chart mean, from the left.
+class Legend {
+ public:
+  Legend(Picture& picture, double x, double y) : picture_(picture), x_(x), y_(y) {}
+  void line(const char* style, const std::string& name) {
+    if (name.empty()) return;
+    picture_.line(x_, y_ - 4, x_ + 18, y_ - 4, style);
+    words(name);
+  }
+  void box(const char* style, const std::string& name) {
+    if (name.empty()) return;
+    picture_.box(x_, y_ - 9, 18, 10, style);
+    words(name);
+  }
+
+ private:
+  void words(const std::string& name) {
+    picture_.text(x_ + 23, y_, "start", "small", name);
+    x_ += 38 + kLetter * static_cast<double>(name.size());
+  }
+  Picture& picture_;
+  double x_, y_;
+};
+
+constexpr double kLeft = 58, kRight = kWidth - 14, kTop = 46, kBottom = 232, kHeight = 272;
+
+void draw_y_axis(Picture& picture, const Axis& y, const std::string& label) {
+  for (const double tick : y.ticks) {
+    picture.line(kLeft, y.at(tick), kRight, y.at(tick), tick == y.low ? "axis" : "grid");
+    picture.text(kLeft - 7, y.at(tick) + 4, "end", "small", short_number(tick));
+  }
+  picture.text(0, 12, "start", "label", label);
+}
+
+void draw_x_axis(Picture& picture, const Axis& x, double y, const std::string& label, double left = kLeft) {
+  picture.line(left, y, kRight, y, "axis");
+  for (const double tick : x.ticks) {
+    picture.line(x.at(tick), y, x.at(tick), y + 4, "axis");
+    const bool at_the_end = x.at(tick) > kRight - 20;
+    picture.text(at_the_end ? kRight : x.at(tick), y + 18, at_the_end ? "end" : "middle", "small", short_number(tick));
+  }
+  picture.text(kRight, y + 36, "end", "label", label);
+}
+
+/// "M x y L x y …" of the finite points; a new piece after each gap.
+std::string polyline(const Axis& x, const Axis& y, const std::vector<double>& at, const std::vector<double>& values) {
+  std::string d;
+  bool drawing = false;
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    if (!std::isfinite(values[i])) {
+      drawing = false;
+      continue;
+    }
+    d += fmt::format("{}{:.1f} {:.1f}", drawing ? " L" : " M", x.at(at[i]), y.at(values[i]));
+    drawing = true;
+  }
+  return d;
+}
+
+/// The outline of the places where both edges are finite.
+std::string outline(const Axis& x, const Axis& y, const LineChart& chart) {
+  std::string d;
+  for (std::size_t i = 0; i < chart.x.size();) {
+    std::size_t end = i;
+    while (end < chart.x.size() && std::isfinite(chart.low[end]) && std::isfinite(chart.high[end])) ++end;
+    if (end == i) {
+      ++i;
+      continue;
+    }
+    for (std::size_t j = i; j < end; ++j)
+      d += fmt::format("{}{:.1f} {:.1f}", j == i ? " M" : " L", x.at(chart.x[j]), y.at(chart.high[j]));
+    for (std::size_t j = end; j-- > i;) d += fmt::format(" L{:.1f} {:.1f}", x.at(chart.x[j]), y.at(chart.low[j]));
+    d += " Z";
+    i = end;
+  }
+  return d;
+}
+
+}  // namespace
+
+std::string chart_style() {
+  // Blue and orange of equal weight in both themes; they stay apart for all common kinds of colour vision.
+  return R"(:root { --paper: #ffffff; --card: #f6f7f8; --ink: #1c2126; --faint: #5a646e; --rule: #dde1e5; --blue: #1f6fb2; --orange: #b8560f; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14181c; --card: #1c2227; --ink: #e6e9ec; --faint: #a3adb7; --rule: #333b43; --blue: #6db3ea; --orange: #f0a35c; } }
+@media print { :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --faint: #444444; --rule: #cccccc; --blue: #1f6fb2; --orange: #b8560f; } }
+.chart { width: 100%; height: auto; display: block; font: 12px system-ui, sans-serif; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+.chart text { fill: var(--ink); }
+.chart text.small { fill: var(--faint); font-size: 11px; paint-order: stroke; stroke: var(--card); stroke-width: 3px; stroke-linejoin: round; }
+.chart text.label { fill: var(--faint); font-size: 12px; }
+.chart text.over { fill: var(--paper); font-size: 11px; }
+.chart text.in { font-size: 11px; }
+.axis { stroke: var(--faint); stroke-width: 1; }
+.grid { stroke: var(--rule); stroke-width: 1; }
+.curve { stroke: var(--blue); stroke-width: 2; fill: none; stroke-linejoin: round; }
+.band { fill: var(--blue); fill-opacity: 0.22; stroke: none; }
+.level { stroke: var(--orange); stroke-width: 1.5; stroke-dasharray: 7 4; fill: none; }
+.mark { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 2 3; }
+.bar { fill: var(--blue); }
+.pale { fill: var(--blue); fill-opacity: 0.3; }
+.whisker { stroke: var(--ink); stroke-width: 1.2; fill: none; }
+.cross { stroke: var(--orange); stroke-width: 2.5; fill: none; }
+.diamond { fill: var(--orange); stroke: none; }
+.cell { fill: var(--blue); stroke: var(--paper); stroke-width: 1; }
+.touch { fill: transparent; stroke: none; }
+)";
+}
+
+std::string line_chart(const LineChart& chart) {
+  Range range, steps;
+  range.take(chart.y);
+  range.take(chart.low);
+  range.take(chart.high);
+  if (chart.level >= 0) range.take(chart.level);
+  steps.take(chart.x);
+  steps.take(0);
+  const bool logarithmic = !chart.from_zero && !range.empty() && range.low > 0 && range.high > 30 * range.low;
+  if (chart.from_zero) {
+    range.take(0);
+    range.high *= 1.05;  // a constant line does not run along the edge
+  }
+  const Axis y = logarithmic ? logarithmic_axis(range, kBottom, kTop) : linear_axis(range, kBottom, kTop, 5, true);
+  const Axis x = linear_axis(steps, kLeft, kRight, 6, false, true);
+
+  Picture picture;
+  draw_y_axis(picture, y, chart.y_label + (logarithmic ? " (logarithmic)" : ""));
+  draw_x_axis(picture, x, kBottom, chart.x_label);
+  Legend legend(picture, kLeft, 32);
+  legend.line("curve", chart.line_name);
+  if (!chart.low.empty()) legend.box("band", chart.band_name);
+  if (chart.level >= 0) legend.line("level", chart.level_name);
+  if (!chart.marks.empty()) legend.line("mark", chart.marks_name);
+
+  if (!chart.low.empty()) picture.path(outline(x, y, chart), "band");
+  for (const double mark : chart.marks)
+    if (mark >= x.low && mark <= x.high) picture.line(x.at(mark), kTop, x.at(mark), kBottom, "mark");
+  if (chart.level >= 0) picture.line(kLeft, y.at(chart.level), kRight, y.at(chart.level), "level");
+  picture.path(polyline(x, y, chart.x, chart.y), "curve");
+  constexpr std::size_t kMostTouched = 400;  // more would make the page heavy
+  const std::size_t stride = chart.x.size() / kMostTouched + 1;
+  for (std::size_t i = 0; i < chart.x.size(); ++i) {
+    if (!std::isfinite(chart.y[i])) continue;
+    const bool alone =
+        (i == 0 || !std::isfinite(chart.y[i - 1])) && (i + 1 == chart.x.size() || !std::isfinite(chart.y[i + 1]));
+    if (alone) picture.dot(x.at(chart.x[i]), y.at(chart.y[i]), 2.5, "bar");
+    if (i % stride == 0)
+      picture.dot(x.at(chart.x[i]), y.at(chart.y[i]), 5, "touch",
+                  fmt::format("{} {}: {}", chart.x_label, short_number(chart.x[i]), short_number(chart.y[i])));
+  }
+  return picture.end(kHeight, chart.y_label);
+}
+
+std::string bar_chart(const BarChart& chart) {
+  Range range;
+  range.take(chart.values);
+  range.take(0);
+  if (chart.level >= 0) range.take(chart.level);
+  if (!range.empty()) range.high *= 1.06;  // room for the numbers above the bars
+  const Axis y = linear_axis(range, kBottom, kTop, 5, true);
+  Picture picture;
+  draw_y_axis(picture, y, chart.y_label);
+  Legend legend(picture, kLeft, 32);
+  if (chart.level >= 0) legend.line("level", chart.level_name);
+  const auto n = static_cast<double>(std::max<std::size_t>(1, chart.values.size()));
+  const double slot = (kRight - kLeft) / n;
+  std::size_t longest = 1;
+  for (const std::string& name : chart.categories) longest = std::max(longest, name.size());
+  const auto every = static_cast<std::size_t>(std::ceil((kLetter * static_cast<double>(longest) + 4) / slot));
+  // Names that would run into each other stand in two rows; where that is not enough, some are left out.
+  const std::size_t rows = every > 1 ? 2 : 1, named = (every + rows - 1) / rows;
+  if (chart.level >= 0) picture.line(kLeft, y.at(chart.level), kRight, y.at(chart.level), "level");
+  for (std::size_t i = 0; i < chart.values.size(); ++i) {
+    const double middle = kLeft + (static_cast<double>(i) + 0.5) * slot, width = std::min(0.72 * slot, 60.0);
+    const double value = chart.values[i];
+    const std::string name = i < chart.categories.size() ? chart.categories[i] : "";
+    if (std::isfinite(value)) {
+      picture.box(middle - width / 2, std::min(y.at(value), y.at(0)), width, std::abs(y.at(0) - y.at(value)), "bar",
+                  fmt::format("{} {}: {}", chart.x_label, name, short_number(value)));
+      if (slot > 34) picture.text(middle, std::min(y.at(value), y.at(0)) - 4, "middle", "small", short_number(value));
+    } else {
+      picture.text(middle, y.at(0) - 4, "middle", "small", "?");
+    }
+    if (i % named == 0)
+      picture.text(middle, kBottom + 17 + 14 * static_cast<double>(i / named % rows), "middle", "small", name);
+  }
+  picture.line(kLeft, y.at(0), kRight, y.at(0), "axis");
+  const double below = kBottom + 22 + 14 * static_cast<double>(rows);
+  picture.text(kRight, below, "end", "label", chart.x_label);
+  return picture.end(below + 4, chart.y_label);
+}
+
+std::string lying_bars(const LyingBars& chart) {
+  std::size_t longest = 1, longest_text = 1;
+  Range range;
+  range.take(0);
+  for (const Bar& bar : chart.bars) {
+    longest = std::max(longest, bar.name.size());
+    longest_text = std::max(longest_text, bar.text.size());
+    range.take(bar.value);
+    range.take(bar.high);
+  }
+  if (range.high <= 0) range.high = 1;
+  constexpr double kRow = 23;
+  const double left = std::min(220.0, 14 + kLetter * static_cast<double>(longest));
+  const double right = kWidth - std::min(200.0, 14 + kLetter * static_cast<double>(longest_text));
+  const Axis x{0, range.high, left, right, false, {}};
+  Picture picture;
+  picture.text(0, 12, "start", "label", chart.x_label);
+  double top = 24;
+  if (!chart.limit_name.empty() || !chart.whisker_name.empty()) {
+    Legend legend(picture, left, 32);
+    if (!chart.limit_name.empty()) {
+      legend.box("bar", chart.limit_name);
+      legend.box("pale", "the rest");
+    }
+    legend.line("whisker", chart.whisker_name);
+    top = 44;
+  }
+  for (const Bar& bar : chart.bars) {
+    const double value = std::isfinite(bar.value) ? bar.value : 0;
+    const std::string title = bar.name + ": " + bar.text;
+    picture.text(left - 7, top + 14, "end", "in", bar.name);
+    picture.box(left, top + 2, x.at(value) - left, kRow - 7, chart.limit_name.empty() ? "bar" : "pale", title);
+    if (!chart.limit_name.empty() && bar.limit >= 0)
+      picture.box(left, top + 2, x.at(std::min(bar.limit, value)) - left, kRow - 7, "bar", title);
+    double end = x.at(value);
+    if (bar.low >= 0 && bar.high > bar.low && std::isfinite(bar.high)) {
+      const double middle = top + 2 + (kRow - 7) / 2;
+      picture.line(x.at(bar.low), middle, x.at(bar.high), middle, "whisker");
+      for (const double edge : {bar.low, bar.high})
+        picture.line(x.at(edge), middle - 4, x.at(edge), middle + 4, "whisker");
+      end = std::max(end, x.at(bar.high));
+    }
+    picture.text(end + 6, top + 14, "start", "small", bar.text);
+    top += kRow;
+  }
+  picture.line(left, chart.limit_name.empty() && chart.whisker_name.empty() ? 24 : 44, left, top, "axis");
+  return picture.end(top + 8, chart.x_label);
+}
+
+std::string heat_map(const HeatMap& map) {
+  const std::size_t rows = map.values.size(), columns = rows == 0 ? 0 : map.values[0].size();
+  double largest = 0;
+  for (const auto& row : map.values)
+    for (const double value : row)
+      if (std::isfinite(value)) largest = std::max(largest, value);
+  const auto shade = [&](double value) { return largest > 0 ? 0.06 + 0.94 * std::max(0.0, value) / largest : 0.06; };
+
+  constexpr double left = 46, top = 30, scale_width = 90;
+  const double cell =
+      std::min(60.0, (kWidth - left - scale_width) / static_cast<double>(std::max<std::size_t>(1, columns)));
+  const double width = cell * static_cast<double>(columns), height = cell * static_cast<double>(rows);
+  const auto every = static_cast<std::size_t>(std::ceil(16 / cell));
+  Picture picture;
+  picture.text(0, 12, "start", "label", map.y_label);
+  for (std::size_t row = 0; row < rows; ++row) {
+    const double y = top + cell * static_cast<double>(row);
+    if (row % every == 0) picture.text(left - 7, y + cell / 2 + 4, "end", "small", std::to_string(row));
+    for (std::size_t column = 0; column < columns; ++column) {
+      const double value = map.values[row][column], x = left + cell * static_cast<double>(column);
+      if (!std::isfinite(value)) continue;
+      picture.box(x, y, cell, cell, "cell", map.notes[row][column], shade(value));
+      if (cell >= 34)
+        picture.text(x + cell / 2, y + cell / 2 + 4, "middle", shade(value) > 0.55 ? "over" : "in",
+                     short_number(value));
+    }
+  }
+  for (std::size_t column = 0; column < columns; column += every)
+    picture.text(left + cell * (static_cast<double>(column) + 0.5), top + height + 16, "middle", "small",
+                 std::to_string(column));
+  picture.text(left + width, top + height + 34, "end", "label", map.x_label);
+  // The scale, beside the map.
+  constexpr int kShades = 6;
+  const double step = std::min(20.0, std::max(12.0, height / kShades));
+  for (int i = 0; i < kShades; ++i) {
+    const double value = largest * (kShades - 1 - i) / (kShades - 1);
+    picture.box(left + width + 18, top + step * i, 16, step, "cell", "", shade(value));
+    picture.text(left + width + 40, top + step * i + step / 2 + 4, "start", "small", short_number(value));
+  }
+  return picture.end(std::max(top + height + 42, top + step * kShades + 8), map.y_label + ", " + map.x_label);
+}
+
+std::string time_line(const TimeLine& chart) {
+  constexpr double kRow = 24;
+  std::size_t longest = chart.points.empty() ? 1 : chart.points_name.size();
+  Range range{0, std::max(1.0, chart.last)};
+  for (const Span& span : chart.spans) {
+    longest = std::max(longest, span.name.size());
+    range.take(span.end);
+  }
+  range.take(chart.points);
+  const double left = std::min(180.0, 14 + kLetter * static_cast<double>(longest));
+  const Axis x = linear_axis(range, left, kRight - 8, 6, false, true);
+  Picture picture;
+  double top = 6;
+  for (const Span& span : chart.spans) {
+    const double middle = top + kRow / 2;
+    picture.text(left - 7, middle + 4, "end", "in", span.name);
+    picture.line(left, middle, kRight, middle, "grid");
+    picture.box(x.at(span.begin), middle - 6, std::max(3.0, x.at(span.end) - x.at(span.begin)), 12,
+                span.clean ? "bar" : "pale", span.note);
+    if (!span.clean) {
+      const double at = std::max(x.at(span.begin) + 3, x.at(span.end));
+      picture.path(fmt::format("M{0:.1f} {1:.1f} L{2:.1f} {3:.1f} M{2:.1f} {1:.1f} L{0:.1f} {3:.1f}", at - 5,
+                               middle - 5, at + 5, middle + 5),
+                   "cross", span.note);
+    }
+    top += kRow;
+  }
+  if (!chart.points.empty()) {
+    const double middle = top + kRow / 2;
+    picture.text(left - 7, middle + 4, "end", "in", chart.points_name);
+    picture.line(left, middle, kRight, middle, "grid");
+    for (const double point : chart.points)
+      picture.path(fmt::format("M{0:.1f} {1:.1f} l6 6 l-6 6 l-6 -6 Z", x.at(point), middle - 6), "diamond",
+                   fmt::format("{} {}", chart.x_label, short_number(point)));
+    top += kRow;
+  }
+  draw_x_axis(picture, x, top + 6, chart.x_label, left);
+  return picture.end(top + 48, chart.x_label);
+}
+
+}  // namespace weft::report

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README.md and docs/ say what is true.
+
+docs_test.py REPOSITORY CHECK [WEFT]
+  links      relative links lead to files of the repository, and to headings that they have
+  messages   what troubleshooting.md quotes stands in the sources
+  reference  input_reference.md is what the program prints (with --write behind WEFT: makes it so)
+  commands   every command of a console block, and every python block of docs/, runs
+
+A block is fenced by ``` and its language. In `console`, lines behind "$ " are commands ("\\" at the end goes on), the rest is what
+they print, which is not compared; "# exit N" behind a command expects that code. Commands shown otherwise (`sh`) are not run, and a
+page of docs/ must say why in a line <!-- not run: reason --> before the block. Pages run in the order of their links in
+docs/README.md, in one folder with a small copy of inputs/quickstart.toml.
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import program
+
+# What makes the quickstart small: enough to go through every command, too little to learn anything.
+SMALLER = {"tokens            = 60_000": "tokens = 3000", "validation_tokens = 8192": "validation_tokens = 600",
+           "steps  = 1500": "steps = 60", "every = 500": "every = 20", "every = 100": "every = 20"}
+
+
+def pages(repository):
+    """README.md, docs/README.md, what that links to in its order, and the rest of docs/."""
+    docs = repository / "docs"
+    linked = [docs / target for target in re.findall(r"\]\(([\w.-]+\.md)", (docs / "README.md").read_text())]
+    ordered = [repository / "README.md", docs / "README.md", *linked, *sorted(docs.rglob("*.md"))]
+    return [page for page in dict.fromkeys(ordered) if page.exists()]
+
+
+def blocks(text):
+    """(language, line before the block that is not empty, first line's number, lines) of each fenced block."""
+    language, content, before, begin = None, [], "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            if language is None:
+                language, content, begin = line.strip()[3:].strip(), [], number + 1
+            else:
+                yield language, before, begin, content
+                language, before = None, ""
+        elif language is not None:
+            content.append(line)
+        elif line.strip():
+            before = line.strip()
+    assert language is None, f"a block that begins in line {begin} is never closed"
+
+
+def without_blocks(text):
+    return re.sub(r"^[ \t]*```.*?^[ \t]*```", "", text, flags=re.S | re.M)
+
+
+# --- Links ----------------------------------------------------------------------------------------------------------------
+
+
+def anchors(page):
+    """Names of a page's headings, as Markdown renderers make them."""
+    names = set()
+    for heading in re.findall(r"^#+ +(.*)$", without_blocks(page.read_text()), flags=re.M):
+        name = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        names.add(name)
+    return names
+
+
+def links(repository):
+    problems, count = [], 0
+    for page in pages(repository):
+        for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(page.read_text())):
+            if re.match(r"[a-z]+:", target):
+                continue
+            count += 1
+            path, _, anchor = target.partition("#")
+            found = (page.parent / path).resolve() if path else page
+            where = f"{page.relative_to(repository)}: link to {target}:"
+            if not found.exists():
+                problems.append(f"{where} there is no such file")
+            elif not found.is_relative_to(repository.resolve()):
+                problems.append(f"{where} leads out of the repository")
+            elif anchor and found.suffix == ".md" and anchor not in anchors(found):
+                problems.append(f"{where} there is no such heading")
+    assert count > 5, f"only {count} links were found"
+    return problems, f"{count} links lead somewhere"
+
+
+# --- Messages -------------------------------------------------------------------------------------------------------------
+
+
+def messages(repository):
+    """Each quoted message, cut at "…", against the string literals of the sources (joined, {} anything)."""
+    sources = ""
+    for path in sorted([*(repository / "src").rglob("*.cpp"), *(repository / "src").rglob("*.hpp")]):
+        sources += re.sub(r'"\s*\n\s*"', "", path.read_text()).replace('\\"', '"') + "\n"
+    page = repository / "docs" / "troubleshooting.md"
+    problems, count = [], 0
+    for language, _, begin, content in blocks(page.read_text()):
+        if language != "text":
+            continue
+        for number, line in enumerate(content, begin):
+            count += 1
+            for piece in line.split("…"):
+                for part in re.split(r"\{[^}]*\}", piece.strip()):
+                    # "parallel.data = …" must be in a message; single short words prove nothing.
+                    if len(part.strip()) > 3 and part.strip() not in sources:
+                        problems.append(f"docs/troubleshooting.md:{number}: no message of the program says {part.strip()!r}")
+    assert count > 10, f"only {count} messages were found"
+    return problems, f"{count} messages stand in the sources"
+
+
+# --- The input reference --------------------------------------------------------------------------------------------------
+
+
+def reference(repository, weft):
+    path = repository / "docs" / "input_reference.md"
+    head, comment, present = path.read_text().partition("-->\n\n")
+    printed = subprocess.run([weft, "--reference"], capture_output=True, text=True, check=True).stdout
+    if "--write" in sys.argv:
+        path.write_text(head + comment + printed)
+    elif present != printed:
+        return [f"docs/input_reference.md is not what the program prints; {' '.join(sys.argv)} --write renews it"], ""
+    return [], f"{printed.count(chr(10) + '| `')} keys as the program prints them"
+
+
+# --- Commands -------------------------------------------------------------------------------------------------------------
+
+
+def workspace(folder, repository, weft):
+    """A folder that looks like the repository's root, with smaller inputs; the environment to run in."""
+    shutil.copytree(repository / "inputs", folder / "inputs")
+    for name in ("tools", "scripts", "docs"):
+        (folder / name).symlink_to(repository / name)
+    quickstart = folder / "inputs" / "quickstart.toml"
+    text = quickstart.read_text()
+    for long, short in SMALLER.items():
+        assert text.count(long) == 1, f"inputs/quickstart.toml does not say {long!r} any more: adapt this test"
+        text = text.replace(long, short)
+    quickstart.write_text(text)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "weft").symlink_to(weft)
+    environment = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
+                       OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1",
+                       PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe", OMPI_MCA_hwloc_base_binding_policy="none")
+    return environment
+
+
+def commands_of(content, begin):
+    """(line number, command) behind each "$ "."""
+    number = 0
+    while number < len(content):
+        if content[number].startswith("$ "):
+            first, command = number, content[number][2:]
+            while command.endswith("\\") and number + 1 < len(content):
+                number += 1
+                command += "\n" + content[number]
+            yield begin + first, command
+        number += 1
+
+
+def commands(repository, weft):
+    problems, ran, shown = [], 0, []
+    with tempfile.TemporaryDirectory(prefix="weft_docs_") as name:
+        folder = Path(name)
+        environment = workspace(folder, repository, weft)
+
+        def run(where, arguments, expected):
+            done = subprocess.run(arguments, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, check=False, timeout=120)
+            if done.returncode != expected:
+                problems.append(f"{where}: {arguments[-1]!r} ended with {done.returncode}, expected {expected}:\n{done.stdout}")
+
+        for page in pages(repository):
+            inside = page.parent != repository
+            for language, before, begin, content in blocks(page.read_text()):
+                where = f"{page.relative_to(repository)}:{begin}"
+                if language in ("sh", "bash", "shell"):
+                    reason = re.fullmatch(r"<!-- not run: (.+) -->", before)
+                    shown.append(f"{where}: {reason.group(1) if reason else 'no reason given'}")
+                    if inside and not reason:
+                        problems.append(f"{where}: commands that nothing runs: make it a console block, or say why before it in a "
+                                        "line <!-- not run: reason -->")
+                elif language == "python" and inside:
+                    ran += 1
+                    run(where, [sys.executable, "-c", "\n".join(content)], 0)
+                elif language == "console":
+                    for number, command in commands_of(content, begin):
+                        ran += 1
+                        code = re.search(r"# exit (\d+)\s*$", command)
+                        run(f"{page.relative_to(repository)}:{number}", ["bash", "-euo", "pipefail", "-c", command],
+                            int(code.group(1)) if code else 0)
+                    if not any(line.startswith("$ ") for line in content):
+                        problems.append(f"{where}: a console block without a command")
+    for line in shown:
+        print(f"not run  {line}")
+    assert ran > 5, f"only {ran} commands were found"
+    return problems, f"{ran} commands ran, {len(shown)} blocks are shown and not run"
+
+
+def main():
+    repository, check = Path(sys.argv[1]).resolve(), sys.argv[2]
+    if check in ("links", "messages"):
+        problems, fine = {"links": links, "messages": messages}[check](repository)
+    else:
+        weft = Path(sys.argv[3]).resolve()
+        if not weft.exists():
+            program.skip("weft was not built")
+        problems, fine = {"reference": reference, "commands": commands}[check](repository, weft)
+    print("\n".join(problems) or fine)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scheduler's notice (USR1) outside the steps: while a run starts it is kept for the first steps, behind the last one it is
+ignored. Without a handler at both moments it would kill the program.
+
+notice_test.py WEFT
+"""
+import signal
+import subprocess
+
+import program
+
+INPUT = """
+[synthetic]
+output = "{folder}/data"
+layers = 2
+d_model = 16
+features = 32
+k = 3
+tokens = 4000
+validation_tokens = 2000
+[run]
+steps = {steps}
+[data]
+train = "{folder}/data/train"
+validation = "{folder}/data/validation"
+batch_tokens = 64
+[transcoder]
+features = 40
+k = 3
+"""
+
+
+def train_with_notice(weft, name, moment, steps):
+    """Trains, sends USR1 when a line that begins with `moment` appears; returns the exit code."""
+    source = weft.folder / f"{name}.toml"
+    source.write_text(INPUT.format(folder=weft.folder, steps=steps))
+    if not (weft.folder / "data").exists():
+        weft.run("synth", source)
+    with subprocess.Popen([str(weft.binary), "train", str(source), "--output", str(weft.folder / name)], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        sent = False
+        for line in process.stdout:
+            if line.startswith(moment) and not sent:
+                process.send_signal(signal.SIGUSR1)
+                sent = True
+    assert sent, f"no line \"{moment}\""
+    return process.returncode
+
+
+def check(weft):
+    # The plan is printed before the data's statistics are taken and the first step is made.
+    code = train_with_notice(weft, "start", "plan:", steps=1_000_000)
+    assert code == 75, code
+    assert program.record(weft.folder / "start")["result"]["step"] > 0
+    # The table of timings is printed between the last step and the evaluation.
+    code = train_with_notice(weft, "end", "region ", steps=20)
+    assert code == 0, code
+    assert "validation" in program.record(weft.folder / "end")["result"]
+
+
+program.main(check)

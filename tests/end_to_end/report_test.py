@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weft report: the page of a real run is well-formed, fetches nothing, escapes what comes from files, and says what the run's files
+say; what is missing or damaged is said, not hidden.
+
+report_test.py WEFT
+"""
+import json
+import math
+import os
+import re
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import numpy as np
+
+import files
+import program
+
+LAYERS, WIDTH, FEATURES = 3, 16, 40
+INPUT = """
+[synthetic]
+output = "data"
+layers = 3
+d_model = 16
+features = 24
+k = 3
+tokens = 1200
+validation_tokens = 300
+[run]
+steps = 30
+[data]
+train = "data/train"
+validation = "data/validation"
+batch_tokens = 64
+[transcoder]
+features = 40
+k = 3
+dead_window = 600
+[optimizer]
+learning_rate = 3e-3
+[checkpoint]
+every = 10
+[log]
+every = 1
+[benchmark]
+layers = 2
+d_model = 16
+warmup = 1
+steps = 2
+batches = 1
+cases = ["sparse"]
+"""
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Elements nested as they should, texts and titles by kind, and nothing that a browser would fetch or run."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.words, self.titles, self.cells, self.tags = [], [], [], [], []
+        self.text = text
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        assert tag not in ("script", "link", "iframe", "img", "object", "embed", "use", "image"), tag
+        for name, value in attributes:
+            assert name not in ("src", "href", "xlink:href", "srcset", "action", "style") and not name.startswith("on"), (name, value)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        inside = self.open[-1] if self.open else ""
+        if inside == "style":
+            assert "url(" not in data and "@import" not in data
+            return
+        self.words.append(data)
+        if inside == "title":
+            self.titles.append(data)
+        if inside in ("td", "b"):
+            self.cells.append(data)
+
+    def says(self, *wanted):
+        text = " ".join(self.words)
+        for words in wanted:
+            assert words in text, f"the page does not say {words!r}"
+
+
+def report(weft, run, *arguments, ranks=None):
+    weft.run("report", run, *arguments, ranks=ranks)
+    text = (run / "report.html").read_text()
+    assert "http" not in text
+    # The same bytes are XML: a stricter reading of nesting, attributes and entities.
+    assert text.startswith("<!DOCTYPE html>\n")
+    ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+    return Page(text)
+
+
+def short(value):
+    """Three significant digits, as the page writes numbers of common size."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 999.5:
+        return f"{float(f'{value:.2e}'):,.0f}"
+    text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def decoder_norms(step_directory, window, tokens):
+    """{(s, t): root of the mean squared norm over live features}, share of what s writes}, through h5py."""
+    tensors = files.read_tensors(step_directory)
+    norms = {}
+    for s in range(LAYERS):
+        alive = tensors[f"encoder_{s}/tokens_since_fired"] < min(window, tokens)
+        blocks = tensors[f"decoder_{s}/weight"].astype(np.float64).reshape(FEATURES, LAYERS - s, WIDTH)[alive]
+        squares = (blocks ** 2).sum(axis=2)
+        for t in range(s, LAYERS):
+            norms[s, t] = math.sqrt(squares[:, t - s].mean()), squares[:, t - s].sum() / squares.sum(), alive.sum()
+    return norms
+
+
+def train_with_fault(weft, source, output, fault, code):
+    done = subprocess.run([str(weft.binary), "train", str(source), "--output", str(output)], cwd=weft.folder, check=False,
+                          env=dict(os.environ, WEFT_FAULT=fault), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == code, (done.returncode, done.stdout)
+
+
+def check_real_run(weft, source):
+    # A name that would be markup, in the title, the table and the input of the page.
+    run = weft.folder / "a<b>&amp;\"'run"
+    train_with_fault(weft, source, run, "step:0:12:usr1", 75)
+    train_with_fault(weft, source, run, "step:0:17:kill", -9)
+    weft.run("train", source, "--output", run)
+    left = run / "checkpoints" / "step_00000099.tmp"
+    left.mkdir()        # as if another process were writing it: a report takes nothing away
+    weft.run("benchmark", source, "--output", run)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    page = report(weft, run)
+    assert before == {path: path.stat().st_mtime_ns for path in before}, "the report changed the run"
+
+    record = program.record(run)
+    result, validation = record["result"], record["result"]["validation"]
+    page.says("Finished", run.name, f"{result['tokens']:,}", short(result["tokens_per_second"]),
+              record["build"]["revision"], record["hosts"][0]["host"], record["command"], record["libraries"]["HDF5"])
+    for measure, factor, decimals in (("nmse_standardised", 1, 4), ("nmse", 1, 4), ("explained_variance", 1, 4), ("l0", 1, 2),
+                                      ("dead_fraction", 100, 1)):
+        for value in (*validation[measure], validation[f"{measure}_mean"]):
+            assert f"{factor * value:.{decimals}f}" in page.cells, (measure, value)
+    assert short(validation["nmse_standardised_mean"]) in page.cells, "no tile for the error"
+    # The record and the page are of the run's last start: it began behind step 14.
+    lines = program.metrics(run)
+    assert any(title == f"step 30: {short(lines[-1]['loss'])}" for title in page.titles), "no point for the last loss"
+    # Histogram: bars in percent of all features.
+    totals = np.sum(validation["density_histogram"], axis=0)
+    for name, count in zip(validation["density_bins"], totals):
+        wanted = f"part of the tokens on which a feature fires {name}: {short(100 * count / totals.sum())}"
+        assert wanted in page.titles, wanted
+    # The decoder, against h5py's reading of the newest checkpoint.
+    norms = decoder_norms(files.checkpoints(run)[30], 600, result["tokens"])
+    for (s, t), (norm, share, _) in norms.items():
+        wanted = f"layer {s} to layer {t}: {short(norm)}; {short(100 * share)} % of what layer {s} writes"
+        assert wanted in page.titles, (wanted, [title for title in page.titles if title.startswith("layer")])
+    assert f"Counted: {sum(norms[s, s][2] for s in range(LAYERS))} of {FEATURES * LAYERS} features" in " ".join(page.words)
+    # Phases: seconds and shares; limits from the benchmark beside.
+    total = sum(region["mean"] for region in record["timings"].values())
+    for name, region in record["timings"].items():
+        wanted = f"{name}: {short(region['mean'])} s, {short(100 * region['mean'] / total)} %"
+        assert region["mean"] < 1e-4 or any(title.startswith(wanted) for title in page.titles), wanted
+    benchmark = json.loads((run / "benchmark.json").read_text())
+    page.says("Benchmark, case sparse", short(benchmark["cases"][0]["ms_per_step"]) + " ms a step")
+    # Starts: one stopped, one killed, one that went to the end.
+    starts = [title for title in page.titles if title.startswith("start ")]
+    assert "start 1: from step 0 to step 14" in starts and "start 3: from step 14 to step 30" in starts, starts
+    assert "start 2: from step 14 to step 14 at least, ended without an orderly stop" in starts, starts
+    for step, directory in files.checkpoints(run).items():
+        page.says(directory.name)
+    page.says("start 3", (run / "input.toml").read_text().splitlines()[-1])
+    assert "<b>&" not in page.text and "a&lt;b&gt;&amp;amp;&quot;&#39;run" in page.text
+
+    # The same page from two processes, elsewhere.
+    weft.run("report", run, "--output", weft.folder / "page.html", ranks=2)
+    assert (weft.folder / "page.html").read_text() == page.text
+    return run
+
+
+def check_what_is_missing(weft, source, run):
+    # Stopped before a line was logged: no curves, no held-out measures, no timings beyond the start.
+    stopped = weft.folder / "stopped"
+    stopped.mkdir()
+    (stopped / "STOP").touch()
+    weft.run("train", source, "--output", stopped, "--set", "log.every=1000", code=75)
+    page = report(weft, stopped)
+    page.says("Ended with exit code 75", "No curves", "No measures on held-out data", "weft benchmark INPUT --output RUN")
+    # An evaluation beside it is taken.
+    weft.run("evaluate", stopped, "--output", stopped)
+    evaluation = json.loads((stopped / "evaluation.json").read_text())
+    page = report(weft, stopped)
+    page.says("from evaluation.json", short(evaluation["validation"]["nmse_standardised_mean"]))
+
+    # The newest checkpoint is damaged: the one before it is drawn.
+    shard = files.checkpoints(run)[30] / "rank_00000.h5"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    report(weft, run).says("from checkpoint step_00000020")
+    for path in (run / "checkpoints").iterdir():
+        path.rename(weft.folder / path.name)
+    report(weft, run).says("No decoder weights: the run has no checkpoint yet", "The run has no checkpoint.")
+
+    # A failed run: the record is all there is.
+    failed = weft.folder / "failed"
+    failed.mkdir()
+    record = {"exit": {"code": 4, "reason": "loss is not finite <in step 7>", "step": 7}, "result": {"step": 6}}
+    (failed / "run.json").write_text(json.dumps(record))
+    page = report(weft, failed)
+    page.says("Ended with exit code 4", " in step 7", "loss is not finite <in step 7>", "No curves", "No timings",
+              "Hosts and devices were not recorded", "The input was not recorded")
+
+
+def check_hostile(weft):
+    """Whatever stands in the files: a page, or a message."""
+    run = weft.folder / "hostile"
+    (run / "checkpoints" / "step_00000005").mkdir(parents=True)
+    (run / "checkpoints" / "step_00000005" / "manifest.json").write_text("{}")
+    deep = "[" * 20 + "]" * 20
+    (run / "run.json").write_text(
+        '{"exit": {"code": "seven", "reason": ["</pre><script>"]}, "result": {"step": 1e300, "validation": {"nmse": "x", '
+        '"nmse_standardised": [1, "nan", null, {"a": 1}, -3, 1e308], "l0": [1e300, -1e300], "density_bins": ["<b>", 3], '
+        '"density_histogram": [[1, 2, 3], 5, ["x"]]}}, "timings": {"a": 5, "<i>": {"mean": -1}, "b": {"mean": 1e99}}, '
+        '"hosts": ["h", {"host": {"x": 1}, "ranks": 3}], "libraries": [1], "seconds": -1e30, "ranks": "many", '
+        f'"input": {{"run": {{"steps": -5}}, "deep": {deep}}}}}')
+    (run / "metrics.jsonl").write_bytes(
+        b'{"step": 1, "loss": "nan", "l0": 3}\n{"step": "x"}\n\xff\xfe\n[]\n{"step": 2, "loss": 0.5, "layer_l0": [1, "inf"]}\n'
+        b'{"step": 3, "loss": 1e-300}\n{"step": 4, "loss": -4, "nmse_standardised": 1e99}\n{"step": 5, "loss"')
+    (run / "starts.jsonl").write_bytes(b'{"start": 1e300}\n{"end": -1}\n{"start": 0}\nx\n{"end": 4}\n{"end": 5}\n')
+    (run / "input.toml").write_bytes(b'a = "\x00\x1b</pre>&\xff\xc3\xa9\xed\xa0\x80"\n')
+    (run / "benchmark.json").write_text('{"cases": [{"name": "<u>", "phases": [{"name": 3, "ms": "x"}, {"ms": 3}]}, 5]}')
+    (run / "evaluation.json").write_text('{"validation": 7, "recovery": {"fraction": "x"}}')
+    page = report(weft, run)
+    page.says("1 logged step had a loss that is not finite", "3 of 7 lines are no records", "</pre>&", "manifest.json")
+    for number in ("nan", "inf"):
+        assert not re.search(rf'="[^"]*\b{number}\b[^"]*"', re.sub(r'class="[^"]*"|<title>.*?</title>', "", page.text)), number
+
+    # A long run is thinned: the page stays small and keeps its ends.
+    long = weft.folder / "long"
+    long.mkdir()
+    (long / "run.json").write_text('{"exit": {"code": null, "reason": "running"}}')
+    with open(long / "metrics.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(f'{{"step": {step}, "loss": {1 + 1 / step}}}\n' for step in range(1, 20001))
+    page = report(weft, long)
+    page.says("still going on", "The 20,000 records are drawn as means of up to 16 neighbours")
+    assert len(page.text) < 300_000
+
+
+def check_messages(weft, run):
+    assert "no such directory; name the directory of a run" in weft.run("report", weft.folder / "nothing", code=2)
+    assert "run.json is missing" in weft.run("report", weft.folder / "data", code=2)
+    assert "not a directory" in weft.run("report", run / "run.json", code=2)
+    assert "weft report needs its RUN" in weft.run("report", code=2)
+    assert "no/page.html" in weft.run("report", run, "--output", weft.folder / "no" / "page.html", code=6)
+    for damaged in ("{", "[]", '{"exi": 1}', "", '{"exit": ' + "[" * 100_000 + "]" * 100_000 + "}"):
+        (run / "run.json").write_text(damaged)
+        assert "not the record of a run" in weft.run("report", run, code=3)
+
+
+def check(weft):
+    source = weft.folder / "input.toml"
+    source.write_text(INPUT)
+    weft.run("synth", source)
+    run = check_real_run(weft, source)
+    check_what_is_missing(weft, source, run)
+    check_hostile(weft)
+    check_messages(weft, run)
+
+
+program.main(check)

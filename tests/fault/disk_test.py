@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that are full, limited, read-only or not there: the last good checkpoint stays, training goes on while it may, and
+what cannot work is said before the first step.
+
+disk_test.py WEFT         What needs a mount (a small tmpfs, a read-only one) runs where this process may mount in a
+                          namespace of its own, and is counted as skipped elsewhere.
+"""
+import os
+import re
+import shutil
+import subprocess
+
+import jobs
+import program
+
+# MPI's own files stay below (shared memory of 4 MiB), no shard does: 19 MB by one rank, or by two together.
+FEATURES = 20_000
+LIMITED = ("prlimit", "--fsize=8000000:")
+
+
+def mounts_are_possible(folder):
+    place = folder / "mount_probe"
+    place.mkdir()
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    try:
+        return subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def inside(mount, at):
+    """Runs the rest of a command in a namespace of its own where `mount` is mounted at `at`."""
+    return ("unshare", "--mount", "sh", "-c", f'mount {mount} tmpfs "{at}" && exec "$@"', "sh")
+
+
+def check_limit(job):
+    """RLIMIT_FSIZE: every shard fails, the run ends with 6 once too many have; lifted, it goes on to the same end."""
+    for ranks in (1, 2):
+        name = f"limited_{ranks}"
+        output = job.run(name, ranks=ranks, code=6, wrapper=LIMITED)
+        assert "File too large" in output and "training goes on" in output and "failure 1 of 3" in output, output
+        assert "3 checkpoints in a row could not be written" in output and "bytes free" in output, output
+        assert job.steps_of(name) == [] and not list((job.folder / name / "checkpoints").glob("*.tmp"))
+        assert program.record(job.folder / name)["exit"]["code"] == 6
+        job.run(name, ranks=ranks)
+        # The limit comes while a run is going on, between two checkpoints, and goes again.
+        name = f"pinched_{ranks}"
+        job.run(name, ranks=ranks, fault="step:0:22:usr1", code=75)
+        output = job.run(name, "--set", "checkpoint.failures_allowed=100", ranks=ranks, code=6, wrapper=LIMITED)
+        assert "step 60, at which this run ends, is in no checkpoint" in output, output
+        assert job.steps_of(name) == [20, 24], job.steps_of(name)
+        job.run(name, ranks=ranks)
+        assert job.outcome(name) == job.outcome(f"whole_{ranks}")
+
+
+def check_small_disk(job):
+    """checkpoints/ on a small disk that something else has filled, all but room for one checkpoint."""
+    name = "small"
+    place = job.folder / name / "checkpoints"
+    place.mkdir(parents=True)
+    # What the namespace's end would take with it is copied out before.
+    script = f'mount -t tmpfs -o size=70m tmpfs "{place}" && "$@"; code=$?; cp -a "{place}" "{job.folder}/rescued"; exit $code'
+    wrapper = ("unshare", "--mount", "sh", "-c", script, "sh")
+    output = job.run(name, wrapper=wrapper)
+    assert "No space left" not in output, output  # room for the three that exist at one time
+    shutil.rmtree(job.folder / name)
+    shutil.rmtree(job.folder / "rescued")
+    place.mkdir(parents=True)
+    script = script.replace('&& "$@"', f'&& head -c 40m /dev/zero > "{place}/others" && "$@"')
+    wrapper = ("unshare", "--mount", "sh", "-c", script, "sh")
+    output = job.run(name, wrapper=wrapper, code=6)
+    assert "No space left on device" in output and "training goes on" in output, output
+    rescued = job.folder / "rescued"
+    kept = sorted(path.name for path in rescued.glob("step_*"))
+    assert kept and not any(path.endswith(".tmp") for path in kept), (kept, output)
+    # What was kept is whole: moved to a larger disk, the run ends like the one that had room.
+    shutil.rmtree(place)
+    shutil.copytree(rescued, place)
+    output = job.run(name)
+    assert "rejected" not in output and f"going on behind step {int(kept[-1][5:])} " in output, output
+    assert job.outcome(name) == job.outcome("whole_1")
+
+
+def check_full_run_directory(job):
+    """The whole run directory on a full disk: not even the metrics can be written. An I/O error that says so."""
+    place = job.folder / "full"
+    place.mkdir()
+    wrapper = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=48k tmpfs "{place}" && exec "$@"', "sh")
+    output = job.run("full", wrapper=wrapper, code=6)
+    assert re.search(r"full\S*: .*(No space left|cannot be written|could not be written)", output), output
+
+
+def check_refusals(job):
+    """Where nothing can be written: 6 before the first step, from --dry-run too."""
+    (job.folder / "a_file").touch()
+    places = [job.folder / "a_file" / "run"]
+    wrappers = [()]
+    if os.geteuid() != 0:
+        closed = job.folder / "closed"
+        closed.mkdir(mode=0o555)
+        places.append(closed / "run")
+        wrappers.append(())
+    if mounts_are_possible(job.folder):
+        sealed = job.folder / "sealed"
+        sealed.mkdir()
+        places.append(sealed / "run")
+        wrappers.append(inside("-t tmpfs -o ro,size=64k", sealed))
+    for place, wrapper in zip(places, wrappers):
+        for arguments in ((), ("--dry-run",)):
+            output = job.run(str(place), *arguments, code=6, wrapper=wrapper)
+            assert "step " not in output.replace("steps", "") and str(place) in output, output
+    # A directory that is taken away while the run goes on comes back with the next checkpoint.
+    name = "taken"
+    job.run(name, fault="step:0:22:usr1", code=75)
+    shutil.rmtree(job.folder / name / "checkpoints")
+    output = job.run(name)
+    assert "starting at step 0" in output and job.outcome(name) == job.outcome("whole_1"), output
+
+
+def check(weft):
+    job = jobs.Jobs(weft, features=FEATURES)
+    for ranks in (1, 2):
+        job.run(f"whole_{ranks}", ranks=ranks)
+    check_limit(job)
+    check_refusals(job)
+    if not mounts_are_possible(weft.folder / "data"):
+        program.skip("a small tmpfs (this process may not mount); limits and refusals were tested")
+    check_small_disk(job)
+    check_full_run_directory(job)
+
+
+program.main(check)

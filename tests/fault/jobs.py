@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that are disturbed: what the fault tests share."""
+import os
+import subprocess
+
+import files
+import program
+
+INPUT = """
+[synthetic]
+output = "{folder}/data"
+layers = 2
+d_model = 16
+features = 32
+k = 3
+tokens = 2000
+validation_tokens = 100
+[run]
+steps = {steps}
+[data]
+train = "{folder}/data/train"
+batch_tokens = 60
+block_rows = 16
+window_rows = 256
+[transcoder]
+features = {features}
+k = 3
+[optimizer]
+schedule = "cosine"
+warmup_steps = 5
+[parallel]
+timeout = 120
+[checkpoint]
+every = {every}
+[log]
+every = 1
+"""
+TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")
+
+
+class Jobs:
+    """Starts one input again and again, into run directories of a test's folder."""
+
+    def __init__(self, weft, steps=60, every=10, features=40):
+        self.weft, self.folder, self.steps = weft, weft.folder, steps
+        self.source = weft.folder / "input.toml"
+        self.source.write_text(INPUT.format(folder=weft.folder, steps=steps, every=every, features=features))
+        if not (weft.folder / "data").exists():
+            weft.run("synth", self.source)
+
+    def start(self, name, *arguments, ranks=1, fault="", wrapper=(), **options):
+        """A Popen, through mpiexec where ranks > 1. `wrapper`: the command that starts the program in every rank."""
+        command = [*wrapper, str(self.weft.binary), "train", str(self.source), "--output", str(self.folder / name),
+                   *map(str, arguments)]
+        if ranks > 1:
+            command = ["mpiexec", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
+        return subprocess.Popen(command, env=dict(os.environ, WEFT_FAULT=fault), text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, **options)
+
+    def run(self, name, *arguments, code=0, **options):
+        """Until it ends: its output. Fails unless the exit code is `code` (None: any but 0)."""
+        process = self.start(name, *arguments, **options)
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == code if code is not None else process.returncode != 0, (process.returncode, output)
+        return output
+
+    def steps_of(self, name):
+        """Steps of the checkpoints of a run, ascending."""
+        return sorted(files.checkpoints(self.folder / name))
+
+    def outcome(self, name):
+        """Bytes of the last checkpoint's shards, and the metrics without their times."""
+        run = self.folder / name
+        last = files.checkpoints(run)[self.steps]
+        return ({path.name: path.read_bytes() for path in sorted(last.glob("rank_*.h5"))},
+                [{key: value for key, value in line.items() if key not in TIMES} for line in program.metrics(run)])
+
+
+def alive(path):
+    """Processes with this path on their command line."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                if str(path).encode() in file.read() and entry != str(os.getpid()):
+                    found.append(entry)
+        except (OSError, ValueError):
+            pass
+    return found

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests from outside (signals to the process and to mpiexec, files, the wall limit), whatever the run is doing: a valid
+checkpoint, the right exit code, and the run goes on from there.
+
+requests_test.py WEFT
+"""
+import signal
+import time
+
+import jobs
+import program
+
+ENDLESS = 10_000_000
+
+
+class Run:
+    """A run that is under way: some steps are done."""
+
+    def __init__(self, job, name, ranks=1, *arguments):
+        self.job, self.name, self.ranks, self.path = job, name, ranks, job.folder / name
+        self.process = job.start(name, "--set", "log.every=10", "--set", "checkpoint.every=0", *arguments, ranks=ranks)
+        self.wait(lambda: (self.path / "metrics.jsonl").exists() and (self.path / "metrics.jsonl").stat().st_size > 0, "a step")
+
+    def wait(self, condition, what):
+        end = time.monotonic() + 60
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < end, f"no {what} within a minute"
+            time.sleep(0.02)
+
+    def end(self, code):
+        """Ends in time, with the code (None: any but 0), a record of it, and a checkpoint that the run goes on from."""
+        output, _ = self.process.communicate(timeout=30)
+        got = self.process.returncode
+        assert got == code if code is not None else got != 0, (self.name, got, output)
+        record = program.record(self.path)
+        step = max(self.job.steps_of(self.name))
+        if code is not None:
+            assert record["exit"]["code"] == code and record["result"]["step"] == step, record["exit"]
+        again = self.job.run(self.name, "--set", f"run.steps={step + 3}", ranks=self.ranks)
+        assert f"going on behind step {step} " in again and "rejected" not in again, again
+        return output, record
+
+
+def check_process(job):
+    """One process, without a launcher: its own exit codes."""
+    for name, signals, code in (("usr1", [signal.SIGUSR1], 75), ("term", [signal.SIGTERM], 143), ("int", [signal.SIGINT], 130),
+                                ("term_twice", [signal.SIGTERM, signal.SIGTERM], 143),
+                                ("usr1_and_cont", [signal.SIGUSR1, signal.SIGCONT, signal.SIGUSR1], 75),
+                                ("term_over_usr1", [signal.SIGUSR1, signal.SIGTERM], 143)):
+        run = Run(job, name)
+        for number in signals:
+            run.process.send_signal(number)
+        run.end(code)
+    # A scheduler that repeats itself until the very end changes nothing.
+    run = Run(job, "usr1_again_and_again")
+    while run.process.poll() is None:
+        run.process.send_signal(signal.SIGUSR1)
+        time.sleep(0.001)
+    run.end(75)
+
+
+def check_launcher(job):
+    """Through mpiexec: it passes USR1 and USR2 on; with TERM and INT it ends the job itself, in which the ranks may or may
+    not have the time for a checkpoint: the code is the launcher's."""
+    for name, number, code in (("mpi_usr1", signal.SIGUSR1, 75), ("mpi_term", signal.SIGTERM, None), ("mpi_int", signal.SIGINT, None)):
+        run = Run(job, name, 2, "--set", "checkpoint.every=10")
+        run.wait(lambda run=run: job.steps_of(run.name), "checkpoint")
+        run.process.send_signal(number)
+        run.end(code)
+        assert not jobs.alive(run.path), name
+    run = Run(job, "mpi_usr2", 2)
+    run.process.send_signal(signal.SIGUSR2)
+    run.wait(lambda: job.steps_of(run.name), "checkpoint on request")
+    run.process.send_signal(signal.SIGUSR1)
+    run.end(75)
+
+
+def check_files(job):
+    run = Run(job, "files", 2)
+    (run.path / "CHECKPOINT").touch()
+    run.wait(lambda: job.steps_of(run.name), "checkpoint on request")
+    assert not (run.path / "CHECKPOINT").exists()
+    (run.path / "STOP").touch()
+    run.end(75)
+    assert not (run.path / "STOP").exists()
+
+
+def check_walltime(job):
+    run = Run(job, "walltime", 2, "--walltime", "00:00:03")
+    output, record = run.end(75)
+    assert "checkpoint step_" in output and record["exit"]["reason"] == "stopped cleanly, more to do", output
+    assert record["seconds"] < 4, record["seconds"]  # the limit, and what ending takes
+
+
+def check_moments(job):
+    """In the step, in the wait for data, in the loader's thread, in a collective, while a checkpoint is written."""
+    for point in ("step:{}:15", "data-wait:{}:15", "data-read:{}:15", "collective:{}:15", "mid-dataset:{}:10", "before-rename:{}:10"):
+        for ranks, kind, code in ((1, "term", 143), (2, "usr1", 75)):
+            name = f"{point.split(':')[0]}_{kind}"
+            job.run(name, ranks=ranks, fault=f"{point.format(ranks - 1)}:{kind}", code=code)
+            job.run(name, ranks=ranks)
+            assert job.outcome(name) == job.outcome(f"whole_{ranks}"), name
+
+
+def check(weft):
+    job = jobs.Jobs(weft, steps=30)
+    for ranks in (1, 2):
+        job.run(f"whole_{ranks}", ranks=ranks)
+    check_moments(job)
+    endless = jobs.Jobs(weft, steps=ENDLESS)
+    check_process(endless)
+    check_launcher(endless)
+    check_files(endless)
+    check_walltime(endless)
+
+
+program.main(check)

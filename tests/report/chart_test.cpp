@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Texts, numbers and charts of a page: nothing that comes from a file can be markup, and no value makes a broken
+// picture.
+#include "report/chart.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "report/html.hpp"
+
+using namespace weft::report;
+
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+const std::string kReplaced = "\xEF\xBF\xBD";
+
+/// No coordinate of the picture is a word.
+bool is_drawn(const std::string& svg) {
+  for (const char* word : {"=\"nan", "=\"inf", "=\"-nan", "=\"-inf", " nan", " inf", "-nan", "Lnan", "Mnan"})
+    if (svg.find(word) != std::string::npos) return false;
+  return svg.starts_with("<svg") && svg.ends_with("</svg>\n");
+}
+
+}  // namespace
+
+TEST_CASE("escaped text holds no markup and nothing that XML forbids") {
+  CHECK(escaped("<a href=\"x\">&'") == "&lt;a href=&quot;x&quot;&gt;&amp;&#39;");
+  CHECK(escaped("line\n\ttab") == "line\n\ttab");
+  CHECK(escaped(std::string_view("\0\x1b\x7f", 3)) == kReplaced + kReplaced + kReplaced);
+  for (const char* whole : {"\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "\xEF\xBF\xBD"})
+    CHECK(escaped(whole) == whole);
+  CHECK(escaped("\xC3") == kReplaced);                                  // torn
+  CHECK(escaped("\xC3<") == kReplaced + "&lt;");                        // does not swallow what follows
+  CHECK(escaped("\xC0\xBC") == kReplaced + kReplaced);                  // '<' written too long
+  CHECK(escaped("\xED\xA0\x80") == kReplaced + kReplaced + kReplaced);  // half of a pair
+  CHECK(escaped("\xEF\xBF\xBF") == kReplaced + kReplaced + kReplaced);  // no character
+  CHECK(escaped("\xF4\x90\x80\x80") == kReplaced + kReplaced + kReplaced + kReplaced);
+}
+
+TEST_CASE("numbers have three significant digits") {
+  const std::pair<double, const char*> expected[] = {{0, "0"},         {0.11416, "0.114"},   {8, "8"},
+                                                     {99.96, "100"},   {-3.14159, "-3.14"},  {0.1, "0.1"},
+                                                     {1000, "1,000"},  {123456, "123,000"},  {999.4, "999"},
+                                                     {999.6, "1,000"}, {1e-5, "1e-05"},      {0.00123, "0.00123"},
+                                                     {1e20, "1e+20"},  {kNan, "not finite"}, {-5e-324, "-4.9e-324"},
+                                                     {100.4, "100"}};
+  for (const auto& [value, text] : expected) CHECK(short_number(value) == text);
+  CHECK(bytes_text(0) == "0 B");
+  CHECK(bytes_text(999) == "999 B");
+  CHECK(bytes_text(999'900) == "1 MB");
+  CHECK(bytes_text(2.82e9) == "2.82 GB");
+}
+
+TEST_CASE("a chart is whole whatever its values") {
+  for (const std::vector<double>& values : {std::vector<double>{},
+                                            {kNan},
+                                            {kNan, 2, kInfinite},
+                                            {0, 0},
+                                            {5},
+                                            {1e-90, 1e90},
+                                            {-1e90, 1e90},
+                                            {-1, -2, -3},
+                                            {1, 100, 0}}) {
+    LineChart line;
+    line.y = values;
+    for (std::size_t i = 0; i < values.size(); ++i) line.x.push_back(static_cast<double>(i));
+    CHECK(is_drawn(line_chart(line)));
+    line.low = line.high = line.y;
+    line.from_zero = true;
+    line.level = 3;
+    line.marks = {0, 1, 1e9};
+    CHECK(is_drawn(line_chart(line)));
+    BarChart bars;
+    bars.values = values;
+    CHECK(is_drawn(bar_chart(bars)));
+    LyingBars lying;
+    for (const double value : values) lying.bars.push_back({"a", value, "b", value, value, value});
+    CHECK(is_drawn(lying_bars(lying)));
+    lying.limit_name = "limit";
+    CHECK(is_drawn(lying_bars(lying)));
+    HeatMap map;
+    if (!values.empty()) map.values.push_back(values);
+    map.notes.emplace_back(values.size());
+    CHECK(is_drawn(heat_map(map)));
+  }
+  CHECK(is_drawn(time_line({})));
+  CHECK(is_drawn(
+      time_line({.x_label = "step", .last = 0, .spans = {{"a", 0, 0, false, ""}}, .points = {0}, .points_name = "p"})));
+}
+
+TEST_CASE("a line breaks where a value is not finite, and texts of a chart are escaped") {
+  LineChart chart;
+  chart.x = {1, 2, 3, 4, 5};
+  chart.y = {1, 2, kNan, 2, 1};
+  chart.y_label = "<y>";
+  const std::string svg = line_chart(chart);
+  const std::size_t path = svg.find("class=\"curve\"");
+  REQUIRE(path != std::string::npos);
+  const std::string d = svg.substr(svg.rfind("<path", path), path - svg.rfind("<path", path));
+  CHECK(std::count(d.begin(), d.end(), 'M') == 2);
+  CHECK(svg.find("<y>") == std::string::npos);
+  CHECK(svg.find("&lt;y&gt;") != std::string::npos);
+}

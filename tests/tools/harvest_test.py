@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/harvest.py: what is in the files equals the model's activations exactly, in the stored type.
+
+harvest_test.py [WEFT]
+
+Tiny randomly initialised GPT-2 and Llama models are built here; nothing is downloaded. What the model computes is recorded by
+replacing the forward functions of its MLPs, not by the hooks that harvest.py uses, and the files are read bit by bit through h5py.
+With a path of the program, `weft inspect` and a short training run read the files as well. Skipped without PyTorch or transformers.
+"""
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SKIPPED = 77
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for stale in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+    os.environ.pop(stale, None)
+try:
+    import h5py
+    import numpy as np
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+except ImportError as missing:
+    print(f"skipped: {missing.name} is not installed (tools/harvest.py needs PyTorch and transformers)")
+    sys.exit(SKIPPED)
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "harvest.py"
+spec = importlib.util.spec_from_file_location("harvest", TOOL)
+harvest = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(harvest)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CONTEXT, BATCH, LAYERS, WIDTH = 16, 3, 3, 32
+
+
+# --- Things to harvest from -----------------------------------------------------------------------------------------------
+
+
+def write_text(folder):
+    """Two documents, one plain and one in lines of JSON."""
+    generator = random.Random(1)
+    words = [f"w{i}" for i in range(40)]
+    document = lambda n: " ".join(generator.choice(words) for _ in range(n))
+    (folder / "a.txt").write_text(document(700))
+    (folder / "b.jsonl").write_text("".join(json.dumps({"text": document(90)}) + "\n" for _ in range(5)))
+    return [folder / "a.txt", folder / "b.jsonl"]
+
+
+def write_model(folder, kind):
+    """A model with random weights, and a tokenizer of whole words. Llama's puts <s> before each text, GPT-2's nothing."""
+    special = ["<s>", "</s>", "<unk>"] if kind == "llama" else ["<|endoftext|>"]
+    tokenizer = Tokenizer(models.WordLevel(unk_token=special[-1]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator([" ".join(f"w{i}" for i in range(40))], trainers.WordLevelTrainer(special_tokens=special))
+    if kind == "llama":
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>",
+                                                    unk_token="<unk>")
+    else:
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=special[0], eos_token=special[0],
+                                                    unk_token=special[0])
+    torch.manual_seed(7)
+    vocabulary = len(fast)
+    if kind == "llama":
+        config = transformers.LlamaConfig(vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=LAYERS,
+                                          num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64)
+        model = transformers.LlamaForCausalLM(config)
+    else:
+        config = transformers.GPT2Config(vocab_size=vocabulary, n_embd=WIDTH, n_layer=LAYERS, n_head=2, n_positions=64)
+        model = transformers.GPT2LMHeadModel(config)
+    # Initial weights are small: larger ones make activations of common sizes, negative and positive.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
+    model.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+# --- The other way to the same values -------------------------------------------------------------------------------------
+
+
+def recorded(model, blocks, name):
+    """[(input, output)] of module `name` of each block, from now on, by replacing its forward function."""
+    calls = [None] * len(blocks)
+    for layer, block in enumerate(blocks):
+        module = block.get_submodule(name)
+
+        def forward(value, *more, _forward=module.forward, _layer=layer, **named):
+            before = value.clone()
+            result = _forward(value, *more, **named)
+            calls[_layer] = (before, result.clone())
+            return result
+
+        module.forward = forward
+    return calls
+
+
+def bits(tensor):
+    return tensor.detach().contiguous().cpu().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16).numpy()
+
+
+def stored_bits(dataset):
+    """The bytes of a dataset as they lie in the file: memory type = file type."""
+    words = np.empty(dataset.shape, np.int32 if dataset.id.get_type().get_size() == 4 else np.int16)
+    space = h5py.h5s.create_simple(dataset.shape)
+    dataset.id.read(space, space, words, dataset.id.get_type())
+    return words
+
+
+def read(directory):
+    """{name: words} of all chunk files joined, with tokens and positions."""
+    parts = {}
+    for number in range(len(list(directory.glob("chunk_*.hdf5")))):
+        with h5py.File(directory / f"chunk_{number}.hdf5", "r") as file:
+            for name in ("tokens", "positions"):
+                parts.setdefault(name, []).append(file[name][:])
+            for layer in range(LAYERS):
+                for side in ("inputs", "targets"):
+                    parts.setdefault(f"layer_{layer}/{side}", []).append(stored_bits(file[f"layer_{layer}/{side}"]))
+    return {name: np.concatenate(pieces) for name, pieces in parts.items()}
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+# --- Tests ----------------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments, code=0):
+    """What harvest.py prints; fails unless its exit code is `code`."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        found = harvest.main([str(argument) for argument in arguments])
+    assert found == code, f"{' '.join(map(str, arguments))} ended with {found}, expected {code}:\n{said.getvalue()}"
+    return said.getvalue()
+
+
+def check_exact(model_folder, directory, text, dtype, module, sides, skip):
+    """Every stored bit against the model, run here over the stored tokens in the same batches. `module` of each side, and whether
+    its input (0) or output (1) was taken."""
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model_folder, **harvest.loaded_in(dtype))
+    model = loaded.eval().to(DEVICE)
+    blocks = model.transformer.h if hasattr(model, "transformer") else model.model.layers
+    taken = {side: recorded(model, blocks, module[side]) for side in ("inputs", "targets")}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    stored = read(directory)
+
+    # The tokens are the text's: all documents, an end-of-text token behind each.
+    expected = []
+    for path in text:
+        pieces = [json.loads(line)["text"] for line in path.read_text().splitlines()] if path.suffix == ".jsonl" \
+            else [path.read_text()]
+        for piece in pieces:
+            expected += tokenizer.encode(piece, add_special_tokens=False) + [tokenizer.eos_token_id]
+    body = CONTEXT - skip
+    rows = len(stored["tokens"])
+    assert rows == len(expected) // body * body and rows > 0, (rows, len(expected))
+    assert stored["tokens"].tolist() == expected[:rows]
+    assert stored["positions"].tolist() == list(range(skip, CONTEXT)) * (rows // body)
+
+    negatives, at = 0, 0
+    for number in range(len(list(directory.glob("chunk_*.hdf5")))):
+        with h5py.File(directory / f"chunk_{number}.hdf5", "r") as file:
+            n_windows = len(file["tokens"]) // body
+        for begin in range(0, n_windows, BATCH):
+            count = min(BATCH, n_windows - begin)
+            ids = torch.tensor(stored["tokens"][at:at + count * body].astype(np.int64)).reshape(count, body)
+            if skip:
+                ids = torch.cat([torch.full((count, 1), tokenizer.bos_token_id), ids], dim=1)
+            with torch.inference_mode():
+                model(ids.to(DEVICE))       # the whole model, with its head
+            for side in ("inputs", "targets"):
+                for layer in range(LAYERS):
+                    value = taken[side][layer][sides[side]][:, skip:].reshape(-1, WIDTH)
+                    words = stored[f"layer_{layer}/{side}"][at:at + count * body]
+                    assert np.array_equal(words, bits(value)), f"{directory.name}: layer {layer} {side} from row {at}"
+                    negatives += int((words < 0).sum())
+            at += count * body
+    assert at == rows
+    assert negatives > rows, "no negative activations: this test would not see lost signs"
+
+
+def check_model(kind, folder, text, weft):
+    model = write_model(folder / kind, kind)
+    common = ("--text", *text, "--context", CONTEXT, "--batch", BATCH, "--rows-per-file", 11 * CONTEXT, "--device", DEVICE)
+    mlp, taken = {"inputs": "mlp", "targets": "mlp"}, {"inputs": 0, "targets": 1}
+    skip = 1 if kind == "llama" else 0
+
+    # bf16, computed and stored.
+    whole = folder / f"{kind}_whole"
+    said = run(model, *common, "--output", whole)
+    assert "mlp.input to" in said and (whole / "metadata.json").exists(), said
+    check_exact(model, whole, text, "bf16", mlp, taken, skip)
+    with h5py.File(whole / "chunk_0.hdf5", "r") as file:
+        place = "transformer.h.{}" if kind == "gpt2" else "model.layers.{}"
+        assert file.attrs["format"] == "weft-activations" and file.attrs["hook_inputs"] == place + ".mlp.input"
+        assert file.attrs["hook_targets"] == place + ".mlp.output"
+        # h5py makes float32 of a true 16-bit float type: the same values without any bit tricks.
+        words = stored_bits(file["layer_1/targets"])
+        assert np.array_equal(file["layer_1/targets"][:].astype(np.float32),
+                              (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    reference = contents(whole)
+    assert len(list(whole.glob("chunk_*.hdf5"))) > 2
+
+    # Nothing to do: nothing is touched. Interrupted: only what is missing is made again, and it is the same.
+    times = {path.name: path.stat().st_mtime_ns for path in whole.iterdir()}
+    for lost in ("chunk_1.hdf5", "index.bin", "metadata.json"):
+        (whole / lost).unlink()
+    (whole / "chunk_1.hdf5.part").write_bytes(b"torn")
+    run(model, *common, "--output", whole)
+    for path in whole.glob("chunk_*"):
+        assert path.name == "chunk_1.hdf5" or path.stat().st_mtime_ns == times[path.name], path
+    assert contents(whole) == reference
+    # Another harvest is not mixed in.
+    said = run(model, *common, "--output", whole, "--batch", BATCH + 1, code=2)
+    assert "belongs to another harvest (batch was 3, now 4)" in said, said
+
+    # Two processes, one after the other: each writes its own files, whoever comes last completes the dataset.
+    shared = folder / f"{kind}_shared"
+    for rank, complete in ((1, False), (0, True)):
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+        said = run(model, *common, "--output", shared)
+        assert (shared / "metadata.json").exists() == complete, said
+    del os.environ["RANK"], os.environ["WORLD_SIZE"]
+    assert contents(shared) == reference
+
+    # The residual stream before the norm instead, computed and stored in fp32.
+    norm = "ln_2" if kind == "gpt2" else "post_attention_layernorm"
+    residual = folder / f"{kind}_residual"
+    run(model, *common, "--output", residual, "--inputs", f"{norm}.input", "--dtype", "fp32")
+    check_exact(model, residual, text, "fp32", {"inputs": norm, "targets": "mlp"}, taken, skip)
+
+    if weft:
+        said = subprocess.run([weft, "inspect", whole], capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stdout + said.stderr
+        for words in ("Weft's own layout", place + ".mlp.input", f"{LAYERS} layers, width {WIDTH}, ", "rows, bf16", "all values finite"):
+            assert words in said.stdout, (words, said.stdout)
+        source = folder / f"{kind}.toml"
+        source.write_text(f'[run]\nsteps = 3\n[data]\ntrain = "{whole}"\nbatch_tokens = 64\n[transcoder]\nfeatures = 64\nk = 4\n')
+        trained = subprocess.run([weft, "train", source, "--output", folder / f"{kind}_run"], capture_output=True, text=True,
+                                 check=False)
+        assert trained.returncode == 0, trained.stdout + trained.stderr
+
+
+def check_messages(folder, text):
+    model, common = folder / "gpt2", ("--text", text[0], "--context", CONTEXT, "--device", DEVICE, "--output", folder / "no")
+    for arguments, words in ((("--inputs", "mlp"), "mlp: no place"),
+                             (("--inputs", "feed_forward.input"), "block 0 has no module feed_forward (it has ln_1"),
+                             (("--targets", "mlp.c_fc.output"), "differ in width"),
+                             (("--tokens", "5"), "less than one window"),
+                             (("--tokens", "1000000"), "the text ends after")):
+        assert words in run(model, *common, *arguments, code=2), arguments
+    assert not (folder / "no" / "metadata.json").exists()
+
+
+def main():
+    weft = sys.argv[1] if len(sys.argv) > 1 else None
+    with tempfile.TemporaryDirectory(prefix="weft_harvest_") as name:
+        folder = Path(name)
+        text = write_text(folder)
+        for kind in ("gpt2", "llama"):
+            check_model(kind, folder, text, weft)
+        check_messages(folder, text)
+    where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+    print(f"every stored bit is the model's: GPT-2 and Llama, bf16 and fp32, on {where}; torch {torch.__version__}, "
+          f"transformers {transformers.__version__}, h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}"
+          + ("; weft reads the files" if weft else ""))
+
+
+main()
