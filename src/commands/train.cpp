@@ -121,6 +121,7 @@ class Run {
     if (done && done->durable) log::info("{}", done->line());
   }
   void log_step(double data_wait);
+  report::Json communication() const;
 
   const Request& request_;
   const transcoder::Configuration& configuration_;
@@ -140,6 +141,10 @@ class Run {
   std::int64_t tokens_ = 0, first_step_ = 0;
   std::int64_t logged_step_ = 0;  // of this start: for the rate of an interval
   Clock::time_point logged_at_, loop_begin_;
+  struct {
+    double waited = 0, exchanging = 0;  // seconds that steps waited; that rows were on their way between ranks
+    std::int64_t exchanged = 0;         // bytes sent
+  } rows_;
   double trained_seconds_ = 0, checkpoint_seconds_ = 0;  // steps alone; what they waited for checkpoints
 };
 
@@ -156,6 +161,8 @@ checkpoint::Manifest Run::manifest() const {
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = data_.train.fingerprint;
+  if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty())
+    manifest.extra = report::to_text({{"algorithms", algorithms}});
   return manifest;
 }
 
@@ -220,6 +227,9 @@ int Run::train() {
     fault::point("step", world_.rank(), step);
     trainer_.step(batch);
     waited += batch.waited;
+    rows_.waited += batch.waited;
+    rows_.exchanging += batch.exchanging;
+    rows_.exchanged += batch.exchanged;
     cursor_ = batch.end;
     tokens_ += batch.n_tokens;
     loader.release();
@@ -247,6 +257,25 @@ int Run::train() {
   return code;
 }
 
+/// What went between ranks, a step: the mean over ranks. Rows travel beside the step (hidden, but for what steps
+/// waited), the axes inside it (exposed). Collective.
+report::Json Run::communication() const {
+  const double steps = static_cast<double>(std::max<std::int64_t>(1, trainer_.steps_done() - first_step_));
+  const parallel::Traffic feature = trainer_.feature_traffic(), data = trainer_.data_traffic();
+  double sums[] = {static_cast<double>(rows_.exchanged),
+                   rows_.exchanging,
+                   rows_.waited,
+                   static_cast<double>(feature.bytes_sent),
+                   feature.seconds,
+                   static_cast<double>(data.bytes_sent),
+                   data.seconds};
+  world_.all().sum(std::span<double>(sums));
+  for (double& sum : sums) sum /= steps * world_.size();
+  return {{"rows", {{"bytes", sums[0]}, {"hidden_ms", 1e3 * sums[1]}, {"waited_ms", 1e3 * sums[2]}}},
+          {"feature_axis", {{"bytes", sums[3]}, {"exposed_ms", 1e3 * sums[4]}}},
+          {"data_axis", {{"bytes", sums[5]}, {"exposed_ms", 1e3 * sums[6]}}}};
+}
+
 void Run::conclude() {
   const std::int64_t done = trainer_.steps_done() - first_step_;
   const double rate =
@@ -259,6 +288,7 @@ void Run::conclude() {
   record["result"]["tokens_per_second"] = rate;
   record["result"]["checkpoint_pause_seconds"] = checkpoint_seconds_;
   record["timings"] = report::to_json(timings);
+  if (world_.size() > 1) record["communication"] = communication();
   const device::MemoryUse memory = device::memory_use();
   record["device"]["peak_bytes"] = memory.device_peak_bytes;
   record["device"]["planned_bytes"] = planned_device_bytes_;
@@ -302,6 +332,7 @@ int train(const Request& request, const parallel::World& world) {
       parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, ranks);
   const Data data = describe_data(configuration, world);
   transcoder::check_layers(configuration.transcoder, data.train.n_layers);
+  use_recorded_algorithms(configuration, world);
   const transcoder::Plan planned = transcoder::plan(configuration, data.train, grid);
   const std::string plan = transcoder::to_text(planned, configuration);
   if (request.dry_run) {
@@ -314,7 +345,7 @@ int train(const Request& request, const parallel::World& world) {
   }
 
   // Until the process ends: a request may come while a checkpoint is read, and is then acted on in the first steps;
-  // twice; or while a finished run is evaluated, and is then no longer needed. None may end the program.
+  // twice; or, from a scheduler, while a finished run is evaluated, and is then no longer needed.
   static const parallel::Signals signals;
 
   // 2. The run's directory; a run that was interrupted goes on.
@@ -322,7 +353,7 @@ int train(const Request& request, const parallel::World& world) {
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
-  use_recorded_algorithms(configuration, world);
+  if (opened.found) use_recorded_algorithms(configuration, world, opened.found->manifest.extra);
   report::record_start(world, request.command_line, library_versions(), runtime.description());
   log::info("{}\n{}{}", runtime.description(), dataset::summary(data.train), plan);
   if (const std::int64_t usable = usable_device_bytes(configuration, world); usable > 0)
@@ -340,6 +371,7 @@ int train(const Request& request, const parallel::World& world) {
   int code = run.train();
 
   // 4. Say how it went.
+  if (code == 0) parallel::Signals::let_stop();
   run.conclude();
   if (world.is_root()) starts.end(run.steps_done());
   if (code == static_cast<int>(ExitCode::requeue) && run.steps_done() == run.first_step())
