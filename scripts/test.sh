@@ -5,17 +5,20 @@
 # skipped stands above it with the reason.
 #
 #   bash scripts/test.sh            the quick set: at most a quarter of an hour on two cores
-#   bash scripts/test.sh --full     also the long tests, the sanitizers and a build with clang
+#   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, real activations): five minutes
+#   bash scripts/test.sh --full     everything: also the longest tests, the sanitizers and a build with clang
 #   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without them their tests are skipped and counted
 #
 # Exit codes: 0 nothing failed; 1 something did; 2 the machine could not be set up.
 set -uo pipefail
 
 full=no
+left_out="long|full|gpu"
 for argument in "$@"; do
   case $argument in
-    --full) full=yes ;;
-    *) echo "test.sh: unknown option $argument (known: --full)" >&2; exit 2 ;;
+    --long) left_out="full|gpu" ;;
+    --full) full=yes left_out=gpu ;;
+    *) echo "test.sh: unknown option $argument (known: --long --full)" >&2; exit 2 ;;
   esac
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -65,8 +68,7 @@ run_tests() {
   echo "Tested $name: $((SECONDS - since)) s"
 }
 
-quick=(--label-exclude "full|gpu")
-[[ $full == yes ]] && quick=(--label-exclude gpu)
+quick=(--label-exclude "$left_out")
 
 if build cpu-release; then
   run_tests cpu-release cpu-release "${quick[@]}"
