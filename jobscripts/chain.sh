@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Submits a chain of Slurm jobs, for sites where a job may not requeue itself, or where a long wait is better begun early.
 #   bash chain.sh [--dry-run] NAME LINKS SCRIPT INPUT RUN [options of weft train]
-# Edit: nothing here; SCRIPT (slurm.sbatch or another form) holds the site's lines. --dry-run prints the commands and submits none.
+# Edit: nothing here; SCRIPT (slurm.sbatch or another form) holds the site's lines. --dry-run prints what it would submit.
 #
-# One link runs at a time and goes on from the checkpoint of the one before. The chain ends by itself: the first link that finishes
-# the run (0), makes no progress (93) or fails cancels those behind it. Ending it early: scancel --name=NAME.
+# One link runs at a time and goes on from the checkpoint of the one before. The chain ends by itself: the first link that
+# finishes the run (0), makes no progress (93) or fails cancels those behind it. Ending it early: scancel --name=NAME.
 set -euo pipefail
 
 submit() { "$@"; }
@@ -21,10 +21,11 @@ name=$1 links=$2 script=$3
 shift 3
 
 if [[ -n $(squeue --noheader --user="$(id -un)" --name="$name") ]]; then
-  echo "chain.sh: jobs named $name are in the queue already (a chain is known by its name); take another, or scancel --name=$name" >&2
+  echo "chain.sh: jobs named $name are in the queue already (a chain is known by its name); take another name, or" \
+    "scancel --name=$name" >&2
   exit 2
 fi
 for ((link = 1; link <= links; ++link)); do
-  # singleton: never two jobs of one name at a time. A link that is lost with its node is not restarted: the next one goes on.
+  # singleton: never two jobs of one name at a time. A link lost with its node is not restarted: the next one goes on.
   submit sbatch --job-name="$name" --dependency=singleton --no-requeue --export="ALL,WEFT_CHAIN=$name" "$script" "$@"
 done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Collects the sources of every library that is compiled into Weft (10 MB) into one folder, for a machine without network that
-# has compilers, MPI, HDF5, OpenBLAS, OpenSSL and perhaps CUDA, but not the header libraries. To be run on Debian or Ubuntu.
+# Collects the sources of every library that is compiled into Weft (10 MB) into one folder, for a machine without network
+# that has compilers, MPI, HDF5, OpenBLAS, OpenSSL and perhaps CUDA, but not the header libraries. To be run on Debian or Ubuntu.
 #
 #   bash scripts/bundle.sh DIR        DIR must not exist yet
 # there, after copying DIR and this repository:
@@ -35,7 +35,8 @@ libraries=(
 for entry in "${libraries[@]}"; do
   read -r package folder <<<"$entry"
   if [[ ! -d /usr/include/$folder || ! -r /usr/share/doc/$package/copyright ]]; then
-    echo "bundle.sh: /usr/include/$folder or its licence is missing (package $package); bash scripts/setup.sh --tests installs it" >&2
+    echo "bundle.sh: /usr/include/$folder or its licence is missing (package $package);" \
+      "bash scripts/setup.sh --tests installs it" >&2
     exit 2
   fi
 done
@@ -56,8 +57,9 @@ tar -xzf "$archive" -C "$scratch" --strip-components=1 --wildcards '*/kokkos/LIC
 cat "$scratch"/kokkos/{LICENSE,Copyright.txt} >"$scratch/licences/kokkos"
 rm -r "$scratch/kokkos"
 
+system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
 {
-  echo "What Weft is compiled from besides its own sources. include/ from packages of $(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release):"
+  echo "What Weft is compiled from besides its own sources. include/ from packages of $system:"
   for entry in "${libraries[@]}"; do
     read -r package folder <<<"$entry"
     cp -r "/usr/include/$folder" "$scratch/include/"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts the pinned source archive of Kokkos (cmake/kokkos_archive.txt) into a folder and prints its path. Its digest is compared
-# before anything in it is used.
+# Puts the pinned source archive of Kokkos (cmake/kokkos_archive.txt) into a folder and prints its path. Its digest is
+# compared before anything in it is used.
 #
 #   bash scripts/kokkos_archive.sh DIR
 #   WEFT_KOKKOS_ARCHIVE=FILE   this archive instead of a download
@@ -24,7 +24,7 @@ if [[ -z $archive ]]; then
   echo "Downloading Kokkos (source archive of PyPI's pycompadre, by pip)" >&2
   "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary pycompadre --require-hashes \
     -r "$pin" -d "$destination" >&2 || {
-    echo "kokkos_archive.sh: pip could not download the Kokkos archive (no network?); on a machine with network make a bundle" \
+    echo "kokkos_archive.sh: pip could not download the Kokkos archive (no network?); make a bundle on a machine with network" \
       "(scripts/bundle.sh) and set WEFT_BUNDLE to it here" >&2
     exit 1
   }
@@ -32,8 +32,8 @@ if [[ -z $archive ]]; then
 fi
 digest=$(sed -n 's/.*--hash=sha256:\([0-9a-f]*\).*/\1/p' "$pin")
 if ! echo "$digest  $archive" | sha256sum --check --status; then
-  echo "kokkos_archive.sh: $archive is not the pinned archive (its sha256 differs from cmake/kokkos_archive.txt); delete it and" \
-    "download it again" >&2
+  echo "kokkos_archive.sh: $archive is not the pinned archive (its sha256 differs from cmake/kokkos_archive.txt);" \
+    "delete it and download it again" >&2
   exit 1
 fi
 [[ $archive -ef $destination/$(basename "$archive") ]] || cp "$archive" "$destination"

@@ -111,7 +111,7 @@ Found open(const parallel::Communicator& world, const fs::path& step_directory, 
   // "runs/a/checkpoints/step_00000100/" names the same directory.
   const fs::path path = step_directory.has_filename() ? step_directory : step_directory.parent_path();
   try {
-    return {path, examine(world, path, verify)};
+    return {path, examine(world, path, verify), verify == Verify::full};
   } catch (const NewerFormat& later) {
     refuse_newer(path, later.version);
   } catch (const Error& failure) {
@@ -139,7 +139,7 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
   for (std::size_t i = steps.size(); i-- > 0;) {
     const fs::path path = directory / directory_name(steps[i]);
     try {
-      return Found{path, examine(world, path, verify)};
+      return Found{path, examine(world, path, verify), verify == Verify::full};
     } catch (const NewerFormat& later) {
       refuse_newer(path, later.version);
     } catch (const Error& failure) {
@@ -195,6 +195,13 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
           const ShardEntry& shard = manifest.shards[s];
           const fs::path path = found.path / shard.file;
           storage::Handle file;
+          std::optional<storage::PosixFile> bytes;  // for what needs no second check
+          const auto read = [&](hid_t dataset, std::int64_t begin, std::int64_t count, void* to) {
+            if (found.verified)
+              storage::read_rows_verified(dataset, *bytes, begin, count, to);
+            else
+              storage::read_rows(dataset, begin, count, to);
+          };
           for (const Tensor& tensor : registry.tensors()) {
             const parallel::Range stored = shard.owned[entry_of(tensor)];
             const parallel::Range wanted{std::max(stored.begin, tensor.held.begin),
@@ -203,6 +210,7 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
             try {
               if (file < 0) {
                 file = storage::open_file(path);
+                if (found.verified) bytes.emplace(path.string());
                 if (storage::read_integer_attribute(file, "step") != manifest.step ||
                     storage::read_integer_attribute(file, "rank") != static_cast<std::int64_t>(s))
                   throw error(ExitCode::io, "is the shard of another step or rank");
@@ -214,13 +222,13 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
                 throw error(ExitCode::io, "holds other rows than the manifest says");
               char* to = static_cast<char*>(tensor.data) + (wanted.begin - tensor.held.begin) * tensor.row_bytes();
               if (!tensor.on_device && !tensor.scatter) {
-                storage::read_rows(dataset, wanted.begin - stored.begin, wanted.size(), to);
+                read(dataset, wanted.begin - stored.begin, wanted.size(), to);
                 continue;
               }
               const std::int64_t piece = bounce.bytes() / tensor.row_bytes();
               for (std::int64_t begin = wanted.begin; begin < wanted.end; begin += piece) {
                 const parallel::Range rows{begin, std::min(wanted.end, begin + piece)};
-                storage::read_rows(dataset, rows.begin - stored.begin, rows.size(), bounce.data());
+                read(dataset, rows.begin - stored.begin, rows.size(), bounce.data());
                 if (tensor.scatter)
                   tensor.scatter(rows, bounce.data());
                 else

@@ -22,6 +22,7 @@ namespace weft::checkpoint {
 struct Found {
   std::filesystem::path path;  ///< the step directory
   Manifest manifest;
+  bool verified = false;  ///< every byte of every shard is what its digest says
 };
 
 /// What to do with *.tmp: whoever only reads a run must keep them, a checkpoint may be on its way.

@@ -82,6 +82,9 @@ struct Shard {
   std::vector<std::string> sha256;
 };
 
+/// A thread copies at once this much of the state.
+constexpr std::int64_t kCopyBytes = std::int64_t{4} << 20;
+
 /// The disk gets what is written in portions of this size.
 constexpr std::int64_t kWritebackBytes = std::int64_t{32} << 20;
 
@@ -226,11 +229,38 @@ struct Writer::State {
       std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
 
+  /// All that training waits for: what lies in host memory as plain rows is therefore copied by several threads.
   void stage_all() const {
+    struct Piece {
+      const Tensor* tensor;
+      parallel::Range rows;
+      char* to;
+    };
+    std::vector<Piece> pieces;
     for (std::size_t t = 0; t < offsets.size(); ++t) {
       const Tensor& tensor = registry.tensors()[t];
-      if (tensor.owned.size() > 0) copy_out(tensor, tensor.owned, static_cast<char*>(staging.data()) + offsets[t]);
+      char* const to = static_cast<char*>(staging.data()) + offsets[t];
+      if (tensor.gather || tensor.on_device) {
+        if (tensor.owned.size() > 0) copy_out(tensor, tensor.owned, to);
+        continue;
+      }
+      const std::int64_t rows = std::max<std::int64_t>(1, kCopyBytes / tensor.row_bytes());
+      for (std::int64_t begin = tensor.owned.begin; begin < tensor.owned.end; begin += rows)
+        pieces.push_back({&tensor,
+                          {begin, std::min(begin + rows, tensor.owned.end)},
+                          to + (begin - tensor.owned.begin) * tensor.row_bytes()});
     }
+    std::atomic<std::size_t> next{0};
+    const auto work = [&] {
+      for (std::size_t i = next++; i < pieces.size(); i = next++)
+        copy_out(*pieces[i].tensor, pieces[i].rows, pieces[i].to);
+    };
+    const std::size_t wanted =
+        staging.bytes() < 4 * kCopyBytes ? 1 : static_cast<std::size_t>(storage::digest_threads());
+    std::vector<std::thread> helpers;
+    while (helpers.size() + 1 < wanted) helpers.emplace_back(work);
+    work();
+    for (std::thread& helper : helpers) helper.join();
     kernels::fence(execution);
   }
 

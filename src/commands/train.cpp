@@ -382,7 +382,7 @@ int train(const Request& request, const parallel::World& world) {
   }
 
   // Until the process ends: a request may come while a checkpoint is read, and is then acted on in the first steps;
-  // twice; or while a finished run is evaluated, and is then no longer needed. None may end the program.
+  // twice; or, from a scheduler, while a finished run is evaluated, and is then no longer needed.
   static const parallel::Signals signals;
 
   // 2. The run's directory; a run that was interrupted goes on.
@@ -409,6 +409,7 @@ int train(const Request& request, const parallel::World& world) {
   int code = run.train();
 
   // 4. Say how it went.
+  if (code == 0) parallel::Signals::let_stop();
   run.conclude();
   if (world.is_root()) starts.end(run.steps_done());
   if (code == static_cast<int>(ExitCode::requeue) && run.steps_done() == run.first_step())

@@ -4,6 +4,7 @@
 // compute, never by those that only read headers: a CUDA build dry-runs on a machine without a GPU.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "kernels/execution.hpp"

@@ -60,6 +60,10 @@ Signals::~Signals() {
   for (std::size_t i = 0; i < std::size(kHandled); ++i) sigaction(kHandled[i], &former_[i], nullptr);
 }
 
+void Signals::let_stop() {
+  for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_DFL);
+}
+
 Signals::Requested Signals::requested() {
   Requested request;
   // Somebody who wants the job ended outranks the scheduler that wants it requeued: the larger code is the decision.

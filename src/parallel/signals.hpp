@@ -28,6 +28,9 @@ class Signals {
   /// What was asked for. `stop` stays; a `checkpoint` is told once.
   static Requested requested();
 
+  /// Everything is saved and only reading is left: from now on SIGTERM and SIGINT end the process at once.
+  static void let_stop();
+
  private:
   struct sigaction former_[5];
 };

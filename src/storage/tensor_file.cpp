@@ -168,6 +168,79 @@ void read_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data
   }
 }
 
+namespace {
+
+/// How `create_dataset` cuts a tensor: each chunk is one contiguous run of it. Dimensions before `axis` are cut to
+/// single indices, those behind it are whole.
+struct Runs {
+  std::vector<std::int64_t> shape;
+  std::vector<hsize_t> chunk;
+  std::size_t axis = 0;
+  std::int64_t element = 0;  ///< bytes
+};
+
+/// False for any other layout: other chunks, or other filters than the checksum. Under the lock.
+bool cut_in_runs(hid_t dataset, Runs& runs) {
+  runs.shape = shape_of(dataset);
+  runs.chunk.resize(runs.shape.size());
+  const Handle create(H5Dget_create_plist(dataset), H5Pclose, "reading a dataset's layout");
+  const Handle type(H5Dget_type(dataset), H5Tclose, "reading a dataset's type");
+  runs.element = static_cast<std::int64_t>(H5Tget_size(type));
+  unsigned flags = 0, configuration = 0;
+  std::size_t n_values = 0;
+  if (H5Pget_nfilters(create) != 1 ||
+      H5Pget_filter2(create, 0, &flags, &n_values, nullptr, 0, nullptr, &configuration) != H5Z_FILTER_FLETCHER32 ||
+      H5Pget_chunk(create, static_cast<int>(runs.chunk.size()), runs.chunk.data()) < 0)
+    return false;
+  while (runs.axis + 1 < runs.shape.size() && runs.chunk[runs.axis] == 1) ++runs.axis;
+  for (std::size_t axis = runs.axis + 1; axis < runs.shape.size(); ++axis)
+    if (static_cast<std::int64_t>(runs.chunk[axis]) != runs.shape[axis]) return false;
+  return runs.chunk[runs.axis] > 0;
+}
+
+}  // namespace
+
+void read_rows_verified(hid_t dataset, const PosixFile& file, std::int64_t begin, std::int64_t count, void* data) {
+  struct Part {
+    std::int64_t address, bytes, to;
+  };
+  std::vector<Part> parts;
+  {
+    const Lock lock;
+    Runs runs;
+    if (!cut_in_runs(dataset, runs)) return read_rows(dataset, begin, count, data);
+    if (runs.shape.empty() || begin < 0 || count < 0 || begin + count > runs.shape[0])
+      throw error(ExitCode::internal, "rows {} to {} are outside a dataset", begin, begin + count);
+    std::int64_t inner = runs.element, rows_bytes = runs.element;
+    for (std::size_t axis = 1; axis < runs.shape.size(); ++axis) rows_bytes *= runs.shape[axis];
+    for (std::size_t axis = runs.axis + 1; axis < runs.shape.size(); ++axis) inner *= runs.shape[axis];
+    const std::int64_t extent = runs.shape[runs.axis], step = static_cast<std::int64_t>(runs.chunk[runs.axis]);
+    const std::int64_t first = begin * rows_bytes, last = (begin + count) * rows_bytes;
+    // Bytes [at, at + run) of the tensor are one chunk.
+    for (std::int64_t at = first; at < last;) {
+      const std::int64_t outer = at / (extent * inner), index = at / inner % extent / step * step;
+      const std::int64_t run_begin = (outer * extent + index) * inner;
+      const std::int64_t run = std::min(step, extent - index) * inner;
+      std::vector<hsize_t> where(runs.shape.size(), 0);
+      where[runs.axis] = static_cast<hsize_t>(index);
+      for (std::int64_t axis = static_cast<std::int64_t>(runs.axis) - 1, left = outer; axis >= 0; --axis) {
+        where[static_cast<std::size_t>(axis)] = static_cast<hsize_t>(left % runs.shape[static_cast<std::size_t>(axis)]);
+        left /= runs.shape[static_cast<std::size_t>(axis)];
+      }
+      unsigned skipped_filters = 0;
+      haddr_t address = HADDR_UNDEF;
+      hsize_t stored = 0;
+      check(H5Dget_chunk_info_by_coord(dataset, where.data(), &skipped_filters, &address, &stored), "locating a chunk");
+      if (address == HADDR_UNDEF || static_cast<std::int64_t>(stored) < run)
+        throw error(ExitCode::io, "a chunk was never written (incomplete write)");
+      const std::int64_t end = std::min(last, run_begin + run);
+      parts.push_back({static_cast<std::int64_t>(address) + at - run_begin, end - at, at - first});
+      at = end;
+    }
+  }
+  for (const Part& part : parts) file.read(static_cast<char*>(data) + part.to, part.bytes, part.address);
+}
+
 void require_complete(hid_t dataset, const std::string& name) {
   const Lock lock;
   const Handle create(H5Dget_create_plist(dataset), H5Pclose, "reading the layout of dataset " + name);

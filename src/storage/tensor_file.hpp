@@ -15,6 +15,7 @@
 
 #include "kernels/array.hpp"
 #include "storage/hdf5.hpp"
+#include "storage/posix_file.hpp"
 
 namespace weft::storage {
 
@@ -35,6 +36,11 @@ Handle open_dataset(hid_t file, const std::string& name, kernels::Scalar type, c
 
 /// Rows [begin, begin + count) into contiguous host memory, in pieces.
 void read_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data);
+
+/// The same of a file whose bytes have just been verified by their digest: chunks are located through HDF5 and then
+/// read straight into place, without its lock and without looking at their checksums again. Datasets in another layout
+/// than `create_dataset` makes are read as by `read_rows`.
+void read_rows_verified(hid_t dataset, const PosixFile& file, std::int64_t begin, std::int64_t count, void* data);
 
 /// Every chunk of the dataset is in the file: what the file's index says, read back. Throws Error(io).
 void require_complete(hid_t dataset, const std::string& name);

@@ -38,12 +38,6 @@ constexpr float kLargestResidual = 1e18f;
 /// How far the host runs ahead of a GPU: enough that it never waits for work.
 constexpr std::int64_t kStepsAhead = 2;
 
-/// An axis where it holds all ranks, in the same order: so their GPUs are joined once.
-const parallel::Communicator& all_ranks(const parallel::Grid& grid) {
-  if (grid.shape().data == 1) return grid.feature_axis();
-  return grid.shape().feature == 1 ? grid.data_axis() : grid.world();
-}
-
 std::int64_t norm_elements(std::int64_t n_keys) { return 2 * n_keys + 2 * n_keys / 4096 + 5; }
 
 std::int64_t backward_workspace(kernels::Backend backend, const Shape& shape, std::int64_t n_local,
@@ -71,7 +65,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
               parallel::largest_part(configuration.data.batch_tokens, grid.shape().data) * shape.width() *
                   kernels::bytes_of(scalar_of(configuration.precision))),
       exchange_(model_, grid, execution),
-      world_(all_ranks(grid), execution, 0),
+      world_(grid.all_on_an_axis(), execution, 0),
       in_flight_(device::is_asynchronous(execution) && world_.leaves_the_host_free() ? kStepsAhead : 0),
       upload_(execution) {
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.shape().data);

@@ -50,4 +50,20 @@ TEST_CASE("a second interrupt leaves at once with 130") {
   CHECK(WEXITSTATUS(status) == 130);
 }
 
+TEST_CASE(
+    "when everything is saved, a request to stop ends the process at once, and a scheduler's notice still does not") {
+  const pid_t child = fork();
+  if (child == 0) {
+    const Signals signals;
+    Signals::let_stop();
+    std::raise(SIGUSR1);
+    std::raise(SIGTERM);
+    _exit(0);  // not reached
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == SIGTERM);
+}
+
 }  // namespace weft::parallel

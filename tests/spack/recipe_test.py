@@ -23,13 +23,15 @@ PACKAGES = {"MPI": "mpi", "HDF5": "hdf5", "OpenSSL": "openssl", "fmt": "fmt", "s
             "NCCL": "nccl", "openblas": "openblas", "Threads": None}
 # Not found by CMake, but needed: compilers, the build, Python for tests.
 OTHERS = {"c", "cxx", "cmake", "python", "py-numpy", "py-h5py"}
+# Variants that are only switched off here.
+OFF = {"tests": False, "sanitizers": False, "fuzzers": False, "warnings_as_errors": False}
 SPEC = re.compile(r"(?P<name>[a-z][\w-]*)?(@(?P<versions>[\w.:,]+))?(?P<rest>.*)", re.S)
 
 
 def parse(text):
     """(package, versions, [variant names]) of a spec as far as this recipe writes them."""
     match = SPEC.fullmatch(text.strip())
-    name, rest = match["name"], match["rest"]
+    name, rest = match["name"], re.sub(r"%[\w=-]+", "", match["rest"])     # compilers are no variants
     if name and re.match(r"=", rest):     # "cuda_arch=90": a variant, not a package
         name, rest = None, text
     names, rest = [], rest.strip()
@@ -47,7 +49,7 @@ def lowest(versions):
 
 
 def cmake_text(repository):
-    files = [repository / "CMakeLists.txt", *sorted((repository / "cmake").glob("*.cmake")), *sorted((repository / "kernels").rglob("CMakeLists.txt")),
+    files = [repository / "CMakeLists.txt", *sorted((repository / "cmake").glob("Weft*.cmake")), *sorted((repository / "kernels").rglob("CMakeLists.txt")),
              *sorted((repository / "src").rglob("CMakeLists.txt"))]
     return "\n".join(re.sub(r"#.*", "", path.read_text()) for path in files)
 
@@ -77,7 +79,7 @@ def check_cmake(recipe, text):
     settings = set(re.findall(r"\bset\((WEFT_\w+)\s[^)]*?\bCACHE\b", text))
     given = set()
     for variants in ({"cuda": True, "cuda_arch": ("90",)}, {"cuda": False, "cuda_arch": ()}):
-        arguments = stand_in.instance(recipe, tests=False, sanitizers=False, warnings_as_errors=False, **variants).cmake_args()
+        arguments = stand_in.instance(recipe, **OFF, **variants).cmake_args()
         given |= {re.match(r"-D(\w+)", argument)[1] for argument in arguments}
     yield from (f"cmake_args gives {name}, which CMake does not know" for name in given - options - settings - {"CMAKE_CUDA_ARCHITECTURES"})
     yield from (f"the recipe leaves the option {name} to chance" for name in options - given)
@@ -123,7 +125,7 @@ def check_gpu(recipe, upstream):
         yield "with +cuda Kokkos must be +cmake_lang ~wrapper"
     if not any(arguments[0] == "cuda_arch=none" for arguments, _ in recipe.of("conflicts")):
         yield "+cuda without an architecture is not refused"
-    args = stand_in.instance(recipe, tests=False, sanitizers=False, warnings_as_errors=False, cuda=True, cuda_arch=("90",)).cmake_args()
+    args = stand_in.instance(recipe, **OFF, cuda=True, cuda_arch=("90",)).cmake_args()
     if "-DCMAKE_CUDA_ARCHITECTURES:STRING=90a" not in args:
         yield f"cuda_arch=90 does not become 90a: {args}"
 
@@ -188,7 +190,7 @@ def check_environment(repository, recipe, upstream):
 
 def check_configure(repository, recipe, cmake):
     """A configure run takes the recipe's arguments, every one of them."""
-    package = stand_in.instance(recipe, cuda=False, tests=False, sanitizers=False, warnings_as_errors=False, cuda_arch=())
+    package = stand_in.instance(recipe, cuda=False, cuda_arch=(), **OFF)
     with tempfile.TemporaryDirectory(prefix="weft_recipe_") as folder:
         done = subprocess.run([cmake, "-S", repository, "-B", folder, *package.cmake_args()], text=True, check=False, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT)

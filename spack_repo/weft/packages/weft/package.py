@@ -25,7 +25,11 @@ class Weft(CMakePackage, CudaPackage):
     # Variants are the options of CMakeLists.txt, without WEFT_ENABLE_; cuda and cuda_arch come with CudaPackage.
     variant("tests", default=False, description="Build the tests")
     variant("sanitizers", default=False, description="Build with the address and undefined-behaviour sanitizers")
+    variant("fuzzers", default=False, description="Build tests/fuzz for libFuzzer (clang), with the sanitizers")
     variant("warnings_as_errors", default=False, description="Stop at compiler warnings")
+
+    requires("+tests", when="+fuzzers", msg="the fuzzers are among the tests")
+    requires("%clang", when="+fuzzers", msg="libFuzzer is a part of clang")
 
     generator("ninja")
 
@@ -65,6 +69,7 @@ class Weft(CMakePackage, CudaPackage):
             self.define_from_variant("WEFT_ENABLE_CUDA", "cuda"),
             self.define_from_variant("WEFT_ENABLE_TESTS", "tests"),
             self.define_from_variant("WEFT_ENABLE_SANITIZERS", "sanitizers"),
+            self.define_from_variant("WEFT_ENABLE_FUZZERS", "fuzzers"),
             self.define_from_variant("WEFT_WARNINGS_AS_ERRORS", "warnings_as_errors"),
             # Spack's compiler wrappers choose the processor, and the libraries come from Spack.
             self.define("WEFT_CPU_TARGET", ""),
