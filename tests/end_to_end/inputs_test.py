@@ -20,8 +20,8 @@ SHRINK = {
     "benchmark_cpu.toml": ["transcoder.features=512", "data.batch_tokens=256", "benchmark.warmup=1"],
     # Meant for a GPU: the first case alone, of a size that a processor does at once.
     **{f"benchmark_{name}.toml": ["benchmark.layers=3", "benchmark.d_model=64", "transcoder.features=256",
-                                  "data.batch_tokens=128", "benchmark.warmup=1", 'benchmark.cases=["8bit"]']
-       for name in ("gpt2_small", "llama_3_2_1b", "gemma_2_2b")},
+                                  "data.batch_tokens=128", "benchmark.warmup=1", f'benchmark.cases=["{case}"]']
+       for name, case in (("gpt2_small", "all together"), ("llama_3_2_1b", "8bit"), ("gemma_2_2b", "8bit"))},
     "olmo2_1b.toml": ["data.layers=3", "data.d_model=64", "transcoder.features=500", "data.batch_tokens=256",
                       "optimizer.warmup_steps=1"],
 }

@@ -87,10 +87,11 @@ def check_files(job):
 
 
 def check_walltime(job):
-    run = Run(job, "walltime", 2, "--walltime", "00:00:03")
-    output, record = run.end(75)
+    # Ten million steps end by nothing else; a slow machine may spend the whole limit on starting, and still stops cleanly.
+    output = job.run("walltime", "--walltime", "00:00:02", "--set", "log.every=1000", ranks=2, code=75)
+    record, step = program.record(job.folder / "walltime"), max(job.steps_of("walltime"))
     assert "checkpoint step_" in output and record["exit"]["reason"] == "stopped cleanly, more to do", output
-    assert record["seconds"] < 4, record["seconds"]  # the limit, and what ending takes
+    assert record["result"]["step"] == step > 0, (record["result"], step)
 
 
 def check_moments(job):
