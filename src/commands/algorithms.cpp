@@ -90,27 +90,37 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
   }
 }
 
+/// The list under "algorithms". Throws a collective Error(usage) naming `source`.
+void add_records(const report::Json& json, const std::string& source, std::vector<GemmRecord>& records) {
+  try {
+    for (const report::Json& each : json.at("algorithms")) records.push_back(from_json(each));
+  } catch (const report::Json::exception& failed) {
+    throw collective_error(ExitCode::usage, "{} is no record of algorithms ({}); weft benchmark --tune writes one",
+                           source, failed.what());
+  }
+}
+
 }  // namespace
 
-void use_recorded_algorithms(const transcoder::Configuration& configuration, const parallel::World& world) {
-  const std::string& path = configuration.device.algorithms;
-  if (path.empty()) return;
-  std::string text;
-  world.on_root([&]() -> std::string {
-    std::ifstream file(path);
-    if (!file)
-      throw error(ExitCode::usage, "device.algorithms = \"{}\" cannot be read; weft benchmark --tune writes it", path);
-    return text = std::string(std::istreambuf_iterator<char>(file), {}), "";
-  });
-  text = world.all().broadcast(std::move(text), 0);
+void use_recorded_algorithms(const transcoder::Configuration& configuration, const parallel::World& world,
+                             const std::string& manifest_extra) {
   std::vector<GemmRecord> records;
-  try {
-    for (const report::Json& each : report::Json::parse(text).at("algorithms")) records.push_back(from_json(each));
-  } catch (const report::Json::exception& failed) {
-    throw collective_error(ExitCode::usage,
-                           "device.algorithms = \"{}\" is no record of algorithms ({}); weft benchmark "
-                           "--tune writes one",
-                           path, failed.what());
+  // The manifest's first: the first that fits a shape is taken.
+  if (!manifest_extra.empty()) {
+    const report::Json extra = report::Json::parse(manifest_extra, nullptr, false);
+    if (extra.is_object() && extra.contains("algorithms")) add_records(extra, "the checkpoint's manifest", records);
+  }
+  if (const std::string& path = configuration.device.algorithms; !path.empty()) {
+    std::string text;
+    world.on_root([&]() -> std::string {
+      std::ifstream file(path);
+      if (!file)
+        throw error(ExitCode::usage, "device.algorithms = \"{}\" cannot be read; weft benchmark --tune writes it",
+                    path);
+      return text = std::string(std::istreambuf_iterator<char>(file), {}), "";
+    });
+    text = world.all().broadcast(std::move(text), 0);
+    add_records(report::Json::parse(text, nullptr, false), path, records);
   }
   if constexpr (kernels::kCudaBuild) kernels::cuda::use_gemm_records(std::move(records));
 }

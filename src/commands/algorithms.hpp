@@ -15,8 +15,10 @@
 namespace weft::commands {
 
 /// Reads device.algorithms, if it is set. Before the first product. Throws a collective Error(usage) when the file
-/// cannot be read.
-void use_recorded_algorithms(const transcoder::Configuration&, const parallel::World&);
+/// cannot be read. A run that goes on keeps the algorithms of its checkpoint, whatever the file says by now:
+/// `manifest_extra` is Manifest::extra of that checkpoint, "" for a fresh run.
+void use_recorded_algorithms(const transcoder::Configuration&, const parallel::World&,
+                             const std::string& manifest_extra = "");
 
 /// Those of this process so far, for the record of a run: [] without CUDA.
 report::Json algorithms_in_use();

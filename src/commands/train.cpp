@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft train INPUT: the main job.
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <numeric>
 
@@ -14,6 +16,7 @@
 #include "commands/run_directory.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "parallel/nccl.hpp"
 #include "parallel/signals.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/build.hpp"
@@ -37,6 +40,14 @@ struct Data {
   std::optional<dataset::Description> validation;
 };
 
+/// For a dry run: whether to plan from data.layers and data.d_model, because the files are not there yet.
+bool data_are_to_come(const transcoder::Configuration& configuration, const parallel::World& world) {
+  if (configuration.data.layers == 0) return false;
+  return world.on_root([&] {
+    return std::string(std::filesystem::exists(configuration.data.train) ? "" : "to come");
+  }) == "to come";
+}
+
 Data describe_data(const transcoder::Configuration& configuration, const parallel::World& world) {
   Data data{dataset::describe(world, configuration.data.train, configuration.data), std::nullopt};
   if (configuration.data.validation.empty()) return data;
@@ -57,6 +68,18 @@ std::int64_t usable_device_bytes(const transcoder::Configuration& configuration,
   world.all().maximum({&taken, 1});
   const std::int64_t allowed = static_cast<std::int64_t>(configuration.device.memory * 1e9);
   return allowed > 0 ? std::min(allowed, -taken) : -taken;
+}
+
+/// A line for each host and device: what rank computes where, with the bus id of a GPU.
+std::string who_computes_where() {
+  const report::Json& hosts = report::run_record()["hosts"];
+  std::string text;
+  for (const report::Json& entry : hosts) {
+    const auto ranks = entry["ranks"].get<std::vector<std::int64_t>>();
+    text += fmt::format("rank{} {} on {}: {}\n", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                        entry["host"].get<std::string>(), entry["device"].get<std::string>());
+  }
+  return text;
 }
 
 /// The run between its first and its last step: everything the loop touches.
@@ -121,6 +144,7 @@ class Run {
     if (done && done->durable) log::info("{}", done->line());
   }
   void log_step(double data_wait);
+  report::Json communication() const;
 
   const Request& request_;
   const transcoder::Configuration& configuration_;
@@ -140,6 +164,10 @@ class Run {
   std::int64_t tokens_ = 0, first_step_ = 0;
   std::int64_t logged_step_ = 0;  // of this start: for the rate of an interval
   Clock::time_point logged_at_, loop_begin_;
+  struct {
+    double waited = 0, exchanging = 0;  // seconds that steps waited; that rows were on their way between ranks
+    std::int64_t exchanged = 0;         // bytes sent
+  } rows_;
   double trained_seconds_ = 0, checkpoint_seconds_ = 0;  // steps alone; what they waited for checkpoints
 };
 
@@ -156,6 +184,8 @@ checkpoint::Manifest Run::manifest() const {
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = data_.train.fingerprint;
+  if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty())
+    manifest.extra = report::to_text({{"algorithms", algorithms}});
   return manifest;
 }
 
@@ -184,7 +214,9 @@ void Run::log_step(double data_wait) {
     line["tokens_per_second"] = rate;
     line["data_wait_seconds"] = data_wait;
     metrics_->write(line);
-    report::run_record()["result"]["train"] = {{"loss", now.loss}, {"nmse_standardised", now.nmse_standardised_mean()}};
+    report::run_record()["result"]["train"] = {{"loss", now.loss},
+                                               {"nmse_standardised", now.nmse_standardised_mean()},
+                                               {"entries_per_rank", line["entries_per_rank"]}};
   }
   report::status(report::progress_text(
       {.step = step,
@@ -220,6 +252,9 @@ int Run::train() {
     fault::point("step", world_.rank(), step);
     trainer_.step(batch);
     waited += batch.waited;
+    rows_.waited += batch.waited;
+    rows_.exchanging += batch.exchanging;
+    rows_.exchanged += batch.exchanged;
     cursor_ = batch.end;
     tokens_ += batch.n_tokens;
     loader.release();
@@ -247,6 +282,29 @@ int Run::train() {
   return code;
 }
 
+/// What went between ranks, a step: the mean over ranks. Rows travel beside the step (hidden, but for what steps
+/// waited), the axes inside it (exposed). Collective.
+report::Json Run::communication() const {
+  const double steps = static_cast<double>(std::max<std::int64_t>(1, trainer_.steps_done() - first_step_));
+  const parallel::Traffic feature = trainer_.feature_traffic(), data = trainer_.data_traffic();
+  double sums[] = {static_cast<double>(rows_.exchanged),
+                   rows_.exchanging,
+                   rows_.waited,
+                   static_cast<double>(feature.bytes_sent),
+                   feature.seconds,
+                   static_cast<double>(data.bytes_sent),
+                   data.seconds};
+  world_.all().sum(std::span<double>(sums));
+  for (double& sum : sums) sum /= steps * world_.size();
+  // Where steps run without the host, nobody here has seen how long an exchange took (weft benchmark can).
+  const auto exposed = [&](double seconds) -> report::Json {
+    return trainer_.traffic_is_timed() ? report::Json(1e3 * seconds) : report::Json(nullptr);
+  };
+  return {{"rows", {{"bytes", sums[0]}, {"hidden_ms", 1e3 * sums[1]}, {"waited_ms", 1e3 * sums[2]}}},
+          {"feature_axis", {{"bytes", sums[3]}, {"exposed_ms", exposed(sums[4])}}},
+          {"data_axis", {{"bytes", sums[5]}, {"exposed_ms", exposed(sums[6])}}}};
+}
+
 void Run::conclude() {
   const std::int64_t done = trainer_.steps_done() - first_step_;
   const double rate =
@@ -259,6 +317,7 @@ void Run::conclude() {
   record["result"]["tokens_per_second"] = rate;
   record["result"]["checkpoint_pause_seconds"] = checkpoint_seconds_;
   record["timings"] = report::to_json(timings);
+  if (world_.size() > 1) record["communication"] = communication();
   const device::MemoryUse memory = device::memory_use();
   record["device"]["peak_bytes"] = memory.device_peak_bytes;
   record["device"]["planned_bytes"] = planned_device_bytes_;
@@ -300,16 +359,25 @@ int train(const Request& request, const parallel::World& world) {
       request.dry_run && configuration.parallel.world > 0 ? configuration.parallel.world : world.size();
   const parallel::GridShape grid =
       parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, ranks);
-  const Data data = describe_data(configuration, world);
+  const bool imagined = request.dry_run && data_are_to_come(configuration, world);
+  const Data data = imagined ? Data{dataset::imagined(configuration.data.train, configuration.data), std::nullopt}
+                             : describe_data(configuration, world);
   transcoder::check_layers(configuration.transcoder, data.train.n_layers);
+  use_recorded_algorithms(configuration, world);
   const transcoder::Plan planned = transcoder::plan(configuration, data.train, grid);
   const std::string plan = transcoder::to_text(planned, configuration);
+  if (const std::string advice = transcoder::grid_advice(planned); !advice.empty()) log::warning("{}", advice);
   if (request.dry_run) {
     if (configuration.device.memory > 0)
       transcoder::micro_tokens_that_fit(configuration, data.train, grid,
                                         static_cast<std::int64_t>(configuration.device.memory * 1e9));
     require_usable_output(world, configuration.run.output);
-    log::info("{}{}", dataset::summary(data.train), plan);
+    log::info("{}{}",
+              imagined ? fmt::format("{}: not there yet; planned for {} layers of width {} in bf16, as data.layers and "
+                                     "data.d_model say\n",
+                                     data.train.path, data.train.n_layers, data.train.d_model)
+                       : dataset::summary(data.train),
+              plan);
     return 0;
   }
 
@@ -322,9 +390,10 @@ int train(const Request& request, const parallel::World& world) {
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
-  use_recorded_algorithms(configuration, world);
+  parallel::nccl::allow_multicast(configuration.parallel.nvls);
+  if (opened.found) use_recorded_algorithms(configuration, world, opened.found->manifest.extra);
   report::record_start(world, request.command_line, library_versions(), runtime.description());
-  log::info("{}\n{}{}", runtime.description(), dataset::summary(data.train), plan);
+  log::info("{}{}{}", who_computes_where(), dataset::summary(data.train), plan);
   if (const std::int64_t usable = usable_device_bytes(configuration, world); usable > 0)
     input.configuration.data.micro_tokens = transcoder::micro_tokens_that_fit(configuration, data.train, grid, usable);
 

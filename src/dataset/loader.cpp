@@ -70,6 +70,9 @@ struct Window {
   std::int64_t n_rows() const { return static_cast<std::int64_t>(order.rows.size()); }
 };
 
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+
 }  // namespace
 
 LoaderMemory loader_memory(const Description& description, const Settings& settings, parallel::GridShape shape) {
@@ -305,7 +308,11 @@ struct Loader::State {
                       static_cast<std::size_t>(row_bytes));
         }
       });
+      const auto began = Clock::now();
       world.all_to_all(send.data(), send_bytes, receive.data(), receive_bytes);
+      slot.batch.exchanging += seconds_since(began);
+      slot.batch.exchanged += std::accumulate(send_bytes.begin(), send_bytes.end(), std::int64_t{0}) -
+                              send_bytes[static_cast<std::size_t>(rank)];
       const std::byte* row = receive.data();
       for (const auto& tokens : to)
         for (const std::int64_t token : tokens) {
@@ -318,6 +325,8 @@ struct Loader::State {
 
   void produce(Slot& slot, std::int64_t number) {
     slot.batch.begin = cursor;
+    slot.batch.exchanging = 0;
+    slot.batch.exchanged = 0;
     for (Range left{0, batch_tokens}; left.size() > 0;) {
       Window* window = &windows[0];
       std::int64_t first = cursor.position - window->order.begin;
@@ -341,8 +350,11 @@ struct Loader::State {
       std::vector<std::int64_t> bytes;
       for (std::int64_t f = 0; f < shape.feature; ++f)
         bytes.push_back(own_tokens(shape, batch_tokens, rank / shape.feature * shape.feature + f).size() * row_bytes);
+      const auto began = Clock::now();
       feature_axis.all_gather_uneven(slot.inputs.data() + (own.begin - group.begin) * row_bytes, slot.inputs.data(),
                                      bytes);
+      slot.batch.exchanging += seconds_since(began);
+      slot.batch.exchanged += own.size() * row_bytes * (feature_axis.size() - 1);
     }
     slot.batch.end = cursor;
   }
@@ -403,14 +415,14 @@ Loader::~Loader() {
 const RawBatch& Loader::next() {
   State& state = *state_;
   fault::point("data-wait");
-  const auto began = std::chrono::steady_clock::now();
+  const auto began = Clock::now();
   std::unique_lock lock(state.mutex);
   WEFT_ASSERT(state.taken < state.released + kSlots);
   state.changed.wait(lock, [&] { return state.produced > state.taken || state.finished; });
   if (state.produced <= state.taken) std::rethrow_exception(state.failure);
   RawBatch& batch = state.slots[state.taken % kSlots].batch;
   ++state.taken;
-  batch.waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  batch.waited = seconds_since(began);
   return batch;
 }
 

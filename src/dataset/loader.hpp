@@ -33,6 +33,8 @@ struct RawBatch {
   Cursor begin;                ///< the first row of the batch
   Cursor end;                  ///< the first row after it: what a checkpoint keeps
   double waited = 0;           ///< seconds that `next` waited for it
+  double exchanging = 0;       ///< seconds that its rows were on their way between ranks, beside the step
+  std::int64_t exchanged = 0;  ///< bytes that this rank sent to others for it
   bool resident = false;       ///< the rows lie where the kernels run already
 };
 
