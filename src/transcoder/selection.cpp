@@ -99,12 +99,7 @@ kernels::cuda::SelectionRequest gpu_request(const ModelSettings& settings, const
           .place = place};
 }
 
-/// Values that a selection on the GPU sums over all ranks at once, at most.
-std::int64_t largest_sum(const SelectionSizes& sizes, parallel::GridShape grid) {
-  return sizes.n_groups * std::max<std::int64_t>(kHistogramBins, grid.data + 1);
-}
-
-/// Bytes that it exchanges on the feature axis at once, at most.
+/// Bytes that a selection on the GPU exchanges on the feature axis at once, at most.
 std::int64_t largest_message(const ModelSettings& settings, const SelectionShape& shape, const SelectionSizes& sizes,
                              parallel::GridShape grid) {
   if (settings.activation == Activation::batch_topk) return grid.feature * sizes.max_tokens * shape.n_layers * 4;
@@ -159,9 +154,7 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
                       sizes.max_features));
   const Selection::Arrays arrays(sizes, settings, shape, grid, precision, backend, nullptr, nullptr);
   sizes.device_bytes = arrays.device_bytes;
-  if (sizes.on_gpu_bytes > 0 && grid.feature > 1)
-    sizes.staged_bytes = 2 * largest_message(settings, shape, sizes, grid);
-  sizes.host_bytes = arrays.host_bytes + sizes.staged_bytes;
+  sizes.host_bytes = arrays.host_bytes;
   return sizes;
 }
 
@@ -182,8 +175,6 @@ Selection::Arrays::Arrays(const SelectionSizes& sizes, const ModelSettings& sett
   transpose_workspace = on_device.cut<std::byte>(kernels::transpose_workspace(backend, n_keys, sizes.capacity));
   host.count = on_host.cut<std::int64_t>(1);
   on_gpu_workspace = on_device.cut<std::byte>(sizes.on_gpu_bytes);
-  if (sizes.on_gpu_bytes > 0 && grid.data * grid.feature > 1)
-    host.sum = on_host.cut<std::int64_t>(largest_sum(sizes, grid));
   device_bytes = on_device.used();
   host_bytes = on_host.used();
   if (sizes.on_gpu_bytes > 0) return;
@@ -232,7 +223,7 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
       execution_(execution),
       sizes_(selection_sizes(settings, shape, grid.shape(), precision, execution.backend)),
       device_memory_(sizes_.device_bytes, device::Allocation::Where::device),
-      host_memory_(sizes_.host_bytes - sizes_.staged_bytes, device::Allocation::Where::host),
+      host_memory_(sizes_.host_bytes, device::Allocation::Where::host),
       arrays_(sizes_, settings, shape, grid.shape(), precision, execution.backend, device_memory_.data(),
               host_memory_.data()) {
   if constexpr (kernels::kCudaBuild)
@@ -244,6 +235,7 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
                                                 .data_index = grid.data_index(),
                                                 .feature_begin = features.begin,
                                                 .n_features_total = shape.n_features};
+      world_.emplace(grid.world(), execution, 0);  // only sums
       if (grid.shape().feature > 1)
         shards_.emplace(grid.feature_axis(), execution, largest_message(settings, shape, sizes_, grid.shape()));
       on_gpu_ = std::make_shared<kernels::cuda::DeviceSelection>(
@@ -256,14 +248,7 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
 
 /// The one place that says by which way a selection on the GPU reaches the other ranks.
 kernels::cuda::SelectionExchange Selection::exchange() {
-  return {.sum =
-              [this](const kernels::Execution& execution, Array<std::int64_t> values) {
-                std::int64_t* host = arrays_.host.sum.data;
-                device::copy(execution, host, values.data, values.size * 8, device::Direction::to_host);
-                kernels::fence(execution);
-                grid_.world().sum({host, static_cast<std::size_t>(values.size)});
-                device::copy(execution, values.data, host, values.size * 8, device::Direction::to_device);
-              },
+  return {.sum = [this](const kernels::Execution&, Array<std::int64_t> values) { world_->sum(values); },
           .all_gather = [this](const kernels::Execution&, void* data,
                                std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes); },
           .all_to_all =

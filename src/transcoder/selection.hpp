@@ -58,8 +58,7 @@ struct SelectionSizes {
   std::int64_t tile_tokens = 0;    ///< a tile of products has at most this many tokens ...
   std::int64_t tile_features = 0;  ///< ... and features
   std::int64_t device_bytes = 0;   ///< all buffers of Selection, where the kernels run
-  std::int64_t host_bytes = 0;     ///< staging on the host
-  std::int64_t staged_bytes = 0;   ///< of them, those of the communicator of the feature axis (several GPUs)
+  std::int64_t host_bytes = 0;     ///< staging on the host, without the communicators' own
 
   std::int64_t max_tokens = 0;    ///< tokens of one feature group
   std::int64_t max_features = 0;  ///< per layer, of one rank
@@ -164,7 +163,6 @@ class Selection {
       kernels::Array<std::int32_t> admit;  // [tokens, n_layers]
       kernels::Array<std::int32_t> ties;   // [feature ranks, tokens, n_layers]
       kernels::Array<std::uint64_t> best, best_received, cut_off_slice, cut_off;
-      kernels::Array<std::int64_t> sum;  // on the GPU: values on their way to all ranks and back
     } host;
 
     std::int64_t device_bytes = 0;
@@ -200,7 +198,7 @@ class Selection {
   device::Allocation host_memory_;
   Arrays arrays_;
   std::vector<std::uint32_t> controller_;
-  std::optional<parallel::DeviceCommunicator> shards_;  // the feature axis, for `on_gpu_`
+  std::optional<parallel::DeviceCommunicator> world_, shards_;  // shards: the feature axis; for `on_gpu_`
   // Null where the host takes part. Shared only because a build without CUDA must not name its destructor.
   std::shared_ptr<kernels::cuda::DeviceSelection> on_gpu_;
   std::vector<std::int64_t> passed_;  // per group: entries of all ranks that passed the filter
