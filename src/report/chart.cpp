@@ -14,7 +14,6 @@ namespace {
 
 constexpr double kWidth = 560;
 constexpr double kLetter = 6.2;  // width of a letter of the labels, about
-constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 
 /// Elements of one picture, in units of its view box.
 class Picture {

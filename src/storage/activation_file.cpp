@@ -241,6 +241,12 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
       if (stored > static_cast<hsize_t>(bytes_))
         throw refuse(
             fmt::format("claims {} stored bytes in a file of {} bytes; is the file cut short?", stored, bytes_));
+      // HDF5 1.10 takes a chunk's bytes from one place of the header and its shape from another, and would read beyond
+      // them.
+      const hsize_t chunk_bytes = chunk[0] * chunk[1] * static_cast<hsize_t>(bytes_of(header.type));
+      if (n_filters == 0 && (stored % n_chunks != 0 || stored / n_chunks != chunk_bytes))
+        throw refuse(fmt::format("has chunks of {} bytes where its shape and type need {}; is it damaged?",
+                                 stored / n_chunks, chunk_bytes));
       if (header.rows > static_cast<std::int64_t>(stored) * kLargestRatio / row_bytes)
         throw refuse(fmt::format("claims {} rows of {} bytes in {} stored bytes; is it damaged?", header.rows,
                                  row_bytes, stored));

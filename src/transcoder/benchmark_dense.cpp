@@ -37,7 +37,6 @@ DenseTrainer::DenseTrainer(const Configuration& configuration, const Shape& shap
                            const dataset::Normalisation& normalisation, const dataset::Statistics& statistics,
                            const parallel::Grid& grid, const kernels::Execution& execution)
     : configuration_(checked(configuration, grid)),
-      grid_(grid),
       execution_(execution),
       model_(shape, configuration.optimizer.state, grid, execution, Moments::held),
       normalisation_(normalisation, statistics, execution),

@@ -42,7 +42,6 @@ class DenseTrainer {
   void update();
 
   const Configuration configuration_;
-  const parallel::Grid& grid_;
   kernels::Execution execution_;
   report::Timers timers_;
   Model model_;

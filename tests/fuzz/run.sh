@@ -53,7 +53,7 @@ for target in "${targets[@]}"; do
   limits=(-rss_limit_mb=2048 -malloc_limit_mb=2048 -timeout=10)
   case $target in
     # HDF5's defects must not end the whole run.
-    activation_bytes | shard) how=(-max_len=65536 -fork=1 -ignore_crashes=1 -ignore_ooms=1 -ignore_timeouts=1) ;;
+    activation_* | shard) how=(-max_len=65536 -fork=1 -ignore_crashes=1 -ignore_ooms=1 -ignore_timeouts=1) ;;
     *) how=(-max_len=4096) ;;
   esac
   "$program" "${limits[@]}" "${how[@]}" -max_total_time="$seconds" -print_final_stats=1 -artifact_prefix="$PWD/$findings/" \
