@@ -383,7 +383,9 @@ int train(const Request& request, const parallel::World& world) {
 
   // Until the process ends: a request may come while a checkpoint is read, and is then acted on in the first steps;
   // twice; or, from a scheduler, while a finished run is evaluated, and is then no longer needed.
-  static const parallel::Signals signals;
+  // Never destroyed: that would bring the default actions back some moments before the process has ended.
+  static const auto* const signals = new parallel::Signals;
+  static_cast<void>(signals);
 
   // 2. The run's directory; a run that was interrupted goes on.
   const OpenedRun opened = open_run(request, schema, configuration, world);

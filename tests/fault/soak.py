@@ -181,6 +181,7 @@ class Soak:
             return "missed"  # nothing is left for the next blow
         if blow.kind in ("term", "usr1"):
             assert ranks > 1 or code == {"term": 143, "usr1": 75}[blow.kind], (fault, code, output)
+            return "stopped"
         if blow.point in PROTOCOL and fault:
             step = int(fault.split(":")[2])
             return "new one" if step in files.checkpoints(run) else "previous one"
