@@ -79,8 +79,8 @@ std::int64_t selection_budget(const ModelSettings& settings, std::int64_t n_laye
 namespace {
 
 /// What a selection on one GPU is asked for.
-[[maybe_unused]] kernels::cuda::SelectionRequest gpu_request(const ModelSettings& settings, const SelectionShape& shape,
-                                                             const SelectionSizes& sizes, Precision precision) {
+kernels::cuda::SelectionRequest gpu_request(const ModelSettings& settings, const SelectionShape& shape,
+                                            const SelectionSizes& sizes, Precision precision) {
   using kernels::cuda::SelectionRule;
   return {.rule = settings.activation == Activation::batch_topk ? SelectionRule::batch_topk
                   : settings.activation == Activation::topk     ? SelectionRule::topk
