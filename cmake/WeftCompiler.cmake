@@ -27,6 +27,8 @@ endif()
 add_library(weft_compiler INTERFACE)
 target_include_directories(weft_compiler INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
 target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unknown-pragmas>)
+# clang's complaint about functions that only the GPU build calls, behind "if constexpr".
+target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-unneeded-internal-declaration>)
 if(WEFT_WARNINGS_AS_ERRORS)
   target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
