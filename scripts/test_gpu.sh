@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the CUDA program and runs every test that needs one NVIDIA GPU: kernels against plain loops, the whole program against
-# its portable kernels, stop and resume bit for bit. About five minutes with the build.
+# Builds the CUDA program and runs every test that needs NVIDIA GPUs: kernels against plain loops, the whole program against
+# its portable kernels, stop and resume bit for bit; with two or four GPUs also every grid of them, and a rank that is lost.
+# About five minutes with the build.
 #
 #   bash scripts/test_gpu.sh
 #   WEFT_BUNDLE=DIR      without network: the libraries out of scripts/bundle.sh

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels stand in the order in which a batch passes through them; the class that strings them together is last.
+// What only several ranks need stands where they need it, and does nothing to one.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/error.hpp"
 #include "kernels/bf16.hpp"
@@ -71,8 +73,21 @@ struct Group {
   Count room;      // entries equal to the K-th key that stay
   Count ties_cut;  // and that do not
   std::uint32_t ticket;
+  std::uint32_t guess;      // several ranks: the threshold of the first pass
+  std::uint32_t exhausted;  // several ranks: all of them have fewer keys than the budget
   std::uint32_t unused;
 };
+
+/// What ranks add up for a group after the first pass. The sums of halves and of their squares say whether all
+/// thresholds were one: n values are equal if and only if n times the sum of squares is the square of the sum.
+struct Agreement {
+  Count passed;  // entries above the threshold
+  Count upper, upper_squared;
+  Count lower, lower_squared;
+};
+constexpr std::int64_t kAgreementCounts = sizeof(Agreement) / sizeof(Count);
+/// Beyond, the squares would not fit.
+constexpr std::int64_t kMostRanks = 65536;
 
 struct Control {
   std::uint32_t again;  // another pass is needed
@@ -105,7 +120,17 @@ struct View {
   std::uint32_t* tied;       // [groups, tokens] entries equal to the K-th key
   std::uint32_t* admit;      // [groups, tokens] how many of them stay
   std::uint32_t* used;       // [groups, tokens] how many a pass over the tiles has admitted
-  Count* word;               // [groups, tokens, most] best words of a token, descending (topk)
+  Count* word;               // [tokens, groups, most] best words of a token, descending, then 0 (topk)
+
+  // Of several ranks; `several` is of batch_topk, the others of topk too.
+  bool several;
+  int n_ranks, n_shards, shard, n_slices, slice;  // all; of the feature axis; of the data axis
+  std::uint32_t n_features_total;                 // per layer
+  std::uint32_t feature_begin;
+  Agreement* agreement;     // [groups]
+  std::uint32_t* tie;       // [shards, tokens, layers] entries equal to the K-th key
+  std::uint32_t* everyone;  // [groups, tokens] of all shards; of one rank: `tied`
+  Count* of_slice;          // [slices + 1, groups] ties of each slice of the batch; last: those no list holds
 
   __device__ int group_of(int layer) const { return all_layers ? 0 : layer; }
 };
@@ -261,6 +286,13 @@ __global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias
       group.budget = budget;
     }
     if (thread == 0) *view.control = {0, 1, 0, 0};
+    if (view.several)
+      for (std::int64_t i = thread; i < (view.n_slices + 1) * view.n_groups; i += n_threads) view.of_slice[i] = 0;
+    if (view.n_features == 0 && view.word != nullptr) {  // a shard without tiles: nobody else writes its lists
+      const std::int64_t lists = view.n_groups * view.n_tokens;
+      for (std::int64_t i = thread; i < lists; i += n_threads) view.above[i] = view.admit[i] = 0;
+      for (std::int64_t i = thread; i < lists * view.most; i += n_threads) view.word[i] = 0;
+    }
   } else if (thread == 0) {
     ++view.control->passes;
   }
@@ -590,6 +622,27 @@ __device__ void advance(const View& view, int g) {
   __syncthreads();
 }
 
+/// Several ranks: what this one found with its threshold, to be added up over all.
+__global__ void __launch_bounds__(kMostLayers) tell_pass(View view) {
+  const int g = threadIdx.x;
+  if (g >= view.n_groups) return;
+  const std::uint32_t guess = view.threshold[g];
+  const Count upper = guess >> 16, lower = guess & 0xffffu;
+  view.group[g].guess = guess;
+  view.agreement[g] = {view.group[g].cursor, upper, upper * upper, lower, lower * lower};
+}
+
+/// Several ranks: all of them filtered with one threshold, and at least the budget passed. Then nothing at or below it
+/// is wanted, however few of the entries are this rank's. Where it does not hold every rank sees to it that its own
+/// list reaches down to its own K-th key, which is never above that of all; so the loop over tiles is of one rank.
+__device__ bool reached(const View& view, int g) {
+  if (!view.several) return false;
+  const Agreement& all = view.agreement[g];
+  const Count n = static_cast<Count>(view.n_ranks);
+  return n * all.upper_squared == all.upper * all.upper && n * all.lower_squared == all.lower * all.lower &&
+         all.passed >= view.group[g].budget;
+}
+
 /// One block. Says in control->again, and to the loop of a graph when there is one, whether the tiles must be made
 /// again.
 __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_graph, cudaGraphConditionalHandle loop) {
@@ -600,7 +653,8 @@ __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_gra
     if (group.mode == kFilter) {
       const bool fits = group.cursor <= static_cast<Count>(view.capacity);
       if (relu && !fits) view.control->overflow = 1;
-      if (relu || (fits && (group.cursor >= group.budget || view.threshold[t] == 0))) group.mode = kSettled;
+      if (relu || (fits && (group.cursor >= group.budget || view.threshold[t] == 0 || reached(view, t))))
+        group.mode = kSettled;
     }
     open = group.mode != kSettled;
   }
@@ -618,14 +672,34 @@ __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_gra
 
 // ---- the K-th key and what stays -----------------------------------------------------------------------------------
 
-/// One round of the search among a group's candidates. The last block of a group picks the bin. Grid (blocks, groups).
+/// Takes the bin of the K-th key. All threads of a block call it.
+__device__ void take_bin(Group& group, const Count* histogram, int round) {
+  const std::uint32_t prefix = round == 0 ? 0 : group.prefix;
+  const Count above = round == 0 ? 0 : group.above;
+  const Picked picked = pick(histogram, group.budget - above);
+  if (threadIdx.x != 0) return;
+  if (picked.bin < 0) {
+    group.exhausted = 1;  // kth = 0: all stay
+    return;
+  }
+  group.prefix = prefix << width_of(round) | static_cast<std::uint32_t>(picked.bin);
+  group.above = above + picked.above;
+  group.ticket = 0;
+  if (round + 1 == kRounds) {
+    group.kth = group.prefix;
+    group.room = group.budget - group.above;
+  }
+}
+
+/// One round of the search among a group's candidates. The last block of a group picks the bin; of several ranks
+/// `choose_bin` does, from the sum over all. Grid (blocks, groups).
 __global__ void __launch_bounds__(512) search(View view, int round) {
   __shared__ std::uint32_t bins[kReplicas][kBins];
   __shared__ bool last;
   const int g = blockIdx.y;
   Group& group = view.group[g];
   const Count n = min(group.cursor, static_cast<Count>(view.capacity));
-  if (n < group.budget) return;  // kth = 0: all stay
+  if (view.several ? round > 0 && group.exhausted != 0 : n < group.budget) return;  // kth = 0: all stay
   for (int b = threadIdx.x; b < kReplicas * kBins; b += blockDim.x) (&bins[0][0])[b] = 0;
   __syncthreads();
   const std::uint32_t prefix = group.prefix;
@@ -651,24 +725,21 @@ __global__ void __launch_bounds__(512) search(View view, int round) {
     for (int r = 0; r < kReplicas; ++r) sum += bins[r][b];
     if (sum != 0) atomicAdd(histogram + b, static_cast<Count>(sum));
   }
+  if (view.several) return;
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(&group.ticket, 1u) == gridDim.x - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
-  const Count above = round == 0 ? 0 : group.above;
-  const Picked picked = pick(histogram, group.budget - above);
-  if (threadIdx.x == 0) {
-    const std::uint32_t found = (round == 0 ? 0 : prefix) << width_of(round) | static_cast<std::uint32_t>(picked.bin);
-    group.prefix = found;
-    group.above = above + picked.above;
-    group.ticket = 0;
-    if (round + 1 == kRounds) {
-      group.kth = found;
-      group.room = group.budget - group.above;
-    }
-  }
+  take_bin(group, histogram, round);
+}
+
+/// A block a group.
+__global__ void __launch_bounds__(512) choose_bin(View view, int round) {
+  Group& group = view.group[blockIdx.x];
+  if (round > 0 && group.exhausted != 0) return;
+  take_bin(group, view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + blockIdx.x) * kBins, round);
 }
 
 /// The entries of one token in key order, 32 at a time over its warp. `segment` of an entry is its place among the
@@ -696,14 +767,17 @@ __device__ __forceinline__ void for_each_entry(const View& view, std::int64_t to
   }
 }
 
-/// Entries above and at the K-th key, for each group and token. A warp a token.
+/// Entries above and at the K-th key, for each group and token; of several ranks also those at it for each layer. A
+/// warp a token.
 __global__ void __launch_bounds__(kThreads) count_entries(View view) {
-  extern __shared__ std::uint32_t counters[];  // [warps, groups, 2]
+  extern __shared__ std::uint32_t counters[];  // [warps, groups * 2 + layers of several ranks]
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(kWarps) + warp;
   if (token >= view.n_tokens) return;
-  std::uint32_t* own = counters + warp * view.n_groups * 2;
-  for (int i = lane; i < view.n_groups * 2; i += 32) own[i] = 0;
+  const int n_counters = view.n_groups * 2 + (view.several ? view.n_layers : 0);
+  std::uint32_t* own = counters + warp * n_counters;
+  std::uint32_t* of_layer = own + view.n_groups * 2;
+  for (int i = lane; i < n_counters; i += 32) own[i] = 0;
   __syncwarp();
   for_each_entry(view, token, lane, [&](bool in_use, int segment, std::uint32_t at) {
     const int g = view.group_of(segment / view.n_blocks);
@@ -717,22 +791,68 @@ __global__ void __launch_bounds__(kThreads) count_entries(View view) {
       if (above) atomicAdd(own + 2 * g, 1u);
       if (tied) atomicAdd(own + 2 * g + 1, 1u);
     }
+    if (view.several && tied) atomicAdd(of_layer + segment / view.n_blocks, 1u);
   });
   __syncwarp();
   for (int g = lane; g < view.n_groups; g += 32) {
     view.above[g * view.n_tokens + token] = own[2 * g];
     view.tied[g * view.n_tokens + token] = own[2 * g + 1];
   }
+  if (view.several)
+    for (int layer = lane; layer < view.n_layers; layer += 32)
+      view.tie[(view.shard * view.n_tokens + token) * view.n_layers + layer] = of_layer[layer];
+}
+
+/// Several ranks: ties of all shards for each token, and those of this rank for its slice of the batch. Grid (tokens,
+/// groups).
+__global__ void __launch_bounds__(kThreads) total_ties(View view) {
+  const std::int64_t n = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
+  const int g = blockIdx.y;
+  std::uint32_t own = 0;
+  if (n < view.n_tokens) {
+    const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
+    std::uint32_t all = 0;
+    for (int shard = 0; shard < view.n_shards; ++shard)
+      for (int layer = first; layer < last; ++layer)
+        all += view.tie[(shard * view.n_tokens + n) * view.n_layers + layer];
+    view.everyone[g * view.n_tokens + n] = all;
+    own = view.tied[g * view.n_tokens + n];
+  }
+  own = __reduce_add_sync(kAll, own);
+  if ((threadIdx.x & 31) == 0 && own > 0) atomicAdd(view.of_slice + view.slice * view.n_groups + g, Count{own});
+  // Ties that an overflowing list left out, if the K-th key is the same for all ranks as it was here.
+  if (n == 0 && view.threshold[g] == view.group[g].kth && view.group[g].ties_cut > 0)
+    atomicAdd(view.of_slice + view.n_slices * view.n_groups + g, view.group[g].ties_cut);
+}
+
+/// Of the `left` first ties of a token, in (layer, feature) order over all shards: how many are this rank's.
+__device__ Count own_share(const View& view, int g, std::int64_t n, Count left) {
+  const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
+  Count own = 0;
+  for (int layer = first; layer < last; ++layer)
+    for (int shard = 0; shard < view.n_shards; ++shard) {
+      const Count taken = min(left, Count{view.tie[(shard * view.n_tokens + n) * view.n_layers + layer]});
+      if (shard == view.shard) own += taken;
+      left -= taken;
+    }
+  return own;
 }
 
 /// Where the next batch's filter should stand so that about 1.375 budgets pass. Between the threshold and the K-th
 /// value the logarithm of the rank falls about linearly with the value; that line is followed to the wanted rank. One
 /// thread.
-__device__ void set_next_threshold(const View& view, int g, Count candidates) {
+///
+/// Several ranks go by what all of them found in the first pass, so that their thresholds stay the same. When that told
+/// nothing, the next one stands a little below the K-th value.
+__device__ void set_next_threshold(const View& view, int g) {
   const Group& group = view.group[g];
-  const float now = __uint_as_float(view.threshold[g]);
+  const float now = __uint_as_float(view.several ? group.guess : view.threshold[g]);
+  const Count candidates =
+      view.several ? view.agreement[g].passed : min(group.cursor, static_cast<Count>(view.capacity));
   float next = 0;
-  if (candidates > group.budget) {
+  if (view.several && !reached(view, g)) {
+    next = 0.95f * __uint_as_float(group.kth);
+  } else if (candidates > group.budget) {
     const float kth = __uint_as_float(group.kth);
     const float range = logf(static_cast<float>(candidates) / static_cast<float>(group.budget));
     next = kth - 0.31845f * (kth - now) / fmaxf(range, 1e-6f);
@@ -743,26 +863,42 @@ __device__ void set_next_threshold(const View& view, int g, Count candidates) {
   view.threshold[g] = key_of(next);
 }
 
-/// How many of its ties each token may keep: the first `room` in token order. A block a group.
+/// How many of its ties each token may keep: the first `room` in token order, over the slices of the batch and the
+/// shards of the features. A block a group.
 __global__ void __launch_bounds__(1024) admit_ties(View view) {
   const int g = blockIdx.x;
   Group& group = view.group[g];
   const std::int64_t tokens = g * view.n_tokens;
-  const Count room = group.room;
+  Count earlier = 0, total_of_slices = 0;
+  if (view.several)
+    for (int slice = 0; slice <= view.n_slices; ++slice) {
+      const Count ties = view.of_slice[slice * view.n_groups + g];
+      if (slice < view.slice) earlier += ties;
+      total_of_slices += ties;
+    }
+  const Count room = group.room - min(group.room, earlier);
   Count granted = 0;
   for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
     const std::int64_t n = first + threadIdx.x;
-    const Count tied = n < view.n_tokens ? view.tied[tokens + n] : 0;
+    const Count tied = n < view.n_tokens ? view.everyone[tokens + n] : 0;
     Count total;
     const Count before = granted + block_exclusive(tied, total);
-    if (n < view.n_tokens)
-      view.admit[tokens + n] = static_cast<std::uint32_t>(before >= room ? 0 : min(tied, room - before));
+    if (n < view.n_tokens) {
+      const Count left = before >= room ? 0 : min(tied, room - before);
+      Count own = left == tied ? view.tied[tokens + n] : left;
+      if (view.several && left > 0 && left < tied) own = own_share(view, g, n, left);  // one token at most
+      view.admit[tokens + n] = static_cast<std::uint32_t>(own);
+    }
     granted += total;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    if (granted > room) group.ties_cut = granted - room;
-    if (group.budget != kNoBudget) set_next_threshold(view, g, min(group.cursor, static_cast<Count>(view.capacity)));
+    if (view.several) granted = total_of_slices;
+    if (granted > group.room)
+      group.ties_cut = granted - group.room;
+    else if (view.several)
+      group.ties_cut = 0;
+    if (group.budget != kNoBudget) set_next_threshold(view, g);
   }
 }
 
@@ -880,8 +1016,9 @@ __global__ void __launch_bounds__(kThreads)
   const uint4* limits = reinterpret_cast<const uint4*>(static_cast<const T*>(view.limit) +
                                                        piece.layer * view.padded_features + piece.feature_begin);
   const int vectors = (piece.columns + V::kSize - 1) / V::kSize;
-  const std::uint32_t index_base = static_cast<std::uint32_t>(piece.layer * view.n_features + piece.feature_begin);
-  Count* list = view.word + place * view.most;
+  const std::uint32_t index_base = static_cast<std::uint32_t>(
+      piece.layer * static_cast<std::int64_t>(view.n_features_total) + view.feature_begin + piece.feature_begin);
+  Count* list = view.word + (token * view.n_groups + g) * view.most;
   const int old = first_of_group ? 0 : static_cast<int>(view.above[place]);
   for (int i = threadIdx.x; i < old; i += kThreads) words[i] = list[i];
   if (threadIdx.x == 0) n_words = old;
@@ -949,22 +1086,75 @@ __global__ void __launch_bounds__(kThreads)
     n = n_words;
   }
   n = keep_largest(words, n, budget);
-  for (int i = threadIdx.x; i < n; i += kThreads) list[i] = words[i];
+  for (int i = threadIdx.x; i < budget; i += kThreads) list[i] = i < n ? words[i] : 0;
   if (threadIdx.x == 0) {
     view.above[place] = n;
     view.admit[place] = 0;
   }
 }
 
-/// The lists as rows, and a histogram of their least keys. A block of 128 a token; dynamic shared memory: `budget`
-/// indices.
+/// Several shards: of each row of a slice of the tokens the budget-th word among the lists of all; 0 when there are
+/// fewer. `lists` [n_lists, rows, most], descending, then 0. A word's rank is its place in its own list and what is
+/// greater in the others: no two are equal. A warp a row.
+__global__ void __launch_bounds__(kThreads)
+    find_cut_offs(const Count* lists, int n_lists, std::int64_t rows, std::int64_t most, int budget, Count* cut_off) {
+  const int lane = threadIdx.x & 31;
+  const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kWarps) + (threadIdx.x >> 5);
+  if (row >= rows) return;
+  Count found = 0;
+  for (int own = 0; own < n_lists; ++own) {
+    const Count* list = lists + (own * rows + row) * most;
+    for (int i = lane; i < budget && list[i] != 0; i += 32) {
+      int rank = i;
+      for (int other = 0; other < n_lists && rank < budget; ++other) {
+        if (other == own) continue;
+        const Count* words = lists + (other * rows + row) * most;
+        int begin = 0, end = budget;  // the first word that is not greater
+        while (begin < end) {
+          const int middle = (begin + end) / 2;
+          if (words[middle] > list[i])
+            begin = middle + 1;
+          else
+            end = middle;
+        }
+        rank += begin;
+      }
+      if (rank == budget - 1) found = list[i];
+    }
+  }
+  const unsigned holders = __ballot_sync(kAll, found != 0);
+  if (holders != 0) found = __shfl_sync(kAll, found, __ffs(static_cast<int>(holders)) - 1);
+  if (lane == 0) cut_off[row] = found;
+}
+
+/// Several shards: shortens each list to what reaches its cut-off [tokens, groups]. A thread a list.
+__global__ void __launch_bounds__(kThreads) cut_lists(View view, const Count* cut_off) {
+  const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
+  if (row >= view.n_tokens * view.n_groups) return;
+  const std::int64_t token = row / view.n_groups, g = row % view.n_groups;
+  std::uint32_t& n = view.above[g * view.n_tokens + token];
+  const Count* list = view.word + row * view.most;
+  const Count least = cut_off[row];
+  std::uint32_t begin = 0, end = n;  // the first word below it
+  while (begin < end) {
+    const std::uint32_t middle = (begin + end) / 2;
+    if (list[middle] >= least)
+      begin = middle + 1;
+    else
+      end = middle;
+  }
+  n = begin;
+}
+
+/// The lists as rows, and a histogram of the least keys of full ones. A block of 128 a token; dynamic shared memory:
+/// `budget` indices.
 __global__ void __launch_bounds__(128) take_best(View view, int budget, SparseActivations out) {
   extern __shared__ std::uint32_t index[];
   const std::int64_t token = blockIdx.x;
   std::int64_t to = out.row_offsets[token];
   for (int g = 0; g < view.n_groups; ++g) {
     const std::int64_t place = g * view.n_tokens + token;
-    const Count* list = view.word + place * view.most;
+    const Count* list = view.word + (token * view.n_groups + g) * view.most;
     const int n = static_cast<int>(view.above[place]);
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += blockDim.x) index[i] = 0xffffffffu - static_cast<std::uint32_t>(list[i]);
@@ -974,12 +1164,14 @@ __global__ void __launch_bounds__(128) take_best(View view, int budget, SparseAc
       int rank = 0;
       for (int j = 0; j < n; ++j) rank += index[j] < own;
       if (to + rank < out.key.size) {
-        out.key.data[to + rank] = own;
+        const std::uint32_t layer = own / view.n_features_total;
+        const std::uint32_t feature = own - layer * view.n_features_total - view.feature_begin;
+        out.key.data[to + rank] = layer * static_cast<std::uint32_t>(view.n_features) + feature;
         out.value.data[to + rank] = __uint_as_float(static_cast<std::uint32_t>(list[i] >> 32));
       }
     }
     if (threadIdx.x == 0) {
-      const std::uint32_t least = n == budget ? static_cast<std::uint32_t>(list[n - 1] >> 32) : 0;
+      const std::uint32_t least = static_cast<std::uint32_t>(list[budget - 1] >> 32);
       atomicAdd(&view.histogram[g * kBins + (least >> shift_of(0))], Count{1});
     }
     to += n;
@@ -1010,9 +1202,13 @@ void check(cudaError_t status, const char* what) {
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
 constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
+std::int64_t total_features(const SelectionRequest& request) {
+  return request.place.n_features_total > 0 ? request.place.n_features_total : request.n_features;
+}
+
 /// Sizes that follow from a request.
 struct Sizes {
-  std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most;
+  std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most, ranks;
 
   explicit Sizes(const SelectionRequest& request) {
     groups = request.all_layers || request.rule == SelectionRule::relu ? 1 : request.n_layers;
@@ -1020,11 +1216,13 @@ struct Sizes {
     tile_features = request.tile_features > 0 ? std::min(round_up(request.tile_features, 8), request.n_features)
                                               : request.n_features;
     tile_stride = round_up(tile_features, 8);
-    blocks = divide_up(request.n_features, tile_features);
+    blocks = tile_features > 0 ? divide_up(request.n_features, tile_features) : 0;
     padded_features = round_up(request.n_features, 8);
     const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
-    capacity =
-        std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : 3 * request.budget + 65536);
+    ranks = request.place.feature_ranks * request.place.data_ranks;
+    // A budget, should all of it be this rank's, and two of its share.
+    const std::int64_t wanted = request.budget + divide_up(2 * request.budget, ranks) + 65536;
+    capacity = std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : wanted);
     most = 0;
     if (request.rule == SelectionRule::topk) {
       most = request.budget;
@@ -1053,6 +1251,8 @@ class Cutter {
 struct Layout {
   View view{};
   std::byte* tile = nullptr;
+  Count* received = nullptr;  // [shards, tokens of a slice, groups, most] the lists of this rank's slice of the tokens
+  Count* cut_off = nullptr;   // [tokens, groups]
 };
 
 Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
@@ -1070,6 +1270,14 @@ Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
   view.padded_features = sizes.padded_features;
   view.capacity = sizes.capacity;
   view.most = sizes.most;
+  view.n_ranks = static_cast<int>(sizes.ranks);
+  view.n_shards = static_cast<int>(request.place.feature_ranks);
+  view.shard = static_cast<int>(request.place.feature_index);
+  view.n_slices = static_cast<int>(request.place.data_ranks);
+  view.slice = static_cast<int>(request.place.data_index);
+  view.several = sizes.ranks > 1 && request.rule == SelectionRule::batch_topk;
+  view.n_features_total = static_cast<std::uint32_t>(total_features(request));
+  view.feature_begin = static_cast<std::uint32_t>(request.place.feature_begin);
   view.threshold = cutter.take<std::uint32_t>(sizes.groups);
   view.control = cutter.take<Control>(1);
   view.group = cutter.take<Group>(sizes.groups);
@@ -1079,6 +1287,11 @@ Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
   view.admit = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
   if (topk) {
     view.word = cutter.take<Count>(sizes.groups * request.n_tokens * sizes.most);
+    if (view.n_shards > 1) {
+      layout.received =
+          cutter.take<Count>(view.n_shards * divide_up(request.n_tokens, view.n_shards) * sizes.groups * sizes.most);
+      layout.cut_off = cutter.take<Count>(request.n_tokens * sizes.groups);
+    }
   } else {
     view.survey = cutter.take<Count>(sizes.groups * kBins);
     view.key = cutter.take<std::uint32_t>(sizes.groups * sizes.capacity);
@@ -1086,6 +1299,13 @@ Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
     view.segment = cutter.take<uint2>(request.n_tokens * request.n_layers * sizes.blocks);
     view.tied = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
     view.used = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+    view.everyone = view.tied;
+    if (view.several) {
+      view.agreement = cutter.take<Agreement>(sizes.groups);
+      view.tie = cutter.take<std::uint32_t>(view.n_shards * request.n_tokens * request.n_layers);
+      view.everyone = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+      view.of_slice = cutter.take<Count>((view.n_slices + 1) * sizes.groups);
+    }
   }
   layout.tile = cutter.take<std::byte>(sizes.tile_tokens * sizes.tile_stride * element);
   return layout;
@@ -1093,10 +1313,18 @@ Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
 
 void check_request(const SelectionRequest& request) {
   const auto refuse = [](const std::string& why) { throw Error(ExitCode::usage, "selection on the GPU: " + why); };
-  if (request.n_tokens < 1 || request.n_layers < 1 || request.n_features < 1 || request.budget < 1)
+  const SelectionPlace& place = request.place;
+  if (place.feature_ranks < 1 || place.data_ranks < 1 || place.feature_index < 0 || place.data_index < 0 ||
+      place.feature_index >= place.feature_ranks || place.data_index >= place.data_ranks)
+    refuse("a rank must have a place in its grid");
+  if (place.feature_ranks * place.data_ranks > kMostRanks) refuse("more than " + std::to_string(kMostRanks) + " ranks");
+  if (request.n_tokens < 1 || request.n_layers < 1 || total_features(request) < 1 || request.budget < 1)
     refuse("tokens, layers, features and budget must be positive");
+  if (request.n_features < 0 || place.feature_begin < 0 ||
+      place.feature_begin + request.n_features > total_features(request))
+    refuse("a rank's features must be among all");
   if (request.n_layers > kMostLayers) refuse("more than " + std::to_string(kMostLayers) + " layers");
-  if (request.n_layers * request.n_features > 0xffffffffll) refuse("more than 2^32 features in all layers");
+  if (request.n_layers * total_features(request) > 0xffffffffll) refuse("more than 2^32 features in all layers");
   if (request.product != Scalar::fp32 && request.product != Scalar::bf16) refuse("products must be fp32 or bf16");
   const Sizes sizes(request);
   if (sizes.groups * sizes.capacity > 0xffffffffll) refuse("lists of more than 2^32 entries");
@@ -1115,6 +1343,7 @@ int room_of(std::int64_t budget) {
 
 struct DeviceSelection::Parts {
   SelectionRequest request;
+  SelectionExchange exchange;
   Layout layout;
   cudaStream_t looper = nullptr;  // captures the loop's body
   Control* seen = nullptr;        // pinned
@@ -1193,20 +1422,73 @@ struct DeviceSelection::Parts {
     check(cudaGetLastError(), "a pass over the tiles");
   }
 
-  void finish(const View& view, std::int64_t budget, const SparseActivations& out, cudaStream_t stream) const {
+  /// `values` become their sums over all ranks.
+  void sum(const Execution& execution, Count* values, std::int64_t n) const {
+    exchange.sum(execution, {reinterpret_cast<std::int64_t*>(values), n});
+  }
+
+  /// Tokens of a feature shard's slice: [begin, end) of n.
+  std::int64_t slice_begin(std::int64_t n, std::int64_t shard) const { return shard * n / request.place.feature_ranks; }
+
+  /// Each shard judges a slice of the tokens: it has the lists of all shards for them, and tells all from where on an
+  /// entry stays.
+  void cut_to_the_best_of_all(const Execution& execution, const View& view, std::int64_t budget) const {
+    const auto stream = static_cast<cudaStream_t>(execution.stream);
+    const std::int64_t n_shards = request.place.feature_ranks, shard = request.place.feature_index;
+    const std::int64_t first = slice_begin(view.n_tokens, shard) * view.n_groups;
+    const std::int64_t rows = slice_begin(view.n_tokens, shard + 1) * view.n_groups - first;
+    const std::int64_t row_bytes = view.most * static_cast<std::int64_t>(sizeof(Count));
+    std::vector<std::int64_t> sent, cut_offs;
+    for (std::int64_t i = 0; i < n_shards; ++i) {
+      const std::int64_t of_slice = (slice_begin(view.n_tokens, i + 1) - slice_begin(view.n_tokens, i)) * view.n_groups;
+      sent.push_back(of_slice * row_bytes);
+      cut_offs.push_back(of_slice * static_cast<std::int64_t>(sizeof(Count)));
+    }
+    const std::vector<std::int64_t> received(static_cast<std::size_t>(n_shards), rows * row_bytes);
+    exchange.all_to_all(execution, view.word, sent, layout.received, received);
+    if (rows > 0)
+      find_cut_offs<<<static_cast<unsigned>(divide_up(rows, kWarps)), kThreads, 0, stream>>>(
+          layout.received, view.n_shards, rows, view.most, static_cast<int>(budget), layout.cut_off + first);
+    exchange.all_gather(execution, layout.cut_off, cut_offs);
+    const std::int64_t lists = view.n_tokens * view.n_groups;
+    if (lists > 0)
+      cut_lists<<<static_cast<unsigned>(divide_up(lists, kThreads)), kThreads, 0, stream>>>(view, layout.cut_off);
+  }
+
+  void finish(const Execution& execution, const View& view, std::int64_t budget, const SparseActivations& out) const {
+    const auto stream = static_cast<cudaStream_t>(execution.stream);
     const auto groups = static_cast<unsigned>(view.n_groups);
-    const auto tokens = static_cast<unsigned>(view.n_tokens);
     if (topk()) {
+      if (request.place.feature_ranks > 1) cut_to_the_best_of_all(execution, view, budget);
       make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
-      take_best<<<tokens, 128, static_cast<std::size_t>(round_up(budget, 4)) * sizeof(std::uint32_t), stream>>>(
-          view, static_cast<int>(budget), out);
+      if (view.n_tokens > 0)
+        take_best<<<static_cast<unsigned>(view.n_tokens), 128,
+                    static_cast<std::size_t>(round_up(budget, 4)) * sizeof(std::uint32_t), stream>>>(
+            view, static_cast<int>(budget), out);
       set_hints<<<groups, 1024, 0, stream>>>(view);
     } else {
       const unsigned per_group = std::max(1u, 132u / groups);
-      const auto token_blocks = static_cast<unsigned>(divide_up(view.n_tokens, kWarps));
+      const auto token_blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kWarps)));
       if (!relu())
-        for (int round = 0; round < kRounds; ++round) search<<<dim3(per_group, groups), 512, 0, stream>>>(view, round);
-      count_entries<<<token_blocks, kThreads, kWarps * groups * 2 * sizeof(std::uint32_t), stream>>>(view);
+        for (int round = 0; round < kRounds; ++round) {
+          search<<<dim3(per_group, groups), 512, 0, stream>>>(view, round);
+          if (!view.several) continue;
+          sum(execution, view.histogram + static_cast<std::int64_t>(round) * view.n_groups * kBins,
+              view.n_groups * static_cast<std::int64_t>(kBins));
+          choose_bin<<<groups, 512, 0, stream>>>(view, round);
+        }
+      const unsigned counters = groups * 2 + (view.several ? static_cast<unsigned>(view.n_layers) : 0u);
+      count_entries<<<token_blocks, kThreads, kWarps * counters * sizeof(std::uint32_t), stream>>>(view);
+      if (view.several) {
+        if (view.n_shards > 1) {
+          const std::vector<std::int64_t> bytes(static_cast<std::size_t>(view.n_shards),
+                                                view.n_tokens * view.n_layers * 4);
+          exchange.all_gather(execution, view.tie, bytes);
+        }
+        const auto blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kThreads)));
+        total_ties<<<dim3(blocks, groups), kThreads, 0, stream>>>(view);
+        sum(execution, view.of_slice, (view.n_slices + 1) * static_cast<std::int64_t>(view.n_groups));
+      }
       admit_ties<<<groups, 1024, 0, stream>>>(view);
       make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
       write_rows<<<token_blocks, kThreads, 0, stream>>>(view, out);
@@ -1257,12 +1539,13 @@ std::int64_t DeviceSelection::workspace_bytes(const SelectionRequest& request) {
 }
 
 DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byte> workspace,
-                                 const Execution& execution)
+                                 const Execution& execution, SelectionExchange exchange)
     : parts_(nullptr) {
   if (workspace.size < workspace_bytes(request))
     throw Error(ExitCode::internal, "selection on the GPU: the workspace is too small");
   auto parts = std::make_unique<Parts>();
   parts->request = request;
+  parts->exchange = std::move(exchange);
   Cutter cutter(workspace.data);
   parts->layout = lay_out(request, cutter);
   check(cudaStreamCreateWithFlags(&parts->looper, cudaStreamNonBlocking), "making a stream");
@@ -1287,7 +1570,8 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
                              std::span<const Array<const float>> bias_of_layer, const Producer& producer,
                              const SparseActivations& activations) {
   const SelectionRequest& request = parts_->request;
-  if (n_tokens < 1 || n_tokens > request.n_tokens || budget < 1 ||
+  const std::int64_t fewest = request.place.data_ranks > 1 ? 0 : 1;
+  if (n_tokens < fewest || n_tokens > request.n_tokens || budget < 1 ||
       (request.rule != SelectionRule::relu && budget > request.budget) ||
       static_cast<std::int64_t>(bias_of_layer.size()) != request.n_layers)
     throw Error(ExitCode::internal, "selection on the GPU: the batch is not what was asked for");
@@ -1299,6 +1583,10 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
 
   parts_->pass(execution, view, bias, budget, producer, true);
   if (!parts_->topk()) {
+    if (view.several) {
+      tell_pass<<<1, kMostLayers, 0, stream>>>(view);
+      parts_->sum(execution, &view.agreement->passed, view.n_groups * kAgreementCounts);
+    }
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(stream, &status), "asking for the capture");
     const bool relu = parts_->relu();
@@ -1328,7 +1616,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
       }
     }
   }
-  parts_->finish(view, budget, activations, stream);
+  parts_->finish(execution, view, budget, activations);
 }
 
 Array<std::uint32_t> DeviceSelection::thresholds() const {

@@ -15,6 +15,7 @@
 #include "kernels/encode/encode.hpp"
 #include "kernels/limits/limits.hpp"
 #include "kernels/runtime.hpp"
+#include "parallel/nccl.hpp"
 #include "storage/durable.hpp"
 #include "transcoder/benchmark_data.hpp"
 #include "transcoder/plan.hpp"
@@ -235,11 +236,15 @@ class Measurement {
     const Traffics begin = traffic();
     for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.step(trainer, batches_.next(), execution_);
     const Traffics end = traffic();
+    // Where the host waits for nothing, only phases that are waited for show what an exchange takes.
+    Traffics timed_begin = begin, timed_end = end;
     if constexpr (std::is_same_v<AnyTrainer, transcoder::Trainer>)
       if (device::is_asynchronous(execution_)) {
         result_.driver_bytes = device::driver_bytes();
         trainer.time_phases(true);
+        timed_begin = traffic();
         for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.timed_step(trainer, batches_.next(), false);
+        timed_end = traffic();
         trainer.time_phases(false);
       }
 
@@ -254,8 +259,8 @@ class Measurement {
     const auto exposed = [&](const parallel::Traffic& a, const parallel::Traffic& b) {
       return 1e3 * (b.seconds - a.seconds) / steps;
     };
-    double means[] = {bytes(begin.feature, end.feature), exposed(begin.feature, end.feature),
-                      bytes(begin.data, end.data), exposed(begin.data, end.data),
+    double means[] = {bytes(begin.feature, end.feature), exposed(timed_begin.feature, timed_end.feature),
+                      bytes(begin.data, end.data), exposed(timed_begin.data, timed_end.data),
                       static_cast<double>(end.selection_bytes)};
     world_.all().sum(std::span<double>(means));
     for (double& mean : means) mean /= world_.size();
@@ -366,6 +371,7 @@ int benchmark(const Request& request, const parallel::World& world) {
 
   // 2. The machine, and what it can do.
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
+  parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const parallel::Grid grid(world, shape);
   BenchmarkResult result{{}, runtime.description(), world.size(), shape.data, shape.feature, {}};
   const transcoder::Shape model{input.benchmark.layers, input.benchmark.d_model, configuration.transcoder.features};

@@ -2,6 +2,7 @@
 #include "commands/commands.hpp"
 
 #include "kernels/runtime.hpp"
+#include "parallel/nccl.hpp"
 #include "storage/hdf5.hpp"
 
 namespace weft::commands {
@@ -27,8 +28,10 @@ int run(const Request& request, const parallel::World& world) {
 }
 
 std::map<std::string, std::string> library_versions() {
-  return {
+  std::map<std::string, std::string> versions = {
       {"MPI", parallel::mpi_version()}, {"HDF5", storage::hdf5_version()}, {"kernels", kernels::library_versions()}};
+  if (const std::string nccl = parallel::nccl::version(); !nccl.empty()) versions["NCCL"] = nccl;
+  return versions;
 }
 
 }  // namespace weft::commands

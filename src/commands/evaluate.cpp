@@ -8,6 +8,7 @@
 #include "commands/commands.hpp"
 #include "commands/result.hpp"
 #include "device/runtime.hpp"
+#include "parallel/nccl.hpp"
 #include "report/log.hpp"
 #include "transcoder/statistics_state.hpp"
 
@@ -46,6 +47,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   // 2. The data, and a transcoder without moments.
   const dataset::Description description = dataset::describe(world, path, configuration.data);
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
+  parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const kernels::Execution& execution = runtime.execution();
   const parallel::Grid grid(world, parallel::grid_shape(1, 0, world.size()));
   const dataset::Statistics statistics =

@@ -72,6 +72,9 @@ report::Json to_json(const transcoder::TrainingMetrics& metrics) {
   json["dead_fraction"] = metrics.dead_fraction;
   json["gradient_norm"] = metrics.gradient_norm;
   json["skipped_steps"] = metrics.skipped;
+  json["entries_per_rank"] = {{"min", metrics.entries_per_rank.minimum},
+                              {"mean", metrics.entries_per_rank.mean},
+                              {"max", metrics.entries_per_rank.maximum}};
   return json;
 }
 

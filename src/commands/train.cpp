@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft train INPUT: the main job.
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <numeric>
 
@@ -14,6 +16,7 @@
 #include "commands/run_directory.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "parallel/nccl.hpp"
 #include "parallel/signals.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/build.hpp"
@@ -37,6 +40,14 @@ struct Data {
   std::optional<dataset::Description> validation;
 };
 
+/// For a dry run: whether to plan from data.layers and data.d_model, because the files are not there yet.
+bool data_are_to_come(const transcoder::Configuration& configuration, const parallel::World& world) {
+  if (configuration.data.layers == 0) return false;
+  return world.on_root([&] {
+    return std::string(std::filesystem::exists(configuration.data.train) ? "" : "to come");
+  }) == "to come";
+}
+
 Data describe_data(const transcoder::Configuration& configuration, const parallel::World& world) {
   Data data{dataset::describe(world, configuration.data.train, configuration.data), std::nullopt};
   if (configuration.data.validation.empty()) return data;
@@ -57,6 +68,18 @@ std::int64_t usable_device_bytes(const transcoder::Configuration& configuration,
   world.all().maximum({&taken, 1});
   const std::int64_t allowed = static_cast<std::int64_t>(configuration.device.memory * 1e9);
   return allowed > 0 ? std::min(allowed, -taken) : -taken;
+}
+
+/// A line for each host and device: what rank computes where, with the bus id of a GPU.
+std::string who_computes_where() {
+  const report::Json& hosts = report::run_record()["hosts"];
+  std::string text;
+  for (const report::Json& entry : hosts) {
+    const auto ranks = entry["ranks"].get<std::vector<std::int64_t>>();
+    text += fmt::format("rank{} {} on {}: {}\n", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                        entry["host"].get<std::string>(), entry["device"].get<std::string>());
+  }
+  return text;
 }
 
 /// The run between its first and its last step: everything the loop touches.
@@ -191,7 +214,9 @@ void Run::log_step(double data_wait) {
     line["tokens_per_second"] = rate;
     line["data_wait_seconds"] = data_wait;
     metrics_->write(line);
-    report::run_record()["result"]["train"] = {{"loss", now.loss}, {"nmse_standardised", now.nmse_standardised_mean()}};
+    report::run_record()["result"]["train"] = {{"loss", now.loss},
+                                               {"nmse_standardised", now.nmse_standardised_mean()},
+                                               {"entries_per_rank", line["entries_per_rank"]}};
   }
   report::status(report::progress_text(
       {.step = step,
@@ -271,9 +296,13 @@ report::Json Run::communication() const {
                    data.seconds};
   world_.all().sum(std::span<double>(sums));
   for (double& sum : sums) sum /= steps * world_.size();
+  // Where steps run without the host, nobody here has seen how long an exchange took (weft benchmark can).
+  const auto exposed = [&](double seconds) -> report::Json {
+    return trainer_.traffic_is_timed() ? report::Json(1e3 * seconds) : report::Json(nullptr);
+  };
   return {{"rows", {{"bytes", sums[0]}, {"hidden_ms", 1e3 * sums[1]}, {"waited_ms", 1e3 * sums[2]}}},
-          {"feature_axis", {{"bytes", sums[3]}, {"exposed_ms", 1e3 * sums[4]}}},
-          {"data_axis", {{"bytes", sums[5]}, {"exposed_ms", 1e3 * sums[6]}}}};
+          {"feature_axis", {{"bytes", sums[3]}, {"exposed_ms", exposed(sums[4])}}},
+          {"data_axis", {{"bytes", sums[5]}, {"exposed_ms", exposed(sums[6])}}}};
 }
 
 void Run::conclude() {
@@ -330,17 +359,25 @@ int train(const Request& request, const parallel::World& world) {
       request.dry_run && configuration.parallel.world > 0 ? configuration.parallel.world : world.size();
   const parallel::GridShape grid =
       parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, ranks);
-  const Data data = describe_data(configuration, world);
+  const bool imagined = request.dry_run && data_are_to_come(configuration, world);
+  const Data data = imagined ? Data{dataset::imagined(configuration.data.train, configuration.data), std::nullopt}
+                             : describe_data(configuration, world);
   transcoder::check_layers(configuration.transcoder, data.train.n_layers);
   use_recorded_algorithms(configuration, world);
   const transcoder::Plan planned = transcoder::plan(configuration, data.train, grid);
   const std::string plan = transcoder::to_text(planned, configuration);
+  if (const std::string advice = transcoder::grid_advice(planned); !advice.empty()) log::warning("{}", advice);
   if (request.dry_run) {
     if (configuration.device.memory > 0)
       transcoder::micro_tokens_that_fit(configuration, data.train, grid,
                                         static_cast<std::int64_t>(configuration.device.memory * 1e9));
     require_usable_output(world, configuration.run.output);
-    log::info("{}{}", dataset::summary(data.train), plan);
+    log::info("{}{}",
+              imagined ? fmt::format("{}: not there yet; planned for {} layers of width {} in bf16, as data.layers and "
+                                     "data.d_model say\n",
+                                     data.train.path, data.train.n_layers, data.train.d_model)
+                       : dataset::summary(data.train),
+              plan);
     return 0;
   }
 
@@ -355,9 +392,10 @@ int train(const Request& request, const parallel::World& world) {
   if (opened.found) check_same_run(schema, configuration, *opened.found, data.train.fingerprint);
   keep_input(opened.directory, schema, world);
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
+  parallel::nccl::allow_multicast(configuration.parallel.nvls);
   if (opened.found) use_recorded_algorithms(configuration, world, opened.found->manifest.extra);
   report::record_start(world, request.command_line, library_versions(), runtime.description());
-  log::info("{}\n{}{}", runtime.description(), dataset::summary(data.train), plan);
+  log::info("{}{}{}", who_computes_where(), dataset::summary(data.train), plan);
   if (const std::int64_t usable = usable_device_bytes(configuration, world); usable > 0)
     input.configuration.data.micro_tokens = transcoder::micro_tokens_that_fit(configuration, data.train, grid, usable);
 

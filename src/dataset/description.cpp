@@ -280,6 +280,12 @@ Description describe(const std::string& path, const Settings& settings) {
       }
   }
   description.fingerprint = storage::sha256(fingerprint);
+  if (settings.layers > 0 && (settings.layers != description.n_layers || settings.d_model != description.d_model))
+    throw error(
+        ExitCode::data,
+        "{} has {} layers of width {}, data.layers = {} and data.d_model = {} (the files and the input are of two "
+        "models); correct one of them",
+        directory, description.n_layers, description.d_model, settings.layers, settings.d_model);
 
   // What the writer says about the files.
   check_metadata(description);
@@ -307,6 +313,20 @@ Description describe(const std::string& path, const Settings& settings) {
         fmt::format("compressed chunks of {} rows are unpacked for blocks of {} rows; larger data.block_rows or "
                     "uncompressed files read faster",
                     unpacked_for, settings.block_rows));
+  return description;
+}
+
+Description imagined(const std::string& path, const Settings& settings) {
+  Description description;
+  description.path = path;
+  description.own_layout = true;
+  description.n_layers = settings.layers;
+  description.d_model = settings.d_model;
+  description.dtype = Scalar::bf16;
+  FileDescription file;
+  file.name = "chunk_0.h5";
+  file.rows = settings.window_rows;
+  description.files.push_back(file);
   return description;
 }
 

@@ -56,11 +56,15 @@ struct Description {
 std::string expand_environment(std::string_view text);
 
 /// Reads the headers and a sample of every file. Throws Error(data), naming file and dataset, for what is missing,
-/// torn, inconsistent or not finite, and for 16-bit data without a negative number (a known defect of a writer). Of
-/// compressed files at most about 2 GiB are unpacked for the sample.
+/// torn, inconsistent, not finite or not of settings.layers and settings.d_model, and for 16-bit data without a
+/// negative number (a known defect of a writer). Of compressed files at most about 2 GiB are unpacked for the sample.
 Description describe(const std::string& path, const Settings&);
 /// The same on all ranks: rank 0 reads, the others are told. What it throws is known to all.
 Description describe(const parallel::World&, const std::string& path, const Settings&);
+
+/// A set that is not there yet, to plan for: settings.layers and settings.d_model, bf16, files of a window's rows; how
+/// many there will be is not known (n_rows = 0).
+Description imagined(const std::string& path, const Settings&);
 
 /// Lossless text form (JSON).
 std::string to_text(const Description&);

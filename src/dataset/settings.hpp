@@ -20,6 +20,8 @@ struct Settings {
       65536;  ///< rows mixed with one another; two windows are held in memory by all ranks together
   std::string stored_as =
       "";  ///< "bf16": unsigned 16-bit integers in the files are bf16 patterns; "" = by type and attribute
+  std::int64_t layers = 0;  ///< layers and width that the files must have; 0 = what they have. Both or neither
+  std::int64_t d_model = 0;
   bool accept_changed = false;  ///< resume although the dataset's fingerprint changed
 };
 

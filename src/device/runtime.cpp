@@ -42,9 +42,11 @@ Runtime::Runtime(const Settings& settings, int node_rank, int node_size)
     throw error(ExitCode::internal, "cannot create a CUDA stream on device {}", device);
   execution_.stream = stream;
   execution_.backend = planned_backend(settings);
-  description_ = fmt::format("{} on GPU {} of {} ({}): backend = \"{}\"",
+  char bus_id[32] = "bus unknown";
+  cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device);
+  description_ = fmt::format("{} on GPU {} of {} ({}, {}): backend = \"{}\"",
                              execution_.backend == kernels::Backend::cuda ? "cuda" : "portable (Kokkos Cuda)", device,
-                             n_devices, kernels::portable_space(), settings.backend);
+                             n_devices, bus_id, kernels::portable_space(), settings.backend);
 #else
   static_cast<void>(node_rank);
   if (settings.backend == "cuda")

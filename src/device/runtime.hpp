@@ -34,7 +34,8 @@ class Runtime {
 
   const kernels::Execution& execution() const { return execution_; }
   int threads() const { return threads_; }
-  /// What was taken and why, one line for the log: "portable (Kokkos OpenMP, 2 threads): built without CUDA".
+  /// What was taken and why, one line for the log: "portable (Kokkos OpenMP, 2 threads): built without CUDA"; of a GPU
+  /// with its bus id, which tells it from all others of its host.
   const std::string& description() const { return description_; }
 
  private:

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "parallel/nccl.hpp"
 
 namespace weft::parallel {
 namespace {
@@ -43,6 +45,7 @@ void reduce(MPI_Comm comm, std::span<T> values, MPI_Op operation, const char* wh
 struct Communicator::Handle {
   MPI_Comm comm = MPI_COMM_NULL;
   bool owned = false;
+  std::optional<std::unique_ptr<nccl::Group>> gpus;  // nothing yet; then the group, or null
 
   ~Handle() {
     int finalized = 0;
@@ -79,6 +82,11 @@ Communicator Communicator::duplicate() const {
   check(MPI_Comm_dup(handle_->comm, &handle->comm), "duplicating a communicator");
   handle->owned = true;
   return Communicator(std::move(handle));
+}
+
+nccl::Group* Communicator::gpus() const {
+  if (!handle_->gpus) handle_->gpus = nccl::make_group(*this);
+  return handle_->gpus->get();
 }
 
 void* Communicator::native() const { return &handle_->comm; }

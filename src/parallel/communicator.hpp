@@ -16,6 +16,10 @@
 
 namespace weft::parallel {
 
+namespace nccl {
+class Group;
+}
+
 class Communicator {
  public:
   /// The ranks of the whole job; MPI must be running.
@@ -68,6 +72,10 @@ class Communicator {
     std::unique_ptr<State> state_;
   };
   PendingMaximum start_maximum(std::vector<std::int64_t> values) const;
+
+  /// The GPUs of these ranks, joined on first use (which is collective); null where they exchange by way of MPI
+  /// (parallel/nccl.hpp). They live as long as this object.
+  nccl::Group* gpus() const;
 
   /// MPI_Comm of this group, as an opaque word, for the other files of parallel/.
   void* native() const;

@@ -3,74 +3,128 @@
 
 #include <chrono>
 #include <numeric>
+#include <vector>
 
+#include "base/contract.hpp"
+#include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "parallel/nccl.hpp"
 
 namespace weft::parallel {
 namespace {
 
-#ifdef WEFT_ENABLE_CUDA
-constexpr bool kStaged = true;
-#else
-constexpr bool kStaged = false;
-#endif
+using device::Direction;
 
 std::int64_t total(std::span<const std::int64_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
 }
 
+}  // namespace
+
 /// Adds what a call took to the traffic of its axis.
-class Measured {
+class DeviceCommunicator::Measured {
  public:
-  Measured(Traffic& traffic, std::int64_t bytes_sent) : traffic_(traffic), begin_(std::chrono::steady_clock::now()) {
-    traffic_.bytes_sent += bytes_sent;
-    ++traffic_.calls;
+  Measured(DeviceCommunicator& axis, std::int64_t bytes_sent)
+      : axis_(axis), timed_(axis.gpus_ == nullptr || axis.wait_for_each_) {
+    axis_.traffic_.bytes_sent += bytes_sent;
+    ++axis_.traffic_.calls;
+    if (axis_.wait_for_each_) kernels::fence(axis_.execution_);
+    begin_ = std::chrono::steady_clock::now();
   }
-  ~Measured() { traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+  ~Measured() {
+    if (!timed_) return;
+    if (axis_.wait_for_each_) kernels::fence(axis_.execution_);
+    axis_.traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  }
 
  private:
-  Traffic& traffic_;
+  DeviceCommunicator& axis_;
+  bool timed_;
   std::chrono::steady_clock::time_point begin_;
 };
 
-}  // namespace
-
 DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution,
                                        std::int64_t largest_message)
-    : ranks_(&ranks), execution_(execution) {
-  if (kStaged && ranks.size() > 1) {
+    : ranks_(&ranks),
+      execution_(execution),
+      gpus_(ranks.gpus()),
+      staged_(kernels::kCudaBuild && ranks.size() > 1 && gpus_ == nullptr) {
+  if (staged_) {
     staged_send_ = device::HostBuffer<std::byte>(largest_message);
     staged_receive_ = device::HostBuffer<std::byte>(largest_message);
   }
+  if (gpus_ != nullptr) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
 }
 
 void DeviceCommunicator::all_gather(void* data, std::span<const std::int64_t> bytes) {
   if (size() == 1) return;
   const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank())));
   const std::int64_t own = bytes[static_cast<std::size_t>(rank())];
-  const Measured measured(traffic_, own * (size() - 1));
-  if (!kStaged) {
-    ranks_->all_gather_uneven(static_cast<std::byte*>(data) + begin, data, bytes);
-    return;
-  }
+  const Measured measured(*this, own * (size() - 1));
+  if (gpus_ != nullptr) return gpus_->all_gather(data, bytes, execution_.stream);
+  if (!staged_) return ranks_->all_gather_uneven(static_cast<std::byte*>(data) + begin, data, bytes);
   std::byte* host = staged_receive_.data();
-  device::copy(execution_, host + begin, static_cast<std::byte*>(data) + begin, own, device::Direction::to_host);
+  device::copy(execution_, host + begin, static_cast<std::byte*>(data) + begin, own, Direction::to_host);
   kernels::fence(execution_);
   ranks_->all_gather_uneven(host + begin, host, bytes);
-  device::copy(execution_, data, host, total(bytes), device::Direction::to_device);
+  device::copy(execution_, data, host, total(bytes), Direction::to_device);
 }
 
 void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                                     std::span<const std::int64_t> receive_bytes) {
-  const Measured measured(traffic_, total(send_bytes) - send_bytes[static_cast<std::size_t>(rank())]);
-  if (!kStaged) {
-    ranks_->all_to_all(send, send_bytes, receive, receive_bytes);
-    return;
-  }
-  device::copy(execution_, staged_send_.data(), send, total(send_bytes), device::Direction::to_host);
+  const Measured measured(*this, total(send_bytes) - send_bytes[static_cast<std::size_t>(rank())]);
+  if (gpus_ != nullptr) return gpus_->all_to_all(send, send_bytes, receive, receive_bytes, execution_.stream);
+  if (!staged_) return ranks_->all_to_all(send, send_bytes, receive, receive_bytes);
+  device::copy(execution_, staged_send_.data(), send, total(send_bytes), Direction::to_host);
   kernels::fence(execution_);
   ranks_->all_to_all(staged_send_.data(), send_bytes, staged_receive_.data(), receive_bytes);
-  device::copy(execution_, receive, staged_receive_.data(), total(receive_bytes), device::Direction::to_device);
+  device::copy(execution_, receive, staged_receive_.data(), total(receive_bytes), Direction::to_device);
+}
+
+/// `combine` works on host memory: the values themselves, or a copy of the GPU's.
+template <class T, class Combine>
+void DeviceCommunicator::through_the_host(kernels::Array<T> values, Combine&& combine) {
+  std::vector<T> host(static_cast<std::size_t>(values.size));
+  const std::int64_t bytes = values.size * static_cast<std::int64_t>(sizeof(T));
+  device::copy(execution_, host.data(), values.data, bytes, Direction::to_host);
+  kernels::fence(execution_);
+  combine(std::span<T>(host));
+  device::copy(execution_, values.data, host.data(), bytes, Direction::to_device);
+  kernels::fence(execution_);  // `host` goes
+}
+
+void DeviceCommunicator::sum(kernels::Array<std::int64_t> values) {
+  if (size() == 1) return;
+  const Measured measured(*this, values.size * 8 * (size() - 1));
+  if (gpus_ != nullptr)
+    return gpus_->all_reduce(values.data, values.size, nccl::Integer::int64, nccl::Reduction::sum, execution_.stream);
+  through_the_host(values, [this](std::span<std::int64_t> host) { ranks_->sum(host); });
+}
+
+void DeviceCommunicator::maximum(kernels::Array<std::int32_t> values) {
+  if (size() == 1) return;
+  const Measured measured(*this, values.size * 4 * (size() - 1));
+  if (gpus_ != nullptr)
+    return gpus_->all_reduce(values.data, values.size, nccl::Integer::int32, nccl::Reduction::maximum,
+                             execution_.stream);
+  through_the_host(values, [this](std::span<std::int32_t> host) {
+    std::vector<std::int64_t> wide(host.begin(), host.end());
+    ranks_->maximum(wide);
+    for (std::size_t i = 0; i < host.size(); ++i) host[i] = static_cast<std::int32_t>(wide[i]);
+  });
+}
+
+void DeviceCommunicator::sum(kernels::Array<double> values) {
+  if (size() == 1) return;
+  WEFT_ASSERT(values.size <= kMostValues);
+  const Measured measured(*this, values.size * 8 * (size() - 1));
+  if (gpus_ == nullptr) return through_the_host(values, [this](std::span<double> host) { ranks_->sum(host); });
+  const std::vector<std::int64_t> bytes(static_cast<std::size_t>(size()), values.size * 8);
+  device::copy(execution_, gathered_.data() + rank() * values.size, values.data, values.size * 8, Direction::on_device);
+  gpus_->all_gather(gathered_.data(), bytes, execution_.stream);
+  device::zero(execution_, values.data, values.size * 8);
+  for (int r = 0; r < size(); ++r)
+    kernels::accumulate(execution_, {gathered_.data() + r * values.size, values.size}, values);
 }
 
 }  // namespace weft::parallel

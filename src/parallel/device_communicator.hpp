@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Collectives on the memory that kernels use, in the order of an execution's stream. On the host this is MPI itself. In
-// a CUDA build without NCCL the bytes are staged through page-locked host memory, so no CUDA-aware MPI is needed.
+// Collectives on the memory that kernels use, in the order of an execution's stream. On the host this is MPI itself.
+// Between GPUs it is NCCL: a call returns at once, the host waits for nothing, and a CUDA graph may hold it. Without
+// NCCL the bytes are staged through page-locked host memory, so no CUDA-aware MPI is needed; then each call waits.
 //
-// Bytes and exposed seconds are counted: what the profile of a step reports for this axis.
+// Sums of floating point numbers are formed in rank order from gathered values, on NCCL as on MPI; integers are exact
+// in any order.
+//
+// Bytes and exposed seconds are counted: what the profile of a step reports for this axis. What a replayed graph sends
+// is not seen here: who replays it counts it.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +21,28 @@
 namespace weft::parallel {
 
 struct Traffic {
-  std::int64_t bytes_sent = 0;  ///< by this rank to others
-  double seconds = 0;           ///< that this rank spent in the calls
+  std::int64_t bytes_sent = 0;  ///< by this rank to others; of a reduction: as if all values were gathered
+  double seconds = 0;           ///< that this rank waited in the calls: the host, or with `wait_for_each` the GPU
   std::int64_t calls = 0;
+
+  Traffic& operator+=(const Traffic& other) {
+    bytes_sent += other.bytes_sent;
+    seconds += other.seconds;
+    calls += other.calls;
+    return *this;
+  }
+  friend Traffic operator-(const Traffic& a, const Traffic& b) {
+    return {a.bytes_sent - b.bytes_sent, a.seconds - b.seconds, a.calls - b.calls};
+  }
 };
 
 class DeviceCommunicator {
  public:
-  /// `largest_message`: the most bytes that any call sends or receives on this rank; staging memory is sized from it.
+  /// Floating point values that one `sum` can take: they are gathered.
+  static constexpr std::int64_t kMostValues = 64;
+
+  /// `largest_message`: the most bytes that all_gather and all_to_all send or receive on this rank; staging memory is
+  /// sized from it. Collective.
   DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution, std::int64_t largest_message);
 
   int rank() const { return ranks_->rank(); }
@@ -35,12 +54,31 @@ class DeviceCommunicator {
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes);
 
+  /// In place, elementwise, the same on all ranks.
+  void sum(kernels::Array<std::int64_t> values);
+  void sum(kernels::Array<double> values);  ///< in rank order; at most kMostValues
+  void maximum(kernels::Array<std::int32_t> values);
+
+  /// Whether calls leave the host free: then a step that has them can be recorded and replayed.
+  bool leaves_the_host_free() const { return !staged_; }
+
+  /// From now on the GPU is waited for before and after each call, so that `seconds` is what the exchange itself takes
+  /// (and the wait for peers who come later).
+  void wait_for_each(bool wait) { wait_for_each_ = wait; }
   const Traffic& traffic() const { return traffic_; }
 
  private:
+  class Measured;
+  template <class T, class Combine>
+  void through_the_host(kernels::Array<T> values, Combine&& combine);
+
   const Communicator* ranks_;
   kernels::Execution execution_;
-  device::HostBuffer<std::byte> staged_send_, staged_receive_;  // CUDA builds only
+  nccl::Group* gpus_;  // null: MPI
+  bool staged_;        // bytes of a GPU go through the host
+  bool wait_for_each_ = false;
+  device::HostBuffer<std::byte> staged_send_, staged_receive_;
+  device::Buffer<double> gathered_;  // [size, kMostValues], on GPUs
   Traffic traffic_;
 };
 

@@ -42,6 +42,10 @@ class Grid {
   const Communicator& world() const { return world_; }
   const Communicator& feature_axis() const { return feature_axis_; }  ///< same tokens, other features
   const Communicator& data_axis() const { return data_axis_; }        ///< same features, other tokens
+  /// All ranks, in the order of `world`: an axis where it holds them all, so that their GPUs are joined once.
+  const Communicator& all_on_an_axis() const {
+    return shape_.data == 1 ? feature_axis_ : shape_.feature == 1 ? data_axis_ : world_;
+  }
   GridShape shape() const { return shape_; }
   std::int64_t data_index() const { return data_axis_.rank(); }
   std::int64_t feature_index() const { return feature_axis_.rank(); }

@@ -16,6 +16,7 @@
 
 #include "base/fault.hpp"
 #include "base/log.hpp"
+#include "parallel/nccl.hpp"
 
 namespace weft::parallel {
 namespace {
@@ -136,6 +137,15 @@ std::string Watchdog::diagnosis(double silent) const {
       cause_is_old ? "dead or stopped: it does not answer" : "it answers, but does not get on");
 }
 
+void Watchdog::end_job(const std::string& why) {
+  log::error("error: {}", why);
+  std::thread([] {
+    std::this_thread::sleep_for(kAbortLimit);
+    ::_exit(static_cast<int>(ExitCode::communication));
+  }).detach();
+  MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
+}
+
 void Watchdog::watch() {
   std::uint64_t seen = progress;
   Clock::time_point since = Clock::now();
@@ -150,6 +160,12 @@ void Watchdog::watch() {
       publish(present_step, present_phase);
       published = Clock::now();
     }
+    // The GPUs of other nodes may report a lost peer long before the time is up.
+    if (const std::string lost = nccl::failure(); !lost.empty())
+      end_job(
+          fmt::format("rank {} on {}: {}, in \"{}\" at step {}; ending the job, which goes on from its newest "
+                      "checkpoint when it is started again",
+                      world_.rank(), world_.host(), lost, present_phase.load(), present_step.load()));
     if (const std::uint64_t now = progress; now != seen) {
       seen = now;
       since = Clock::now();
@@ -164,12 +180,7 @@ void Watchdog::watch() {
       since = Clock::now() - half;
       continue;
     }
-    log::error("error: {}", diagnosis(silent));
-    std::thread([] {
-      std::this_thread::sleep_for(kAbortLimit);
-      ::_exit(static_cast<int>(ExitCode::communication));
-    }).detach();
-    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
+    end_job(diagnosis(silent));
   }
 }
 

@@ -3,7 +3,8 @@
 // Ends a job that hangs. A rank that waits for a dead or stopped one waits for ever: MPI has no time limit. So a thread
 // of every process looks whether its process gets on; when neither it nor any other rank has for `timeout` seconds, the
 // thread names the rank that is furthest behind, its host and what it was doing, and ends all ranks with code 5. A rank
-// that waits for a slow one therefore goes on waiting.
+// that waits for a slow one therefore goes on waiting. An error that the GPUs' communication reports by itself ends the
+// job at once, in the same way.
 //
 // What each rank is doing stands in a file of the run directory, a record a rank, so that the thread can say it of the
 // others without talking to them (they may not answer).
@@ -35,6 +36,9 @@ class Watchdog {
 
  private:
   void watch();
+  /// Says why and ends all ranks with code 5; this process by force when even that hangs. The end of the process frees
+  /// its GPU, whatever still waits there.
+  static void end_job(const std::string& why);
   void publish(std::int64_t step, const char* phase) const;
   /// Progress of all ranks together, as far as they have published it: it moves while any of them does.
   std::uint64_t job_progress() const;

@@ -80,6 +80,16 @@ void add_data(input::Schema& schema, dataset::Settings& data) {
            "\"bf16\": 16-bit integers in the files are bf16 bit patterns; \"\" = what type and attributes of the file "
            "say")
       .one_of({"", "bf16"});
+  schema
+      .add("data.layers", data.layers,
+           "layers that the files must have; 0 = what they have. With d_model, --dry-run plans without the files")
+      .at_least(0)
+      .at_most(1 << 12)
+      .free();
+  schema.add("data.d_model", data.d_model, "width that the files must have; 0 = what they have")
+      .at_least(0)
+      .at_most(1 << 20)
+      .free();
   schema.add("data.accept_changed", data.accept_changed, "resume although the fingerprint of the dataset changed")
       .free();
 }
@@ -185,6 +195,10 @@ void add_machine(input::Schema& schema, Configuration& configuration) {
       .in("ranks")
       .at_least(0)
       .at_most(1 << 20)
+      .free();
+  schema
+      .add("parallel.nvls", parallel.nvls,
+           "between GPUs: true leaves NVLink multicast to NCCL; false turns it off, unless NCCL_NVLS_ENABLE is set")
       .free();
 
   device::Settings& device = configuration.device;
@@ -322,6 +336,13 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "device.backend = \"cuda\" with device.precision = \"fp32\" (the hand-written kernels compute in bf16); "
            "take "
            "precision = \"bf16\" or backend = \"portable\"";
+  });
+  rule({"data.layers", "data.d_model"}, [&]() -> std::string {
+    const auto& data = configuration.data;
+    if ((data.layers > 0) == (data.d_model > 0)) return {};
+    return fmt::format(
+        "data.layers = {} and data.d_model = {} (one alone says too little about the model); give both or neither",
+        data.layers, data.d_model);
   });
   rule({"data.window_rows", "data.block_rows"}, [&]() -> std::string {
     const auto& data = configuration.data;

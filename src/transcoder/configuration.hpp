@@ -47,6 +47,7 @@ struct ParallelSettings {
   std::int64_t data = 1;
   double timeout = 600;    ///< seconds without progress of any rank before the job ends; 0 = never
   std::int64_t world = 0;  ///< plan for this many ranks; dry run only
+  bool nvls = false;       ///< NCCL may use NVLink multicast
 };
 
 /// Table [log].

@@ -83,7 +83,8 @@ class Forward {
   void by_feature();
   const kernels::FeatureHits& hits() const { return selection_.hits(); }
   Selection& selection() { return selection_; }
-  const parallel::Traffic& traffic() const { return exchange_.traffic(); }
+  parallel::DeviceCommunicator& exchange() { return exchange_; }
+  const parallel::DeviceCommunicator& exchange() const { return exchange_; }
   /// Where the kernels run: not zero when a raw input of this rank's group was not finite. Others may add their
   /// findings; `load` clears it.
   std::int32_t* not_finite() const { return not_finite_.data(); }

@@ -41,7 +41,8 @@ class GradientExchange {
   /// In place, in rank order; for vectors of at most L * max(F_local, d).
   void sum(kernels::Array<float> vector);
 
-  const parallel::Traffic& traffic() const { return ranks_.traffic(); }
+  parallel::DeviceCommunicator& ranks() { return ranks_; }
+  const parallel::DeviceCommunicator& ranks() const { return ranks_; }
 
  private:
   template <class FormGradient>

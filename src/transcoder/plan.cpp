@@ -38,6 +38,30 @@ StateBytes state_bytes(const Shape& shape, kernels::StatePolicy policy, std::int
   return bytes;
 }
 
+/// What one rank sends in a step: partial reconstructions to their owners and gradient rows back to all, in a feature
+/// group (inputs travel beside the step); gradients in fp32 to their owners (twice where their norm is formed first)
+/// and new weights back, between groups.
+struct SentBytes {
+  std::int64_t feature = 0, data = 0;
+};
+
+SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid) {
+  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.data),
+                     own = parallel::largest_part(group, grid.feature),
+                     row = shape.width() * kernels::bytes_of(scalar_of(configuration.precision));
+  const std::int64_t owned = parallel::largest_part(parallel::largest_part(shape.n_features, grid.feature), grid.data);
+  const std::int64_t weight = kernels::bytes_of(
+      configuration.optimizer.state == kernels::StatePolicy::fp32 ? kernels::Scalar::fp32 : kernels::Scalar::bf16);
+  const bool norm_first =
+      configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode == optimizer::ClipMode::exact;
+  return {(group - own) * row + own * (grid.feature - 1) * row, (grid.data - 1) * owned * shape.d_model *
+                                                                    (shape.n_layers * (shape.n_layers + 3) / 2) *
+                                                                    ((norm_first ? 2 : 1) * 4 + weight)};
+}
+
+/// A grid that sends this much more than the best is worth a word.
+constexpr double kNoticeably = 1.1;
+
 }  // namespace
 
 std::int64_t Plan::device_total() const { return total(device); }
@@ -53,8 +77,7 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   const std::int64_t rows = parallel::largest_part(shape.n_features, grid.feature),
                      owned = parallel::largest_part(rows, grid.data);
   const std::int64_t batch = configuration.data.batch_tokens, group = parallel::largest_part(batch, grid.data);
-  const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
-  const std::int64_t element = kernels::bytes_of(scalar_of(configuration.precision));
+  const std::int64_t width = shape.width();
   const SelectionSizes selection = selection_sizes(
       configuration.transcoder, selection_shape(configuration, shape, batch), grid, configuration.precision, backend);
 
@@ -78,14 +101,18 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   plan.read_bytes_per_step = 2 * batch * description.row_bytes();
   plan.optimizer_bytes_per_step =
       2 * (state.moments + state.weights * owned / std::max<std::int64_t>(1, rows));  // read once, written once
-  // Partial reconstructions to their owners, gradient rows back to all; inputs travel beside the step.
-  plan.feature_bytes_per_step =
-      grid.feature == 1 ? 0 : (group - own) * width * element + own * (grid.feature - 1) * width * element;
-  plan.data_bytes_per_step =
-      grid.data == 1 ? 0
-                     : (grid.data - 1) * owned * shape.d_model * (shape.n_layers * (shape.n_layers + 3) / 2) *
-                           (4 + kernels::bytes_of(policy == kernels::StatePolicy::fp32 ? kernels::Scalar::fp32
-                                                                                       : kernels::Scalar::bf16));
+  const SentBytes sent = sent_bytes(configuration, shape, grid);
+  plan.feature_bytes_per_step = sent.feature;
+  plan.data_bytes_per_step = sent.data;
+  const std::int64_t world = grid.data * grid.feature;
+  for (std::int64_t groups = 1; groups <= world; ++groups) {
+    if (world % groups != 0) continue;
+    const parallel::GridShape other{groups, world / groups};
+    const SentBytes there = sent_bytes(configuration, shape, other);
+    if (groups > 1 && there.feature + there.data >= plan.quietest_bytes_per_step) continue;
+    plan.quietest = other;
+    plan.quietest_bytes_per_step = there.feature + there.data;
+  }
   plan.encoder_flops_per_step =
       2.0 * static_cast<double>(group) * static_cast<double>(rows) * static_cast<double>(width);
   plan.steps_per_epoch = static_cast<double>(description.n_rows) / static_cast<double>(batch);
@@ -116,6 +143,16 @@ std::int64_t micro_tokens_that_fit(const Configuration& configuration, const dat
                          fits > 0 ? fmt::format("the largest batch that fits is {} tokens", fits)
                                   : std::string("not even one token fits: take fewer transcoder.features, a smaller "
                                                 "optimizer.state or more ranks"));
+}
+
+std::string grid_advice(const Plan& plan) {
+  const std::int64_t here = plan.feature_bytes_per_step + plan.data_bytes_per_step;
+  if (static_cast<double>(here) <= kNoticeably * static_cast<double>(plan.quietest_bytes_per_step)) return {};
+  return fmt::format(
+      "on a grid of {} x {} (data x feature) each rank sends {} a step, on {} x {} it would send {} (the feature axis "
+      "moves tokens, the data axis moves weights); consider parallel.data = {}",
+      plan.grid.data, plan.grid.feature, bytes_text(here), plan.quietest.data, plan.quietest.feature,
+      bytes_text(plan.quietest_bytes_per_step), plan.quietest.data);
 }
 
 std::string bytes_text(std::int64_t bytes) {
@@ -152,7 +189,11 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row("optimizer traffic per step and rank", bytes_text(plan.optimizer_bytes_per_step));
   if (plan.feature_bytes_per_step > 0) row("sent per step, feature axis", bytes_text(plan.feature_bytes_per_step));
   if (plan.data_bytes_per_step > 0) row("sent per step, data axis", bytes_text(plan.data_bytes_per_step));
+  if (plan.grid.data * plan.grid.feature > 1)
+    row(fmt::format("grid that sends least: {} x {}", plan.quietest.data, plan.quietest.feature),
+        bytes_text(plan.quietest_bytes_per_step));
   row("encoder product per step and rank", fmt::format("{:.1f} GFLOP", plan.encoder_flops_per_step * 1e-9));
+  if (plan.steps_per_epoch <= 0) return text;
   row("steps per epoch", fmt::format("{:.1f}", plan.steps_per_epoch));
   row("epochs in this run", fmt::format("{:.2f}", static_cast<double>(configuration.run.steps) / plan.steps_per_epoch));
   return text;

@@ -28,7 +28,9 @@ struct Plan {
   std::int64_t feature_bytes_per_step = 0;                   ///< sent by one rank on the feature axis
   std::int64_t data_bytes_per_step = 0;                      ///< sent by one rank on the data axis
   double encoder_flops_per_step = 0;                         ///< the dense product, per rank
-  double steps_per_epoch = 0;
+  double steps_per_epoch = 0;                                ///< 0: the number of rows is not known
+  parallel::GridShape quietest;                              ///< of all grids of as many ranks: who sends least
+  std::int64_t quietest_bytes_per_step = 0;                  ///< sent by one rank there, on both axes
 
   std::int64_t device_total() const;
   std::int64_t host_total() const;
@@ -44,6 +46,9 @@ constexpr std::int64_t kContextBytes = std::int64_t{665} << 20;
 /// device. Throws a collective Error(usage) naming the largest batch that fits.
 std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, parallel::GridShape,
                                    std::int64_t available);
+
+/// What to say of a grid that sends clearly more in a step than another of as many ranks would; "" when none does.
+std::string grid_advice(const Plan&);
 
 /// A table for people.
 std::string to_text(const Plan&, const Configuration&);

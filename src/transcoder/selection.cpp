@@ -78,9 +78,12 @@ std::int64_t selection_budget(const ModelSettings& settings, std::int64_t n_laye
 
 namespace {
 
-/// What a selection on one GPU is asked for.
-kernels::cuda::SelectionRequest gpu_request(const ModelSettings& settings, const SelectionShape& shape,
-                                            const SelectionSizes& sizes, Precision precision) {
+/// What a selection on a GPU is asked for: of a rank with these features, or of the largest.
+// Without CUDA nobody asks.
+[[maybe_unused]] kernels::cuda::SelectionRequest gpu_request(const ModelSettings& settings, const SelectionShape& shape,
+                                                             const SelectionSizes& sizes, Precision precision,
+                                                             const kernels::cuda::SelectionPlace& place,
+                                                             std::int64_t n_features) {
   using kernels::cuda::SelectionRule;
   return {.rule = settings.activation == Activation::batch_topk ? SelectionRule::batch_topk
                   : settings.activation == Activation::topk     ? SelectionRule::topk
@@ -88,13 +91,23 @@ kernels::cuda::SelectionRequest gpu_request(const ModelSettings& settings, const
           .all_layers = settings.scope == Scope::all_layers,
           .n_tokens = sizes.max_tokens,
           .n_layers = shape.n_layers,
-          .n_features = shape.n_features,
+          .n_features = n_features,
           .budget = settings.activation == Activation::relu
                         ? sizes.capacity
                         : selection_budget(settings, shape.n_layers, shape.max_tokens),
           .product = precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32,
           .tile_tokens = sizes.tile_tokens,
-          .tile_features = sizes.tile_features};
+          .tile_features = sizes.tile_features,
+          .place = place};
+}
+
+/// Bytes that it exchanges on the feature axis at once, at most.
+std::int64_t largest_message(const ModelSettings& settings, const SelectionShape& shape, const SelectionSizes& sizes,
+                             parallel::GridShape grid) {
+  if (settings.activation == Activation::batch_topk) return grid.feature * sizes.max_tokens * shape.n_layers * 4;
+  if (settings.activation == Activation::relu) return 0;
+  const std::int64_t tokens = grid.feature * parallel::largest_part(sizes.max_tokens, grid.feature);
+  return tokens * sizes.n_groups * selection_budget(settings, shape.n_layers, shape.max_tokens) * 8;
 }
 
 }  // namespace
@@ -136,12 +149,16 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
         "transcoder.k, a smaller batch or more ranks",
         sizes.capacity);
   if constexpr (kernels::kCudaBuild)
-    if (on_gpu && grid.data * grid.feature == 1)
-      sizes.on_gpu_bytes =
-          kernels::cuda::DeviceSelection::workspace_bytes(gpu_request(settings, shape, sizes, precision));
+    if (on_gpu)
+      sizes.on_gpu_bytes = kernels::cuda::DeviceSelection::workspace_bytes(
+          gpu_request(settings, shape, sizes, precision,
+                      {.feature_ranks = grid.feature, .data_ranks = grid.data, .n_features_total = shape.n_features},
+                      sizes.max_features));
   const Selection::Arrays arrays(sizes, settings, shape, grid, precision, backend, nullptr, nullptr);
   sizes.device_bytes = arrays.device_bytes;
-  sizes.host_bytes = arrays.host_bytes;
+  if (sizes.on_gpu_bytes > 0 && grid.feature > 1)
+    sizes.staged_bytes = 2 * largest_message(settings, shape, sizes, grid);
+  sizes.host_bytes = arrays.host_bytes + sizes.staged_bytes;
   return sizes;
 }
 
@@ -210,16 +227,39 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
       execution_(execution),
       sizes_(selection_sizes(settings, shape, grid.shape(), precision, execution.backend)),
       device_memory_(sizes_.device_bytes, device::Allocation::Where::device),
-      host_memory_(sizes_.host_bytes, device::Allocation::Where::host),
+      host_memory_(sizes_.host_bytes - sizes_.staged_bytes, device::Allocation::Where::host),
       arrays_(sizes_, settings, shape, grid.shape(), precision, execution.backend, device_memory_.data(),
               host_memory_.data()) {
   if constexpr (kernels::kCudaBuild)
     if (sizes_.on_gpu_bytes > 0) {
-      on_gpu_ = std::make_shared<kernels::cuda::DeviceSelection>(gpu_request(settings, shape, sizes_, precision),
-                                                                 arrays_.on_gpu_workspace, execution);
+      const parallel::Range features = grid.features(shape.n_features);
+      const kernels::cuda::SelectionPlace place{.feature_ranks = grid.shape().feature,
+                                                .feature_index = grid.feature_index(),
+                                                .data_ranks = grid.shape().data,
+                                                .data_index = grid.data_index(),
+                                                .feature_begin = features.begin,
+                                                .n_features_total = shape.n_features};
+      if (grid.shape().feature > 1)
+        shards_.emplace(grid.feature_axis(), execution, largest_message(settings, shape, sizes_, grid.shape()));
+      all_.emplace(grid.all_on_an_axis(), execution, 0);
+      on_gpu_ = std::make_shared<kernels::cuda::DeviceSelection>(
+          gpu_request(settings, shape, sizes_, precision, place, features.size()), arrays_.on_gpu_workspace, execution,
+          exchange());
       return;
     }
   if (settings.activation == Activation::batch_topk) controller_.assign(static_cast<std::size_t>(sizes_.n_groups), 0);
+}
+
+/// The one place that says by which way a selection on the GPU reaches the other ranks.
+kernels::cuda::SelectionExchange Selection::exchange() {
+  return {.sum = [this](const kernels::Execution&, Array<std::int64_t> values) { all_->sum(values); },
+          .all_gather = [this](const kernels::Execution&, void* data,
+                               std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes); },
+          .all_to_all =
+              [this](const kernels::Execution&, const void* send, std::span<const std::int64_t> send_bytes,
+                     void* receive, std::span<const std::int64_t> receive_bytes) {
+                shards_->all_to_all(send, send_bytes, receive, receive_bytes);
+              }};
 }
 
 Selection::ControllerState Selection::controller_state() {
@@ -330,7 +370,7 @@ void Selection::select(std::int64_t n_tokens_total, std::span<const Array<const 
 }
 
 const SelectionStatistics& Selection::statistics() {
-  if (activations_.n_tokens == 0) return statistics_;
+  if (activations_.n_tokens == 0 && !on_gpu_) return statistics_;
   device::copy(execution_, arrays_.host.count.data, activations_.row_offsets.data + activations_.n_tokens,
                sizeof(std::int64_t), device::Direction::to_host);
   kernels::fence(execution_);
@@ -346,9 +386,18 @@ const SelectionStatistics& Selection::statistics() {
 }
 
 void Selection::select_on_gpu(const Batch& batch) {
+  const std::int64_t n_shards = grid_.shape().feature, n_slices = grid_.shape().data;
+  const std::int64_t budget = settings_.activation == Activation::relu ? sizes_.capacity : batch.budget;
+  if (settings_.activation == Activation::batch_topk && n_shards * n_slices > 1)
+    statistics_.bytes_sent = sizes_.n_groups * (kHistogramRounds * kHistogramBins + n_slices + 6) * 8 +
+                             (n_shards > 1 ? batch.n_tokens * shape_.n_layers * 4 : 0);
+  if (settings_.activation == Activation::topk && n_shards > 1) {
+    const std::int64_t own = parallel::part(batch.n_tokens, n_shards, grid_.feature_index()).size();
+    statistics_.bytes_sent = ((batch.n_tokens - own) * budget + own) * sizes_.n_groups * 8;
+  }
   if constexpr (kernels::kCudaBuild)
     on_gpu_->select(
-        execution_, batch.n_tokens, std::min(batch.budget, sizes_.capacity), batch.bias,
+        execution_, batch.n_tokens, budget, batch.bias,
         [&](const kernels::Execution& where, const kernels::cuda::TileRange& tile, kernels::AnyMatrix product) {
           (*batch.produce)(
               where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count}, product);

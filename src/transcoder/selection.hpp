@@ -20,13 +20,16 @@
 //
 // relu. Everything positive: no communication.
 //
-// On one GPU the whole selection runs there, without the host (kernels/select/select_cuda.hpp); on several the host
-// sums histograms and counts between portable kernels, as everywhere else.
+// On GPUs the whole selection runs there (kernels/select/select_cuda.hpp), by the same steps but for two: tiles are
+// made again only by ranks whose list needs it, with nothing exchanged in between, and ties are always counted.
+//
+//   bytes a rank sends per step   8 * (groups * (3 * 2048 + D + 6)) to be summed, and N/D * L * 4 on the feature axis
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -34,6 +37,7 @@
 #include "kernels/select/select.hpp"
 #include "kernels/select/select_cuda.hpp"
 #include "kernels/sparse/sparse.hpp"
+#include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
 #include "transcoder/configuration.hpp"
 
@@ -55,6 +59,7 @@ struct SelectionSizes {
   std::int64_t tile_features = 0;  ///< ... and features
   std::int64_t device_bytes = 0;   ///< all buffers of Selection, where the kernels run
   std::int64_t host_bytes = 0;     ///< staging on the host
+  std::int64_t staged_bytes = 0;   ///< of them, those of the communicator of the feature axis (several GPUs)
 
   std::int64_t max_tokens = 0;    ///< tokens of one feature group
   std::int64_t max_features = 0;  ///< per layer, of one rank
@@ -62,7 +67,7 @@ struct SelectionSizes {
   std::int64_t candidates = 0;    ///< batch_topk, relu: entries that may pass the filter
   std::int64_t segments = 0;      ///< batch_topk, relu: (layer, feature block, token) lists of candidates
   std::int64_t best = 0;          ///< topk: entries kept for each token and group
-  std::int64_t on_gpu_bytes = 0;  ///< workspace of a selection that runs on one GPU alone; 0: it does not
+  std::int64_t on_gpu_bytes = 0;  ///< workspace of a selection that runs on the GPU; 0: it does not
 };
 
 /// Throws a collective Error(usage) when the lists would need more than 2^32 entries.
@@ -99,6 +104,8 @@ class Selection {
   using Producer = std::function<void(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product)>;
 
   Selection(const ModelSettings&, const SelectionShape&, const parallel::Grid&, const kernels::Execution&, Precision);
+  Selection(const Selection&) = delete;
+  Selection& operator=(const Selection&) = delete;
 
   /// Collective over the grid. n_tokens_total: tokens of this batch over all ranks, at most max_tokens; this rank has
   /// grid.group_tokens(n_tokens_total). bias_of_layer: L arrays of this rank's features, on the device.
@@ -181,6 +188,7 @@ class Selection {
   void take_candidates(const Batch&, std::span<const Search>, bool ties_are_cut);
   void select_per_token(const Batch&);
   void select_on_gpu(const Batch&);
+  kernels::cuda::SelectionExchange exchange();
 
   ModelSettings settings_;
   SelectionShape shape_;
@@ -191,6 +199,7 @@ class Selection {
   device::Allocation host_memory_;
   Arrays arrays_;
   std::vector<std::uint32_t> controller_;
+  std::optional<parallel::DeviceCommunicator> shards_, all_;  // the feature axis and all ranks, for `on_gpu_`
   // Null where the host takes part. Shared only because a build without CUDA must not name its destructor.
   std::shared_ptr<kernels::cuda::DeviceSelection> on_gpu_;
   std::vector<std::int64_t> passed_;  // per group: entries of all ranks that passed the filter

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/trainer.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -64,7 +65,8 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
               parallel::largest_part(configuration.data.batch_tokens, grid.shape().data) * shape.width() *
                   kernels::bytes_of(scalar_of(configuration.precision))),
       exchange_(model_, grid, execution),
-      in_flight_(device::is_asynchronous(execution) && grid.world().size() == 1 ? kStepsAhead : 0),
+      world_(grid.all_on_an_axis(), execution, 0),
+      in_flight_(device::is_asynchronous(execution) && world_.leaves_the_host_free() ? kStepsAhead : 0),
       upload_(execution) {
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.shape().data);
   const std::int64_t own = parallel::largest_part(group, grid.shape().feature),
@@ -130,16 +132,33 @@ void Trainer::initialise() { model_.initialise(static_cast<std::uint64_t>(config
 
 void Trainer::time_phases(bool one_by_one) {
   one_by_one_ = one_by_one;
+  const bool wait = one_by_one && device::is_asynchronous(execution_);
+  forward_.exchange().wait_for_each(wait);
+  gather_.wait_for_each(wait);
+  exchange_.ranks().wait_for_each(wait);
+  world_.wait_for_each(wait);
   timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); }) : nullptr);
+}
+
+/// Whether nothing between the first kernel of a step and its last waits for an answer: then it can be recorded.
+bool Trainer::step_is_free_of_the_host() {
+  return device::Graph::possible(execution_) && forward_.selection().sizes().on_gpu_bytes > 0 &&
+         world_.leaves_the_host_free();
 }
 
 void Trainer::step(const dataset::RawBatch& batch) {
   const std::int64_t step = steps_done_ + 1;
   load(batch);
   // The first step prepares what is prepared on first use; the second is recorded, and from then on replayed.
-  if (configuration_.device.graphs && !one_by_one_ && in_flight_ > 0 && device::Graph::possible(execution_) &&
-      steps_here_ > 0) {
-    if (!graph_.recorded()) graph_.record(execution_, [this] { compute(); });
+  if (configuration_.device.graphs && !one_by_one_ && steps_here_ > 0 && step_is_free_of_the_host()) {
+    if (graph_.recorded()) {
+      replayed_.feature += recorded_.feature;
+      replayed_.data += recorded_.data;
+    } else {
+      const Traffics before = traffic();
+      graph_.record(execution_, [this] { compute(); });
+      recorded_ = {traffic().feature - before.feature, traffic().data - before.data};
+    }
     timers_.region("step");
     graph_.replay(execution_);
   } else {
@@ -238,13 +257,7 @@ void Trainer::gather_gradient_rows() {
 void Trainer::guard() {
   timers_.region("check");
   kernels::flag_beyond(execution_, gradient_rows(), kLargestResidual * gradient_factor(), forward_.not_finite());
-  if (exchange_.active()) {
-    std::int64_t bad = read(execution_, forward_.not_finite());
-    grid_.world().maximum({&bad, 1});
-    const std::int32_t flag = bad != 0 ? 1 : 0;
-    device::copy(execution_, forward_.not_finite(), &flag, sizeof flag, device::Direction::to_device);
-    kernels::fence(execution_);
-  }
+  if (exchange_.active()) world_.maximum({forward_.not_finite(), 1});
   const std::int64_t skip_at_most =
       configuration_.run.nonfinite == NonFinite::skip ? configuration_.run.skip_at_most : 0;
   kernels::guard_step(execution_, forward_.not_finite(), skip_at_most, guard_.data(), adam_step_.data(),
@@ -282,12 +295,7 @@ void Trainer::form_norm(bool rows_are_scaled) {
   double *const bias = rows + 1, *const all = rows + 2;
   kernels::total(execution_, {squared_norm_.data(), n}, {rows + 3, squared_norm_.size() - n - 3}, rows);
   kernels::join_norms(execution_, rows, rows_are_scaled, bias, adam_step_.data(), all);
-  if (grid_.world().size() > 1) {
-    double squared = read(execution_, all);
-    grid_.world().sum({&squared, 1});
-    device::copy(execution_, all, &squared, sizeof squared, device::Direction::to_device);
-    kernels::fence(execution_);
-  }
+  world_.sum(kernels::Array<double>{all, 1});
   kernels::keep_norm(execution_, all, adam_step_.data(), gradient_norm_.data());
 }
 
@@ -369,10 +377,15 @@ TrainingMetrics Trainer::metrics() {
   kernels::count_at_least(execution_, model_.clocks(), configuration_.transcoder.dead_window, count_.data());
   // Every rank of the data axis holds the same features: one of them counts.
   sums.back() = grid_.data_index() == 0 ? static_cast<double>(read(execution_, count_.data())) : 0.0;
+  std::vector<double> entries(static_cast<std::size_t>(grid_.world().size()));
+  const double own_entries = std::accumulate(sums.begin() + 3 * n, sums.begin() + 4 * n, 0.0);
+  grid_.world().all_gather(&own_entries, entries.data(), sizeof own_entries);
   grid_.world().sum(std::span<double>(sums));
 
   const Shape& shape = model_.shape();
   TrainingMetrics metrics;
+  const auto [fewest, most] = std::minmax_element(entries.begin(), entries.end());
+  metrics.entries_per_rank = {*fewest, mean(entries), *most};
   const double tokens = static_cast<double>(steps_here_ == 0 ? 1 : forward_.layout().total);
   for (std::size_t t = 0; t < static_cast<std::size_t>(n); ++t) {
     const auto at = [&](std::int64_t row) { return sums[static_cast<std::size_t>(row * n) + t]; };
@@ -400,9 +413,12 @@ void Trainer::settle() {
   kernels::fence(execution_);
 }
 
-parallel::Traffic Trainer::feature_traffic() const {
-  const parallel::Traffic &a = forward_.traffic(), &b = gather_.traffic();
-  return {a.bytes_sent + b.bytes_sent, a.seconds + b.seconds, a.calls + b.calls};
+Trainer::Traffics Trainer::traffic() const {
+  Traffics all = replayed_;
+  all.feature += forward_.exchange().traffic();
+  all.feature += gather_.traffic();
+  all.data += exchange_.ranks().traffic();
+  return all;
 }
 
 }  // namespace weft::transcoder

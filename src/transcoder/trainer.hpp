@@ -39,6 +39,12 @@ struct TrainingMetrics {
 
   double nmse_standardised_mean() const;
   double l0_mean() const;
+
+  /// Active entries of the last step on one rank, over the ranks: features that fire often lie anywhere, and the step
+  /// waits for the rank that has most.
+  struct {
+    double minimum = 0, mean = 0, maximum = 0;
+  } entries_per_rank;
 };
 
 class Trainer {
@@ -79,12 +85,20 @@ class Trainer {
   report::Timers& timers() { return timers_; }
   Forward& forward() { return forward_; }
   double learning_rate() const { return learning_rate_; }  ///< of the last step
-  parallel::Traffic feature_traffic() const;
-  parallel::Traffic data_traffic() const { return exchange_.traffic(); }
+  parallel::Traffic feature_traffic() const { return traffic().feature; }
+  parallel::Traffic data_traffic() const { return traffic().data; }
+  /// Whether `seconds` of these are what ranks waited for one another: not where steps go on without the host, unless
+  /// phases are timed.
+  bool traffic_is_timed() const { return one_by_one_ || !world_.leaves_the_host_free(); }
 
  private:
   float gradient_factor() const;
   kernels::AnyMatrix gradient_rows() const;  // [group tokens, L * d]
+  bool step_is_free_of_the_host();
+  struct Traffics {
+    parallel::Traffic feature, data;
+  };
+  Traffics traffic() const;  // replayed steps included
   void load(const dataset::RawBatch&);
   void compute();
   void residual_and_loss();
@@ -108,6 +122,7 @@ class Trainer {
   Forward forward_;
   parallel::DeviceCommunicator gather_;  // gradient rows, over the feature axis
   GradientExchange exchange_;            // parameter gradients, over the data axis
+  parallel::DeviceCommunicator world_;   // flags and norms
 
   device::Buffer<float> targets_;              // [largest own slice, L * d] normalised
   device::Buffer<std::byte> gradient_rows_;    // [largest group, L * d]
@@ -135,6 +150,7 @@ class Trainer {
   device::HostBuffer<kernels::StepOutcome> outcomes_;  // [kRing]
   Pending pending_[kRing];
   device::Graph graph_;
+  Traffics recorded_, replayed_;  // what the graph sends; what its replays have sent that no call was made for
   bool one_by_one_ = false;
   double learning_rate_ = 0;
 

@@ -22,6 +22,13 @@ SHRINK = {
     **{f"benchmark_{name}.toml": ["benchmark.layers=3", "benchmark.d_model=64", "transcoder.features=256",
                                   "data.batch_tokens=128", "benchmark.warmup=1", f'benchmark.cases=["{case}"]']
        for name, case in (("gpt2_small", "all together"), ("llama_3_2_1b", "8bit"), ("gemma_2_2b", "8bit"))},
+    "olmo2_1b.toml": ["data.layers=3", "data.d_model=64", "transcoder.features=500", "data.batch_tokens=256",
+                      "optimizer.warmup_steps=1"],
+}
+# Inputs that do not plant their data: what to plant for them in their place.
+PLANT = {
+    "olmo2_1b.toml": ["synthetic.layers=3", "synthetic.d_model=64", "synthetic.features=128", "synthetic.k=4",
+                      "synthetic.tokens=2048", 'synthetic.dtype="bf16"'],
 }
 STEPS = 3
 NEEDS_DATA = re.compile(r"\$\{WEFT_TEST_DATA\}")
@@ -59,7 +66,8 @@ def check_run(weft, path):
     """A few steps, on the data that the input plants for itself or on the real ones."""
     given = tomllib.loads(path.read_text())
     sets = [f"run.steps={STEPS}", *SHRINK.get(path.name, [])]
-    if "synthetic" in given:
+    sets += PLANT.get(path.name, [])
+    if "synthetic" in given or path.name in PLANT:
         data = weft.folder / f"{path.stem}_data"
         sets += [f"synthetic.output={data}", f"data.train={data}/train"]
         if given["data"].get("validation"):
@@ -72,6 +80,19 @@ def check_run(weft, path):
     weft.run("train", path, *options, "--output", output)
     result = program.record(output)
     assert result["exit"]["code"] == 0 and result["result"]["step"] == STEPS, json.dumps(result.get("exit"))
+
+
+def check_plan(weft, path):
+    """OLMo: 31 billion parameters fit 8 GPUs of 141 GB, and 2; 8 of 14 GB are refused. No data are at hand."""
+    for world in (8, 2):
+        plan = weft.run("train", path, "--dry-run", "--set", f"parallel.world={world}")
+        assert "31131.2 M parameters" in plan and "not there yet" in plan and f"grid 1 x {world}" in plan, plan
+    refused = weft.run("train", path, "--dry-run", "--set", "parallel.world=8", "--set", "device.memory=14", code=2)
+    assert "needs" in refused and "on each device" in refused, refused
+    advised = weft.run("train", path, "--dry-run", "--set", "parallel.world=8", "--set", "parallel.data=2")
+    assert "consider parallel.data = 1" in advised, advised
+    weft.run("train", path, "--dry-run", "--set", "data.layers=0", code=2)
+    weft.run("train", path, code=3)  # a run needs the data themselves
 
 
 def check_benchmark(weft, path):
@@ -122,6 +143,8 @@ def main():
                 absent.append(path.name)
                 continue
             check_values(weft, path)
+            if path.name == "olmo2_1b.toml":
+                check_plan(weft, path)
             (check_benchmark if path.name.startswith("benchmark") else check_run)(weft, path)
             print(f"{path.name}: runs")
         if absent:

@@ -1,11 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
+#include "kernels/runtime.hpp"
+#include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
 #include "tests/test.hpp"
 
 namespace weft::parallel {
+namespace {
+
+/// What `values` become where the kernels run.
+template <class T, class Work>
+std::vector<T> on_device(std::vector<T> values, Work&& work) {
+  const kernels::Execution& execution = testing::execution();
+  const std::int64_t size = static_cast<std::int64_t>(values.size()), bytes = size * std::int64_t{sizeof(T)};
+  const device::Buffer<T> buffer(std::max<std::int64_t>(1, size));
+  device::copy(execution, buffer.data(), values.data(), bytes, device::Direction::to_device);
+  work(buffer.data());
+  device::copy(execution, values.data(), buffer.data(), bytes, device::Direction::to_host);
+  kernels::fence(execution);
+  return values;
+}
+
+}  // namespace
 
 TEST_CASE("pieces of uneven size reach their ranks in order") {
   const Communicator& all = testing::world().all();
@@ -34,6 +53,65 @@ TEST_CASE("floating point sums are formed in rank order") {
   double value = terms[all.rank() % 4];
   all.sum({&value, 1});
   CHECK(value == expected);
+}
+
+TEST_CASE("collectives where the kernels run give what those of the host give, and count what is sent") {
+  const Communicator& all = testing::world().all();
+  const kernels::Execution& execution = testing::execution();
+  const int p = all.size(), r = all.rank();
+  const std::size_t own = static_cast<std::size_t>(r);
+  DeviceCommunicator axis(all, execution, 1 << 12);
+  CHECK(axis.size() == p);
+
+  // Rank a's piece has a + 1 words of value 7 a; then all have one.
+  for (const bool even : {false, true}) {
+    std::vector<std::int64_t> bytes, values;
+    for (int a = 0; a < p; ++a) {
+      bytes.push_back(8 * (even ? 1 : a + 1));
+      values.insert(values.end(), even ? 1u : static_cast<unsigned>(a + 1), a == r ? 7 * a : -1);
+    }
+    const std::int64_t before = axis.traffic().bytes_sent;
+    std::vector<std::int64_t> result = on_device(values, [&](std::int64_t* data) { axis.all_gather(data, bytes); });
+    std::size_t at = 0;
+    for (int a = 0; a < p; ++a)
+      for (std::int64_t i = 0; i < bytes[static_cast<std::size_t>(a)] / 8; ++i) REQUIRE(result[at++] == 7 * a);
+    CHECK(axis.traffic().bytes_sent - before == bytes[own] * (p - 1));
+  }
+
+  // Rank a sends b words of value 10 a + b to rank b: nothing to rank 0.
+  std::vector<std::int64_t> send, send_bytes, receive_bytes;
+  for (int b = 0; b < p; ++b) {
+    send.insert(send.end(), static_cast<std::size_t>(b), 10 * r + b);
+    send_bytes.push_back(8 * b);
+    receive_bytes.push_back(8 * r);
+  }
+  device::Buffer<std::int64_t> from(std::max<std::int64_t>(1, static_cast<std::int64_t>(send.size())));
+  device::copy(execution, from.data(), send.data(), static_cast<std::int64_t>(send.size()) * 8,
+               device::Direction::to_device);
+  const std::int64_t before = axis.traffic().bytes_sent;
+  const std::vector<std::int64_t> received =
+      on_device(std::vector<std::int64_t>(static_cast<std::size_t>(p * r), -1),
+                [&](std::int64_t* data) { axis.all_to_all(from.data(), send_bytes, data, receive_bytes); });
+  for (int i = 0; i < p * r; ++i) REQUIRE(received[static_cast<std::size_t>(i)] == 10 * (i / r) + r);
+  CHECK(axis.traffic().bytes_sent - before == 8 * (p * (p - 1) / 2 - r));
+
+  // Integers: exact beyond 2^53. Floating point: in rank order, as on the host.
+  const std::int64_t large = std::int64_t{1} << 60;
+  const auto sums = on_device(std::vector<std::int64_t>{large + r, -r, 3}, [&](std::int64_t* data) {
+    axis.sum(kernels::Array<std::int64_t>{data, 3});
+  });
+  CHECK(sums == std::vector<std::int64_t>{p * large + p * (p - 1) / 2, -p * (p - 1) / 2, 3 * p});
+  const auto largest = on_device(std::vector<std::int32_t>{r, -r}, [&](std::int32_t* data) {
+    axis.maximum(kernels::Array<std::int32_t>{data, 2});
+  });
+  CHECK(largest == std::vector<std::int32_t>{p - 1, 0});
+  const double terms[] = {1e16, 1, -1e16, 1};
+  double expected = terms[r % 4];
+  all.sum({&expected, 1});
+  const auto ordered = on_device(std::vector<double>{terms[r % 4]}, [&](double* data) {
+    axis.sum(kernels::Array<double>{data, 1});
+  });
+  CHECK(ordered[0] == expected);
 }
 
 TEST_CASE("a maximum in flight arrives on every rank") {

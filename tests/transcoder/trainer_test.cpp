@@ -10,6 +10,7 @@
 #include "kernels/random.hpp"
 #include "tests/test.hpp"
 #include "tests/transcoder/dense_reference.hpp"
+#include "transcoder/plan.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -234,6 +235,50 @@ TEST_CASE("clipping by the exact norm equals the dense float64 trainer on every 
   Configuration configuration = configuration_for(Scope::layer);
   configuration.optimizer.clip_norm = 0.02;  // far below the norm: every step is clipped
   compare_with_reference(configuration);
+}
+
+TEST_CASE("ranks send the bytes that the method asks for, and the plan says no less") {
+  const Configuration configuration = configuration_for(Scope::layer);
+  const Data data;
+  dataset::Settings settings = configuration.data;
+  settings.layers = kLayers;
+  settings.d_model = kWidth;
+  for (const parallel::GridShape shape : grids()) {
+    CAPTURE(shape.data);
+    CAPTURE(shape.feature);
+    Run run(configuration, data, shape);
+    run.step(data, 0);
+    std::int64_t sent[] = {run.trainer.feature_traffic().bytes_sent, run.trainer.data_traffic().bytes_sent};
+    testing::world().all().sum(sent);
+    // Each token's partial sums leave all ranks of its group but one, its gradient row goes to all of them but one.
+    const std::int64_t width = kLayers * kWidth;
+    CHECK(sent[0] == 2 * (shape.feature - 1) * kTokens * width * 4);
+    // Each gradient leaves all groups but one, each weight goes to all but one; biases are gathered whole.
+    const std::int64_t weights = kFeatures * kWidth * kLayers * (kLayers + 3) / 2,
+                       biases = shape.data * (kLayers * kFeatures + shape.feature * width);
+    CHECK(sent[1] == (shape.data - 1) * 4 * (2 * weights + biases));
+
+    const Plan planned = plan(configuration, dataset::imagined("none", settings), shape);
+    const std::int64_t ranks = shape.data * shape.feature;
+    CHECK(ranks * planned.feature_bytes_per_step >= sent[0]);
+    CHECK(ranks * planned.data_bytes_per_step >= (shape.data - 1) * 8 * weights);
+  }
+}
+
+TEST_CASE("entries of the ranks add up to those of the step") {
+  const Configuration configuration = configuration_for(Scope::all_layers);
+  const Data data;
+  for (const parallel::GridShape shape : grids()) {
+    Run run(configuration, data, shape);
+    run.step(data, 0);
+    const TrainingMetrics metrics = run.trainer.metrics();
+    const auto& entries = metrics.entries_per_rank;
+    // k = 2.5 of 3 layers for 37 tokens: 277.5, halves go up.
+    CHECK(entries.mean * testing::world().size() == 278);
+    CHECK(entries.minimum <= entries.mean);
+    CHECK(entries.mean <= entries.maximum);
+    CHECK(entries.minimum == std::floor(entries.minimum));
+  }
 }
 
 TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {

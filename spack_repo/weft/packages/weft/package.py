@@ -54,6 +54,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("kokkos +cuda +cmake_lang ~wrapper", when="+cuda")
     for arch in CudaPackage.cuda_arch_values:
         depends_on(f"kokkos cuda_arch={arch}", when=f"+cuda cuda_arch={arch}")
+        depends_on(f"nccl@2.18: +cuda cuda_arch={arch}", when=f"+cuda cuda_arch={arch}")
     depends_on("cuda@12.4:", when="+cuda")
     conflicts("cuda_arch=none", when="+cuda", msg="name the GPU's architecture, as in cuda_arch=90")
     conflicts("cuda_arch=90a", when="+cuda", msg="Kokkos knows Hopper as 90; with that Weft's own kernels are compiled for 90a")
@@ -73,6 +74,7 @@ class Weft(CMakePackage, CudaPackage):
             # Spack's compiler wrappers choose the processor, and the libraries come from Spack.
             self.define("WEFT_CPU_TARGET", ""),
             self.define("WEFT_BUNDLE", ""),
+            self.define("WEFT_ENABLE_NCCL", self.spec.satisfies("+cuda")),
         ]
         if self.spec.satisfies("+cuda"):
             # 90a: Hopper with its own instructions, for which Kokkos has no name.

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/nccl.hpp"
+
+#include <string>
+
+#include "base/error.hpp"
+#include "base/fault.hpp"
+#include "base/log.hpp"
+#include "parallel/communicator.hpp"
+
+#ifdef WEFT_ENABLE_NCCL
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+#endif
+
+namespace weft::parallel::nccl {
+#ifdef WEFT_ENABLE_CUDA
+namespace {
+
+/// Said by rank 0, once in a process: the exchange still works, but slowly.
+void say_staged(const Communicator& ranks, const std::string& why) {
+  static bool said = false;
+  if (ranks.rank() == 0 && !said) log::warning("ranks exchange through host memory and MPI, which is slow ({})", why);
+  said = true;
+}
+
+}  // namespace
+#endif
+
+#ifdef WEFT_ENABLE_NCCL
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kMakingLimit = std::chrono::seconds(300);
+constexpr auto kEndingLimit = std::chrono::seconds(10);
+
+bool multicast_allowed = false;
+
+/// Whether any two ranks compute on one GPU. Collective.
+bool share_gpus(const Communicator& ranks) {
+  using Name = std::array<char, sizeof(cudaUUID_t)>;
+  int device = 0;
+  cudaDeviceProp properties{};
+  if (cudaGetDevice(&device) != cudaSuccess || cudaGetDeviceProperties(&properties, device) != cudaSuccess)
+    throw error(ExitCode::internal, "the GPU of this process does not tell its name");
+  Name own;
+  std::memcpy(own.data(), properties.uuid.bytes, own.size());
+  std::vector<Name> all(static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(own.data(), all.data(), static_cast<std::int64_t>(own.size()));
+  std::sort(all.begin(), all.end());
+  return std::adjacent_find(all.begin(), all.end()) != all.end();
+}
+
+}  // namespace
+
+struct Group::State {
+  ncclComm_t comm = nullptr;
+  std::mutex mutex;  // every call on `comm`: NCCL lets one thread at a time ask for its state
+  int rank = 0, size = 1;
+  bool aborted = false;
+
+  State();
+  ~State();
+  State(const State&) = delete;
+
+  void abort() {
+    if (comm == nullptr || aborted) return;
+    aborted = true;
+    ncclCommAbort(comm);
+  }
+  /// Waits while NCCL has not finished a call, at most until `limit`.
+  ncclResult_t settle(ncclResult_t result, Clock::time_point limit) const;
+};
+
+namespace {
+
+/// The groups of this process, for `failure` and for the end of all of them.
+struct Groups {
+  std::mutex mutex;
+  std::set<Group::State*> all;
+};
+Groups& groups() {
+  static Groups all;
+  return all;
+}
+
+/// Ends what is under way on the GPU. The caller holds `mine`'s mutex; others are taken if they are free.
+void abort_all(Group::State& mine) {
+  const std::lock_guard lock(groups().mutex);
+  for (Group::State* group : groups().all) {
+    if (group == &mine) {
+      group->abort();
+    } else if (const std::unique_lock other(group->mutex, std::try_to_lock); other) {
+      group->abort();
+    }
+  }
+}
+
+std::string described(ncclResult_t result, ncclComm_t comm) {
+  const char* more = ncclGetLastError(comm);
+  std::string text = ncclGetErrorString(result);
+  if (more != nullptr && *more != '\0') text += fmt::format(": {}", more);
+  return text;
+}
+
+void check(Group::State& group, ncclResult_t result, const char* what, Clock::time_point limit) {
+  result = group.settle(result, limit);
+  if (result == ncclSuccess) return;
+  const std::string why = result == ncclInProgress ? "its peers did not join in time" : described(result, group.comm);
+  abort_all(group);
+  throw error(ExitCode::communication,
+              "{} of GPUs failed on rank {} of {} ({}); NCCL_DEBUG=INFO shows more; start again from the newest "
+              "checkpoint",
+              what, group.rank, group.size, why);
+}
+
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+constexpr Clock::time_point never = Clock::time_point::max();  // the watchdog has the limit
+
+}  // namespace
+
+Group::State::State() {
+  const std::lock_guard lock(groups().mutex);
+  groups().all.insert(this);
+}
+
+Group::State::~State() {
+  {
+    const std::lock_guard lock(groups().mutex);
+    groups().all.erase(this);
+  }
+  const std::lock_guard lock(mutex);
+  if (comm == nullptr || aborted) return;
+  // On the way out after an error a peer may be gone: it must not be waited for.
+  if (std::uncaught_exceptions() > 0 || settle(ncclCommFinalize(comm), Clock::now() + kEndingLimit) != ncclSuccess) {
+    abort();
+    return;
+  }
+  ncclCommDestroy(comm);
+}
+
+ncclResult_t Group::State::settle(ncclResult_t result, Clock::time_point limit) const {
+  while (result == ncclInProgress && Clock::now() < limit) {
+    std::this_thread::yield();
+    ncclResult_t state = ncclSuccess;
+    result = ncclCommGetAsyncError(comm, &state);
+    if (result == ncclSuccess) result = state;
+  }
+  return result;
+}
+
+Group::Group(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Group::~Group() = default;
+
+void Group::all_gather(void* data, std::span<const std::int64_t> bytes, void* stream) {
+  fault::point("collective");
+  State& group = *state_;
+  const std::lock_guard lock(group.mutex);
+  std::byte* const all = static_cast<std::byte*>(data);
+  std::int64_t begin = 0;
+  for (int r = 0; r < group.rank; ++r) begin += bytes[static_cast<std::size_t>(r)];
+  const std::int64_t own = bytes[static_cast<std::size_t>(group.rank)];
+  if (std::all_of(bytes.begin(), bytes.end(), [&](std::int64_t each) { return each == own; })) {
+    if (own == 0) return;
+    check(group,
+          ncclAllGather(all + begin, all, static_cast<std::size_t>(own), ncclUint8, group.comm, stream_of(stream)),
+          "an all-gather", never);
+    return;
+  }
+  check(group, ncclGroupStart(), "an all-gather", never);
+  std::int64_t to = 0;
+  for (int r = 0; r < group.size; ++r) {
+    const std::int64_t size = bytes[static_cast<std::size_t>(r)];
+    if (r != group.rank) {
+      if (own > 0)
+        check(group, ncclSend(all + begin, static_cast<std::size_t>(own), ncclUint8, r, group.comm, stream_of(stream)),
+              "an all-gather", never);
+      if (size > 0)
+        check(group, ncclRecv(all + to, static_cast<std::size_t>(size), ncclUint8, r, group.comm, stream_of(stream)),
+              "an all-gather", never);
+    }
+    to += size;
+  }
+  check(group, ncclGroupEnd(), "an all-gather", never);
+}
+
+void Group::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
+                       std::span<const std::int64_t> receive_bytes, void* stream) {
+  fault::point("collective");
+  State& group = *state_;
+  const std::lock_guard lock(group.mutex);
+  const std::byte* from = static_cast<const std::byte*>(send);
+  std::byte* to = static_cast<std::byte*>(receive);
+  check(group, ncclGroupStart(), "an all-to-all", never);
+  // A rank's piece for itself goes the same way: NCCL makes a copy on the GPU of it.
+  for (int r = 0; r < group.size; ++r) {
+    const std::int64_t out = send_bytes[static_cast<std::size_t>(r)], in = receive_bytes[static_cast<std::size_t>(r)];
+    if (out > 0)
+      check(group, ncclSend(from, static_cast<std::size_t>(out), ncclUint8, r, group.comm, stream_of(stream)),
+            "an all-to-all", never);
+    if (in > 0)
+      check(group, ncclRecv(to, static_cast<std::size_t>(in), ncclUint8, r, group.comm, stream_of(stream)),
+            "an all-to-all", never);
+    from += out;
+    to += in;
+  }
+  check(group, ncclGroupEnd(), "an all-to-all", never);
+}
+
+void Group::all_reduce(void* values, std::int64_t size, Integer type, Reduction reduction, void* stream) {
+  fault::point("collective");
+  if (size == 0) return;
+  State& group = *state_;
+  const std::lock_guard lock(group.mutex);
+  check(group,
+        ncclAllReduce(values, values, static_cast<std::size_t>(size), type == Integer::int32 ? ncclInt32 : ncclInt64,
+                      reduction == Reduction::sum ? ncclSum : ncclMax, group.comm, stream_of(stream)),
+        "a reduction", never);
+}
+
+std::string version() {
+  int code = 0;
+  if (ncclGetVersion(&code) != ncclSuccess) return "NCCL";
+  return fmt::format("NCCL {}.{}.{}", code / 10000, code / 100 % 100, code % 100);
+}
+
+void allow_multicast(bool allowed) { multicast_allowed = allowed; }
+
+std::unique_ptr<Group> make_group(const Communicator& ranks) {
+  if (ranks.size() == 1) return nullptr;
+  if (share_gpus(ranks)) {
+    say_staged(ranks, "several of them share a GPU; start one process per GPU");
+    return nullptr;
+  }
+  if (!multicast_allowed) ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+  auto state = std::make_unique<Group::State>();
+  state->rank = ranks.rank();
+  state->size = ranks.size();
+  ncclUniqueId id{};
+  if (ranks.rank() == 0) check(*state, ncclGetUniqueId(&id), "naming a group", never);
+  ranks.broadcast(&id, sizeof id);
+  {
+    const std::lock_guard lock(state->mutex);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    check(*state, ncclCommInitRankConfig(&state->comm, ranks.size(), id, ranks.rank(), &config), "joining a group",
+          Clock::now() + kMakingLimit);
+  }
+  return std::make_unique<Group>(std::move(state));
+}
+
+std::string failure() {
+  const std::unique_lock lock(groups().mutex, std::try_to_lock);
+  if (!lock) return {};
+  for (Group::State* group : groups().all) {
+    // Where the group is taken, its thread asks NCCL itself.
+    const std::unique_lock free(group->mutex, std::try_to_lock);
+    if (!free || group->comm == nullptr || group->aborted) continue;
+    ncclResult_t state = ncclSuccess;
+    ncclResult_t asked = ncclCommGetAsyncError(group->comm, &state);
+    if (asked == ncclSuccess) asked = state;
+    if (asked != ncclSuccess && asked != ncclInProgress)
+      return fmt::format("NCCL says of the group of {} GPUs: {}", group->size, described(asked, group->comm));
+  }
+  return {};
+}
+
+#else
+
+struct Group::State {};
+Group::Group(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Group::~Group() = default;
+
+namespace {
+[[noreturn]] void not_built() { throw error(ExitCode::internal, "this program was built without NCCL"); }
+}  // namespace
+
+void Group::all_gather(void*, std::span<const std::int64_t>, void*) { not_built(); }
+void Group::all_to_all(const void*, std::span<const std::int64_t>, void*, std::span<const std::int64_t>, void*) {
+  not_built();
+}
+void Group::all_reduce(void*, std::int64_t, Integer, Reduction, void*) { not_built(); }
+
+std::string version() { return {}; }
+void allow_multicast(bool) {}
+
+std::unique_ptr<Group> make_group(const Communicator& ranks) {
+#ifdef WEFT_ENABLE_CUDA
+  if (ranks.size() > 1)
+    say_staged(ranks, "this program was built without NCCL; configure it with -DWEFT_ENABLE_NCCL=ON");
+#else
+  static_cast<void>(ranks);
+#endif
+  return nullptr;
+}
+
+std::string failure() { return {}; }
+
+#endif
+
+}  // namespace weft::parallel::nccl

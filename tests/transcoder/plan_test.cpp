@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/plan.hpp"
+
+#include "tests/test.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+Plan plan_of(std::int64_t batch_tokens, std::int64_t features, parallel::GridShape grid,
+             const optimizer::Settings& optimizer = {}) {
+  Configuration configuration;
+  configuration.data.batch_tokens = batch_tokens;
+  configuration.data.layers = 12;
+  configuration.data.d_model = 768;
+  configuration.transcoder.features = features;
+  configuration.precision = Precision::bf16;
+  configuration.optimizer = optimizer;
+  return plan(configuration, dataset::imagined("activations", configuration.data), grid);
+}
+
+}  // namespace
+
+TEST_CASE("small batches of a large model want the feature axis") {
+  const Plan tokens = plan_of(4096, 32768, {1, 8}), weights = plan_of(4096, 32768, {8, 1});
+  // bf16 rows of 12 * 768: 7/8 of the tokens out as partial sums and as many back as gradient rows.
+  CHECK(tokens.feature_bytes_per_step == 2 * 3584 * 12 * 768 * 2);
+  CHECK(tokens.data_bytes_per_step == 0);
+  CHECK(tokens.quietest.feature == 8);
+  CHECK(grid_advice(tokens).empty());
+  CHECK(weights.feature_bytes_per_step == 0);
+  CHECK(weights.quietest.feature == 8);
+  CHECK(weights.quietest_bytes_per_step == tokens.feature_bytes_per_step);
+  CHECK(grid_advice(weights).find("on 1 x 8 it would send") != std::string::npos);
+}
+
+TEST_CASE("huge batches of a small model want the data axis") {
+  const Plan tokens = plan_of(1 << 20, 64, {1, 8}), weights = plan_of(1 << 20, 64, {8, 1});
+  CHECK(tokens.quietest.data == 8);
+  CHECK(grid_advice(tokens).find("consider parallel.data = 8") != std::string::npos);
+  CHECK(grid_advice(weights).empty());
+}
+
+TEST_CASE("in between, a grid of both axes sends least") {
+  const Plan both = plan_of(1 << 17, 8192, {2, 4});
+  CHECK(both.feature_bytes_per_step > 0);
+  CHECK(both.data_bytes_per_step > 0);
+  std::int64_t least = 0;
+  for (const std::int64_t data : {1, 2, 4, 8}) {
+    const Plan other = plan_of(1 << 17, 8192, {data, 8 / data});
+    const std::int64_t bytes = other.feature_bytes_per_step + other.data_bytes_per_step;
+    least = data == 1 ? bytes : std::min(least, bytes);
+  }
+  CHECK(both.quietest_bytes_per_step == least);
+  CHECK(both.quietest.data > 1);
+  CHECK(both.quietest.feature > 1);
+}
+
+TEST_CASE("a norm that is formed first sends the gradients twice") {
+  optimizer::Settings clipped;
+  clipped.clip_norm = 1;
+  clipped.clip_mode = optimizer::ClipMode::exact;
+  const std::int64_t once = plan_of(4096, 1024, {2, 1}).data_bytes_per_step;
+  CHECK(plan_of(4096, 1024, {2, 1}, clipped).data_bytes_per_step == once / 8 * 12);  // fp32 weights back
+}
+
+TEST_CASE("one rank sends nothing and needs no advice") {
+  const Plan one = plan_of(4096, 1024, {1, 1});
+  CHECK(one.quietest_bytes_per_step == 0);
+  CHECK(grid_advice(one).empty());
+}
+
+}  // namespace weft::transcoder
