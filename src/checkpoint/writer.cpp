@@ -14,6 +14,7 @@
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/directory.hpp"
 #include "device/memory.hpp"
+#include "device/stream.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/watchdog.hpp"
 #include "storage/digest.hpp"
@@ -240,7 +241,7 @@ struct Writer::State {
     for (std::size_t t = 0; t < offsets.size(); ++t) {
       const Tensor& tensor = registry.tensors()[t];
       char* const to = static_cast<char*>(staging.data()) + offsets[t];
-      if (tensor.gather || tensor.on_device) {
+      if (tensor.gather || (tensor.on_device && device::is_asynchronous(execution))) {
         if (tensor.owned.size() > 0) copy_out(tensor, tensor.owned, to);
         continue;
       }

@@ -281,8 +281,10 @@ void Trainer::learn_outcomes(std::int64_t last) {
 
 void Trainer::refuse(const std::string& what, std::int64_t step) const {
   if (configuration_.run.nonfinite == NonFinite::skip)
-    throw collective_error(ExitCode::numeric, "{}; run.skip_at_most = {} such steps have been skipped already", what,
-                           configuration_.run.skip_at_most);
+    throw collective_error(ExitCode::numeric,
+                           "{}; run.skip_at_most = {} such steps have been skipped already; look at these rows, lower "
+                           "optimizer.learning_rate, or raise run.skip_at_most",
+                           what, configuration_.run.skip_at_most);
   throw collective_error(ExitCode::numeric,
                          "{} (parameters are those of step {}, unharmed); look at these rows, lower "
                          "optimizer.learning_rate, or pass such batches over with run.nonfinite = \"skip\"",

@@ -47,6 +47,12 @@ def skip(reason):
     sys.exit(SKIPPED)
 
 
+def metrics_without_times(run):
+    """Time differs from run to run; everything else in a metrics record may not."""
+    times = ("seconds", "tokens_per_second", "data_wait_seconds")
+    return [{key: value for key, value in line.items() if key not in times} for line in metrics(run)]
+
+
 def needs_gpu():
     """Skips where the driver shows no GPU."""
     if not shutil.which("nvidia-smi") or subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode != 0:

@@ -17,8 +17,6 @@ POLICIES = (("fp32", "fp32", 1), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 
 if sys.argv[3:] == ["gpu"]:
     program.needs_gpu()
     POLICIES = (("fp32", "bf16", 1), ("8bit", "bf16", 1))
-# Time differs from run to run; everything else in a metrics record may not.
-TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")
 INPUT = """
 [synthetic]
 output = "{folder}/data"
@@ -60,7 +58,7 @@ every = 1
 
 def outcome(run, step):
     """Every tensor of the checkpoint at `step`, and the records without their times."""
-    records = [{key: value for key, value in line.items() if key not in TIMES} for line in program.metrics(run)]
+    records = program.metrics_without_times(run)
     return files.read_tensors(run / "checkpoints" / f"step_{step:08d}"), records
 
 

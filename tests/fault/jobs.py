@@ -35,7 +35,6 @@ every = {every}
 [log]
 every = 1
 """
-TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")
 
 
 class Jobs:
@@ -73,7 +72,7 @@ class Jobs:
         run = self.folder / name
         last = files.checkpoints(run)[self.steps]
         return ({path.name: path.read_bytes() for path in sorted(last.glob("rank_*.h5"))},
-                [{key: value for key, value in line.items() if key not in TIMES} for line in program.metrics(run)])
+                program.metrics_without_times(run))
 
 
 def alive(path):

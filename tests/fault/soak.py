@@ -31,7 +31,6 @@ KINDS = {"kill": 60, "segfault": 8, "exit": 8, "throw": 8, "enospc": 6, "term": 
 STEPS, EVERY, LAYERS = 40, 5, 2
 # ranks -> (data axis, optimizer state, precision): every policy of the state, both axes.
 GRIDS = {1: (1, "fp32", "fp32"), 2: (2, "8bit", "bf16"), 3: (1, "bf16", "fp32"), 4: (2, "8bit", "fp32")}
-TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")
 INPUT = """
 [synthetic]
 output = "{folder}/data"
@@ -134,7 +133,7 @@ class Soak:
         last = files.checkpoints(run).get(STEPS)
         assert last, f"no checkpoint of step {STEPS}"
         shards = {path.name: path.read_bytes() for path in sorted(last.glob("rank_*.h5"))}
-        records = [{key: value for key, value in line.items() if key not in TIMES} for line in program.metrics(run)]
+        records = program.metrics_without_times(run)
         return shards, records
 
     def order(self, blow, ranks, run, last_blow):
