@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -41,9 +42,14 @@ std::string name_of(const Shape& s) {
 }
 // 770: no vector path. 384, 8: half-empty chunks. 2048, 2304: several column groups. 4097: more than one block of
 // tokens.
-const std::vector<Shape> shapes = {{1, 1, 33, 8, 5},       {37, 3, 100, 770, 6},    {129, 3, 1000, 384, 7},
-                                   {300, 4, 257, 768, 12}, {4097, 2, 1000, 768, 5}, {64, 2, 70, 2048, 9},
-                                   {50, 2, 64, 2304, 5},   {40, 2, 65, 13, 4}};
+const std::vector<Shape> all_shapes = {{1, 1, 33, 8, 5},       {37, 3, 100, 770, 6},    {129, 3, 1000, 384, 7},
+                                       {300, 4, 257, 768, 12}, {4097, 2, 1000, 768, 5}, {64, 2, 70, 2048, 9},
+                                       {50, 2, 64, 2304, 5},   {40, 2, 65, 13, 4}};
+/// All of them, or the one that WEFT_TEST_SHAPE names by its index: racecheck takes minutes for each.
+const std::vector<Shape> shapes = [] {
+  const char* const only = std::getenv("WEFT_TEST_SHAPE");
+  return only == nullptr ? all_shapes : std::vector<Shape>{all_shapes.at(std::stoul(only))};
+}();
 
 struct Host {
   std::mt19937_64 engine{20251121};
@@ -860,7 +866,7 @@ TEST_CASE("residual_and_loss, column_sums, normalise_rows") {
 
 TEST_CASE("evaluation sums, firing and clocks") {
   Host random;
-  for (const Shape& shape : {shapes[1], shapes[2], shapes[4]}) {
+  for (const Shape& shape : {all_shapes[1], all_shapes[2], all_shapes[4]}) {
     const Batch b = make_batch(shape, random);
     const std::int64_t N = shape.n_tokens, C = shape.n_layers * shape.d_model;
     const HostMatrix y = make_matrix(N, C, Scalar::fp32, 1.0, random), r = make_matrix(N, C, Scalar::bf16, 1.0, random),
