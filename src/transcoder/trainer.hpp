@@ -102,7 +102,8 @@ class Trainer {
   void load(const dataset::RawBatch&);
   void compute();
   void residual_and_loss();
-  void gather_gradient_rows();
+  void order_by_feature();
+  void await_gradient_rows();
   void guard();
   void clip();
   void decoder_bias_gradient();
@@ -120,9 +121,9 @@ class Trainer {
   Model model_;
   NormalisationOnDevice normalisation_;
   Forward forward_;
-  parallel::DeviceCommunicator gather_;  // gradient rows, over the feature axis
-  GradientExchange exchange_;            // parameter gradients, over the data axis
-  parallel::DeviceCommunicator world_;   // flags and norms
+  RowGather row_gather_;                // gradient rows, over the feature axis
+  GradientExchange exchange_;           // parameter gradients, over the data axis
+  parallel::DeviceCommunicator world_;  // flags and norms
 
   device::Buffer<float> targets_;              // [largest own slice, L * d] normalised
   device::Buffer<std::byte> gradient_rows_;    // [largest group, L * d]
