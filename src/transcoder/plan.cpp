@@ -55,8 +55,8 @@ SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, par
   const bool norm_first =
       configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode == optimizer::ClipMode::exact;
   return {(group - own) * row + 2 * own * (grid.feature - 1) * row, (grid.data - 1) * owned * shape.d_model *
-                                                                    (shape.n_layers * (shape.n_layers + 3) / 2) *
-                                                                    ((norm_first ? 2 : 1) * 4 + weight)};
+                                                                        (shape.n_layers * (shape.n_layers + 3) / 2) *
+                                                                        ((norm_first ? 2 : 1) * 4 + weight)};
 }
 
 /// A grid that sends this much more than the best is worth a word.
