@@ -42,7 +42,7 @@ struct Traffic {
   }
 };
 
-/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs registered with NCCL once.
+/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to NCCL.
 class ExchangeBuffer {
  public:
   ExchangeBuffer() = default;

@@ -71,6 +71,7 @@ struct Group::State {
   std::mutex mutex;  // every call on `comm`: NCCL lets one thread at a time ask for its state
   int rank = 0, size = 1;
   bool aborted = false;
+  std::vector<Memory::Block> spare;
 
   State();
   ~State();
@@ -143,6 +144,7 @@ Group::State::~State() {
     groups().all.erase(this);
   }
   const std::lock_guard lock(mutex);
+  // After an abort peers may still look at memory: the end of the process frees it.
   if (comm == nullptr || aborted) return;
   // On the way out after an error a peer may be gone: it must not be waited for.
   if (std::uncaught_exceptions() > 0 || settle(ncclCommFinalize(comm), Clock::now() + kEndingLimit) != ncclSuccess) {
@@ -150,6 +152,7 @@ Group::State::~State() {
     return;
   }
   ncclCommDestroy(comm);
+  for (const Memory::Block& block : spare) ncclMemFree(block.data);
 }
 
 ncclResult_t Group::State::settle(ncclResult_t result, Clock::time_point limit) const {
@@ -220,18 +223,23 @@ void Group::all_to_all(const void* send, std::span<const std::int64_t> send_byte
 Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counted_(bytes) {
   if (bytes == 0) return;
   const std::lock_guard lock(group_.mutex);
-  check(group_, ncclMemAlloc(&data_, static_cast<std::size_t>(bytes)), "allocating memory", never);
-  check(group_, ncclCommRegister(group_.comm, data_, static_cast<std::size_t>(bytes), &registration_),
-        "registering memory", Clock::now() + kMakingLimit);
+  auto& spare = group_.spare;
+  auto best = spare.end();
+  for (auto block = spare.begin(); block != spare.end(); ++block)
+    if (block->bytes >= bytes && (best == spare.end() || block->bytes < best->bytes)) best = block;
+  if (best != spare.end()) {
+    block_ = *best;
+    spare.erase(best);
+    return;
+  }
+  block_.bytes = bytes;
+  check(group_, ncclMemAlloc(&block_.data, static_cast<std::size_t>(bytes)), "allocating memory", never);
 }
 
 Memory::~Memory() {
-  if (data_ == nullptr) return;
+  if (block_.data == nullptr) return;
   const std::lock_guard lock(group_.mutex);
-  // After an abort the group is gone, and its peers may still look at this memory: the end of the process frees it.
-  if (group_.aborted || std::uncaught_exceptions() > 0) return;
-  group_.settle(ncclCommDeregister(group_.comm, registration_), Clock::now() + kEndingLimit);
-  ncclMemFree(data_);
+  group_.spare.push_back(block_);
 }
 
 void Group::all_reduce(void* values, std::int64_t size, Integer type, Reduction reduction, void* stream) {
