@@ -86,7 +86,7 @@ std::int64_t Forward::bytes(const Configuration& configuration, const Shape& sha
   const SelectionSizes sizes =
       selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
                       configuration.precision, backend);
-  return (group + chunk + received) * shape.width() * element + sizes.device_bytes +
+  return (max_tokens + chunk + received) * shape.width() * element + sizes.device_bytes +
          kernels::encode_workspace(backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, scalar,
                                    configuration.optimizer.state, scalar);
 }
@@ -111,7 +111,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       not_finite_(1) {
   const std::int64_t row = model.shape().width() * kernels::bytes_of(scalar_);
   const std::int64_t group = parallel::largest_part(max_tokens, grid.shape().data), ranks = grid.shape().feature;
-  inputs_ = device::Buffer<std::byte>(group * row);
+  inputs_ = device::Buffer<std::byte>(max_tokens * row);
   partial_ = device::Buffer<std::byte>(chunk_tokens_ * row);
   if (ranks > 1) received_ = device::Buffer<std::byte>(ranks * largest_own(chunk_tokens_, group, ranks) * row);
   const SelectionSizes& sizes = selection_.sizes();
@@ -121,8 +121,12 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
 }
 
 kernels::AnyMatrix Forward::inputs() const {
+  return all_inputs().rows_from(layout_->group.begin, layout_->group.size());
+}
+
+kernels::AnyMatrix Forward::all_inputs() const {
   const std::int64_t width = model_.shape().width();
-  return {inputs_.data(), scalar_, layout_->group.size(), width, width};
+  return {inputs_.data(), scalar_, layout_->total, width, width};
 }
 
 void Forward::load(const dataset::RawBatch& batch) {

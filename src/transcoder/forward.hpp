@@ -78,6 +78,9 @@ class Forward {
 
   const TokenLayout& layout() const { return *layout_; }
   kernels::AnyMatrix inputs() const;  ///< x~ [group tokens, L * d]
+  /// [all tokens of the batch, L * d]: room for x~ of every group, this one's in its place. The backward pass of the
+  /// data axis brings the others (data_axis.hpp).
+  kernels::AnyMatrix all_inputs() const;
   const kernels::SparseActivations& activations() const { return selection_.activations(); }
   /// The same entries by feature, once `by_feature` has formed them.
   void by_feature();
@@ -100,7 +103,7 @@ class Forward {
   std::optional<TokenLayout> layout_;
   Selection selection_;
   parallel::DeviceCommunicator exchange_;
-  device::Buffer<std::byte> inputs_;    // [largest group, L * d]
+  device::Buffer<std::byte> inputs_;    // [largest batch, L * d]
   device::Buffer<std::byte> partial_;   // [chunk_tokens, L * d]
   device::Buffer<std::byte> received_;  // [n_parts * chunk's own tokens, L * d]; only with several feature ranks
   device::Buffer<std::byte> encode_workspace_;
