@@ -96,15 +96,19 @@ struct Run {
   std::vector<double> losses;
 
   Run(const Configuration& configuration, const Data& data, parallel::GridShape shape)
-      : grid(testing::world(), shape),
-        trainer(configuration, {kLayers, kWidth, kFeatures}, data.normalisation, data.statistics, grid,
-                testing::execution(), [](const dataset::RawBatch&) { return std::string("test rows"); }) {
+      : Run(configuration, data, shape, testing::world().all()) {}
+  Run(const Configuration& configuration, const Data& data, parallel::GridShape shape,
+      const parallel::Communicator& ranks)
+      : grid(ranks, shape),
+        trainer(configuration, {kLayers, kWidth, configuration.transcoder.features}, data.normalisation,
+                data.statistics, grid, testing::execution(),
+                [](const dataset::RawBatch&) { return std::string("test rows"); }) {
     trainer.initialise();
   }
 
-  void step(const Data& data, std::int64_t i) {
+  void step(const Data& data, std::int64_t i, std::int64_t n_tokens = kTokens) {
     const std::int64_t width = kLayers * kWidth, begin = i * kTokens;
-    const parallel::Range group = grid.group_tokens(kTokens), own = grid.own_tokens(kTokens);
+    const parallel::Range group = grid.group_tokens(n_tokens), own = grid.own_tokens(n_tokens);
     dataset::RawBatch batch;
     const auto rows = [&](const std::vector<float>& all, parallel::Range range) -> kernels::AnyMatrix {
       return {const_cast<float*>(all.data()) + (begin + range.begin) * width, kernels::Scalar::fp32, range.size(),
@@ -112,7 +116,7 @@ struct Run {
     };
     batch.inputs = rows(data.inputs, group);
     batch.targets = rows(data.targets, own);
-    batch.n_tokens = kTokens;
+    batch.n_tokens = n_tokens;
     trainer.step(batch);
     losses.push_back(trainer.metrics().loss);
   }
@@ -253,15 +257,18 @@ TEST_CASE("ranks send the bytes that the method asks for, and the plan says no l
     // Each token's partial sums leave all ranks of its group but one, its gradient row goes to all of them but one.
     const std::int64_t width = kLayers * kWidth;
     CHECK(sent[0] == 2 * (shape.feature - 1) * kTokens * width * 4);
-    // Each gradient leaves all groups but one, each weight goes to all but one; biases are gathered whole.
-    const std::int64_t weights = kFeatures * kWidth * kLayers * (kLayers + 3) / 2,
-                       biases = shape.data * (kLayers * kFeatures + shape.feature * width);
-    CHECK(sent[1] == (shape.data - 1) * 4 * (2 * weights + biases));
+    // Each input and gradient row goes from every rank of its group to all groups but one, each weight and encoder bias
+    // to all but one; lists travel at their capacity, in three pieces of multiples of 256 bytes.
+    const std::int64_t weights = kFeatures * (kWidth * kLayers * (kLayers + 3) / 2 + kLayers);
+    const auto aligned = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
+    const std::int64_t lists = aligned(8 * (parallel::largest_part(kTokens, shape.data) + 1)) +
+                               2 * aligned(4 * run.trainer.forward().selection().sizes().capacity);
+    const std::int64_t ranks = shape.data * shape.feature;
+    CHECK(sent[1] == (shape.data - 1) * (shape.feature * 2 * kTokens * width * 4 + ranks * lists + 4 * weights));
 
     const Plan planned = plan(configuration, dataset::imagined("none", settings), shape);
-    const std::int64_t ranks = shape.data * shape.feature;
     CHECK(ranks * planned.feature_bytes_per_step >= sent[0]);
-    CHECK(ranks * planned.data_bytes_per_step >= (shape.data - 1) * 8 * weights);
+    CHECK(ranks * planned.data_bytes_per_step >= sent[1]);
   }
 }
 
@@ -303,6 +310,48 @@ TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("ranks on the data axis have the bits of one rank, for every state") {
+  for (const kernels::StatePolicy policy :
+       {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit}) {
+    CAPTURE(static_cast<int>(policy));
+    Configuration configuration = configuration_for(Scope::all_layers);
+    configuration.optimizer.state = policy;
+    if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
+    const Data data;
+    Run run(configuration, data, {testing::world().size(), 1});
+    const parallel::Communicator self = testing::world().all().split(testing::world().rank(), 0);
+    Run alone(configuration, data, {1, 1}, self);
+    for (std::int64_t i = 0; i < 4; ++i) {
+      run.step(data, i);
+      alone.step(data, i);
+    }
+    for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
+      CAPTURE(tensor.name);
+      const checkpoint::Tensor& expected = *alone.trainer.registry().find(tensor.name);
+      const std::int64_t row = tensor.row_bytes();
+      CHECK(std::memcmp(static_cast<const std::byte*>(tensor.data),
+                        static_cast<const std::byte*>(expected.data) + tensor.held.begin * row,
+                        static_cast<std::size_t>(tensor.held.size() * row)) == 0);
+    }
+  }
+}
+
+TEST_CASE("more ranks than features or tokens: some have nothing to do, and the result is the same") {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.features = 3;
+  configuration.transcoder.k = 1;
+  configuration.optimizer.clip_norm = 0.02;
+  const Data data;
+  std::vector<double> losses;
+  for (const parallel::GridShape shape : grids()) {
+    Run run(configuration, data, shape);
+    for (std::int64_t i = 0; i < 3; ++i) run.step(data, i);
+    run.step(data, 3, 2);
+    if (losses.empty()) losses = run.losses;
+    for (std::size_t i = 0; i < 4; ++i) CHECK(run.losses[i] == doctest::Approx(losses[i]).epsilon(1e-5));
   }
 }
 
