@@ -241,6 +241,8 @@ class Measurement {
     if constexpr (std::is_same_v<AnyTrainer, transcoder::Trainer>)
       if (device::is_asynchronous(execution_)) {
         result_.driver_bytes = device::driver_bytes();
+        trainer.settle();
+        result_.waited_ms = 1e3 * trainer.forward().idle().seconds();
         trainer.time_phases(true);
         timed_begin = traffic();
         for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.timed_step(trainer, batches_.next(), false);
@@ -259,14 +261,18 @@ class Measurement {
     const auto exposed = [&](const parallel::Traffic& a, const parallel::Traffic& b) {
       return 1e3 * (b.seconds - a.seconds) / steps;
     };
-    double means[] = {bytes(begin.feature, end.feature), exposed(timed_begin.feature, timed_end.feature),
-                      bytes(begin.data, end.data), exposed(timed_begin.data, timed_end.data),
-                      static_cast<double>(end.selection_bytes)};
+    double means[] = {bytes(begin.feature, end.feature),
+                      exposed(timed_begin.feature, timed_end.feature),
+                      bytes(begin.data, end.data),
+                      exposed(timed_begin.data, timed_end.data),
+                      static_cast<double>(end.selection_bytes),
+                      result_.waited_ms};
     world_.all().sum(std::span<double>(means));
     for (double& mean : means) mean /= world_.size();
     result_.feature = {means[0], means[1]};
     result_.data = {means[2], means[3]};
     result_.selection_bytes_per_step = means[4];
+    result_.waited_ms = means[5];
     std::int64_t memory[] = {device::memory_use().device_peak_bytes - before, trainer.model().state_bytes()};
     world_.all().maximum(memory);
     result_.peak_bytes = memory[0];

@@ -111,10 +111,13 @@ std::string to_table(const BenchmarkResult& result) {
                          percent(phase.percent_of_limit));
     if (result.ranks > 1)
       out += fmt::format(
-          "\nsent by a rank each step: feature axis {}, data axis {}, selection {}; exposed: {:.1f} ms and {:.1f} ms",
+          "\nsent by a rank each step: feature axis {}, data axis {}, selection {}; one by one: {:.1f} ms and {:.1f} "
+          "ms; the computation "
+          "stood still for {:.2f} ms",
           transcoder::bytes_text(std::llround(c.feature.bytes_per_step)),
           transcoder::bytes_text(std::llround(c.data.bytes_per_step)),
-          transcoder::bytes_text(std::llround(c.selection_bytes_per_step)), c.feature.exposed_ms, c.data.exposed_ms);
+          transcoder::bytes_text(std::llround(c.selection_bytes_per_step)), c.feature.exposed_ms, c.data.exposed_ms,
+          c.waited_ms);
   }
   if (result.checkpoint) out += "\n\n" + text_of(*result.checkpoint);
   if (result.cases.size() < 2) return out;

@@ -40,6 +40,7 @@ struct CaseResult {
   };
   Axis feature, data;
   double selection_bytes_per_step = 0;
+  double waited_ms = 0;  ///< in a step the computation of a GPU stood still for other ranks; the mean over ranks
 };
 
 struct BenchmarkResult {

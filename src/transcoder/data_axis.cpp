@@ -23,16 +23,11 @@ std::int64_t row_bytes(const Configuration& configuration, const Shape& shape) {
   return shape.width() * kernels::bytes_of(scalar_of(configuration.precision));
 }
 
-constexpr std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
 }  // namespace
 
-DataAxis::Block::Block(const Configuration& configuration, const Shape& shape, parallel::GridShape grid)
-    : capacity(list_capacity(configuration.transcoder, selection_of(configuration, shape), grid)) {
-  key_begin = aligned(8 * (parallel::largest_part(configuration.data.batch_tokens, grid.data) + 1));
-  value_begin = key_begin + aligned(4 * capacity);
-  size = value_begin + aligned(4 * capacity);
-}
+DataAxis::Lists::Lists(const Configuration& configuration, const Shape& shape, parallel::GridShape grid)
+    : offsets(parallel::largest_part(configuration.data.batch_tokens, grid.data) + 1),
+      entries(list_capacity(configuration.transcoder, selection_of(configuration, shape), grid)) {}
 
 std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape, parallel::GridShape grid) {
   // A slice of the features over all tokens: what a rank would have were all ranks on the feature axis.
@@ -43,7 +38,7 @@ std::int64_t DataAxis::bytes(const Configuration& configuration, const Shape& sh
                              kernels::Backend backend) {
   if (grid.data == 1) return 0;
   const std::int64_t n_keys = shape.n_layers * most_owned(shape, grid), entries = capacity(configuration, shape, grid);
-  return grid.data * Block(configuration, shape, grid).size + 8 * (configuration.data.batch_tokens + 1) +
+  return grid.data * Lists(configuration, shape, grid).bytes() + 8 * (configuration.data.batch_tokens + 1) +
          8 * (n_keys + 1) + 16 * entries + kernels::transpose_workspace(backend, n_keys, entries);
 }
 
@@ -56,7 +51,7 @@ std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shap
     for (const std::int64_t columns : {shape.d_model, shape.decoder_columns(s)})
       weights += weight_bytes(configuration.optimizer.state, owned, columns);
   return (grid.data - 1) *
-         (2 * group * row_bytes(configuration, shape) + Block(configuration, shape, grid).size + weights);
+         (2 * group * row_bytes(configuration, shape) + Lists(configuration, shape, grid).bytes() + weights);
 }
 
 DataAxis::DataAxis(const Configuration& configuration, const Model& model, const parallel::Grid& grid,
@@ -67,14 +62,16 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
              grid.shape().data == 1
                  ? 0
                  : std::max({configuration.data.batch_tokens * row_bytes(configuration, model.shape()),
-                             grid.shape().data * Block(configuration, model.shape(), grid.shape()).size,
+                             grid.shape().data * Lists(configuration, model.shape(), grid.shape()).bytes(),
                              weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width())})),
-      block_(configuration, model.shape(), grid.shape()) {
+      lists_(configuration, model.shape(), grid.shape()) {
   if (!active()) return;
   const Shape& shape = model.shape();
   const std::int64_t n_keys = shape.n_layers * model.owned().size(),
                      entries = capacity(configuration, shape, grid.shape());
-  gathered_ = device::Buffer<std::byte>(ranks_.size() * block_.size);
+  group_offsets_ = device::Buffer<std::int64_t>(ranks_.size() * lists_.offsets);
+  group_key_ = device::Buffer<std::uint32_t>(ranks_.size() * lists_.entries);
+  group_value_ = device::Buffer<float>(ranks_.size() * lists_.entries);
   row_offsets_ = device::Buffer<std::int64_t>(configuration.data.batch_tokens + 1);
   key_ = device::Buffer<std::uint32_t>(entries);
   value_ = device::Buffer<float>(entries);
@@ -86,29 +83,24 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
   device::zero(execution, hit_offsets_.data(), hit_offsets_.bytes());  // also where nothing is owned
 }
 
-kernels::SparseActivations DataAxis::group_lists(std::int64_t rank, std::int64_t n_tokens) const {
-  std::byte* const block = gathered_.data() + rank * block_.size;
-  const std::int64_t n_group = parallel::part(n_tokens, ranks_.size(), rank).size();
-  return {n_group,
-          model_.shape().n_layers,
-          model_.n_local(),
-          {reinterpret_cast<std::int64_t*>(block), n_group + 1},
-          {reinterpret_cast<std::uint32_t*>(block + block_.key_begin), block_.capacity},
-          {reinterpret_cast<float*>(block + block_.value_begin), block_.capacity}};
-}
-
 void DataAxis::gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens) {
-  const kernels::SparseActivations own = group_lists(ranks_.rank(), n_tokens);
-  const auto copy = [this](auto to, auto from, std::int64_t size) {
-    device::copy(execution_, to.data, from.data, size * static_cast<std::int64_t>(sizeof *to.data),
-                 device::Direction::on_device);
+  const auto gather = [this](auto from, const auto& to) {
+    const std::int64_t bytes = to.bytes() / ranks_.size();
+    ranks_.all_gather(from.data, to.data(), std::vector<std::int64_t>(static_cast<std::size_t>(ranks_.size()), bytes));
   };
-  copy(own.row_offsets, of_group.row_offsets, own.n_tokens + 1);
-  copy(own.key, of_group.key, block_.capacity);
-  copy(own.value, of_group.value, block_.capacity);
-  ranks_.all_gather(gathered_.data(), std::vector<std::int64_t>(static_cast<std::size_t>(ranks_.size()), block_.size));
+  gather(of_group.row_offsets, group_offsets_);
+  gather(of_group.key, group_key_);
+  gather(of_group.value, group_value_);
   std::vector<kernels::SparseActivations> groups;
-  for (std::int64_t r = 0; r < ranks_.size(); ++r) groups.push_back(group_lists(r, n_tokens));
+  for (std::int64_t r = 0; r < ranks_.size(); ++r) {
+    const std::int64_t n_group = parallel::part(n_tokens, ranks_.size(), r).size();
+    groups.push_back({n_group,
+                      model_.shape().n_layers,
+                      model_.n_local(),
+                      {group_offsets_.data() + r * lists_.offsets, n_group + 1},
+                      {group_key_.data() + r * lists_.entries, lists_.entries},
+                      {group_value_.data() + r * lists_.entries, lists_.entries}});
+  }
   activations_ = {n_tokens,     model_.shape().n_layers, model_.owned().size(), row_offsets_.array(),
                   key_.array(), value_.array()};
   if (model_.owned().size() > 0) kernels::restrict_features(execution_, groups, model_.owned().begin, activations_);

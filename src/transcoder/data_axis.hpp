@@ -66,20 +66,21 @@ class DataAxis {
   const parallel::DeviceCommunicator& ranks() const { return ranks_; }
 
  private:
-  /// One group's lists as they travel: row offsets, keys and values, in this order.
-  struct Block {
-    Block(const Configuration&, const Shape&, parallel::GridShape);
-    std::int64_t capacity;                      // entries
-    std::int64_t key_begin, value_begin, size;  // bytes
+  /// The lists of one group, at their capacity.
+  struct Lists {
+    Lists(const Configuration&, const Shape&, parallel::GridShape);
+    std::int64_t offsets, entries;
+    std::int64_t bytes() const { return 8 * (offsets + entries); }
   };
-  kernels::SparseActivations group_lists(std::int64_t rank, std::int64_t n_tokens) const;
 
   const Model& model_;
   kernels::Execution execution_;
   parallel::DeviceCommunicator ranks_;
-  Block block_;
-  device::Buffer<std::byte> gathered_;  // [data ranks] blocks
-  device::Buffer<std::int64_t> row_offsets_, hit_offsets_;
+  const Lists lists_;
+  device::Buffer<std::int64_t> group_offsets_;  // [data ranks, lists_.offsets]
+  device::Buffer<std::uint32_t> group_key_;     // [data ranks, lists_.entries]
+  device::Buffer<float> group_value_;
+  device::Buffer<std::int64_t> row_offsets_, hit_offsets_;  // of the owned features
   device::Buffer<std::uint32_t> key_, hit_token_, hit_position_;
   device::Buffer<float> value_;
   device::Buffer<std::byte> transpose_workspace_;

@@ -38,8 +38,8 @@ StateBytes state_bytes(const Shape& shape, kernels::StatePolicy policy, std::int
   return bytes;
 }
 
-/// What one rank sends in a step: partial reconstructions to their owners and gradient rows back to all, in a feature
-/// group (inputs travel beside the step); inputs, gradient rows, lists and new weights between groups.
+/// What one rank sends in a step: inputs and gradient rows to all and partial reconstructions to their owners, in a
+/// feature group; inputs, gradient rows, lists and new weights between groups.
 struct SentBytes {
   std::int64_t feature = 0, data = 0;
 };
@@ -48,7 +48,7 @@ SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, par
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.data),
                      own = parallel::largest_part(group, grid.feature),
                      row = shape.width() * kernels::bytes_of(scalar_of(configuration.precision));
-  return {(group - own) * row + own * (grid.feature - 1) * row, DataAxis::sent_bytes(configuration, shape, grid)};
+  return {(group - own) * row + 2 * own * (grid.feature - 1) * row, DataAxis::sent_bytes(configuration, shape, grid)};
 }
 
 /// A grid that sends this much more than the best is worth a word.

@@ -124,6 +124,8 @@ class Selection {
   /// Of the last selection. Waits for the device.
   const SelectionStatistics& statistics();
   const SelectionSizes& sizes() const { return sizes_; }
+  /// Where a selection on GPUs waits for other ranks is marked from now on.
+  void mark(device::IdleClock*);
 
   /// The filter's threshold key of each group for the next batch (empty but for batch_topk): goes into the checkpoint.
   /// Any content is safe.

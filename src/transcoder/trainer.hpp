@@ -106,9 +106,9 @@ class Trainer {
   Traffics traffic() const;  // replayed steps included
   void load(const dataset::RawBatch&);
   void compute();
-  void by_feature();
   void residual_and_loss();
-  void gather_gradient_rows();
+  void order_by_feature();
+  void await_gradient_rows();
   void guard();
   void clip();
   void decoder_bias_gradient();
@@ -128,7 +128,7 @@ class Trainer {
   Model model_;
   NormalisationOnDevice normalisation_;
   Forward forward_;
-  parallel::DeviceCommunicator gather_;  // gradient rows, over the feature axis
+  RowGather row_gather_;  // gradient rows, over the feature axis
   DataAxis data_axis_;
   parallel::DeviceCommunicator world_;  // flags and norms
 

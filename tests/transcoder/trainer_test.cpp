@@ -108,13 +108,13 @@ struct Run {
 
   void step(const Data& data, std::int64_t i, std::int64_t n_tokens = kTokens) {
     const std::int64_t width = kLayers * kWidth, begin = i * kTokens;
-    const parallel::Range group = grid.group_tokens(n_tokens), own = grid.own_tokens(n_tokens);
+    const parallel::Range own = grid.own_tokens(n_tokens);
     dataset::RawBatch batch;
     const auto rows = [&](const std::vector<float>& all, parallel::Range range) -> kernels::AnyMatrix {
       return {const_cast<float*>(all.data()) + (begin + range.begin) * width, kernels::Scalar::fp32, range.size(),
               width, width};
     };
-    batch.inputs = rows(data.inputs, group);
+    batch.inputs = rows(data.inputs, own);
     batch.targets = rows(data.targets, own);
     batch.n_tokens = n_tokens;
     trainer.step(batch);
@@ -254,15 +254,14 @@ TEST_CASE("ranks send the bytes that the method asks for, and the plan says no l
     run.step(data, 0);
     std::int64_t sent[] = {run.trainer.feature_traffic().bytes_sent, run.trainer.data_traffic().bytes_sent};
     testing::world().all().sum(sent);
-    // Each token's partial sums leave all ranks of its group but one, its gradient row goes to all of them but one.
+    // Each token's inputs and gradient row go to all ranks of its group but one, its partial sums leave all but one.
     const std::int64_t width = kLayers * kWidth;
-    CHECK(sent[0] == 2 * (shape.feature - 1) * kTokens * width * 4);
+    CHECK(sent[0] == 3 * (shape.feature - 1) * kTokens * width * 4);
     // Each input and gradient row goes from every rank of its group to all groups but one, each weight and encoder bias
-    // to all but one; lists travel at their capacity, in three pieces of multiples of 256 bytes.
+    // to all but one; lists travel at their capacity.
     const std::int64_t weights = kFeatures * (kWidth * kLayers * (kLayers + 3) / 2 + kLayers);
-    const auto aligned = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
-    const std::int64_t lists = aligned(8 * (parallel::largest_part(kTokens, shape.data) + 1)) +
-                               2 * aligned(4 * run.trainer.forward().selection().sizes().capacity);
+    const std::int64_t lists =
+        8 * (parallel::largest_part(kTokens, shape.data) + 1) + 8 * run.trainer.forward().selection().sizes().capacity;
     const std::int64_t ranks = shape.data * shape.feature;
     CHECK(sent[1] == (shape.data - 1) * (shape.feature * 2 * kTokens * width * 4 + ranks * lists + 4 * weights));
 
