@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/convert/convert.hpp"
 #include "kernels/sparse/restrict.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/selection.hpp"
@@ -39,7 +40,8 @@ std::int64_t DataAxis::bytes(const Configuration& configuration, const Shape& sh
   if (grid.data == 1) return 0;
   const std::int64_t n_keys = shape.n_layers * most_owned(shape, grid), entries = capacity(configuration, shape, grid);
   return grid.data * Lists(configuration, shape, grid).bytes() + 8 * (configuration.data.batch_tokens + 1) +
-         8 * (n_keys + 1) + 16 * entries + kernels::transpose_workspace(backend, n_keys, entries);
+         8 * (n_keys + 1) + 16 * entries + 4 * shape.n_layers * parallel::largest_part(shape.n_features, grid.feature) +
+         kernels::transpose_workspace(backend, n_keys, entries);
 }
 
 std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid) {
@@ -79,6 +81,7 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
   hit_token_ = device::Buffer<std::uint32_t>(entries);
   hit_position_ = device::Buffer<std::uint32_t>(entries);
   transpose_workspace_ = device::Buffer<std::byte>(kernels::transpose_workspace(execution.backend, n_keys, entries));
+  biases_ = device::Buffer<float>(shape.n_layers * model.n_local());
   hits_ = {hit_offsets_.array(), hit_token_.array(), hit_position_.array()};
   device::zero(execution, hit_offsets_.data(), hit_offsets_.bytes());  // also where nothing is owned
 }
@@ -128,11 +131,24 @@ void DataAxis::gather_weights(const kernels::ParameterRows& matrix) {
   if (planes > 1) ranks_.all_gather(matrix.weight_rest, bytes);
 }
 
-void DataAxis::gather_bias(kernels::Array<float> bias) {
+void DataAxis::gather_biases() {
+  const kernels::AnyMatrix all = model_.encoder_biases();
+  std::vector<parallel::Range> owned;
   std::vector<std::int64_t> bytes;
-  for (std::int64_t r = 0; r < ranks_.size(); ++r)
-    bytes.push_back(4 * parallel::part(bias.size, ranks_.size(), r).size());
-  ranks_.all_gather(bias.data, bytes);
+  for (std::int64_t r = 0; r < ranks_.size(); ++r) {
+    owned.push_back(parallel::part(all.columns, ranks_.size(), r));
+    bytes.push_back(4 * all.rows * owned.back().size());
+  }
+  // A slice of every layer: they travel together.
+  const auto together = [&](parallel::Range features) -> kernels::AnyMatrix {
+    return {biases_.data() + all.rows * features.begin, all.type, all.rows, features.size(), features.size()};
+  };
+  const auto apart = [&](parallel::Range features) { return all.columns_from(features.begin, features.size()); };
+  const std::size_t own = static_cast<std::size_t>(ranks_.rank());
+  kernels::copy_rows(execution_, apart(owned[own]), together(owned[own]));
+  ranks_.all_gather(biases_.data(), bytes);
+  for (std::size_t r = 0; r < owned.size(); ++r)
+    if (r != own) kernels::copy_rows(execution_, together(owned[r]), apart(owned[r]));
 }
 
 }  // namespace weft::transcoder

@@ -59,8 +59,8 @@ class DataAxis {
 
   /// The rows that each rank has updated of one matrix (Model::encoder, Model::decoder) go to all. Collective.
   void gather_weights(const kernels::ParameterRows& matrix);
-  /// The same of an encoder bias [F_local].
-  void gather_bias(kernels::Array<float> bias);
+  /// The same of the encoder biases of all layers.
+  void gather_biases();
 
   parallel::DeviceCommunicator& ranks() { return ranks_; }
   const parallel::DeviceCommunicator& ranks() const { return ranks_; }
@@ -84,6 +84,7 @@ class DataAxis {
   device::Buffer<std::uint32_t> key_, hit_token_, hit_position_;
   device::Buffer<float> value_;
   device::Buffer<std::byte> transpose_workspace_;
+  device::Buffer<float> biases_;  // [L * F_local], by owner
   kernels::SparseActivations activations_;
   kernels::FeatureHits hits_;
 };

@@ -124,6 +124,10 @@ void Model::initialise(std::uint64_t seed) {
     initialise_uniform(execution_, rows, decoder_bound, seed, kernels::Purpose::decoder_initial);
 }
 
+kernels::AnyMatrix Model::encoder_biases() const {
+  return {bias_[0].data(), Scalar::fp32, shape_.n_layers, n_local(), n_local()};
+}
+
 kernels::ParameterVector Model::decoder_bias() const {
   return {decoder_bias_[0].array(), decoder_bias_[1].array(), decoder_bias_[2].array()};
 }

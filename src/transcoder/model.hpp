@@ -66,6 +66,7 @@ class Model {
   /// By layer, likewise: [F_local], and the owned part.
   std::span<const kernels::ParameterVector> encoder_bias() const { return encoder_bias_; }
   std::span<const kernels::ParameterVector> owned_encoder_bias() const { return owned_encoder_bias_; }
+  kernels::AnyMatrix encoder_biases() const;                               ///< of all layers, [L, F_local] fp32
   kernels::ParameterVector decoder_bias() const;                           ///< [L * d]
   kernels::Array<std::int64_t> clocks() const { return clocks_.array(); }  ///< [L * owned] tokens since fired
 

@@ -395,7 +395,7 @@ void Trainer::backward(const kernels::AdamStep* step) {
                                     model_.owned_encoder(), model_.owned_encoder_bias(), step, encoder_norm, workspace);
   if (step == nullptr) return;
   gather_weights(model_.encoder());
-  gather_biases();
+  if (data_axis_.active()) data_axis_.gather_biases();
 }
 
 /// Layer by layer, so that it can be done beside what comes next.
@@ -403,12 +403,6 @@ void Trainer::gather_weights(std::span<const kernels::ParameterRows> matrices) {
   if (!data_axis_.active()) return;
   timers_.region("exchange");
   for (const kernels::ParameterRows& matrix : matrices) data_axis_.gather_weights(matrix);
-}
-
-void Trainer::gather_biases() {
-  if (!data_axis_.active()) return;
-  timers_.region("exchange");
-  for (const kernels::ParameterVector& bias : model_.encoder_bias()) data_axis_.gather_bias(bias.weight);
 }
 
 void Trainer::backward_and_update() {

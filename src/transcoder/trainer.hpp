@@ -114,7 +114,6 @@ class Trainer {
   void decoder_bias_gradient();
   void backward(const kernels::AdamStep* step);  // null: norms only
   void gather_weights(std::span<const kernels::ParameterRows> matrices);
-  void gather_biases();
   void backward_and_update();
   void form_norm(bool rows_are_scaled);  // into gradient_norm_, from what `backward` left in squared_norm_. Collective
   void learn_outcomes(std::int64_t last);

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "device/memory.hpp"
+#include "kernels/encode/encode.hpp"
 #include "kernels/random.hpp"
+#include "kernels/runtime.hpp"
 #include "tests/test.hpp"
 #include "tests/transcoder/dense_reference.hpp"
 #include "transcoder/plan.hpp"
@@ -312,6 +314,44 @@ TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
   }
 }
 
+/// Whether the dense library gives a token the same product in a whole batch and in this rank's slice of it: it
+/// promises no such thing. On all ranks.
+bool products_are_those_of_a_whole_batch(Precision precision) {
+  const std::int64_t d = kWidth, element = kernels::bytes_of(scalar_of(precision));
+  const parallel::Range slice = parallel::part(kTokens, testing::world().size(), testing::world().rank());
+  std::vector<kernels::bf16> narrow;
+  std::vector<float> wide;
+  for (std::int64_t i = 0; i < (kTokens + kFeatures) * d; ++i) {
+    wide.push_back(static_cast<float>(random_value(3, i)));
+    narrow.push_back(kernels::to_bf16(wide.back()));
+  }
+  const void* const values = precision == Precision::bf16 ? static_cast<const void*>(narrow.data()) : wide.data();
+  const device::Buffer<std::byte> memory((kTokens + kFeatures) * d * element), whole(kTokens * kFeatures * element),
+      part(kTokens * kFeatures * element);
+  device::copy(testing::execution(), memory.data(), values, memory.bytes(), device::Direction::to_device);
+  const kernels::AnyMatrix x{memory.data(), scalar_of(precision), kTokens, d, d};
+  const kernels::ParameterRows encoder{
+      .policy = precision == Precision::bf16 ? kernels::StatePolicy::bf16 : kernels::StatePolicy::fp32,
+      .rows = kFeatures,
+      .columns = d,
+      .segment = d,
+      .weight = memory.data() + kTokens * d * element};
+  const device::Buffer<std::byte> workspace(
+      kernels::encode_workspace(testing::execution().backend, kTokens, kFeatures, d, x.type, encoder.policy, x.type));
+  const auto product = [&](const device::Buffer<std::byte>& out, parallel::Range tokens) {
+    kernels::encode_tile(testing::execution(), x.rows_from(tokens.begin, tokens.size()), encoder, 0,
+                         {out.data(), x.type, tokens.size(), kFeatures, kFeatures}, workspace.array());
+    std::vector<std::byte> host(static_cast<std::size_t>(tokens.size() * kFeatures * element));
+    device::copy(testing::execution(), host.data(), out.data(), std::ssize(host), device::Direction::to_host);
+    kernels::fence(testing::execution());
+    return host;
+  };
+  const std::vector<std::byte> all = product(whole, {0, kTokens}), own = product(part, slice);
+  std::int64_t different = std::memcmp(own.data(), all.data() + slice.begin * kFeatures * element, own.size()) != 0;
+  testing::world().all().maximum({&different, 1});
+  return different == 0;
+}
+
 TEST_CASE("ranks on the data axis have the bits of one rank, for every state") {
   for (const kernels::StatePolicy policy :
        {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit}) {
@@ -319,6 +359,10 @@ TEST_CASE("ranks on the data axis have the bits of one rank, for every state") {
     Configuration configuration = configuration_for(Scope::all_layers);
     configuration.optimizer.state = policy;
     if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
+    if (!products_are_those_of_a_whole_batch(configuration.precision)) {
+      MESSAGE("not compared: the dense library's products depend on the number of tokens");
+      continue;
+    }
     const Data data;
     Run run(configuration, data, {testing::world().size(), 1});
     const parallel::Communicator self = testing::world().all().split(testing::world().rank(), 0);
