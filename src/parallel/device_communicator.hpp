@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "device/memory.hpp"
@@ -20,6 +21,10 @@
 #include "parallel/communicator.hpp"
 
 namespace weft::parallel {
+
+namespace nccl {
+class Memory;
+}
 
 struct Traffic {
   std::int64_t bytes_sent = 0;  ///< by this rank to others; of a reduction: as if all values were gathered
@@ -35,6 +40,19 @@ struct Traffic {
   friend Traffic operator-(const Traffic& a, const Traffic& b) {
     return {a.bytes_sent - b.bytes_sent, a.seconds - b.seconds, a.calls - b.calls};
   }
+};
+
+/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs registered with NCCL once.
+class ExchangeBuffer {
+ public:
+  ExchangeBuffer() = default;
+  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes);
+  std::byte* data() const { return data_; }
+
+ private:
+  std::shared_ptr<nccl::Memory> known_;  // shared only because a header need not know its destructor
+  device::Buffer<std::byte> plain_;
+  std::byte* data_ = nullptr;
 };
 
 class DeviceCommunicator {

@@ -217,6 +217,23 @@ void Group::all_to_all(const void* send, std::span<const std::int64_t> send_byte
   check(group, ncclGroupEnd(), "an all-to-all", never);
 }
 
+Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counted_(bytes) {
+  if (bytes == 0) return;
+  const std::lock_guard lock(group_.mutex);
+  check(group_, ncclMemAlloc(&data_, static_cast<std::size_t>(bytes)), "allocating memory", never);
+  check(group_, ncclCommRegister(group_.comm, data_, static_cast<std::size_t>(bytes), &registration_),
+        "registering memory", Clock::now() + kMakingLimit);
+}
+
+Memory::~Memory() {
+  if (data_ == nullptr) return;
+  const std::lock_guard lock(group_.mutex);
+  // After an abort the group is gone, and its peers may still look at this memory: the end of the process frees it.
+  if (group_.aborted || std::uncaught_exceptions() > 0) return;
+  group_.settle(ncclCommDeregister(group_.comm, registration_), Clock::now() + kEndingLimit);
+  ncclMemFree(data_);
+}
+
 void Group::all_reduce(void* values, std::int64_t size, Integer type, Reduction reduction, void* stream) {
   fault::point("collective");
   if (size == 0) return;
@@ -278,6 +295,8 @@ std::string failure() {
 #else
 
 struct Group::State {};
+Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counted_(bytes) {}
+Memory::~Memory() = default;
 Group::Group(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Group::~Group() = default;
 

@@ -14,6 +14,8 @@
 #include <span>
 #include <string>
 
+#include "device/memory.hpp"
+
 namespace weft::parallel {
 
 class Communicator;
@@ -45,8 +47,27 @@ class Group {
                   std::span<const std::int64_t> receive_bytes, void* stream);
   void all_reduce(void* values, std::int64_t size, Integer type, Reduction reduction, void* stream);
 
+  State& state() { return *state_; }
+
  private:
   std::unique_ptr<State> state_;
+};
+
+/// Memory of the GPU that NCCL knows: what lies in it goes to peers without passing through NCCL's own buffers where
+/// the hardware can do that.
+class Memory {
+ public:
+  /// Throws Error(communication).
+  Memory(Group&, std::int64_t bytes);
+  Memory(const Memory&) = delete;
+  ~Memory();
+  void* data() const { return data_; }
+
+ private:
+  Group::State& group_;
+  device::Counted counted_;
+  void* data_ = nullptr;
+  void* registration_ = nullptr;
 };
 
 /// The group of `ranks`, each with a GPU of its own; null where there is none to make: one rank, no GPU, no NCCL, or

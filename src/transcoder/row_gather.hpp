@@ -28,6 +28,7 @@ class RowGather {
   /// What all exchanges of a step share: the axis, whose execution works beside the computation's, the blocks, and
   /// memory for what arrives.
   struct Lane {
+    const parallel::Communicator& ranks;
     parallel::DeviceCommunicator& axis;
     const kernels::Execution& execution;  ///< the computation's
     const kernels::Execution& beside;     ///< the axis'; the same where nothing can go on beside
@@ -55,7 +56,7 @@ class RowGather {
   std::int64_t columns(std::size_t block) const { return lane_.blocks[block].size() * lane_.d_model; }
 
   const Lane& lane_;
-  device::Buffer<std::byte> own_;  // block after block, each [own tokens, its columns]; not with one block
+  parallel::ExchangeBuffer own_;  // block after block, each [own tokens, its columns]; not with one block
   device::Event formed_;
   std::vector<device::Event> arrived_;  // by block
 };
