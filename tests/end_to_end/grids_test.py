@@ -74,7 +74,10 @@ def check(weft):
         for layer, (mine, one) in enumerate(zip(validation["nmse_standardised"], expected[1]["nmse_standardised"])):
             close(mine, one, NMSE_TOLERANCE, f"{name}, NMSE of layer {layer}")
         worst = max(abs(a - b) / b for a, b in zip(losses[:10], expected[0]))
-        print(f"{name}: loss of the first 10 steps within {worst:.1e} of one rank")
+        # Sums over tokens stay on one rank when only the data axis has several: what may differ is the dense library's product.
+        same = all(values.tobytes() == expected[2][key].tobytes() for key, values in tensors.items())
+        bits = ", the same bits in the checkpoint" if same else ""
+        print(f"{name}: loss of the first 10 steps within {worst:.1e} of one rank{bits}")
         if (data, feature) in ((1, 2), (2, 2), (3, 1)):
             again = run(weft, text, name + "_again", data, feature)
             assert again[0] == losses
