@@ -66,6 +66,9 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
                  : std::max({configuration.data.batch_tokens * row_bytes(configuration, model.shape()),
                              grid.shape().data * Lists(configuration, model.shape(), grid.shape()).bytes(),
                              weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width())})),
+      stream_(execution),
+      beside_(grid.data_axis(), stream_.execution(),
+              weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width())),
       lists_(configuration, model.shape(), grid.shape()) {
   if (!active()) return;
   const Shape& shape = model.shape();
@@ -120,15 +123,32 @@ void DataAxis::gather_rows(kernels::AnyMatrix rows) {
   ranks_.all_gather(rows.data, bytes);
 }
 
-void DataAxis::gather_weights(const kernels::ParameterRows& matrix) {
+void DataAxis::gather(parallel::DeviceCommunicator& axis, const kernels::ParameterRows& matrix) {
   const std::int64_t planes = matrix.weight_rest != nullptr ? 2 : 1;
   std::vector<std::int64_t> bytes;
   for (std::int64_t r = 0; r < ranks_.size(); ++r) {
     const std::int64_t owned = parallel::part(matrix.rows, ranks_.size(), r).size();
     bytes.push_back(weight_bytes(matrix.policy, owned, matrix.columns) / planes);
   }
-  ranks_.all_gather(matrix.weight, bytes);
-  if (planes > 1) ranks_.all_gather(matrix.weight_rest, bytes);
+  axis.all_gather(matrix.weight, bytes);
+  if (planes > 1) axis.all_gather(matrix.weight_rest, bytes);
+}
+
+void DataAxis::gather_weights(std::span<const kernels::ParameterRows> matrices) {
+  for (const kernels::ParameterRows& matrix : matrices) gather(ranks_, matrix);
+}
+
+void DataAxis::start_weights(std::span<const kernels::ParameterRows> matrices) {
+  updated_.record(execution_);
+  updated_.hold_back(stream_.execution());
+  for (const kernels::ParameterRows& matrix : matrices) gather(beside_, matrix);
+  gathered_.record(stream_.execution());
+}
+
+void DataAxis::await_weights(device::IdleClock& idle) {
+  idle.begin(execution_);
+  gathered_.hold_back(execution_);
+  idle.end(execution_);
 }
 
 void DataAxis::gather_biases() {

@@ -21,9 +21,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "device/memory.hpp"
+#include "device/stream.hpp"
 #include "kernels/sparse/sparse.hpp"
 #include "parallel/device_communicator.hpp"
 #include "transcoder/configuration.hpp"
@@ -57,15 +59,25 @@ class DataAxis {
   /// rows [all tokens of the batch, L * d], contiguous: each group's rows, in their place, go to all. Collective.
   void gather_rows(kernels::AnyMatrix rows);
 
-  /// The rows that each rank has updated of one matrix (Model::encoder, Model::decoder) go to all. Collective.
-  void gather_weights(const kernels::ParameterRows& matrix);
+  /// The rows that each rank has updated of every layer's matrix (Model::encoder, Model::decoder) go to all.
+  /// Collective.
+  void gather_weights(std::span<const kernels::ParameterRows> matrices);
+  /// The same beside the computation, which goes on with them after `await_weights`.
+  void start_weights(std::span<const kernels::ParameterRows> matrices);
+  void await_weights(device::IdleClock&);
   /// The same of the encoder biases of all layers.
   void gather_biases();
 
   parallel::DeviceCommunicator& ranks() { return ranks_; }
   const parallel::DeviceCommunicator& ranks() const { return ranks_; }
+  /// What works beside the computation.
+  parallel::DeviceCommunicator& beside() { return beside_; }
+  const parallel::DeviceCommunicator& beside() const { return beside_; }
+  const kernels::Execution& beside_execution() const { return stream_.execution(); }
 
  private:
+  void gather(parallel::DeviceCommunicator&, const kernels::ParameterRows& matrix);
+
   /// The lists of one group, at their capacity.
   struct Lists {
     Lists(const Configuration&, const Shape&, parallel::GridShape);
@@ -76,6 +88,9 @@ class DataAxis {
   const Model& model_;
   kernels::Execution execution_;
   parallel::DeviceCommunicator ranks_;
+  device::Stream stream_;
+  parallel::DeviceCommunicator beside_;
+  device::Event updated_, gathered_;
   const Lists lists_;
   device::Buffer<std::int64_t> group_offsets_;  // [data ranks, lists_.offsets]
   device::Buffer<std::uint32_t> group_key_;     // [data ranks, lists_.entries]

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -138,9 +139,11 @@ void Trainer::time_phases(bool one_by_one) {
   const bool wait = one_by_one && device::is_asynchronous(execution_);
   forward_.lane().axis.wait_for_each(wait);
   data_axis_.ranks().wait_for_each(wait);
+  data_axis_.beside().wait_for_each(wait);
   world_.wait_for_each(wait);
   timers_.before_switch(one_by_one ? std::function<void()>([this] {
     kernels::fence(forward_.lane().beside);
+    kernels::fence(data_axis_.beside_execution());
     kernels::fence(execution_);
   })
                                    : nullptr);
@@ -177,6 +180,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
   upload_.finish();
   learn_outcomes(step - in_flight_);
   timers_.stop();
+  decoder_is_ahead_ = true;
   ++steps_done_;
   ++steps_here_;
 }
@@ -207,8 +211,11 @@ void Trainer::load(const dataset::RawBatch& batch) {
 }
 
 void Trainer::compute() {
-  forward_.idle().restart();
+  device::IdleClock& idle = forward_.idle();
+  idle.restart();
+  if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
   forward_.encode();
+  if (data_axis_.active()) data_axis_.await_weights(idle);
   residual_and_loss();
   order_by_feature();  // while the last gradient rows travel
   await_gradient_rows();
@@ -385,7 +392,6 @@ void Trainer::backward(const kernels::AdamStep* step) {
   else if (some)
     kernels::decode_backward_update(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
                                     step, gradient, decoder_norm, workspace);
-  if (step != nullptr) gather_weights(model_.decoder());
   timers_.region("encoder backward");
   if (some && step == nullptr)
     kernels::encode_backward_norm(execution_, activations(), hits(), forward_.all_inputs(), gradient, encoder_norm,
@@ -393,16 +399,10 @@ void Trainer::backward(const kernels::AdamStep* step) {
   else if (some)
     kernels::encode_backward_update(execution_, activations(), hits(), forward_.all_inputs(), gradient,
                                     model_.owned_encoder(), model_.owned_encoder_bias(), step, encoder_norm, workspace);
-  if (step == nullptr) return;
-  gather_weights(model_.encoder());
-  if (data_axis_.active()) data_axis_.gather_biases();
-}
-
-/// Layer by layer, so that it can be done beside what comes next.
-void Trainer::gather_weights(std::span<const kernels::ParameterRows> matrices) {
-  if (!data_axis_.active()) return;
+  if (step == nullptr || !data_axis_.active()) return;
   timers_.region("exchange");
-  for (const kernels::ParameterRows& matrix : matrices) data_axis_.gather_weights(matrix);
+  data_axis_.gather_weights(model_.encoder());
+  data_axis_.gather_biases();
 }
 
 void Trainer::backward_and_update() {
@@ -414,7 +414,7 @@ void Trainer::backward_and_update() {
 }
 
 TrainingMetrics Trainer::metrics() {
-  settle();
+  learn_outcomes(steps_done_);
   const std::int64_t n = model_.shape().n_layers;
   std::vector<double> sums(static_cast<std::size_t>(4 * n + 1));
   device::copy(execution_, sums.data(), step_sums_.data(), step_sums_.bytes(), device::Direction::to_host);
@@ -443,12 +443,17 @@ TrainingMetrics Trainer::metrics() {
   return metrics;
 }
 
-void Trainer::settle() { learn_outcomes(steps_done_); }
+void Trainer::settle() {
+  learn_outcomes(steps_done_);
+  // The last update's decoder weights would go to all ranks with the next step.
+  if (data_axis_.active() && std::exchange(decoder_is_ahead_, false)) data_axis_.gather_weights(model_.decoder());
+}
 
 Trainer::Traffics Trainer::traffic() const {
   Traffics all = replayed_;
   all.feature += forward_.lane().axis.traffic();
   all.data += data_axis_.ranks().traffic();
+  all.data += data_axis_.beside().traffic();
   return all;
 }
 

@@ -70,7 +70,8 @@ class Trainer {
   /// What the last step showed. Collective.
   TrainingMetrics metrics();
 
-  /// Waits for all steps: then the state on this rank is what a checkpoint must hold. Collective; throws as `step`.
+  /// Waits for all steps, and makes the state on this rank what a checkpoint and an evaluation must find. Collective;
+  /// throws as `step`.
   void settle();
 
   /// Times phase by phase: the device is waited for between them, and no graph is used.
@@ -113,7 +114,6 @@ class Trainer {
   void clip();
   void decoder_bias_gradient();
   void backward(const kernels::AdamStep* step);  // null: norms only
-  void gather_weights(std::span<const kernels::ParameterRows> matrices);
   void backward_and_update();
   void form_norm(bool rows_are_scaled);  // into gradient_norm_, from what `backward` left in squared_norm_. Collective
   void learn_outcomes(std::int64_t last);
@@ -158,6 +158,7 @@ class Trainer {
   device::Graph graph_;
   Traffics recorded_, replayed_;  // what the graph sends; what its replays have sent that no call was made for
   bool one_by_one_ = false;
+  bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
   double learning_rate_ = 0;
 
   checkpoint::Registry registry_;

@@ -371,6 +371,7 @@ TEST_CASE("ranks on the data axis have the bits of one rank, for every state") {
       run.step(data, i);
       alone.step(data, i);
     }
+    run.trainer.settle();
     for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
       CAPTURE(tensor.name);
       const checkpoint::Tensor& expected = *alone.trainer.registry().find(tensor.name);
