@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Raw rows as they stand in the file (fp32, fp16 or bf16 bits) -> normalised rows for the arithmetic; rows to their place.
+// Raw rows as they stand in the file (fp32, fp16 or bf16 bits) -> normalised rows for the arithmetic; rows to their
+// place.
 #pragma once
 
 #include "kernels/array.hpp"
