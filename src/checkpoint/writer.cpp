@@ -86,9 +86,6 @@ struct Shard {
 /// A thread copies at once this much of the state.
 constexpr std::int64_t kCopyBytes = std::int64_t{4} << 20;
 
-/// The disk gets what is written in portions of this size.
-constexpr std::int64_t kWritebackBytes = std::int64_t{32} << 20;
-
 /// What every rank must register alike, as one digest.
 std::string common_digest(const Registry& registry) {
   std::string text;
@@ -116,10 +113,9 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   storage::Handle file = storage::create_file(path, metadata_bytes(registry));
   pass("after-open");
   // Both follow the writing: the disk and another core are busy meanwhile.
-  const storage::Writeback writeback(path);
-  storage::FollowingDigests digests(path);
+  const storage::Writeback disk(path);
+  storage::FollowingDigests digests(path, disk);
   {
-    std::int64_t unsent = 0;
     storage::write_attribute(file, "format", "weft-checkpoint-shard");
     storage::write_attribute(file, "format_version", kFormatVersion);
     storage::write_attribute(file, "step", manifest.step);
@@ -143,8 +139,6 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
         for (const storage::FileRange& chunk : storage::write_rows(dataset, begin, end - begin, data))
           digests.add_final(chunk.begin, chunk.end);
         parallel::note_progress();
-        unsent += rows.size() * tensor.row_bytes();
-        if (unsent >= kWritebackBytes) writeback.begin(), unsent = 0;
         pass("mid-dataset");
       }
       dataset.close();
@@ -165,7 +159,7 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   shard.bytes = static_cast<std::int64_t>(fs::file_size(path));
   // The disk is busy with one and the processor with the other.
   std::optional<Failure> unsynced;
-  std::thread syncing([&] { unsynced = attempt([&] { storage::sync_file(path); }); });
+  std::thread syncing([&] { unsynced = attempt([&] { disk.finish(); }); });
   const auto undigested = attempt([&] { shard.sha256 = digests.finish(shard.bytes); });
   syncing.join();
   for (const auto& failure : {unsynced, undigested})

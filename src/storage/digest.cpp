@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::storage {
 namespace {
@@ -67,51 +68,77 @@ struct Segment {
 /// Threads that digest the segments they are given, in the order in which they come.
 class Team {
  public:
-  Team(const std::filesystem::path& path, std::int64_t helpers) : path_(path), file_(path) {
-    for (std::int64_t i = 0; i < helpers; ++i) helpers_.emplace_back([this] { work(); });
+  /// `disk`: takes segments once they are digested; may be null.
+  Team(const std::filesystem::path& path, const Writeback* disk, std::int64_t helpers)
+      : path_(path), file_(path), disk_(disk) {
+    for (std::int64_t i = 0; i < helpers; ++i)
+      helpers_.emplace_back([this] {
+        while (const auto segment = wait_for_one()) process(*segment);
+      });
   }
   Team(const Team&) = delete;
   ~Team() {
     given_up_ = true;
-    join();
+    close();
   }
 
   void add(const Segment& segment) {
+    if (disk_ != nullptr) disk_->begin(segment.begin, segment.end);
     const std::lock_guard lock(mutex_);
     waiting_.push_back(segment);
     changed_.notify_one();
   }
 
-  /// No more will come: works too, then waits for the others. Digests by segment; throws what a thread threw.
-  std::map<std::int64_t, std::string> finish() {
-    close();
-    work();
-    join();
+  /// Works, too, while more than `enough` segments wait. Throws what any thread threw.
+  void help(std::size_t enough) {
+    while (const auto segment = take(enough)) process(*segment);
+    const std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
+  }
+
+  /// No more will come: the digests by segment, once all are there. Throws what any thread threw.
+  std::map<std::int64_t, std::string> finish() {
+    help(0);
+    close();
+    help(0);
     return std::move(digests_);
   }
 
  private:
   void close() {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    changed_.notify_all();
-  }
-
-  void join() {
-    close();
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+      changed_.notify_all();
+    }
     for (std::thread& helper : helpers_) helper.join();
     helpers_.clear();
   }
 
-  void work() {
+  std::optional<Segment> take(std::size_t enough) {
+    const std::lock_guard lock(mutex_);
+    return front(enough);
+  }
+
+  std::optional<Segment> wait_for_one() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
+    return front(0);
+  }
+
+  std::optional<Segment> front(std::size_t enough) {
+    if (given_up_ || waiting_.size() <= enough) return std::nullopt;
+    const Segment segment = waiting_.front();
+    waiting_.pop_front();
+    return segment;
+  }
+
+  void process(const Segment& segment) {
     try {
-      std::vector<char> buffer(std::size_t{1} << 20);
-      while (const auto segment = next()) {
-        std::string digest = digest_of(*segment, buffer);
-        const std::lock_guard lock(mutex_);
-        digests_[segment->index] = std::move(digest);
-      }
+      std::string digest = digest_of(segment);
+      if (disk_ != nullptr) disk_->release(segment.begin, segment.end);
+      const std::lock_guard lock(mutex_);
+      digests_[segment.index] = std::move(digest);
     } catch (...) {
       given_up_ = true;
       const std::lock_guard lock(mutex_);
@@ -119,16 +146,8 @@ class Team {
     }
   }
 
-  std::optional<Segment> next() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
-    if (given_up_ || waiting_.empty()) return std::nullopt;
-    const Segment segment = waiting_.front();
-    waiting_.pop_front();
-    return segment;
-  }
-
-  std::string digest_of(const Segment& segment, std::vector<char>& buffer) const {
+  std::string digest_of(const Segment& segment) const {
+    std::vector<char> buffer(std::size_t{1} << 20);
     Sha256 digest;
     for (std::int64_t at = segment.begin; at < segment.end && !given_up_;) {
       const auto wanted =
@@ -146,6 +165,7 @@ class Team {
 
   const std::filesystem::path path_;
   const File file_;
+  const Writeback* const disk_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Segment> waiting_;
@@ -177,10 +197,13 @@ std::string sha256(std::string_view bytes) {
 std::vector<std::string> sha256_segments(const std::filesystem::path& path, std::int64_t bytes, std::int64_t begin,
                                          std::int64_t end, int threads) {
   if (begin >= end) return {};
-  Team team(path, std::min<std::int64_t>(threads, end - begin) - 1);
+  Team team(path, nullptr, std::min<std::int64_t>(threads, end - begin) - 1);
   for (std::int64_t i = begin; i < end; ++i) team.add(segment_of(i, bytes));
   return in_order(team.finish());
 }
+
+/// Segments written and not yet digested: more of them, and the writer helps.
+constexpr std::size_t kWaiting = 1;
 
 struct FollowingDigests::State {
   Team team;
@@ -188,8 +211,8 @@ struct FollowingDigests::State {
   std::set<std::int64_t> handed_out;
 };
 
-FollowingDigests::FollowingDigests(const std::filesystem::path& path)
-    : state_(new State{{path, std::max(1, digest_threads() - 1)}, {}, {}}) {}
+FollowingDigests::FollowingDigests(const std::filesystem::path& path, const Writeback& disk)
+    : state_(new State{{path, &disk, std::max(1, digest_threads() - 1)}, {}, {}}) {}
 
 FollowingDigests::~FollowingDigests() = default;
 
@@ -202,6 +225,7 @@ void FollowingDigests::add_final(std::int64_t begin, std::int64_t end) {
     }
     begin = next;
   }
+  state_->team.help(kWaiting);
 }
 
 std::vector<std::string> FollowingDigests::finish(std::int64_t bytes) {

@@ -36,8 +36,8 @@ struct FileRange {
 };
 
 /// Rows [begin, begin + count) from contiguous host memory of the dataset's own type, once. `count` <= piece_rows,
-/// `begin` a multiple of it. Returns where the file has their chunks: bytes that are final, whatever else the file gets.
-/// Throws Error(io).
+/// `begin` a multiple of it. Returns where the file has their chunks: bytes that are final, whatever else the file
+/// gets. Throws Error(io).
 std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data);
 
 /// Opens `name` after checking that it exists, is of this type and shape and has chunks of a sane size. Throws
