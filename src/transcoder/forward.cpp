@@ -171,7 +171,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
         send.push_back(intersection(chunk, slice).size() * row);
         receive.push_back(own.size() * row);
       }
-      exchange_.all_to_all(partial_.data(), send, received_.data(), receive);
+      exchange_.all_to_all(partial_.data(), send, received_.data(), receive, "partial sums");
       part.n_parts = exchange_.size();
       part.partial = {received_.data(), scalar_, part.n_parts * own.size(), width, width};
     }

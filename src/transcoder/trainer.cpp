@@ -134,6 +134,7 @@ void Trainer::time_phases(bool one_by_one) {
   one_by_one_ = one_by_one;
   const bool wait = one_by_one && device::is_asynchronous(execution_);
   forward_.exchange().wait_for_each(wait);
+  forward_.selection().wait_for_each(wait);
   gather_.wait_for_each(wait);
   exchange_.ranks().wait_for_each(wait);
   world_.wait_for_each(wait);
@@ -147,17 +148,20 @@ bool Trainer::step_is_free_of_the_host() {
 }
 
 void Trainer::step(const dataset::RawBatch& batch) {
-  const std::int64_t step = steps_done_ + 1;
+  const std::int64_t step = steps_done_ + 1, sent_before = exchanges().total().bytes_sent;
   load(batch);
   // The first step prepares what is prepared on first use; the second is recorded, and from then on replayed.
   if (configuration_.device.graphs && !one_by_one_ && steps_here_ > 0 && step_is_free_of_the_host()) {
     if (graph_.recorded()) {
       replayed_.feature += recorded_.feature;
       replayed_.data += recorded_.data;
+      replayed_.others += recorded_.others;
     } else {
       const Traffics before = traffic();
       graph_.record(execution_, [this] { compute(); });
-      recorded_ = {traffic().feature - before.feature, traffic().data - before.data};
+      const Traffics after = traffic();
+      recorded_ = {after.feature.since(before.feature), after.data.since(before.data),
+                   after.others.since(before.others)};
     }
     timers_.region("step");
     graph_.replay(execution_);
@@ -171,6 +175,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
   upload_.finish();
   learn_outcomes(step - in_flight_);
   timers_.stop();
+  step_bytes_sent_ = exchanges().total().bytes_sent - sent_before;
   ++steps_done_;
   ++steps_here_;
 }
@@ -248,7 +253,7 @@ void Trainer::gather_gradient_rows() {
   std::vector<std::int64_t> bytes;
   const std::int64_t row = model_.shape().width() * kernels::bytes_of(scalar_of(configuration_.precision));
   for (const parallel::Range& slice : forward_.layout().own_of_rank) bytes.push_back(slice.size() * row);
-  gather_.all_gather(gradient_rows_.data(), bytes);
+  gather_.all_gather(gradient_rows_.data(), bytes, "gradient rows");
 }
 
 /// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it; and
@@ -257,7 +262,7 @@ void Trainer::gather_gradient_rows() {
 void Trainer::guard() {
   timers_.region("check");
   kernels::flag_beyond(execution_, gradient_rows(), kLargestResidual * gradient_factor(), forward_.not_finite());
-  if (exchange_.active()) world_.maximum({forward_.not_finite(), 1});
+  if (exchange_.active()) world_.maximum({forward_.not_finite(), 1}, "flags");
   const std::int64_t skip_at_most =
       configuration_.run.nonfinite == NonFinite::skip ? configuration_.run.skip_at_most : 0;
   kernels::guard_step(execution_, forward_.not_finite(), skip_at_most, guard_.data(), adam_step_.data(),
@@ -297,7 +302,7 @@ void Trainer::form_norm(bool rows_are_scaled) {
   double *const bias = rows + 1, *const all = rows + 2;
   kernels::total(execution_, {squared_norm_.data(), n}, {rows + 3, squared_norm_.size() - n - 3}, rows);
   kernels::join_norms(execution_, rows, rows_are_scaled, bias, adam_step_.data(), all);
-  world_.sum(kernels::Array<double>{all, 1});
+  world_.sum(kernels::Array<double>{all, 1}, "norms");
   kernels::keep_norm(execution_, all, adam_step_.data(), gradient_norm_.data());
 }
 
@@ -417,10 +422,25 @@ void Trainer::settle() {
 
 Trainer::Traffics Trainer::traffic() const {
   Traffics all = replayed_;
-  all.feature += forward_.exchange().traffic();
-  all.feature += gather_.traffic();
-  all.data += exchange_.ranks().traffic();
+  all.feature += forward_.exchange().exchanges();
+  all.feature += gather_.exchanges();
+  all.data += exchange_.ranks().exchanges();
+  all.others += forward_.selection().exchanges();
+  all.others += world_.exchanges();
   return all;
+}
+
+parallel::Exchanges Trainer::exchanges() const {
+  const Traffics each = traffic();
+  parallel::Exchanges all = each.feature;
+  all += each.data;
+  all += each.others;
+  return all;
+}
+
+std::optional<double> Trainer::exposed_seconds() const {
+  if (!traffic_is_timed()) return std::nullopt;
+  return exchanges().total().seconds;
 }
 
 }  // namespace weft::transcoder
