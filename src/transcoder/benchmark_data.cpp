@@ -134,10 +134,10 @@ ResidentBatches::ResidentBatches(const Shape& shape, std::int64_t n_tokens, std:
     kernels::fence(execution);
     return {memory_.back().data(), type, n_rows, width, width};
   };
-  const parallel::Range group = grid.group_tokens(n_tokens), own = grid.own_tokens(n_tokens);
+  const parallel::Range own = grid.own_tokens(n_tokens);
   for (std::int64_t i = 0; i < n_batches; ++i) {
     dataset::RawBatch batch;
-    batch.inputs = resident(false, i * n_tokens + group.begin, group.size());
+    batch.inputs = resident(false, i * n_tokens + own.begin, own.size());
     batch.targets = resident(true, i * n_tokens + own.begin, own.size());
     batch.n_tokens = n_tokens;
     batch.resident = true;

@@ -279,6 +279,11 @@ kernels::cuda::SelectionExchange Selection::exchange() {
               }};
 }
 
+void Selection::mark(device::IdleClock* idle) {
+  if (shards_) shards_->mark(idle);
+  if (all_) all_->mark(idle);
+}
+
 Selection::ControllerState Selection::controller_state() {
   if (settings_.activation != Activation::batch_topk) return {{}, false};
   if constexpr (kernels::kCudaBuild)
