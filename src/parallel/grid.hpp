@@ -37,7 +37,9 @@ GridShape grid_shape(std::int64_t data, std::int64_t feature, std::int64_t world
 
 class Grid {
  public:
-  Grid(const World& world, GridShape shape);
+  Grid(const World& world, GridShape shape) : Grid(world.all(), shape) {}
+  /// A grid of some of the processes. Collective over `ranks`.
+  Grid(const Communicator& ranks, GridShape shape);
 
   const Communicator& world() const { return world_; }
   const Communicator& feature_axis() const { return feature_axis_; }  ///< same tokens, other features

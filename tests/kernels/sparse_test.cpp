@@ -2,11 +2,13 @@
 #include "kernels/sparse/sparse.hpp"
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "device/memory.hpp"
 #include "kernels/random.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/sparse/restrict.hpp"
 #include "tests/test.hpp"
 
 namespace weft::kernels {
@@ -76,7 +78,83 @@ std::vector<std::vector<std::uint32_t>> random_rows(std::int64_t n_tokens, std::
   return rows;
 }
 
+/// Lists on the device, with entries beyond those in use that mean nothing.
+struct Lists {
+  device::Buffer<std::int64_t> row_offsets;
+  device::Buffer<std::uint32_t> key;
+  device::Buffer<float> value;
+};
+
+/// A value that tells where it comes from.
+float value_of(std::int64_t token, std::uint32_t key) {
+  return static_cast<float>(token) + 0.5f * static_cast<float>(key) + 1.0f;
+}
+
+Lists lists_of(const std::vector<std::vector<std::uint32_t>>& rows, std::int64_t begin, std::int64_t end) {
+  std::vector<std::int64_t> row_offsets{0};
+  std::vector<std::uint32_t> key;
+  std::vector<float> value;
+  for (std::int64_t n = begin; n < end; ++n) {
+    for (const std::uint32_t k : rows[static_cast<std::size_t>(n)]) {
+      key.push_back(k);
+      value.push_back(value_of(n, k));
+    }
+    row_offsets.push_back(static_cast<std::int64_t>(key.size()));
+  }
+  key.insert(key.end(), 11, 0xfffffffeu);
+  value.insert(value.end(), 11, -1.0f);
+  return {to_device(row_offsets), to_device(key), to_device(value)};
+}
+
+/// Whether the lists of tokens cut at `cuts`, restricted to features [first, first + kept), are what a walk over all
+/// tokens gives.
+bool restricts(const std::vector<std::vector<std::uint32_t>>& rows, const std::vector<std::int64_t>& cuts,
+               std::int64_t n_layers, std::int64_t n_features, std::int64_t first, std::int64_t kept) {
+  std::vector<Lists> memory;
+  std::vector<SparseActivations> groups;
+  for (std::size_t g = 0; g + 1 < cuts.size(); ++g) {
+    memory.push_back(lists_of(rows, cuts[g], cuts[g + 1]));
+    const Lists& lists = memory.back();
+    groups.push_back({cuts[g + 1] - cuts[g], n_layers, n_features, lists.row_offsets.array(), lists.key.array(),
+                      lists.value.array()});
+  }
+  std::vector<std::int64_t> offsets{0};
+  std::vector<std::uint32_t> key;
+  std::vector<float> value;
+  for (std::size_t n = 0; n < rows.size(); ++n) {
+    for (const std::uint32_t k : rows[n]) {
+      const std::int64_t layer = k / n_features, feature = k % n_features;
+      if (feature < first || feature >= first + kept) continue;
+      key.push_back(static_cast<std::uint32_t>(layer * kept + feature - first));
+      value.push_back(value_of(static_cast<std::int64_t>(n), k));
+    }
+    offsets.push_back(static_cast<std::int64_t>(key.size()));
+  }
+  const std::int64_t n_tokens = static_cast<std::int64_t>(rows.size()), n_kept = static_cast<std::int64_t>(key.size());
+  // Room for exactly what is kept: nothing may be written beyond it.
+  const device::Buffer<std::int64_t> got_offsets(n_tokens + 1);
+  const device::Buffer<std::uint32_t> got_key(n_kept);
+  const device::Buffer<float> got_value(n_kept);
+  restrict_features(testing::execution(), groups, first,
+                    {n_tokens, n_layers, kept, got_offsets.array(), got_key.array(), got_value.array()});
+  return to_host(got_offsets) == offsets && to_host(got_key) == key && to_host(got_value) == value;
+}
+
 }  // namespace
+
+TEST_CASE("restricting lists to a range of features joins the groups and keeps the order") {
+  const auto rows = random_rows(301, 3 * 97, 0.08f);
+  CHECK(restricts(rows, {0, 301}, 3, 97, 0, 97));            // everything
+  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 0, 33));  // the first, a middle and the last slice of three ranks
+  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 32, 33));
+  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 65, 32));
+  CHECK(restricts(rows, {0, 0, 300, 300, 301}, 3, 97, 96, 1));  // groups without tokens, a single feature
+  CHECK(restricts(rows, {0, 150, 301}, 3, 97, 40, 0));          // a rank that owns nothing
+  CHECK(restricts(random_rows(1, 4001, 0.7f), {0, 1}, 1, 4001, 1000, 2001));
+  CHECK(restricts(random_rows(2500, 40, 0.5f), {0, 1250, 2500}, 4, 10, 3, 4));
+  CHECK(restricts({{}, {3}, {}, {}, {0, 3, 7}, {}}, {0, 3, 6}, 2, 4, 3, 1));
+  CHECK(restricts({{}, {}}, {0, 1, 2}, 2, 4, 0, 2));
+}
 
 TEST_CASE("transpose gives each feature's tokens in ascending order, whatever the shape") {
   CHECK(transposes(random_rows(301, 3 * 97, 0.02f), 3, 97));
