@@ -133,7 +133,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
                  configuration.precision),
       inputs_(sizes_.bytes(sizes_.inputs)),
-      input_gather_(lane_, sizes_.own, model.shape().width()),
+      input_gather_(lane_, "inputs", sizes_.own, model.shape().width()),
       slots_(static_cast<std::size_t>(sizes_.n_slots)),
       not_finite_(1) {
   for (Slot& slot : slots_) {
@@ -246,7 +246,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume,
         }
         slot.decoded.record(execution_);
         slot.decoded.hold_back(beside_);
-        exchange_.all_to_all(slot.partial.data(), send, slot.received.data(), receive);
+        exchange_.all_to_all(slot.partial.data(), send, slot.received.data(), receive, "partial sums");
         slot.arrived.record(beside_);
         part.n_parts = exchange_.size();
         part.partial = {slot.received.data(), sizes_.scalar, part.n_parts * own.size(), columns, columns};

@@ -97,6 +97,7 @@ class Forward {
   void by_feature();
   const kernels::FeatureHits& hits() const { return selection_.hits(); }
   Selection& selection() { return selection_; }
+  const Selection& selection() const { return selection_; }
   /// The feature axis, beside the computation, for all that travels in a step.
   const RowGather::Lane& lane() const { return lane_; }
   /// What the computation has waited for others in the last step; `restart` it when a step begins.

@@ -23,6 +23,7 @@ constexpr std::int64_t kLargestGpuTile = std::int64_t{1} << 30;  // a GPU wants 
 constexpr std::int64_t kTileFeatures = 64;                       // a multiple of this
 constexpr std::int64_t kCandidateSlack = 1024;
 constexpr std::int64_t kLargestIndex = std::int64_t{1} << 32;
+constexpr const char* kName = "selection";  // of its exchanges
 
 constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -260,15 +261,31 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
   if (settings.activation == Activation::batch_topk) controller_.assign(static_cast<std::size_t>(sizes_.n_groups), 0);
 }
 
+parallel::Exchanges Selection::exchanges() const {
+  parallel::Exchanges all = exchanges_;
+  if (shards_) all += shards_->exchanges();
+  if (all_) all += all_->exchanges();
+  return all;
+}
+
+void Selection::wait_for_each(bool wait) {
+  if (shards_) shards_->wait_for_each(wait);
+  if (all_) all_->wait_for_each(wait);
+}
+
+std::int64_t Selection::reduced_bytes(std::int64_t n_words) const {
+  return parallel::bytes_of_reduction(n_words * 8, grid_.world().size());
+}
+
 /// The one place that says by which way a selection on the GPU reaches the other ranks.
 kernels::cuda::SelectionExchange Selection::exchange() {
-  return {.sum = [this](const kernels::Execution&, Array<std::int64_t> values) { all_->sum(values); },
+  return {.sum = [this](const kernels::Execution&, Array<std::int64_t> values) { all_->sum(values, kName); },
           .all_gather = [this](const kernels::Execution&, void* data,
-                               std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes); },
+                               std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes, kName); },
           .all_to_all =
               [this](const kernels::Execution&, const void* send, std::span<const std::int64_t> send_bytes,
                      void* receive, std::span<const std::int64_t> receive_bytes) {
-                shards_->all_to_all(send, send_bytes, receive, receive_bytes);
+                shards_->all_to_all(send, send_bytes, receive, receive_bytes, kName);
               }};
 }
 
@@ -401,15 +418,7 @@ const SelectionStatistics& Selection::statistics() {
 }
 
 void Selection::select_on_gpu(const Batch& batch) {
-  const std::int64_t n_shards = grid_.shape().feature, n_slices = grid_.shape().data;
   const std::int64_t budget = settings_.activation == Activation::relu ? sizes_.capacity : batch.budget;
-  if (settings_.activation == Activation::batch_topk && n_shards * n_slices > 1)
-    statistics_.bytes_sent = sizes_.n_groups * (kHistogramRounds * kHistogramBins + n_slices + 6) * 8 +
-                             (n_shards > 1 ? batch.n_tokens * shape_.n_layers * 4 : 0);
-  if (settings_.activation == Activation::topk && n_shards > 1) {
-    const std::int64_t own = parallel::part(batch.n_tokens, n_shards, grid_.feature_index()).size();
-    statistics_.bytes_sent = ((batch.n_tokens - own) * budget + own) * sizes_.n_groups * 8;
-  }
   if constexpr (kernels::kCudaBuild)
     on_gpu_->select(
         execution_, batch.n_tokens, budget, batch.bias,
@@ -431,9 +440,11 @@ void Selection::select_over_batch(const Batch& batch) {
   // What the ranks guessed travels while they encode.
   auto pending = grid_.world().start_maximum({guess.begin(), guess.end()});
   bool complete = collect(batch, guess), overflow = false;
-  const std::vector<std::int64_t> agreed = pending.wait();
+  const std::vector<std::int64_t> agreed = [&] {
+    const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(sizes_.n_groups));
+    return pending.wait();
+  }();
   std::vector<std::int64_t> highest = agreed;
-  statistics_.bytes_sent += static_cast<std::int64_t>(highest.size() * sizeof(std::int64_t));
 
   std::vector<Search> found = search_candidates(batch, complete, overflow);
   // Whoever guessed has not seen keys up to the guess. They count if the K-th key is not above: all begin again
@@ -570,8 +581,10 @@ std::vector<Selection::Search> Selection::search_candidates(const Batch& batch, 
                  device::Direction::to_host);
     kernels::fence(execution_);
     host[host.size - 1] = complete ? 0 : 1;
-    grid_.world().sum({host.data, static_cast<std::size_t>(host.size)});
-    statistics_.bytes_sent += host.size * 8;
+    {
+      const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(host.size));
+      grid_.world().sum({host.data, static_cast<std::size_t>(host.size)});
+    }
     if (round == 0) {
       overflow = host[host.size - 1] > 0;
       passed_.assign(searches.size(), 0);
@@ -603,16 +616,21 @@ bool Selection::admit_ties(const Batch& batch, std::span<const Search> found) {
   device::copy(execution_, arrays_.host.admit.data, arrays_.ties.data, n * 4, device::Direction::to_host);
   kernels::fence(execution_);
   const std::int64_t n_parts = grid_.shape().feature, own = grid_.feature_index();
-  grid_.feature_axis().all_gather(arrays_.host.admit.data, arrays_.host.ties.data, n * 4);
+  {
+    const parallel::TimedExchange timed(exchanges_, kName, n * 4 * (n_parts - 1));
+    grid_.feature_axis().all_gather(arrays_.host.admit.data, arrays_.host.ties.data, n * 4);
+  }
 
   // Ties of earlier tokens: those of the feature groups before this one.
   std::vector<std::int64_t> of_group(found.size(), 0);
   for (std::int64_t i = 0; i < n_parts * n; ++i)
     of_group[static_cast<std::size_t>(group_of(i % shape_.n_layers))] += arrays_.host.ties[i];
   std::vector<std::int64_t> of_groups(found.size() * static_cast<std::size_t>(grid_.shape().data));
-  grid_.data_axis().all_gather(of_group.data(), of_groups.data(),
-                               static_cast<std::int64_t>(found.size() * sizeof(std::int64_t)));
-  statistics_.bytes_sent += n * 4 + static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
+  {
+    const std::int64_t bytes = static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
+    const parallel::TimedExchange timed(exchanges_, kName, bytes * (grid_.shape().data - 1));
+    grid_.data_axis().all_gather(of_group.data(), of_groups.data(), bytes);
+  }
 
   std::vector<std::int64_t> room;
   for (std::size_t g = 0; g < found.size(); ++g) {
@@ -676,7 +694,10 @@ void Selection::select_per_token(const Batch& batch) {
     const auto& host = arrays_.host;
     device::copy(execution_, host.best.data, arrays_.best.data, n_rows * sizes_.best * 8, device::Direction::to_host);
     kernels::fence(execution_);
-    grid_.feature_axis().all_to_all(host.best.data, send, host.best_received.data, receive);
+    {
+      const parallel::TimedExchange timed(exchanges_, kName, (n_rows - own_rows) * sizes_.best * 8);
+      grid_.feature_axis().all_to_all(host.best.data, send, host.best_received.data, receive);
+    }
     device::copy(execution_, arrays_.best_received.data, host.best_received.data, n_parts * own_rows * sizes_.best * 8,
                  device::Direction::to_device);
     kernels::merge_best(execution_, {arrays_.best_received.data, n_parts * own_rows, sizes_.best, sizes_.best}, n_parts,
@@ -684,10 +705,12 @@ void Selection::select_per_token(const Batch& batch) {
     device::copy(execution_, host.cut_off_slice.data, arrays_.cut_off_slice.data, own_rows * 8,
                  device::Direction::to_host);
     kernels::fence(execution_);
-    grid_.feature_axis().all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
+    {
+      const parallel::TimedExchange timed(exchanges_, kName, own_rows * 8 * (n_parts - 1));
+      grid_.feature_axis().all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
+    }
     device::copy(execution_, arrays_.cut_off.data, host.cut_off.data, n_rows * 8, device::Direction::to_device);
     cut_off = {arrays_.cut_off.data, n_rows};
-    statistics_.bytes_sent += (n_rows - own_rows) * sizes_.best * 8 + own_rows * 8;
   }
   kernels::take_best(execution_, best, cut_off, activations_);
 }
