@@ -26,4 +26,9 @@ Grid::Grid(const World& world, GridShape shape)
       feature_axis_(world.all().split(static_cast<int>(world.rank() / shape.feature), world.rank())),
       data_axis_(world.all().split(static_cast<int>(world.rank() % shape.feature), world.rank())) {}
 
+Grid Grid::alone() const {
+  const auto one = [this] { return world_.split(world_.rank(), 0); };
+  return {GridShape{}, one(), one(), one()};
+}
+
 }  // namespace weft::parallel

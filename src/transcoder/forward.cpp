@@ -33,7 +33,7 @@ std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t fe
 }  // namespace
 
 SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
-  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20};
+  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20, configuration.parallel.manner};
 }
 
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
@@ -86,7 +86,11 @@ std::int64_t Forward::bytes(const Configuration& configuration, const Shape& sha
   const SelectionSizes sizes =
       selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
                       configuration.precision, backend);
-  return (group + chunk + received) * shape.width() * element + sizes.device_bytes +
+  const std::int64_t packed =
+      grid.feature > 1 ? RowExchange::bytes(configuration.parallel.manner, shape.d_model * element, chunk, received)
+                       : 0;
+  return (group + chunk + received) * shape.width() * element + packed + sizes.device_bytes +
+         sizes.rank_0_device_bytes +
          kernels::encode_workspace(backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, scalar,
                                    configuration.optimizer.state, scalar);
 }
@@ -108,12 +112,18 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       exchange_(
           grid.feature_axis(), execution,
           parallel::largest_part(max_tokens, grid.shape().data) * model.shape().width() * kernels::bytes_of(scalar_)),
+      received_rows_(grid.shape().feature > 1
+                         ? grid.shape().feature * largest_own(chunk_tokens_,
+                                                              parallel::largest_part(max_tokens, grid.shape().data),
+                                                              grid.shape().feature)
+                         : 0),
+      row_exchange_(exchange_, configuration.parallel.manner, execution, model.shape().n_layers,
+                    model.shape().d_model * kernels::bytes_of(scalar_), chunk_tokens_, received_rows_),
       not_finite_(1) {
   const std::int64_t row = model.shape().width() * kernels::bytes_of(scalar_);
-  const std::int64_t group = parallel::largest_part(max_tokens, grid.shape().data), ranks = grid.shape().feature;
-  inputs_ = device::Buffer<std::byte>(group * row);
-  partial_ = device::Buffer<std::byte>(chunk_tokens_ * row);
-  if (ranks > 1) received_ = device::Buffer<std::byte>(ranks * largest_own(chunk_tokens_, group, ranks) * row);
+  inputs_ = device::Buffer<std::byte>(parallel::largest_part(max_tokens, grid.shape().data) * row);
+  partial_ = {chunk_tokens_ * row, configuration.parallel.manner};
+  received_ = {received_rows_ * row, configuration.parallel.manner};
   const SelectionSizes& sizes = selection_.sizes();
   encode_workspace_ = device::Buffer<std::byte>(
       kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, model.shape().d_model,
@@ -155,11 +165,11 @@ void Forward::by_feature() {
 }
 
 void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
-  const std::int64_t width = model_.shape().width(), row = width * kernels::bytes_of(scalar_);
+  const std::int64_t width = model_.shape().width();
   for (std::int64_t begin = 0; begin < layout_->group.size(); begin += chunk_tokens_) {
     timers_.region("decode");
     const parallel::Range chunk{begin, std::min(begin + chunk_tokens_, layout_->group.size())};
-    const kernels::AnyMatrix partial{partial_.data(), scalar_, chunk.size(), width, width};
+    const kernels::AnyMatrix partial{partial_.open(), scalar_, chunk.size(), width, width};
     kernels::decode_forward(execution_, activations(), chunk.begin, chunk.size(), model_.decoder(), partial);
     const parallel::Range own = intersection(chunk, layout_->own);
     OwnPart part{own.begin - layout_->own.begin, own.size(), partial, 1};
@@ -168,14 +178,16 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
       // Own slices lie in rank order, so the chunk's rows already stand in the order of their destinations.
       std::vector<std::int64_t> send, receive;
       for (const parallel::Range& slice : layout_->own_of_rank) {
-        send.push_back(intersection(chunk, slice).size() * row);
-        receive.push_back(own.size() * row);
+        send.push_back(intersection(chunk, slice).size());
+        receive.push_back(own.size());
       }
-      exchange_.all_to_all(partial_.data(), send, received_.data(), receive);
+      row_exchange_.all_to_all(partial_.data(), send, received_.open(), receive);
       part.n_parts = exchange_.size();
       part.partial = {received_.data(), scalar_, part.n_parts * own.size(), width, width};
     }
     if (own.size() > 0) consume(part);
+    partial_.close();
+    received_.close();
   }
 }
 

@@ -20,6 +20,7 @@
 #include "report/timers.hpp"
 #include "transcoder/configuration.hpp"
 #include "transcoder/model.hpp"
+#include "transcoder/row_exchange.hpp"
 #include "transcoder/selection.hpp"
 
 namespace weft::transcoder {
@@ -100,9 +101,11 @@ class Forward {
   std::optional<TokenLayout> layout_;
   Selection selection_;
   parallel::DeviceCommunicator exchange_;
-  device::Buffer<std::byte> inputs_;    // [largest group, L * d]
-  device::Buffer<std::byte> partial_;   // [chunk_tokens, L * d]
-  device::Buffer<std::byte> received_;  // [n_parts * chunk's own tokens, L * d]; only with several feature ranks
+  std::int64_t received_rows_;  // n_parts * chunk's own tokens; only with several feature ranks
+  RowExchange row_exchange_;
+  device::Buffer<std::byte> inputs_;  // [largest group, L * d]
+  ExchangeBuffer partial_;            // [chunk_tokens, L * d]
+  ExchangeBuffer received_;           // [received_rows, L * d]
   device::Buffer<std::byte> encode_workspace_;
   device::Buffer<std::int32_t> not_finite_;
 };

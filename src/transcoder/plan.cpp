@@ -91,7 +91,7 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
                  {"data-axis buckets", GradientExchange::bytes(shape, grid)},
                  {"CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0}};
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
-               {"selection staging", selection.host_bytes}};
+               {"selection staging", selection.host_bytes + selection.rank_0_host_bytes}};
   const StateBytes whole = state_bytes(shape, policy, shape.n_features, shape.n_features);
   plan.checkpoint_bytes = whole.weights + whole.moments + 8 * shape.n_layers * shape.n_features;
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;

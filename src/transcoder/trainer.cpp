@@ -64,6 +64,9 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       gather_(grid.feature_axis(), execution,
               parallel::largest_part(configuration.data.batch_tokens, grid.shape().data) * shape.width() *
                   kernels::bytes_of(scalar_of(configuration.precision))),
+      row_exchange_(gather_, configuration.parallel.manner, execution, shape.n_layers,
+                    shape.d_model * kernels::bytes_of(scalar_of(configuration.precision)), 0,
+                    parallel::largest_part(configuration.data.batch_tokens, grid.shape().data)),
       exchange_(model_, grid, execution),
       world_(grid.all_on_an_axis(), execution, 0),
       in_flight_(device::is_asynchronous(execution) && world_.leaves_the_host_free() ? kStepsAhead : 0),
@@ -72,8 +75,8 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   const std::int64_t own = parallel::largest_part(group, grid.shape().feature),
                      n_keys = shape.n_layers * model_.n_local();
   targets_ = device::Buffer<float>(own * shape.width());
-  gradient_rows_ =
-      device::Buffer<std::byte>(group * shape.width() * kernels::bytes_of(scalar_of(configuration.precision)));
+  gradient_rows_ = {group * shape.width() * kernels::bytes_of(scalar_of(configuration.precision)),
+                    configuration.parallel.manner};
   activation_gradient_ = device::Buffer<float>(forward_.selection().sizes().capacity);
   if (configuration.optimizer.clip_norm > 0) squared_norm_ = device::Buffer<double>(norm_elements(n_keys));
   encoder_bias_gradient_ = device::Buffer<float>(exchange_.active() ? n_keys : 0);
@@ -93,6 +96,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   device::zero(execution, gradient_norm_.data(), gradient_norm_.bytes());
   device::zero(execution, guard_.data(), guard_.bytes());
 
+  wait_for_each_exchange(false);
   const int world_rank = grid.world().rank();
   model_.add_to(registry_, world_rank);
   const auto replicated = [&](const std::string& name, kernels::Scalar type, std::int64_t size, void* data,
@@ -122,7 +126,9 @@ std::int64_t Trainer::bytes(const Configuration& configuration, const Shape& sha
       selection_sizes(configuration.transcoder, selection_shape(configuration, shape, configuration.data.batch_tokens),
                       grid, configuration.precision, backend)
           .capacity;
-  return own * width * 4 + group * width * kernels::bytes_of(scalar_of(configuration.precision)) + capacity * 4 +
+  const std::int64_t element = kernels::bytes_of(scalar_of(configuration.precision));
+  return own * width * 4 + group * width * element + capacity * 4 +
+         (grid.feature > 1 ? RowExchange::bytes(configuration.parallel.manner, shape.d_model * element, 0, group) : 0) +
          (configuration.optimizer.clip_norm > 0 ? 8 * norm_elements(shape.n_layers * n_local) : 0) +
          kernels::loss_workspace(own, shape.n_layers) + backward_workspace(backend, shape, n_local, capacity) +
          (kernels::kCudaBuild ? 2 * (group + own) * row_bytes : 0);  // two slots of raw rows on a GPU
@@ -132,18 +138,23 @@ void Trainer::initialise() { model_.initialise(static_cast<std::uint64_t>(config
 
 void Trainer::time_phases(bool one_by_one) {
   one_by_one_ = one_by_one;
-  const bool wait = one_by_one && device::is_asynchronous(execution_);
+  wait_for_each_exchange(one_by_one);
+  timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); }) : nullptr);
+}
+
+void Trainer::wait_for_each_exchange(bool wait) {
+  wait = (wait || configuration_.parallel.manner.wait) && device::is_asynchronous(execution_);
+  forward_.selection().wait_for_each(wait);
   forward_.exchange().wait_for_each(wait);
   gather_.wait_for_each(wait);
   exchange_.ranks().wait_for_each(wait);
   world_.wait_for_each(wait);
-  timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); }) : nullptr);
 }
 
 /// Whether nothing between the first kernel of a step and its last waits for an answer: then it can be recorded.
 bool Trainer::step_is_free_of_the_host() {
   return device::Graph::possible(execution_) && forward_.selection().sizes().on_gpu_bytes > 0 &&
-         world_.leaves_the_host_free();
+         world_.leaves_the_host_free() && configuration_.parallel.manner.leaves_the_host_free();
 }
 
 void Trainer::step(const dataset::RawBatch& batch) {
@@ -201,6 +212,7 @@ void Trainer::load(const dataset::RawBatch& batch) {
 }
 
 void Trainer::compute() {
+  gradient_rows_.open();
   forward_.encode();
   forward_.by_feature();
   residual_and_loss();
@@ -210,6 +222,7 @@ void Trainer::compute() {
   backward_and_update();
   timers_.region("bookkeeping");
   kernels::advance_clocks(execution_, forward_.hits(), forward_.layout().total, adam_step_.data(), model_.clocks());
+  gradient_rows_.close();
 }
 
 void Trainer::residual_and_loss() {
@@ -245,10 +258,9 @@ kernels::AnyMatrix Trainer::gradient_rows() const {
 
 void Trainer::gather_gradient_rows() {
   timers_.region("exchange");
-  std::vector<std::int64_t> bytes;
-  const std::int64_t row = model_.shape().width() * kernels::bytes_of(scalar_of(configuration_.precision));
-  for (const parallel::Range& slice : forward_.layout().own_of_rank) bytes.push_back(slice.size() * row);
-  gather_.all_gather(gradient_rows_.data(), bytes);
+  std::vector<std::int64_t> rows;
+  for (const parallel::Range& slice : forward_.layout().own_of_rank) rows.push_back(slice.size());
+  row_exchange_.all_gather(gradient_rows_.data(), rows);
 }
 
 /// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it; and

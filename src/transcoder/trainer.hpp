@@ -95,6 +95,7 @@ class Trainer {
   float gradient_factor() const;
   kernels::AnyMatrix gradient_rows() const;  // [group tokens, L * d]
   bool step_is_free_of_the_host();
+  void wait_for_each_exchange(bool wait);
   struct Traffics {
     parallel::Traffic feature, data;
   };
@@ -121,11 +122,12 @@ class Trainer {
   NormalisationOnDevice normalisation_;
   Forward forward_;
   parallel::DeviceCommunicator gather_;  // gradient rows, over the feature axis
+  RowExchange row_exchange_;             // by which they go
   GradientExchange exchange_;            // parameter gradients, over the data axis
   parallel::DeviceCommunicator world_;   // flags and norms
 
   device::Buffer<float> targets_;              // [largest own slice, L * d] normalised
-  device::Buffer<std::byte> gradient_rows_;    // [largest group, L * d]
+  ExchangeBuffer gradient_rows_;               // [largest group, L * d]
   device::Buffer<float> activation_gradient_;  // by CSR position
   device::Buffer<double> squared_norm_;        // decoder rows [L * F_local], encoder rows [L * F_local], their sum, the
                                                // decoder bias, both together; then scratch. Clipping only
