@@ -31,6 +31,47 @@ std::string text_of(const CheckpointResult& c) {
       1e3 * c.copy_seconds);
 }
 
+parallel::ExchangeProfile total_of(const CaseResult& c) {
+  parallel::ExchangeProfile sum{"all"};
+  for (const parallel::ExchangeProfile& one : c.exchanges) {
+    sum.bytes += one.bytes;
+    sum.seconds += one.seconds;
+    sum.calls += one.calls;
+  }
+  return sum;
+}
+
+report::Json communication_of(const CaseResult& c) {
+  const auto entry = [](const parallel::ExchangeProfile& one) {
+    return report::Json{{"name", one.name},
+                        {"calls_per_step", one.calls},
+                        {"bytes_per_step", one.bytes},
+                        {"ms", 1e3 * one.seconds},
+                        {"gb_per_second", one.gb_per_second()}};
+  };
+  report::Json json = entry(total_of(c));
+  json.erase("name");
+  json["exposed_ms"] = c.exposed_ms < 0 ? report::Json() : report::Json(c.exposed_ms);
+  json["exchanges"] = report::Json::array();
+  for (const parallel::ExchangeProfile& one : c.exchanges) json["exchanges"].push_back(entry(one));
+  return json;
+}
+
+/// What a rank sends in a step, how long that takes by itself, and how much of it the step waits for.
+std::string exchanges_table(const CaseResult& c) {
+  const parallel::ExchangeProfile total = total_of(c);
+  std::string out = fmt::format("\n{:<18} {:>9} {:>6} {:>11} {:>11}", "exchange", "ms", "calls", "MB sent", "GB/s");
+  const auto line = [&](const parallel::ExchangeProfile& one) {
+    out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11.1f} {:>11.1f}", one.name, 1e3 * one.seconds, one.calls,
+                       1e-6 * one.bytes, one.gb_per_second());
+  };
+  for (const parallel::ExchangeProfile& one : c.exchanges) line(one);
+  line(total);
+  if (c.exposed_ms < 0) return out + "\nexposed: not known";
+  return out + fmt::format("\nexposed: {:.2f} ms a step, {:.0f} % of the exchanges' time", c.exposed_ms,
+                           total.seconds > 0 ? 0.1 * c.exposed_ms / total.seconds : 0.0);
+}
+
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text)
@@ -71,11 +112,8 @@ report::Json to_json(const BenchmarkResult& result) {
       entry["percent_of_limit"] = phase.percent_of_limit < 0 ? report::Json() : report::Json(phase.percent_of_limit);
       one["phases"].push_back(entry);
     }
-    const auto axis = [](const CaseResult::Axis& a) {
-      return report::Json{{"bytes_per_step", a.bytes_per_step}, {"exposed_ms", a.exposed_ms}};
-    };
-    one["communication"] = {
-        {"feature", axis(c.feature)}, {"data", axis(c.data)}, {"selection_bytes_per_step", c.selection_bytes_per_step}};
+    one["row_bytes"] = c.row_bytes;
+    if (result.ranks > 1) one["communication"] = communication_of(c);
     json["cases"].push_back(one);
   }
   if (result.checkpoint) {
@@ -109,12 +147,7 @@ std::string to_table(const BenchmarkResult& result) {
       out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,
                          100 * phase.ms / c.ms_per_step, million(phase.bytes), million(phase.flops),
                          percent(phase.percent_of_limit));
-    if (result.ranks > 1)
-      out += fmt::format(
-          "\nsent by a rank each step: feature axis {}, data axis {}, selection {}; exposed: {:.1f} ms and {:.1f} ms",
-          transcoder::bytes_text(std::llround(c.feature.bytes_per_step)),
-          transcoder::bytes_text(std::llround(c.data.bytes_per_step)),
-          transcoder::bytes_text(std::llround(c.selection_bytes_per_step)), c.feature.exposed_ms, c.data.exposed_ms);
+    if (result.ranks > 1) out += exchanges_table(c);
   }
   if (result.checkpoint) out += "\n\n" + text_of(*result.checkpoint);
   if (result.cases.size() < 2) return out;

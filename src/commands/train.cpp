@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <cmath>
 #include <numeric>
 
 #include "base/fault.hpp"
@@ -143,8 +144,10 @@ class Run {
   void report(const std::optional<checkpoint::Report>& done) const {
     if (done && done->durable) log::info("{}", done->line());
   }
+  report::Json step_communication();
   void log_step(double data_wait);
   report::Json communication() const;
+  std::optional<double> exposed_seconds() const;
 
   const Request& request_;
   const transcoder::Configuration& configuration_;
@@ -168,6 +171,7 @@ class Run {
     double waited = 0, exchanging = 0;  // seconds that steps waited; that rows were on their way between ranks
     std::int64_t exchanged = 0;         // bytes sent
   } rows_;
+  double logged_exposed_ = 0;                            // seconds that had been exposed then
   double trained_seconds_ = 0, checkpoint_seconds_ = 0;  // steps alone; what they waited for checkpoints
 };
 
@@ -198,9 +202,20 @@ void Run::begin_checkpoint() {
   checkpoint_seconds_ += seconds_since(begin);
 }
 
+/// What the last step sent, and what the steps since the last record waited: means over ranks. Collective.
+report::Json Run::step_communication() {
+  double sent = static_cast<double>(trainer_.step_bytes_sent());
+  world_.all().sum(std::span<double>(&sent, 1));
+  report::Json json = {{"bytes_sent", std::llround(sent / world_.size())}, {"exposed_seconds", nullptr}};
+  if (const std::optional<double> exposed = exposed_seconds())
+    json["exposed_seconds"] = *exposed - std::exchange(logged_exposed_, *exposed);
+  return json;
+}
+
 void Run::log_step(double data_wait) {
   const transcoder::TrainingMetrics now = trainer_.metrics();
   const std::int64_t step = trainer_.steps_done();
+  const report::Json communication = world_.size() > 1 ? step_communication() : report::Json();
   const double seconds = seconds_since(logged_at_);
   const double rate = static_cast<double>((step - logged_step_) * configuration_.data.batch_tokens) / seconds;
   if (world_.is_root()) {
@@ -213,6 +228,7 @@ void Run::log_step(double data_wait) {
     line["seconds"] = seconds_since(start_);
     line["tokens_per_second"] = rate;
     line["data_wait_seconds"] = data_wait;
+    if (!communication.is_null()) line["communication"] = communication;
     metrics_->write(line);
     report::run_record()["result"]["train"] = {{"loss", now.loss},
                                                {"nmse_standardised", now.nmse_standardised_mean()},
@@ -282,27 +298,37 @@ int Run::train() {
   return code;
 }
 
-/// What went between ranks, a step: the mean over ranks. Rows travel beside the step (hidden, but for what steps
-/// waited), the axes inside it (exposed). Collective.
+/// What went between ranks, a step: means over ranks. Rows travel beside the step (hidden, but for what steps waited),
+/// everything else inside it. Collective.
 report::Json Run::communication() const {
-  const double steps = static_cast<double>(std::max<std::int64_t>(1, trainer_.steps_done() - first_step_));
-  const parallel::Traffic feature = trainer_.feature_traffic(), data = trainer_.data_traffic();
-  double sums[] = {static_cast<double>(rows_.exchanged),
-                   rows_.exchanging,
-                   rows_.waited,
-                   static_cast<double>(feature.bytes_sent),
-                   feature.seconds,
-                   static_cast<double>(data.bytes_sent),
-                   data.seconds};
-  world_.all().sum(std::span<double>(sums));
-  for (double& sum : sums) sum /= steps * world_.size();
-  // Where steps run without the host, nobody here has seen how long an exchange took (weft benchmark can).
-  const auto exposed = [&](double seconds) -> report::Json {
-    return trainer_.traffic_is_timed() ? report::Json(1e3 * seconds) : report::Json(nullptr);
-  };
-  return {{"rows", {{"bytes", sums[0]}, {"hidden_ms", 1e3 * sums[1]}, {"waited_ms", 1e3 * sums[2]}}},
-          {"feature_axis", {{"bytes", sums[3]}, {"exposed_ms", exposed(sums[4])}}},
-          {"data_axis", {{"bytes", sums[5]}, {"exposed_ms", exposed(sums[6])}}}};
+  const std::int64_t steps = std::max<std::int64_t>(1, trainer_.steps_done() - first_step_);
+  double rows[] = {static_cast<double>(rows_.exchanged), rows_.exchanging, rows_.waited};
+  world_.all().sum(std::span<double>(rows));
+  for (double& sum : rows) sum /= static_cast<double>(steps) * world_.size();
+  const std::vector<parallel::ExchangeProfile> profile = parallel::profile(trainer_.exchanges(), steps, world_.all());
+  report::Json exchanges = report::Json::object();
+  double bytes = 0;
+  for (const parallel::ExchangeProfile& one : profile) {
+    bytes += one.bytes;
+    // Where steps run without the host, nobody here has seen how long an exchange took (weft benchmark can).
+    const bool timed = trainer_.traffic_is_timed();
+    exchanges[one.name] = {{"bytes", one.bytes},
+                           {"ms", timed ? report::Json(1e3 * one.seconds) : report::Json()},
+                           {"gb_per_second", timed ? report::Json(one.gb_per_second()) : report::Json()}};
+  }
+  const std::optional<double> exposed = exposed_seconds();
+  return {{"bytes", bytes},
+          {"exposed_ms", exposed ? report::Json(1e3 * *exposed / static_cast<double>(steps)) : report::Json()},
+          {"exchanges", exchanges},
+          {"rows", {{"bytes", rows[0]}, {"hidden_ms", 1e3 * rows[1]}, {"waited_ms", 1e3 * rows[2]}}}};
+}
+
+/// Of the steps of this start: the mean over ranks. Collective.
+std::optional<double> Run::exposed_seconds() const {
+  const std::optional<double> own = trainer_.exposed_seconds();
+  double sum = own.value_or(0);
+  world_.all().sum(std::span<double>(&sum, 1));
+  return own ? std::optional(sum / world_.size()) : std::nullopt;
 }
 
 void Run::conclude() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/contract.hpp"
+#include "device/ranges.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/nccl.hpp"
@@ -21,25 +22,28 @@ std::int64_t total(std::span<const std::int64_t> bytes) {
 
 }  // namespace
 
-/// Adds what a call took to the traffic of its axis.
+/// Adds what a call took to what is known of its name.
 class DeviceCommunicator::Measured {
  public:
-  Measured(DeviceCommunicator& axis, std::int64_t bytes_sent)
-      : axis_(axis), timed_(axis.gpus_ == nullptr || axis.wait_for_each_) {
-    axis_.traffic_.bytes_sent += bytes_sent;
-    ++axis_.traffic_.calls;
-    if (axis_.wait_for_each_) kernels::fence(axis_.execution_);
+  Measured(DeviceCommunicator& axis, const char* name, std::int64_t bytes_sent)
+      : axis_(axis), range_(name), traffic_(axis.exchanges_.of(name)) {
+    traffic_.bytes_sent += bytes_sent;
+    ++traffic_.calls;
+    // What is staged waits for the GPU anyway: not the exchange's time.
+    if (axis.wait_for_each_ || axis.staged_) kernels::fence(axis.execution_);
+    if (axis.wait_for_each_) axis.ranks_->barrier();
     begin_ = std::chrono::steady_clock::now();
   }
   ~Measured() {
-    if (!timed_) return;
-    if (axis_.wait_for_each_) kernels::fence(axis_.execution_);
-    axis_.traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    if (axis_.wait_for_each_ || axis_.blocks_) kernels::fence(axis_.execution_);
+    if (!axis_.is_timed()) return;
+    traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   }
 
  private:
   DeviceCommunicator& axis_;
-  bool timed_;
+  const device::Range range_;
+  Traffic& traffic_;
   std::chrono::steady_clock::time_point begin_;
 };
 
@@ -56,11 +60,11 @@ DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels:
   if (gpus_ != nullptr) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
 }
 
-void DeviceCommunicator::all_gather(void* data, std::span<const std::int64_t> bytes) {
+void DeviceCommunicator::all_gather(void* data, std::span<const std::int64_t> bytes, const char* name) {
   if (size() == 1) return;
   const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank())));
   const std::int64_t own = bytes[static_cast<std::size_t>(rank())];
-  const Measured measured(*this, own * (size() - 1));
+  const Measured measured(*this, name, own * (size() - 1));
   if (gpus_ != nullptr) return gpus_->all_gather(data, bytes, execution_.stream);
   if (!staged_) return ranks_->all_gather_uneven(static_cast<std::byte*>(data) + begin, data, bytes);
   std::byte* host = staged_receive_.data();
@@ -71,8 +75,8 @@ void DeviceCommunicator::all_gather(void* data, std::span<const std::int64_t> by
 }
 
 void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
-                                    std::span<const std::int64_t> receive_bytes) {
-  const Measured measured(*this, total(send_bytes) - send_bytes[static_cast<std::size_t>(rank())]);
+                                    std::span<const std::int64_t> receive_bytes, const char* name) {
+  const Measured measured(*this, name, total(send_bytes) - send_bytes[static_cast<std::size_t>(rank())]);
   if (gpus_ != nullptr) return gpus_->all_to_all(send, send_bytes, receive, receive_bytes, execution_.stream);
   if (!staged_) return ranks_->all_to_all(send, send_bytes, receive, receive_bytes);
   device::copy(execution_, staged_send_.data(), send, total(send_bytes), Direction::to_host);
@@ -93,17 +97,17 @@ void DeviceCommunicator::through_the_host(kernels::Array<T> values, Combine&& co
   kernels::fence(execution_);  // `host` goes
 }
 
-void DeviceCommunicator::sum(kernels::Array<std::int64_t> values) {
+void DeviceCommunicator::sum(kernels::Array<std::int64_t> values, const char* name) {
   if (size() == 1) return;
-  const Measured measured(*this, values.size * 8 * (size() - 1));
+  const Measured measured(*this, name, bytes_of_reduction(values.size * 8, size()));
   if (gpus_ != nullptr)
     return gpus_->all_reduce(values.data, values.size, nccl::Integer::int64, nccl::Reduction::sum, execution_.stream);
   through_the_host(values, [this](std::span<std::int64_t> host) { ranks_->sum(host); });
 }
 
-void DeviceCommunicator::maximum(kernels::Array<std::int32_t> values) {
+void DeviceCommunicator::maximum(kernels::Array<std::int32_t> values, const char* name) {
   if (size() == 1) return;
-  const Measured measured(*this, values.size * 4 * (size() - 1));
+  const Measured measured(*this, name, bytes_of_reduction(values.size * 4, size()));
   if (gpus_ != nullptr)
     return gpus_->all_reduce(values.data, values.size, nccl::Integer::int32, nccl::Reduction::maximum,
                              execution_.stream);
@@ -114,10 +118,10 @@ void DeviceCommunicator::maximum(kernels::Array<std::int32_t> values) {
   });
 }
 
-void DeviceCommunicator::sum(kernels::Array<double> values) {
+void DeviceCommunicator::sum(kernels::Array<double> values, const char* name) {
   if (size() == 1) return;
   WEFT_ASSERT(values.size <= kMostValues);
-  const Measured measured(*this, values.size * 8 * (size() - 1));
+  const Measured measured(*this, name, values.size * 8 * (size() - 1));
   if (gpus_ == nullptr) return through_the_host(values, [this](std::span<double> host) { ranks_->sum(host); });
   const std::vector<std::int64_t> bytes(static_cast<std::size_t>(size()), values.size * 8);
   device::copy(execution_, gathered_.data() + rank() * values.size, values.data, values.size * 8, Direction::on_device);

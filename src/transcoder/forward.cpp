@@ -181,7 +181,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
         send.push_back(intersection(chunk, slice).size());
         receive.push_back(own.size());
       }
-      row_exchange_.all_to_all(partial_.data(), send, received_.open(), receive);
+      row_exchange_.all_to_all(partial_.data(), send, received_.open(), receive, "partial sums");
       part.n_parts = exchange_.size();
       part.partial = {received_.data(), scalar_, part.n_parts * own.size(), width, width};
     }

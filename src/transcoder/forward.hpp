@@ -84,6 +84,7 @@ class Forward {
   void by_feature();
   const kernels::FeatureHits& hits() const { return selection_.hits(); }
   Selection& selection() { return selection_; }
+  const Selection& selection() const { return selection_; }
   parallel::DeviceCommunicator& exchange() { return exchange_; }
   const parallel::DeviceCommunicator& exchange() const { return exchange_; }
   /// Where the kernels run: not zero when a raw input of this rank's group was not finite. Others may add their

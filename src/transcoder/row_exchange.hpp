@@ -48,11 +48,12 @@ class RowExchange {
   RowExchange(parallel::DeviceCommunicator& ranks, const ExchangeManner&, const kernels::Execution&,
               std::int64_t n_layers, std::int64_t layer_bytes, std::int64_t sent_rows, std::int64_t received_rows);
 
-  /// Piece r of `send` (send_rows[r] rows) goes to rank r; pieces lie one after the other on both sides.
+  /// Piece r of `send` (send_rows[r] rows) goes to rank r; pieces lie one after the other on both sides. `name`:
+  /// as DeviceCommunicator.
   void all_to_all(const void* send, std::span<const std::int64_t> send_rows, void* receive,
-                  std::span<const std::int64_t> receive_rows);
+                  std::span<const std::int64_t> receive_rows, const char* name);
   /// Piece r of `rows` is filled by rank r's own piece. In place.
-  void all_gather(void* rows, std::span<const std::int64_t> rows_of_rank);
+  void all_gather(void* rows, std::span<const std::int64_t> rows_of_rank, const char* name);
 
  private:
   parallel::DeviceCommunicator& ranks_;

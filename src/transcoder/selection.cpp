@@ -25,6 +25,7 @@ constexpr std::int64_t kLargestGpuTile = std::int64_t{1} << 30;  // a GPU wants 
 constexpr std::int64_t kTileFeatures = 64;                       // a multiple of this
 constexpr std::int64_t kCandidateSlack = 1024;
 constexpr std::int64_t kLargestIndex = std::int64_t{1} << 32;
+constexpr const char* kName = "selection";  // of its exchanges
 
 constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -262,27 +263,28 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
 
 Selection::~Selection() = default;
 
+parallel::Exchanges Selection::exchanges() const {
+  parallel::Exchanges all = exchanges_;
+  if (shards_) all += shards_->exchanges();
+  if (all_) all += all_->exchanges();
+  if (on_rank_0_) all += on_rank_0_->exchange().exchanges();
+  return all;
+}
+
 void Selection::wait_for_each(bool wait) {
   if (shards_) shards_->wait_for_each(wait);
   if (all_) all_->wait_for_each(wait);
   if (on_rank_0_) on_rank_0_->exchange().wait_for_each(wait);
 }
 
-parallel::Traffic Selection::traffic() const {
-  parallel::Traffic traffic = host_traffic_;
-  if (shards_) traffic += shards_->traffic();
-  if (all_) traffic += all_->traffic();
-  if (on_rank_0_) traffic += on_rank_0_->exchange().traffic();
-  return traffic;
+void Selection::block(bool wait) {
+  if (shards_) shards_->block(wait);
+  if (all_) all_->block(wait);
+  if (on_rank_0_) on_rank_0_->exchange().block(wait);
 }
 
-/// A call of a Communicator, counted as a DeviceCommunicator does.
-template <class Call>
-void Selection::exchange_on_host(std::int64_t bytes_sent, Call&& call) {
-  const auto begin = std::chrono::steady_clock::now();
-  call();
-  host_traffic_ += {bytes_sent, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 1};
-  statistics_.bytes_sent += bytes_sent;
+std::int64_t Selection::reduced_bytes(std::int64_t n_words) const {
+  return parallel::bytes_of_reduction(n_words * 8, grid_.world().size());
 }
 
 /// Piece by piece where each collective is to have one thing to do: a histogram.
@@ -297,15 +299,15 @@ kernels::cuda::SelectionExchange Selection::exchange() {
   return {.sum =
               [this](const kernels::Execution&, Array<std::int64_t> values) {
                 in_pieces(shape_.manner, values.size, [&](std::int64_t begin, std::int64_t size) {
-                  all_->sum({values.data + begin, size});
+                  all_->sum({values.data + begin, size}, kName);
                 });
               },
           .all_gather = [this](const kernels::Execution&, void* data,
-                               std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes); },
+                               std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes, kName); },
           .all_to_all =
               [this](const kernels::Execution&, const void* send, std::span<const std::int64_t> send_bytes,
                      void* receive, std::span<const std::int64_t> receive_bytes) {
-                shards_->all_to_all(send, send_bytes, receive, receive_bytes);
+                shards_->all_to_all(send, send_bytes, receive, receive_bytes, kName);
               }};
 }
 
@@ -436,15 +438,7 @@ const SelectionStatistics& Selection::statistics() {
 }
 
 void Selection::select_on_gpu(const Batch& batch) {
-  const std::int64_t n_shards = grid_.shape().feature, n_slices = grid_.shape().data;
   const std::int64_t budget = settings_.activation == Activation::relu ? sizes_.capacity : batch.budget;
-  if (settings_.activation == Activation::batch_topk && n_shards * n_slices > 1)
-    statistics_.bytes_sent = sizes_.n_groups * (kHistogramRounds * kHistogramBins + n_slices + 6) * 8 +
-                             (n_shards > 1 ? batch.n_tokens * shape_.n_layers * 4 : 0);
-  if (settings_.activation == Activation::topk && n_shards > 1) {
-    const std::int64_t own = parallel::part(batch.n_tokens, n_shards, grid_.feature_index()).size();
-    statistics_.bytes_sent = ((batch.n_tokens - own) * budget + own) * sizes_.n_groups * 8;
-  }
   if constexpr (kernels::kCudaBuild)
     on_gpu_->select(
         execution_, batch.n_tokens, budget, batch.bias,
@@ -466,8 +460,10 @@ void Selection::select_over_batch(const Batch& batch) {
   // What the ranks guessed travels while they encode.
   auto pending = grid_.world().start_maximum({guess.begin(), guess.end()});
   bool complete = collect(batch, guess), overflow = false;
-  std::vector<std::int64_t> agreed;
-  exchange_on_host(static_cast<std::int64_t>(guess.size() * sizeof(std::int64_t)), [&] { agreed = pending.wait(); });
+  const std::vector<std::int64_t> agreed = [&] {
+    const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(sizes_.n_groups));
+    return pending.wait();
+  }();
   std::vector<std::int64_t> highest = agreed;
 
   std::vector<Search> found = search_candidates(batch, complete, overflow);
@@ -606,9 +602,8 @@ std::vector<Selection::Search> Selection::search_candidates(const Batch& batch, 
     kernels::fence(execution_);
     host[host.size - 1] = complete ? 0 : 1;
     in_pieces(shape_.manner, host.size, [&](std::int64_t begin, std::int64_t size) {
-      exchange_on_host(size * 8, [&] {
-        grid_.world().sum(std::span<std::int64_t>(host.data + begin, static_cast<std::size_t>(size)));
-      });
+      const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(size));
+      grid_.world().sum(std::span<std::int64_t>(host.data + begin, static_cast<std::size_t>(size)));
     });
     if (round == 0) {
       overflow = host[host.size - 1] > 0;
@@ -641,16 +636,21 @@ bool Selection::admit_ties(const Batch& batch, std::span<const Search> found) {
   device::copy(execution_, arrays_.host.admit.data, arrays_.ties.data, n * 4, device::Direction::to_host);
   kernels::fence(execution_);
   const std::int64_t n_parts = grid_.shape().feature, own = grid_.feature_index();
-  exchange_on_host(n * 4,
-                   [&] { grid_.feature_axis().all_gather(arrays_.host.admit.data, arrays_.host.ties.data, n * 4); });
+  {
+    const parallel::TimedExchange timed(exchanges_, kName, n * 4 * (n_parts - 1));
+    grid_.feature_axis().all_gather(arrays_.host.admit.data, arrays_.host.ties.data, n * 4);
+  }
 
   // Ties of earlier tokens: those of the feature groups before this one.
   std::vector<std::int64_t> of_group(found.size(), 0);
   for (std::int64_t i = 0; i < n_parts * n; ++i)
     of_group[static_cast<std::size_t>(group_of(i % shape_.n_layers))] += arrays_.host.ties[i];
   std::vector<std::int64_t> of_groups(found.size() * static_cast<std::size_t>(grid_.shape().data));
-  const auto bytes = static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
-  exchange_on_host(bytes, [&] { grid_.data_axis().all_gather(of_group.data(), of_groups.data(), bytes); });
+  {
+    const std::int64_t bytes = static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
+    const parallel::TimedExchange timed(exchanges_, kName, bytes * (grid_.shape().data - 1));
+    grid_.data_axis().all_gather(of_group.data(), of_groups.data(), bytes);
+  }
 
   std::vector<std::int64_t> room;
   for (std::size_t g = 0; g < found.size(); ++g) {
@@ -714,8 +714,10 @@ void Selection::select_per_token(const Batch& batch) {
     const auto& host = arrays_.host;
     device::copy(execution_, host.best.data, arrays_.best.data, n_rows * sizes_.best * 8, device::Direction::to_host);
     kernels::fence(execution_);
-    exchange_on_host((n_rows - own_rows) * sizes_.best * 8,
-                     [&] { grid_.feature_axis().all_to_all(host.best.data, send, host.best_received.data, receive); });
+    {
+      const parallel::TimedExchange timed(exchanges_, kName, (n_rows - own_rows) * sizes_.best * 8);
+      grid_.feature_axis().all_to_all(host.best.data, send, host.best_received.data, receive);
+    }
     device::copy(execution_, arrays_.best_received.data, host.best_received.data, n_parts * own_rows * sizes_.best * 8,
                  device::Direction::to_device);
     kernels::merge_best(execution_, {arrays_.best_received.data, n_parts * own_rows, sizes_.best, sizes_.best}, n_parts,
@@ -723,9 +725,10 @@ void Selection::select_per_token(const Batch& batch) {
     device::copy(execution_, host.cut_off_slice.data, arrays_.cut_off_slice.data, own_rows * 8,
                  device::Direction::to_host);
     kernels::fence(execution_);
-    exchange_on_host(own_rows * 8, [&] {
+    {
+      const parallel::TimedExchange timed(exchanges_, kName, own_rows * 8 * (n_parts - 1));
       grid_.feature_axis().all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
-    });
+    }
     device::copy(execution_, arrays_.cut_off.data, host.cut_off.data, n_rows * 8, device::Direction::to_device);
     cut_off = {arrays_.cut_off.data, n_rows};
   }

@@ -88,7 +88,6 @@ struct SelectionStatistics {
   std::int64_t passes = 0;       ///< passes over the tiles begun on this rank: 1 is the rule
   std::int64_t redos = 0;        ///< times that a threshold was too high and all ranks began again
   std::int64_t ties_cut = 0;     ///< candidates at a K-th value that the budget does not hold
-  std::int64_t bytes_sent = 0;   ///< handed to the communicators by this rank
 };
 
 /// One rectangle of products to make: rank-local indices.
@@ -127,9 +126,11 @@ class Selection {
   const SelectionStatistics& statistics();
   const SelectionSizes& sizes() const { return sizes_; }
 
-  /// As DeviceCommunicator, of all calls in here.
+  /// All under the name "selection". Of a rank, since the start.
+  parallel::Exchanges exchanges() const;
+  /// As DeviceCommunicator's.
   void wait_for_each(bool wait);
-  parallel::Traffic traffic() const;
+  void block(bool wait);
 
   /// The filter's threshold key of each group for the next batch (empty but for batch_topk): goes into the checkpoint.
   /// Any content is safe.
@@ -199,8 +200,7 @@ class Selection {
   void select_per_token(const Batch&);
   void select_on_gpu(const Batch&);
   kernels::cuda::SelectionExchange exchange();
-  template <class Call>
-  void exchange_on_host(std::int64_t bytes_sent, Call&& call);
+  std::int64_t reduced_bytes(std::int64_t n_words) const;
 
   ModelSettings settings_;
   SelectionShape shape_;
@@ -211,6 +211,7 @@ class Selection {
   device::Allocation host_memory_;
   Arrays arrays_;
   std::vector<std::uint32_t> controller_;
+  parallel::Exchanges exchanges_;                             // of a selection on the host
   std::optional<parallel::DeviceCommunicator> shards_, all_;  // the feature axis and all ranks, for `on_gpu_`
   // Null where the host takes part. Shared only because a build without CUDA must not name its destructor.
   std::shared_ptr<kernels::cuda::DeviceSelection> on_gpu_;

@@ -8,6 +8,8 @@
 namespace weft::transcoder {
 namespace {
 
+constexpr const char* kName = "selection";  // of its exchanges
+
 /// Rows of products begin at multiples of 16 bytes, whatever their type.
 std::int64_t padded(std::int64_t features) { return (features + 7) / 8 * 8; }
 
@@ -97,7 +99,6 @@ void SelectionOnRankZero::select(std::int64_t n_tokens_total,
                                  std::span<const kernels::Array<const float>> bias_of_layer,
                                  const Selection::Producer& produce, const kernels::SparseActivations& activations,
                                  SelectionStatistics& statistics) {
-  const std::int64_t sent_before = exchange_.traffic().bytes_sent;
   gather(n_tokens_total, bias_of_layer, produce);
   if (select_) {
     std::vector<kernels::Array<const float>> bias;
@@ -115,7 +116,6 @@ void SelectionOnRankZero::select(std::int64_t n_tokens_total,
   statistics.passes = 1;
   share_lists(n_tokens_total, activations, statistics);
   statistics.entries = 0;  // of this rank: whoever asks counts them
-  statistics.bytes_sent = exchange_.traffic().bytes_sent - sent_before;
 }
 
 /// All products and biases, on rank 0.
@@ -152,9 +152,9 @@ void SelectionOnRankZero::gather(std::int64_t n_tokens_total,
                 products.rows_from(token, tile.token_count).columns_from(feature, tile.feature_count));
       }
     exchange_.all_to_all(products.data, product_out, receives ? all + layer * layer_elements * element : nullptr,
-                         product_in);
+                         product_in, kName);
     exchange_.all_to_all(bias_of_layer[static_cast<std::size_t>(layer)].data, bias_out,
-                         receives ? bias + layer * shape_.n_features * 4 : nullptr, bias_in);
+                         receives ? bias + layer * shape_.n_features * 4 : nullptr, bias_in, kName);
     own_.close();
   }
 }
@@ -197,7 +197,7 @@ void SelectionOnRankZero::share_lists(std::int64_t n_tokens_total, const kernels
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(world.size()), 0);
   const auto broadcast = [&](void* data, std::int64_t size) {
     bytes[0] = size;  // the piece of rank 0 is all there is
-    exchange_.all_gather(data, bytes);
+    exchange_.all_gather(data, bytes, kName);
   };
   broadcast(lists_.row_offsets.data, (n_tokens_total + 1) * 8);
   broadcast(lists_.key.data, counts[0] * 4);

@@ -96,7 +96,12 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   device::zero(execution, gradient_norm_.data(), gradient_norm_.bytes());
   device::zero(execution, guard_.data(), guard_.bytes());
 
-  wait_for_each_exchange(false);
+  const bool wait = configuration.parallel.manner.wait;
+  forward_.exchange().block(wait);
+  forward_.selection().block(wait);
+  gather_.block(wait);
+  exchange_.ranks().block(wait);
+  world_.block(wait);
   const int world_rank = grid.world().rank();
   model_.add_to(registry_, world_rank);
   const auto replicated = [&](const std::string& name, kernels::Scalar type, std::int64_t size, void* data,
@@ -138,17 +143,13 @@ void Trainer::initialise() { model_.initialise(static_cast<std::uint64_t>(config
 
 void Trainer::time_phases(bool one_by_one) {
   one_by_one_ = one_by_one;
-  wait_for_each_exchange(one_by_one);
-  timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); }) : nullptr);
-}
-
-void Trainer::wait_for_each_exchange(bool wait) {
-  wait = (wait || configuration_.parallel.manner.wait) && device::is_asynchronous(execution_);
-  forward_.selection().wait_for_each(wait);
+  const bool wait = one_by_one && device::is_asynchronous(execution_);
   forward_.exchange().wait_for_each(wait);
+  forward_.selection().wait_for_each(wait);
   gather_.wait_for_each(wait);
   exchange_.ranks().wait_for_each(wait);
   world_.wait_for_each(wait);
+  timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); }) : nullptr);
 }
 
 /// Whether nothing between the first kernel of a step and its last waits for an answer: then it can be recorded.
@@ -158,17 +159,20 @@ bool Trainer::step_is_free_of_the_host() {
 }
 
 void Trainer::step(const dataset::RawBatch& batch) {
-  const std::int64_t step = steps_done_ + 1;
+  const std::int64_t step = steps_done_ + 1, sent_before = exchanges().total().bytes_sent;
   load(batch);
   // The first step prepares what is prepared on first use; the second is recorded, and from then on replayed.
   if (configuration_.device.graphs && !one_by_one_ && steps_here_ > 0 && step_is_free_of_the_host()) {
     if (graph_.recorded()) {
       replayed_.feature += recorded_.feature;
       replayed_.data += recorded_.data;
+      replayed_.others += recorded_.others;
     } else {
       const Traffics before = traffic();
       graph_.record(execution_, [this] { compute(); });
-      recorded_ = {traffic().feature - before.feature, traffic().data - before.data};
+      const Traffics after = traffic();
+      recorded_ = {after.feature.since(before.feature), after.data.since(before.data),
+                   after.others.since(before.others)};
     }
     timers_.region("step");
     graph_.replay(execution_);
@@ -182,6 +186,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
   upload_.finish();
   learn_outcomes(step - in_flight_);
   timers_.stop();
+  step_bytes_sent_ = exchanges().total().bytes_sent - sent_before;
   ++steps_done_;
   ++steps_here_;
 }
@@ -260,7 +265,7 @@ void Trainer::gather_gradient_rows() {
   timers_.region("exchange");
   std::vector<std::int64_t> rows;
   for (const parallel::Range& slice : forward_.layout().own_of_rank) rows.push_back(slice.size());
-  row_exchange_.all_gather(gradient_rows_.data(), rows);
+  row_exchange_.all_gather(gradient_rows_.data(), rows, "gradient rows");
 }
 
 /// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it; and
@@ -269,7 +274,7 @@ void Trainer::gather_gradient_rows() {
 void Trainer::guard() {
   timers_.region("check");
   kernels::flag_beyond(execution_, gradient_rows(), kLargestResidual * gradient_factor(), forward_.not_finite());
-  if (exchange_.active()) world_.maximum({forward_.not_finite(), 1});
+  if (exchange_.active()) world_.maximum({forward_.not_finite(), 1}, "flags");
   const std::int64_t skip_at_most =
       configuration_.run.nonfinite == NonFinite::skip ? configuration_.run.skip_at_most : 0;
   kernels::guard_step(execution_, forward_.not_finite(), skip_at_most, guard_.data(), adam_step_.data(),
@@ -309,7 +314,7 @@ void Trainer::form_norm(bool rows_are_scaled) {
   double *const bias = rows + 1, *const all = rows + 2;
   kernels::total(execution_, {squared_norm_.data(), n}, {rows + 3, squared_norm_.size() - n - 3}, rows);
   kernels::join_norms(execution_, rows, rows_are_scaled, bias, adam_step_.data(), all);
-  world_.sum(kernels::Array<double>{all, 1});
+  world_.sum(kernels::Array<double>{all, 1}, "norms");
   kernels::keep_norm(execution_, all, adam_step_.data(), gradient_norm_.data());
 }
 
@@ -429,10 +434,25 @@ void Trainer::settle() {
 
 Trainer::Traffics Trainer::traffic() const {
   Traffics all = replayed_;
-  all.feature += forward_.exchange().traffic();
-  all.feature += gather_.traffic();
-  all.data += exchange_.ranks().traffic();
+  all.feature += forward_.exchange().exchanges();
+  all.feature += gather_.exchanges();
+  all.data += exchange_.ranks().exchanges();
+  all.others += forward_.selection().exchanges();
+  all.others += world_.exchanges();
   return all;
+}
+
+parallel::Exchanges Trainer::exchanges() const {
+  const Traffics each = traffic();
+  parallel::Exchanges all = each.feature;
+  all += each.data;
+  all += each.others;
+  return all;
+}
+
+std::optional<double> Trainer::exposed_seconds() const {
+  if (!traffic_is_timed()) return std::nullopt;
+  return exchanges().total().seconds;
 }
 
 }  // namespace weft::transcoder

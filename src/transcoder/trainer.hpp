@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,19 +86,22 @@ class Trainer {
   report::Timers& timers() { return timers_; }
   Forward& forward() { return forward_; }
   double learning_rate() const { return learning_rate_; }  ///< of the last step
-  parallel::Traffic feature_traffic() const { return traffic().feature; }
-  parallel::Traffic data_traffic() const { return traffic().data; }
-  /// Whether `seconds` of these are what ranks waited for one another: not where steps go on without the host, unless
-  /// phases are timed.
-  bool traffic_is_timed() const { return one_by_one_ || !world_.leaves_the_host_free(); }
+  parallel::Traffic feature_traffic() const { return traffic().feature.total(); }
+  parallel::Traffic data_traffic() const { return traffic().data.total(); }
+  /// Of this rank and object: both axes, the selection, flags and norms.
+  parallel::Exchanges exchanges() const;
+  /// Whether their `seconds` are known: not where steps go on without the host, unless phases are timed.
+  bool traffic_is_timed() const { return world_.is_timed(); }
+  /// Seconds that steps have stood still for exchanges; none where nobody sees it.
+  std::optional<double> exposed_seconds() const;
+  std::int64_t step_bytes_sent() const { return step_bytes_sent_; }  ///< by this rank in the last step
 
  private:
   float gradient_factor() const;
   kernels::AnyMatrix gradient_rows() const;  // [group tokens, L * d]
   bool step_is_free_of_the_host();
-  void wait_for_each_exchange(bool wait);
   struct Traffics {
-    parallel::Traffic feature, data;
+    parallel::Exchanges feature, data, others;
   };
   Traffics traffic() const;  // replayed steps included
   void load(const dataset::RawBatch&);
@@ -153,6 +157,7 @@ class Trainer {
   Pending pending_[kRing];
   device::Graph graph_;
   Traffics recorded_, replayed_;  // what the graph sends; what its replays have sent that no call was made for
+  std::int64_t step_bytes_sent_ = 0;
   bool one_by_one_ = false;
   double learning_rate_ = 0;
 
