@@ -98,4 +98,50 @@ TEST_CASE("transpose overwrites what was there and repeats bit for bit") {
   for (int repeat = 0; repeat < 10; ++repeat) REQUIRE(transposes(rows, 4, 10));
 }
 
+TEST_CASE("a part has the entries of its tokens and features, renumbered, and nothing else") {
+  const std::int64_t n_layers = 3, n_features = 37, n_tokens = 50;
+  const auto rows = random_rows(n_tokens, n_layers * n_features, 0.2f);
+  std::vector<std::int64_t> offsets{0};
+  std::vector<std::uint32_t> keys;
+  std::vector<float> values;
+  for (const auto& row : rows) {
+    for (const std::uint32_t key : row) {
+      keys.push_back(key);
+      values.push_back(static_cast<float>(values.size()));
+    }
+    offsets.push_back(static_cast<std::int64_t>(keys.size()));
+  }
+  const auto all_offsets = to_device(offsets);
+  const auto all_keys = to_device(keys);
+  const auto all_values = to_device(values);
+  const SparseActivations all{n_tokens,         n_layers,          n_features, all_offsets.array(),
+                              all_keys.array(), all_values.array()};
+  struct Part {
+    std::int64_t token, n_tokens, feature, n_features;
+  };
+  for (const Part part : {Part{0, 50, 0, 37}, {13, 21, 12, 12}, {49, 1, 36, 1}, {20, 0, 5, 9}, {7, 9, 5, 0}}) {
+    std::vector<std::int64_t> expected_offsets{0};
+    std::vector<std::uint32_t> expected_keys;
+    std::vector<float> expected_values;
+    for (std::int64_t n = part.token; n < part.token + part.n_tokens; ++n) {
+      for (std::int64_t i = offsets[static_cast<std::size_t>(n)]; i < offsets[static_cast<std::size_t>(n + 1)]; ++i) {
+        const std::int64_t key = keys[static_cast<std::size_t>(i)], feature = key % n_features - part.feature;
+        if (feature < 0 || feature >= part.n_features) continue;
+        expected_keys.push_back(static_cast<std::uint32_t>(key / n_features * part.n_features + feature));
+        expected_values.push_back(values[static_cast<std::size_t>(i)]);
+      }
+      expected_offsets.push_back(static_cast<std::int64_t>(expected_keys.size()));
+    }
+    const auto n_entries = static_cast<std::int64_t>(expected_keys.size());
+    const device::Buffer<std::int64_t> part_offsets(part.n_tokens + 1);
+    const device::Buffer<std::uint32_t> part_keys(n_entries);
+    const device::Buffer<float> part_values(n_entries);
+    take_part(testing::execution(), all, part.token, part.feature,
+              {part.n_tokens, n_layers, part.n_features, part_offsets.array(), part_keys.array(), part_values.array()});
+    CHECK(to_host(part_offsets) == expected_offsets);
+    CHECK(to_host(part_keys) == expected_keys);
+    CHECK(to_host(part_values) == expected_values);
+  }
+}
+
 }  // namespace weft::kernels
