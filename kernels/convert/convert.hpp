@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Raw rows as they stand in the file (fp32, fp16 or bf16 bits) -> normalised rows for the arithmetic.
+// Raw rows as they stand in the file (fp32, fp16 or bf16 bits) -> normalised rows for the arithmetic; rows to their
+// place.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -12,5 +13,8 @@ namespace weft::kernels {
 /// or bf16; mean and scale [columns]. *flag |= 1 when a raw value is not finite.
 void normalise_rows(const Execution&, AnyMatrix raw, Array<const float> mean, Array<const float> scale, AnyMatrix out,
                     std::int32_t* flag);
+
+/// out = in, of the same type and size; strides may differ.
+void copy_rows(const Execution&, AnyMatrix in, AnyMatrix out);
 
 }  // namespace weft::kernels

@@ -25,4 +25,18 @@ void normalise_rows(const Execution& execution, AnyMatrix raw, Array<const float
       });
 }
 
+void copy_rows(const Execution& execution, AnyMatrix in, AnyMatrix out) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::copy_rows(execution, in, out);
+  for_teams(
+      execution, "copy_rows", in.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t row = team.league_rank();
+        auto& buffer = scratch<float[kChunkColumns]>(team);
+        for_chunks(in.columns, in.columns, [&](std::int64_t column, int count) {
+          const float* value = row_chunk(team, in, row, column, count, buffer);
+          store_chunk(team, out, row, column, count, [&](int c) { return value[c]; });
+        });
+      });
+}
+
 }  // namespace weft::kernels

@@ -22,10 +22,11 @@
 
 namespace weft::kernels {
 
-/// Overwrites y [token_count, L * d] (fp32 or bf16) with the contribution of this rank's features to the tokens
-/// [token_begin, token_begin + token_count). No bias. decoder[s] for every layer s.
+/// Overwrites y [token_count, n * d] (fp32 or bf16) with the contribution of this rank's features to the target layers
+/// [target_begin, target_begin + n) of the tokens [token_begin, token_begin + token_count). No bias. decoder[s] for
+/// every layer s.
 void decode_forward(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
-                    std::span<const ParameterRows> decoder, AnyMatrix y);
+                    std::span<const ParameterRows> decoder, std::int64_t target_begin, AnyMatrix y);
 
 /// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.
 std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,

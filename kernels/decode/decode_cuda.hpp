@@ -11,7 +11,7 @@
 namespace weft::kernels::cuda {
 
 void decode_forward(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
-                    std::span<const ParameterRows> decoder, AnyMatrix y);
+                    std::span<const ParameterRows> decoder, std::int64_t target_begin, AnyMatrix y);
 
 /// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.
 std::int64_t decode_backward_workspace(std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,

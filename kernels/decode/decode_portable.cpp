@@ -45,11 +45,12 @@ KOKKOS_FORCEINLINE_FUNCTION void add_strips(const Team& team, const float* activ
 
 template <class Weight>
 void forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
-             std::int64_t token_count, const DecoderWeights& weights, std::int64_t d_model, const AnyMatrix& y) {
-  const std::int64_t n_columns = y.columns;
+             std::int64_t token_count, const DecoderWeights& weights, std::int64_t n_layers, std::int64_t d_model,
+             std::int64_t target_begin, const AnyMatrix& y) {
+  const std::int64_t all_columns = n_layers * d_model, first_column = target_begin * d_model;
   const std::int64_t n_features = activations.n_features;
-  const std::int64_t n_blocks = (n_columns + kForwardColumns - 1) / kForwardColumns;
-  const std::int64_t block_columns = (n_columns + n_blocks - 1) / n_blocks;
+  const std::int64_t n_blocks = (y.columns + kForwardColumns - 1) / kForwardColumns;
+  const std::int64_t block_columns = (y.columns + n_blocks - 1) / n_blocks;
   const std::int64_t* offsets = activations.row_offsets.data;
   const std::uint32_t* keys = activations.key.data;
   const float* values = activations.value.data;
@@ -57,8 +58,9 @@ void forward(const Execution& execution, const SparseActivations& activations, s
       execution, "decode_forward", token_count * n_blocks, kForwardColumns * sizeof(float),
       KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank() / n_blocks;
-        const std::int64_t begin = team.league_rank() % n_blocks * block_columns;
-        const int count = smaller(block_columns, n_columns - begin);
+        const std::int64_t column = team.league_rank() % n_blocks * block_columns;  // of y
+        const std::int64_t begin = first_column + column;                           // of all targets
+        const int count = smaller(block_columns, y.columns - column);
         float* sum = scratch<float[kForwardColumns]>(team);
         for_columns(team, count, [&](int c) { sum[c] = 0.0f; });
         const std::int64_t end = offsets[token_begin + row + 1];
@@ -68,7 +70,7 @@ void forward(const Execution& execution, const SparseActivations& activations, s
           // reads and writes, and four streams from memory at once.
           constexpr int kTogether = 4;
           const std::int64_t source = keys[entry] / n_features;
-          const std::int64_t source_columns = n_columns - source * d_model;
+          const std::int64_t source_columns = all_columns - source * d_model;
           // First column of the block that this source writes to.
           const std::int64_t first = begin > source * d_model ? begin : source * d_model;
           if (first >= begin + count) break;  // sources ascend: no later one reaches this block
@@ -90,17 +92,18 @@ void forward(const Execution& execution, const SparseActivations& activations, s
             for (int i = 0; i < together; ++i) add_strips<1>(team, activation + i, strip + i, to, width);
           }
         }
-        store_chunk(team, y, row, begin, count, [&](int c) { return sum[c]; });
+        store_chunk(team, y, row, column, count, [&](int c) { return sum[c]; });
       });
 }
 
 }  // namespace
 
 void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
-                    std::int64_t token_count, std::span<const ParameterRows> decoder, AnyMatrix y) {
+                    std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
+                    AnyMatrix y) {
   if constexpr (kCudaBuild)
     if (execution.backend == Backend::cuda)
-      return cuda::decode_forward(execution, activations, token_begin, token_count, decoder, y);
+      return cuda::decode_forward(execution, activations, token_begin, token_count, decoder, target_begin, y);
   if (decoder.size() > kMostLayers)
     throw Error(ExitCode::usage, "decode_forward: " + std::to_string(decoder.size()) + " layers (at most " +
                                      std::to_string(kMostLayers) + ")");
@@ -109,11 +112,11 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
     require_portable_storage(decoder[s]);
     weights.layer[s] = decoder[s].weight;
   }
-  const std::int64_t d_model = decoder[0].segment;
+  const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size()), d_model = decoder[0].segment;
   if (decoder[0].policy == StatePolicy::fp32)
-    forward<float>(execution, activations, token_begin, token_count, weights, d_model, y);
+    forward<float>(execution, activations, token_begin, token_count, weights, n_layers, d_model, target_begin, y);
   else
-    forward<bf16>(execution, activations, token_begin, token_count, weights, d_model, y);
+    forward<bf16>(execution, activations, token_begin, token_count, weights, n_layers, d_model, target_begin, y);
 }
 
 namespace {

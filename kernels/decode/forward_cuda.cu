@@ -19,7 +19,7 @@ struct ForwardArguments {
   const std::uint32_t* key;
   const float* value;
   std::int64_t n_tokens, n_features, tokens_at_once;
-  int n_layers, d_model, groups;
+  int n_layers, target_begin, n_targets, d_model, groups;
   void* y;
   std::int64_t y_stride;
   bool y_is_bf16;
@@ -55,12 +55,13 @@ __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
     forward_tokens(const __grid_constant__ ForwardArguments a) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   // Targets fastest among launches of one block of tokens: blockIdx.y = (token block, target, group).
-  const int unit = static_cast<int>(blockIdx.y % (a.n_layers * a.groups));
-  const std::int64_t first_token = static_cast<std::int64_t>(blockIdx.y / (a.n_layers * a.groups)) * a.tokens_at_once;
+  const int unit = static_cast<int>(blockIdx.y % (a.n_targets * a.groups));
+  const std::int64_t first_token = static_cast<std::int64_t>(blockIdx.y / (a.n_targets * a.groups)) * a.tokens_at_once;
   const std::int64_t within = static_cast<std::int64_t>(blockIdx.x) * kForwardWarps + threadIdx.x / kWarp;
   const std::int64_t token = first_token + within;
   if (within >= a.tokens_at_once || token >= a.n_tokens) return;
-  const int target = a.n_layers - 1 - unit / a.groups;  // long sums first
+  const int place = a.n_targets - 1 - unit / a.groups;  // long sums first
+  const int target = a.target_begin + place;
   const int inside = (unit % a.groups) * kChunks * kBlockColumns + lane * kLaneColumns;
 
   float sum[kChunks * 8] = {};
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
     now = ahead;
     count = count_ahead;
   }
-  const std::int64_t to = token * a.y_stride + static_cast<std::int64_t>(target) * a.d_model + inside;
+  const std::int64_t to = token * a.y_stride + static_cast<std::int64_t>(place) * a.d_model + inside;
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     if (!kFull && inside + c * kBlockColumns >= a.d_model) continue;
@@ -126,7 +127,7 @@ __global__ void forward_any(const __grid_constant__ ForwardArguments a) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kForwardWarps + threadIdx.x / kWarp;
   if (token >= a.n_tokens) return;
-  const int target = static_cast<int>(blockIdx.y) / a.groups;
+  const int place = static_cast<int>(blockIdx.y) / a.groups, target = a.target_begin + place;
   const int first = static_cast<int>(blockIdx.y) % a.groups * static_cast<int>(kBlockColumns);
   float sum[kLaneColumns] = {};
   for (std::int64_t entry = a.offsets[token]; entry < a.offsets[token + 1]; ++entry) {
@@ -145,15 +146,16 @@ __global__ void forward_any(const __grid_constant__ ForwardArguments a) {
     const int c = first + lane + kWarp * j;
     if (c < a.d_model)
       store_element(a.y, a.y_is_bf16 ? Scalar::bf16 : Scalar::fp32,
-                    token * a.y_stride + static_cast<std::int64_t>(target) * a.d_model + c, sum[j]);
+                    token * a.y_stride + static_cast<std::int64_t>(place) * a.d_model + c, sum[j]);
   }
 }
 
 }  // namespace
 
 void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
-                    std::int64_t token_count, std::span<const ParameterRows> decoder, AnyMatrix y) {
-  if (token_count == 0) return;
+                    std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
+                    AnyMatrix y) {
+  if (token_count == 0 || y.columns == 0) return;
   if (decoder.size() > kMostLayers) throw Error(ExitCode::usage, "decode_forward: more than 128 layers");
   ForwardArguments a{};
   a.offsets = activations.row_offsets.data + token_begin;
@@ -163,6 +165,8 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   a.n_features = activations.n_features;
   a.n_layers = static_cast<int>(decoder.size());
   a.d_model = static_cast<int>(decoder[0].segment);
+  a.target_begin = static_cast<int>(target_begin);
+  a.n_targets = static_cast<int>(y.columns / decoder[0].segment);
   a.y = y.data;
   a.y_stride = y.stride;
   a.y_is_bf16 = y.type == Scalar::bf16;
@@ -175,7 +179,7 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   const cudaStream_t queue = stream_of(execution);
   if (!vector) {
     a.groups = static_cast<int>((a.d_model + kBlockColumns - 1) / kBlockColumns);
-    forward_any<<<dim3(blocks_for(token_count, kForwardWarps), a.n_layers * a.groups), kForwardWarps * kWarp, 0,
+    forward_any<<<dim3(blocks_for(token_count, kForwardWarps), a.n_targets * a.groups), kForwardWarps * kWarp, 0,
                   queue>>>(a);
     require_launch("decode_forward");
     return;
@@ -186,7 +190,7 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   const std::int64_t most = static_cast<std::int64_t>(multiprocessors()) * kForwardBlocks * kForwardWarps;
   const std::int64_t blocks = (token_count + most - 1) / most;
   a.tokens_at_once = (token_count + blocks - 1) / blocks;
-  const dim3 grid(blocks_for(a.tokens_at_once, kForwardWarps), static_cast<unsigned>(blocks * a.n_layers * a.groups));
+  const dim3 grid(blocks_for(a.tokens_at_once, kForwardWarps), static_cast<unsigned>(blocks * a.n_targets * a.groups));
   if (grid.y > 65535) throw Error(ExitCode::usage, "decode_forward: too many tokens for one call");
   if (!grouping.full)
     forward_tokens<2, false, 2><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);

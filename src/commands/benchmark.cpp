@@ -117,12 +117,9 @@ MachineLimits measure_limits(const kernels::Execution& execution, const transcod
   return {rates[0] / world.size(), rates[1] / world.size()};
 }
 
-/// What a trainer has exchanged, and how long its steps stood still for that.
 parallel::Exchanges exchanges_of(const transcoder::Trainer& trainer) { return trainer.exchanges(); }
-std::optional<double> exposed_by(const transcoder::Trainer& trainer) { return trainer.exposed_seconds(); }
 #ifndef WEFT_ENABLE_CUDA
 parallel::Exchanges exchanges_of(const transcoder::DenseTrainer&) { return {}; }
-std::optional<double> exposed_by(const transcoder::DenseTrainer&) { return 0.0; }
 #endif
 
 /// Times of every phase, step by step.
@@ -233,15 +230,15 @@ class Measurement {
   void measure(AnyTrainer& trainer, std::int64_t before) {
     trainer.initialise();
     for (std::int64_t i = 0; i < settings_.warmup; ++i) trainer.step(batches_.next());
-    parallel::Exchanges before_steps = exchanges_of(trainer), exchanged;
-    std::optional<double> exposed = exposed_by(trainer);
+    parallel::Exchanges before_steps = exchanges_of(trainer);
     for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.step(trainer, batches_.next(), execution_);
-    if (const std::optional<double> now = exposed_by(trainer); now && exposed) exposed = *now - *exposed;
-    exchanged = exchanges_of(trainer).since(before_steps);
+    parallel::Exchanges exchanged = exchanges_of(trainer).since(before_steps);
+    double exposed = exchanged.total().seconds / static_cast<double>(settings_.steps);
     // Where the host waits for nothing, only phases that are waited for show what an exchange takes.
     if constexpr (std::is_same_v<AnyTrainer, transcoder::Trainer>)
       if (device::is_asynchronous(execution_)) {
         result_.driver_bytes = device::driver_bytes();
+        exposed = sample_exposed(trainer);
         trainer.time_phases(true);
         before_steps = exchanges_of(trainer);
         for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.timed_step(trainer, batches_.next(), false);
@@ -255,15 +252,25 @@ class Measurement {
     result_.tokens_per_second = 1e3 * static_cast<double>(configuration_.data.batch_tokens) / result_.ms_per_step;
     if (world_.size() > 1) {
       result_.exchanges = parallel::profile(exchanged, settings_.steps, world_.all());
-      double sum = exposed.value_or(0);
-      world_.all().sum(std::span<double>(&sum, 1));
-      if (exposed) result_.exposed_ms = 1e3 * sum / (static_cast<double>(settings_.steps) * world_.size());
+      world_.all().sum(std::span<double>(&exposed, 1));
+      result_.exposed_ms = 1e3 * exposed / world_.size();
     }
     result_.row_bytes = 4 * static_cast<double>(shape_.width());
     std::int64_t memory[] = {device::memory_use().device_peak_bytes - before, trainer.model().state_bytes()};
     world_.all().maximum(memory);
     result_.peak_bytes = memory[0];
     result_.state_bytes = memory[1];
+  }
+
+  /// The median of some steps. The host looks only behind the last of a few: waiting for each would set ranks apart.
+  double sample_exposed(transcoder::Trainer& trainer) {
+    std::vector<double> seconds;
+    for (int sample = 0; sample < 5; ++sample) {
+      for (int i = 0; i < 3; ++i) trainer.step(batches_.next());
+      trainer.settle();
+      seconds.push_back(trainer.step_exposed_seconds());
+    }
+    return median(seconds);
   }
 
   /// Entries, and what they read of the decoder: the mean over ranks.

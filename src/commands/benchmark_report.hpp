@@ -40,7 +40,8 @@ struct CaseResult {
   /// With several ranks: each kind of exchange, one by one. On GPUs nothing else goes on then, and the wait for later
   /// ranks is not in it; between processes on the host it is.
   std::vector<parallel::ExchangeProfile> exchanges;
-  double exposed_ms = -1;  ///< a step stood still for exchanges, the rest was hidden; < 0: not known
+  double exposed_ms =
+      0;  ///< in a step the computation stood still for exchanges, the mean over ranks; the rest was hidden
 };
 
 struct BenchmarkResult {

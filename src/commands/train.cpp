@@ -144,10 +144,9 @@ class Run {
   void report(const std::optional<checkpoint::Report>& done) const {
     if (done && done->durable) log::info("{}", done->line());
   }
-  report::Json step_communication();
+  report::Json step_communication() const;
   void log_step(double data_wait);
   report::Json communication() const;
-  std::optional<double> exposed_seconds() const;
 
   const Request& request_;
   const transcoder::Configuration& configuration_;
@@ -171,7 +170,6 @@ class Run {
     double waited = 0, exchanging = 0;  // seconds that steps waited; that rows were on their way between ranks
     std::int64_t exchanged = 0;         // bytes sent
   } rows_;
-  double logged_exposed_ = 0;                            // seconds that had been exposed then
   double trained_seconds_ = 0, checkpoint_seconds_ = 0;  // steps alone; what they waited for checkpoints
 };
 
@@ -202,14 +200,12 @@ void Run::begin_checkpoint() {
   checkpoint_seconds_ += seconds_since(begin);
 }
 
-/// What the last step sent, and what the steps since the last record waited: means over ranks. Collective.
-report::Json Run::step_communication() {
-  double sent = static_cast<double>(trainer_.step_bytes_sent());
-  world_.all().sum(std::span<double>(&sent, 1));
-  report::Json json = {{"bytes_sent", std::llround(sent / world_.size())}, {"exposed_seconds", nullptr}};
-  if (const std::optional<double> exposed = exposed_seconds())
-    json["exposed_seconds"] = *exposed - std::exchange(logged_exposed_, *exposed);
-  return json;
+/// Of the last step, which is over: means over ranks. Collective.
+report::Json Run::step_communication() const {
+  double means[] = {static_cast<double>(trainer_.step_bytes_sent()), trainer_.step_exposed_seconds()};
+  world_.all().sum(std::span<double>(means));
+  for (double& mean : means) mean /= world_.size();
+  return {{"bytes_sent", std::llround(means[0])}, {"exposed_seconds", means[1]}};
 }
 
 void Run::log_step(double data_wait) {
@@ -307,28 +303,23 @@ report::Json Run::communication() const {
   for (double& sum : rows) sum /= static_cast<double>(steps) * world_.size();
   const std::vector<parallel::ExchangeProfile> profile = parallel::profile(trainer_.exchanges(), steps, world_.all());
   report::Json exchanges = report::Json::object();
-  double bytes = 0;
+  double bytes = 0, seconds = 0;
   for (const parallel::ExchangeProfile& one : profile) {
     bytes += one.bytes;
+    seconds += one.seconds;
     // Where steps run without the host, nobody here has seen how long an exchange took (weft benchmark can).
     const bool timed = trainer_.traffic_is_timed();
     exchanges[one.name] = {{"bytes", one.bytes},
                            {"ms", timed ? report::Json(1e3 * one.seconds) : report::Json()},
                            {"gb_per_second", timed ? report::Json(one.gb_per_second()) : report::Json()}};
   }
-  const std::optional<double> exposed = exposed_seconds();
+  // Then what is known is how long the last step stood still.
+  double exposed = trainer_.traffic_is_timed() ? seconds : trainer_.step_exposed_seconds() / world_.size();
+  if (!trainer_.traffic_is_timed()) world_.all().sum(std::span<double>(&exposed, 1));
   return {{"bytes", bytes},
-          {"exposed_ms", exposed ? report::Json(1e3 * *exposed / static_cast<double>(steps)) : report::Json()},
+          {"exposed_ms", 1e3 * exposed},
           {"exchanges", exchanges},
           {"rows", {{"bytes", rows[0]}, {"hidden_ms", 1e3 * rows[1]}, {"waited_ms", 1e3 * rows[2]}}}};
-}
-
-/// Of the steps of this start: the mean over ranks. Collective.
-std::optional<double> Run::exposed_seconds() const {
-  const std::optional<double> own = trainer_.exposed_seconds();
-  double sum = own.value_or(0);
-  world_.all().sum(std::span<double>(&sum, 1));
-  return own ? std::optional(sum / world_.size()) : std::nullopt;
 }
 
 void Run::conclude() {

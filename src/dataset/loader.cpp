@@ -80,9 +80,7 @@ LoaderMemory loader_memory(const Description& description, const Settings& setti
   const std::int64_t world = shape.data * shape.feature, row = description.row_bytes();
   LoaderMemory memory;
   memory.windows = 2 * window_capacity(table, world) * 2 * row;
-  memory.slots =
-      kSlots * (parallel::largest_part(settings.batch_tokens, shape.data) + largest_own(shape, settings.batch_tokens)) *
-      row;
+  memory.slots = kSlots * largest_own(shape, settings.batch_tokens) * 2 * row;
   if (world > 1)
     memory.staging =
         (world + 1) * parallel::largest_part(largest_own(shape, settings.batch_tokens), pieces_of(world)) * 2 * row;
@@ -107,10 +105,10 @@ struct Loader::State {
   const std::uint64_t seed;
   const parallel::GridShape shape;
   const std::int64_t rank, n_ranks;
-  const Range group, own;
+  const Range own;
   const std::int64_t row_bytes;
   // Of the thread alone.
-  const parallel::Communicator world, feature_axis;
+  const parallel::Communicator world;
   Reader reader;
   Cursor cursor;
   EpochOrder epochs[2];
@@ -140,11 +138,9 @@ struct Loader::State {
         shape(grid.shape()),
         rank(w.rank()),
         n_ranks(w.size()),
-        group(grid.group_tokens(batch_tokens)),
         own(grid.own_tokens(batch_tokens)),
         row_bytes(d.row_bytes()),
         world(w.all().duplicate()),
-        feature_axis(grid.feature_axis().duplicate()),
         reader(d, n_threads),
         cursor(start) {
     if (batch_tokens < 1) throw collective_error(ExitCode::usage, "data.batch_tokens = {} (at least 1)", batch_tokens);
@@ -155,9 +151,9 @@ struct Loader::State {
           table.n_rows - 1, start.position, start.epoch);
     const std::int64_t columns = d.n_layers * d.d_model;
     for (Slot& slot : slots) {
-      slot.inputs = device::HostBuffer<std::byte>(group.size() * row_bytes);
+      slot.inputs = device::HostBuffer<std::byte>(own.size() * row_bytes);
       slot.targets = device::HostBuffer<std::byte>(own.size() * row_bytes);
-      slot.batch.inputs = {slot.inputs.data(), d.dtype, group.size(), columns, columns};
+      slot.batch.inputs = {slot.inputs.data(), d.dtype, own.size(), columns, columns};
       slot.batch.targets = {slot.targets.data(), d.dtype, own.size(), columns, columns};
       slot.batch.n_tokens = batch_tokens;
     }
@@ -262,7 +258,7 @@ struct Loader::State {
       return window.order.rows[static_cast<std::size_t>(first + token - segment.begin)];
     };
     const auto stored_at = [&](WindowOrder::Row row) { return (window.first_row[row.block] + row.row) * row_bytes; };
-    std::byte* const inputs = slot.inputs.data() - group.begin * row_bytes;
+    std::byte* const inputs = slot.inputs.data() - own.begin * row_bytes;
     std::byte* const targets = slot.targets.data() - own.begin * row_bytes;
     constexpr std::int64_t kTokens = 64;  // of one task
     if (n_ranks == 1) {
@@ -344,18 +340,8 @@ struct Loader::State {
       read(windows[1], static_cast<double>(first + segment.size()) / static_cast<double>(window->n_rows()));
     }
     if (fault::point("data-read", static_cast<int>(rank), number) == fault::Kind::nan && own.size() > 0)
-      std::memset(slot.inputs.data() + (own.begin - group.begin) * row_bytes, 0xff,  // NaN in every floating type
+      std::memset(slot.inputs.data(), 0xff,  // NaN in every floating type
                   static_cast<std::size_t>(kernels::bytes_of(description.dtype)));
-    if (feature_axis.size() > 1) {
-      std::vector<std::int64_t> bytes;
-      for (std::int64_t f = 0; f < shape.feature; ++f)
-        bytes.push_back(own_tokens(shape, batch_tokens, rank / shape.feature * shape.feature + f).size() * row_bytes);
-      const auto began = Clock::now();
-      feature_axis.all_gather_uneven(slot.inputs.data() + (own.begin - group.begin) * row_bytes, slot.inputs.data(),
-                                     bytes);
-      slot.batch.exchanging += seconds_since(began);
-      slot.batch.exchanged += own.size() * row_bytes * (feature_axis.size() - 1);
-    }
     slot.batch.end = cursor;
   }
 

@@ -2,7 +2,7 @@
 //
 // Batches for training, prepared beside the step by a thread of its own.
 //
-//   files --pread--> window (each block read by one rank) --all-to-all--> owners --all-gather inputs--> slot
+//   files --pread--> window (each block read by one rank) --all-to-all--> slots of the owners
 //
 // The rows of a batch are those of order.hpp, whatever the ranks. Two slots are kept filled; the blocks of the next
 // window are read while the present one is consumed, in proportion, so that no step waits for a whole window.
@@ -27,8 +27,8 @@ namespace weft::dataset {
 /// A batch as this rank sees it: rows as stored (fp32, fp16 or bf16), in page-locked memory, valid until it is
 /// released.
 struct RawBatch {
-  kernels::AnyMatrix inputs;   ///< [group tokens, n_layers * d_model]: all tokens of this rank's feature group
-  kernels::AnyMatrix targets;  ///< [own tokens, n_layers * d_model]: grid.own_tokens(n_tokens)
+  kernels::AnyMatrix inputs;   ///< [own tokens, n_layers * d_model]: grid.own_tokens(n_tokens)
+  kernels::AnyMatrix targets;  ///< of the same tokens
   std::int64_t n_tokens = 0;   ///< of the whole batch, all ranks together
   Cursor begin;                ///< the first row of the batch
   Cursor end;                  ///< the first row after it: what a checkpoint keeps

@@ -22,10 +22,10 @@ StoredOrder::StoredOrder(const Description& description, std::int64_t batch_toke
                          int n_threads)
     : state_(new State{description, batch_tokens, grid, Reader(description, n_threads), {}, {}, {}}) {
   const std::int64_t largest = std::min(batch_tokens, description.n_rows);
-  const std::int64_t group = parallel::largest_part(largest, grid.shape().data);
-  state_->inputs = device::HostBuffer<std::byte>(group * description.row_bytes());
-  state_->targets =
-      device::HostBuffer<std::byte>(parallel::largest_part(group, grid.shape().feature) * description.row_bytes());
+  const std::int64_t own =
+      parallel::largest_part(parallel::largest_part(largest, grid.shape().data), grid.shape().feature);
+  state_->inputs = device::HostBuffer<std::byte>(own * description.row_bytes());
+  state_->targets = device::HostBuffer<std::byte>(own * description.row_bytes());
 }
 
 StoredOrder::~StoredOrder() = default;
@@ -39,8 +39,7 @@ const RawBatch& StoredOrder::read(std::int64_t i) {
   const Description& description = state.description;
   const std::int64_t row_bytes = description.row_bytes(), columns = description.n_layers * description.d_model;
   const std::int64_t begin = i * state.batch_tokens, n = std::min(state.batch_tokens, description.n_rows - begin);
-  const parallel::Range group = state.grid.group_tokens(n), own = state.grid.own_tokens(n);
-  std::byte* const inputs = state.inputs.data() + (own.begin - group.begin) * row_bytes;
+  const parallel::Range own = state.grid.own_tokens(n);
 
   std::vector<RowRead> reads;
   std::int64_t first_of_file = 0;
@@ -50,19 +49,13 @@ const RawBatch& StoredOrder::read(std::int64_t i) {
                        to = std::min(begin + own.end, first_of_file + rows);
     if (from < to) {
       const std::int64_t at = (from - begin - own.begin) * row_bytes;
-      reads.push_back(
-          {static_cast<std::int64_t>(file), from - first_of_file, to - from, inputs + at, state.targets.data() + at});
+      reads.push_back({static_cast<std::int64_t>(file), from - first_of_file, to - from, state.inputs.data() + at,
+                       state.targets.data() + at});
     }
     first_of_file += rows;
   }
   state.reader.read(reads);
-  if (state.grid.shape().feature > 1) {
-    std::vector<std::int64_t> bytes;
-    for (std::int64_t f = 0; f < state.grid.shape().feature; ++f)
-      bytes.push_back(state.grid.own_tokens_of(n, state.grid.data_index(), f).size() * row_bytes);
-    state.grid.feature_axis().all_gather_uneven(inputs, state.inputs.data(), bytes);
-  }
-  state.batch.inputs = {state.inputs.data(), description.dtype, group.size(), columns, columns};
+  state.batch.inputs = {state.inputs.data(), description.dtype, own.size(), columns, columns};
   state.batch.targets = {state.targets.data(), description.dtype, own.size(), columns, columns};
   state.batch.n_tokens = n;
   state.batch.begin = {0, begin};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/stream.hpp"
 
+#include <chrono>
+
 #include "base/error.hpp"
 
 #ifdef WEFT_ENABLE_CUDA
@@ -46,6 +48,47 @@ Stream::Stream(const kernels::Execution& like) : execution_(like) {
 }
 Stream::~Stream() { cudaStreamDestroy(stream_of(execution_)); }
 
+IdleClock::~IdleClock() {
+  for (const Place& place : places_)
+    for (void* event : {place.begin, place.end})
+      if (event != nullptr) cudaEventDestroy(event_of(event));
+}
+
+namespace {
+
+void mark(const kernels::Execution& execution, void*& event) {
+  if (event == nullptr) {
+    cudaEvent_t made = nullptr;
+    check(cudaEventCreate(&made), "making an event");
+    event = made;
+  }
+  // Inside a recording the mark must be one that exists outside of it too.
+  cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_of(execution), &recording), "marking a place");
+  check(cudaEventRecordWithFlags(
+            event_of(event), stream_of(execution),
+            recording == cudaStreamCaptureStatusNone ? cudaEventRecordDefault : cudaEventRecordExternal),
+        "marking a place");
+}
+
+}  // namespace
+
+void IdleClock::begin(const kernels::Execution& execution) {
+  if (used_ == places_.size()) places_.emplace_back();
+  mark(execution, places_[used_].begin);
+}
+void IdleClock::end(const kernels::Execution& execution) { mark(execution, places_[used_++].end); }
+
+double IdleClock::seconds() const {
+  double total = 0;
+  for (std::size_t i = 0; i < used_; ++i) {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, event_of(places_[i].begin), event_of(places_[i].end)), "reading a clock");
+    total += 1e-3 * static_cast<double>(milliseconds);
+  }
+  return total;
+}
+
 Graph::~Graph() {
   if (executable_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable_));
 }
@@ -87,6 +130,24 @@ void Event::hold_back(const kernels::Execution&) const {}
 
 Stream::Stream(const kernels::Execution& like) : execution_(like) {}
 Stream::~Stream() = default;
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+IdleClock::~IdleClock() = default;
+void IdleClock::begin(const kernels::Execution&) {
+  if (used_ == places_.size()) places_.emplace_back();
+  places_[used_].seconds = -now();
+}
+void IdleClock::end(const kernels::Execution&) { places_[used_++].seconds += now(); }
+double IdleClock::seconds() const {
+  double total = 0;
+  for (std::size_t i = 0; i < used_; ++i) total += places_[i].seconds;
+  return total;
+}
 
 Graph::~Graph() = default;
 bool Graph::possible(const kernels::Execution&) { return false; }

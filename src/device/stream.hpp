@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "device/memory.hpp"
 #include "kernels/execution.hpp"
@@ -48,6 +49,31 @@ class Stream {
 
  private:
   kernels::Execution execution_;
+};
+
+/// How long a queue stood still at marked places of a step, waiting for others. A mark costs the queue next to nothing
+/// and may be recorded: every replay measures anew.
+class IdleClock {
+ public:
+  IdleClock() = default;
+  IdleClock(const IdleClock&) = delete;
+  ~IdleClock();
+
+  /// A step begins: its places are those that are marked from now on.
+  void restart() { used_ = 0; }
+  /// Around what the queue waits for. Places are made on first use, which may not be while a step is recorded.
+  void begin(const kernels::Execution&);
+  void end(const kernels::Execution&);
+  /// Of the last step. Its work must be done.
+  double seconds() const;
+
+ private:
+  struct Place {
+    void *begin = nullptr, *end = nullptr;  // cudaEvent_t
+    double seconds = 0;                     // on the host
+  };
+  std::vector<Place> places_;
+  std::size_t used_ = 0;
 };
 
 /// Work recorded once and replayed: one launch for the hundreds of kernels of a step.

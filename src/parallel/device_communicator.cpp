@@ -32,9 +32,11 @@ class DeviceCommunicator::Measured {
     // What is staged waits for the GPU anyway: not the exchange's time.
     if (axis.wait_for_each_ || axis.staged_) kernels::fence(axis.execution_);
     if (axis.wait_for_each_) axis.ranks_->barrier();
+    if (axis.idle_ != nullptr) axis.idle_->begin(axis.execution_);
     begin_ = std::chrono::steady_clock::now();
   }
   ~Measured() {
+    if (axis_.idle_ != nullptr) axis_.idle_->end(axis_.execution_);
     if (axis_.wait_for_each_ || axis_.blocks_) kernels::fence(axis_.execution_);
     if (!axis_.is_timed()) return;
     traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
@@ -60,18 +62,26 @@ DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels:
   if (gpus_ != nullptr) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
 }
 
-void DeviceCommunicator::all_gather(void* data, std::span<const std::int64_t> bytes, const char* name) {
-  if (size() == 1) return;
+void DeviceCommunicator::all_gather(void* all, std::span<const std::int64_t> bytes, const char* name) {
   const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank())));
-  const std::int64_t own = bytes[static_cast<std::size_t>(rank())];
-  const Measured measured(*this, name, own * (size() - 1));
-  if (gpus_ != nullptr) return gpus_->all_gather(data, bytes, execution_.stream);
-  if (!staged_) return ranks_->all_gather_uneven(static_cast<std::byte*>(data) + begin, data, bytes);
+  all_gather(static_cast<std::byte*>(all) + begin, all, bytes, name);
+}
+
+void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name) {
+  const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank())));
+  const std::int64_t own_bytes = bytes[static_cast<std::size_t>(rank())];
+  if (size() == 1) {
+    if (own != all) device::copy(execution_, all, own, own_bytes, Direction::on_device);
+    return;
+  }
+  const Measured measured(*this, name, own_bytes * (size() - 1));
+  if (gpus_ != nullptr) return gpus_->all_gather(own, all, bytes, execution_.stream);
+  if (!staged_) return ranks_->all_gather_uneven(own, all, bytes);
   std::byte* host = staged_receive_.data();
-  device::copy(execution_, host + begin, static_cast<std::byte*>(data) + begin, own, Direction::to_host);
+  device::copy(execution_, host + begin, own, own_bytes, Direction::to_host);
   kernels::fence(execution_);
   ranks_->all_gather_uneven(host + begin, host, bytes);
-  device::copy(execution_, data, host, total(bytes), Direction::to_device);
+  device::copy(execution_, all, host, total(bytes), Direction::to_device);
 }
 
 void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
@@ -125,7 +135,7 @@ void DeviceCommunicator::sum(kernels::Array<double> values, const char* name) {
   if (gpus_ == nullptr) return through_the_host(values, [this](std::span<double> host) { ranks_->sum(host); });
   const std::vector<std::int64_t> bytes(static_cast<std::size_t>(size()), values.size * 8);
   device::copy(execution_, gathered_.data() + rank() * values.size, values.data, values.size * 8, Direction::on_device);
-  gpus_->all_gather(gathered_.data(), bytes, execution_.stream);
+  gpus_->all_gather(gathered_.data() + rank() * values.size, gathered_.data(), bytes, execution_.stream);
   device::zero(execution_, values.data, values.size * 8);
   for (int r = 0; r < size(); ++r)
     kernels::accumulate(execution_, {gathered_.data() + r * values.size, values.size}, values);

@@ -15,6 +15,7 @@
 #include <span>
 
 #include "device/memory.hpp"
+#include "device/stream.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/communicator.hpp"
 #include "parallel/traffic.hpp"
@@ -34,8 +35,10 @@ class DeviceCommunicator {
   int rank() const { return ranks_->rank(); }
   int size() const { return ranks_->size(); }
 
-  /// Piece r of `data` (bytes[r] long, one after the other) is filled by rank r's own piece. In place.
-  void all_gather(void* data, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
+  /// Piece r of `all` (bytes[r] long, one after the other) is filled from rank r's `own`, which may be that piece.
+  void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
+  /// In place.
+  void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
   /// As Communicator::all_to_all.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, const char* name = kUnnamed);
@@ -58,6 +61,10 @@ class DeviceCommunicator {
   const Exchanges& exchanges() const { return exchanges_; }
   Traffic traffic() const { return exchanges_.total(); }
 
+  /// From now on calls are marked as places where the execution stands still: for an axis whose calls stand between
+  /// computations, not for one that works beside them.
+  void mark(device::IdleClock* idle) { idle_ = idle; }
+
  private:
   class Measured;
   template <class T, class Combine>
@@ -68,6 +75,7 @@ class DeviceCommunicator {
   nccl::Group* gpus_;  // null: MPI
   bool staged_;        // bytes of a GPU go through the host
   bool wait_for_each_ = false, blocks_ = false;
+  device::IdleClock* idle_ = nullptr;
   device::HostBuffer<std::byte> staged_send_, staged_receive_;
   device::Buffer<double> gathered_;  // [size, kMostValues], on GPUs
   Exchanges exchanges_;

@@ -165,31 +165,28 @@ ncclResult_t Group::State::settle(ncclResult_t result, Clock::time_point limit) 
 Group::Group(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Group::~Group() = default;
 
-void Group::all_gather(void* data, std::span<const std::int64_t> bytes, void* stream) {
+void Group::all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, void* stream) {
   fault::point("collective");
   State& group = *state_;
   const std::lock_guard lock(group.mutex);
-  std::byte* const all = static_cast<std::byte*>(data);
-  std::int64_t begin = 0;
-  for (int r = 0; r < group.rank; ++r) begin += bytes[static_cast<std::size_t>(r)];
-  const std::int64_t own = bytes[static_cast<std::size_t>(group.rank)];
-  if (std::all_of(bytes.begin(), bytes.end(), [&](std::int64_t each) { return each == own; })) {
-    if (own == 0) return;
-    check(group,
-          ncclAllGather(all + begin, all, static_cast<std::size_t>(own), ncclUint8, group.comm, stream_of(stream)),
+  std::byte* to = static_cast<std::byte*>(all);
+  const std::int64_t own_bytes = bytes[static_cast<std::size_t>(group.rank)];
+  if (std::all_of(bytes.begin(), bytes.end(), [&](std::int64_t each) { return each == own_bytes; })) {
+    if (own_bytes == 0) return;
+    check(group, ncclAllGather(own, all, static_cast<std::size_t>(own_bytes), ncclUint8, group.comm, stream_of(stream)),
           "an all-gather", never);
     return;
   }
   check(group, ncclGroupStart(), "an all-gather", never);
-  std::int64_t to = 0;
   for (int r = 0; r < group.size; ++r) {
     const std::int64_t size = bytes[static_cast<std::size_t>(r)];
-    if (r != group.rank) {
-      if (own > 0)
-        check(group, ncclSend(all + begin, static_cast<std::size_t>(own), ncclUint8, r, group.comm, stream_of(stream)),
+    // A rank's piece for itself goes the same way, unless it is there already.
+    if (r != group.rank || own != to) {
+      if (own_bytes > 0)
+        check(group, ncclSend(own, static_cast<std::size_t>(own_bytes), ncclUint8, r, group.comm, stream_of(stream)),
               "an all-gather", never);
       if (size > 0)
-        check(group, ncclRecv(all + to, static_cast<std::size_t>(size), ncclUint8, r, group.comm, stream_of(stream)),
+        check(group, ncclRecv(to, static_cast<std::size_t>(size), ncclUint8, r, group.comm, stream_of(stream)),
               "an all-gather", never);
     }
     to += size;
@@ -288,7 +285,7 @@ namespace {
 [[noreturn]] void not_built() { throw error(ExitCode::internal, "this program was built without NCCL"); }
 }  // namespace
 
-void Group::all_gather(void*, std::span<const std::int64_t>, void*) { not_built(); }
+void Group::all_gather(const void*, void*, std::span<const std::int64_t>, void*) { not_built(); }
 void Group::all_to_all(const void*, std::span<const std::int64_t>, void*, std::span<const std::int64_t>, void*) {
   not_built();
 }

@@ -40,7 +40,7 @@ class Group {
 
   /// As the calls of DeviceCommunicator. Memory of the GPU; work goes to `stream` (cudaStream_t), also while it is
   /// captured. Throw Error(communication).
-  void all_gather(void* data, std::span<const std::int64_t> bytes, void* stream);
+  void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, void* stream);
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, void* stream);
   void all_reduce(void* values, std::int64_t size, Integer type, Reduction reduction, void* stream);

@@ -200,6 +200,10 @@ void add_machine(input::Schema& schema, Configuration& configuration) {
       .add("parallel.nvls", parallel.nvls,
            "between GPUs: true leaves NVLink multicast to NCCL; false turns it off, unless NCCL_NVLS_ENABLE is set")
       .free();
+  schema
+      .add("parallel.overlap", parallel.overlap,
+           "between GPUs: layers are exchanged while others are computed; false: one after the other")
+      .free();
   ExchangeManner& manner = parallel.manner;
   schema
       .add("parallel.selection", manner.selection,

@@ -62,6 +62,7 @@ struct ParallelSettings {
   double timeout = 600;    ///< seconds without progress of any rank before the job ends; 0 = never
   std::int64_t world = 0;  ///< plan for this many ranks; dry run only
   bool nvls = false;       ///< NCCL may use NVLink multicast
+  bool overlap = true;     ///< between GPUs: exchanges go on beside the computation
   ExchangeManner manner;
 };
 

@@ -56,10 +56,6 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   device::Buffer<std::int64_t> fired(n_keys);
   device::zero(execution, sums.data(), sums.bytes());
   device::zero(execution, fired.data(), fired.bytes());
-  const kernels::DimensionSums dimension_sums{{sums.data(), width},
-                                              {sums.data() + width, width},
-                                              {sums.data() + 2 * width, width},
-                                              {sums.data() + 3 * width, width}};
   const std::int64_t largest_own =
       parallel::largest_part(parallel::largest_part(batch_tokens, grid.shape().data), grid.shape().feature);
   const device::Buffer<float> reconstruction(largest_own * width);
@@ -72,12 +68,16 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
     forward.by_feature();
     kernels::accumulate_firing(execution, forward.hits(), fired.array());
     forward.decode([&](const Forward::OwnPart& part) {
-      const kernels::Matrix<float> y{reconstruction.data(), part.count, width, width};
-      kernels::reconstruct(execution, part.partial, part.n_parts, model.decoder_bias().weight, y);
-      kernels::accumulate_dimensions(execution, batch.targets.rows_from(part.begin, part.count),
-                                     {y.data, kernels::Scalar::fp32, part.count, width, width},
-                                     normalisation.target_mean.array(), normalisation.target_spread.array(),
-                                     normalisation.pivot.array(), dimension_sums);
+      const std::int64_t first = part.layers.begin * shape.d_model, columns = part.layers.size() * shape.d_model;
+      const auto of_layers = [&](auto* all) { return kernels::Array{all + first, columns}; };
+      const kernels::Matrix<float> y{reconstruction.data(), part.count, columns, columns};
+      kernels::reconstruct(execution, part.partial, part.n_parts, of_layers(model.decoder_bias().weight.data), y);
+      kernels::accumulate_dimensions(
+          execution, batch.targets.rows_from(part.begin, part.count).columns_from(first, columns),
+          {y.data, kernels::Scalar::fp32, part.count, columns, columns}, of_layers(normalisation.target_mean.data()),
+          of_layers(normalisation.target_spread.data()), of_layers(normalisation.pivot.data()),
+          {of_layers(sums.data()), of_layers(sums.data() + width), of_layers(sums.data() + 2 * width),
+           of_layers(sums.data() + 3 * width)});
     });
     kernels::fence(execution);  // the kernels read the batch where the next one will be put
   }

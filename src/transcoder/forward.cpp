@@ -2,6 +2,7 @@
 #include "transcoder/forward.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/convert/convert.hpp"
 #include "kernels/decode/decode.hpp"
@@ -12,6 +13,7 @@ namespace weft::transcoder {
 namespace {
 
 constexpr std::int64_t kLargestPartial = std::int64_t{512} << 20;
+constexpr std::int64_t kBlocks = 4;  // more of them hide more of the exchange and cost launches
 
 parallel::Range intersection(parallel::Range a, parallel::Range b) {
   const std::int64_t begin = std::max(a.begin, b.begin);
@@ -71,28 +73,48 @@ kernels::Scalar scalar_of(Precision precision) {
   return precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
 }
 
-std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t width,
+bool exchanges_go_beside(const Configuration& configuration, parallel::GridShape grid) {
+  return kernels::kCudaBuild && grid.feature > 1 && configuration.parallel.overlap &&
+         !configuration.parallel.manner.wait;
+}
+
+std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers, parallel::GridShape grid) {
+  if (grid.feature > 1 && !configuration.parallel.manner.together) return n_layers;
+  return exchanges_go_beside(configuration, grid) ? std::min(kBlocks, n_layers) : 1;
+}
+
+std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t columns,
                                kernels::Scalar scalar) {
-  const std::int64_t fits = std::max<std::int64_t>(1, kLargestPartial / (width * kernels::bytes_of(scalar)));
+  const std::int64_t fits = std::max<std::int64_t>(1, kLargestPartial / (columns * kernels::bytes_of(scalar)));
   return std::clamp<std::int64_t>(micro_tokens > 0 ? micro_tokens : fits, 1, std::max<std::int64_t>(1, group_tokens));
 }
 
+Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid,
+                      std::int64_t max_tokens)
+    : scalar(scalar_of(configuration.precision)),
+      group(parallel::largest_part(max_tokens, grid.data)),
+      own(parallel::largest_part(group, grid.feature)),
+      n_blocks(exchange_blocks(configuration, shape.n_layers, grid)),
+      columns(parallel::largest_part(shape.n_layers, n_blocks) * shape.d_model),
+      chunk(decoded_at_a_time(configuration.data.micro_tokens, group, columns, scalar)),
+      inputs(max_tokens * shape.width()),
+      arriving(n_blocks > 1 ? group * columns : 0),
+      beside(exchanges_go_beside(configuration, grid)),
+      n_slots(beside ? 2 : 1),
+      partial(chunk * columns),
+      received(grid.feature > 1 ? grid.feature * largest_own(chunk, group, grid.feature) * columns : 0) {}
+
 std::int64_t Forward::bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid,
                             std::int64_t max_tokens, kernels::Backend backend) {
-  const kernels::Scalar scalar = scalar_of(configuration.precision);
-  const std::int64_t element = kernels::bytes_of(scalar), group = parallel::largest_part(max_tokens, grid.data);
-  const std::int64_t chunk = decoded_at_a_time(configuration.data.micro_tokens, group, shape.width(), scalar);
-  const std::int64_t received = grid.feature > 1 ? grid.feature * largest_own(chunk, group, grid.feature) : 0;
-  const SelectionSizes sizes =
+  const Sizes sizes(configuration, shape, grid, max_tokens);
+  const SelectionSizes selection =
       selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
                       configuration.precision, backend);
-  const std::int64_t packed =
-      grid.feature > 1 ? RowExchange::bytes(configuration.parallel.manner, shape.d_model * element, chunk, received)
-                       : 0;
-  return (group + chunk + received) * shape.width() * element + packed + sizes.device_bytes +
-         sizes.rank_0_device_bytes +
-         kernels::encode_workspace(backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, scalar,
-                                   configuration.optimizer.state, scalar);
+  return sizes.bytes(sizes.inputs + sizes.arriving + sizes.n_slots * (sizes.partial + sizes.received)) +
+         RowGather::bytes(sizes.own, shape.width(), sizes.n_blocks, sizes.scalar) + selection.device_bytes +
+         selection.rank_0_device_bytes +
+         kernels::encode_workspace(backend, selection.tile_tokens, selection.tile_features, shape.d_model, sizes.scalar,
+                                   configuration.optimizer.state, sizes.scalar);
 }
 
 Forward::Forward(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
@@ -103,54 +125,79 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       grid_(grid),
       execution_(execution),
       timers_(timers),
-      scalar_(scalar_of(configuration.precision)),
-      chunk_tokens_(decoded_at_a_time(configuration.data.micro_tokens,
-                                      parallel::largest_part(max_tokens, grid.shape().data), model.shape().width(),
-                                      scalar_)),
+      sizes_(configuration, model.shape(), grid.shape(), max_tokens),
+      stream_(sizes_.beside ? std::make_unique<device::Stream>(execution) : nullptr),
+      beside_(stream_ ? stream_->execution() : execution),
+      exchange_(grid.feature_axis(), beside_, sizes_.bytes(sizes_.group * model.shape().width())),
+      arriving_(sizes_.bytes(sizes_.arriving)),
+      lane_{exchange_,
+            execution_,
+            beside_,
+            idle_,
+            layer_blocks(model.shape().n_layers, sizes_.n_blocks),
+            model.shape().d_model,
+            sizes_.scalar,
+            arriving_.data()},
       selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
                  configuration.precision),
-      exchange_(
-          grid.feature_axis(), execution,
-          parallel::largest_part(max_tokens, grid.shape().data) * model.shape().width() * kernels::bytes_of(scalar_)),
-      received_rows_(grid.shape().feature > 1
-                         ? grid.shape().feature * largest_own(chunk_tokens_,
-                                                              parallel::largest_part(max_tokens, grid.shape().data),
-                                                              grid.shape().feature)
-                         : 0),
-      row_exchange_(exchange_, configuration.parallel.manner, execution, model.shape().n_layers,
-                    model.shape().d_model * kernels::bytes_of(scalar_), chunk_tokens_, received_rows_),
+      inputs_(sizes_.bytes(sizes_.inputs)),
+      input_gather_(lane_, "inputs", sizes_.own, model.shape().width()),
+      slots_(static_cast<std::size_t>(sizes_.n_slots)),
       not_finite_(1) {
-  const std::int64_t row = model.shape().width() * kernels::bytes_of(scalar_);
-  inputs_ = device::Buffer<std::byte>(parallel::largest_part(max_tokens, grid.shape().data) * row);
-  partial_ = {chunk_tokens_ * row, configuration.parallel.manner};
-  received_ = {received_rows_ * row, configuration.parallel.manner};
+  for (Slot& slot : slots_) {
+    slot.partial = {sizes_.bytes(sizes_.partial), configuration.parallel.manner};
+    slot.received = {sizes_.bytes(sizes_.received), configuration.parallel.manner};
+  }
+  if (!stream_) exchange_.mark(&idle_);
+  selection_.mark(&idle_);
   const SelectionSizes& sizes = selection_.sizes();
   encode_workspace_ = device::Buffer<std::byte>(
       kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, model.shape().d_model,
-                                scalar_, configuration.optimizer.state, scalar_));
+                                sizes_.scalar, configuration.optimizer.state, sizes_.scalar));
 }
 
 kernels::AnyMatrix Forward::inputs() const {
+  return all_inputs().rows_from(layout_->group.begin, layout_->group.size());
+}
+
+kernels::AnyMatrix Forward::all_inputs() const {
   const std::int64_t width = model_.shape().width();
-  return {inputs_.data(), scalar_, layout_->group.size(), width, width};
+  return {inputs_.data(), sizes_.scalar, layout_->total, width, width};
 }
 
 void Forward::load(const dataset::RawBatch& batch) {
   timers_.region("normalise");
   layout_.emplace(batch.n_tokens, grid_);
   device::zero(execution_, not_finite_.data(), not_finite_.bytes());
-  kernels::normalise_rows(execution_, batch.inputs, normalisation_.input_mean.array(),
-                          normalisation_.input_scale.array(), inputs(), not_finite_.data());
+  const std::int64_t d = model_.shape().d_model;
+  for (std::size_t block = 0; block < lane_.blocks.size(); ++block) {
+    const std::int64_t first = lane_.blocks[block].begin * d, columns = lane_.blocks[block].size() * d;
+    kernels::normalise_rows(execution_, batch.inputs.columns_from(first, columns),
+                            {normalisation_.input_mean.data() + first, columns},
+                            {normalisation_.input_scale.data() + first, columns},
+                            input_gather_.own(*layout_, inputs(), block), not_finite_.data());
+  }
+}
+
+/// Before the first product of a layer: its inputs must have come. Layers ascend in the first pass over the tiles, and
+/// later passes come after it.
+void Forward::bring_inputs(std::int64_t layer, const kernels::Execution& execution) {
+  for (; blocks_here_ < lane_.blocks.size() && lane_.blocks[blocks_here_].begin <= layer; ++blocks_here_)
+    input_gather_.wait(blocks_here_, execution);
 }
 
 void Forward::encode() {
   const std::int64_t d = model_.shape().d_model;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
+  timers_.region("exchange");
+  for (std::size_t block = 0; block < lane_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
+  blocks_here_ = 0;
   timers_.region("select");
   selection_.select(layout_->total, bias,
                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
                       timers_.region("encode");
+                      bring_inputs(tile.layer, execution);
                       const kernels::AnyMatrix x =
                           inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
                       kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
@@ -164,31 +211,62 @@ void Forward::by_feature() {
   selection_.transpose();
 }
 
-void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
-  const std::int64_t width = model_.shape().width();
-  for (std::int64_t begin = 0; begin < layout_->group.size(); begin += chunk_tokens_) {
-    timers_.region("decode");
-    const parallel::Range chunk{begin, std::min(begin + chunk_tokens_, layout_->group.size())};
-    const kernels::AnyMatrix partial{partial_.open(), scalar_, chunk.size(), width, width};
-    kernels::decode_forward(execution_, activations(), chunk.begin, chunk.size(), model_.decoder(), partial);
-    const parallel::Range own = intersection(chunk, layout_->own);
-    OwnPart part{own.begin - layout_->own.begin, own.size(), partial, 1};
-    if (exchange_.size() > 1) {
-      timers_.region("exchange");
-      // Own slices lie in rank order, so the chunk's rows already stand in the order of their destinations.
-      std::vector<std::int64_t> send, receive;
-      for (const parallel::Range& slice : layout_->own_of_rank) {
-        send.push_back(intersection(chunk, slice).size());
-        receive.push_back(own.size());
-      }
-      row_exchange_.all_to_all(partial_.data(), send, received_.open(), receive, "partial sums");
-      part.n_parts = exchange_.size();
-      part.partial = {received_.data(), scalar_, part.n_parts * own.size(), width, width};
+void Forward::decode(const std::function<void(const OwnPart&)>& consume,
+                     const std::function<void(std::size_t block)>& complete) {
+  struct Decoded {
+    OwnPart part;
+    Slot* slot;
+    bool last_of_block;
+  };
+  const std::int64_t d = model_.shape().d_model;
+  const auto give = [&](const Decoded& decoded) {
+    if (stream_) {
+      idle_.begin(execution_);
+      decoded.slot->arrived.hold_back(execution_);
+      idle_.end(execution_);
     }
-    if (own.size() > 0) consume(part);
-    partial_.close();
-    received_.close();
-  }
+    if (decoded.part.count > 0) consume(decoded.part);
+    decoded.slot->partial.close();
+    decoded.slot->received.close();
+    if (decoded.last_of_block && complete) complete(decoded.part.block);
+  };
+
+  std::optional<Decoded> under_way;
+  std::size_t next_slot = 0;
+  // The last layers have the longest sums: what is exchanged first has most to hide behind.
+  for (std::size_t block = lane_.blocks.size(); block-- > 0;)
+    for (std::int64_t begin = 0; begin < layout_->group.size(); begin += sizes_.chunk) {
+      timers_.region("decode");
+      Slot& slot = slots_[next_slot++ % slots_.size()];
+      const parallel::Range layers = lane_.blocks[block];
+      const parallel::Range chunk{begin, std::min(begin + sizes_.chunk, layout_->group.size())};
+      const parallel::Range own = intersection(chunk, layout_->own);
+      const std::int64_t columns = layers.size() * d;
+      const kernels::AnyMatrix partial{slot.partial.open(), sizes_.scalar, chunk.size(), columns, columns};
+      kernels::decode_forward(execution_, activations(), chunk.begin, chunk.size(), model_.decoder(), layers.begin,
+                              partial);
+      OwnPart part{own.begin - layout_->own.begin, own.size(), block, layers, partial, 1};
+      if (exchange_.size() > 1) {
+        timers_.region("exchange");
+        // Own slices lie in rank order, so the chunk's rows already stand in the order of their destinations.
+        std::vector<std::int64_t> send, receive;
+        for (const parallel::Range& slice : layout_->own_of_rank) {
+          send.push_back(sizes_.bytes(intersection(chunk, slice).size() * columns));
+          receive.push_back(sizes_.bytes(own.size() * columns));
+        }
+        slot.decoded.record(execution_);
+        slot.decoded.hold_back(beside_);
+        exchange_.all_to_all(slot.partial.data(), send, slot.received.open(), receive, "partial sums");
+        slot.arrived.record(beside_);
+        part.n_parts = exchange_.size();
+        part.partial = {slot.received.data(), sizes_.scalar, part.n_parts * own.size(), columns, columns};
+      }
+      // With a second slot the next chunk is decoded before this one is used.
+      if (under_way) give(*under_way);
+      under_way = Decoded{part, &slot, chunk.end == layout_->group.size()};
+      if (slots_.size() == 1) give(*std::exchange(under_way, std::nullopt));
+    }
+  if (under_way) give(*under_way);
 }
 
 }  // namespace weft::transcoder

@@ -4,12 +4,19 @@
 // partial reconstructions, exchanged so that each rank receives all parts of its own tokens.
 //
 // Tokens. A batch of N tokens is cut over the data axis into groups and each group over the feature axis into own
-// slices (parallel/grid.hpp). All ranks of a group see the group's inputs; each forms the residual of its own slice
-// only. Invariant. Every buffer is allocated once, for the largest batch; a smaller batch uses the front of it.
+// slices (parallel/grid.hpp). Each rank brings the inputs of its own slice and sees those of its group; it forms the
+// residual of its own slice only.
+//
+// Several GPUs. Inputs, partial reconstructions and gradient rows travel in blocks of layers on a stream beside the
+// computation's: inputs of a block arrive while layers before it are encoded; a block's partial reconstructions travel
+// while the next block is decoded. The same bits as without.
+//
+// Invariant. Every buffer is allocated once, for the largest batch; a smaller batch uses the front of it.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -19,8 +26,9 @@
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
 #include "transcoder/configuration.hpp"
+#include "transcoder/exchange_buffer.hpp"
 #include "transcoder/model.hpp"
-#include "transcoder/row_exchange.hpp"
+#include "transcoder/row_gather.hpp"
 #include "transcoder/selection.hpp"
 
 namespace weft::transcoder {
@@ -61,59 +69,97 @@ class Forward {
   Forward(const Configuration&, const Model&, const NormalisationOnDevice&, const parallel::Grid&,
           const kernels::Execution&, report::Timers&, std::int64_t max_tokens);
 
-  /// Takes a batch: its inputs, normalised. They may be anywhere the kernels reach.
+  /// Takes a batch: the inputs of the own tokens, normalised. They may be anywhere the kernels reach.
   void load(const dataset::RawBatch& batch);
   /// Encodes and selects: `activations`. Collective.
   void encode();
 
-  /// One stretch of this rank's own tokens with the partial reconstructions of all feature ranks.
+  /// Some layers of one stretch of this rank's own tokens, with the partial reconstructions of all feature ranks.
   struct OwnPart {
     std::int64_t begin;  ///< first token, counted from the first own token
     std::int64_t count;
-    kernels::AnyMatrix partial;  ///< [n_parts * count, L * d], part after part in rank order
+    std::size_t block;           ///< of `lane().blocks`
+    parallel::Range layers;      ///< of that block
+    kernels::AnyMatrix partial;  ///< [n_parts * count, layers * d], part after part in rank order
     std::int64_t n_parts;
   };
-  /// Decodes chunk by chunk and hands over what arrives for the own tokens (chunks without own tokens are passed over).
-  /// Collective.
-  void decode(const std::function<void(const OwnPart&)>& consume);
+  /// Decodes block by block of layers, in chunks of tokens, and hands over what arrives for the own tokens; then says
+  /// that a block is complete. Collective.
+  void decode(const std::function<void(const OwnPart&)>& consume,
+              const std::function<void(std::size_t block)>& complete = {});
 
   const TokenLayout& layout() const { return *layout_; }
   kernels::AnyMatrix inputs() const;  ///< x~ [group tokens, L * d]
+  /// [all tokens of the batch, L * d]: room for x~ of every group, this one's in its place. The backward pass of the
+  /// data axis brings the others (data_axis.hpp).
+  kernels::AnyMatrix all_inputs() const;
   const kernels::SparseActivations& activations() const { return selection_.activations(); }
   /// The same entries by feature, once `by_feature` has formed them.
   void by_feature();
   const kernels::FeatureHits& hits() const { return selection_.hits(); }
   Selection& selection() { return selection_; }
   const Selection& selection() const { return selection_; }
-  parallel::DeviceCommunicator& exchange() { return exchange_; }
-  const parallel::DeviceCommunicator& exchange() const { return exchange_; }
-  /// Where the kernels run: not zero when a raw input of this rank's group was not finite. Others may add their
+  /// The feature axis, beside the computation, for all that travels in a step.
+  const RowGather::Lane& lane() const { return lane_; }
+  /// What the computation has waited for others in the last step; `restart` it when a step begins.
+  device::IdleClock& idle() { return idle_; }
+  const device::IdleClock& idle() const { return idle_; }
+  /// Where the kernels run: not zero when a raw input of this rank was not finite. Others may add their
   /// findings; `load` clears it.
   std::int32_t* not_finite() const { return not_finite_.data(); }
 
  private:
+  /// Of the largest batch on the largest rank; buffers in elements.
+  struct Sizes {
+    Sizes(const Configuration&, const Shape&, parallel::GridShape, std::int64_t max_tokens);
+
+    kernels::Scalar scalar;
+    std::int64_t group, own;         // tokens
+    std::int64_t n_blocks, columns;  // of layers; columns of the largest block
+    std::int64_t chunk;              // tokens decoded at a time
+    std::int64_t inputs, arriving;
+    bool beside;
+    std::int64_t n_slots, partial, received;
+    std::int64_t bytes(std::int64_t elements) const { return elements * kernels::bytes_of(scalar); }
+  };
+  void bring_inputs(std::int64_t layer, const kernels::Execution&);
+
   const Model& model_;
   const NormalisationOnDevice& normalisation_;
   const parallel::Grid& grid_;
   kernels::Execution execution_;
   report::Timers& timers_;
-  kernels::Scalar scalar_;
-  std::int64_t chunk_tokens_;
+  const Sizes sizes_;
+  device::IdleClock idle_;
+  std::unique_ptr<device::Stream> stream_;  // beside the computation's, where there is one
+  kernels::Execution beside_;
+  parallel::DeviceCommunicator exchange_;
+  device::Buffer<std::byte> arriving_;
+  RowGather::Lane lane_;
   std::optional<TokenLayout> layout_;
   Selection selection_;
-  parallel::DeviceCommunicator exchange_;
-  std::int64_t received_rows_;  // n_parts * chunk's own tokens; only with several feature ranks
-  RowExchange row_exchange_;
-  device::Buffer<std::byte> inputs_;  // [largest group, L * d]
-  ExchangeBuffer partial_;            // [chunk_tokens, L * d]
-  ExchangeBuffer received_;           // [received_rows, L * d]
+  device::Buffer<std::byte> inputs_;  // [largest batch, L * d]
+  RowGather input_gather_;
+  std::size_t blocks_here_ = 0;  // of inputs, that the computation has waited for
+  // What is decoded and what arrives; two of each where the exchange of one goes on while the next is decoded.
+  struct Slot {
+    ExchangeBuffer partial;   // [chunk, columns of the largest block]
+    ExchangeBuffer received;  // [n_parts * chunk's own tokens, the same]; only with several feature ranks
+    device::Event decoded, arrived;
+  };
+  std::vector<Slot> slots_;
   device::Buffer<std::byte> encode_workspace_;
   device::Buffer<std::int32_t> not_finite_;
 };
 
-/// Tokens decoded at a time on a rank that works on `group_tokens`: data.micro_tokens, or as many as keep the partial
-/// reconstructions within 512 MiB.
-std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t width,
+/// Whether ranks of a feature axis exchange while they compute.
+bool exchanges_go_beside(const Configuration&, parallel::GridShape);
+/// Blocks of layers that travel one by one between the ranks of a feature axis.
+std::int64_t exchange_blocks(const Configuration&, std::int64_t n_layers, parallel::GridShape);
+
+/// Tokens decoded at a time on a rank that works on `group_tokens`: data.micro_tokens, or as many as keep partial
+/// reconstructions of `columns` within 512 MiB.
+std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t columns,
                                kernels::Scalar);
 
 }  // namespace weft::transcoder

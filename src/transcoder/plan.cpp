@@ -38,8 +38,8 @@ StateBytes state_bytes(const Shape& shape, kernels::StatePolicy policy, std::int
   return bytes;
 }
 
-/// What one rank sends in a step: partial reconstructions to their owners and gradient rows back to all, in a feature
-/// group (inputs travel beside the step); gradients in fp32 to their owners (twice where their norm is formed first)
+/// What one rank sends in a step: inputs and gradient rows to all and partial reconstructions to their owners, in a
+/// feature group; gradients in fp32 to their owners (twice where their norm is formed first)
 /// and new weights back, between groups.
 struct SentBytes {
   std::int64_t feature = 0, data = 0;
@@ -54,9 +54,9 @@ SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, par
       configuration.optimizer.state == kernels::StatePolicy::fp32 ? kernels::Scalar::fp32 : kernels::Scalar::bf16);
   const bool norm_first =
       configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode == optimizer::ClipMode::exact;
-  return {(group - own) * row + own * (grid.feature - 1) * row, (grid.data - 1) * owned * shape.d_model *
-                                                                    (shape.n_layers * (shape.n_layers + 3) / 2) *
-                                                                    ((norm_first ? 2 : 1) * 4 + weight)};
+  return {(group - own) * row + 2 * own * (grid.feature - 1) * row, (grid.data - 1) * owned * shape.d_model *
+                                                                        (shape.n_layers * (shape.n_layers + 3) / 2) *
+                                                                        ((norm_first ? 2 : 1) * 4 + weight)};
 }
 
 /// A grid that sends this much more than the best is worth a word.

@@ -311,6 +311,12 @@ kernels::cuda::SelectionExchange Selection::exchange() {
               }};
 }
 
+void Selection::mark(device::IdleClock* idle) {
+  if (shards_) shards_->mark(idle);
+  if (all_) all_->mark(idle);
+  if (on_rank_0_) on_rank_0_->exchange().mark(idle);
+}
+
 Selection::ControllerState Selection::controller_state() {
   if (settings_.activation != Activation::batch_topk) return {{}, false};
   if (on_rank_0_)

@@ -125,6 +125,8 @@ class Selection {
   /// Of the last selection. Waits for the device.
   const SelectionStatistics& statistics();
   const SelectionSizes& sizes() const { return sizes_; }
+  /// Where a selection on GPUs waits for other ranks is marked from now on.
+  void mark(device::IdleClock*);
 
   /// All under the name "selection". Of a rank, since the start.
   parallel::Exchanges exchanges() const;

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "transcoder/row_exchange.hpp"
+#include "transcoder/exchange_buffer.hpp"
 #include "transcoder/selection.hpp"
 
 namespace weft::transcoder {

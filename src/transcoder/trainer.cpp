@@ -61,12 +61,10 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       model_(shape, configuration.optimizer.state, grid, execution, Moments::held),
       normalisation_(normalisation, statistics, execution),
       forward_(configuration, model_, normalisation_, grid, execution, timers_, configuration.data.batch_tokens),
-      gather_(grid.feature_axis(), execution,
-              parallel::largest_part(configuration.data.batch_tokens, grid.shape().data) * shape.width() *
-                  kernels::bytes_of(scalar_of(configuration.precision))),
-      row_exchange_(gather_, configuration.parallel.manner, execution, shape.n_layers,
-                    shape.d_model * kernels::bytes_of(scalar_of(configuration.precision)), 0,
-                    parallel::largest_part(configuration.data.batch_tokens, grid.shape().data)),
+      row_gather_(forward_.lane(), "gradient rows",
+                  parallel::largest_part(parallel::largest_part(configuration.data.batch_tokens, grid.shape().data),
+                                         grid.shape().feature),
+                  shape.width()),
       exchange_(model_, grid, execution),
       world_(grid.all_on_an_axis(), execution, 0),
       in_flight_(device::is_asynchronous(execution) && world_.leaves_the_host_free() ? kStepsAhead : 0),
@@ -97,11 +95,11 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   device::zero(execution, guard_.data(), guard_.bytes());
 
   const bool wait = configuration.parallel.manner.wait;
-  forward_.exchange().block(wait);
+  forward_.lane().axis.block(wait);
   forward_.selection().block(wait);
-  gather_.block(wait);
   exchange_.ranks().block(wait);
   world_.block(wait);
+
   const int world_rank = grid.world().rank();
   model_.add_to(registry_, world_rank);
   const auto replicated = [&](const std::string& name, kernels::Scalar type, std::int64_t size, void* data,
@@ -131,12 +129,12 @@ std::int64_t Trainer::bytes(const Configuration& configuration, const Shape& sha
       selection_sizes(configuration.transcoder, selection_shape(configuration, shape, configuration.data.batch_tokens),
                       grid, configuration.precision, backend)
           .capacity;
-  const std::int64_t element = kernels::bytes_of(scalar_of(configuration.precision));
-  return own * width * 4 + group * width * element + capacity * 4 +
-         (grid.feature > 1 ? RowExchange::bytes(configuration.parallel.manner, shape.d_model * element, 0, group) : 0) +
+  return own * width * 4 + group * width * kernels::bytes_of(scalar_of(configuration.precision)) + capacity * 4 +
          (configuration.optimizer.clip_norm > 0 ? 8 * norm_elements(shape.n_layers * n_local) : 0) +
          kernels::loss_workspace(own, shape.n_layers) + backward_workspace(backend, shape, n_local, capacity) +
-         (kernels::kCudaBuild ? 2 * (group + own) * row_bytes : 0);  // two slots of raw rows on a GPU
+         (kernels::kCudaBuild ? 2 * 2 * own * row_bytes : 0) +  // two slots of raw rows on a GPU
+         RowGather::bytes(own, width, exchange_blocks(configuration, shape.n_layers, grid),
+                          scalar_of(configuration.precision));
 }
 
 void Trainer::initialise() { model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed)); }
@@ -144,12 +142,15 @@ void Trainer::initialise() { model_.initialise(static_cast<std::uint64_t>(config
 void Trainer::time_phases(bool one_by_one) {
   one_by_one_ = one_by_one;
   const bool wait = one_by_one && device::is_asynchronous(execution_);
-  forward_.exchange().wait_for_each(wait);
+  forward_.lane().axis.wait_for_each(wait);
   forward_.selection().wait_for_each(wait);
-  gather_.wait_for_each(wait);
   exchange_.ranks().wait_for_each(wait);
   world_.wait_for_each(wait);
-  timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); }) : nullptr);
+  timers_.before_switch(one_by_one ? std::function<void()>([this] {
+    kernels::fence(forward_.lane().beside);
+    kernels::fence(execution_);
+  })
+                                   : nullptr);
 }
 
 /// Whether nothing between the first kernel of a step and its last waits for an answer: then it can be recorded.
@@ -159,7 +160,8 @@ bool Trainer::step_is_free_of_the_host() {
 }
 
 void Trainer::step(const dataset::RawBatch& batch) {
-  const std::int64_t step = steps_done_ + 1, sent_before = exchanges().total().bytes_sent;
+  const std::int64_t step = steps_done_ + 1;
+  const parallel::Traffic before_step = exchanges().total();
   load(batch);
   // The first step prepares what is prepared on first use; the second is recorded, and from then on replayed.
   if (configuration_.device.graphs && !one_by_one_ && steps_here_ > 0 && step_is_free_of_the_host()) {
@@ -186,7 +188,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
   upload_.finish();
   learn_outcomes(step - in_flight_);
   timers_.stop();
-  step_bytes_sent_ = exchanges().total().bytes_sent - sent_before;
+  step_traffic_ = exchanges().total() - before_step;
   ++steps_done_;
   ++steps_here_;
 }
@@ -217,11 +219,12 @@ void Trainer::load(const dataset::RawBatch& batch) {
 }
 
 void Trainer::compute() {
+  forward_.idle().restart();
   gradient_rows_.open();
   forward_.encode();
-  forward_.by_feature();
   residual_and_loss();
-  gather_gradient_rows();
+  order_by_feature();  // while the last gradient rows travel
+  await_gradient_rows();
   guard();
   clip();
   backward_and_update();
@@ -233,21 +236,33 @@ void Trainer::compute() {
 void Trainer::residual_and_loss() {
   const Shape& shape = model_.shape();
   const std::int64_t width = shape.width();
-  const parallel::Range own = forward_.layout().own;
-  const kernels::AnyMatrix targets{targets_.data(), kernels::Scalar::fp32, own.size(), width, width};
+  const kernels::AnyMatrix targets{targets_.data(), kernels::Scalar::fp32, forward_.layout().own.size(), width, width};
   const std::int64_t n = shape.n_layers;
-  const kernels::LossSums sums{{loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
   device::zero(execution_, step_sums_.data(), step_sums_.bytes());
-  kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(),
-                                   {step_sums_.data() + 3 * n, n});
-  forward_.decode([&](const Forward::OwnPart& part) {
-    timers_.region("loss");
-    kernels::residual_and_loss(
-        execution_, part.partial, part.n_parts, targets.rows_from(part.begin, part.count), model_.decoder_bias().weight,
-        normalisation_.centre.array(), normalisation_.standardise.array(), n, gradient_factor(),
-        gradient_rows().rows_from(own.begin + part.begin, part.count), sums, loss_workspace_.array());
-    kernels::accumulate(execution_, loss_sums_.array(), {step_sums_.data(), 3 * n});
-  });
+  const std::int64_t d = shape.d_model;
+  forward_.decode(
+      [&](const Forward::OwnPart& part) {
+        timers_.region("loss");
+        const std::int64_t first = part.layers.begin * d, columns = part.layers.size() * d, m = part.layers.size();
+        const auto of_layers = [&](const device::Buffer<float>& all) {
+          return kernels::Array<const float>{all.data() + first, columns};
+        };
+        kernels::residual_and_loss(
+            execution_, part.partial, part.n_parts,
+            targets.rows_from(part.begin, part.count).columns_from(first, columns),
+            {model_.decoder_bias().weight.data + first, columns}, of_layers(normalisation_.centre),
+            of_layers(normalisation_.standardise), m, gradient_factor(),
+            row_gather_.own(forward_.layout(), gradient_rows(), part.block).rows_from(part.begin, part.count),
+            {{loss_sums_.data(), m}, {loss_sums_.data() + n, m}, {loss_sums_.data() + 2 * n, m}},
+            loss_workspace_.array());
+        for (std::int64_t sum = 0; sum < 3; ++sum)
+          kernels::accumulate(execution_, {loss_sums_.data() + sum * n, m},
+                              {step_sums_.data() + sum * n + part.layers.begin, m});
+      },
+      [&](std::size_t block) {
+        timers_.region("exchange");
+        row_gather_.send(forward_.layout(), gradient_rows(), block);
+      });
 }
 
 /// Of preset `weft`: the derivative of the mean squared error by a residual, per unit of residual.
@@ -261,20 +276,25 @@ kernels::AnyMatrix Trainer::gradient_rows() const {
   return {gradient_rows_.data(), scalar_of(configuration_.precision), forward_.layout().group.size(), width, width};
 }
 
-void Trainer::gather_gradient_rows() {
-  timers_.region("exchange");
-  std::vector<std::int64_t> rows;
-  for (const parallel::Range& slice : forward_.layout().own_of_rank) rows.push_back(slice.size());
-  row_exchange_.all_gather(gradient_rows_.data(), rows, "gradient rows");
+void Trainer::order_by_feature() {
+  const std::int64_t n = model_.shape().n_layers;
+  forward_.by_feature();
+  kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(),
+                                   {step_sums_.data() + 3 * n, n});
 }
 
-/// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it; and
-/// all ranks of a feature group hold the same rows and inputs, so they decide alike without a word. Ranks of the data
-/// axis hold others and must ask.
+/// Block 0 is sent last.
+void Trainer::await_gradient_rows() {
+  timers_.region("exchange");
+  row_gather_.wait(0, execution_);
+}
+
+/// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it. Each
+/// rank has seen the inputs of its own tokens only, so all must ask.
 void Trainer::guard() {
   timers_.region("check");
   kernels::flag_beyond(execution_, gradient_rows(), kLargestResidual * gradient_factor(), forward_.not_finite());
-  if (exchange_.active()) world_.maximum({forward_.not_finite(), 1}, "flags");
+  world_.maximum({forward_.not_finite(), 1}, "flags");
   const std::int64_t skip_at_most =
       configuration_.run.nonfinite == NonFinite::skip ? configuration_.run.skip_at_most : 0;
   kernels::guard_step(execution_, forward_.not_finite(), skip_at_most, guard_.data(), adam_step_.data(),
@@ -434,8 +454,7 @@ void Trainer::settle() {
 
 Trainer::Traffics Trainer::traffic() const {
   Traffics all = replayed_;
-  all.feature += forward_.exchange().exchanges();
-  all.feature += gather_.exchanges();
+  all.feature += forward_.lane().axis.exchanges();
   all.data += exchange_.ranks().exchanges();
   all.others += forward_.selection().exchanges();
   all.others += world_.exchanges();
@@ -450,9 +469,8 @@ parallel::Exchanges Trainer::exchanges() const {
   return all;
 }
 
-std::optional<double> Trainer::exposed_seconds() const {
-  if (!traffic_is_timed()) return std::nullopt;
-  return exchanges().total().seconds;
+double Trainer::step_exposed_seconds() const {
+  return traffic_is_timed() ? step_traffic_.seconds : forward_.idle().seconds();
 }
 
 }  // namespace weft::transcoder

@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -92,9 +91,10 @@ class Trainer {
   parallel::Exchanges exchanges() const;
   /// Whether their `seconds` are known: not where steps go on without the host, unless phases are timed.
   bool traffic_is_timed() const { return world_.is_timed(); }
-  /// Seconds that steps have stood still for exchanges; none where nobody sees it.
-  std::optional<double> exposed_seconds() const;
-  std::int64_t step_bytes_sent() const { return step_bytes_sent_; }  ///< by this rank in the last step
+  /// By this rank in the last step.
+  std::int64_t step_bytes_sent() const { return step_traffic_.bytes_sent; }
+  /// That its computation stood still for exchanges in the last step, which must be over (`settle`).
+  double step_exposed_seconds() const;
 
  private:
   float gradient_factor() const;
@@ -107,7 +107,8 @@ class Trainer {
   void load(const dataset::RawBatch&);
   void compute();
   void residual_and_loss();
-  void gather_gradient_rows();
+  void order_by_feature();
+  void await_gradient_rows();
   void guard();
   void clip();
   void decoder_bias_gradient();
@@ -125,10 +126,9 @@ class Trainer {
   Model model_;
   NormalisationOnDevice normalisation_;
   Forward forward_;
-  parallel::DeviceCommunicator gather_;  // gradient rows, over the feature axis
-  RowExchange row_exchange_;             // by which they go
-  GradientExchange exchange_;            // parameter gradients, over the data axis
-  parallel::DeviceCommunicator world_;   // flags and norms
+  RowGather row_gather_;                // gradient rows, over the feature axis
+  GradientExchange exchange_;           // parameter gradients, over the data axis
+  parallel::DeviceCommunicator world_;  // flags and norms
 
   device::Buffer<float> targets_;              // [largest own slice, L * d] normalised
   ExchangeBuffer gradient_rows_;               // [largest group, L * d]
@@ -156,8 +156,8 @@ class Trainer {
   device::HostBuffer<kernels::StepOutcome> outcomes_;  // [kRing]
   Pending pending_[kRing];
   device::Graph graph_;
-  Traffics recorded_, replayed_;  // what the graph sends; what its replays have sent that no call was made for
-  std::int64_t step_bytes_sent_ = 0;
+  Traffics recorded_, replayed_;    // what the graph sends; what its replays have sent that no call was made for
+  parallel::Traffic step_traffic_;  // of the last step
   bool one_by_one_ = false;
   double learning_rate_ = 0;
 

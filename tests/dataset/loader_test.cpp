@@ -55,14 +55,13 @@ bool same_row(const kernels::AnyMatrix& matrix, std::int64_t row, const std::vec
 /// Checks a batch on this rank against the expected global rows of the whole batch.
 bool batch_is(const RawBatch& batch, const parallel::Grid& grid, const Sample& sample,
               const std::vector<std::int64_t>& rows) {
-  const parallel::Range group = grid.group_tokens(batch.n_tokens), own = grid.own_tokens(batch.n_tokens);
-  bool same = batch.n_tokens == static_cast<std::int64_t>(rows.size()) && batch.inputs.rows == group.size() &&
+  const parallel::Range own = grid.own_tokens(batch.n_tokens);
+  bool same = batch.n_tokens == static_cast<std::int64_t>(rows.size()) && batch.inputs.rows == own.size() &&
               batch.targets.rows == own.size();
-  for (std::int64_t i = group.begin; same && i < group.end; ++i)
-    same =
-        same_row(batch.inputs, i - group.begin, testing::sample_row(sample, rows[static_cast<std::size_t>(i)], false));
   for (std::int64_t i = own.begin; same && i < own.end; ++i)
-    same = same_row(batch.targets, i - own.begin, testing::sample_row(sample, rows[static_cast<std::size_t>(i)], true));
+    for (const bool target : {false, true})
+      same = same && same_row(target ? batch.targets : batch.inputs, i - own.begin,
+                              testing::sample_row(sample, rows[static_cast<std::size_t>(i)], target));
   return same;
 }
 

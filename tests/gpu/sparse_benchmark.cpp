@@ -215,7 +215,7 @@ void run(const Options& o) {
     cuda::tune = variant;
     std::snprintf(note, sizeof note, "variant %d", variant);
 #endif
-    ms = median_ms(o.repeat, [&] { cuda::decode_forward(gpu, activations, 0, N, decoder, y); });
+    ms = median_ms(o.repeat, [&] { cuda::decode_forward(gpu, activations, 0, N, decoder, 0, y); });
     report("decode_forward", ms, 2 * decoder_parameters, row_bytes * pairs, note);
     ms = median_ms(o.repeat, [&] {
       cuda::decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), {},

@@ -473,8 +473,22 @@ TEST_CASE("decode_forward is the plain sum, whatever the shape") {
       const std::int64_t begin = shape.n_tokens / 3, count = shape.n_tokens - begin;
       DeviceArray<std::byte> y(count * L * d * bytes_of(type));
       y.poison();
-      cuda::decode_forward(gpu, b.activations(), begin, count, views, {y.data(), type, count, L * d, L * d});
+      cuda::decode_forward(gpu, b.activations(), begin, count, views, 0, {y.data(), type, count, L * d, L * d});
       const std::vector<float> got = floats_from(y.download(), type);
+      // A range of target layers is the same columns, bit for bit.
+      for (std::int64_t target = 0; target < L; ++target) {
+        const std::int64_t columns = std::min<std::int64_t>(2, L - target) * d;
+        DeviceArray<std::byte> some(count * columns * bytes_of(type));
+        some.poison();
+        cuda::decode_forward(gpu, b.activations(), begin, count, views, target,
+                             {some.data(), type, count, columns, columns});
+        const std::vector<float> part = floats_from(some.download(), type);
+        bool same = true;
+        for (std::int64_t n = 0; n < count; ++n)
+          same = same && std::equal(part.begin() + n * columns, part.begin() + (n + 1) * columns,
+                                    got.begin() + n * L * d + target * d);
+        CHECK(same);
+      }
       double worst = 0;
       std::vector<double> sum(static_cast<std::size_t>(L * d)), absolute(sum.size());
       for (std::int64_t n = 0; n < count; ++n) {

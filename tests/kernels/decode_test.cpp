@@ -110,7 +110,7 @@ TEST_CASE("decode_forward agrees with the plain sum, whatever shape and storage"
         const Sums expected = forward64(shape, sparse, weight);
         // Filled before: forward must overwrite everything, rows without entries with zeros.
         const TestMatrix y(std::vector<float>(shape.n_tokens * width, 3.0f), shape.n_tokens, width, type);
-        decode_forward(execution(), sparse.csr(), 0, shape.n_tokens, views(parameters), y.view());
+        decode_forward(execution(), sparse.csr(), 0, shape.n_tokens, views(parameters), 0, y.view());
         const std::vector<float> values = y.values();
         // k products and sums in fp32: k + 1 roundings on the sum of magnitudes; then one rounding to storage.
         const double k = most_entries(sparse.row_offsets);
@@ -122,8 +122,18 @@ TEST_CASE("decode_forward agrees with the plain sum, whatever shape and storage"
         // A range of tokens is the same rows, bit for bit.
         if (shape.n_tokens > 3) {
           const TestMatrix part(std::vector<float>(2 * width), 2, width, type);
-          decode_forward(execution(), sparse.csr(), 2, 2, views(parameters), part.view());
+          decode_forward(execution(), sparse.csr(), 2, 2, views(parameters), 0, part.view());
           CHECK(part.values() == std::vector<float>(values.begin() + 2 * width, values.begin() + 4 * width));
+        }
+        // So is a range of target layers.
+        for (std::int64_t target = 0; target < shape.n_layers; ++target) {
+          const std::int64_t n = std::min<std::int64_t>(2, shape.n_layers - target), columns = n * shape.d_model;
+          const TestMatrix part(std::vector<float>(shape.n_tokens * columns, 3.0f), shape.n_tokens, columns, type);
+          decode_forward(execution(), sparse.csr(), 0, shape.n_tokens, views(parameters), target, part.view());
+          const std::vector<float> some = part.values();
+          for (std::int64_t row = 0; row < shape.n_tokens; ++row)
+            CHECK(std::equal(some.begin() + row * columns, some.begin() + (row + 1) * columns,
+                             values.begin() + row * width + target * shape.d_model));
         }
       }
 }
@@ -305,7 +315,7 @@ TEST_CASE("the dense formulation computes the same step") {
   const DeviceArray<float> dense_y(std::vector<float>(n * width, 5.0f));
   dense_decode(execution(), activation_views, weight_views, dense_y.matrix(n, width));
   const TestMatrix y(std::vector<float>(n * width), n, width, Scalar::fp32);
-  decode_forward(execution(), sparse.csr(), 0, n, views(parameters), y.view());
+  decode_forward(execution(), sparse.csr(), 0, n, views(parameters), 0, y.view());
   agree(dense_y.values(), y.values());
 
   const TestMatrix rows(random_floats(n * width, 2, 0.05f), n, width, Scalar::fp32);

@@ -104,13 +104,13 @@ struct Run {
 
   void step(const Data& data, std::int64_t i) {
     const std::int64_t width = kLayers * kWidth, begin = i * kTokens;
-    const parallel::Range group = grid.group_tokens(kTokens), own = grid.own_tokens(kTokens);
+    const parallel::Range own = grid.own_tokens(kTokens);
     dataset::RawBatch batch;
     const auto rows = [&](const std::vector<float>& all, parallel::Range range) -> kernels::AnyMatrix {
       return {const_cast<float*>(all.data()) + (begin + range.begin) * width, kernels::Scalar::fp32, range.size(),
               width, width};
     };
-    batch.inputs = rows(data.inputs, group);
+    batch.inputs = rows(data.inputs, own);
     batch.targets = rows(data.targets, own);
     batch.n_tokens = kTokens;
     trainer.step(batch);
@@ -250,9 +250,9 @@ TEST_CASE("ranks send the bytes that the method asks for, and the plan says no l
     run.step(data, 0);
     std::int64_t sent[] = {run.trainer.feature_traffic().bytes_sent, run.trainer.data_traffic().bytes_sent};
     testing::world().all().sum(sent);
-    // Each token's partial sums leave all ranks of its group but one, its gradient row goes to all of them but one.
+    // Each token's inputs and gradient row go to all ranks of its group but one, its partial sums leave all but one.
     const std::int64_t width = kLayers * kWidth;
-    CHECK(sent[0] == 2 * (shape.feature - 1) * kTokens * width * 4);
+    CHECK(sent[0] == 3 * (shape.feature - 1) * kTokens * width * 4);
     // Each gradient leaves all groups but one, each weight goes to all but one; biases are gathered whole.
     const std::int64_t weights = kFeatures * kWidth * kLayers * (kLayers + 3) / 2,
                        biases = shape.data * (kLayers * kFeatures + shape.feature * width);

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/row_gather.hpp"
+
+#include "kernels/convert/convert.hpp"
+#include "transcoder/forward.hpp"
+
+namespace weft::transcoder {
+
+std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_blocks) {
+  std::vector<parallel::Range> blocks;
+  for (std::int64_t i = 0; i < n_blocks; ++i) blocks.push_back(parallel::part(n_layers, n_blocks, i));
+  return blocks;
+}
+
+std::int64_t RowGather::bytes(std::int64_t own_tokens, std::int64_t width, std::int64_t n_blocks,
+                              kernels::Scalar scalar) {
+  return n_blocks > 1 ? own_tokens * width * kernels::bytes_of(scalar) : 0;
+}
+
+RowGather::RowGather(const Lane& lane, const char* name, std::int64_t own_tokens, std::int64_t width)
+    : lane_(lane),
+      name_(name),
+      own_(bytes(own_tokens, width, static_cast<std::int64_t>(lane.blocks.size()), lane.scalar)),
+      arrived_(lane.blocks.size()) {}
+
+kernels::AnyMatrix RowGather::own(const TokenLayout& layout, const kernels::AnyMatrix& all, std::size_t block) const {
+  if (in_place()) return all.rows_from(layout.own.begin, layout.own.size());
+  const std::int64_t before = lane_.blocks[block].begin * lane_.d_model * layout.own.size();
+  return {own_.data() + before * kernels::bytes_of(lane_.scalar), lane_.scalar, layout.own.size(), columns(block),
+          columns(block)};
+}
+
+void RowGather::send(const TokenLayout& layout, const kernels::AnyMatrix& all, std::size_t block) {
+  if (lane_.axis.size() == 1) return;
+  const std::int64_t row = columns(block) * kernels::bytes_of(lane_.scalar);
+  std::vector<std::int64_t> bytes;
+  for (const parallel::Range& slice : layout.own_of_rank) bytes.push_back(slice.size() * row);
+  formed_.record(lane_.execution);
+  formed_.hold_back(lane_.beside);
+  if (in_place()) {
+    lane_.axis.all_gather(all.data, bytes, name_);
+  } else {
+    lane_.axis.all_gather(own(layout, all, block).data, lane_.arriving, bytes, name_);
+    kernels::copy_rows(lane_.beside, {lane_.arriving, lane_.scalar, all.rows, columns(block), columns(block)},
+                       all.columns_from(lane_.blocks[block].begin * lane_.d_model, columns(block)));
+  }
+  arrived_[block].record(lane_.beside);
+}
+
+void RowGather::wait(std::size_t block, const kernels::Execution& computation) {
+  if (lane_.axis.size() == 1 || lane_.beside.stream == computation.stream) return;
+  lane_.idle.begin(computation);
+  arrived_[block].hold_back(computation);
+  lane_.idle.end(computation);
+}
+
+}  // namespace weft::transcoder
