@@ -13,7 +13,6 @@ namespace weft::transcoder {
 namespace {
 
 constexpr std::int64_t kLargestPartial = std::int64_t{512} << 20;
-constexpr std::int64_t kBlocks = 4;  // more of them hide more of the exchange and cost launches
 
 parallel::Range intersection(parallel::Range a, parallel::Range b) {
   const std::int64_t begin = std::max(a.begin, b.begin);
@@ -74,8 +73,7 @@ kernels::Scalar scalar_of(Precision precision) {
 }
 
 std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers, parallel::GridShape grid) {
-  const bool beside = kernels::kCudaBuild && grid.feature > 1 && configuration.parallel.overlap;
-  return beside ? std::min(kBlocks, n_layers) : 1;
+  return kernels::kCudaBuild && grid.feature > 1 ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }
 
 std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t columns,
@@ -122,8 +120,9 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       stream_(sizes_.n_blocks > 1 ? std::make_unique<device::Stream>(execution) : nullptr),
       beside_(stream_ ? stream_->execution() : execution),
       exchange_(grid.feature_axis(), beside_, sizes_.bytes(sizes_.group * model.shape().width())),
-      arriving_(sizes_.bytes(sizes_.arriving)),
-      lane_{exchange_,
+      arriving_(grid.feature_axis(), sizes_.bytes(sizes_.arriving)),
+      lane_{grid.feature_axis(),
+            exchange_,
             execution_,
             beside_,
             idle_,
@@ -138,8 +137,8 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       slots_(static_cast<std::size_t>(sizes_.n_slots)),
       not_finite_(1) {
   for (Slot& slot : slots_) {
-    slot.partial = device::Buffer<std::byte>(sizes_.bytes(sizes_.partial));
-    slot.received = device::Buffer<std::byte>(sizes_.bytes(sizes_.received));
+    slot.partial = parallel::ExchangeBuffer(grid.feature_axis(), sizes_.bytes(sizes_.partial));
+    slot.received = parallel::ExchangeBuffer(grid.feature_axis(), sizes_.bytes(sizes_.received));
   }
   if (!stream_) exchange_.mark(&idle_);
   selection_.mark(&idle_);

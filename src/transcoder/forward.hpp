@@ -131,7 +131,7 @@ class Forward {
   std::unique_ptr<device::Stream> stream_;  // beside the computation's, where there is one
   kernels::Execution beside_;
   parallel::DeviceCommunicator exchange_;
-  device::Buffer<std::byte> arriving_;
+  parallel::ExchangeBuffer arriving_;
   RowGather::Lane lane_;
   std::optional<TokenLayout> layout_;
   Selection selection_;
@@ -140,8 +140,8 @@ class Forward {
   std::size_t blocks_here_ = 0;  // of inputs, that the computation has waited for
   // What is decoded and what arrives; two of each where the exchange of one goes on while the next is decoded.
   struct Slot {
-    device::Buffer<std::byte> partial;   // [chunk, columns of the largest block]
-    device::Buffer<std::byte> received;  // [n_parts * chunk's own tokens, the same]; only with several feature ranks
+    parallel::ExchangeBuffer partial;   // [chunk, columns of the largest block]
+    parallel::ExchangeBuffer received;  // [n_parts * chunk's own tokens, the same]; only with several feature ranks
     device::Event decoded, arrived;
   };
   std::vector<Slot> slots_;
