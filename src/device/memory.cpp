@@ -72,6 +72,9 @@ Allocation::~Allocation() {
 #endif
 }
 
+Counted::Counted(std::int64_t bytes) : bytes_(bytes) { counter(Allocation::Where::device).add(bytes_); }
+Counted::~Counted() { counter(Allocation::Where::device).add(-bytes_); }
+
 void copy(const kernels::Execution& execution, void* to, const void* from, std::int64_t bytes, Direction direction) {
   if (bytes == 0) return;
 #ifdef WEFT_ENABLE_CUDA

@@ -42,6 +42,17 @@ class Allocation {
   Where where_ = Where::host;
 };
 
+/// Device memory that a library allocated for this program: it counts like the program's own.
+class Counted {
+ public:
+  explicit Counted(std::int64_t bytes);
+  Counted(const Counted&) = delete;
+  ~Counted();
+
+ private:
+  std::int64_t bytes_;
+};
+
 template <class T, Allocation::Where where>
 class TypedBuffer {
  public:

@@ -43,7 +43,9 @@ void Event::hold_back(const kernels::Execution& later) const {
 
 Stream::Stream(const kernels::Execution& like) : execution_(like) {
   cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  int lowest = 0, highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "creating a stream");
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "creating a stream");
   execution_.stream = stream;
 }
 Stream::~Stream() { cudaStreamDestroy(stream_of(execution_)); }

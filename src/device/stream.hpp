@@ -39,7 +39,7 @@ class Event {
   void* event_ = nullptr;  // cudaEvent_t
 };
 
-/// A queue of its own beside the computation's.
+/// A queue of its own beside the computation's. Its work goes first where both have some: others may wait for it.
 class Stream {
  public:
   explicit Stream(const kernels::Execution& like);

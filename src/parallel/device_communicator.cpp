@@ -22,6 +22,31 @@ std::int64_t total(std::span<const std::int64_t> bytes) {
 
 }  // namespace
 
+ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, bool keep) : bytes_(bytes), keep_(keep) {
+  if (!keep) return;
+  if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr && bytes > 0) {
+    known_ = std::make_shared<nccl::Memory>(*gpus, bytes);
+    data_ = static_cast<std::byte*>(known_->data());
+  } else {
+    plain_ = device::Buffer<std::byte>(bytes);
+    data_ = plain_.data();
+  }
+}
+
+std::byte* ExchangeBuffer::open() {
+  if (!keep_) {
+    plain_ = device::Buffer<std::byte>(bytes_);
+    data_ = plain_.data();
+  }
+  return data_;
+}
+
+void ExchangeBuffer::close() {
+  if (keep_) return;
+  plain_ = {};
+  data_ = nullptr;
+}
+
 /// Adds what a call took to what is known of its name.
 class DeviceCommunicator::Measured {
  public:

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "device/memory.hpp"
@@ -21,6 +22,28 @@
 #include "parallel/traffic.hpp"
 
 namespace weft::parallel {
+
+namespace nccl {
+class Memory;
+}
+
+/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to NCCL. What is not kept
+/// (parallel.keep_buffers) is plain memory, there only between `open` and `close`.
+class ExchangeBuffer {
+ public:
+  ExchangeBuffer() = default;
+  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, bool keep = true);
+  std::byte* open();
+  void close();
+  std::byte* data() const { return data_; }
+
+ private:
+  std::shared_ptr<nccl::Memory> known_;  // shared only because a header need not know its destructor
+  device::Buffer<std::byte> plain_;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  bool keep_ = true;
+};
 
 class DeviceCommunicator {
  public:

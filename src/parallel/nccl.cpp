@@ -71,6 +71,7 @@ struct Group::State {
   std::mutex mutex;  // every call on `comm`: NCCL lets one thread at a time ask for its state
   int rank = 0, size = 1;
   bool aborted = false;
+  std::vector<Memory::Block> spare;
 
   State();
   ~State();
@@ -143,6 +144,7 @@ Group::State::~State() {
     groups().all.erase(this);
   }
   const std::lock_guard lock(mutex);
+  // After an abort peers may still look at memory: the end of the process frees it.
   if (comm == nullptr || aborted) return;
   // On the way out after an error a peer may be gone: it must not be waited for.
   if (std::uncaught_exceptions() > 0 || settle(ncclCommFinalize(comm), Clock::now() + kEndingLimit) != ncclSuccess) {
@@ -150,6 +152,7 @@ Group::State::~State() {
     return;
   }
   ncclCommDestroy(comm);
+  for (const Memory::Block& block : spare) ncclMemFree(block.data);
 }
 
 ncclResult_t Group::State::settle(ncclResult_t result, Clock::time_point limit) const {
@@ -217,6 +220,28 @@ void Group::all_to_all(const void* send, std::span<const std::int64_t> send_byte
   check(group, ncclGroupEnd(), "an all-to-all", never);
 }
 
+Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counted_(bytes) {
+  if (bytes == 0) return;
+  const std::lock_guard lock(group_.mutex);
+  auto& spare = group_.spare;
+  auto best = spare.end();
+  for (auto block = spare.begin(); block != spare.end(); ++block)
+    if (block->bytes >= bytes && (best == spare.end() || block->bytes < best->bytes)) best = block;
+  if (best != spare.end()) {
+    block_ = *best;
+    spare.erase(best);
+    return;
+  }
+  block_.bytes = bytes;
+  check(group_, ncclMemAlloc(&block_.data, static_cast<std::size_t>(bytes)), "allocating memory", never);
+}
+
+Memory::~Memory() {
+  if (block_.data == nullptr) return;
+  const std::lock_guard lock(group_.mutex);
+  group_.spare.push_back(block_);
+}
+
 void Group::all_reduce(void* values, std::int64_t size, Integer type, Reduction reduction, void* stream) {
   fault::point("collective");
   if (size == 0) return;
@@ -278,6 +303,8 @@ std::string failure() {
 #else
 
 struct Group::State {};
+Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counted_(bytes) {}
+Memory::~Memory() = default;
 Group::Group(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Group::~Group() = default;
 

@@ -14,6 +14,8 @@
 #include <span>
 #include <string>
 
+#include "device/memory.hpp"
+
 namespace weft::parallel {
 
 class Communicator;
@@ -45,8 +47,32 @@ class Group {
                   std::span<const std::int64_t> receive_bytes, void* stream);
   void all_reduce(void* values, std::int64_t size, Integer type, Reduction reduction, void* stream);
 
+  State& state() { return *state_; }
+
  private:
   std::unique_ptr<State> state_;
+};
+
+/// Memory of the GPU for what a group exchanges. NCCL lets peers reach it directly once a step is recorded, and
+/// remembers the address; so it is never given back before the group ends, but kept for the next who wants that much.
+/// (With NCCL 2.28.3 memory that was registered, freed and allocated anew at the same address made the next exchange
+/// wait for ever.)
+class Memory {
+ public:
+  struct Block {
+    void* data = nullptr;
+    std::int64_t bytes = 0;
+  };
+  /// Throws Error(communication).
+  Memory(Group&, std::int64_t bytes);
+  Memory(const Memory&) = delete;
+  ~Memory();
+  void* data() const { return block_.data; }
+
+ private:
+  Group::State& group_;
+  device::Counted counted_;
+  Block block_;
 };
 
 /// The group of `ranks`, each with a GPU of its own; null where there is none to make: one rank, no GPU, no NCCL, or

@@ -201,8 +201,11 @@ void add_machine(input::Schema& schema, Configuration& configuration) {
            "between GPUs: true leaves NVLink multicast to NCCL; false turns it off, unless NCCL_NVLS_ENABLE is set")
       .free();
   schema
-      .add("parallel.overlap", parallel.overlap,
-           "between GPUs: layers are exchanged while others are computed; false: one after the other")
+      .add("parallel.blocks", parallel.blocks,
+           "between GPUs: layers are exchanged in this many blocks, each while others are computed; 1 = after one "
+           "another")
+      .at_least(1)
+      .at_most(256)
       .free();
   ExchangeManner& manner = parallel.manner;
   schema

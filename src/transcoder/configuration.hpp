@@ -59,10 +59,10 @@ struct ExchangeManner {
 struct ParallelSettings {
   std::int64_t feature = 0;  ///< 0 = all ranks that `data` leaves
   std::int64_t data = 1;
-  double timeout = 600;    ///< seconds without progress of any rank before the job ends; 0 = never
-  std::int64_t world = 0;  ///< plan for this many ranks; dry run only
-  bool nvls = false;       ///< NCCL may use NVLink multicast
-  bool overlap = true;     ///< between GPUs: exchanges go on beside the computation
+  double timeout = 600;     ///< seconds without progress of any rank before the job ends; 0 = never
+  std::int64_t world = 0;   ///< plan for this many ranks; dry run only
+  bool nvls = false;        ///< NCCL may use NVLink multicast
+  std::int64_t blocks = 4;  ///< of layers, that GPUs exchange one by one beside the computation; 1: not beside it
   ExchangeManner manner;
 };
 

@@ -13,7 +13,6 @@ namespace weft::transcoder {
 namespace {
 
 constexpr std::int64_t kLargestPartial = std::int64_t{512} << 20;
-constexpr std::int64_t kBlocks = 4;  // more of them hide more of the exchange and cost launches
 
 parallel::Range intersection(parallel::Range a, parallel::Range b) {
   const std::int64_t begin = std::max(a.begin, b.begin);
@@ -74,13 +73,13 @@ kernels::Scalar scalar_of(Precision precision) {
 }
 
 bool exchanges_go_beside(const Configuration& configuration, parallel::GridShape grid) {
-  return kernels::kCudaBuild && grid.feature > 1 && configuration.parallel.overlap &&
+  return kernels::kCudaBuild && grid.feature > 1 && configuration.parallel.blocks > 1 &&
          !configuration.parallel.manner.wait;
 }
 
 std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers, parallel::GridShape grid) {
   if (grid.feature > 1 && !configuration.parallel.manner.together) return n_layers;
-  return exchanges_go_beside(configuration, grid) ? std::min(kBlocks, n_layers) : 1;
+  return exchanges_go_beside(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }
 
 std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t columns,
@@ -129,8 +128,9 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       stream_(sizes_.beside ? std::make_unique<device::Stream>(execution) : nullptr),
       beside_(stream_ ? stream_->execution() : execution),
       exchange_(grid.feature_axis(), beside_, sizes_.bytes(sizes_.group * model.shape().width())),
-      arriving_(sizes_.bytes(sizes_.arriving)),
-      lane_{exchange_,
+      arriving_(grid.feature_axis(), sizes_.bytes(sizes_.arriving)),
+      lane_{grid.feature_axis(),
+            exchange_,
             execution_,
             beside_,
             idle_,
@@ -144,9 +144,10 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       input_gather_(lane_, "inputs", sizes_.own, model.shape().width()),
       slots_(static_cast<std::size_t>(sizes_.n_slots)),
       not_finite_(1) {
+  const bool keep = configuration.parallel.manner.keep_buffers;
   for (Slot& slot : slots_) {
-    slot.partial = {sizes_.bytes(sizes_.partial), configuration.parallel.manner};
-    slot.received = {sizes_.bytes(sizes_.received), configuration.parallel.manner};
+    slot.partial = {grid.feature_axis(), sizes_.bytes(sizes_.partial), keep};
+    slot.received = {grid.feature_axis(), sizes_.bytes(sizes_.received), keep};
   }
   if (!stream_) exchange_.mark(&idle_);
   selection_.mark(&idle_);

@@ -26,7 +26,6 @@
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
 #include "transcoder/configuration.hpp"
-#include "transcoder/exchange_buffer.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/row_gather.hpp"
 #include "transcoder/selection.hpp"
@@ -134,7 +133,7 @@ class Forward {
   std::unique_ptr<device::Stream> stream_;  // beside the computation's, where there is one
   kernels::Execution beside_;
   parallel::DeviceCommunicator exchange_;
-  device::Buffer<std::byte> arriving_;
+  parallel::ExchangeBuffer arriving_;
   RowGather::Lane lane_;
   std::optional<TokenLayout> layout_;
   Selection selection_;
@@ -143,8 +142,8 @@ class Forward {
   std::size_t blocks_here_ = 0;  // of inputs, that the computation has waited for
   // What is decoded and what arrives; two of each where the exchange of one goes on while the next is decoded.
   struct Slot {
-    ExchangeBuffer partial;   // [chunk, columns of the largest block]
-    ExchangeBuffer received;  // [n_parts * chunk's own tokens, the same]; only with several feature ranks
+    parallel::ExchangeBuffer partial;   // [chunk, columns of the largest block]
+    parallel::ExchangeBuffer received;  // [n_parts * chunk's own tokens, the same]; only with several feature ranks
     device::Event decoded, arrived;
   };
   std::vector<Slot> slots_;

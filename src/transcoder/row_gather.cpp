@@ -20,7 +20,7 @@ std::int64_t RowGather::bytes(std::int64_t own_tokens, std::int64_t width, std::
 RowGather::RowGather(const Lane& lane, const char* name, std::int64_t own_tokens, std::int64_t width)
     : lane_(lane),
       name_(name),
-      own_(bytes(own_tokens, width, static_cast<std::int64_t>(lane.blocks.size()), lane.scalar)),
+      own_(lane.ranks, bytes(own_tokens, width, static_cast<std::int64_t>(lane.blocks.size()), lane.scalar)),
       arrived_(lane.blocks.size()) {}
 
 kernels::AnyMatrix RowGather::own(const TokenLayout& layout, const kernels::AnyMatrix& all, std::size_t block) const {

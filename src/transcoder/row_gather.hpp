@@ -28,6 +28,7 @@ class RowGather {
   /// What all exchanges of a step share: the axis, whose execution works beside the computation's, the blocks, and
   /// memory for what arrives.
   struct Lane {
+    const parallel::Communicator& ranks;
     parallel::DeviceCommunicator& axis;
     const kernels::Execution& execution;  ///< the computation's
     const kernels::Execution& beside;     ///< the axis'; the same where nothing can go on beside
@@ -57,7 +58,7 @@ class RowGather {
 
   const Lane& lane_;
   const char* name_;
-  device::Buffer<std::byte> own_;  // block after block, each [own tokens, its columns]; not with one block
+  parallel::ExchangeBuffer own_;  // block after block, each [own tokens, its columns]; not with one block
   device::Event formed_;
   std::vector<device::Event> arrived_;  // by block
 };

@@ -66,16 +66,21 @@ SelectionOnRankZero::SelectionOnRankZero(const ModelSettings& settings, const Se
       alone_(grid.alone()),
       exchange_(grid.all_on_an_axis(), execution,
                 largest_message(shape, grid.shape(), kernels::bytes_of(type_), lists_capacity_)),
-      own_(largest_own(sizes) * kernels::bytes_of(type_), shape.manner) {
+      own_(buffer(largest_own(sizes) * kernels::bytes_of(type_))) {
   if (grid.world().rank() == 0) {
-    all_ = {shape.n_layers * largest_layer(shape, grid.shape()) * kernels::bytes_of(type_), shape.manner};
-    bias_ = {shape.n_layers * shape.n_features * 4, shape.manner};
+    all_ = buffer(shape.n_layers * largest_layer(shape, grid.shape()) * kernels::bytes_of(type_));
+    bias_ = buffer(shape.n_layers * shape.n_features * 4);
     select_.emplace(settings, shape_alone(shape), alone_, execution, precision);
   } else {
-    row_offsets_ = {(shape.max_tokens + 1) * 8, shape.manner};
-    key_ = {lists_capacity_ * 4, shape.manner};
-    value_ = {lists_capacity_ * 4, shape.manner};
+    row_offsets_ = buffer((shape.max_tokens + 1) * 8);
+    key_ = buffer(lists_capacity_ * 4);
+    value_ = buffer(lists_capacity_ * 4);
   }
+}
+
+/// Of this rank alone: NCCL need not know gigabytes that live for a measurement.
+parallel::ExchangeBuffer SelectionOnRankZero::buffer(std::int64_t bytes) const {
+  return {alone_.world(), bytes, shape_.manner.keep_buffers};
 }
 
 std::optional<Selection::ControllerState> SelectionOnRankZero::controller_state() {

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "transcoder/exchange_buffer.hpp"
+#include "parallel/device_communicator.hpp"
 #include "transcoder/selection.hpp"
 
 namespace weft::transcoder {
@@ -46,6 +46,7 @@ class SelectionOnRankZero {
     parallel::Range tokens, features;
     std::int64_t offset, stride;  // elements
   };
+  parallel::ExchangeBuffer buffer(std::int64_t bytes) const;
   std::vector<Piece> pieces_of_layer(std::int64_t n_tokens_total) const;  // of all ranks, in their order
   void gather(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer,
               const Selection::Producer&);
@@ -60,11 +61,11 @@ class SelectionOnRankZero {
   kernels::Scalar type_;
   parallel::Grid alone_;
   parallel::DeviceCommunicator exchange_;
-  ExchangeBuffer own_;                        // this rank's products of a layer
-  ExchangeBuffer all_;                        // rank 0: [L] products of a layer, rank after rank
-  ExchangeBuffer bias_;                       // rank 0: [L, F]
-  std::optional<Selection> select_;           // rank 0
-  ExchangeBuffer row_offsets_, key_, value_;  // other ranks: the lists of rank 0
+  parallel::ExchangeBuffer own_;                        // this rank's products of a layer
+  parallel::ExchangeBuffer all_;                        // rank 0: [L] products of a layer, rank after rank
+  parallel::ExchangeBuffer bias_;                       // rank 0: [L, F]
+  std::optional<Selection> select_;                     // rank 0
+  parallel::ExchangeBuffer row_offsets_, key_, value_;  // other ranks: the lists of rank 0
   kernels::SparseActivations lists_;
 };
 
