@@ -9,7 +9,7 @@
 // Invariants. W[s] is [n_features, (n_layers - s) * d_model]: one feature's strip, all its targets, is contiguous, and
 // so are the columns s*d .. L*d of a row of y and g that it touches. Sums run in the order of the sparse lists, in
 // fp32. The backward pass reads W and g once, for da (with the weights before the update) and dW together; dW lives in
-// registers or cache and the optimizer is applied in place, unless the caller asks for the gradient itself.
+// registers or cache and the optimizer is applied in place: it is never stored.
 #pragma once
 
 #include <cstddef>
@@ -43,10 +43,5 @@ void decode_backward_update(const Execution&, const SparseActivations&, const Fe
 void decode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                           std::span<const ParameterRows> decoder, Array<float> activation_gradient,
                           Array<double> squared_norm, Array<std::byte> workspace);
-
-/// dW[layer] rows [row_begin, row_begin + out.rows) as a dense fp32 gradient [n, (L - layer) * d]: for the data axis,
-/// where gradients of several ranks are summed before the update, and for tests.
-void decode_gradient(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
-                     std::int64_t layer, std::int64_t row_begin, Matrix<float> out);
 
 }  // namespace weft::kernels

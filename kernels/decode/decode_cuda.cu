@@ -55,8 +55,8 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   if (!vector) {
     for (std::int64_t s = 0; s < n_layers; ++s)
       launch_rows(queue, {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
-                          s * d_model, s * n_features, 0, n_features, decoder[static_cast<std::size_t>(s)], step,
-                          activation_gradient.data, squared_norm.data, nullptr, 0});
+                          s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
+                          activation_gradient.data, squared_norm.data});
     return;
   }
 
@@ -109,17 +109,6 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace) {
   backward(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient, squared_norm, workspace);
-}
-
-void decode_gradient(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
-                     AnyMatrix gradient_rows, std::int64_t layer, std::int64_t row_begin, Matrix<float> out) {
-  ParameterRows shape;
-  shape.rows = activations.n_features;
-  shape.columns = out.columns;
-  shape.segment = gradient_rows.columns / activations.n_layers;
-  launch_rows(stream_of(execution), {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data,
-                                     gradient_rows, layer * shape.segment, layer * activations.n_features + row_begin,
-                                     row_begin, out.rows, shape, nullptr, nullptr, nullptr, out.data, out.stride});
 }
 
 }  // namespace weft::kernels::cuda

@@ -25,7 +25,4 @@ void decode_backward_norm(const Execution&, const SparseActivations&, const Feat
                           std::span<const ParameterRows> decoder, Array<float> activation_gradient,
                           Array<double> squared_norm, Array<std::byte> workspace);
 
-void decode_gradient(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
-                     std::int64_t layer, std::int64_t row_begin, Matrix<float> out);
-
 }  // namespace weft::kernels::cuda

@@ -237,23 +237,4 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
              activation_gradient.data, squared_norm.data);
 }
 
-void decode_gradient(const Execution& execution, const SparseActivations& activations, const FeatureHits& feature_hits,
-                     AnyMatrix gradient_rows, std::int64_t layer, std::int64_t row_begin, Matrix<float> out) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::decode_gradient(execution, activations, feature_hits, gradient_rows, layer, row_begin, out);
-  const Hits hits = hits_of(activations, feature_hits);
-  const std::int64_t first_key = layer * activations.n_features + row_begin;
-  const std::int64_t segment = gradient_rows.columns / activations.n_layers;
-  for_teams(
-      execution, "decode_gradient", out.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t row = team.league_rank();
-        auto& buffer = scratch<float[kChunkColumns]>(team);
-        for_chunks(out.columns, segment, [&](std::int64_t column, int count) {
-          gather_chunk(team, hits, first_key + row, gradient_rows, layer * segment + column, count, nullptr, false,
-                       nullptr, out.row(row) + column, buffer);
-        });
-      });
-}
-
 }  // namespace weft::kernels

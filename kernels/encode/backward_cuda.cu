@@ -17,13 +17,11 @@ struct BiasArguments {
   const std::uint32_t* position;
   const float* value;      // dz by CSR position
   const float* value_sum;  // the gradients, where the stream has summed them; or null
-  std::int64_t first_key;  // of out[0]
   std::int64_t n_keys, n_features;
   const AdamStep* step;   // null: no update
   const float* row_norm;  // [L * groups, F] of the stream, or null
   int groups;
   double* norm;  // by key, or null; row_norm null: added to
-  float* out;    // the gradients, or null
   BiasPointers layer[kMostLayers];
 };
 
@@ -32,9 +30,8 @@ struct BiasArguments {
 __global__ void finish_biases(const __grid_constant__ BiasArguments a) {
   if (a.step != nullptr && a.step->withheld != 0) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const std::int64_t index = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  const bool mine = index < a.n_keys;
-  const std::int64_t key = a.first_key + index;
+  const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+  const bool mine = key < a.n_keys;
   const std::int64_t begin = mine ? a.offsets[key] : 0, end = mine ? a.offsets[key + 1] : 0;
   const bool hot = end - begin > kHotHits;
   float gradient = 0.0f;
@@ -54,7 +51,6 @@ __global__ void finish_biases(const __grid_constant__ BiasArguments a) {
     }
   }
   if (!mine) return;
-  if (a.out != nullptr) a.out[index] = gradient;
   const std::int64_t layer = key / a.n_features, feature = key % a.n_features;
   float scale = 1.0f;
   if (a.step != nullptr) {
@@ -119,8 +115,8 @@ void backward(const Execution& execution, const SparseActivations& activations, 
     for (std::int64_t s = 0; s < n_layers; ++s)
       launch_rows(queue,
                   {hits.offsets.data, hits.token.data, hits.position.data, preactivation_gradient.data, x, s * d_model,
-                   s * n_features, 0, n_features, encoder.empty() ? shape : encoder[static_cast<std::size_t>(s)], step,
-                   nullptr, squared_norm.data, nullptr, 0});
+                   s * n_features, n_features, encoder.empty() ? shape : encoder[static_cast<std::size_t>(s)], step,
+                   nullptr, squared_norm.data});
     launch_biases(queue, b);
     return;
   }
@@ -169,28 +165,6 @@ void encode_backward_norm(const Execution& execution, const SparseActivations& a
                           AnyMatrix x, Array<const float> preactivation_gradient, Array<double> squared_norm,
                           Array<std::byte> workspace) {
   backward(execution, activations, hits, x, preactivation_gradient, {}, {}, nullptr, squared_norm, workspace);
-}
-
-void encode_gradient(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
-                     AnyMatrix x, Array<const float> preactivation_gradient, std::int64_t layer, std::int64_t row_begin,
-                     Matrix<float> out, Array<float> bias_out) {
-  const cudaStream_t queue = stream_of(execution);
-  ParameterRows shape;
-  shape.rows = activations.n_features;
-  shape.columns = shape.segment = out.columns;
-  const std::int64_t first_key = layer * activations.n_features + row_begin;
-  launch_rows(queue, {hits.offsets.data, hits.token.data, hits.position.data, preactivation_gradient.data, x,
-                      layer * out.columns, first_key, row_begin, out.rows, shape, nullptr, nullptr, nullptr, out.data,
-                      out.stride});
-  BiasArguments b{};
-  b.offsets = hits.offsets.data;
-  b.position = hits.position.data;
-  b.value = preactivation_gradient.data;
-  b.first_key = first_key;
-  b.n_keys = out.rows;
-  b.n_features = activations.n_features;
-  b.out = bias_out.data;
-  launch_biases(queue, b);
 }
 
 }  // namespace weft::kernels::cuda

@@ -22,8 +22,4 @@ void encode_backward_norm(const Execution&, const SparseActivations&, const Feat
                           Array<const float> preactivation_gradient, Array<double> squared_norm,
                           Array<std::byte> workspace);
 
-void encode_gradient(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
-                     Array<const float> preactivation_gradient, std::int64_t layer, std::int64_t row_begin,
-                     Matrix<float> out, Array<float> bias_out);
-
 }  // namespace weft::kernels::cuda

@@ -127,25 +127,4 @@ void encode_backward_norm(const Execution& execution, const SparseActivations& a
              shape, {}, nullptr, squared_norm.data);
 }
 
-void encode_gradient(const Execution& execution, const SparseActivations& activations, const FeatureHits& feature_hits,
-                     AnyMatrix x, Array<const float> preactivation_gradient, std::int64_t layer, std::int64_t row_begin,
-                     Matrix<float> out, Array<float> bias_out) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::encode_gradient(execution, activations, feature_hits, x, preactivation_gradient, layer, row_begin,
-                                   out, bias_out);
-  const Hits hits = hits_of(feature_hits, preactivation_gradient);
-  const std::int64_t first_key = layer * activations.n_features + row_begin;
-  const std::int64_t first_column = layer * out.columns;
-  for_teams(
-      execution, "encode_gradient", out.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t row = team.league_rank();
-        auto& buffer = scratch<float[kChunkColumns]>(team);
-        for_chunks(out.columns, out.columns, [&](std::int64_t column, int count) {
-          gather_chunk(team, hits, first_key + row, x, first_column + column, count, out.row(row) + column, buffer);
-        });
-        once(team, [&] { bias_out[row] = bias_gradient(hits, first_key + row); });
-      });
-}
-
 }  // namespace weft::kernels

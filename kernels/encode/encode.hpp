@@ -48,9 +48,4 @@ void encode_backward_norm(const Execution&, const SparseActivations&, const Feat
                           Array<const float> preactivation_gradient, Array<double> squared_norm,
                           Array<std::byte> workspace);
 
-/// dW_enc[layer] rows [row_begin, row_begin + out.rows) [n, d] and their bias gradients [n] as dense fp32.
-void encode_gradient(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
-                     Array<const float> preactivation_gradient, std::int64_t layer, std::int64_t row_begin,
-                     Matrix<float> out, Array<float> bias_out);
-
 }  // namespace weft::kernels

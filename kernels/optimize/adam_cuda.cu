@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parameters whose gradients exist in memory (the data axis), fresh parameters, and what is asked of all of them.
+// Parameters whose gradients exist in memory, fresh parameters, and what is asked of all of them.
 // Limit: memory, one pass each.
 #include <cfloat>
 

@@ -9,9 +9,6 @@
 
 namespace weft::kernels {
 
-/// out[i] = parts[0, i] + parts[1, i] + ...: parts [n_parts, n].
-void sum_parts(const Execution&, Matrix<const float> parts, Array<float> out);
-
 /// out[n, j] = bias[j] + sum over parts of partial[p * rows + n, j], as residual_and_loss forms it: a reconstruction in
 /// normalised space. partial [n_parts * out.rows, columns] fp32 or bf16.
 void reconstruct(const Execution&, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias, Matrix<float> out);

@@ -23,15 +23,6 @@ void reconstruct_as(const Execution& execution, AnyMatrix partial, std::int64_t 
 
 }  // namespace
 
-void sum_parts(const Execution& execution, Matrix<const float> parts, Array<float> out) {
-  for_all(
-      execution, "sum_parts", out.size, KOKKOS_LAMBDA(std::int64_t i) {
-        float sum = parts(0, i);
-        for (std::int64_t p = 1; p < parts.rows; ++p) sum += parts(p, i);
-        out[i] = sum;
-      });
-}
-
 void reconstruct(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias,
                  Matrix<float> out) {
   if (partial.type == Scalar::bf16)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The feature-major backward pass at any width and type, and explicit gradients: one warp walks one feature, column
+// The feature-major backward pass at any width and type: one warp walks one feature, column
 // block after column block. Simple and right; the stream (feature_stream_cuda.cuh) is what training at widths that are
 // multiples of 8, with bf16 rows, runs.
 #pragma once
@@ -17,22 +17,20 @@ struct FeatureRows {
   const float* value;         // by CSR position
   AnyMatrix rows;             // gradient rows or inputs
   std::int64_t first_column;  // of `rows`, for column 0 of the parameters
-  std::int64_t first_key;     // of row `row_begin`
-  std::int64_t row_begin, n_rows;
+  std::int64_t first_key;     // of row 0
+  std::int64_t n_rows;
   ParameterRows parameters;  // without storage where only the shape counts
   const AdamStep* step;      // null: no update
   float* dots;               // by CSR position; null: none
   double* norm;              // by key; null: none
-  float* gradient;           // [n_rows, columns]; null: none
-  std::int64_t gradient_stride;
 };
 
 static __global__ void walk_features(const FeatureRows a) {
-  const std::int64_t index = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
-  if (index >= a.n_rows) return;
+  const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
+  if (row >= a.n_rows) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const ParameterRows& p = a.parameters;
-  const std::int64_t row = a.row_begin + index, key = a.first_key + index;
+  const std::int64_t key = a.first_key + row;
   const std::int64_t begin = a.offsets[key], end = a.offsets[key + 1];
   AdamStep adam{};
   adam.gradient_scale = 1.0f;
@@ -75,10 +73,6 @@ static __global__ void walk_features(const FeatureRows a) {
         }
         norm += warp_sum(square);
       }
-      if (a.gradient != nullptr)
-#pragma unroll
-        for (int j = 0; j < kLaneColumns; ++j)
-          if (lane + kWarp * j < count) a.gradient[index * a.gradient_stride + column + lane + kWarp * j] = sum[j];
       if (a.step != nullptr) adam_strided(p, row, column, count, sum, adam, lane);
     }
   if (a.norm != nullptr && lane == 0) a.norm[key] = norm;

@@ -38,9 +38,4 @@ std::int64_t transpose_workspace(Backend, std::int64_t n_keys, std::int64_t capa
 /// CSR -> CSC. Hits of a feature ascend by token, whatever the number of threads. Overwrites `hits`.
 void transpose(const Execution&, const SparseActivations&, FeatureHits hits, Array<std::byte> workspace);
 
-/// Of the entries of `all`, those of part.n_tokens tokens from `token_begin` on and of part.n_features features of each
-/// layer from `feature_begin` on, renumbered. Sets all arrays of `part`, whose sizes the caller has set.
-void take_part(const Execution&, const SparseActivations& all, std::int64_t token_begin, std::int64_t feature_begin,
-               const SparseActivations& part);
-
 }  // namespace weft::kernels

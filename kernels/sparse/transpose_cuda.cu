@@ -6,6 +6,7 @@
 // for short lists; the tokens of a long one are marked in a bit map and counted from that.
 //
 // Counts and the number of entries stay on the device. About eight passes over the entries, 4 to 12 bytes each.
+#include "kernels/sparse/scan_cuda.cuh"
 #include "kernels/sparse/transpose_cuda.hpp"
 #include "kernels/warp_cuda.cuh"
 
@@ -13,7 +14,6 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kScanThreads = 1024;
 constexpr int kScanBlock = kScanThreads * 4;  // counts that one block scans
 constexpr std::uint32_t kLongList = 256;
 constexpr int kMarkedTokens = 1 << 18;  // tokens of the bit map: 32 KiB of shared memory
@@ -53,29 +53,6 @@ __global__ void count_hits(const std::int64_t* row_offsets, std::int64_t n_token
     atomicAdd(count + key[i], 1u);
 }
 
-/// Sum of the block over `value`; `before` gets the sum of the threads before this one.
-__device__ std::int64_t block_scan(std::int64_t value, std::int64_t& before) {
-  __shared__ std::int64_t warp_total[kWarp];
-  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
-  std::int64_t sum = value;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const std::int64_t below = __shfl_up_sync(kAllLanes, sum, offset);
-    if (lane >= offset) sum += below;
-  }
-  if (lane == kWarp - 1) warp_total[warp] = sum;
-  __syncthreads();
-  const int n_warps = static_cast<int>(blockDim.x / kWarp);
-  std::int64_t base = 0, total = 0;
-  for (int i = 0; i < n_warps; ++i) {
-    if (i == warp) base = total;
-    total += warp_total[i];
-  }
-  __syncthreads();
-  before = base + sum - value;
-  return total;
-}
-
 __global__ void __launch_bounds__(kScanThreads)
     sum_counts(const std::uint32_t* count, std::int64_t n_keys, std::int64_t* block_sum) {
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(kScanBlock) + threadIdx.x * 4;
@@ -84,17 +61,6 @@ __global__ void __launch_bounds__(kScanThreads)
     if (first + i < n_keys) sum += count[first + i];
   sum = block_scan(sum, before);
   if (threadIdx.x == 0) block_sum[blockIdx.x] = sum;
-}
-
-__global__ void __launch_bounds__(kScanThreads) scan_block_sums(std::int64_t* block_sum, std::int64_t n_blocks) {
-  std::int64_t carry = 0;
-  for (std::int64_t first = 0; first < n_blocks; first += kScanThreads) {
-    const std::int64_t i = first + threadIdx.x;
-    std::int64_t before = 0;
-    const std::int64_t total = block_scan(i < n_blocks ? block_sum[i] : 0, before);
-    if (i < n_blocks) block_sum[i] = carry + before;
-    carry += total;
-  }
 }
 
 /// Offsets from counts; counts become cursors; long lists are noted.
@@ -201,7 +167,7 @@ void transpose(const Execution& execution, const SparseActivations& a, FeatureHi
   const unsigned scan_blocks = blocks_for(n_keys, kScanBlock);
   count_hits<<<entry_blocks, kThreads, 0, queue>>>(a.row_offsets.data, a.n_tokens, a.key.data, w.cursor);
   sum_counts<<<scan_blocks, kScanThreads, 0, queue>>>(w.cursor, n_keys, w.block_sum);
-  scan_block_sums<<<1, kScanThreads, 0, queue>>>(w.block_sum, scan_blocks);
+  scan_in_one_block<<<1, kScanThreads, 0, queue>>>(w.block_sum, scan_blocks);
   write_offsets<<<scan_blocks, kScanThreads, 0, queue>>>(w.cursor, n_keys, w.block_sum, hits.offsets.data, w.counters,
                                                          w.long_list);
   scatter_entries<<<blocks_for(a.n_tokens, kThreads / kWarp), kThreads, 0, queue>>>(

@@ -20,15 +20,10 @@ GridShape grid_shape(std::int64_t data, std::int64_t feature, std::int64_t world
   return {data, feature};
 }
 
-Grid::Grid(const World& world, GridShape shape)
+Grid::Grid(const Communicator& ranks, GridShape shape)
     : shape_(shape),
-      world_(world.all().duplicate()),
-      feature_axis_(world.all().split(static_cast<int>(world.rank() / shape.feature), world.rank())),
-      data_axis_(world.all().split(static_cast<int>(world.rank() % shape.feature), world.rank())) {}
-
-Grid Grid::alone() const {
-  const auto one = [this] { return world_.split(world_.rank(), 0); };
-  return {GridShape{}, one(), one(), one()};
-}
+      world_(ranks.duplicate()),
+      feature_axis_(ranks.split(static_cast<int>(ranks.rank() / shape.feature), ranks.rank())),
+      data_axis_(ranks.split(static_cast<int>(ranks.rank() % shape.feature), ranks.rank())) {}
 
 }  // namespace weft::parallel

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include "parallel/world.hpp"
 
@@ -38,9 +37,9 @@ GridShape grid_shape(std::int64_t data, std::int64_t feature, std::int64_t world
 
 class Grid {
  public:
-  Grid(const World& world, GridShape shape);
-  /// This rank by itself, 1 x 1. Collective over this grid.
-  Grid alone() const;
+  Grid(const World& world, GridShape shape) : Grid(world.all(), shape) {}
+  /// A grid of some of the processes. Collective over `ranks`.
+  Grid(const Communicator& ranks, GridShape shape);
 
   const Communicator& world() const { return world_; }
   const Communicator& feature_axis() const { return feature_axis_; }  ///< same tokens, other features
@@ -66,12 +65,6 @@ class Grid {
   }
 
  private:
-  Grid(GridShape shape, Communicator world, Communicator feature_axis, Communicator data_axis)
-      : shape_(shape),
-        world_(std::move(world)),
-        feature_axis_(std::move(feature_axis)),
-        data_axis_(std::move(data_axis)) {}
-
   GridShape shape_;
   Communicator world_;  // a duplicate: messages of the step do not meet others
   Communicator feature_axis_;

@@ -164,8 +164,11 @@ void DenseTrainer::update() {
                        &adam_step_);
     kernels::adam_rows(execution_, decoder, 0, decoder_gradient_[s].matrix(shape.n_features, decoder.columns),
                        &adam_step_);
+    kernels::adam_vector(
+        execution_, model_.encoder_bias()[s],
+        {encoder_bias_gradient_.data() + static_cast<std::int64_t>(s) * shape.n_features, shape.n_features},
+        &adam_step_);
   }
-  kernels::adam_vector(execution_, model_.all_encoder_biases(), encoder_bias_gradient_.array(), &adam_step_);
   kernels::adam_vector(execution_, model_.decoder_bias(), decoder_bias_gradient_.array(), &adam_step_);
 }
 

@@ -57,18 +57,23 @@ Model::Model(const Shape& shape, StatePolicy policy, const parallel::Grid& grid,
     element_base += static_cast<std::uint64_t>(shape.n_features * shape.decoder_columns(s));
   }
   for (int part = 0; part < (moments == Moments::held ? 3 : 1); ++part) {
-    bias_[part] = device::Buffer<float>(shape.n_layers * n_local());
+    bias_[part] = device::Buffer<float>(shape.n_layers * (part == 0 ? n_local() : owned_.size()));
     decoder_bias_[part] = device::Buffer<float>(shape.width());
     device::zero(execution, bias_[part].data(), bias_[part].bytes());
     device::zero(execution, decoder_bias_[part].data(), decoder_bias_[part].bytes());
     state_bytes_ += bias_[part].bytes() + decoder_bias_[part].bytes();
   }
-  const auto layer_of = [&](const device::Buffer<float>& buffer, std::int64_t s) -> kernels::Array<float> {
-    return {buffer.size() == 0 ? nullptr : buffer.data() + s * n_local(), buffer.size() == 0 ? 0 : n_local()};
-  };
-  for (std::int64_t s = 0; s < shape.n_layers; ++s)
-    encoder_bias_.push_back({layer_of(bias_[0], s), layer_of(bias_[1], s), layer_of(bias_[2], s)});
-  clocks_ = device::Buffer<std::int64_t>(shape.n_layers * n_local());
+  for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+    const kernels::Array<float> all{bias_[0].data() + s * n_local(), n_local()};
+    kernels::ParameterVector owned{{all.data + owned_.begin, owned_.size()}, {}, {}};
+    if (moments == Moments::held) {
+      owned.first_moment = {bias_[1].data() + s * owned_.size(), owned_.size()};
+      owned.second_moment = {bias_[2].data() + s * owned_.size(), owned_.size()};
+    }
+    owned_encoder_bias_.push_back(owned);
+    encoder_bias_.push_back(owned_.size() == n_local() ? owned : kernels::ParameterVector{all, {}, {}});
+  }
+  clocks_ = device::Buffer<std::int64_t>(shape.n_layers * owned_.size());
   device::zero(execution, clocks_.data(), clocks_.bytes());
 }
 
@@ -119,8 +124,8 @@ void Model::initialise(std::uint64_t seed) {
     initialise_uniform(execution_, rows, decoder_bound, seed, kernels::Purpose::decoder_initial);
 }
 
-kernels::ParameterVector Model::all_encoder_biases() const {
-  return {bias_[0].array(), bias_[1].array(), bias_[2].array()};
+kernels::AnyMatrix Model::encoder_biases() const {
+  return {bias_[0].data(), Scalar::fp32, shape_.n_layers, n_local(), n_local()};
 }
 
 kernels::ParameterVector Model::decoder_bias() const {
@@ -199,19 +204,21 @@ void Model::add_to(checkpoint::Registry& registry, int world_rank) const {
   for (std::size_t s = 0; s < encoder_.all.size(); ++s) {
     const std::string encoder = "encoder_" + std::to_string(s) + "/";
     add_matrix_to(registry, encoder + "weight", encoder_, s);
-    const std::int64_t offset = static_cast<std::int64_t>(s) * n_local();
-    const auto add = [&](const std::string& name, Scalar type, void* data) {
+    const auto add = [&](const std::string& name, Scalar type, parallel::Range held, void* data) {
       registry.add({.name = encoder + name,
                     .type = type,
                     .shape = {shape_.n_features},
-                    .held = features_,
+                    .held = held,
                     .owned = written,
                     .data = data,
                     .on_device = true});
     };
-    for (int part = 0; part < parts; ++part)
-      add(std::string("bias") + suffix[part], Scalar::fp32, bias_[part].data() + offset);
-    add("tokens_since_fired", Scalar::i64, clocks_.data() + offset);
+    add("bias", Scalar::fp32, features_, encoder_bias_[s].weight.data);
+    if (moments_ == Moments::held) {
+      add("bias.first_moment", Scalar::fp32, written, owned_encoder_bias_[s].first_moment.data);
+      add("bias.second_moment", Scalar::fp32, written, owned_encoder_bias_[s].second_moment.data);
+    }
+    add("tokens_since_fired", Scalar::i64, written, clocks_.data() + static_cast<std::int64_t>(s) * owned_.size());
     add_matrix_to(registry, "decoder_" + std::to_string(s) + "/weight", decoder_, s);
   }
   for (int part = 0; part < parts; ++part)

@@ -4,8 +4,8 @@
 //
 // Invariants. This rank holds the contiguous block grid.features(F) of the features of every layer. Weights of that
 // block are whole on every rank of the data axis; moments are cut once more, over the data axis: this rank updates the
-// rows `owned` of each matrix. With one rank on the data axis the owned rows are all rows. Biases and clocks are small
-// and whole.
+// rows `owned` of each matrix. With one rank on the data axis the owned rows are all rows. Encoder biases are cut
+// likewise, and clocks are those of the owned features; the decoder bias is whole.
 #pragma once
 
 #include <cstdint>
@@ -63,11 +63,12 @@ class Model {
   std::span<const kernels::ParameterRows> owned_decoder() const { return decoder_.owned; }
   parallel::Range owned() const { return owned_; }
 
+  /// By layer, likewise: [F_local], and the owned part.
   std::span<const kernels::ParameterVector> encoder_bias() const { return encoder_bias_; }
-  /// All layers' encoder biases as one vector [L * F_local].
-  kernels::ParameterVector all_encoder_biases() const;
+  std::span<const kernels::ParameterVector> owned_encoder_bias() const { return owned_encoder_bias_; }
+  kernels::AnyMatrix encoder_biases() const;                               ///< of all layers, [L, F_local] fp32
   kernels::ParameterVector decoder_bias() const;                           ///< [L * d]
-  kernels::Array<std::int64_t> clocks() const { return clocks_.array(); }  ///< [L * F_local] tokens since fired
+  kernels::Array<std::int64_t> clocks() const { return clocks_.array(); }  ///< [L * owned] tokens since fired
 
   /// Bytes of parameters and moments on this rank.
   std::int64_t state_bytes() const { return state_bytes_; }
@@ -95,7 +96,7 @@ class Model {
   parallel::Range owned_;  // local rows
   Matrices encoder_, decoder_;
   device::Buffer<float> bias_[3], decoder_bias_[3];  // weight, first and second moment
-  std::vector<kernels::ParameterVector> encoder_bias_;
+  std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_;
   device::Buffer<std::int64_t> clocks_;
   device::Buffer<float> joined_;  // a piece of split weights, on its way to or from a checkpoint
   std::int64_t state_bytes_ = 0;

@@ -9,8 +9,8 @@
 #include "base/error.hpp"
 #include "checkpoint/writer.hpp"
 #include "dataset/loader.hpp"
+#include "transcoder/data_axis.hpp"
 #include "transcoder/forward.hpp"
-#include "transcoder/gradient_exchange.hpp"
 #include "transcoder/trainer.hpp"
 
 namespace weft::transcoder {
@@ -34,13 +34,12 @@ StateBytes state_bytes(const Shape& shape, kernels::StatePolicy policy, std::int
       bytes.moments += moment_bytes(policy, owned, columns, shape.d_model);
     }
   bytes.weights += 4 * (shape.n_layers * rows + shape.width());
-  bytes.moments += 8 * (shape.n_layers * rows + shape.width());
+  bytes.moments += 8 * (shape.n_layers * owned + shape.width());
   return bytes;
 }
 
 /// What one rank sends in a step: inputs and gradient rows to all and partial reconstructions to their owners, in a
-/// feature group; gradients in fp32 to their owners (twice where their norm is formed first)
-/// and new weights back, between groups.
+/// feature group; inputs, gradient rows, lists and new weights between groups.
 struct SentBytes {
   std::int64_t feature = 0, data = 0;
 };
@@ -49,14 +48,7 @@ SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, par
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.data),
                      own = parallel::largest_part(group, grid.feature),
                      row = shape.width() * kernels::bytes_of(scalar_of(configuration.precision));
-  const std::int64_t owned = parallel::largest_part(parallel::largest_part(shape.n_features, grid.feature), grid.data);
-  const std::int64_t weight = kernels::bytes_of(
-      configuration.optimizer.state == kernels::StatePolicy::fp32 ? kernels::Scalar::fp32 : kernels::Scalar::bf16);
-  const bool norm_first =
-      configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode == optimizer::ClipMode::exact;
-  return {(group - own) * row + 2 * own * (grid.feature - 1) * row, (grid.data - 1) * owned * shape.d_model *
-                                                                        (shape.n_layers * (shape.n_layers + 3) / 2) *
-                                                                        ((norm_first ? 2 : 1) * 4 + weight)};
+  return {(group - own) * row + 2 * own * (grid.feature - 1) * row, DataAxis::sent_bytes(configuration, shape, grid)};
 }
 
 /// A grid that sends this much more than the best is worth a word.
@@ -82,13 +74,13 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
       configuration.transcoder, selection_shape(configuration, shape, batch), grid, configuration.precision, backend);
 
   const StateBytes state = state_bytes(shape, policy, rows, owned);
-  const std::int64_t clocks = 8 * shape.n_layers * rows;
+  const std::int64_t clocks = 8 * shape.n_layers * owned;
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"dead-feature clocks", clocks},
                  {"forward pass", Forward::bytes(configuration, shape, grid, batch, backend)},
                  {"backward pass", Trainer::bytes(configuration, shape, grid, description.row_bytes(), backend)},
-                 {"data-axis buckets", GradientExchange::bytes(shape, grid)},
+                 {"lists of the data axis", DataAxis::bytes(configuration, shape, grid, backend)},
                  {"CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0}};
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
                {"selection staging", selection.host_bytes + selection.rank_0_host_bytes}};

@@ -115,6 +115,15 @@ std::int64_t largest_message(const ModelSettings& settings, const SelectionShape
 
 }  // namespace
 
+std::int64_t list_capacity(const ModelSettings& settings, const SelectionShape& shape, parallel::GridShape grid) {
+  const std::int64_t n_groups = settings.scope == Scope::layer ? shape.n_layers : 1;
+  const std::int64_t budget = selection_budget(settings, shape.n_layers, shape.max_tokens);
+  const std::int64_t n_tokens = parallel::largest_part(shape.max_tokens, grid.data),
+                     a_token = shape.n_layers / n_groups * parallel::largest_part(shape.n_features, grid.feature);
+  return settings.activation == Activation::topk ? n_tokens * n_groups * std::min(budget, a_token)
+                                                 : n_groups * std::min(budget, n_tokens * a_token);
+}
+
 SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionShape& shape, parallel::GridShape grid,
                                Precision precision, kernels::Backend backend) {
   SelectionSizes sizes;
@@ -135,22 +144,23 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
 
   const std::int64_t budget = selection_budget(settings, shape.n_layers, shape.max_tokens);
   const std::int64_t layers_of_group = settings.scope == Scope::layer ? 1 : shape.n_layers;
+  sizes.capacity = list_capacity(settings, shape, grid);
   if (settings.activation == Activation::topk) {
     sizes.best = std::min(budget, layers_of_group * shape.n_features);
-    sizes.capacity = sizes.max_tokens * sizes.n_groups * std::min(budget, layers_of_group * sizes.max_features);
   } else {
     const std::int64_t everything = sizes.max_tokens * layers_of_group * sizes.max_features;
-    sizes.capacity = sizes.n_groups * std::min(budget, everything);
     // Half as many again usually pass the filter; a bin of the first histogram may let in more.
     sizes.candidates = std::min(sizes.n_groups * everything, sizes.capacity * 5 / 2 + kCandidateSlack);
     sizes.segments = shape.n_layers * n_blocks * sizes.max_tokens;
   }
-  if (sizes.capacity >= kLargestIndex || shape.n_layers * shape.n_features >= kLargestIndex)
+  const std::int64_t most =
+      std::max(sizes.capacity, grid.data == 1 ? 0 : list_capacity(settings, shape, {1, grid.data * grid.feature}));
+  if (most >= kLargestIndex || shape.n_layers * shape.n_features >= kLargestIndex)
     throw collective_error(
         ExitCode::usage,
         "the selection needs room for {} active entries on a rank (at most 2^32 are possible); take a smaller "
         "transcoder.k, a smaller batch or more ranks",
-        sizes.capacity);
+        most);
   sizes.on_rank_0 = shape.manner.selection == SelectionPlace::rank_0 && grid.data * grid.feature > 1;
   if constexpr (kernels::kCudaBuild)
     if (on_gpu && !sizes.on_rank_0)

@@ -73,7 +73,11 @@ struct SelectionSizes {
   std::int64_t on_gpu_bytes = 0;  ///< workspace of a selection that runs on the GPU; 0: it does not
 };
 
-/// Throws a collective Error(usage) when the lists would need more than 2^32 entries.
+/// SelectionSizes::capacity.
+std::int64_t list_capacity(const ModelSettings&, const SelectionShape&, parallel::GridShape);
+
+/// Throws a collective Error(usage) when the lists would need more than 2^32 entries (with a data axis also those that
+/// a rank makes of the features it owns, data_axis.hpp).
 SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
                                kernels::Backend);
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/runtime.hpp"
+#include "kernels/sparse/restrict.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -59,11 +59,11 @@ SelectionOnRankZero::SelectionOnRankZero(const ModelSettings& settings, const Se
                                          const kernels::Execution& execution, Precision precision)
     : shape_(shape),
       sizes_(sizes),
-      lists_capacity_(selection_sizes(settings, shape_alone(shape), {}, precision, execution.backend).capacity),
+      lists_capacity_(list_capacity(settings, shape, {})),
       grid_(grid),
       execution_(execution),
       type_(precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32),
-      alone_(grid.alone()),
+      alone_(grid.world().split(grid.world().rank(), 0), {}),
       exchange_(grid.all_on_an_axis(), execution,
                 largest_message(shape, grid.shape(), kernels::bytes_of(type_), lists_capacity_)),
       own_(buffer(largest_own(sizes) * kernels::bytes_of(type_))) {
@@ -207,8 +207,10 @@ void SelectionOnRankZero::share_lists(std::int64_t n_tokens_total, const kernels
   broadcast(lists_.row_offsets.data, (n_tokens_total + 1) * 8);
   broadcast(lists_.key.data, counts[0] * 4);
   broadcast(lists_.value.data, counts[0] * 4);
-  kernels::take_part(execution_, lists_, grid_.group_tokens(n_tokens_total).begin,
-                     grid_.features(shape_.n_features).begin, activations);
+  kernels::SparseActivations of_group = lists_;
+  of_group.n_tokens = activations.n_tokens;
+  of_group.row_offsets.data += grid_.group_tokens(n_tokens_total).begin;
+  kernels::restrict_features(execution_, {&of_group, 1}, grid_.features(shape_.n_features).begin, activations);
   row_offsets_.close();
   key_.close();
   value_.close();

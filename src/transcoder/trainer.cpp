@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -30,6 +31,13 @@ T read(const kernels::Execution& execution, const T* device_value) {
   device::copy(execution, &value, device_value, sizeof value, device::Direction::to_host);
   kernels::fence(execution);
   return value;
+}
+
+/// The same memory anew.
+void renew(device::Buffer<std::byte>& buffer) {
+  const std::int64_t size = buffer.size();
+  buffer = {};
+  buffer = device::Buffer<std::byte>(size);
 }
 
 /// A residual beyond this, in deviations of the data, is no longer a number to learn from: its square leaves fp32 soon.
@@ -65,24 +73,25 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
                   parallel::largest_part(parallel::largest_part(configuration.data.batch_tokens, grid.shape().data),
                                          grid.shape().feature),
                   shape.width()),
-      exchange_(model_, grid, execution),
+      data_axis_(configuration, model_, grid, execution),
       world_(grid.all_on_an_axis(), execution, 0),
       in_flight_(device::is_asynchronous(execution) && world_.leaves_the_host_free() ? kStepsAhead : 0),
       upload_(execution) {
+  data_axis_.ranks().mark(&forward_.idle());
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.shape().data);
-  const std::int64_t own = parallel::largest_part(group, grid.shape().feature),
-                     n_keys = shape.n_layers * model_.n_local();
+  const std::int64_t own = parallel::largest_part(group, grid.shape().feature);
+  const std::int64_t entries = data_axis_.active() ? DataAxis::capacity(configuration, shape, grid.shape())
+                                                   : forward_.selection().sizes().capacity;
   targets_ = device::Buffer<float>(own * shape.width());
-  gradient_rows_ = {group * shape.width() * kernels::bytes_of(scalar_of(configuration.precision)),
-                    configuration.parallel.manner};
-  activation_gradient_ = device::Buffer<float>(forward_.selection().sizes().capacity);
-  if (configuration.optimizer.clip_norm > 0) squared_norm_ = device::Buffer<double>(norm_elements(n_keys));
-  encoder_bias_gradient_ = device::Buffer<float>(exchange_.active() ? n_keys : 0);
+  gradient_rows_ = device::Buffer<std::byte>(configuration.data.batch_tokens * shape.width() *
+                                             kernels::bytes_of(scalar_of(configuration.precision)));
+  activation_gradient_ = device::Buffer<float>(entries);
+  if (configuration.optimizer.clip_norm > 0) squared_norm_ = device::Buffer<double>(norm_elements(n_keys()));
   decoder_bias_gradient_ = device::Buffer<float>(shape.width());
   loss_sums_ = device::Buffer<double>(3 * shape.n_layers);
   loss_workspace_ = device::Buffer<std::byte>(kernels::loss_workspace(own, shape.n_layers));
-  backward_workspace_ = device::Buffer<std::byte>(
-      backward_workspace(execution.backend, shape, model_.n_local(), forward_.selection().sizes().capacity));
+  backward_workspace_ =
+      device::Buffer<std::byte>(backward_workspace(execution.backend, shape, model_.owned().size(), entries));
   step_sums_ = device::Buffer<double>(4 * shape.n_layers);
   adam_step_ = device::Buffer<kernels::AdamStep>(1);
   count_ = device::Buffer<std::int64_t>(1);
@@ -97,7 +106,8 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   const bool wait = configuration.parallel.manner.wait;
   forward_.lane().axis.block(wait);
   forward_.selection().block(wait);
-  exchange_.ranks().block(wait);
+  data_axis_.ranks().block(wait);
+  data_axis_.beside().block(wait);
   world_.block(wait);
 
   const int world_rank = grid.world().rank();
@@ -124,14 +134,13 @@ std::int64_t Trainer::bytes(const Configuration& configuration, const Shape& sha
                             std::int64_t row_bytes, kernels::Backend backend) {
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.data);
   const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
-  const std::int64_t n_local = parallel::largest_part(shape.n_features, grid.feature);
-  const std::int64_t capacity =
-      selection_sizes(configuration.transcoder, selection_shape(configuration, shape, configuration.data.batch_tokens),
-                      grid, configuration.precision, backend)
-          .capacity;
-  return own * width * 4 + group * width * kernels::bytes_of(scalar_of(configuration.precision)) + capacity * 4 +
-         (configuration.optimizer.clip_norm > 0 ? 8 * norm_elements(shape.n_layers * n_local) : 0) +
-         kernels::loss_workspace(own, shape.n_layers) + backward_workspace(backend, shape, n_local, capacity) +
+  const std::int64_t owned = parallel::largest_part(parallel::largest_part(shape.n_features, grid.feature), grid.data);
+  // With one rank on the data axis these are the entries of the selection.
+  const std::int64_t entries = DataAxis::capacity(configuration, shape, grid);
+  return own * width * 4 +
+         configuration.data.batch_tokens * width * kernels::bytes_of(scalar_of(configuration.precision)) + entries * 4 +
+         (configuration.optimizer.clip_norm > 0 ? 8 * norm_elements(shape.n_layers * owned) : 0) +
+         kernels::loss_workspace(own, shape.n_layers) + backward_workspace(backend, shape, owned, entries) +
          (kernels::kCudaBuild ? 2 * 2 * own * row_bytes : 0) +  // two slots of raw rows on a GPU
          RowGather::bytes(own, width, exchange_blocks(configuration, shape.n_layers, grid),
                           scalar_of(configuration.precision));
@@ -144,10 +153,12 @@ void Trainer::time_phases(bool one_by_one) {
   const bool wait = one_by_one && device::is_asynchronous(execution_);
   forward_.lane().axis.wait_for_each(wait);
   forward_.selection().wait_for_each(wait);
-  exchange_.ranks().wait_for_each(wait);
+  data_axis_.ranks().wait_for_each(wait);
+  data_axis_.beside().wait_for_each(wait);
   world_.wait_for_each(wait);
   timers_.before_switch(one_by_one ? std::function<void()>([this] {
     kernels::fence(forward_.lane().beside);
+    kernels::fence(data_axis_.beside_execution());
     kernels::fence(execution_);
   })
                                    : nullptr);
@@ -189,6 +200,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
   learn_outcomes(step - in_flight_);
   timers_.stop();
   step_traffic_ = exchanges().total() - before_step;
+  decoder_is_ahead_ = true;
   ++steps_done_;
   ++steps_here_;
 }
@@ -219,9 +231,12 @@ void Trainer::load(const dataset::RawBatch& batch) {
 }
 
 void Trainer::compute() {
-  forward_.idle().restart();
-  gradient_rows_.open();
+  device::IdleClock& idle = forward_.idle();
+  idle.restart();
+  if (!configuration_.parallel.manner.keep_buffers) renew(gradient_rows_);
+  if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
   forward_.encode();
+  if (data_axis_.active()) data_axis_.await_weights(idle);
   residual_and_loss();
   order_by_feature();  // while the last gradient rows travel
   await_gradient_rows();
@@ -229,9 +244,14 @@ void Trainer::compute() {
   clip();
   backward_and_update();
   timers_.region("bookkeeping");
-  kernels::advance_clocks(execution_, forward_.hits(), forward_.layout().total, adam_step_.data(), model_.clocks());
-  gradient_rows_.close();
+  kernels::advance_clocks(execution_, hits(), forward_.layout().total, adam_step_.data(), model_.clocks());
 }
+
+const kernels::SparseActivations& Trainer::activations() const {
+  return data_axis_.active() ? data_axis_.activations() : forward_.activations();
+}
+
+const kernels::FeatureHits& Trainer::hits() const { return data_axis_.active() ? data_axis_.hits() : forward_.hits(); }
 
 void Trainer::residual_and_loss() {
   const Shape& shape = model_.shape();
@@ -271,22 +291,36 @@ float Trainer::gradient_factor() const {
       2.0 / (static_cast<double>(forward_.layout().total) * static_cast<double>(model_.shape().d_model)));
 }
 
-kernels::AnyMatrix Trainer::gradient_rows() const {
+kernels::AnyMatrix Trainer::all_gradient_rows() const {
   const std::int64_t width = model_.shape().width();
-  return {gradient_rows_.data(), scalar_of(configuration_.precision), forward_.layout().group.size(), width, width};
+  return {gradient_rows_.data(), scalar_of(configuration_.precision), forward_.layout().total, width, width};
 }
 
+kernels::AnyMatrix Trainer::gradient_rows() const {
+  const parallel::Range group = forward_.layout().group;
+  return all_gradient_rows().rows_from(group.begin, group.size());
+}
+
+/// With a data axis, what the ranks of the others have selected is brought first.
 void Trainer::order_by_feature() {
+  if (data_axis_.active()) {
+    timers_.region("exchange");
+    data_axis_.gather_lists(forward_.activations(), forward_.layout().total);
+    data_axis_.gather_rows(forward_.all_inputs());
+    timers_.region("transpose");
+    data_axis_.by_feature();
+  } else {
+    forward_.by_feature();
+  }
   const std::int64_t n = model_.shape().n_layers;
-  forward_.by_feature();
-  kernels::accumulate_layer_counts(execution_, forward_.hits().offsets, model_.n_local(),
-                                   {step_sums_.data() + 3 * n, n});
+  kernels::accumulate_layer_counts(execution_, hits().offsets, model_.owned().size(), {step_sums_.data() + 3 * n, n});
 }
 
 /// Block 0 is sent last.
 void Trainer::await_gradient_rows() {
   timers_.region("exchange");
   row_gather_.wait(0, execution_);
+  if (data_axis_.active()) data_axis_.gather_rows(all_gradient_rows());
 }
 
 /// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it. Each
@@ -329,7 +363,7 @@ void Trainer::refuse(const std::string& what, std::int64_t step) const {
 }
 
 void Trainer::form_norm(bool rows_are_scaled) {
-  const std::int64_t n = 2 * model_.shape().n_layers * model_.n_local();
+  const std::int64_t n = 2 * n_keys();
   double* const rows = squared_norm_.data() + n;
   double *const bias = rows + 1, *const all = rows + 2;
   kernels::total(execution_, {squared_norm_.data(), n}, {rows + 3, squared_norm_.size() - n - 3}, rows);
@@ -351,10 +385,9 @@ void Trainer::clip() {
 
 void Trainer::decoder_bias_gradient() {
   timers_.region("biases");
-  kernels::column_sums(execution_, gradient_rows(), decoder_bias_gradient_.array());
-  exchange_.sum(decoder_bias_gradient_.array());
+  kernels::column_sums(execution_, all_gradient_rows(), decoder_bias_gradient_.array());
   if (configuration_.optimizer.clip_norm <= 0) return;
-  double* const sum = squared_norm_.data() + 2 * model_.shape().n_layers * model_.n_local() + 1;
+  double* const sum = squared_norm_.data() + 2 * n_keys() + 1;
   device::zero(execution_, sum, sizeof *sum);
   // Every rank has the whole bias: one of them counts it.
   if (grid_.world().rank() == 0)
@@ -363,59 +396,51 @@ void Trainer::decoder_bias_gradient() {
 }
 
 void Trainer::backward(const kernels::AdamStep* step) {
-  const std::int64_t n = model_.shape().n_layers * model_.n_local();
   const bool norms = squared_norm_.size() > 0;
   const kernels::Array<double> decoder_norm =
-      norms ? kernels::Array<double>{squared_norm_.data(), n} : kernels::Array<double>{};
+      norms ? kernels::Array<double>{squared_norm_.data(), n_keys()} : kernels::Array<double>{};
   const kernels::Array<double> encoder_norm =
-      norms ? kernels::Array<double>{squared_norm_.data() + n, n} : kernels::Array<double>{};
-  const kernels::SparseActivations& activations = forward_.activations();
-  const kernels::FeatureHits& hits = forward_.hits();
+      norms ? kernels::Array<double>{squared_norm_.data() + n_keys(), n_keys()} : kernels::Array<double>{};
   // relu and both top-k rules pass the gradient where the activation is positive and nowhere else: dz = da on the
   // lists.
   const kernels::Array<float> gradient = activation_gradient_.array();
+  const kernels::Array<std::byte> workspace = backward_workspace_.array();
+  const bool some = n_keys() > 0;  // more ranks than features leave some without any
   timers_.region("decoder backward");
-  if (exchange_.active()) {
-    kernels::decode_backward_norm(execution_, activations, hits, gradient_rows(), model_.decoder(), gradient, {},
-                                  backward_workspace_.array());
-    exchange_.decoder(activations, hits, gradient_rows(), {step, decoder_norm});
-    timers_.region("encoder backward");
-    exchange_.encoder(activations, hits, forward_.inputs(), gradient, encoder_bias_gradient_.array(),
-                      {step, encoder_norm});
-    if (step != nullptr)
-      kernels::adam_vector(execution_, model_.all_encoder_biases(), encoder_bias_gradient_.array(), step);
-  } else if (step == nullptr) {
-    kernels::decode_backward_norm(execution_, activations, hits, gradient_rows(), model_.decoder(), gradient,
-                                  decoder_norm, backward_workspace_.array());
-    timers_.region("encoder backward");
-    kernels::encode_backward_norm(execution_, activations, hits, forward_.inputs(), gradient, encoder_norm,
-                                  backward_workspace_.array());
-  } else {
-    kernels::decode_backward_update(execution_, activations, hits, gradient_rows(), model_.decoder(), step, gradient,
-                                    decoder_norm, backward_workspace_.array());
-    timers_.region("encoder backward");
-    kernels::encode_backward_update(execution_, activations, hits, forward_.inputs(), gradient, model_.encoder(),
-                                    model_.encoder_bias(), step, encoder_norm, backward_workspace_.array());
-  }
+  if (some && step == nullptr)
+    kernels::decode_backward_norm(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
+                                  gradient, decoder_norm, workspace);
+  else if (some)
+    kernels::decode_backward_update(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
+                                    step, gradient, decoder_norm, workspace);
+  timers_.region("encoder backward");
+  if (some && step == nullptr)
+    kernels::encode_backward_norm(execution_, activations(), hits(), forward_.all_inputs(), gradient, encoder_norm,
+                                  workspace);
+  else if (some)
+    kernels::encode_backward_update(execution_, activations(), hits(), forward_.all_inputs(), gradient,
+                                    model_.owned_encoder(), model_.owned_encoder_bias(), step, encoder_norm, workspace);
+  if (step == nullptr || !data_axis_.active()) return;
+  timers_.region("exchange");
+  data_axis_.gather_weights(model_.encoder());
+  data_axis_.gather_biases();
 }
 
 void Trainer::backward_and_update() {
   backward(adam_step_.data());
   if (configuration_.optimizer.clip_norm > 0 && configuration_.optimizer.clip_mode == optimizer::ClipMode::previous)
-    // Fused kernels measured the clipped gradient; buckets of the data axis the unclipped one.
-    form_norm(!exchange_.active());
+    form_norm(true);  // of the clipped gradient, as the update saw it
   timers_.region("biases");
   kernels::adam_vector(execution_, model_.decoder_bias(), decoder_bias_gradient_.array(), adam_step_.data());
 }
 
 TrainingMetrics Trainer::metrics() {
-  settle();
+  learn_outcomes(steps_done_);
   const std::int64_t n = model_.shape().n_layers;
   std::vector<double> sums(static_cast<std::size_t>(4 * n + 1));
   device::copy(execution_, sums.data(), step_sums_.data(), step_sums_.bytes(), device::Direction::to_host);
   kernels::count_at_least(execution_, model_.clocks(), configuration_.transcoder.dead_window, count_.data());
-  // Every rank of the data axis holds the same features: one of them counts.
-  sums.back() = grid_.data_index() == 0 ? static_cast<double>(read(execution_, count_.data())) : 0.0;
+  sums.back() = static_cast<double>(read(execution_, count_.data()));
   std::vector<double> entries(static_cast<std::size_t>(grid_.world().size()));
   const double own_entries = std::accumulate(sums.begin() + 3 * n, sums.begin() + 4 * n, 0.0);
   grid_.world().all_gather(&own_entries, entries.data(), sizeof own_entries);
@@ -441,21 +466,15 @@ TrainingMetrics Trainer::metrics() {
 
 void Trainer::settle() {
   learn_outcomes(steps_done_);
-  if (grid_.shape().data == 1) return;
-  // A feature has fired when it fired on any rank of the data axis: the youngest clock is right.
-  std::vector<std::int64_t> clocks(static_cast<std::size_t>(model_.clocks().size));
-  const std::int64_t bytes = model_.clocks().size * 8;
-  device::copy(execution_, clocks.data(), model_.clocks().data, bytes, device::Direction::to_host);
-  kernels::fence(execution_);
-  grid_.data_axis().minimum(std::span<std::int64_t>(clocks));
-  device::copy(execution_, model_.clocks().data, clocks.data(), bytes, device::Direction::to_device);
-  kernels::fence(execution_);
+  // The last update's decoder weights would go to all ranks with the next step.
+  if (data_axis_.active() && std::exchange(decoder_is_ahead_, false)) data_axis_.gather_weights(model_.decoder());
 }
 
 Trainer::Traffics Trainer::traffic() const {
   Traffics all = replayed_;
   all.feature += forward_.lane().axis.exchanges();
-  all.data += exchange_.ranks().exchanges();
+  all.data += data_axis_.ranks().exchanges();
+  all.data += data_axis_.beside().exchanges();
   all.others += forward_.selection().exchanges();
   all.others += world_.exchanges();
   return all;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,8 @@
 #include "device/stream.hpp"
 #include "kernels/optimize/guard.hpp"
 #include "report/timers.hpp"
+#include "transcoder/data_axis.hpp"
 #include "transcoder/forward.hpp"
-#include "transcoder/gradient_exchange.hpp"
 
 namespace weft::transcoder {
 
@@ -40,8 +41,8 @@ struct TrainingMetrics {
   double nmse_standardised_mean() const;
   double l0_mean() const;
 
-  /// Active entries of the last step on one rank, over the ranks: features that fire often lie anywhere, and the step
-  /// waits for the rank that has most.
+  /// Active entries of the last step, of the features that a rank updates, over the ranks: features that fire often
+  /// lie anywhere, and the step waits for the rank that has most.
   struct {
     double minimum = 0, mean = 0, maximum = 0;
   } entries_per_rank;
@@ -69,8 +70,8 @@ class Trainer {
   /// What the last step showed. Collective.
   TrainingMetrics metrics();
 
-  /// Waits for all steps, and makes the state on this rank what a checkpoint must hold (clocks agree over the data
-  /// axis). Collective; throws as `step`.
+  /// Waits for all steps, and makes the state on this rank what a checkpoint and an evaluation must find. Collective;
+  /// throws as `step`.
   void settle();
 
   /// Times phase by phase: the device is waited for between them, and no graph is used.
@@ -98,7 +99,12 @@ class Trainer {
 
  private:
   float gradient_factor() const;
-  kernels::AnyMatrix gradient_rows() const;  // [group tokens, L * d]
+  kernels::AnyMatrix all_gradient_rows() const;  // [all tokens, L * d]
+  kernels::AnyMatrix gradient_rows() const;      // [group tokens, L * d], of them
+  /// What this rank's backward pass works on: the features it updates, over the tokens of the whole batch.
+  const kernels::SparseActivations& activations() const;
+  const kernels::FeatureHits& hits() const;
+  std::int64_t n_keys() const { return model_.shape().n_layers * model_.owned().size(); }
   bool step_is_free_of_the_host();
   struct Traffics {
     parallel::Exchanges feature, data, others;
@@ -126,16 +132,15 @@ class Trainer {
   Model model_;
   NormalisationOnDevice normalisation_;
   Forward forward_;
-  RowGather row_gather_;                // gradient rows, over the feature axis
-  GradientExchange exchange_;           // parameter gradients, over the data axis
+  RowGather row_gather_;  // gradient rows, over the feature axis
+  DataAxis data_axis_;
   parallel::DeviceCommunicator world_;  // flags and norms
 
-  device::Buffer<float> targets_;              // [largest own slice, L * d] normalised
-  ExchangeBuffer gradient_rows_;               // [largest group, L * d]
-  device::Buffer<float> activation_gradient_;  // by CSR position
-  device::Buffer<double> squared_norm_;        // decoder rows [L * F_local], encoder rows [L * F_local], their sum, the
-                                               // decoder bias, both together; then scratch. Clipping only
-  device::Buffer<float> encoder_bias_gradient_;  // [L * F_local]; with several data ranks only
+  device::Buffer<float> targets_;                // [largest own slice, L * d] normalised
+  device::Buffer<std::byte> gradient_rows_;      // [largest batch, L * d]; this group's in their place
+  device::Buffer<float> activation_gradient_;    // by position in activations()
+  device::Buffer<double> squared_norm_;          // decoder rows [L * owned], encoder rows [L * owned], their sum, the
+                                                 // decoder bias, both together; then scratch. Clipping only
   device::Buffer<float> decoder_bias_gradient_;  // [L * d]
   device::Buffer<double> loss_sums_;             // [3 * L]
   device::Buffer<std::byte> loss_workspace_, backward_workspace_;
@@ -159,6 +164,7 @@ class Trainer {
   Traffics recorded_, replayed_;    // what the graph sends; what its replays have sent that no call was made for
   parallel::Traffic step_traffic_;  // of the last step
   bool one_by_one_ = false;
+  bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
   double learning_rate_ = 0;
 
   checkpoint::Registry registry_;

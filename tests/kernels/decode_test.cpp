@@ -39,6 +39,16 @@ std::vector<ParameterRows> views(const std::vector<Parameters>& parameters) {
   return out;
 }
 
+/// dW of every layer, as the first moments of fp32 state.
+std::vector<Parameters> explicit_gradients(const Shape& shape, const Sparse& sparse, const TestMatrix& rows) {
+  std::vector<Parameters> out = decoders(shape, StatePolicy::fp32);
+  const DeviceArray<float> activation_gradient(sparse.size());
+  const DeviceArray<AdamStep> step(std::vector<AdamStep>{gradient_step()});
+  decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(out), step.data(),
+                         activation_gradient.array(), {}, {});
+  return out;
+}
+
 /// y in float64 from the definition, and the sum of magnitudes that bounds its rounding.
 struct Sums {
   std::vector<double> value, magnitude;
@@ -230,17 +240,18 @@ TEST_CASE("an explicit gradient and adam_rows give the bits of the fused update,
       const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
       decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(fused), step.data(),
                              activation_gradient.array(), {}, {});
+      const std::vector<Parameters> gradients = explicit_gradients(shape, sparse, rows);
       for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-        // In two buckets of rows, as the data axis does it.
-        const std::int64_t columns = (shape.n_layers - s) * shape.d_model, cut = shape.n_features / 2;
-        const DeviceArray<float> low(cut * columns), high((shape.n_features - cut) * columns);
-        const auto update = [&](std::int64_t begin, Matrix<float> gradient) {
-          if (gradient.rows == 0) return;
-          decode_gradient(execution(), sparse.csr(), sparse.csc(), rows.view(), s, begin, gradient);
-          adam_rows(execution(), apart[s].view(), begin, gradient, step.data());
+        // In two pieces.
+        const std::int64_t cut = shape.n_features / 2;
+        const Matrix<const float> gradient = first_moment(gradients[s]);
+        const auto update = [&](std::int64_t begin, std::int64_t end) {
+          if (begin < end)
+            adam_rows(execution(), apart[s].view(), begin,
+                      {gradient.row(begin), end - begin, gradient.columns, gradient.stride}, step.data());
         };
-        update(0, low.matrix(cut, columns));
-        update(cut, high.matrix(shape.n_features - cut, columns));
+        update(0, cut);
+        update(cut, shape.n_features);
         CHECK((fused[s].bits() == apart[s].bits()));
       }
     }
@@ -280,12 +291,9 @@ TEST_CASE("activation and decoder gradients are the derivatives of the squared e
                        activation_gradient.array(), {}, {});
   const std::vector<float> da = activation_gradient.values();
   for (std::size_t e = 0; e < da.size(); ++e) CHECK(da[e] == doctest::Approx(slope(sparse.value[e])).epsilon(1e-4));
+  const std::vector<Parameters> gradients = explicit_gradients(shape, sparse, rows);
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-    const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
-    const DeviceArray<float> gradient(shape.n_features * columns);
-    decode_gradient(execution(), sparse.csr(), sparse.csc(), rows.view(), s, 0,
-                    gradient.matrix(shape.n_features, columns));
-    const std::vector<float> dw = gradient.values();
+    const std::vector<float> dw = gradients[s].values().first_moment;
     for (std::size_t i = 0; i < dw.size(); ++i) CHECK(dw[i] == doctest::Approx(slope(weight[s][i])).epsilon(1e-4));
   }
 }
@@ -324,12 +332,12 @@ TEST_CASE("the dense formulation computes the same step") {
   decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
                        activation_gradient.array(), {}, {});
   const std::vector<float> da = activation_gradient.values();
+  const std::vector<Parameters> gradients = explicit_gradients(shape, sparse, rows);
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
     const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
-    const DeviceArray<float> dense_dw(f * columns), dw(f * columns), dense_da(n * f), dense_de(f * shape.d_model);
+    const DeviceArray<float> dense_dw(f * columns), dense_da(n * f), dense_de(f * shape.d_model);
     dense_decoder_gradient(execution(), activation_views[s], row_view, dense_dw.matrix(f, columns));
-    decode_gradient(execution(), sparse.csr(), sparse.csc(), rows.view(), s, 0, dw.matrix(f, columns));
-    agree(dense_dw.values(), dw.values());
+    agree(dense_dw.values(), gradients[s].values().first_moment);
     dense_activation_gradient(execution(), weight_views[s], row_view, dense_da.matrix(n, f));
     const std::vector<float> all = dense_da.values();
     for (std::int64_t token = 0; token < n; ++token)

@@ -131,12 +131,13 @@ TEST_CASE("explicit encoder gradients with adam_rows and adam_vector give the bi
       const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
       encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), fused.weight_views,
                              fused.bias_views, step.data(), {}, {});
+      const Encoder gradients(shape, StatePolicy::fp32);
+      const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
+      encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), gradients.weight_views,
+                             gradients.bias_views, no_step.data(), {}, {});
       for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-        const DeviceArray<float> gradient(shape.n_features * d), bias_gradient(shape.n_features);
-        encode_gradient(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), s, 0,
-                        gradient.matrix(shape.n_features, d), bias_gradient.array());
-        adam_rows(execution(), apart.weight_views[s], 0, gradient.matrix(shape.n_features, d), step.data());
-        adam_vector(execution(), apart.bias_views[s], bias_gradient.array(), step.data());
+        adam_rows(execution(), apart.weight_views[s], 0, first_moment(gradients.weights[s]), step.data());
+        adam_vector(execution(), apart.bias_views[s], gradients.bias_first[s].array(), step.data());
         CHECK((fused.weights[s].bits() == apart.weights[s].bits()));
         CHECK(fused.bias[s].values() == apart.bias[s].values());
         CHECK(fused.bias_second[s].values() == apart.bias_second[s].values());
@@ -182,17 +183,17 @@ TEST_CASE("the encoder gradient is the derivative of a loss through the active e
   loss();
   const DeviceArray<float> device_dz(dz);
   const TestMatrix inputs(x, shape.n_tokens, width, Scalar::fp32);
+  const Encoder gradients(shape, StatePolicy::fp32);
+  const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
+  encode_backward_update(execution(), sparse.csr(), sparse.csc(), inputs.view(), device_dz.array(),
+                         gradients.weight_views, gradients.bias_views, no_step.data(), {}, {});
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-    // Rows 2 .. 8 alone: row_begin counts.
-    const std::int64_t begin = 2, rows = shape.n_features - begin;
-    const DeviceArray<float> gradient(rows * d), bias_gradient(rows);
-    encode_gradient(execution(), sparse.csr(), sparse.csc(), inputs.view(), device_dz.array(), s, begin,
-                    gradient.matrix(rows, d), bias_gradient.array());
-    const std::vector<float> dw = gradient.values(), db = bias_gradient.values();
-    const std::int64_t first = s * shape.n_features + begin;
-    for (std::int64_t i = 0; i < rows * d; ++i)
+    const std::vector<float> dw = gradients.weights[s].values().first_moment, db = gradients.bias_first[s].values();
+    const std::int64_t first = s * shape.n_features;
+    for (std::int64_t i = 0; i < shape.n_features * d; ++i)
       CHECK(dw[i] == doctest::Approx(slope(weight[first * d + i])).epsilon(1e-4));
-    for (std::int64_t f = 0; f < rows; ++f) CHECK(db[f] == doctest::Approx(slope(bias[first + f])).epsilon(1e-4));
+    for (std::int64_t f = 0; f < shape.n_features; ++f)
+      CHECK(db[f] == doctest::Approx(slope(bias[first + f])).epsilon(1e-4));
   }
 }
 

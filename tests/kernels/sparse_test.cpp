@@ -2,11 +2,13 @@
 #include "kernels/sparse/sparse.hpp"
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "device/memory.hpp"
 #include "kernels/random.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/sparse/restrict.hpp"
 #include "tests/test.hpp"
 
 namespace weft::kernels {
@@ -76,7 +78,83 @@ std::vector<std::vector<std::uint32_t>> random_rows(std::int64_t n_tokens, std::
   return rows;
 }
 
+/// Lists on the device, with entries beyond those in use that mean nothing.
+struct Lists {
+  device::Buffer<std::int64_t> row_offsets;
+  device::Buffer<std::uint32_t> key;
+  device::Buffer<float> value;
+};
+
+/// A value that tells where it comes from.
+float value_of(std::int64_t token, std::uint32_t key) {
+  return static_cast<float>(token) + 0.5f * static_cast<float>(key) + 1.0f;
+}
+
+Lists lists_of(const std::vector<std::vector<std::uint32_t>>& rows, std::int64_t begin, std::int64_t end) {
+  std::vector<std::int64_t> row_offsets{0};
+  std::vector<std::uint32_t> key;
+  std::vector<float> value;
+  for (std::int64_t n = begin; n < end; ++n) {
+    for (const std::uint32_t k : rows[static_cast<std::size_t>(n)]) {
+      key.push_back(k);
+      value.push_back(value_of(n, k));
+    }
+    row_offsets.push_back(static_cast<std::int64_t>(key.size()));
+  }
+  key.insert(key.end(), 11, 0xfffffffeu);
+  value.insert(value.end(), 11, -1.0f);
+  return {to_device(row_offsets), to_device(key), to_device(value)};
+}
+
+/// Whether the lists of tokens cut at `cuts`, restricted to features [first, first + kept), are what a walk over all
+/// tokens gives.
+bool restricts(const std::vector<std::vector<std::uint32_t>>& rows, const std::vector<std::int64_t>& cuts,
+               std::int64_t n_layers, std::int64_t n_features, std::int64_t first, std::int64_t kept) {
+  std::vector<Lists> memory;
+  std::vector<SparseActivations> groups;
+  for (std::size_t g = 0; g + 1 < cuts.size(); ++g) {
+    memory.push_back(lists_of(rows, cuts[g], cuts[g + 1]));
+    const Lists& lists = memory.back();
+    groups.push_back({cuts[g + 1] - cuts[g], n_layers, n_features, lists.row_offsets.array(), lists.key.array(),
+                      lists.value.array()});
+  }
+  std::vector<std::int64_t> offsets{0};
+  std::vector<std::uint32_t> key;
+  std::vector<float> value;
+  for (std::size_t n = 0; n < rows.size(); ++n) {
+    for (const std::uint32_t k : rows[n]) {
+      const std::int64_t layer = k / n_features, feature = k % n_features;
+      if (feature < first || feature >= first + kept) continue;
+      key.push_back(static_cast<std::uint32_t>(layer * kept + feature - first));
+      value.push_back(value_of(static_cast<std::int64_t>(n), k));
+    }
+    offsets.push_back(static_cast<std::int64_t>(key.size()));
+  }
+  const std::int64_t n_tokens = static_cast<std::int64_t>(rows.size()), n_kept = static_cast<std::int64_t>(key.size());
+  // Room for exactly what is kept: nothing may be written beyond it.
+  const device::Buffer<std::int64_t> got_offsets(n_tokens + 1);
+  const device::Buffer<std::uint32_t> got_key(n_kept);
+  const device::Buffer<float> got_value(n_kept);
+  restrict_features(testing::execution(), groups, first,
+                    {n_tokens, n_layers, kept, got_offsets.array(), got_key.array(), got_value.array()});
+  return to_host(got_offsets) == offsets && to_host(got_key) == key && to_host(got_value) == value;
+}
+
 }  // namespace
+
+TEST_CASE("restricting lists to a range of features joins the groups and keeps the order") {
+  const auto rows = random_rows(301, 3 * 97, 0.08f);
+  CHECK(restricts(rows, {0, 301}, 3, 97, 0, 97));            // everything
+  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 0, 33));  // the first, a middle and the last slice of three ranks
+  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 32, 33));
+  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 65, 32));
+  CHECK(restricts(rows, {0, 0, 300, 300, 301}, 3, 97, 96, 1));  // groups without tokens, a single feature
+  CHECK(restricts(rows, {0, 150, 301}, 3, 97, 40, 0));          // a rank that owns nothing
+  CHECK(restricts(random_rows(1, 4001, 0.7f), {0, 1}, 1, 4001, 1000, 2001));
+  CHECK(restricts(random_rows(2500, 40, 0.5f), {0, 1250, 2500}, 4, 10, 3, 4));
+  CHECK(restricts({{}, {3}, {}, {}, {0, 3, 7}, {}}, {0, 3, 6}, 2, 4, 3, 1));
+  CHECK(restricts({{}, {}}, {0, 1, 2}, 2, 4, 0, 2));
+}
 
 TEST_CASE("transpose gives each feature's tokens in ascending order, whatever the shape") {
   CHECK(transposes(random_rows(301, 3 * 97, 0.02f), 3, 97));
@@ -96,52 +174,6 @@ TEST_CASE("transpose overwrites what was there and repeats bit for bit") {
   // The threads meet in another order each time; the result must not.
   const auto rows = random_rows(2000, 40, 0.5f);
   for (int repeat = 0; repeat < 10; ++repeat) REQUIRE(transposes(rows, 4, 10));
-}
-
-TEST_CASE("a part has the entries of its tokens and features, renumbered, and nothing else") {
-  const std::int64_t n_layers = 3, n_features = 37, n_tokens = 50;
-  const auto rows = random_rows(n_tokens, n_layers * n_features, 0.2f);
-  std::vector<std::int64_t> offsets{0};
-  std::vector<std::uint32_t> keys;
-  std::vector<float> values;
-  for (const auto& row : rows) {
-    for (const std::uint32_t key : row) {
-      keys.push_back(key);
-      values.push_back(static_cast<float>(values.size()));
-    }
-    offsets.push_back(static_cast<std::int64_t>(keys.size()));
-  }
-  const auto all_offsets = to_device(offsets);
-  const auto all_keys = to_device(keys);
-  const auto all_values = to_device(values);
-  const SparseActivations all{n_tokens,         n_layers,          n_features, all_offsets.array(),
-                              all_keys.array(), all_values.array()};
-  struct Part {
-    std::int64_t token, n_tokens, feature, n_features;
-  };
-  for (const Part part : {Part{0, 50, 0, 37}, {13, 21, 12, 12}, {49, 1, 36, 1}, {20, 0, 5, 9}, {7, 9, 5, 0}}) {
-    std::vector<std::int64_t> expected_offsets{0};
-    std::vector<std::uint32_t> expected_keys;
-    std::vector<float> expected_values;
-    for (std::int64_t n = part.token; n < part.token + part.n_tokens; ++n) {
-      for (std::int64_t i = offsets[static_cast<std::size_t>(n)]; i < offsets[static_cast<std::size_t>(n + 1)]; ++i) {
-        const std::int64_t key = keys[static_cast<std::size_t>(i)], feature = key % n_features - part.feature;
-        if (feature < 0 || feature >= part.n_features) continue;
-        expected_keys.push_back(static_cast<std::uint32_t>(key / n_features * part.n_features + feature));
-        expected_values.push_back(values[static_cast<std::size_t>(i)]);
-      }
-      expected_offsets.push_back(static_cast<std::int64_t>(expected_keys.size()));
-    }
-    const auto n_entries = static_cast<std::int64_t>(expected_keys.size());
-    const device::Buffer<std::int64_t> part_offsets(part.n_tokens + 1);
-    const device::Buffer<std::uint32_t> part_keys(n_entries);
-    const device::Buffer<float> part_values(n_entries);
-    take_part(testing::execution(), all, part.token, part.feature,
-              {part.n_tokens, n_layers, part.n_features, part_offsets.array(), part_keys.array(), part_values.array()});
-    CHECK(to_host(part_offsets) == expected_offsets);
-    CHECK(to_host(part_keys) == expected_keys);
-    CHECK(to_host(part_values) == expected_values);
-  }
 }
 
 }  // namespace weft::kernels

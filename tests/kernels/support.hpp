@@ -318,6 +318,18 @@ inline kernels::AdamStep test_step() {
       0.75f, 42,    7};
 }
 
+/// A step after which the first moments are the gradients themselves (of fp32 state; weights stay).
+inline kernels::AdamStep gradient_step() {
+  kernels::AdamStep step = test_step();
+  step.learning_rate = step.beta1 = 0.0f;
+  step.first_gain = step.gradient_scale = 1.0f;
+  return step;
+}
+inline kernels::Matrix<const float> first_moment(const Parameters& fp32) {
+  const ParameterRows& p = fp32.view();
+  return {static_cast<const float*>(p.first_moment), p.rows, p.columns, p.columns};
+}
+
 /// Adam in float64 on one parameter, from the formula in adam.hpp. gradient: before scaling.
 struct Adam64 {
   double weight, first_moment, second_moment;

@@ -7,12 +7,13 @@ namespace weft::transcoder {
 namespace {
 
 Plan plan_of(std::int64_t batch_tokens, std::int64_t features, parallel::GridShape grid,
-             const optimizer::Settings& optimizer = {}) {
+             const optimizer::Settings& optimizer = {}, double k = 16) {
   Configuration configuration;
   configuration.data.batch_tokens = batch_tokens;
   configuration.data.layers = 12;
   configuration.data.d_model = 768;
   configuration.transcoder.features = features;
+  configuration.transcoder.k = k;
   configuration.precision = Precision::bf16;
   configuration.optimizer = optimizer;
   return plan(configuration, dataset::imagined("activations", configuration.data), grid);
@@ -22,8 +23,8 @@ Plan plan_of(std::int64_t batch_tokens, std::int64_t features, parallel::GridSha
 
 TEST_CASE("small batches of a large model want the feature axis") {
   const Plan tokens = plan_of(4096, 32768, {1, 8}), weights = plan_of(4096, 32768, {8, 1});
-  // bf16 rows of 12 * 768: 7/8 of the tokens out as partial sums and as many back as gradient rows.
-  CHECK(tokens.feature_bytes_per_step == 2 * 3584 * 12 * 768 * 2);
+  // bf16 rows of 12 * 768: 7/8 of the tokens out as partial sums, as many back as gradient rows, and the inputs.
+  CHECK(tokens.feature_bytes_per_step == 3 * 3584 * 12 * 768 * 2);
   CHECK(tokens.data_bytes_per_step == 0);
   CHECK(tokens.quietest.feature == 8);
   CHECK(grid_advice(tokens).empty());
@@ -33,8 +34,8 @@ TEST_CASE("small batches of a large model want the feature axis") {
   CHECK(grid_advice(weights).find("on 1 x 8 it would send") != std::string::npos);
 }
 
-TEST_CASE("huge batches of a small model want the data axis") {
-  const Plan tokens = plan_of(1 << 20, 64, {1, 8}), weights = plan_of(1 << 20, 64, {8, 1});
+TEST_CASE("huge batches of a small model with short lists want the data axis") {
+  const Plan tokens = plan_of(1 << 20, 64, {1, 8}, {}, 1), weights = plan_of(1 << 20, 64, {8, 1}, {}, 1);
   CHECK(tokens.quietest.data == 8);
   CHECK(grid_advice(tokens).find("consider parallel.data = 8") != std::string::npos);
   CHECK(grid_advice(weights).empty());
@@ -55,12 +56,26 @@ TEST_CASE("in between, a grid of both axes sends least") {
   CHECK(both.quietest.feature > 1);
 }
 
-TEST_CASE("a norm that is formed first sends the gradients twice") {
+TEST_CASE("the data axis moves inputs and gradient rows, lists and new weights") {
+  optimizer::Settings narrow;
+  narrow.state = kernels::StatePolicy::eight_bit;
+  for (const std::int64_t features : {1024, 32768})
+    for (const std::int64_t tokens : {4096, 16384}) {
+      // k = 16 of a batch can all be on one rank.
+      const std::int64_t width = 12 * 768, owned = features / 2, entries = 12 * 16 * tokens;
+      const std::int64_t rows = 2 * (tokens / 2) * width * 2, lists = 8 * entries + 8 * (tokens / 2 + 1),
+                         parameters = owned * (768 * 12 * 15 / 2);
+      CHECK(plan_of(tokens, features, {2, 1}).data_bytes_per_step == rows + lists + 4 * parameters + 4 * 12 * owned);
+      CHECK(plan_of(tokens, features, {2, 1}, narrow).data_bytes_per_step ==
+            rows + lists + 2 * parameters + 4 * 12 * owned);
+    }
+}
+
+TEST_CASE("a norm that is formed first sends nothing more") {
   optimizer::Settings clipped;
   clipped.clip_norm = 1;
   clipped.clip_mode = optimizer::ClipMode::exact;
-  const std::int64_t once = plan_of(4096, 1024, {2, 1}).data_bytes_per_step;
-  CHECK(plan_of(4096, 1024, {2, 1}, clipped).data_bytes_per_step == once / 8 * 12);  // fp32 weights back
+  CHECK(plan_of(4096, 1024, {2, 1}, clipped).data_bytes_per_step == plan_of(4096, 1024, {2, 1}).data_bytes_per_step);
 }
 
 TEST_CASE("one rank sends nothing and needs no advice") {
