@@ -151,12 +151,20 @@ std::string to_table(const BenchmarkResult& result) {
   if (result.checkpoint) out += "\n\n" + text_of(*result.checkpoint);
   if (result.cases.size() < 2) return out;
   const CaseResult& first = result.cases.front();
-  out += fmt::format("\n\n{:<18} {:>10} {:>12} {:>14} {:>16}", "case", "ms a step", "tokens/s", "time / " + first.name,
-                     "beyond the state");
-  for (const CaseResult& c : result.cases)
-    out += fmt::format("\n{:<18} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, c.ms_per_step,
+  std::size_t widest = 18;
+  for (const CaseResult& c : result.cases) widest = std::max(widest, c.name.size());
+  out += fmt::format("\n\n{:<{}} {:>10} {:>12} {:>14} {:>16}", "case", widest, "ms a step", "tokens/s",
+                     "time / " + first.name, "beyond the state");
+  if (result.ranks > 1) out += fmt::format(" {:>12} {:>10} {:>10}", "exchanges ms", "exposed ms", "MB sent");
+  for (const CaseResult& c : result.cases) {
+    out += fmt::format("\n{:<{}} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, widest, c.ms_per_step,
                        report::grouped(std::llround(c.tokens_per_second)), c.ms_per_step / first.ms_per_step,
                        transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+    if (result.ranks == 1) continue;
+    const parallel::ExchangeProfile total = total_of(c);
+    out += fmt::format(" {:>12.2f} {:>10} {:>10.1f}", 1e3 * total.seconds,
+                       c.exposed_ms < 0 ? "-" : fmt::format("{:.2f}", c.exposed_ms), 1e-6 * total.bytes);
+  }
   return out;
 }
 

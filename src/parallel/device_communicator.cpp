@@ -22,7 +22,8 @@ std::int64_t total(std::span<const std::int64_t> bytes) {
 
 }  // namespace
 
-ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes) {
+ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, bool keep) : bytes_(bytes), keep_(keep) {
+  if (!keep) return;
   if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr && bytes > 0) {
     known_ = std::make_shared<nccl::Memory>(*gpus, bytes);
     data_ = static_cast<std::byte*>(known_->data());
@@ -30,6 +31,20 @@ ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes) {
     plain_ = device::Buffer<std::byte>(bytes);
     data_ = plain_.data();
   }
+}
+
+std::byte* ExchangeBuffer::open() {
+  if (!keep_) {
+    plain_ = device::Buffer<std::byte>(bytes_);
+    data_ = plain_.data();
+  }
+  return data_;
+}
+
+void ExchangeBuffer::close() {
+  if (keep_) return;
+  plain_ = {};
+  data_ = nullptr;
 }
 
 /// Adds what a call took to what is known of its name.
@@ -47,8 +62,8 @@ class DeviceCommunicator::Measured {
   }
   ~Measured() {
     if (axis_.idle_ != nullptr) axis_.idle_->end(axis_.execution_);
+    if (axis_.wait_for_each_ || axis_.blocks_) kernels::fence(axis_.execution_);
     if (!axis_.is_timed()) return;
-    if (axis_.wait_for_each_) kernels::fence(axis_.execution_);
     traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   }
 

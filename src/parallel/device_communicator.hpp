@@ -27,17 +27,22 @@ namespace nccl {
 class Memory;
 }
 
-/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to NCCL.
+/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to NCCL. What is not kept
+/// (parallel.keep_buffers) is plain memory, there only between `open` and `close`.
 class ExchangeBuffer {
  public:
   ExchangeBuffer() = default;
-  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes);
+  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, bool keep = true);
+  std::byte* open();
+  void close();
   std::byte* data() const { return data_; }
 
  private:
   std::shared_ptr<nccl::Memory> known_;  // shared only because a header need not know its destructor
   device::Buffer<std::byte> plain_;
   std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  bool keep_ = true;
 };
 
 class DeviceCommunicator {
@@ -72,6 +77,8 @@ class DeviceCommunicator {
   /// From now on the GPU and then the other ranks are waited for before each call, and the GPU behind it, so that
   /// `seconds` is what the exchange itself takes.
   void wait_for_each(bool wait) { wait_for_each_ = wait; }
+  /// From now on the host waits behind each call until it is done (parallel.wait).
+  void block(bool wait) { blocks_ = wait; }
   /// Whether seconds are seen: of NCCL only with `wait_for_each`; of MPI always, the wait for later ranks included.
   bool is_timed() const { return gpus_ == nullptr || wait_for_each_; }
   const Exchanges& exchanges() const { return exchanges_; }
@@ -90,7 +97,7 @@ class DeviceCommunicator {
   kernels::Execution execution_;
   nccl::Group* gpus_;  // null: MPI
   bool staged_;        // bytes of a GPU go through the host
-  bool wait_for_each_ = false;
+  bool wait_for_each_ = false, blocks_ = false;
   device::IdleClock* idle_ = nullptr;
   device::HostBuffer<std::byte> staged_send_, staged_receive_;
   device::Buffer<double> gathered_;  // [size, kMostValues], on GPUs

@@ -2,6 +2,7 @@
 #include "transcoder/selection.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -9,6 +10,7 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "kernels/runtime.hpp"
+#include "transcoder/selection_on_rank_0.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -159,8 +161,9 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
         "the selection needs room for {} active entries on a rank (at most 2^32 are possible); take a smaller "
         "transcoder.k, a smaller batch or more ranks",
         most);
+  sizes.on_rank_0 = shape.manner.selection == SelectionPlace::rank_0 && grid.data * grid.feature > 1;
   if constexpr (kernels::kCudaBuild)
-    if (on_gpu)
+    if (on_gpu && !sizes.on_rank_0)
       sizes.on_gpu_bytes = kernels::cuda::DeviceSelection::workspace_bytes(
           gpu_request(settings, shape, sizes, precision,
                       {.feature_ranks = grid.feature, .data_ranks = grid.data, .n_features_total = shape.n_features},
@@ -170,6 +173,11 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
   if (sizes.on_gpu_bytes > 0 && grid.feature > 1)
     sizes.staged_bytes = 2 * largest_message(settings, shape, sizes, grid);
   sizes.host_bytes = arrays.host_bytes + sizes.staged_bytes;
+  if (sizes.on_rank_0) {
+    const auto memory = SelectionOnRankZero::memory(settings, shape, grid, precision, backend);
+    sizes.rank_0_device_bytes = memory.device;
+    sizes.rank_0_host_bytes = memory.host;
+  }
   return sizes;
 }
 
@@ -192,7 +200,7 @@ Selection::Arrays::Arrays(const SelectionSizes& sizes, const ModelSettings& sett
   on_gpu_workspace = on_device.cut<std::byte>(sizes.on_gpu_bytes);
   device_bytes = on_device.used();
   host_bytes = on_host.used();
-  if (sizes.on_gpu_bytes > 0) return;
+  if (sizes.on_gpu_bytes > 0 || sizes.on_rank_0) return;
 
   const auto bytes = on_device.cut<std::byte>(sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(type));
   tile = {bytes.data, type, sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
@@ -241,6 +249,8 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
       host_memory_(sizes_.host_bytes - sizes_.staged_bytes, device::Allocation::Where::host),
       arrays_(sizes_, settings, shape, grid.shape(), precision, execution.backend, device_memory_.data(),
               host_memory_.data()) {
+  if (sizes_.on_rank_0)
+    on_rank_0_ = std::make_unique<SelectionOnRankZero>(settings, shape, sizes_, grid, execution, precision);
   if constexpr (kernels::kCudaBuild)
     if (sizes_.on_gpu_bytes > 0) {
       const parallel::Range features = grid.features(shape.n_features);
@@ -261,25 +271,47 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
   if (settings.activation == Activation::batch_topk) controller_.assign(static_cast<std::size_t>(sizes_.n_groups), 0);
 }
 
+Selection::~Selection() = default;
+
 parallel::Exchanges Selection::exchanges() const {
   parallel::Exchanges all = exchanges_;
   if (shards_) all += shards_->exchanges();
   if (all_) all += all_->exchanges();
+  if (on_rank_0_) all += on_rank_0_->exchange().exchanges();
   return all;
 }
 
 void Selection::wait_for_each(bool wait) {
   if (shards_) shards_->wait_for_each(wait);
   if (all_) all_->wait_for_each(wait);
+  if (on_rank_0_) on_rank_0_->exchange().wait_for_each(wait);
+}
+
+void Selection::block(bool wait) {
+  if (shards_) shards_->block(wait);
+  if (all_) all_->block(wait);
+  if (on_rank_0_) on_rank_0_->exchange().block(wait);
 }
 
 std::int64_t Selection::reduced_bytes(std::int64_t n_words) const {
   return parallel::bytes_of_reduction(n_words * 8, grid_.world().size());
 }
 
+/// Piece by piece where each collective is to have one thing to do: a histogram.
+template <class Call>
+void in_pieces(const ExchangeManner& manner, std::int64_t size, Call&& call) {
+  const std::int64_t piece = manner.together ? size : kHistogramBins;
+  for (std::int64_t begin = 0; begin < size; begin += piece) call(begin, std::min(piece, size - begin));
+}
+
 /// The one place that says by which way a selection on the GPU reaches the other ranks.
 kernels::cuda::SelectionExchange Selection::exchange() {
-  return {.sum = [this](const kernels::Execution&, Array<std::int64_t> values) { all_->sum(values, kName); },
+  return {.sum =
+              [this](const kernels::Execution&, Array<std::int64_t> values) {
+                in_pieces(shape_.manner, values.size, [&](std::int64_t begin, std::int64_t size) {
+                  all_->sum({values.data + begin, size}, kName);
+                });
+              },
           .all_gather = [this](const kernels::Execution&, void* data,
                                std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes, kName); },
           .all_to_all =
@@ -292,10 +324,13 @@ kernels::cuda::SelectionExchange Selection::exchange() {
 void Selection::mark(device::IdleClock* idle) {
   if (shards_) shards_->mark(idle);
   if (all_) all_->mark(idle);
+  if (on_rank_0_) on_rank_0_->exchange().mark(idle);
 }
 
 Selection::ControllerState Selection::controller_state() {
   if (settings_.activation != Activation::batch_topk) return {{}, false};
+  if (on_rank_0_)
+    if (const auto of_rank_0 = on_rank_0_->controller_state()) return *of_rank_0;
   if constexpr (kernels::kCudaBuild)
     if (on_gpu_) return {on_gpu_->thresholds(), true};
   return {{controller_.data(), static_cast<std::int64_t>(controller_.size())}, false};
@@ -384,6 +419,7 @@ void Selection::select(std::int64_t n_tokens_total, std::span<const Array<const 
   hits_ = {
       {arrays_.hit_offsets.data, shape_.n_layers * batch.features.size() + 1}, arrays_.hit_token, arrays_.hit_position};
 
+  if (on_rank_0_) return on_rank_0_->select(n_tokens_total, bias_of_layer, produce, activations_, statistics_);
   if (on_gpu_) return select_on_gpu(batch);
   switch (settings_.activation) {
     case Activation::batch_topk:
@@ -581,10 +617,10 @@ std::vector<Selection::Search> Selection::search_candidates(const Batch& batch, 
                  device::Direction::to_host);
     kernels::fence(execution_);
     host[host.size - 1] = complete ? 0 : 1;
-    {
-      const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(host.size));
-      grid_.world().sum({host.data, static_cast<std::size_t>(host.size)});
-    }
+    in_pieces(shape_.manner, host.size, [&](std::int64_t begin, std::int64_t size) {
+      const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(size));
+      grid_.world().sum(std::span<std::int64_t>(host.data + begin, static_cast<std::size_t>(size)));
+    });
     if (round == 0) {
       overflow = host[host.size - 1] > 0;
       passed_.assign(searches.size(), 0);

@@ -33,6 +33,13 @@ T read(const kernels::Execution& execution, const T* device_value) {
   return value;
 }
 
+/// The same memory anew.
+void renew(device::Buffer<std::byte>& buffer) {
+  const std::int64_t size = buffer.size();
+  buffer = {};
+  buffer = device::Buffer<std::byte>(size);
+}
+
 /// A residual beyond this, in deviations of the data, is no longer a number to learn from: its square leaves fp32 soon.
 constexpr float kLargestResidual = 1e18f;
 
@@ -96,6 +103,13 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   device::zero(execution, gradient_norm_.data(), gradient_norm_.bytes());
   device::zero(execution, guard_.data(), guard_.bytes());
 
+  const bool wait = configuration.parallel.manner.wait;
+  forward_.lane().axis.block(wait);
+  forward_.selection().block(wait);
+  data_axis_.ranks().block(wait);
+  data_axis_.beside().block(wait);
+  world_.block(wait);
+
   const int world_rank = grid.world().rank();
   model_.add_to(registry_, world_rank);
   const auto replicated = [&](const std::string& name, kernels::Scalar type, std::int64_t size, void* data,
@@ -153,7 +167,7 @@ void Trainer::time_phases(bool one_by_one) {
 /// Whether nothing between the first kernel of a step and its last waits for an answer: then it can be recorded.
 bool Trainer::step_is_free_of_the_host() {
   return device::Graph::possible(execution_) && forward_.selection().sizes().on_gpu_bytes > 0 &&
-         world_.leaves_the_host_free();
+         world_.leaves_the_host_free() && configuration_.parallel.manner.leaves_the_host_free();
 }
 
 void Trainer::step(const dataset::RawBatch& batch) {
@@ -219,6 +233,7 @@ void Trainer::load(const dataset::RawBatch& batch) {
 void Trainer::compute() {
   device::IdleClock& idle = forward_.idle();
   idle.restart();
+  if (!configuration_.parallel.manner.keep_buffers) renew(gradient_rows_);
   if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
   forward_.encode();
   if (data_axis_.active()) data_axis_.await_weights(idle);

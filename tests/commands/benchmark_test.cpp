@@ -82,6 +82,18 @@ TEST_CASE("exchanges stand by name and together; of one rank nothing is said") {
   json = to_json(result)["cases"][0]["communication"];
   CHECK(json["exposed_ms"] == 0.5);
   CHECK(to_table(result).find("exposed: 0.50 ms a step, 25 % of the exchanges' time") != std::string::npos);
+
+  // Cases side by side show what each exchanges; the name of a case may be long.
+  CaseResult other = result.cases[0];
+  other.name = "a case with a name that needs room";
+  other.exposed_ms = -1;
+  result.cases.push_back(other);
+  const std::string table = to_table(result);
+  CHECK(table.find("\na < b " + std::string(29, ' ')) != std::string::npos);
+  CHECK(table.find("2.00       0.50        3.0\na case with a name that needs room ") != std::string::npos);
+  CHECK(table.find("2.00          -        3.0") != std::string::npos);
+  result.ranks = 1;
+  CHECK(to_table(result).find("exposed") == std::string::npos);
 }
 
 }  // namespace weft::commands
