@@ -90,7 +90,9 @@ class Trainer {
   parallel::Traffic data_traffic() const { return traffic().data; }
   /// Whether `seconds` of these are what ranks waited for one another: not where steps go on without the host, unless
   /// phases are timed.
-  bool traffic_is_timed() const { return one_by_one_ || !world_.leaves_the_host_free(); }
+  bool traffic_is_timed() const {
+    return one_by_one_ || !device::is_asynchronous(execution_) || !world_.leaves_the_host_free();
+  }
 
  private:
   float gradient_factor() const;
