@@ -117,10 +117,10 @@ MachineLimits measure_limits(const kernels::Execution& execution, const transcod
   return {rates[0] / world.size(), rates[1] / world.size()};
 }
 
-struct Traffics {
-  parallel::Traffic feature, data;
-  std::int64_t selection_bytes = 0;
-};
+parallel::Exchanges exchanges_of(const transcoder::Trainer& trainer) { return trainer.exchanges(); }
+#ifndef WEFT_ENABLE_CUDA
+parallel::Exchanges exchanges_of(const transcoder::DenseTrainer&) { return {}; }
+#endif
 
 /// Times of every phase, step by step.
 class Stopwatch {
@@ -210,16 +210,13 @@ class Measurement {
     if (settings_.formulation == Formulation::sparse) {
       transcoder::Trainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
                                   execution_, [](const dataset::RawBatch&) { return std::string("resident batch"); });
-      measure(trainer, before, [&] {
-        return Traffics{trainer.feature_traffic(), trainer.data_traffic(),
-                        trainer.forward().selection().statistics().bytes_sent};
-      });
+      measure(trainer, before);
       count_entries(trainer);
     } else {
 #ifndef WEFT_ENABLE_CUDA
       transcoder::DenseTrainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
                                        execution_);
-      measure(trainer, before, [] { return Traffics(); });
+      measure(trainer, before);
       sizes_.entries = static_cast<double>(trainer.selection().statistics().entries);
 #endif
     }
@@ -229,24 +226,23 @@ class Measurement {
   }
 
  private:
-  template <class AnyTrainer, class TrafficOf>
-  void measure(AnyTrainer& trainer, std::int64_t before, const TrafficOf& traffic) {
+  template <class AnyTrainer>
+  void measure(AnyTrainer& trainer, std::int64_t before) {
     trainer.initialise();
     for (std::int64_t i = 0; i < settings_.warmup; ++i) trainer.step(batches_.next());
-    const Traffics begin = traffic();
+    parallel::Exchanges before_steps = exchanges_of(trainer);
     for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.step(trainer, batches_.next(), execution_);
-    const Traffics end = traffic();
+    parallel::Exchanges exchanged = exchanges_of(trainer).since(before_steps);
+    double exposed = exchanged.total().seconds / static_cast<double>(settings_.steps);
     // Where the host waits for nothing, only phases that are waited for show what an exchange takes.
-    Traffics timed_begin = begin, timed_end = end;
     if constexpr (std::is_same_v<AnyTrainer, transcoder::Trainer>)
       if (device::is_asynchronous(execution_)) {
         result_.driver_bytes = device::driver_bytes();
-        trainer.settle();
-        result_.waited_ms = 1e3 * trainer.forward().idle().seconds();
+        exposed = sample_exposed(trainer);
         trainer.time_phases(true);
-        timed_begin = traffic();
+        before_steps = exchanges_of(trainer);
         for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.timed_step(trainer, batches_.next(), false);
-        timed_end = traffic();
+        exchanged = exchanges_of(trainer).since(before_steps);
         trainer.time_phases(false);
       }
 
@@ -254,29 +250,27 @@ class Measurement {
     result_.overrides = case_.overrides;
     result_.ms_per_step = stopwatch_.ms_per_step();
     result_.tokens_per_second = 1e3 * static_cast<double>(configuration_.data.batch_tokens) / result_.ms_per_step;
-    const double steps = static_cast<double>(settings_.steps);
-    const auto bytes = [&](const parallel::Traffic& a, const parallel::Traffic& b) {
-      return static_cast<double>(b.bytes_sent - a.bytes_sent) / steps;
-    };
-    const auto exposed = [&](const parallel::Traffic& a, const parallel::Traffic& b) {
-      return 1e3 * (b.seconds - a.seconds) / steps;
-    };
-    double means[] = {bytes(begin.feature, end.feature),
-                      exposed(timed_begin.feature, timed_end.feature),
-                      bytes(begin.data, end.data),
-                      exposed(timed_begin.data, timed_end.data),
-                      static_cast<double>(end.selection_bytes),
-                      result_.waited_ms};
-    world_.all().sum(std::span<double>(means));
-    for (double& mean : means) mean /= world_.size();
-    result_.feature = {means[0], means[1]};
-    result_.data = {means[2], means[3]};
-    result_.selection_bytes_per_step = means[4];
-    result_.waited_ms = means[5];
+    if (world_.size() > 1) {
+      result_.exchanges = parallel::profile(exchanged, settings_.steps, world_.all());
+      world_.all().sum(std::span<double>(&exposed, 1));
+      result_.exposed_ms = 1e3 * exposed / world_.size();
+    }
+    result_.row_bytes = 4 * static_cast<double>(shape_.width());
     std::int64_t memory[] = {device::memory_use().device_peak_bytes - before, trainer.model().state_bytes()};
     world_.all().maximum(memory);
     result_.peak_bytes = memory[0];
     result_.state_bytes = memory[1];
+  }
+
+  /// The median of some steps. The host looks only behind the last of a few: waiting for each would set ranks apart.
+  double sample_exposed(transcoder::Trainer& trainer) {
+    std::vector<double> seconds;
+    for (int sample = 0; sample < 5; ++sample) {
+      for (int i = 0; i < 3; ++i) trainer.step(batches_.next());
+      trainer.settle();
+      seconds.push_back(trainer.step_exposed_seconds());
+    }
+    return median(seconds);
   }
 
   /// Entries, and what they read of the decoder: the mean over ranks.

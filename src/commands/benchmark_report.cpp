@@ -31,6 +31,46 @@ std::string text_of(const CheckpointResult& c) {
       1e3 * c.copy_seconds);
 }
 
+parallel::ExchangeProfile total_of(const CaseResult& c) {
+  parallel::ExchangeProfile sum{"all"};
+  for (const parallel::ExchangeProfile& one : c.exchanges) {
+    sum.bytes += one.bytes;
+    sum.seconds += one.seconds;
+    sum.calls += one.calls;
+  }
+  return sum;
+}
+
+report::Json communication_of(const CaseResult& c) {
+  const auto entry = [](const parallel::ExchangeProfile& one) {
+    return report::Json{{"name", one.name},
+                        {"calls_per_step", one.calls},
+                        {"bytes_per_step", one.bytes},
+                        {"ms", 1e3 * one.seconds},
+                        {"gb_per_second", one.gb_per_second()}};
+  };
+  report::Json json = entry(total_of(c));
+  json.erase("name");
+  json["exposed_ms"] = c.exposed_ms;
+  json["exchanges"] = report::Json::array();
+  for (const parallel::ExchangeProfile& one : c.exchanges) json["exchanges"].push_back(entry(one));
+  return json;
+}
+
+/// What a rank sends in a step, how long that takes by itself, and how much of it the step waits for.
+std::string exchanges_table(const CaseResult& c) {
+  const parallel::ExchangeProfile total = total_of(c);
+  std::string out = fmt::format("\n{:<18} {:>9} {:>6} {:>11} {:>11}", "exchange", "ms", "calls", "MB sent", "GB/s");
+  const auto line = [&](const parallel::ExchangeProfile& one) {
+    out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11.1f} {:>11.1f}", one.name, 1e3 * one.seconds, one.calls,
+                       1e-6 * one.bytes, one.gb_per_second());
+  };
+  for (const parallel::ExchangeProfile& one : c.exchanges) line(one);
+  line(total);
+  return out + fmt::format("\nexposed: {:.2f} ms a step, {:.0f} % of the exchanges' time", c.exposed_ms,
+                           total.seconds > 0 ? 0.1 * c.exposed_ms / total.seconds : 0.0);
+}
+
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text)
@@ -71,11 +111,8 @@ report::Json to_json(const BenchmarkResult& result) {
       entry["percent_of_limit"] = phase.percent_of_limit < 0 ? report::Json() : report::Json(phase.percent_of_limit);
       one["phases"].push_back(entry);
     }
-    const auto axis = [](const CaseResult::Axis& a) {
-      return report::Json{{"bytes_per_step", a.bytes_per_step}, {"exposed_ms", a.exposed_ms}};
-    };
-    one["communication"] = {
-        {"feature", axis(c.feature)}, {"data", axis(c.data)}, {"selection_bytes_per_step", c.selection_bytes_per_step}};
+    one["row_bytes"] = c.row_bytes;
+    if (result.ranks > 1) one["communication"] = communication_of(c);
     json["cases"].push_back(one);
   }
   if (result.checkpoint) {
@@ -109,25 +146,25 @@ std::string to_table(const BenchmarkResult& result) {
       out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,
                          100 * phase.ms / c.ms_per_step, million(phase.bytes), million(phase.flops),
                          percent(phase.percent_of_limit));
-    if (result.ranks > 1)
-      out += fmt::format(
-          "\nsent by a rank each step: feature axis {}, data axis {}, selection {}; one by one: {:.1f} ms and {:.1f} "
-          "ms; the computation "
-          "stood still for {:.2f} ms",
-          transcoder::bytes_text(std::llround(c.feature.bytes_per_step)),
-          transcoder::bytes_text(std::llround(c.data.bytes_per_step)),
-          transcoder::bytes_text(std::llround(c.selection_bytes_per_step)), c.feature.exposed_ms, c.data.exposed_ms,
-          c.waited_ms);
+    if (result.ranks > 1) out += exchanges_table(c);
   }
   if (result.checkpoint) out += "\n\n" + text_of(*result.checkpoint);
   if (result.cases.size() < 2) return out;
   const CaseResult& first = result.cases.front();
-  out += fmt::format("\n\n{:<18} {:>10} {:>12} {:>14} {:>16}", "case", "ms a step", "tokens/s", "time / " + first.name,
-                     "beyond the state");
-  for (const CaseResult& c : result.cases)
-    out += fmt::format("\n{:<18} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, c.ms_per_step,
+  std::size_t widest = 18;
+  for (const CaseResult& c : result.cases) widest = std::max(widest, c.name.size());
+  out += fmt::format("\n\n{:<{}} {:>10} {:>12} {:>14} {:>16}", "case", widest, "ms a step", "tokens/s",
+                     "time / " + first.name, "beyond the state");
+  if (result.ranks > 1) out += fmt::format(" {:>12} {:>10} {:>10}", "exchanges ms", "exposed ms", "MB sent");
+  for (const CaseResult& c : result.cases) {
+    out += fmt::format("\n{:<{}} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, widest, c.ms_per_step,
                        report::grouped(std::llround(c.tokens_per_second)), c.ms_per_step / first.ms_per_step,
                        transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+    if (result.ranks == 1) continue;
+    const parallel::ExchangeProfile total = total_of(c);
+    out += fmt::format(" {:>12.2f} {:>10} {:>10.1f}", 1e3 * total.seconds,
+                       c.exposed_ms < 0 ? "-" : fmt::format("{:.2f}", c.exposed_ms), 1e-6 * total.bytes);
+  }
   return out;
 }
 

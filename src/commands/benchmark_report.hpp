@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "commands/benchmark_checkpoint.hpp"
+#include "parallel/traffic.hpp"
 #include "report/json.hpp"
 
 namespace weft::commands {
@@ -34,13 +35,13 @@ struct CaseResult {
   std::int64_t driver_bytes = 0;  ///< of a GPU: what the driver showed as taken while training, libraries included
   std::vector<Phase> phases;      ///< in the order of the step
 
-  struct Axis {
-    double bytes_per_step = 0;  ///< sent by one rank, mean over ranks
-    double exposed_ms = 0;      ///< a step spent in the calls, mean over ranks; waiting for others included
-  };
-  Axis feature, data;
-  double selection_bytes_per_step = 0;
-  double waited_ms = 0;  ///< in a step the computation of a GPU stood still for other ranks; the mean over ranks
+  double row_bytes = 0;  ///< of a token in bf16 files, inputs and targets: what a reader must deliver for it
+
+  /// With several ranks: each kind of exchange, one by one. On GPUs nothing else goes on then, and the wait for later
+  /// ranks is not in it; between processes on the host it is.
+  std::vector<parallel::ExchangeProfile> exchanges;
+  double exposed_ms =
+      0;  ///< in a step the computation stood still for exchanges, the mean over ranks; the rest was hidden
 };
 
 struct BenchmarkResult {

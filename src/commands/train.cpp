@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <cmath>
 #include <numeric>
 
 #include "base/fault.hpp"
@@ -143,6 +144,7 @@ class Run {
   void report(const std::optional<checkpoint::Report>& done) const {
     if (done && done->durable) log::info("{}", done->line());
   }
+  report::Json step_communication() const;
   void log_step(double data_wait);
   report::Json communication() const;
 
@@ -198,9 +200,18 @@ void Run::begin_checkpoint() {
   checkpoint_seconds_ += seconds_since(begin);
 }
 
+/// Of the last step, which is over: means over ranks. Collective.
+report::Json Run::step_communication() const {
+  double means[] = {static_cast<double>(trainer_.step_bytes_sent()), trainer_.step_exposed_seconds()};
+  world_.all().sum(std::span<double>(means));
+  for (double& mean : means) mean /= world_.size();
+  return {{"bytes_sent", std::llround(means[0])}, {"exposed_seconds", means[1]}};
+}
+
 void Run::log_step(double data_wait) {
   const transcoder::TrainingMetrics now = trainer_.metrics();
   const std::int64_t step = trainer_.steps_done();
+  const report::Json communication = world_.size() > 1 ? step_communication() : report::Json();
   const double seconds = seconds_since(logged_at_);
   const double rate = static_cast<double>((step - logged_step_) * configuration_.data.batch_tokens) / seconds;
   if (world_.is_root()) {
@@ -213,6 +224,7 @@ void Run::log_step(double data_wait) {
     line["seconds"] = seconds_since(start_);
     line["tokens_per_second"] = rate;
     line["data_wait_seconds"] = data_wait;
+    if (!communication.is_null()) line["communication"] = communication;
     metrics_->write(line);
     report::run_record()["result"]["train"] = {{"loss", now.loss},
                                                {"nmse_standardised", now.nmse_standardised_mean()},
@@ -282,27 +294,32 @@ int Run::train() {
   return code;
 }
 
-/// What went between ranks, a step: the mean over ranks. Rows travel beside the step (hidden, but for what steps
-/// waited), the axes inside it (exposed). Collective.
+/// What went between ranks, a step: means over ranks. Rows travel beside the step (hidden, but for what steps waited),
+/// everything else inside it. Collective.
 report::Json Run::communication() const {
-  const double steps = static_cast<double>(std::max<std::int64_t>(1, trainer_.steps_done() - first_step_));
-  const parallel::Traffic feature = trainer_.feature_traffic(), data = trainer_.data_traffic();
-  double sums[] = {static_cast<double>(rows_.exchanged),
-                   rows_.exchanging,
-                   rows_.waited,
-                   static_cast<double>(feature.bytes_sent),
-                   feature.seconds,
-                   static_cast<double>(data.bytes_sent),
-                   data.seconds};
-  world_.all().sum(std::span<double>(sums));
-  for (double& sum : sums) sum /= steps * world_.size();
-  // Where steps run without the host, nobody here has seen how long an exchange took (weft benchmark can).
-  const auto exposed = [&](double seconds) -> report::Json {
-    return trainer_.traffic_is_timed() ? report::Json(1e3 * seconds) : report::Json(nullptr);
-  };
-  return {{"rows", {{"bytes", sums[0]}, {"hidden_ms", 1e3 * sums[1]}, {"waited_ms", 1e3 * sums[2]}}},
-          {"feature_axis", {{"bytes", sums[3]}, {"exposed_ms", exposed(sums[4])}}},
-          {"data_axis", {{"bytes", sums[5]}, {"exposed_ms", exposed(sums[6])}}}};
+  const std::int64_t steps = std::max<std::int64_t>(1, trainer_.steps_done() - first_step_);
+  double rows[] = {static_cast<double>(rows_.exchanged), rows_.exchanging, rows_.waited};
+  world_.all().sum(std::span<double>(rows));
+  for (double& sum : rows) sum /= static_cast<double>(steps) * world_.size();
+  const std::vector<parallel::ExchangeProfile> profile = parallel::profile(trainer_.exchanges(), steps, world_.all());
+  report::Json exchanges = report::Json::object();
+  double bytes = 0, seconds = 0;
+  for (const parallel::ExchangeProfile& one : profile) {
+    bytes += one.bytes;
+    seconds += one.seconds;
+    // Where steps run without the host, nobody here has seen how long an exchange took (weft benchmark can).
+    const bool timed = trainer_.traffic_is_timed();
+    exchanges[one.name] = {{"bytes", one.bytes},
+                           {"ms", timed ? report::Json(1e3 * one.seconds) : report::Json()},
+                           {"gb_per_second", timed ? report::Json(one.gb_per_second()) : report::Json()}};
+  }
+  // Then what is known is how long the last step stood still.
+  double exposed = trainer_.traffic_is_timed() ? seconds : trainer_.step_exposed_seconds() / world_.size();
+  if (!trainer_.traffic_is_timed()) world_.all().sum(std::span<double>(&exposed, 1));
+  return {{"bytes", bytes},
+          {"exposed_ms", 1e3 * exposed},
+          {"exchanges", exchanges},
+          {"rows", {{"bytes", rows[0]}, {"hidden_ms", 1e3 * rows[1]}, {"waited_ms", 1e3 * rows[2]}}}};
 }
 
 void Run::conclude() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/contract.hpp"
+#include "device/ranges.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/nccl.hpp"
@@ -21,7 +22,8 @@ std::int64_t total(std::span<const std::int64_t> bytes) {
 
 }  // namespace
 
-ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes) {
+ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, bool keep) : bytes_(bytes), keep_(keep) {
+  if (!keep) return;
   if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr && bytes > 0) {
     known_ = std::make_shared<nccl::Memory>(*gpus, bytes);
     data_ = static_cast<std::byte*>(known_->data());
@@ -31,27 +33,44 @@ ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes) {
   }
 }
 
-/// Adds what a call took to the traffic of its axis.
+std::byte* ExchangeBuffer::open() {
+  if (!keep_) {
+    plain_ = device::Buffer<std::byte>(bytes_);
+    data_ = plain_.data();
+  }
+  return data_;
+}
+
+void ExchangeBuffer::close() {
+  if (keep_) return;
+  plain_ = {};
+  data_ = nullptr;
+}
+
+/// Adds what a call took to what is known of its name.
 class DeviceCommunicator::Measured {
  public:
-  Measured(DeviceCommunicator& axis, std::int64_t bytes_sent)
-      : axis_(axis), timed_(axis.gpus_ == nullptr || axis.wait_for_each_) {
-    axis_.traffic_.bytes_sent += bytes_sent;
-    ++axis_.traffic_.calls;
-    if (axis_.wait_for_each_) kernels::fence(axis_.execution_);
-    if (axis_.idle_ != nullptr) axis_.idle_->begin(axis_.execution_);
+  Measured(DeviceCommunicator& axis, const char* name, std::int64_t bytes_sent)
+      : axis_(axis), range_(name), traffic_(axis.exchanges_.of(name)) {
+    traffic_.bytes_sent += bytes_sent;
+    ++traffic_.calls;
+    // What is staged waits for the GPU anyway: not the exchange's time.
+    if (axis.wait_for_each_ || axis.staged_) kernels::fence(axis.execution_);
+    if (axis.wait_for_each_) axis.ranks_->barrier();
+    if (axis.idle_ != nullptr) axis.idle_->begin(axis.execution_);
     begin_ = std::chrono::steady_clock::now();
   }
   ~Measured() {
     if (axis_.idle_ != nullptr) axis_.idle_->end(axis_.execution_);
-    if (!timed_) return;
-    if (axis_.wait_for_each_) kernels::fence(axis_.execution_);
-    axis_.traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    if (axis_.wait_for_each_ || axis_.blocks_) kernels::fence(axis_.execution_);
+    if (!axis_.is_timed()) return;
+    traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   }
 
  private:
   DeviceCommunicator& axis_;
-  bool timed_;
+  const device::Range range_;
+  Traffic& traffic_;
   std::chrono::steady_clock::time_point begin_;
 };
 
@@ -68,19 +87,19 @@ DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels:
   if (gpus_ != nullptr) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
 }
 
-void DeviceCommunicator::all_gather(void* all, std::span<const std::int64_t> bytes) {
+void DeviceCommunicator::all_gather(void* all, std::span<const std::int64_t> bytes, const char* name) {
   const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank())));
-  all_gather(static_cast<std::byte*>(all) + begin, all, bytes);
+  all_gather(static_cast<std::byte*>(all) + begin, all, bytes, name);
 }
 
-void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const std::int64_t> bytes) {
+void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name) {
   const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank())));
   const std::int64_t own_bytes = bytes[static_cast<std::size_t>(rank())];
   if (size() == 1) {
     if (own != all) device::copy(execution_, all, own, own_bytes, Direction::on_device);
     return;
   }
-  const Measured measured(*this, own_bytes * (size() - 1));
+  const Measured measured(*this, name, own_bytes * (size() - 1));
   if (gpus_ != nullptr) return gpus_->all_gather(own, all, bytes, execution_.stream);
   if (!staged_) return ranks_->all_gather_uneven(own, all, bytes);
   std::byte* host = staged_receive_.data();
@@ -91,8 +110,8 @@ void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const 
 }
 
 void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
-                                    std::span<const std::int64_t> receive_bytes) {
-  const Measured measured(*this, total(send_bytes) - send_bytes[static_cast<std::size_t>(rank())]);
+                                    std::span<const std::int64_t> receive_bytes, const char* name) {
+  const Measured measured(*this, name, total(send_bytes) - send_bytes[static_cast<std::size_t>(rank())]);
   if (gpus_ != nullptr) return gpus_->all_to_all(send, send_bytes, receive, receive_bytes, execution_.stream);
   if (!staged_) return ranks_->all_to_all(send, send_bytes, receive, receive_bytes);
   device::copy(execution_, staged_send_.data(), send, total(send_bytes), Direction::to_host);
@@ -113,17 +132,17 @@ void DeviceCommunicator::through_the_host(kernels::Array<T> values, Combine&& co
   kernels::fence(execution_);  // `host` goes
 }
 
-void DeviceCommunicator::sum(kernels::Array<std::int64_t> values) {
+void DeviceCommunicator::sum(kernels::Array<std::int64_t> values, const char* name) {
   if (size() == 1) return;
-  const Measured measured(*this, values.size * 8 * (size() - 1));
+  const Measured measured(*this, name, bytes_of_reduction(values.size * 8, size()));
   if (gpus_ != nullptr)
     return gpus_->all_reduce(values.data, values.size, nccl::Integer::int64, nccl::Reduction::sum, execution_.stream);
   through_the_host(values, [this](std::span<std::int64_t> host) { ranks_->sum(host); });
 }
 
-void DeviceCommunicator::maximum(kernels::Array<std::int32_t> values) {
+void DeviceCommunicator::maximum(kernels::Array<std::int32_t> values, const char* name) {
   if (size() == 1) return;
-  const Measured measured(*this, values.size * 4 * (size() - 1));
+  const Measured measured(*this, name, bytes_of_reduction(values.size * 4, size()));
   if (gpus_ != nullptr)
     return gpus_->all_reduce(values.data, values.size, nccl::Integer::int32, nccl::Reduction::maximum,
                              execution_.stream);
@@ -134,10 +153,10 @@ void DeviceCommunicator::maximum(kernels::Array<std::int32_t> values) {
   });
 }
 
-void DeviceCommunicator::sum(kernels::Array<double> values) {
+void DeviceCommunicator::sum(kernels::Array<double> values, const char* name) {
   if (size() == 1) return;
   WEFT_ASSERT(values.size <= kMostValues);
-  const Measured measured(*this, values.size * 8 * (size() - 1));
+  const Measured measured(*this, name, values.size * 8 * (size() - 1));
   if (gpus_ == nullptr) return through_the_host(values, [this](std::span<double> host) { ranks_->sum(host); });
   const std::vector<std::int64_t> bytes(static_cast<std::size_t>(size()), values.size * 8);
   device::copy(execution_, gathered_.data() + rank() * values.size, values.data, values.size * 8, Direction::on_device);

@@ -7,8 +7,8 @@
 // Sums of floating point numbers are formed in rank order from gathered values, on NCCL as on MPI; integers are exact
 // in any order.
 //
-// Bytes and exposed seconds are counted: what the profile of a step reports for this axis. What a replayed graph sends
-// is not seen here: who replays it counts it.
+// Every call has a name, under which its bytes and seconds are counted (parallel/traffic.hpp) and a profiler shows it
+// (device/ranges.hpp). What a replayed graph sends is not seen here: who replays it counts it.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@
 #include "device/stream.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/communicator.hpp"
+#include "parallel/traffic.hpp"
 
 namespace weft::parallel {
 
@@ -26,39 +27,29 @@ namespace nccl {
 class Memory;
 }
 
-struct Traffic {
-  std::int64_t bytes_sent = 0;  ///< by this rank to others; of a reduction: as if all values were gathered
-  double seconds = 0;           ///< that this rank waited in the calls: the host, or with `wait_for_each` the GPU
-  std::int64_t calls = 0;
-
-  Traffic& operator+=(const Traffic& other) {
-    bytes_sent += other.bytes_sent;
-    seconds += other.seconds;
-    calls += other.calls;
-    return *this;
-  }
-  friend Traffic operator-(const Traffic& a, const Traffic& b) {
-    return {a.bytes_sent - b.bytes_sent, a.seconds - b.seconds, a.calls - b.calls};
-  }
-};
-
-/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to NCCL.
+/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to NCCL. What is not kept
+/// (parallel.keep_buffers) is plain memory, there only between `open` and `close`.
 class ExchangeBuffer {
  public:
   ExchangeBuffer() = default;
-  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes);
+  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, bool keep = true);
+  std::byte* open();
+  void close();
   std::byte* data() const { return data_; }
 
  private:
   std::shared_ptr<nccl::Memory> known_;  // shared only because a header need not know its destructor
   device::Buffer<std::byte> plain_;
   std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  bool keep_ = true;
 };
 
 class DeviceCommunicator {
  public:
   /// Floating point values that one `sum` can take: they are gathered.
   static constexpr std::int64_t kMostValues = 64;
+  static constexpr const char* kUnnamed = "other";
 
   /// `largest_message`: the most bytes that all_gather and all_to_all send or receive on this rank; staging memory is
   /// sized from it. Collective.
@@ -68,25 +59,30 @@ class DeviceCommunicator {
   int size() const { return ranks_->size(); }
 
   /// Piece r of `all` (bytes[r] long, one after the other) is filled from rank r's `own`, which may be that piece.
-  void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes);
+  void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
   /// In place.
-  void all_gather(void* all, std::span<const std::int64_t> bytes);
+  void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
   /// As Communicator::all_to_all.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
-                  std::span<const std::int64_t> receive_bytes);
+                  std::span<const std::int64_t> receive_bytes, const char* name = kUnnamed);
 
   /// In place, elementwise, the same on all ranks.
-  void sum(kernels::Array<std::int64_t> values);
-  void sum(kernels::Array<double> values);  ///< in rank order; at most kMostValues
-  void maximum(kernels::Array<std::int32_t> values);
+  void sum(kernels::Array<std::int64_t> values, const char* name = kUnnamed);
+  void sum(kernels::Array<double> values, const char* name = kUnnamed);  ///< in rank order; at most kMostValues
+  void maximum(kernels::Array<std::int32_t> values, const char* name = kUnnamed);
 
   /// Whether calls leave the host free: then a step that has them can be recorded and replayed.
   bool leaves_the_host_free() const { return !staged_; }
 
-  /// From now on the GPU is waited for before and after each call, so that `seconds` is what the exchange itself takes
-  /// (and the wait for peers who come later).
+  /// From now on the GPU and then the other ranks are waited for before each call, and the GPU behind it, so that
+  /// `seconds` is what the exchange itself takes.
   void wait_for_each(bool wait) { wait_for_each_ = wait; }
-  const Traffic& traffic() const { return traffic_; }
+  /// From now on the host waits behind each call until it is done (parallel.wait).
+  void block(bool wait) { blocks_ = wait; }
+  /// Whether seconds are seen: of NCCL only with `wait_for_each`; of MPI always, the wait for later ranks included.
+  bool is_timed() const { return gpus_ == nullptr || wait_for_each_; }
+  const Exchanges& exchanges() const { return exchanges_; }
+  Traffic traffic() const { return exchanges_.total(); }
 
   /// From now on calls are marked as places where the execution stands still: for an axis whose calls stand between
   /// computations, not for one that works beside them.
@@ -101,11 +97,11 @@ class DeviceCommunicator {
   kernels::Execution execution_;
   nccl::Group* gpus_;  // null: MPI
   bool staged_;        // bytes of a GPU go through the host
-  bool wait_for_each_ = false;
+  bool wait_for_each_ = false, blocks_ = false;
   device::IdleClock* idle_ = nullptr;
   device::HostBuffer<std::byte> staged_send_, staged_receive_;
   device::Buffer<double> gathered_;  // [size, kMostValues], on GPUs
-  Traffic traffic_;
+  Exchanges exchanges_;
 };
 
 }  // namespace weft::parallel

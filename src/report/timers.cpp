@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "device/ranges.hpp"
 #include "parallel/communicator.hpp"
 #include "parallel/watchdog.hpp"
 
@@ -15,7 +16,9 @@ void Timers::switch_to(int region) {
   const Clock::time_point now = Clock::now();
   if (present_ >= 0)
     regions_[static_cast<std::size_t>(present_)].seconds += std::chrono::duration<double>(now - begin_).count();
+  if (present_ >= 0) device::end_range();
   present_ = region;
+  if (present_ >= 0) device::begin_range(regions_[static_cast<std::size_t>(present_)].name.c_str());
   begin_ = now;
 }
 
@@ -37,8 +40,8 @@ double Timers::seconds(std::string_view name) const {
 }
 
 void Timers::reset() {
+  stop();
   regions_.clear();
-  present_ = -1;
 }
 
 std::vector<Timers::Statistics> Timers::gather(const parallel::Communicator& ranks) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Named regions of time. One region runs at a time: `region("decode")` ends the one before it, so that the regions of a
-// step add up to the step.
+// step add up to the step. A profiler sees them too (device/ranges.hpp).
 #pragma once
 
 #include <chrono>

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <thread>
 
 #include "device/stream.hpp"
@@ -25,10 +24,18 @@ kernels::Random4 draw(std::uint64_t seed, Stream stream, std::uint64_t index) {
   return kernels::philox(seed, kernels::Purpose::benchmark, static_cast<std::uint64_t>(stream), index);
 }
 
+/// Gives each thread its part of n items.
+template <class Work>
+void in_parts(std::int64_t n, int n_threads, const Work& work) {
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < n_threads; ++i)
+    threads.emplace_back([&work, part = parallel::part(n, n_threads, i)] { work(part); });
+}
+
 /// Directions of every layer and the popularity of each.
 class Planted {
  public:
-  Planted(const Shape& shape, double zipf, std::uint64_t seed)
+  Planted(const Shape& shape, double zipf, std::uint64_t seed, int n_threads)
       : n_layers_(shape.n_layers), d_(shape.d_model), n_planted_(2 * shape.d_model), seed_(seed) {
     double sum = 0;
     for (std::int64_t i = 0; i < n_planted_; ++i) {
@@ -36,8 +43,8 @@ class Planted {
       popularity_.push_back(sum);
     }
     for (double& value : popularity_) value /= sum;
-    fill(inputs_, Stream::input_direction);
-    fill(targets_, Stream::target_direction);
+    fill(inputs_, Stream::input_direction, n_threads);
+    fill(targets_, Stream::target_direction, n_threads);
   }
 
   /// Rows `begin` to `end` of inputs or targets, [tokens, L * d].
@@ -67,10 +74,12 @@ class Planted {
 
  private:
   /// Normal numbers that make a sum of kActive directions about 1 a dimension.
-  void fill(std::vector<float>& directions, Stream stream) const {
+  void fill(std::vector<float>& directions, Stream stream, int n_threads) const {
     directions.resize(static_cast<std::size_t>(n_layers_ * n_planted_ * d_));
-    for (std::size_t i = 0; i < directions.size(); ++i)
-      directions[i] = static_cast<float>(kernels::normal(draw(seed_, stream, i)) / std::sqrt(1.0 * kActive));
+    in_parts(n_layers_ * n_planted_ * d_, n_threads, [&](const parallel::Range part) {
+      for (std::size_t i = static_cast<std::size_t>(part.begin); i < static_cast<std::size_t>(part.end); ++i)
+        directions[i] = static_cast<float>(kernels::normal(draw(seed_, stream, i)) / std::sqrt(1.0 * kActive));
+    });
   }
 
   std::int64_t n_layers_, d_, n_planted_;
@@ -105,19 +114,18 @@ dataset::SideStatistics side_statistics(const std::vector<float>& rows, std::int
 ResidentBatches::ResidentBatches(const Shape& shape, std::int64_t n_tokens, std::int64_t n_batches, double zipf,
                                  std::uint64_t seed, const parallel::Grid& grid, const kernels::Execution& execution,
                                  int n_threads) {
-  const Planted planted(shape, zipf, seed);
+  const Planted planted(shape, zipf, seed, n_threads);
   const std::int64_t width = shape.width();
   const auto resident = [&](bool targets, std::int64_t begin, std::int64_t n_rows) -> kernels::AnyMatrix {
     std::vector<float> rows(static_cast<std::size_t>(n_rows * width));
-    std::vector<std::jthread> threads;
-    for (int i = 0; i < n_threads; ++i)
-      threads.emplace_back([&, part = parallel::part(n_rows, n_threads, i)] {
-        planted.rows(targets, begin + part.begin, begin + part.end, rows.data() + part.begin * width);
-      });
-    threads.clear();
     const bool narrow = device::is_asynchronous(execution);
-    std::vector<kernels::bf16> narrowed;
-    if (narrow) std::transform(rows.begin(), rows.end(), std::back_inserter(narrowed), kernels::to_bf16);
+    std::vector<kernels::bf16> narrowed(narrow ? rows.size() : 0);
+    in_parts(n_rows, n_threads, [&](const parallel::Range part) {
+      float* const first = rows.data() + part.begin * width;
+      planted.rows(targets, begin + part.begin, begin + part.end, first);
+      if (narrow)
+        std::transform(first, first + part.size() * width, narrowed.data() + part.begin * width, kernels::to_bf16);
+    });
     const kernels::Scalar type = narrow ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
     const std::int64_t bytes = n_rows * width * kernels::bytes_of(type);
     memory_.emplace_back(std::max<std::int64_t>(1, bytes));

@@ -207,6 +207,25 @@ void add_machine(input::Schema& schema, Configuration& configuration) {
       .at_least(1)
       .at_most(256)
       .free();
+  ExchangeManner& manner = parallel.manner;
+  schema
+      .add("parallel.selection", manner.selection,
+           {{"everywhere", SelectionPlace::everywhere}, {"rank_0", SelectionPlace::rank_0}},
+           "all ranks select together, or rank 0 alone from all pre-activations (batch_topk only): same result, slow, "
+           "for measurements")
+      .free();
+  schema
+      .add("parallel.wait", manner.wait,
+           "true: the host waits for each exchange of GPUs (those of CPUs always wait): slower, for measurements")
+      .free();
+  schema
+      .add("parallel.together", manner.together,
+           "false: rows and counts are exchanged layer by layer instead of all at once: slower, for measurements")
+      .free();
+  schema
+      .add("parallel.keep_buffers", manner.keep_buffers,
+           "false: memory of exchanges is asked for and given back each time: slower, for measurements")
+      .free();
 
   device::Settings& device = configuration.device;
   schema.table("device", "What computes.");
@@ -343,6 +362,13 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "device.backend = \"cuda\" with device.precision = \"fp32\" (the hand-written kernels compute in bf16); "
            "take "
            "precision = \"bf16\" or backend = \"portable\"";
+  });
+  rule({"parallel.selection", "transcoder.activation"}, [&]() -> std::string {
+    if (configuration.parallel.manner.selection == SelectionPlace::everywhere ||
+        configuration.transcoder.activation == Activation::batch_topk)
+      return {};
+    return "parallel.selection = \"rank_0\" is for transcoder.activation = \"batch_topk\" alone (the others need no "
+           "comparison with all tokens); take \"everywhere\"";
   });
   rule({"data.layers", "data.d_model"}, [&]() -> std::string {
     const auto& data = configuration.data;

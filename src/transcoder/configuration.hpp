@@ -41,6 +41,20 @@ struct RunSettings {
   std::int64_t skip_at_most = 10;  ///< nonfinite = "skip": steps that may be skipped in a run
 };
 
+enum class SelectionPlace { everywhere, rank_0 };
+
+/// Of table [parallel]: how ranks exchange. The defaults are what a run should have; the rest does the same work, to
+/// the same bits, in the way that comes to mind first, so that the cost of each idea can be measured.
+struct ExchangeManner {
+  SelectionPlace selection = SelectionPlace::everywhere;
+  bool wait = false;         ///< the host waits for each collective
+  bool together = true;      ///< one collective for all layers; false: one for each
+  bool keep_buffers = true;  ///< memory of exchanges stays; false: it is asked for anew each time
+
+  /// Whether a step never waits for the host: then it can be recorded.
+  bool leaves_the_host_free() const { return selection == SelectionPlace::everywhere && !wait && keep_buffers; }
+};
+
 /// Table [parallel].
 struct ParallelSettings {
   std::int64_t feature = 0;  ///< 0 = all ranks that `data` leaves
@@ -49,6 +63,7 @@ struct ParallelSettings {
   std::int64_t world = 0;   ///< plan for this many ranks; dry run only
   bool nvls = false;        ///< NCCL may use NVLink multicast
   std::int64_t blocks = 4;  ///< of layers, that GPUs exchange one by one beside the computation; 1: not beside it
+  ExchangeManner manner;
 };
 
 /// Table [log].

@@ -92,7 +92,8 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
 void DataAxis::gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens) {
   const auto gather = [this](auto from, const auto& to) {
     const std::int64_t bytes = to.bytes() / ranks_.size();
-    ranks_.all_gather(from.data, to.data(), std::vector<std::int64_t>(static_cast<std::size_t>(ranks_.size()), bytes));
+    ranks_.all_gather(from.data, to.data(), std::vector<std::int64_t>(static_cast<std::size_t>(ranks_.size()), bytes),
+                      "lists");
   };
   gather(of_group.row_offsets, group_offsets_);
   gather(of_group.key, group_key_);
@@ -120,7 +121,7 @@ void DataAxis::gather_rows(kernels::AnyMatrix rows) {
   std::vector<std::int64_t> bytes;
   for (std::int64_t r = 0; r < ranks_.size(); ++r)
     bytes.push_back(parallel::part(rows.rows, ranks_.size(), r).size() * rows.columns * kernels::bytes_of(rows.type));
-  ranks_.all_gather(rows.data, bytes);
+  ranks_.all_gather(rows.data, bytes, "rows of groups");
 }
 
 void DataAxis::gather(parallel::DeviceCommunicator& axis, const kernels::ParameterRows& matrix) {
@@ -130,8 +131,8 @@ void DataAxis::gather(parallel::DeviceCommunicator& axis, const kernels::Paramet
     const std::int64_t owned = parallel::part(matrix.rows, ranks_.size(), r).size();
     bytes.push_back(weight_bytes(matrix.policy, owned, matrix.columns) / planes);
   }
-  axis.all_gather(matrix.weight, bytes);
-  if (planes > 1) axis.all_gather(matrix.weight_rest, bytes);
+  axis.all_gather(matrix.weight, bytes, "weights");
+  if (planes > 1) axis.all_gather(matrix.weight_rest, bytes, "weights");
 }
 
 void DataAxis::gather_weights(std::span<const kernels::ParameterRows> matrices) {
@@ -166,7 +167,7 @@ void DataAxis::gather_biases() {
   const auto apart = [&](parallel::Range features) { return all.columns_from(features.begin, features.size()); };
   const std::size_t own = static_cast<std::size_t>(ranks_.rank());
   kernels::copy_rows(execution_, apart(owned[own]), together(owned[own]));
-  ranks_.all_gather(biases_.data(), bytes);
+  ranks_.all_gather(biases_.data(), bytes, "biases");
   for (std::size_t r = 0; r < owned.size(); ++r)
     if (r != own) kernels::copy_rows(execution_, together(owned[r]), apart(owned[r]));
 }

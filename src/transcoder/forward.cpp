@@ -34,7 +34,7 @@ std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t fe
 }  // namespace
 
 SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
-  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20};
+  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20, configuration.parallel.manner};
 }
 
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
@@ -72,8 +72,14 @@ kernels::Scalar scalar_of(Precision precision) {
   return precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
 }
 
+bool exchanges_go_beside(const Configuration& configuration, parallel::GridShape grid) {
+  return kernels::kCudaBuild && grid.feature > 1 && configuration.parallel.blocks > 1 &&
+         !configuration.parallel.manner.wait;
+}
+
 std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers, parallel::GridShape grid) {
-  return kernels::kCudaBuild && grid.feature > 1 ? std::min(configuration.parallel.blocks, n_layers) : 1;
+  if (grid.feature > 1 && !configuration.parallel.manner.together) return n_layers;
+  return exchanges_go_beside(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }
 
 std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t columns,
@@ -92,7 +98,8 @@ Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, pa
       chunk(decoded_at_a_time(configuration.data.micro_tokens, group, columns, scalar)),
       inputs(max_tokens * shape.width()),
       arriving(n_blocks > 1 ? group * columns : 0),
-      n_slots(n_blocks > 1 ? 2 : 1),
+      beside(exchanges_go_beside(configuration, grid)),
+      n_slots(beside ? 2 : 1),
       partial(chunk * columns),
       received(grid.feature > 1 ? grid.feature * largest_own(chunk, group, grid.feature) * columns : 0) {}
 
@@ -104,6 +111,7 @@ std::int64_t Forward::bytes(const Configuration& configuration, const Shape& sha
                       configuration.precision, backend);
   return sizes.bytes(sizes.inputs + sizes.arriving + sizes.n_slots * (sizes.partial + sizes.received)) +
          RowGather::bytes(sizes.own, shape.width(), sizes.n_blocks, sizes.scalar) + selection.device_bytes +
+         selection.rank_0_device_bytes +
          kernels::encode_workspace(backend, selection.tile_tokens, selection.tile_features, shape.d_model, sizes.scalar,
                                    configuration.optimizer.state, sizes.scalar);
 }
@@ -117,7 +125,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       execution_(execution),
       timers_(timers),
       sizes_(configuration, model.shape(), grid.shape(), max_tokens),
-      stream_(sizes_.n_blocks > 1 ? std::make_unique<device::Stream>(execution) : nullptr),
+      stream_(sizes_.beside ? std::make_unique<device::Stream>(execution) : nullptr),
       beside_(stream_ ? stream_->execution() : execution),
       exchange_(grid.feature_axis(), beside_, sizes_.bytes(sizes_.group * model.shape().width())),
       arriving_(grid.feature_axis(), sizes_.bytes(sizes_.arriving)),
@@ -133,12 +141,13 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
                  configuration.precision),
       inputs_(sizes_.bytes(sizes_.inputs)),
-      input_gather_(lane_, sizes_.own, model.shape().width()),
+      input_gather_(lane_, "inputs", sizes_.own, model.shape().width()),
       slots_(static_cast<std::size_t>(sizes_.n_slots)),
       not_finite_(1) {
+  const bool keep = configuration.parallel.manner.keep_buffers;
   for (Slot& slot : slots_) {
-    slot.partial = parallel::ExchangeBuffer(grid.feature_axis(), sizes_.bytes(sizes_.partial));
-    slot.received = parallel::ExchangeBuffer(grid.feature_axis(), sizes_.bytes(sizes_.received));
+    slot.partial = {grid.feature_axis(), sizes_.bytes(sizes_.partial), keep};
+    slot.received = {grid.feature_axis(), sizes_.bytes(sizes_.received), keep};
   }
   if (!stream_) exchange_.mark(&idle_);
   selection_.mark(&idle_);
@@ -207,7 +216,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume,
                      const std::function<void(std::size_t block)>& complete) {
   struct Decoded {
     OwnPart part;
-    const Slot* slot;
+    Slot* slot;
     bool last_of_block;
   };
   const std::int64_t d = model_.shape().d_model;
@@ -218,6 +227,8 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume,
       idle_.end(execution_);
     }
     if (decoded.part.count > 0) consume(decoded.part);
+    decoded.slot->partial.close();
+    decoded.slot->received.close();
     if (decoded.last_of_block && complete) complete(decoded.part.block);
   };
 
@@ -232,7 +243,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume,
       const parallel::Range chunk{begin, std::min(begin + sizes_.chunk, layout_->group.size())};
       const parallel::Range own = intersection(chunk, layout_->own);
       const std::int64_t columns = layers.size() * d;
-      const kernels::AnyMatrix partial{slot.partial.data(), sizes_.scalar, chunk.size(), columns, columns};
+      const kernels::AnyMatrix partial{slot.partial.open(), sizes_.scalar, chunk.size(), columns, columns};
       kernels::decode_forward(execution_, activations(), chunk.begin, chunk.size(), model_.decoder(), layers.begin,
                               partial);
       OwnPart part{own.begin - layout_->own.begin, own.size(), block, layers, partial, 1};
@@ -246,7 +257,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume,
         }
         slot.decoded.record(execution_);
         slot.decoded.hold_back(beside_);
-        exchange_.all_to_all(slot.partial.data(), send, slot.received.data(), receive);
+        exchange_.all_to_all(slot.partial.data(), send, slot.received.open(), receive, "partial sums");
         slot.arrived.record(beside_);
         part.n_parts = exchange_.size();
         part.partial = {slot.received.data(), sizes_.scalar, part.n_parts * own.size(), columns, columns};

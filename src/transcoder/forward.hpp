@@ -97,6 +97,7 @@ class Forward {
   void by_feature();
   const kernels::FeatureHits& hits() const { return selection_.hits(); }
   Selection& selection() { return selection_; }
+  const Selection& selection() const { return selection_; }
   /// The feature axis, beside the computation, for all that travels in a step.
   const RowGather::Lane& lane() const { return lane_; }
   /// What the computation has waited for others in the last step; `restart` it when a step begins.
@@ -115,7 +116,9 @@ class Forward {
     std::int64_t group, own;         // tokens
     std::int64_t n_blocks, columns;  // of layers; columns of the largest block
     std::int64_t chunk;              // tokens decoded at a time
-    std::int64_t inputs, arriving, n_slots, partial, received;
+    std::int64_t inputs, arriving;
+    bool beside;
+    std::int64_t n_slots, partial, received;
     std::int64_t bytes(std::int64_t elements) const { return elements * kernels::bytes_of(scalar); }
   };
   void bring_inputs(std::int64_t layer, const kernels::Execution&);
@@ -148,8 +151,9 @@ class Forward {
   device::Buffer<std::int32_t> not_finite_;
 };
 
-/// Blocks of layers that travel one by one between the ranks of a feature axis; 1: nothing goes on beside the
-/// computation.
+/// Whether ranks of a feature axis exchange while they compute.
+bool exchanges_go_beside(const Configuration&, parallel::GridShape);
+/// Blocks of layers that travel one by one between the ranks of a feature axis.
 std::int64_t exchange_blocks(const Configuration&, std::int64_t n_layers, parallel::GridShape);
 
 /// Tokens decoded at a time on a rank that works on `group_tokens`: data.micro_tokens, or as many as keep partial

@@ -83,7 +83,7 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
                  {"lists of the data axis", DataAxis::bytes(configuration, shape, grid, backend)},
                  {"CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0}};
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
-               {"selection staging", selection.host_bytes}};
+               {"selection staging", selection.host_bytes + selection.rank_0_host_bytes}};
   const StateBytes whole = state_bytes(shape, policy, shape.n_features, shape.n_features);
   plan.checkpoint_bytes = whole.weights + whole.moments + 8 * shape.n_layers * shape.n_features;
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;

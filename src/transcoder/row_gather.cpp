@@ -17,8 +17,9 @@ std::int64_t RowGather::bytes(std::int64_t own_tokens, std::int64_t width, std::
   return n_blocks > 1 ? own_tokens * width * kernels::bytes_of(scalar) : 0;
 }
 
-RowGather::RowGather(const Lane& lane, std::int64_t own_tokens, std::int64_t width)
+RowGather::RowGather(const Lane& lane, const char* name, std::int64_t own_tokens, std::int64_t width)
     : lane_(lane),
+      name_(name),
       own_(lane.ranks, bytes(own_tokens, width, static_cast<std::int64_t>(lane.blocks.size()), lane.scalar)),
       arrived_(lane.blocks.size()) {}
 
@@ -37,9 +38,9 @@ void RowGather::send(const TokenLayout& layout, const kernels::AnyMatrix& all, s
   formed_.record(lane_.execution);
   formed_.hold_back(lane_.beside);
   if (in_place()) {
-    lane_.axis.all_gather(all.data, bytes);
+    lane_.axis.all_gather(all.data, bytes, name_);
   } else {
-    lane_.axis.all_gather(own(layout, all, block).data, lane_.arriving, bytes);
+    lane_.axis.all_gather(own(layout, all, block).data, lane_.arriving, bytes, name_);
     kernels::copy_rows(lane_.beside, {lane_.arriving, lane_.scalar, all.rows, columns(block), columns(block)},
                        all.columns_from(lane_.blocks[block].begin * lane_.d_model, columns(block)));
   }

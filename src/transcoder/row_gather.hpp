@@ -42,7 +42,8 @@ class RowGather {
   /// Bytes for at most `own_tokens` rows of `width` columns in `n_blocks` blocks.
   static std::int64_t bytes(std::int64_t own_tokens, std::int64_t width, std::int64_t n_blocks, kernels::Scalar);
 
-  RowGather(const Lane& lane, std::int64_t own_tokens, std::int64_t width);
+  /// `name`: what the rows are, for the profile.
+  RowGather(const Lane& lane, const char* name, std::int64_t own_tokens, std::int64_t width);
 
   /// Where the own rows of a block are to be written, [own tokens, its columns]. `all`: [group tokens, L * d].
   kernels::AnyMatrix own(const TokenLayout&, const kernels::AnyMatrix& all, std::size_t block) const;
@@ -56,6 +57,7 @@ class RowGather {
   std::int64_t columns(std::size_t block) const { return lane_.blocks[block].size() * lane_.d_model; }
 
   const Lane& lane_;
+  const char* name_;
   parallel::ExchangeBuffer own_;  // block after block, each [own tokens, its columns]; not with one block
   device::Event formed_;
   std::vector<device::Event> arrived_;  // by block

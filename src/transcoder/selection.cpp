@@ -2,6 +2,7 @@
 #include "transcoder/selection.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -9,6 +10,7 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "kernels/runtime.hpp"
+#include "transcoder/selection_on_rank_0.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -23,6 +25,7 @@ constexpr std::int64_t kLargestGpuTile = std::int64_t{1} << 30;  // a GPU wants 
 constexpr std::int64_t kTileFeatures = 64;                       // a multiple of this
 constexpr std::int64_t kCandidateSlack = 1024;
 constexpr std::int64_t kLargestIndex = std::int64_t{1} << 32;
+constexpr const char* kName = "selection";  // of its exchanges
 
 constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -158,8 +161,9 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
         "the selection needs room for {} active entries on a rank (at most 2^32 are possible); take a smaller "
         "transcoder.k, a smaller batch or more ranks",
         most);
+  sizes.on_rank_0 = shape.manner.selection == SelectionPlace::rank_0 && grid.data * grid.feature > 1;
   if constexpr (kernels::kCudaBuild)
-    if (on_gpu)
+    if (on_gpu && !sizes.on_rank_0)
       sizes.on_gpu_bytes = kernels::cuda::DeviceSelection::workspace_bytes(
           gpu_request(settings, shape, sizes, precision,
                       {.feature_ranks = grid.feature, .data_ranks = grid.data, .n_features_total = shape.n_features},
@@ -169,6 +173,11 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
   if (sizes.on_gpu_bytes > 0 && grid.feature > 1)
     sizes.staged_bytes = 2 * largest_message(settings, shape, sizes, grid);
   sizes.host_bytes = arrays.host_bytes + sizes.staged_bytes;
+  if (sizes.on_rank_0) {
+    const auto memory = SelectionOnRankZero::memory(settings, shape, grid, precision, backend);
+    sizes.rank_0_device_bytes = memory.device;
+    sizes.rank_0_host_bytes = memory.host;
+  }
   return sizes;
 }
 
@@ -191,7 +200,7 @@ Selection::Arrays::Arrays(const SelectionSizes& sizes, const ModelSettings& sett
   on_gpu_workspace = on_device.cut<std::byte>(sizes.on_gpu_bytes);
   device_bytes = on_device.used();
   host_bytes = on_host.used();
-  if (sizes.on_gpu_bytes > 0) return;
+  if (sizes.on_gpu_bytes > 0 || sizes.on_rank_0) return;
 
   const auto bytes = on_device.cut<std::byte>(sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(type));
   tile = {bytes.data, type, sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
@@ -240,6 +249,8 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
       host_memory_(sizes_.host_bytes - sizes_.staged_bytes, device::Allocation::Where::host),
       arrays_(sizes_, settings, shape, grid.shape(), precision, execution.backend, device_memory_.data(),
               host_memory_.data()) {
+  if (sizes_.on_rank_0)
+    on_rank_0_ = std::make_unique<SelectionOnRankZero>(settings, shape, sizes_, grid, execution, precision);
   if constexpr (kernels::kCudaBuild)
     if (sizes_.on_gpu_bytes > 0) {
       const parallel::Range features = grid.features(shape.n_features);
@@ -260,25 +271,66 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
   if (settings.activation == Activation::batch_topk) controller_.assign(static_cast<std::size_t>(sizes_.n_groups), 0);
 }
 
+Selection::~Selection() = default;
+
+parallel::Exchanges Selection::exchanges() const {
+  parallel::Exchanges all = exchanges_;
+  if (shards_) all += shards_->exchanges();
+  if (all_) all += all_->exchanges();
+  if (on_rank_0_) all += on_rank_0_->exchange().exchanges();
+  return all;
+}
+
+void Selection::wait_for_each(bool wait) {
+  if (shards_) shards_->wait_for_each(wait);
+  if (all_) all_->wait_for_each(wait);
+  if (on_rank_0_) on_rank_0_->exchange().wait_for_each(wait);
+}
+
+void Selection::block(bool wait) {
+  if (shards_) shards_->block(wait);
+  if (all_) all_->block(wait);
+  if (on_rank_0_) on_rank_0_->exchange().block(wait);
+}
+
+std::int64_t Selection::reduced_bytes(std::int64_t n_words) const {
+  return parallel::bytes_of_reduction(n_words * 8, grid_.world().size());
+}
+
+/// Piece by piece where each collective is to have one thing to do: a histogram.
+template <class Call>
+void in_pieces(const ExchangeManner& manner, std::int64_t size, Call&& call) {
+  const std::int64_t piece = manner.together ? size : kHistogramBins;
+  for (std::int64_t begin = 0; begin < size; begin += piece) call(begin, std::min(piece, size - begin));
+}
+
 /// The one place that says by which way a selection on the GPU reaches the other ranks.
 kernels::cuda::SelectionExchange Selection::exchange() {
-  return {.sum = [this](const kernels::Execution&, Array<std::int64_t> values) { all_->sum(values); },
+  return {.sum =
+              [this](const kernels::Execution&, Array<std::int64_t> values) {
+                in_pieces(shape_.manner, values.size, [&](std::int64_t begin, std::int64_t size) {
+                  all_->sum({values.data + begin, size}, kName);
+                });
+              },
           .all_gather = [this](const kernels::Execution&, void* data,
-                               std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes); },
+                               std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes, kName); },
           .all_to_all =
               [this](const kernels::Execution&, const void* send, std::span<const std::int64_t> send_bytes,
                      void* receive, std::span<const std::int64_t> receive_bytes) {
-                shards_->all_to_all(send, send_bytes, receive, receive_bytes);
+                shards_->all_to_all(send, send_bytes, receive, receive_bytes, kName);
               }};
 }
 
 void Selection::mark(device::IdleClock* idle) {
   if (shards_) shards_->mark(idle);
   if (all_) all_->mark(idle);
+  if (on_rank_0_) on_rank_0_->exchange().mark(idle);
 }
 
 Selection::ControllerState Selection::controller_state() {
   if (settings_.activation != Activation::batch_topk) return {{}, false};
+  if (on_rank_0_)
+    if (const auto of_rank_0 = on_rank_0_->controller_state()) return *of_rank_0;
   if constexpr (kernels::kCudaBuild)
     if (on_gpu_) return {on_gpu_->thresholds(), true};
   return {{controller_.data(), static_cast<std::int64_t>(controller_.size())}, false};
@@ -367,6 +419,7 @@ void Selection::select(std::int64_t n_tokens_total, std::span<const Array<const 
   hits_ = {
       {arrays_.hit_offsets.data, shape_.n_layers * batch.features.size() + 1}, arrays_.hit_token, arrays_.hit_position};
 
+  if (on_rank_0_) return on_rank_0_->select(n_tokens_total, bias_of_layer, produce, activations_, statistics_);
   if (on_gpu_) return select_on_gpu(batch);
   switch (settings_.activation) {
     case Activation::batch_topk:
@@ -401,15 +454,7 @@ const SelectionStatistics& Selection::statistics() {
 }
 
 void Selection::select_on_gpu(const Batch& batch) {
-  const std::int64_t n_shards = grid_.shape().feature, n_slices = grid_.shape().data;
   const std::int64_t budget = settings_.activation == Activation::relu ? sizes_.capacity : batch.budget;
-  if (settings_.activation == Activation::batch_topk && n_shards * n_slices > 1)
-    statistics_.bytes_sent = sizes_.n_groups * (kHistogramRounds * kHistogramBins + n_slices + 6) * 8 +
-                             (n_shards > 1 ? batch.n_tokens * shape_.n_layers * 4 : 0);
-  if (settings_.activation == Activation::topk && n_shards > 1) {
-    const std::int64_t own = parallel::part(batch.n_tokens, n_shards, grid_.feature_index()).size();
-    statistics_.bytes_sent = ((batch.n_tokens - own) * budget + own) * sizes_.n_groups * 8;
-  }
   if constexpr (kernels::kCudaBuild)
     on_gpu_->select(
         execution_, batch.n_tokens, budget, batch.bias,
@@ -431,9 +476,11 @@ void Selection::select_over_batch(const Batch& batch) {
   // What the ranks guessed travels while they encode.
   auto pending = grid_.world().start_maximum({guess.begin(), guess.end()});
   bool complete = collect(batch, guess), overflow = false;
-  const std::vector<std::int64_t> agreed = pending.wait();
+  const std::vector<std::int64_t> agreed = [&] {
+    const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(sizes_.n_groups));
+    return pending.wait();
+  }();
   std::vector<std::int64_t> highest = agreed;
-  statistics_.bytes_sent += static_cast<std::int64_t>(highest.size() * sizeof(std::int64_t));
 
   std::vector<Search> found = search_candidates(batch, complete, overflow);
   // Whoever guessed has not seen keys up to the guess. They count if the K-th key is not above: all begin again
@@ -570,8 +617,10 @@ std::vector<Selection::Search> Selection::search_candidates(const Batch& batch, 
                  device::Direction::to_host);
     kernels::fence(execution_);
     host[host.size - 1] = complete ? 0 : 1;
-    grid_.world().sum({host.data, static_cast<std::size_t>(host.size)});
-    statistics_.bytes_sent += host.size * 8;
+    in_pieces(shape_.manner, host.size, [&](std::int64_t begin, std::int64_t size) {
+      const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(size));
+      grid_.world().sum(std::span<std::int64_t>(host.data + begin, static_cast<std::size_t>(size)));
+    });
     if (round == 0) {
       overflow = host[host.size - 1] > 0;
       passed_.assign(searches.size(), 0);
@@ -603,16 +652,21 @@ bool Selection::admit_ties(const Batch& batch, std::span<const Search> found) {
   device::copy(execution_, arrays_.host.admit.data, arrays_.ties.data, n * 4, device::Direction::to_host);
   kernels::fence(execution_);
   const std::int64_t n_parts = grid_.shape().feature, own = grid_.feature_index();
-  grid_.feature_axis().all_gather(arrays_.host.admit.data, arrays_.host.ties.data, n * 4);
+  {
+    const parallel::TimedExchange timed(exchanges_, kName, n * 4 * (n_parts - 1));
+    grid_.feature_axis().all_gather(arrays_.host.admit.data, arrays_.host.ties.data, n * 4);
+  }
 
   // Ties of earlier tokens: those of the feature groups before this one.
   std::vector<std::int64_t> of_group(found.size(), 0);
   for (std::int64_t i = 0; i < n_parts * n; ++i)
     of_group[static_cast<std::size_t>(group_of(i % shape_.n_layers))] += arrays_.host.ties[i];
   std::vector<std::int64_t> of_groups(found.size() * static_cast<std::size_t>(grid_.shape().data));
-  grid_.data_axis().all_gather(of_group.data(), of_groups.data(),
-                               static_cast<std::int64_t>(found.size() * sizeof(std::int64_t)));
-  statistics_.bytes_sent += n * 4 + static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
+  {
+    const std::int64_t bytes = static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
+    const parallel::TimedExchange timed(exchanges_, kName, bytes * (grid_.shape().data - 1));
+    grid_.data_axis().all_gather(of_group.data(), of_groups.data(), bytes);
+  }
 
   std::vector<std::int64_t> room;
   for (std::size_t g = 0; g < found.size(); ++g) {
@@ -676,7 +730,10 @@ void Selection::select_per_token(const Batch& batch) {
     const auto& host = arrays_.host;
     device::copy(execution_, host.best.data, arrays_.best.data, n_rows * sizes_.best * 8, device::Direction::to_host);
     kernels::fence(execution_);
-    grid_.feature_axis().all_to_all(host.best.data, send, host.best_received.data, receive);
+    {
+      const parallel::TimedExchange timed(exchanges_, kName, (n_rows - own_rows) * sizes_.best * 8);
+      grid_.feature_axis().all_to_all(host.best.data, send, host.best_received.data, receive);
+    }
     device::copy(execution_, arrays_.best_received.data, host.best_received.data, n_parts * own_rows * sizes_.best * 8,
                  device::Direction::to_device);
     kernels::merge_best(execution_, {arrays_.best_received.data, n_parts * own_rows, sizes_.best, sizes_.best}, n_parts,
@@ -684,10 +741,12 @@ void Selection::select_per_token(const Batch& batch) {
     device::copy(execution_, host.cut_off_slice.data, arrays_.cut_off_slice.data, own_rows * 8,
                  device::Direction::to_host);
     kernels::fence(execution_);
-    grid_.feature_axis().all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
+    {
+      const parallel::TimedExchange timed(exchanges_, kName, own_rows * 8 * (n_parts - 1));
+      grid_.feature_axis().all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
+    }
     device::copy(execution_, arrays_.cut_off.data, host.cut_off.data, n_rows * 8, device::Direction::to_device);
     cut_off = {arrays_.cut_off.data, n_rows};
-    statistics_.bytes_sent += (n_rows - own_rows) * sizes_.best * 8 + own_rows * 8;
   }
   kernels::take_best(execution_, best, cut_off, activations_);
 }

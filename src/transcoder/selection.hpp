@@ -49,6 +49,7 @@ struct SelectionShape {
   std::int64_t n_features = 0;  ///< per layer
   std::int64_t max_tokens = 0;  ///< of the largest batch
   std::int64_t tile_bytes = 0;  ///< products made at a time; 0: as many as suit the backend
+  ExchangeManner manner = {};
 };
 
 /// What a selection needs on each rank (the largest rank where parts are uneven): for the memory plan and for the
@@ -60,6 +61,8 @@ struct SelectionSizes {
   std::int64_t device_bytes = 0;   ///< all buffers of Selection, where the kernels run
   std::int64_t host_bytes = 0;     ///< staging on the host
   std::int64_t staged_bytes = 0;   ///< of them, those of the communicator of the feature axis (several GPUs)
+  bool on_rank_0 = false;  ///< the selection is made by rank 0 (transcoder/selection_on_rank_0.hpp), which needs
+  std::int64_t rank_0_device_bytes = 0, rank_0_host_bytes = 0;  ///< these beside
 
   std::int64_t max_tokens = 0;    ///< tokens of one feature group
   std::int64_t max_features = 0;  ///< per layer, of one rank
@@ -89,7 +92,6 @@ struct SelectionStatistics {
   std::int64_t passes = 0;       ///< passes over the tiles begun on this rank: 1 is the rule
   std::int64_t redos = 0;        ///< times that a threshold was too high and all ranks began again
   std::int64_t ties_cut = 0;     ///< candidates at a K-th value that the budget does not hold
-  std::int64_t bytes_sent = 0;   ///< handed to the communicators by this rank
 };
 
 /// One rectangle of products to make: rank-local indices.
@@ -101,6 +103,8 @@ struct TileRequest {
   std::int64_t feature_count = 0;
 };
 
+class SelectionOnRankZero;
+
 class Selection {
  public:
   /// Fills `product` [token_count, feature_count], on the stream of the given execution. Called again for the same tile
@@ -110,6 +114,7 @@ class Selection {
   Selection(const ModelSettings&, const SelectionShape&, const parallel::Grid&, const kernels::Execution&, Precision);
   Selection(const Selection&) = delete;
   Selection& operator=(const Selection&) = delete;
+  ~Selection();
 
   /// Collective over the grid. n_tokens_total: tokens of this batch over all ranks, at most max_tokens; this rank has
   /// grid.group_tokens(n_tokens_total). bias_of_layer: L arrays of this rank's features, on the device.
@@ -126,6 +131,12 @@ class Selection {
   const SelectionSizes& sizes() const { return sizes_; }
   /// Where a selection on GPUs waits for other ranks is marked from now on.
   void mark(device::IdleClock*);
+
+  /// All under the name "selection". Of a rank, since the start.
+  parallel::Exchanges exchanges() const;
+  /// As DeviceCommunicator's.
+  void wait_for_each(bool wait);
+  void block(bool wait);
 
   /// The filter's threshold key of each group for the next batch (empty but for batch_topk): goes into the checkpoint.
   /// Any content is safe.
@@ -195,6 +206,7 @@ class Selection {
   void select_per_token(const Batch&);
   void select_on_gpu(const Batch&);
   kernels::cuda::SelectionExchange exchange();
+  std::int64_t reduced_bytes(std::int64_t n_words) const;
 
   ModelSettings settings_;
   SelectionShape shape_;
@@ -205,9 +217,12 @@ class Selection {
   device::Allocation host_memory_;
   Arrays arrays_;
   std::vector<std::uint32_t> controller_;
+  parallel::Exchanges exchanges_;                             // of a selection on the host
   std::optional<parallel::DeviceCommunicator> shards_, all_;  // the feature axis and all ranks, for `on_gpu_`
   // Null where the host takes part. Shared only because a build without CUDA must not name its destructor.
   std::shared_ptr<kernels::cuda::DeviceSelection> on_gpu_;
+  std::unique_ptr<SelectionOnRankZero> on_rank_0_;
+  parallel::Traffic host_traffic_;    // calls that do not go through a DeviceCommunicator
   std::vector<std::int64_t> passed_;  // per group: entries of all ranks that passed the filter
   SelectionStatistics statistics_;
   kernels::SparseActivations activations_;

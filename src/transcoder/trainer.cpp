@@ -33,6 +33,13 @@ T read(const kernels::Execution& execution, const T* device_value) {
   return value;
 }
 
+/// The same memory anew.
+void renew(device::Buffer<std::byte>& buffer) {
+  const std::int64_t size = buffer.size();
+  buffer = {};
+  buffer = device::Buffer<std::byte>(size);
+}
+
 /// A residual beyond this, in deviations of the data, is no longer a number to learn from: its square leaves fp32 soon.
 constexpr float kLargestResidual = 1e18f;
 
@@ -62,7 +69,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       model_(shape, configuration.optimizer.state, grid, execution, Moments::held),
       normalisation_(normalisation, statistics, execution),
       forward_(configuration, model_, normalisation_, grid, execution, timers_, configuration.data.batch_tokens),
-      row_gather_(forward_.lane(),
+      row_gather_(forward_.lane(), "gradient rows",
                   parallel::largest_part(parallel::largest_part(configuration.data.batch_tokens, grid.shape().data),
                                          grid.shape().feature),
                   shape.width()),
@@ -95,6 +102,13 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   device::zero(execution, step_sums_.data(), step_sums_.bytes());
   device::zero(execution, gradient_norm_.data(), gradient_norm_.bytes());
   device::zero(execution, guard_.data(), guard_.bytes());
+
+  const bool wait = configuration.parallel.manner.wait;
+  forward_.lane().axis.block(wait);
+  forward_.selection().block(wait);
+  data_axis_.ranks().block(wait);
+  data_axis_.beside().block(wait);
+  world_.block(wait);
 
   const int world_rank = grid.world().rank();
   model_.add_to(registry_, world_rank);
@@ -138,6 +152,7 @@ void Trainer::time_phases(bool one_by_one) {
   one_by_one_ = one_by_one;
   const bool wait = one_by_one && device::is_asynchronous(execution_);
   forward_.lane().axis.wait_for_each(wait);
+  forward_.selection().wait_for_each(wait);
   data_axis_.ranks().wait_for_each(wait);
   data_axis_.beside().wait_for_each(wait);
   world_.wait_for_each(wait);
@@ -152,21 +167,25 @@ void Trainer::time_phases(bool one_by_one) {
 /// Whether nothing between the first kernel of a step and its last waits for an answer: then it can be recorded.
 bool Trainer::step_is_free_of_the_host() {
   return device::Graph::possible(execution_) && forward_.selection().sizes().on_gpu_bytes > 0 &&
-         world_.leaves_the_host_free();
+         world_.leaves_the_host_free() && configuration_.parallel.manner.leaves_the_host_free();
 }
 
 void Trainer::step(const dataset::RawBatch& batch) {
   const std::int64_t step = steps_done_ + 1;
+  const parallel::Traffic before_step = exchanges().total();
   load(batch);
   // The first step prepares what is prepared on first use; the second is recorded, and from then on replayed.
   if (configuration_.device.graphs && !one_by_one_ && steps_here_ > 0 && step_is_free_of_the_host()) {
     if (graph_.recorded()) {
       replayed_.feature += recorded_.feature;
       replayed_.data += recorded_.data;
+      replayed_.others += recorded_.others;
     } else {
       const Traffics before = traffic();
       graph_.record(execution_, [this] { compute(); });
-      recorded_ = {traffic().feature - before.feature, traffic().data - before.data};
+      const Traffics after = traffic();
+      recorded_ = {after.feature.since(before.feature), after.data.since(before.data),
+                   after.others.since(before.others)};
     }
     timers_.region("step");
     graph_.replay(execution_);
@@ -180,6 +199,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
   upload_.finish();
   learn_outcomes(step - in_flight_);
   timers_.stop();
+  step_traffic_ = exchanges().total() - before_step;
   decoder_is_ahead_ = true;
   ++steps_done_;
   ++steps_here_;
@@ -213,6 +233,7 @@ void Trainer::load(const dataset::RawBatch& batch) {
 void Trainer::compute() {
   device::IdleClock& idle = forward_.idle();
   idle.restart();
+  if (!configuration_.parallel.manner.keep_buffers) renew(gradient_rows_);
   if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
   forward_.encode();
   if (data_axis_.active()) data_axis_.await_weights(idle);
@@ -303,11 +324,13 @@ void Trainer::await_gradient_rows() {
 }
 
 /// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it. Each
-/// rank has seen the inputs of its own tokens only, so all must ask.
+/// rank looks at its own tokens, so all must ask.
 void Trainer::guard() {
   timers_.region("check");
-  kernels::flag_beyond(execution_, gradient_rows(), kLargestResidual * gradient_factor(), forward_.not_finite());
-  world_.maximum({forward_.not_finite(), 1});
+  const parallel::Range own = forward_.layout().own;
+  kernels::flag_beyond(execution_, gradient_rows().rows_from(own.begin, own.size()),
+                       kLargestResidual * gradient_factor(), forward_.not_finite());
+  world_.maximum({forward_.not_finite(), 1}, "flags");
   const std::int64_t skip_at_most =
       configuration_.run.nonfinite == NonFinite::skip ? configuration_.run.skip_at_most : 0;
   kernels::guard_step(execution_, forward_.not_finite(), skip_at_most, guard_.data(), adam_step_.data(),
@@ -347,7 +370,7 @@ void Trainer::form_norm(bool rows_are_scaled) {
   double *const bias = rows + 1, *const all = rows + 2;
   kernels::total(execution_, {squared_norm_.data(), n}, {rows + 3, squared_norm_.size() - n - 3}, rows);
   kernels::join_norms(execution_, rows, rows_are_scaled, bias, adam_step_.data(), all);
-  world_.sum(kernels::Array<double>{all, 1});
+  world_.sum(kernels::Array<double>{all, 1}, "norms");
   kernels::keep_norm(execution_, all, adam_step_.data(), gradient_norm_.data());
 }
 
@@ -446,15 +469,32 @@ TrainingMetrics Trainer::metrics() {
 void Trainer::settle() {
   learn_outcomes(steps_done_);
   // The last update's decoder weights would go to all ranks with the next step.
-  if (data_axis_.active() && std::exchange(decoder_is_ahead_, false)) data_axis_.gather_weights(model_.decoder());
+  if (!data_axis_.active() || !std::exchange(decoder_is_ahead_, false)) return;
+  data_axis_.ranks().mark(nullptr);  // no part of a step
+  data_axis_.gather_weights(model_.decoder());
+  data_axis_.ranks().mark(&forward_.idle());
 }
 
 Trainer::Traffics Trainer::traffic() const {
   Traffics all = replayed_;
-  all.feature += forward_.lane().axis.traffic();
-  all.data += data_axis_.ranks().traffic();
-  all.data += data_axis_.beside().traffic();
+  all.feature += forward_.lane().axis.exchanges();
+  all.data += data_axis_.ranks().exchanges();
+  all.data += data_axis_.beside().exchanges();
+  all.others += forward_.selection().exchanges();
+  all.others += world_.exchanges();
   return all;
+}
+
+parallel::Exchanges Trainer::exchanges() const {
+  const Traffics each = traffic();
+  parallel::Exchanges all = each.feature;
+  all += each.data;
+  all += each.others;
+  return all;
+}
+
+double Trainer::step_exposed_seconds() const {
+  return traffic_is_timed() ? step_traffic_.seconds : forward_.idle().seconds();
 }
 
 }  // namespace weft::transcoder

@@ -86,13 +86,16 @@ class Trainer {
   report::Timers& timers() { return timers_; }
   Forward& forward() { return forward_; }
   double learning_rate() const { return learning_rate_; }  ///< of the last step
-  parallel::Traffic feature_traffic() const { return traffic().feature; }
-  parallel::Traffic data_traffic() const { return traffic().data; }
-  /// Whether `seconds` of these are what ranks waited for one another: not where steps go on without the host, unless
-  /// phases are timed.
-  bool traffic_is_timed() const {
-    return one_by_one_ || !device::is_asynchronous(execution_) || !world_.leaves_the_host_free();
-  }
+  parallel::Traffic feature_traffic() const { return traffic().feature.total(); }
+  parallel::Traffic data_traffic() const { return traffic().data.total(); }
+  /// Of this rank and object: both axes, the selection, flags and norms.
+  parallel::Exchanges exchanges() const;
+  /// Whether their `seconds` are known: not where steps go on without the host, unless phases are timed.
+  bool traffic_is_timed() const { return world_.is_timed(); }
+  /// By this rank in the last step.
+  std::int64_t step_bytes_sent() const { return step_traffic_.bytes_sent; }
+  /// That its computation stood still for exchanges in the last step, which must be over (`settle`).
+  double step_exposed_seconds() const;
 
  private:
   float gradient_factor() const;
@@ -104,7 +107,7 @@ class Trainer {
   std::int64_t n_keys() const { return model_.shape().n_layers * model_.owned().size(); }
   bool step_is_free_of_the_host();
   struct Traffics {
-    parallel::Traffic feature, data;
+    parallel::Exchanges feature, data, others;
   };
   Traffics traffic() const;  // replayed steps included
   void load(const dataset::RawBatch&);
@@ -158,7 +161,8 @@ class Trainer {
   device::HostBuffer<kernels::StepOutcome> outcomes_;  // [kRing]
   Pending pending_[kRing];
   device::Graph graph_;
-  Traffics recorded_, replayed_;  // what the graph sends; what its replays have sent that no call was made for
+  Traffics recorded_, replayed_;    // what the graph sends; what its replays have sent that no call was made for
+  parallel::Traffic step_traffic_;  // of the last step
   bool one_by_one_ = false;
   bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
   double learning_rate_ = 0;

@@ -17,6 +17,7 @@ BenchmarkResult result_of(double sparse_ms) {
   one.name = "a < b";
   one.ms_per_step = sparse_ms;
   one.phases = {{"encode", sparse_ms / 2, 1e6, 2e6, 80}, {"exchange", sparse_ms / 2, 0, 0, -1}};
+  one.exchanges = {{"partial sums", 3e6, 2e-3, 1}, {"flags", 8, 0, 2}};
   result.cases = {one};
   return result;
 }
@@ -64,6 +65,35 @@ TEST_CASE("names of cases are text in the plot, and phases without a limit have 
   const report::Json json = to_json(result_of(10));
   CHECK(json["cases"][0]["phases"][0]["percent_of_limit"] == 80);
   CHECK(json["cases"][0]["phases"][1]["percent_of_limit"].is_null());
+}
+
+TEST_CASE("exchanges stand by name and together; of one rank nothing is said") {
+  BenchmarkResult result = result_of(10);
+  CHECK_FALSE(to_json(result)["cases"][0].contains("communication"));
+  CHECK(to_table(result).find("partial sums") == std::string::npos);
+  result.ranks = 2;
+  report::Json json = to_json(result)["cases"][0]["communication"];
+  CHECK(json["bytes_per_step"].get<double>() == 3000008);
+  CHECK(json["ms"].get<double>() == doctest::Approx(2));
+  CHECK(json["exchanges"][0]["name"] == "partial sums");
+  CHECK(json["exchanges"][0]["gb_per_second"].get<double>() == doctest::Approx(1.5));
+  CHECK(json["exchanges"][1]["gb_per_second"].get<double>() == 0);  // no time was seen
+  result.cases[0].exposed_ms = 0.5;
+  json = to_json(result)["cases"][0]["communication"];
+  CHECK(json["exposed_ms"] == 0.5);
+  CHECK(to_table(result).find("exposed: 0.50 ms a step, 25 % of the exchanges' time") != std::string::npos);
+
+  // Cases side by side show what each exchanges; the name of a case may be long.
+  CaseResult other = result.cases[0];
+  other.name = "a case with a name that needs room";
+  other.exposed_ms = -1;
+  result.cases.push_back(other);
+  const std::string table = to_table(result);
+  CHECK(table.find("\na < b " + std::string(29, ' ')) != std::string::npos);
+  CHECK(table.find("2.00       0.50        3.0\na case with a name that needs room ") != std::string::npos);
+  CHECK(table.find("2.00          -        3.0") != std::string::npos);
+  result.ranks = 1;
+  CHECK(to_table(result).find("exposed") == std::string::npos);
 }
 
 }  // namespace weft::commands

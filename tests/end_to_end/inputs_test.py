@@ -18,10 +18,12 @@ import program
 SHRINK = {
     "quickstart.toml": ["synthetic.tokens=4096", "synthetic.validation_tokens=1024"],
     "benchmark_cpu.toml": ["transcoder.features=512", "data.batch_tokens=256", "benchmark.warmup=1"],
+    "benchmark_ranks_cpu.toml": ["benchmark.layers=3", "benchmark.d_model=64", "transcoder.features=256",
+                                 "data.batch_tokens=128", "benchmark.warmup=1"],
     # Meant for a GPU: the first case alone, of a size that a processor does at once.
     **{f"benchmark_{name}.toml": ["benchmark.layers=3", "benchmark.d_model=64", "transcoder.features=256",
                                   "data.batch_tokens=128", "benchmark.warmup=1", f'benchmark.cases=["{case}"]']
-       for name, case in (("gpt2_small", "all together"), ("llama_3_2_1b", "8bit"), ("gemma_2_2b", "8bit"))},
+       for name, case in (("gpt2_small", "all together"), ("llama_3_2_1b", "8bit"), ("gemma_2_2b", "8bit"), ("ranks", "baseline"))},
     "olmo2_1b.toml": ["data.layers=3", "data.d_model=64", "transcoder.features=500", "data.batch_tokens=256",
                       "optimizer.warmup_steps=1"],
 }
@@ -101,7 +103,8 @@ def check_benchmark(weft, path):
     sets = [f"benchmark.steps={STEPS}", *SHRINK[path.name]]
     options = [word for each in sets for word in ("--set", each)]
     weft.run("benchmark", path, *options, "--dry-run", "--output", output)
-    weft.run("benchmark", path, *options, "--output", output)
+    ranks = 2 if "ranks" in path.name else None
+    weft.run("benchmark", path, *options, "--output", output, ranks=ranks)
     result = json.loads((output / "benchmark.json").read_text())
     cases = tomllib.loads(path.read_text())["benchmark"]["cases"]
     if any(each.startswith("benchmark.cases") for each in sets):

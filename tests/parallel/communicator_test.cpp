@@ -114,6 +114,42 @@ TEST_CASE("collectives where the kernels run give what those of the host give, a
   CHECK(ordered[0] == expected);
 }
 
+TEST_CASE("what is exchanged is counted by name, and its mean over ranks is the same everywhere") {
+  const Communicator& all = testing::world().all();
+  const int p = all.size(), r = all.rank();
+  DeviceCommunicator axis(all, testing::execution(), 1 << 12);
+  const std::vector<std::int64_t> bytes(static_cast<std::size_t>(p), 24);
+  const std::vector<std::int64_t> values(static_cast<std::size_t>(3 * p), r);
+  for (int i = 0; i < 4; ++i) on_device(values, [&](std::int64_t* data) { axis.all_gather(data, bytes, "rows"); });
+  const Exchanges before = axis.exchanges();
+  on_device(values, [&](std::int64_t* data) { axis.all_gather(data, bytes, "rows"); });
+  on_device(values, [&](std::int64_t* data) { axis.sum(kernels::Array<std::int64_t>{data, p}, "flags"); });
+  if (p == 1) {
+    CHECK(axis.exchanges().all().empty());
+    return;
+  }
+  // Rows: 24 bytes to each of the others. Flags: 8 p bytes through a ring, 2 (p - 1) / p of them.
+  const Exchanges two = axis.exchanges().since(before);
+  CHECK(axis.traffic().bytes_sent == (p - 1) * (5 * 24 + 16));
+  CHECK(two.total().bytes_sent == (p - 1) * (24 + 16));
+  Exchanges mine = two;
+  mine += before;
+  CHECK(mine.of("rows").bytes_sent == 5 * 24 * (p - 1));
+  CHECK(mine.of("rows").calls == 5);
+  if (axis.is_timed()) CHECK(mine.of("rows").seconds > 0);
+
+  mine.of("rows").bytes_sent += r;  // ranks may differ
+  mine.of("rows").seconds = 1e-6;
+  const std::vector<ExchangeProfile> means = profile(mine, 5, all);
+  REQUIRE(means.size() == 2);
+  CHECK(means[0].name == "rows");
+  CHECK(means[0].bytes == doctest::Approx(24 * (p - 1) + 0.1 * (p - 1)));
+  CHECK(means[0].calls == 1);
+  CHECK(means[0].gb_per_second() == doctest::Approx(1e-9 * means[0].bytes / 0.2e-6));
+  CHECK(means[1].name == "flags");
+  CHECK(means[1].bytes == doctest::Approx(16.0 * (p - 1) / 5));
+}
+
 TEST_CASE("a maximum in flight arrives on every rank") {
   const Communicator& all = testing::world().all();
   auto pending = all.start_maximum({all.rank(), -all.rank(), 7});

@@ -139,10 +139,11 @@ std::vector<Entry> full_sort(const Problem& problem, const ModelSettings& settin
 class Harness {
  public:
   Harness(const Problem& problem, const ModelSettings& settings, const parallel::Grid& grid,
-          std::int64_t max_tokens = 0, std::int64_t tile_bytes = 8192)
+          std::int64_t max_tokens = 0, std::int64_t tile_bytes = 8192, const ExchangeManner& manner = {})
       : problem_(problem),
         grid_(grid),
-        selection_(settings, {problem.n_layers, problem.n_features, std::max(max_tokens, problem.n_tokens), tile_bytes},
+        selection_(settings,
+                   {problem.n_layers, problem.n_features, std::max(max_tokens, problem.n_tokens), tile_bytes, manner},
                    grid, testing::execution(), Precision::fp32),
         features_(grid.features(problem.n_features)),
         tokens_(grid.group_tokens(problem.n_tokens)) {
@@ -271,6 +272,58 @@ TEST_CASE("batch selection equals a full sort on every grid, whatever the filter
             });
         });
       }
+}
+
+TEST_CASE("selection on rank 0, and exchange histogram by histogram, give the same") {
+  const auto all = cases();
+  ExchangeManner on_rank_0, one_by_one;
+  on_rank_0.selection = SelectionPlace::rank_0;
+  on_rank_0.keep_buffers = false;
+  one_by_one.together = false;
+  for (const ExchangeManner& manner : {on_rank_0, one_by_one})
+    for (const Scope scope : {Scope::layer, Scope::all_layers})
+      for (const Case& c : all) {
+        const ModelSettings settings = settings_of(Activation::batch_topk, scope, 5.3, c.problem.n_features);
+        const auto expected = full_sort(c.problem, settings);
+        for_each_grid([&](const parallel::Grid& grid) {
+          INFO(c.name, ", scope ", scope == Scope::layer ? "layer" : "all_layers");
+          Harness harness(c.problem, settings, grid, 50, 8192, manner);
+          for (int repeat = 0; repeat < 2; ++repeat) {
+            harness.run();
+            CHECK(harness.holds(expected));
+          }
+        });
+      }
+  for (const auto& [n, f] : {std::pair<std::int64_t, std::int64_t>{1, 50}, {3, 1}, {1, 1}, {40, 3}}) {
+    const Problem problem = Problem(n, 2, f).fill([](auto t, auto s, auto i) { return noise(20, t, s, i); });
+    const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 1.5, f);
+    const auto expected = full_sort(problem, settings);
+    for_each_grid([&](const parallel::Grid& grid) {
+      Harness harness(problem, settings, grid, 100, 8192, on_rank_0);
+      harness.run();
+      CHECK(harness.holds(expected));
+    });
+  }
+}
+
+TEST_CASE("on rank 0 a selection allocates what its sizes say, on other ranks less") {
+  ExchangeManner manner;
+  manner.selection = SelectionPlace::rank_0;
+  const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 5, 200);
+  for_each_grid([&](const parallel::Grid& grid) {
+    const device::MemoryUse before = device::memory_use();
+    const Selection selection(settings, {3, 200, 50, 0, manner}, grid, testing::execution(), Precision::bf16);
+    const device::MemoryUse after = device::memory_use();
+    const SelectionSizes& sizes = selection.sizes();
+    const std::int64_t device = after.device_bytes - before.device_bytes, host = after.host_bytes - before.host_bytes;
+    CHECK((sizes.rank_0_device_bytes > 0) == (grid.world().size() > 1));
+    if (grid.world().rank() == 0) {
+      CHECK(device == sizes.device_bytes + sizes.rank_0_device_bytes);
+      CHECK(host == sizes.host_bytes + sizes.rank_0_host_bytes);
+    } else {
+      CHECK(device < sizes.device_bytes + sizes.rank_0_device_bytes);
+    }
+  });
 }
 
 TEST_CASE("per-token selection and relu equal a full sort on every grid") {

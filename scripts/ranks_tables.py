@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts/benchmark_ranks.sh measured, as tables: how a step scales over ranks, and what each exchange costs.
+
+ranks_tables.py FOLDER      reads FOLDER/*/benchmark.json; writes Markdown to standard output
+"""
+import json
+import sys
+from pathlib import Path
+
+
+def number(value, digits=1):
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def row(*cells):
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def head(*titles, texts=1):
+    return row(*titles) + "\n|" + "|".join("---" if i < texts else "---:" for i in range(len(titles))) + "|"
+
+
+def read(folder):
+    """(case's name, ranks, data, feature, the case) of every run, by case and number of ranks."""
+    found = []
+    for path in sorted(Path(folder).glob("*/benchmark.json")):
+        result = json.loads(path.read_text())
+        for case in result["cases"]:
+            found.append((case["name"], result["ranks"], result["grid"]["data"], result["grid"]["feature"], case))
+    order = list(dict.fromkeys(name for name, *_ in found))
+    return sorted(found, key=lambda one: (order.index(one[0]), one[1], one[2]))
+
+
+def main():
+    runs = read(sys.argv[1])
+    if not runs:
+        sys.exit(f"{sys.argv[1]}: there is no benchmark.json in its folders")
+    first = {}      # of a case: the run on the fewest ranks, which the others are compared with
+    for name, ranks, _, _, case in runs:
+        first.setdefault(name, (ranks, case["tokens_per_second"]))
+
+    print(head("case", "ranks", "data x feature", "ms a step", "tokens/s", "speed-up", "efficiency", "exchanges, ms", "exposed, ms",
+               "exposed, % of exchanges", "exposed, % of the step", "a reader must deliver, GB/s", texts=3))
+    for name, ranks, data, feature, case in runs:
+        of_ranks, of_tokens = first[name]
+        speed_up = case["tokens_per_second"] / of_tokens
+        exchange = case.get("communication", {"ms": 0.0, "exposed_ms": 0.0})
+        ms, exposed = exchange["ms"], exchange["exposed_ms"]
+        share = None if exposed is None or not ms else 100 * exposed / ms
+        print(row(name, ranks, f"{data} x {feature}", number(case["ms_per_step"]), number(case["tokens_per_second"], 0),
+                  number(speed_up, 2) + ("" if of_ranks == 1 else f" (of {of_ranks})"),
+                  f"{100 * speed_up * of_ranks / ranks:.0f} %", number(ms, 2), number(exposed, 2), number(share, 0),
+                  number(None if exposed is None else 100 * exposed / case["ms_per_step"]),
+                  number(1e-9 * case["tokens_per_second"] * case["row_bytes"])))
+
+    print("\nEach kind of exchange by itself, a rank and step (bus bandwidth as nccl-tests count it):\n")
+    print(head("case", "data x feature", "exchange", "calls", "MB sent", "ms", "GB/s", texts=3))
+    for name, ranks, data, feature, case in runs:
+        for one in case.get("communication", {}).get("exchanges", []):
+            print(row(name, f"{data} x {feature}", one["name"], number(one["calls_per_step"]),
+                      number(1e-6 * one["bytes_per_step"], 2), number(one["ms"], 3), number(one["gb_per_second"])))
+
+
+main()

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The script that measures scaling, on processes without GPUs and tiny sizes: its tables hold what the benchmarks wrote.
+
+scaling_test.py REPOSITORY WEFT
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TINY = ("benchmark.layers=2 benchmark.d_model=16 transcoder.features=64 transcoder.k=4 benchmark.warmup=1 benchmark.steps=2 "
+        "device.threads=1")
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def check(folder, weft):
+    # A copy: the script writes beside itself.
+    for part in ("scripts", "inputs"):
+        shutil.copytree(Path(sys.argv[1]) / part, folder / part)
+    environment = dict(os.environ, WEFT=weft, WEFT_RANKS="1 2", WEFT_DATA="1 2", WEFT_SET=TINY)
+    done = subprocess.run(["bash", "scripts/benchmark_ranks.sh", "llama_3_2_1b"], cwd=folder, env=environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert done.returncode == 0, done.stdout
+    written = (folder / "runs/benchmark_ranks/tables.md").read_text()
+    assert written in done.stdout
+    scaling, exchanges = ([cells(line) for line in table.splitlines() if line.startswith("|")][2:]
+                          for table in written.split("Each kind"))
+    assert [line[1:3] for line in scaling] == [["1", "1 x 1"], ["2", "1 x 2"], ["2", "2 x 1"]], written
+    alone, together = (json.loads((folder / f"runs/benchmark_ranks/llama_3_2_1b_{grid}/benchmark.json").read_text())["cases"][0]
+                       for grid in ("1x1", "1x2"))
+    speed_up = together["tokens_per_second"] / alone["tokens_per_second"]
+    communication = together["communication"]
+    assert scaling[1][5:8] == [f"{speed_up:.2f}", f"{50 * speed_up:.0f} %", f"{communication['ms']:,.2f}"], (scaling[1], together)
+    # Of a token: inputs and targets of two layers of 16 values of 2 bytes.
+    assert together["row_bytes"] == 2 * 2 * 16 * 2, together
+    names = [line[2] for line in exchanges if line[1] == "1 x 2"]
+    assert names == [one["name"] for one in communication["exchanges"]] and "partial sums" in names, exchanges
+
+    # A run that fails is said, with its reason; the others stand in the tables.
+    environment["WEFT_SET"] += " parallel.feature=1"
+    done = subprocess.run(["bash", "scripts/benchmark_ranks.sh", "llama_3_2_1b"], cwd=folder, env=environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert done.returncode == 1 and "failed with 2" in done.stdout and "| 2 x 1 |" in done.stdout, done.stdout
+    print("the tables hold what was measured; a run that fails is said")
+
+
+with tempfile.TemporaryDirectory(prefix="weft_test_") as temporary:
+    check(Path(temporary), str(Path(sys.argv[2]).resolve()))
