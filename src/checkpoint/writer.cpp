@@ -86,9 +86,6 @@ struct Shard {
 /// A thread copies at once this much of the state.
 constexpr std::int64_t kCopyBytes = std::int64_t{4} << 20;
 
-/// The disk gets what is written in portions of this size.
-constexpr std::int64_t kWritebackBytes = std::int64_t{32} << 20;
-
 /// What every rank must register alike, as one digest.
 std::string common_digest(const Registry& registry) {
   std::string text;
@@ -100,16 +97,25 @@ std::string common_digest(const Registry& registry) {
 /// Gives owned rows of tensor `index` as contiguous host memory, valid until the next call.
 using RowSource = std::function<const void*(std::size_t index, parallel::Range rows)>;
 
+/// Room at the shard's beginning for all that is not numbers.
+std::int64_t metadata_bytes(const Registry& registry) {
+  std::int64_t bytes = 4096;
+  for (const Tensor& tensor : registry.tensors())
+    if (tensor.owned.size() > 0) bytes += storage::metadata_bytes(tensor.type, owned_shape(tensor));
+  return bytes;
+}
+
 /// Writes, closes, looks again, syncs and digests this rank's file. Throws at the first thing that is not as it should
 /// be.
 Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, const Registry& registry,
                   const RowSource& source) {
   const auto pass = [&](const char* point) { fault::point(point, rank, manifest.step); };
+  storage::Handle file = storage::create_file(path, metadata_bytes(registry));
+  pass("after-open");
+  // Both follow the writing: the disk and another core are busy meanwhile.
+  const storage::Writeback disk(path);
+  storage::FollowingDigests digests(path, disk);
   {
-    storage::Handle file = storage::create_file(path);
-    pass("after-open");
-    const storage::Writeback writeback(path);
-    std::int64_t unsent = 0;
     storage::write_attribute(file, "format", "weft-checkpoint-shard");
     storage::write_attribute(file, "format_version", kFormatVersion);
     storage::write_attribute(file, "step", manifest.step);
@@ -130,10 +136,9 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
         const parallel::Range rows{tensor.owned.begin + begin, tensor.owned.begin + end};
         const void* data = source(t, rows);
         require_finite(tensor, rows, data);
-        storage::write_rows(dataset, begin, end - begin, data);
+        for (const storage::FileRange& chunk : storage::write_rows(dataset, begin, end - begin, data))
+          digests.add_final(chunk.begin, chunk.end);
         parallel::note_progress();
-        unsent += rows.size() * tensor.row_bytes();
-        if (unsent >= kWritebackBytes) writeback.begin(), unsent = 0;
         pass("mid-dataset");
       }
       dataset.close();
@@ -143,10 +148,10 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   }
   {
     // Closing proves nothing: with these version bounds a full disk can leave HDF5 content. So look at what is there.
-    const storage::Handle file = storage::open_file(path);
+    const storage::Handle written = storage::open_file(path);
     for (const Tensor& tensor : registry.tensors())
       if (tensor.owned.size() > 0)
-        storage::require_complete(storage::open_dataset(file, tensor.name, tensor.type, owned_shape(tensor)),
+        storage::require_complete(storage::open_dataset(written, tensor.name, tensor.type, owned_shape(tensor)),
                                   tensor.name);
   }
   pass("before-fsync");
@@ -154,11 +159,8 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   shard.bytes = static_cast<std::int64_t>(fs::file_size(path));
   // The disk is busy with one and the processor with the other.
   std::optional<Failure> unsynced;
-  std::thread syncing([&] { unsynced = attempt([&] { storage::sync_file(path); }); });
-  const auto undigested = attempt([&] {
-    shard.sha256 = storage::sha256_segments(path, shard.bytes, 0, storage::digest_segments(shard.bytes),
-                                            storage::digest_threads());
-  });
+  std::thread syncing([&] { unsynced = attempt([&] { disk.finish(); }); });
+  const auto undigested = attempt([&] { shard.sha256 = digests.finish(shard.bytes); });
   syncing.join();
   for (const auto& failure : {unsynced, undigested})
     if (failure) throw Error(failure->code, failure->message);

@@ -88,6 +88,17 @@ void forget(const fs::path& path) {
   ::close(file);
 }
 
+/// Before each measurement: what was deleted is gone from the disk, and the memory of it is no longer at hand. Whoever
+/// writes right after a large file was deleted gets its pages, which can be many times faster than memory that a
+/// virtual machine has to ask its host for; neither side shall have this by the order of things alone. Collective.
+void settle(const parallel::Communicator& world, std::int64_t bytes) {
+  constexpr double kLongest = 3, kBytesPerSecond = 100e6;  // small files settle sooner
+  world.barrier();
+  ::sync();
+  std::this_thread::sleep_for(
+      std::chrono::duration<double>(std::min(kLongest, static_cast<double>(bytes) / kBytesPerSecond)));
+}
+
 void remove_all(const parallel::Communicator& world, const fs::path& path) {
   world.barrier();
   if (const auto failure = checkpoint::on_root(world, [&] { fs::remove_all(path); }))
@@ -135,6 +146,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
       checkpoint::Writer writer(world, directory, {}, registry, execution);
       checkpoint::Manifest manifest;
       manifest.step = 1;
+      settle(world, largest);
       world.barrier();
       writer.start(manifest);
       // As in training: it is looked after between steps, not waited for.
@@ -147,6 +159,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
     }
     const fs::path step = directory / checkpoint::directory_name(1);
     forget(step / checkpoint::shard_name(world.rank()));
+    settle(world, largest);
     read.push_back(timed(world, [&] {
       checkpoint::load(world, checkpoint::open(world, step, checkpoint::Verify::full), registry, execution);
     }));
@@ -156,8 +169,10 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
     const fs::path path = directory / fmt::format("plain_{}", world.rank());
     std::optional<PlainFile> file;
     const std::int64_t bytes = result.bytes / world.size();
+    settle(world, largest);
     plain_write.push_back(timed(world, [&] { file.emplace(path).write(block, bytes); }));
     forget(path);
+    settle(world, largest);
     plain_read.push_back(timed(world, [&] { file->read(block, bytes); }));
     file.reset();
     remove_all(world, directory);

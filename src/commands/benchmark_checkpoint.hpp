@@ -26,7 +26,7 @@ struct CheckpointResult {
 };
 
 /// Collective. Writes under `directory`, which must not exist, and removes it again. Files are asked out of the page
-/// cache before they are read. Throws a collective Error(io).
+/// cache before they are read; every measurement starts after some seconds of rest. Throws a collective Error(io).
 CheckpointResult measure_checkpoint(const std::filesystem::path& directory, const checkpoint::Registry&,
                                     const kernels::Execution&, const parallel::World&);
 

@@ -8,13 +8,19 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <thread>
 
 #include "base/error.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::storage {
 namespace {
@@ -55,21 +61,129 @@ class File {
   int descriptor_;
 };
 
-std::string segment_digest(int file, const std::filesystem::path& path, std::int64_t begin, std::int64_t end,
-                           std::vector<char>& buffer) {
-  Sha256 digest;
-  while (begin < end) {
-    const std::size_t wanted =
-        static_cast<std::size_t>(std::min<std::int64_t>(end - begin, static_cast<std::int64_t>(buffer.size())));
-    const ssize_t got = ::pread(file, buffer.data(), wanted, begin);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      throw error(ExitCode::io, "{}: cannot be read at byte {} ({})", path.string(), begin, std::strerror(errno));
-    if (got == 0) throw error(ExitCode::io, "{}: ends at byte {} (truncated)", path.string(), begin);
-    digest.add(buffer.data(), static_cast<std::size_t>(got));
-    begin += got;
+struct Segment {
+  std::int64_t index, begin, end;  ///< bytes of the file
+};
+
+/// Threads that digest the segments they are given, in the order in which they come.
+class Team {
+ public:
+  /// `disk`: takes segments once they are digested; may be null.
+  Team(const std::filesystem::path& path, const Writeback* disk, std::int64_t helpers)
+      : path_(path), file_(path), disk_(disk) {
+    for (std::int64_t i = 0; i < helpers; ++i)
+      helpers_.emplace_back([this] {
+        while (const auto segment = wait_for_one()) process(*segment);
+      });
   }
-  return digest.hex();
+  Team(const Team&) = delete;
+  ~Team() {
+    given_up_ = true;
+    close();
+  }
+
+  void add(const Segment& segment) {
+    if (disk_ != nullptr) disk_->begin(segment.begin, segment.end);
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(segment);
+    changed_.notify_one();
+  }
+
+  /// Works, too, while more than `enough` segments wait. Throws what any thread threw.
+  void help(std::size_t enough) {
+    while (const auto segment = take(enough)) process(*segment);
+    const std::lock_guard lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+  /// No more will come: the digests by segment, once all are there. Throws what any thread threw.
+  std::map<std::int64_t, std::string> finish() {
+    help(0);
+    close();
+    help(0);
+    return std::move(digests_);
+  }
+
+ private:
+  void close() {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+      changed_.notify_all();
+    }
+    for (std::thread& helper : helpers_) helper.join();
+    helpers_.clear();
+  }
+
+  std::optional<Segment> take(std::size_t enough) {
+    const std::lock_guard lock(mutex_);
+    return front(enough);
+  }
+
+  std::optional<Segment> wait_for_one() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
+    return front(0);
+  }
+
+  std::optional<Segment> front(std::size_t enough) {
+    if (given_up_ || waiting_.size() <= enough) return std::nullopt;
+    const Segment segment = waiting_.front();
+    waiting_.pop_front();
+    return segment;
+  }
+
+  void process(const Segment& segment) {
+    try {
+      std::string digest = digest_of(segment);
+      if (disk_ != nullptr) disk_->release(segment.begin, segment.end);
+      const std::lock_guard lock(mutex_);
+      digests_[segment.index] = std::move(digest);
+    } catch (...) {
+      given_up_ = true;
+      const std::lock_guard lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
+    }
+  }
+
+  std::string digest_of(const Segment& segment) const {
+    std::vector<char> buffer(std::size_t{256} << 10);  // stays in a core's cache
+    Sha256 digest;
+    for (std::int64_t at = segment.begin; at < segment.end && !given_up_;) {
+      const auto wanted =
+          static_cast<std::size_t>(std::min<std::int64_t>(segment.end - at, static_cast<std::int64_t>(buffer.size())));
+      const ssize_t got = ::pread(file_, buffer.data(), wanted, at);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0)
+        throw error(ExitCode::io, "{}: cannot be read at byte {} ({})", path_.string(), at, std::strerror(errno));
+      if (got == 0) throw error(ExitCode::io, "{}: ends at byte {} (truncated)", path_.string(), at);
+      digest.add(buffer.data(), static_cast<std::size_t>(got));
+      at += got;
+    }
+    return digest.hex();
+  }
+
+  const std::filesystem::path path_;
+  const File file_;
+  const Writeback* const disk_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Segment> waiting_;
+  bool closed_ = false;
+  std::map<std::int64_t, std::string> digests_;
+  std::exception_ptr failure_;
+  std::atomic<bool> given_up_{false};
+  std::vector<std::thread> helpers_;
+};
+
+Segment segment_of(std::int64_t index, std::int64_t file_bytes) {
+  return {index, index * kDigestSegment, std::min(file_bytes, (index + 1) * kDigestSegment)};
+}
+
+std::vector<std::string> in_order(std::map<std::int64_t, std::string> digests) {
+  std::vector<std::string> list;
+  for (auto& [segment, digest] : digests) list.push_back(std::move(digest));
+  return list;
 }
 
 }  // namespace
@@ -82,32 +196,42 @@ std::string sha256(std::string_view bytes) {
 
 std::vector<std::string> sha256_segments(const std::filesystem::path& path, std::int64_t bytes, std::int64_t begin,
                                          std::int64_t end, int threads) {
-  constexpr std::size_t kBuffer = std::size_t{1} << 20;
-  std::vector<std::string> digests(static_cast<std::size_t>(std::max<std::int64_t>(0, end - begin)));
-  if (digests.empty()) return digests;
-  const File file(path);
-  std::atomic<std::int64_t> next{begin};
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      std::vector<char> buffer(kBuffer);
-      for (std::int64_t i = next++; i < end; i = next++)
-        digests[static_cast<std::size_t>(i - begin)] =
-            segment_digest(file, path, i * kDigestSegment, std::min(bytes, (i + 1) * kDigestSegment), buffer);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-      next = end;
+  if (begin >= end) return {};
+  Team team(path, nullptr, std::min<std::int64_t>(threads, end - begin) - 1);
+  for (std::int64_t i = begin; i < end; ++i) team.add(segment_of(i, bytes));
+  return in_order(team.finish());
+}
+
+/// Segments written and not yet digested: more of them, and the writer helps.
+constexpr std::size_t kWaiting = 1;
+
+struct FollowingDigests::State {
+  Team team;
+  std::map<std::int64_t, std::int64_t> final_bytes;  // of each segment begun
+  std::set<std::int64_t> handed_out;
+};
+
+FollowingDigests::FollowingDigests(const std::filesystem::path& path, const Writeback& disk)
+    : state_(new State{{path, &disk, std::max(1, digest_threads() - 1)}, {}, {}}) {}
+
+FollowingDigests::~FollowingDigests() = default;
+
+void FollowingDigests::add_final(std::int64_t begin, std::int64_t end) {
+  while (begin < end) {
+    const std::int64_t segment = begin / kDigestSegment, next = std::min(end, (segment + 1) * kDigestSegment);
+    if ((state_->final_bytes[segment] += next - begin) == kDigestSegment) {
+      state_->handed_out.insert(segment);
+      state_->team.add(segment_of(segment, (segment + 1) * kDigestSegment));
     }
-  };
-  std::vector<std::thread> helpers;
-  const std::int64_t wanted = std::min<std::int64_t>(threads, end - begin);
-  for (std::int64_t i = 1; i < wanted; ++i) helpers.emplace_back(work);
-  work();
-  for (std::thread& helper : helpers) helper.join();
-  if (failure) std::rethrow_exception(failure);
-  return digests;
+    begin = next;
+  }
+  state_->team.help(kWaiting);
+}
+
+std::vector<std::string> FollowingDigests::finish(std::int64_t bytes) {
+  for (std::int64_t i = 0; i < digest_segments(bytes); ++i)
+    if (!state_->handed_out.contains(i)) state_->team.add(segment_of(i, bytes));
+  return in_order(state_->team.finish());
 }
 
 int digest_threads() { return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 4u)); }

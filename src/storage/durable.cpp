@@ -51,14 +51,28 @@ void sync_file(const std::filesystem::path& path) {
   file.close();
 }
 
-Writeback::Writeback(const std::filesystem::path& path) : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
-
-Writeback::~Writeback() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+Writeback::Writeback(const std::filesystem::path& path)
+    : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (descriptor_ < 0) fail(path_, "opening");
 }
 
-void Writeback::begin() const {
-  if (descriptor_ >= 0) ::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE);
+Writeback::~Writeback() { ::close(descriptor_); }
+
+void Writeback::begin(std::int64_t begin, std::int64_t end) const {
+  ::sync_file_range(descriptor_, begin, end - begin, SYNC_FILE_RANGE_WRITE);
+}
+
+void Writeback::release(std::int64_t begin, std::int64_t end) const {
+  constexpr unsigned kAndWait = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  // An error of the disk is told here or by the fsync at the end, not by both.
+  if (::sync_file_range(descriptor_, begin, end - begin, kAndWait) != 0 &&
+      (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+    fail(path_, "writing to the disk");
+  ::posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_DONTNEED);
+}
+
+void Writeback::finish() const {
+  if (::fsync(descriptor_) != 0) fail(path_, "fsync");
 }
 
 void sync_directory(const std::filesystem::path& path) {

@@ -16,16 +16,26 @@ void sync_file(const std::filesystem::path& path);
 /// File systems that cannot sync a directory (EINVAL) are taken at their word.
 void sync_directory(const std::filesystem::path& path);
 
-/// Sends what has been written so far on its way to the disk, without waiting for it: then little is left to do for the
-/// fsync at the end, and the disk works while the processor still does. A hint: it promises nothing and cannot fail.
+/// Moves a file to the disk part by part while the rest of it is still being written: then little is left to do for the
+/// fsync at the end, and the disk works while the processor still does. One descriptor from beginning to end: Linux
+/// tells each write error once, to those who had the file open.
 class Writeback {
  public:
   explicit Writeback(const std::filesystem::path& path);
   Writeback(const Writeback&) = delete;
   ~Writeback();
-  void begin() const;
+
+  /// Sends bytes [begin, end) on their way, without waiting for them. A hint.
+  void begin(std::int64_t begin, std::int64_t end) const;
+  /// Waits until they have left, then lets go of their copy in the page cache: the next part gets the same memory, and
+  /// what others have in the cache, such as the data that training reads, stays there. Where the file system cannot, it
+  /// does nothing.
+  void release(std::int64_t begin, std::int64_t end) const;
+  /// All of the file is durable: fsync.
+  void finish() const;
 
  private:
+  std::filesystem::path path_;
   int descriptor_;
 };
 

@@ -93,10 +93,11 @@ Handle open_file(const std::filesystem::path& path) {
   return Handle(id, H5Fclose, path.string());
 }
 
-Handle create_file(const std::filesystem::path& path) {
+Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes) {
   const Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "setting HDF5 version bounds");
+  check(H5Pset_meta_block_size(access, static_cast<hsize_t>(metadata_bytes)), "setting the size of a metadata block");
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "creating file properties");
   check(H5Pset_obj_track_times(creation, false), "leaving out time stamps");  // the same content makes the same file
   return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation, access), H5Fclose, "creating " + path.string());

@@ -55,8 +55,9 @@ void check(herr_t status, std::string_view what);
 /// Opens read-only. A layout that this library is too old for is named as such.
 Handle open_file(const std::filesystem::path& path);
 /// Creates a new file (never overwrites) with version bounds 1.10..1.10, which every supported library reads and whose
-/// metadata checksums leave no bit flip unnoticed.
-Handle create_file(const std::filesystem::path& path);
+/// metadata checksums leave no bit flip unnoticed. What describes the data goes in blocks of `metadata_bytes`, the
+/// first at the file's beginning; 2048 is HDF5's own choice.
+Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes = 2048);
 
 /// The 16-bit types in files: IEEE half, and bf16 as a true HDF5 float (fields 15,7,8,0,7, bias 127).
 Handle bf16_type();

@@ -2,9 +2,11 @@
 #include "storage/tensor_file.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
+#include "storage/checksum.hpp"
 
 namespace weft::storage {
 namespace {
@@ -71,6 +73,17 @@ std::int64_t piece_rows(kernels::Scalar type, const std::vector<std::int64_t>& s
   return chunk_rows * std::max<std::int64_t>(1, kPieceBytes / std::max<std::int64_t>(1, chunk_rows_bytes));
 }
 
+std::int64_t metadata_bytes(kernels::Scalar type, const std::vector<std::int64_t>& shape) {
+  constexpr std::int64_t kHeader = 2048, kIndexEntry = 24;
+  const std::vector<hsize_t> chunk = chunk_of(type, shape);
+  std::int64_t n_chunks = 1;
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    const auto extent = static_cast<std::int64_t>(chunk[axis]);
+    n_chunks *= (shape[axis] + extent - 1) / extent;
+  }
+  return kHeader + n_chunks * kIndexEntry;
+}
+
 namespace {
 
 /// The groups on the way to `name`. Not as HDF5's intermediate groups: those carry the time of their making.
@@ -105,13 +118,6 @@ Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
   const Handle access = uncached();
   return Handle(H5Dcreate2(file, name.c_str(), stored, space, H5P_DEFAULT, create, access), H5Dclose,
                 "creating dataset " + name);
-}
-
-void write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data) {
-  const Lock lock;
-  const Handle type(H5Dget_type(dataset), H5Tclose, "reading a dataset's type");
-  const Selection rows(dataset, begin, count);
-  check(H5Dwrite(dataset, type, rows.memory, rows.file, H5P_DEFAULT, data), "writing rows");
 }
 
 Handle open_dataset(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape) {
@@ -177,6 +183,15 @@ struct Runs {
   std::vector<hsize_t> chunk;
   std::size_t axis = 0;
   std::int64_t element = 0;  ///< bytes
+
+  std::int64_t row_bytes() const { return bytes_behind(0); }
+  /// Of one index of `at`.
+  std::int64_t bytes_behind(std::size_t at) const {
+    std::int64_t bytes = element;
+    while (++at < shape.size()) bytes *= shape[at];
+    return bytes;
+  }
+  std::int64_t chunk_bytes() const { return static_cast<std::int64_t>(chunk[axis]) * bytes_behind(axis); }
 };
 
 /// False for any other layout: other chunks, or other filters than the checksum. Under the lock.
@@ -198,7 +213,73 @@ bool cut_in_runs(hid_t dataset, Runs& runs) {
   return runs.chunk[runs.axis] > 0;
 }
 
+struct Chunk {
+  std::int64_t begin, end;     ///< bytes of the tensor
+  std::vector<hsize_t> where;  ///< its first element
+};
+
+/// The chunks that hold rows [begin, begin + count), in the tensor's order.
+std::vector<Chunk> chunks_of(const Runs& runs, std::int64_t begin, std::int64_t count) {
+  if (runs.shape.empty() || begin < 0 || count < 0 || begin + count > runs.shape[0])
+    throw error(ExitCode::internal, "rows {} to {} are outside a dataset", begin, begin + count);
+  const std::int64_t inner = runs.bytes_behind(runs.axis), rows_bytes = runs.row_bytes();
+  const std::int64_t extent = runs.shape[runs.axis], step = static_cast<std::int64_t>(runs.chunk[runs.axis]);
+  std::vector<Chunk> chunks;
+  for (std::int64_t at = begin * rows_bytes; at < (begin + count) * rows_bytes; at = chunks.back().end) {
+    const std::int64_t outer = at / (extent * inner), index = at / inner % extent / step * step;
+    const std::int64_t first = (outer * extent + index) * inner;
+    std::vector<hsize_t> where(runs.shape.size(), 0);
+    where[runs.axis] = static_cast<hsize_t>(index);
+    for (std::int64_t axis = static_cast<std::int64_t>(runs.axis) - 1, left = outer; axis >= 0; --axis) {
+      where[static_cast<std::size_t>(axis)] = static_cast<hsize_t>(left % runs.shape[static_cast<std::size_t>(axis)]);
+      left /= runs.shape[static_cast<std::size_t>(axis)];
+    }
+    chunks.push_back({first, first + std::min(step, extent - index) * inner, std::move(where)});
+  }
+  return chunks;
+}
+
+/// Where the file's index says that a chunk is. Under the lock.
+FileRange located(hid_t dataset, const Chunk& chunk) {
+  unsigned skipped_filters = 0;
+  haddr_t address = HADDR_UNDEF;
+  hsize_t stored = 0;
+  check(H5Dget_chunk_info_by_coord(dataset, chunk.where.data(), &skipped_filters, &address, &stored),
+        "locating a chunk");
+  if (address == HADDR_UNDEF || static_cast<std::int64_t>(stored) < chunk.end - chunk.begin)
+    throw error(ExitCode::io, "a chunk was never written (incomplete write)");
+  return {static_cast<std::int64_t>(address), static_cast<std::int64_t>(address + stored)};
+}
+
 }  // namespace
+
+std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data) {
+  Runs runs;
+  {
+    const Lock lock;
+    if (!cut_in_runs(dataset, runs)) throw error(ExitCode::internal, "a dataset of another layout is to be written");
+  }
+  const auto chunk_bytes = static_cast<std::size_t>(runs.chunk_bytes());
+  std::vector<char> buffer(chunk_bytes + sizeof(std::uint32_t));
+  std::vector<FileRange> written;
+  for (const Chunk& chunk : chunks_of(runs, begin, count)) {
+    const std::int64_t first = chunk.begin - begin * runs.row_bytes();
+    if (first < 0 || chunk.end > (begin + count) * runs.row_bytes())
+      throw error(ExitCode::internal, "rows {} to {} are not whole chunks", begin, begin + count);
+    const auto used = static_cast<std::size_t>(chunk.end - chunk.begin);
+    std::memcpy(buffer.data(), static_cast<const char*>(data) + first, used);
+    // Beyond the dataset the last chunk is zero, as HDF5 itself would fill it.
+    std::memset(buffer.data() + used, 0, chunk_bytes - used);
+    const std::uint32_t sum = fletcher32(buffer.data(), chunk_bytes);
+    std::memcpy(buffer.data() + chunk_bytes, &sum, sizeof sum);
+    const Lock lock;
+    constexpr std::uint32_t kNoFilterLeftOut = 0;
+    check(H5Dwrite_chunk(dataset, H5P_DEFAULT, kNoFilterLeftOut, chunk.where.data(), buffer.size(), buffer.data()),
+          "writing rows");
+    written.push_back(located(dataset, chunk));
+  }
+  return written;
+}
 
 void read_rows_verified(hid_t dataset, const PosixFile& file, std::int64_t begin, std::int64_t count, void* data) {
   struct Part {
@@ -209,33 +290,10 @@ void read_rows_verified(hid_t dataset, const PosixFile& file, std::int64_t begin
     const Lock lock;
     Runs runs;
     if (!cut_in_runs(dataset, runs)) return read_rows(dataset, begin, count, data);
-    if (runs.shape.empty() || begin < 0 || count < 0 || begin + count > runs.shape[0])
-      throw error(ExitCode::internal, "rows {} to {} are outside a dataset", begin, begin + count);
-    std::int64_t inner = runs.element, rows_bytes = runs.element;
-    for (std::size_t axis = 1; axis < runs.shape.size(); ++axis) rows_bytes *= runs.shape[axis];
-    for (std::size_t axis = runs.axis + 1; axis < runs.shape.size(); ++axis) inner *= runs.shape[axis];
-    const std::int64_t extent = runs.shape[runs.axis], step = static_cast<std::int64_t>(runs.chunk[runs.axis]);
-    const std::int64_t first = begin * rows_bytes, last = (begin + count) * rows_bytes;
-    // Bytes [at, at + run) of the tensor are one chunk.
-    for (std::int64_t at = first; at < last;) {
-      const std::int64_t outer = at / (extent * inner), index = at / inner % extent / step * step;
-      const std::int64_t run_begin = (outer * extent + index) * inner;
-      const std::int64_t run = std::min(step, extent - index) * inner;
-      std::vector<hsize_t> where(runs.shape.size(), 0);
-      where[runs.axis] = static_cast<hsize_t>(index);
-      for (std::int64_t axis = static_cast<std::int64_t>(runs.axis) - 1, left = outer; axis >= 0; --axis) {
-        where[static_cast<std::size_t>(axis)] = static_cast<hsize_t>(left % runs.shape[static_cast<std::size_t>(axis)]);
-        left /= runs.shape[static_cast<std::size_t>(axis)];
-      }
-      unsigned skipped_filters = 0;
-      haddr_t address = HADDR_UNDEF;
-      hsize_t stored = 0;
-      check(H5Dget_chunk_info_by_coord(dataset, where.data(), &skipped_filters, &address, &stored), "locating a chunk");
-      if (address == HADDR_UNDEF || static_cast<std::int64_t>(stored) < run)
-        throw error(ExitCode::io, "a chunk was never written (incomplete write)");
-      const std::int64_t end = std::min(last, run_begin + run);
-      parts.push_back({static_cast<std::int64_t>(address) + at - run_begin, end - at, at - first});
-      at = end;
+    const std::int64_t first = begin * runs.row_bytes(), last = (begin + count) * runs.row_bytes();
+    for (const Chunk& chunk : chunks_of(runs, begin, count)) {
+      const std::int64_t from = std::max(first, chunk.begin), to = std::min(last, chunk.end);
+      parts.push_back({located(dataset, chunk).begin + (from - chunk.begin), to - from, from - first});
     }
   }
   for (const Part& part : parts) file.read(static_cast<char*>(data) + part.to, part.bytes, part.address);

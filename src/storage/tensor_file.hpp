@@ -22,13 +22,23 @@ namespace weft::storage {
 /// Rows of one piece: whole chunks, at most about 4 MiB, so that other threads wait for HDF5 some milliseconds at most.
 std::int64_t piece_rows(kernels::Scalar type, const std::vector<std::int64_t>& shape);
 
+/// About what a file needs, beside the data, to describe such a dataset with a few attributes. For `create_file`: all
+/// of it then stands together at the file's beginning.
+std::int64_t metadata_bytes(kernels::Scalar type, const std::vector<std::int64_t>& shape);
+
 /// Creates `name` (groups between '/' are made). Throws Error(io).
 Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
                       const std::vector<std::int64_t>& shape);
 
-/// Rows [begin, begin + count) from contiguous host memory of the dataset's own type. `count` <= piece_rows, `begin` a
-/// multiple of it.
-void write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data);
+/// Bytes [begin, end) of a file.
+struct FileRange {
+  std::int64_t begin, end;
+};
+
+/// Rows [begin, begin + count) from contiguous host memory of the dataset's own type, once. `count` <= piece_rows,
+/// `begin` a multiple of it. Returns where the file has their chunks: bytes that are final, whatever else the file
+/// gets. Throws Error(io).
+std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data);
 
 /// Opens `name` after checking that it exists, is of this type and shape and has chunks of a sane size. Throws
 /// Error(io).

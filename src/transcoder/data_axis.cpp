@@ -167,7 +167,7 @@ void DataAxis::gather_biases() {
   const auto apart = [&](parallel::Range features) { return all.columns_from(features.begin, features.size()); };
   const std::size_t own = static_cast<std::size_t>(ranks_.rank());
   kernels::copy_rows(execution_, apart(owned[own]), together(owned[own]));
-  ranks_.all_gather(biases_.data(), bytes, "weights");
+  ranks_.all_gather(biases_.data(), bytes, "biases");
   for (std::size_t r = 0; r < owned.size(); ++r)
     if (r != own) kernels::copy_rows(execution_, together(owned[r]), apart(owned[r]));
 }

@@ -324,10 +324,12 @@ void Trainer::await_gradient_rows() {
 }
 
 /// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it. Each
-/// rank has seen the inputs of its own tokens only, so all must ask.
+/// rank looks at its own tokens, so all must ask.
 void Trainer::guard() {
   timers_.region("check");
-  kernels::flag_beyond(execution_, gradient_rows(), kLargestResidual * gradient_factor(), forward_.not_finite());
+  const parallel::Range own = forward_.layout().own;
+  kernels::flag_beyond(execution_, gradient_rows().rows_from(own.begin, own.size()),
+                       kLargestResidual * gradient_factor(), forward_.not_finite());
   world_.maximum({forward_.not_finite(), 1}, "flags");
   const std::int64_t skip_at_most =
       configuration_.run.nonfinite == NonFinite::skip ? configuration_.run.skip_at_most : 0;
@@ -467,7 +469,10 @@ TrainingMetrics Trainer::metrics() {
 void Trainer::settle() {
   learn_outcomes(steps_done_);
   // The last update's decoder weights would go to all ranks with the next step.
-  if (data_axis_.active() && std::exchange(decoder_is_ahead_, false)) data_axis_.gather_weights(model_.decoder());
+  if (!data_axis_.active() || !std::exchange(decoder_is_ahead_, false)) return;
+  data_axis_.ranks().mark(nullptr);  // no part of a step
+  data_axis_.gather_weights(model_.decoder());
+  data_axis_.ranks().mark(&forward_.idle());
 }
 
 Trainer::Traffics Trainer::traffic() const {

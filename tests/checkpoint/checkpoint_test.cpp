@@ -450,6 +450,33 @@ TEST_CASE("a failed write keeps the previous checkpoint, cleans up, and training
     }
 }
 
+TEST_CASE("a shard of several segments: digested while it is written, and a disk that fills up meanwhile") {
+  if (world().size() > 1) return;  // of one rank; 160 MB
+  const parallel::Signals signals;
+  const Scratch scratch;
+  Sample sample(world(), 1, 8'000'001);
+  write_steps(world(), scratch.path, sample, {1});
+  const auto found = find(world(), scratch.path, "auto", Verify::full);
+  REQUIRE(found);
+  REQUIRE(found->manifest.shards[0].sha256.size() == 3);
+  load(world(), *found, sample.registry, execution());
+  CHECK(sample.holds(1));
+  Writer writer(world(), scratch.path, settings_of(), sample.registry, execution(), found->path);
+  rlimit former;
+  getrlimit(RLIMIT_FSIZE, &former);
+  rlimit small = former;
+  small.rlim_cur = 2 * storage::kDigestSegment;  // two segments are through by then
+  setrlimit(RLIMIT_FSIZE, &small);
+  Warnings warnings;
+  writer.start(manifest_of(2));
+  const auto report = writer.finish();
+  setrlimit(RLIMIT_FSIZE, &former);
+  REQUIRE(report);
+  CHECK(!report->durable);
+  CHECK(report->failure.find("File too large") != std::string::npos);
+  CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001"});
+}
+
 TEST_CASE("a state that is not finite never becomes a checkpoint") {
   const Scratch scratch;
   Sample sample(world(), 1);

@@ -33,12 +33,17 @@ def close(mine, other, tolerance, what):
     return worst
 
 
-def same_bits(a, b, step):
-    """Every tensor of the checkpoints, and every record that both logged but for times."""
+def different_tensors(a, b, step):
+    """Names of the tensors of two checkpoints that are not the same bits."""
     first, second = (files.read_tensors(run / "checkpoints" / f"step_{step:08d}") for run in (a, b))
     assert first.keys() == second.keys()
-    for name, values in first.items():
-        assert values.tobytes() == second[name].tobytes(), f"{name} differs between {a.name} and {b.name}"
+    return [name for name, values in first.items() if values.tobytes() != second[name].tobytes()]
+
+
+def same_bits(a, b, step):
+    """Every tensor of the checkpoints, and every record that both logged but for times."""
+    different = different_tensors(a, b, step)
+    assert not different, f"{', '.join(different)} differ between {a.name} and {b.name}"
     records = {line["step"]: line for line in program.metrics_without_times(a)}
     for line in program.metrics_without_times(b):
         assert records.get(line["step"], line) == line, (a.name, b.name, line)

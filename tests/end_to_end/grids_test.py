@@ -55,7 +55,8 @@ def check_communication(run, data, feature, width):
     assert all(line["communication"]["bytes_sent"] > 0 for line in lines)
     assert all(line["communication"]["exposed_seconds"] >= 0 for line in lines)
     mean = sum(line["communication"]["bytes_sent"] for line in lines) / len(lines)
-    assert abs(mean - sent) <= 1, (mean, sent)
+    # Of several groups, who looks at a step has its weights sent before the next would send them.
+    assert mean <= sent + 1 and (data > 1 or mean >= sent - 1), (mean, sent)
     exchanges = record["communication"]["exchanges"]
     assert abs(sum(one["bytes"] for one in exchanges.values()) - sent) <= 1e-6 * sent
     if data == 1:
@@ -87,8 +88,10 @@ def check(weft):
         found[name] = curves.Curve(run)
         loss, nmse = found[name].agree(found["1x1"], TOLERANCE, name)
         check_communication(run, data, feature, 6 * 384 if real else 3 * 24)
-        print(f"{name}: loss of the first steps within {loss:.1e} of one rank, held-out error of each layer within {nmse:.1e}",
-              flush=True)
+        # Sums over tokens stay on one rank when only the data axis has several: what may differ is the dense library's product.
+        bits = not curves.different_tensors(run, folder / "grid_1x1", STEPS)
+        print(f"{name}: loss of the first steps within {loss:.1e} of one rank, held-out error of each layer within {nmse:.1e}"
+              f"{', the same bits in the checkpoint' if bits else ''}", flush=True)
         if (data, feature) in REPEATED:
             curves.same_bits(run, train(f"grid_{name}_again", data, feature), STEPS)
     curves.keep("grids_test", {"real": bool(real), "steps": STEPS}, found)

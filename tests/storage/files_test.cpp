@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "storage/checksum.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
 #include "storage/tensor_file.hpp"
@@ -53,6 +54,68 @@ TEST_CASE("a file is digested by segments, the same for any number of threads") 
   CHECK(sha256_segments(path, bytes, 1, 2, 2) == std::vector<std::string>{sha256(rest)});
   CHECK_THROWS_AS(sha256_segments(path, bytes + 1, 0, 2, 2), Error);
   CHECK_THROWS_AS(sha256_segments(scratch.path / "absent", bytes, 0, 2, 2), Error);
+}
+
+TEST_CASE("digests that follow the writing are those of the finished file, whatever HDF5 still adds to it") {
+  const Scratch scratch;
+  const std::vector<std::int64_t> shape{40'000'003};  // three of them: one whole segment and parts of two
+  std::vector<unsigned char> data(static_cast<std::size_t>(shape[0]));
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>((i * 2654435761u) >> 13);
+  // Metadata among the data, so that closing rewrites parts of every segment; and all of it in front.
+  for (const std::int64_t metadata : {std::int64_t{2048}, 3 * metadata_bytes(kernels::Scalar::u8, shape)}) {
+    const fs::path path = scratch.path / fmt::format("{}.h5", metadata);
+    Handle file = create_file(path, metadata);
+    const Writeback disk(path);
+    FollowingDigests digests(path, disk);
+    std::int64_t final_bytes = 0, first = kDigestSegment;
+    for (const char* name : {"a", "b", "c"}) {
+      Handle dataset = create_dataset(file, name, kernels::Scalar::u8, shape);
+      const std::int64_t piece = piece_rows(kernels::Scalar::u8, shape);
+      for (std::int64_t begin = 0; begin < shape[0]; begin += piece)
+        for (const FileRange& chunk :
+             write_rows(dataset, begin, std::min(piece, shape[0] - begin), data.data() + begin)) {
+          digests.add_final(chunk.begin, chunk.end);
+          final_bytes += chunk.end - chunk.begin;
+          first = std::min(first, chunk.begin);
+        }
+      dataset.close();
+    }
+    file.close();
+    const auto bytes = static_cast<std::int64_t>(fs::file_size(path));
+    CHECK(final_bytes > 3 * shape[0]);
+    CHECK(final_bytes < bytes);
+    CHECK((first + final_bytes == bytes) == (metadata > 2048));  // all in front, or not
+    REQUIRE(digest_segments(bytes) == 2);
+    CHECK(digests.finish(bytes) == sha256_segments(path, bytes, 0, 2, 2));
+    disk.finish();
+  }
+}
+
+TEST_CASE("digests that follow the writing stop at the first error, and when nobody wants them any more") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "data";
+  write_text(path, "abc");
+  const Writeback disk(path);
+  {
+    FollowingDigests digests(path, disk);
+    CHECK(digests.finish(3) == std::vector<std::string>{sha256("abc")});
+  }
+  {
+    FollowingDigests digests(path, disk);
+    CHECK_THROWS_AS(digests.finish(4), Error);
+  }
+  {
+    FollowingDigests digests(path, disk);  // one segment after the other of a file that is not that long
+    CHECK_THROWS_WITH_AS(
+        [&] {
+          for (std::int64_t i = 0; i < 1000; ++i) digests.add_final(i * kDigestSegment, (i + 1) * kDigestSegment);
+          digests.finish(1000 * kDigestSegment);
+        }(),
+        doctest::Contains("truncated"), Error);
+  }
+  fs::resize_file(path, 1000 * kDigestSegment);  // a minute's work, if it were done
+  FollowingDigests unwanted(path, disk);
+  unwanted.add_final(0, kDigestSegment);
 }
 
 TEST_CASE("text files: replaced as a whole, read within a bound") {
@@ -117,6 +180,39 @@ TEST_CASE("rows come back bit for bit, whatever type, shape and piece") {
       std::vector<std::int64_t> longer = shape;
       ++longer[0];
       CHECK_THROWS_AS(open_dataset(file, "group/data", type, longer), Error);
+    }
+}
+
+TEST_CASE("fletcher32 is what HDF5's own filter stores") {
+  const Scratch scratch;
+  const Lock lock;
+  const Handle file = create_file(scratch.path / "a.h5");
+  std::vector<hsize_t> sizes(200);
+  std::iota(sizes.begin(), sizes.end(), hsize_t{1});
+  // Around the sizes of its blocks and HDF5's: 720 and 23040 bytes; and a chunk.
+  for (const hsize_t size : {719, 720, 721, 722, 23'039, 23'040, 23'041, 23'103, 23'104, 46'081, 1'048'576, 1'200'001})
+    sizes.push_back(size);
+  for (const int kind : {0, 1, 2})  // zeros, ones, mixed
+    for (const hsize_t size : sizes) {
+      std::vector<unsigned char> data(size, kind == 0 ? 0x00 : 0xff), stored(size + 4);
+      if (kind == 2)
+        for (std::size_t i = 0; i < size; ++i) data[i] = static_cast<unsigned char>(((i + size) * 2654435761u) >> 13);
+      const Handle space(H5Screate_simple(1, &size, nullptr), H5Sclose, "space");
+      const Handle create(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "properties");
+      check(H5Pset_chunk(create, 1, &size), "chunk");
+      check(H5Pset_fletcher32(create), "filter");
+      const Handle dataset(H5Dcreate2(file, fmt::format("{}_{}", kind, size).c_str(), H5T_STD_U8LE, space, H5P_DEFAULT,
+                                      create, H5P_DEFAULT),
+                           H5Dclose, "dataset");
+      check(H5Dwrite(dataset, H5T_STD_U8LE, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data()), "writing");
+      check(H5Dflush(dataset), "flushing");
+      const hsize_t origin = 0;
+      std::uint32_t mask = 0;
+      check(H5Dread_chunk(dataset, H5P_DEFAULT, &origin, &mask, stored.data()), "reading");
+      const std::uint32_t sum = fletcher32(data.data(), size);
+      CAPTURE(kind);
+      CAPTURE(size);
+      CHECK(std::memcmp(stored.data() + size, &sum, 4) == 0);
     }
 }
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bytes are read as big-endian 16-bit words w[0] to w[n-1], an odd last byte as the upper half of one. The checksum
+// is sum2 << 16 | sum1 with sum1 = sum of w[i] and sum2 = sum of (n - i) w[i], both modulo 65535 and 65535, not 0, for
+// multiples of it that are not 0 themselves.
+//
+// Swapping the bytes of a word is multiplying it by 256 modulo 65535. So words are taken as a little-endian machine has
+// them, and the two sums are multiplied in the end.
+#include "storage/checksum.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace weft::storage {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+constexpr std::size_t kLanes = 32;
+/// So many words of a lane that their weighted sum fits 32 bits: 360 * 361 / 2 * 65535 < 2^32.
+constexpr std::size_t kDepth = 360;
+
+/// Modulo 65535, and 0 only for 0.
+std::uint64_t reduced(std::uint64_t sum) { return sum == 0 ? 0 : (sum - 1) % 65535 + 1; }
+
+struct Sums {
+  std::uint64_t plain = 0, weighted = 0;
+
+  /// Appends `n` words with sums of their own.
+  void append(std::uint64_t n, std::uint64_t their_plain, std::uint64_t their_weighted) {
+    weighted = reduced(weighted + n * plain + their_weighted);
+    plain = reduced(plain + their_plain);
+  }
+};
+
+/// `depth` * kLanes words. Word k * kLanes + lane has weight (depth - k) * kLanes - lane.
+void append_block(Sums& sums, const unsigned char* data, std::size_t depth) {
+  std::uint32_t plain[kLanes] = {}, weighted[kLanes] = {};
+  for (std::size_t k = 0; k < depth; ++k) {
+    std::uint16_t words[kLanes];
+    std::memcpy(words, data + k * sizeof words, sizeof words);
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {  // vectorises
+      plain[lane] += words[lane];
+      weighted[lane] += plain[lane];
+    }
+  }
+  std::uint64_t all = 0, all_weighted = 0;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    all += plain[lane];
+    all_weighted += std::uint64_t{kLanes} * weighted[lane] - std::uint64_t{lane} * plain[lane];
+  }
+  sums.append(depth * kLanes, all, all_weighted);
+}
+
+}  // namespace
+
+std::uint32_t fletcher32(const void* data, std::size_t bytes) {
+  const auto* next = static_cast<const unsigned char*>(data);
+  const unsigned char* const end = next + bytes;
+  constexpr std::size_t kRow = kLanes * sizeof(std::uint16_t);
+  Sums sums;
+  while (static_cast<std::size_t>(end - next) >= kRow) {
+    const std::size_t depth = std::min(kDepth, static_cast<std::size_t>(end - next) / kRow);
+    append_block(sums, next, depth);
+    next += depth * kRow;
+  }
+  for (; next < end; next += 2) {
+    const std::uint64_t word = next[0] + (end - next > 1 ? std::uint64_t{next[1]} << 8 : 0);
+    sums.append(1, word, word);
+  }
+  return static_cast<std::uint32_t>(reduced(sums.weighted * 256) << 16 | reduced(sums.plain * 256));
+}
+
+}  // namespace weft::storage
