@@ -51,6 +51,14 @@ SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, par
   return {(group - own) * row + 2 * own * (grid.feature - 1) * row, DataAxis::sent_bytes(configuration, shape, grid)};
 }
 
+/// What NCCL 2.28 takes for each communicator of n GPUs joined by NVLink, measured on 2 and 4 H200: 1.30 and 1.95 GiB.
+std::int64_t connection_bytes(parallel::GridShape grid) {
+  constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+  const auto communicator = [](std::int64_t n) { return n > 1 ? (665 + 333 * n) * kMiB : 0; };
+  const bool both = grid.data > 1 && grid.feature > 1;
+  return communicator(grid.feature) + communicator(grid.data) + (both ? communicator(grid.data * grid.feature) : 0);
+}
+
 /// A grid that sends this much more than the best is worth a word.
 constexpr double kNoticeably = 1.1;
 
@@ -81,7 +89,8 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
                  {"forward pass", Forward::bytes(configuration, shape, grid, batch, backend)},
                  {"backward pass", Trainer::bytes(configuration, shape, grid, description.row_bytes(), backend)},
                  {"lists of the data axis", DataAxis::bytes(configuration, shape, grid, backend)},
-                 {"CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0}};
+                 {"CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0},
+                 {"connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0}};
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
                {"selection staging", selection.host_bytes + selection.rank_0_host_bytes}};
   const StateBytes whole = state_bytes(shape, policy, shape.n_features, shape.n_features);
