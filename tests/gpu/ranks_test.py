@@ -4,7 +4,7 @@ host runs ahead; a checkpoint goes on with another number of GPUs; a rank that d
 
 ranks_test.py WEFT
 
-On the real activations of $WEFT_TEST_DATA; without them on planted ones, and that is said. WEFT_TEST_KEEP=DIR keeps the curves there.
+On the real activations of $WEFT_TEST_DATA; without them on planted ones, and that is said. WEFT_TEST_KEEP=DIR: curves stay there.
 """
 import os
 import re

@@ -314,11 +314,10 @@ TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
   }
 }
 
-/// Whether the dense library gives a token the same product in a whole batch and in this rank's slice of it: it
-/// promises no such thing. On all ranks.
-bool products_are_those_of_a_whole_batch(Precision precision) {
+/// Whether the dense library gives a token the same product in a whole batch and in a slice of it: it promises no such
+/// thing. On all ranks.
+bool products_are_those_of_a_whole_batch(Precision precision, parallel::Range slice) {
   const std::int64_t d = kWidth, element = kernels::bytes_of(scalar_of(precision));
-  const parallel::Range slice = parallel::part(kTokens, testing::world().size(), testing::world().rank());
   std::vector<kernels::bf16> narrow;
   std::vector<float> wide;
   for (std::int64_t i = 0; i < (kTokens + kFeatures) * d; ++i) {
@@ -352,35 +351,41 @@ bool products_are_those_of_a_whole_batch(Precision precision) {
   return different == 0;
 }
 
-TEST_CASE("ranks on the data axis have the bits of one rank, for every state") {
-  for (const kernels::StatePolicy policy :
-       {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit}) {
-    CAPTURE(static_cast<int>(policy));
-    Configuration configuration = configuration_for(Scope::all_layers);
-    configuration.optimizer.state = policy;
-    if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
-    if (!products_are_those_of_a_whole_batch(configuration.precision)) {
-      MESSAGE("not compared: the dense library's products depend on the number of tokens");
-      continue;
-    }
-    const Data data;
-    Run run(configuration, data, {testing::world().size(), 1});
-    const parallel::Communicator self = testing::world().all().split(testing::world().rank(), 0);
-    Run alone(configuration, data, {1, 1}, self);
-    for (std::int64_t i = 0; i < 4; ++i) {
-      run.step(data, i);
-      alone.step(data, i);
-    }
-    run.trainer.settle();
-    for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
-      CAPTURE(tensor.name);
-      const checkpoint::Tensor& expected = *alone.trainer.registry().find(tensor.name);
-      const std::int64_t row = tensor.row_bytes();
-      CHECK(std::memcmp(static_cast<const std::byte*>(tensor.data),
-                        static_cast<const std::byte*>(expected.data) + tensor.held.begin * row,
+TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
+  const parallel::World& world = testing::world();
+  const Data data;
+  for (const parallel::GridShape shape : grids())
+    for (const kernels::StatePolicy policy :
+         {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit}) {
+      CAPTURE(shape.data);
+      CAPTURE(shape.feature);
+      CAPTURE(static_cast<int>(policy));
+      Configuration configuration = configuration_for(Scope::all_layers);
+      configuration.optimizer.state = policy;
+      if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
+      Run run(configuration, data, shape);
+      if (!products_are_those_of_a_whole_batch(configuration.precision, run.grid.group_tokens(kTokens))) {
+        MESSAGE("not compared: the dense library's products depend on the number of tokens");
+        continue;
+      }
+      const parallel::Communicator group =
+          world.all().split(static_cast<int>(world.rank() / shape.feature), world.rank());
+      Run alone(configuration, data, {1, shape.feature}, group);
+      for (std::int64_t i = 0; i < 4; ++i) {
+        run.step(data, i);
+        alone.step(data, i);
+      }
+      run.trainer.settle();
+      for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
+        CAPTURE(tensor.name);
+        const checkpoint::Tensor& expected = *alone.trainer.registry().find(tensor.name);
+        const std::int64_t row = tensor.row_bytes();
+        CHECK(
+            std::memcmp(tensor.data,
+                        static_cast<const std::byte*>(expected.data) + (tensor.held.begin - expected.held.begin) * row,
                         static_cast<std::size_t>(tensor.held.size() * row)) == 0);
+      }
     }
-  }
 }
 
 TEST_CASE("more ranks than features or tokens: some have nothing to do, and the result is the same") {
