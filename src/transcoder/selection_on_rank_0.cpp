@@ -110,8 +110,8 @@ void SelectionOnRankZero::select(std::int64_t n_tokens_total,
     for (std::int64_t layer = 0; layer < shape_.n_layers; ++layer)
       bias.push_back({reinterpret_cast<const float*>(bias_.data()) + layer * shape_.n_features, shape_.n_features});
     select_->select(n_tokens_total, bias,
-                    [&](const kernels::Execution&, const TileRequest& tile, kernels::AnyMatrix product) {
-                      fill(n_tokens_total, tile, product);
+                    [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+                      fill(execution, n_tokens_total, tile, product);
                     });
     statistics = select_->statistics();
     lists_ = select_->activations();
@@ -165,7 +165,8 @@ void SelectionOnRankZero::gather(std::int64_t n_tokens_total,
 }
 
 /// A tile of the gathered products.
-void SelectionOnRankZero::fill(std::int64_t n_tokens_total, const TileRequest& tile, kernels::AnyMatrix product) const {
+void SelectionOnRankZero::fill(const kernels::Execution& execution, std::int64_t n_tokens_total,
+                               const TileRequest& tile, kernels::AnyMatrix product) const {
   const std::int64_t element = kernels::bytes_of(type_);
   const std::byte* const layer = all_.data() + tile.layer * largest_layer(shape_, grid_.shape()) * element;
   const parallel::Range tokens{tile.token_begin, tile.token_begin + tile.token_count},
@@ -176,7 +177,7 @@ void SelectionOnRankZero::fill(std::int64_t n_tokens_total, const TileRequest& t
     const std::int64_t from = piece.offset + (n.begin - piece.tokens.begin) * piece.stride + f.begin -
                               piece.features.begin,
                        to = (n.begin - tokens.begin) * product.stride + f.begin - features.begin;
-    device::copy_rows(execution_, static_cast<std::byte*>(product.data) + to * element, product.stride * element,
+    device::copy_rows(execution, static_cast<std::byte*>(product.data) + to * element, product.stride * element,
                       layer + from * element, piece.stride * element, f.size() * element, n.size());
   }
 }

@@ -50,7 +50,8 @@ class SelectionOnRankZero {
   std::vector<Piece> pieces_of_layer(std::int64_t n_tokens_total) const;  // of all ranks, in their order
   void gather(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer,
               const Selection::Producer&);
-  void fill(std::int64_t n_tokens_total, const TileRequest&, kernels::AnyMatrix product) const;
+  void fill(const kernels::Execution&, std::int64_t n_tokens_total, const TileRequest&,
+            kernels::AnyMatrix product) const;
   void share_lists(std::int64_t n_tokens_total, const kernels::SparseActivations&, SelectionStatistics&);
 
   SelectionShape shape_;
