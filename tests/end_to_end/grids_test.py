@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One result on any grid of ranks: training curves of 1 to 4 ranks, on the feature axis, the data axis and both, agree within
-the stated tolerance, and each grid repeats bit for bit. On real activations where they are at hand, else on planted ones.
+"""One result on any grid of ranks: training curves of 1 to 4 ranks (long: and 8), on the feature axis, the data axis and both, agree
+within the stated tolerance, and each grid repeats bit for bit; long: what 8 ranks have begun goes on with 1, 2 and 4. On real activations where they are at hand, else on planted ones.
 
 grids_test.py WEFT [long]      long: 200 small steps, fewer grids, each of them twice; WEFT_TEST_KEEP=DIR: the curves stay there
 """
+import shutil
 import sys
 
 import curves
 import program
 
 LONG = "long" in sys.argv[2:]
-GRIDS = ((1, 1), (1, 2), (2, 1), (1, 3), (2, 2)) if LONG else ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1))
+GRIDS = ((1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (1, 8), (2, 4)) if LONG else ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1))
 REPEATED = GRIDS if LONG else ((1, 2), (2, 2), (3, 1))
 STEPS, TOKENS = (200, 126) if LONG else (40, 250)
 # decisions: loss of the first 10 steps within 1e-5 between grids in fp32.
@@ -38,6 +39,8 @@ scope = "layer"
 [optimizer]
 learning_rate = 1e-3
 schedule = "constant"
+[checkpoint]
+every = {half}
 [device]
 threads = 1
 [log]
@@ -71,7 +74,7 @@ def check(weft):
     folder = weft.folder
     real = curves.real_data()
     source = real or f"{folder}/data"
-    text = INPUT.format(folder=folder, steps=STEPS, tokens=TOKENS, train=f"{source}/train", validation=f"{source}/validation")
+    text = INPUT.format(folder=folder, steps=STEPS, half=STEPS // 2, tokens=TOKENS, train=f"{source}/train", validation=f"{source}/validation")
     if not real:
         path = folder / "synthetic.toml"
         path.write_text(text)
@@ -80,6 +83,15 @@ def check(weft):
     def train(name, data, feature):
         return weft.train(text, name, "--set", f"parallel.data={data}", "--set", f"parallel.feature={feature}",
                           ranks=data * feature)
+
+    def goes_on(ranks):
+        """With half of the steps of 2 x 4 ranks behind it."""
+        name = f"eight_then_{ranks}"
+        shutil.copytree(folder / "grid_2x4", folder / name)
+        shutil.rmtree(folder / name / "checkpoints" / f"step_{STEPS:08d}")
+        _, nmse = curves.Curve(train(name, 1, ranks)).agree(found["1x1"], TOLERANCE, name)
+        assert f"going on behind step {STEPS // 2}" in (folder / name / "log.txt").read_text()
+        print(f"{name}: held-out error of each layer within {nmse:.1e}", flush=True)
 
     found = {}
     for data, feature in GRIDS:
@@ -95,6 +107,8 @@ def check(weft):
         if (data, feature) in REPEATED:
             curves.same_bits(run, train(f"grid_{name}_again", data, feature), STEPS)
     curves.keep("grids_test", {"real": bool(real), "steps": STEPS}, found)
+    for ranks in (1, 2, 4) if LONG else ():
+        goes_on(ranks)
 
     # A grid that does not fit the ranks is a mistake of the input: code 2 before anything is written.
     output = weft.run("train", folder / "grid_1x1.toml", "--output", folder / "none", "--set", "parallel.data=2",

@@ -115,15 +115,18 @@ def checkpoints(run):
 
 
 def read_tensors(step_directory):
-    """Every tensor of a checkpoint by name, shards joined along the first axis in rank order (right for data = 1)."""
-    step_directory = Path(step_directory)
-    shards = sorted(step_directory.glob("rank_*.h5"))
+    """Every tensor of a checkpoint by name, the rows of all shards in their order."""
     parts = {}
-    for shard in shards:
+
+    def take(name, item):
+        if isinstance(item, h5py.Dataset):
+            parts.setdefault(name, []).append((int(item.attrs["first_row"]), item[()]))
+
+    for shard in sorted(Path(step_directory).glob("rank_*.h5")):
         with h5py.File(shard, "r") as file:
-            file.visititems(lambda name, item: parts.setdefault(name, []).append(item[()])
-                            if isinstance(item, h5py.Dataset) else None)
-    return {name: np.concatenate(pieces) if len(pieces) > 1 else pieces[0] for name, pieces in parts.items()}
+            file.visititems(take)
+    rows = {name: [piece for _, piece in sorted(pieces, key=lambda one: one[0])] for name, pieces in parts.items()}
+    return {name: np.concatenate(pieces) if len(pieces) > 1 else pieces[0] for name, pieces in rows.items()}
 
 
 def read_state(step_directory, step, beta1=0.9):
