@@ -98,7 +98,7 @@ def check_plan(weft, path):
 
 
 def check_benchmark(weft, path):
-    """Every case is measured; the phases of a step add up to it."""
+    """Every case is measured, phase by phase."""
     output = weft.folder / path.stem
     sets = [f"benchmark.steps={STEPS}", *SHRINK[path.name]]
     options = [word for each in sets for word in ("--set", each)]
@@ -113,9 +113,9 @@ def check_benchmark(weft, path):
     assert result["machine"]["copy_gb_per_second"] > 0 and result["machine"]["gemm_gflops"] > 0
     for case in result["cases"]:
         assert case["peak_bytes"] > case["state_bytes"] > 0 and case["tokens_per_second"] > 0, case
-        total = sum(phase["ms"] for phase in case["phases"])
-        # Medians of the parts are not the parts of the median, and a busy machine makes the steps uneven.
-        assert 0.3 * case["ms_per_step"] < total < 2 * case["ms_per_step"], case
+        phases = {phase["name"]: phase["ms"] for phase in case["phases"]}
+        # How they add up is not asserted: medians of parts are not parts of the median, least of all on a busy machine.
+        assert all(phases.get(name, 0) > 0 for name in ("normalise", "encode", "decode", "encoder backward")), case
     xml.etree.ElementTree.parse(output / "benchmark.svg")
     if path.name != "benchmark_cpu.toml":
         return
