@@ -37,11 +37,6 @@ Range own_tokens(parallel::GridShape shape, std::int64_t n_tokens, std::int64_t 
   return {group.begin + slice.begin, group.begin + slice.end};
 }
 
-Range intersection(Range a, Range b) {
-  const std::int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
 std::int64_t largest_own(parallel::GridShape shape, std::int64_t n_tokens) {
   return parallel::largest_part(parallel::largest_part(n_tokens, shape.data), shape.feature);
 }

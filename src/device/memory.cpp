@@ -89,21 +89,6 @@ void copy(const kernels::Execution& execution, void* to, const void* from, std::
 #endif
 }
 
-void copy_rows(const kernels::Execution& execution, void* to, std::int64_t to_stride, const void* from,
-               std::int64_t from_stride, std::int64_t row_bytes, std::int64_t rows) {
-  if (row_bytes == 0 || rows == 0) return;
-#ifdef WEFT_ENABLE_CUDA
-  check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, rows, cudaMemcpyDeviceToDevice,
-                          static_cast<cudaStream_t>(execution.stream)),
-        "copying rows");
-#else
-  static_cast<void>(execution);
-  for (std::int64_t i = 0; i < rows; ++i)
-    std::memcpy(static_cast<std::byte*>(to) + i * to_stride, static_cast<const std::byte*>(from) + i * from_stride,
-                static_cast<std::size_t>(row_bytes));
-#endif
-}
-
 void zero(const kernels::Execution& execution, void* data, std::int64_t bytes) {
   if (bytes == 0) return;
 #ifdef WEFT_ENABLE_CUDA

@@ -79,10 +79,6 @@ enum class Direction { to_device, to_host, on_device };
 
 /// Copies; asynchronous on the execution's stream in a CUDA build (when the host side is page-locked).
 void copy(const kernels::Execution&, void* to, const void* from, std::int64_t bytes, Direction);
-/// Copies `rows` pieces of `row_bytes` each, whose beginnings lie `to_stride` and `from_stride` bytes apart, between
-/// places where the kernels run; on the execution's stream.
-void copy_rows(const kernels::Execution&, void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
-               std::int64_t row_bytes, std::int64_t rows);
 /// Fills with zero bytes, on the execution's stream.
 void zero(const kernels::Execution&, void* data, std::int64_t bytes);
 

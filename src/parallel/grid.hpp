@@ -9,6 +9,7 @@
 // Blocks and slices may be uneven: block i of n items over p parts is [i*n/p, (i+1)*n/p).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "parallel/world.hpp"
@@ -20,6 +21,12 @@ struct Range {
   std::int64_t end = 0;
   std::int64_t size() const { return end - begin; }
 };
+
+/// What both have; empty, somewhere in `a` or behind it, when they have nothing.
+constexpr Range intersection(Range a, Range b) {
+  const std::int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
 
 /// Part i of n items cut into p contiguous parts, sizes differing by at most one.
 constexpr Range part(std::int64_t n, std::int64_t p, std::int64_t i) { return {i * n / p, (i + 1) * n / p}; }

@@ -233,7 +233,14 @@ Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counte
     return;
   }
   block_.bytes = bytes;
-  check(group_, ncclMemAlloc(&block_.data, static_cast<std::size_t>(bytes)), "allocating memory", never);
+  if (ncclMemAlloc(&block_.data, static_cast<std::size_t>(bytes)) != ncclSuccess) {
+    block_ = {};
+    throw error(
+        ExitCode::usage,
+        "out of memory: {} bytes more are wanted on the GPU of rank {} for exchanges ({}); take a smaller batch or "
+        "more ranks",
+        bytes, group_.rank, ncclGetLastError(nullptr));
+  }
 }
 
 Memory::~Memory() {

@@ -14,11 +14,6 @@ namespace {
 
 constexpr std::int64_t kLargestPartial = std::int64_t{512} << 20;
 
-parallel::Range intersection(parallel::Range a, parallel::Range b) {
-  const std::int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
 device::Buffer<float> on_device(const std::vector<float>& values, const kernels::Execution& execution) {
   device::Buffer<float> buffer(static_cast<std::int64_t>(values.size()));
   device::copy(execution, buffer.data(), values.data(), buffer.bytes(), device::Direction::to_device);
@@ -188,6 +183,7 @@ void Forward::bring_inputs(std::int64_t layer, const kernels::Execution& executi
 }
 
 void Forward::encode() {
+  idle_.restart();
   const std::int64_t d = model_.shape().d_model;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);

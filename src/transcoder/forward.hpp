@@ -100,7 +100,7 @@ class Forward {
   const Selection& selection() const { return selection_; }
   /// The feature axis, beside the computation, for all that travels in a step.
   const RowGather::Lane& lane() const { return lane_; }
-  /// What the computation has waited for others in the last step; `restart` it when a step begins.
+  /// What the computation has waited for others since the last `encode` began.
   device::IdleClock& idle() { return idle_; }
   const device::IdleClock& idle() const { return idle_; }
   /// Where the kernels run: not zero when a raw input of this rank was not finite. Others may add their

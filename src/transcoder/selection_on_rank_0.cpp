@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/convert/convert.hpp"
 #include "kernels/sparse/restrict.hpp"
 
 namespace weft::transcoder {
@@ -32,11 +33,6 @@ std::int64_t largest_layer(const SelectionShape& shape, parallel::GridShape grid
 std::int64_t largest_message(const SelectionShape& shape, parallel::GridShape grid, std::int64_t element,
                              std::int64_t capacity) {
   return std::max({largest_layer(shape, grid) * element, 8 * (shape.max_tokens + 1), 4 * capacity});
-}
-
-parallel::Range intersection(parallel::Range a, parallel::Range b) {
-  const std::int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
 }  // namespace
@@ -168,17 +164,18 @@ void SelectionOnRankZero::gather(std::int64_t n_tokens_total,
 void SelectionOnRankZero::fill(const kernels::Execution& execution, std::int64_t n_tokens_total,
                                const TileRequest& tile, kernels::AnyMatrix product) const {
   const std::int64_t element = kernels::bytes_of(type_);
-  const std::byte* const layer = all_.data() + tile.layer * largest_layer(shape_, grid_.shape()) * element;
+  std::byte* const layer = all_.data() + tile.layer * largest_layer(shape_, grid_.shape()) * element;
   const parallel::Range tokens{tile.token_begin, tile.token_begin + tile.token_count},
       features{tile.feature_begin, tile.feature_begin + tile.feature_count};
   for (const Piece& piece : pieces_of_layer(n_tokens_total)) {
     const parallel::Range n = intersection(tokens, piece.tokens), f = intersection(features, piece.features);
     if (n.size() == 0 || f.size() == 0) continue;
-    const std::int64_t from = piece.offset + (n.begin - piece.tokens.begin) * piece.stride + f.begin -
-                              piece.features.begin,
-                       to = (n.begin - tokens.begin) * product.stride + f.begin - features.begin;
-    device::copy_rows(execution, static_cast<std::byte*>(product.data) + to * element, product.stride * element,
-                      layer + from * element, piece.stride * element, f.size() * element, n.size());
+    const kernels::AnyMatrix from{layer + piece.offset * element, type_, piece.tokens.size(), piece.features.size(),
+                                  piece.stride};
+    kernels::copy_rows(
+        execution,
+        from.rows_from(n.begin - piece.tokens.begin, n.size()).columns_from(f.begin - piece.features.begin, f.size()),
+        product.rows_from(n.begin - tokens.begin, n.size()).columns_from(f.begin - features.begin, f.size()));
   }
 }
 

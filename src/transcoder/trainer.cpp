@@ -231,12 +231,10 @@ void Trainer::load(const dataset::RawBatch& batch) {
 }
 
 void Trainer::compute() {
-  device::IdleClock& idle = forward_.idle();
-  idle.restart();
   if (!configuration_.parallel.manner.keep_buffers) renew(gradient_rows_);
   if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
   forward_.encode();
-  if (data_axis_.active()) data_axis_.await_weights(idle);
+  if (data_axis_.active()) data_axis_.await_weights(forward_.idle());
   residual_and_loss();
   order_by_feature();  // while the last gradient rows travel
   await_gradient_rows();
