@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/fault.hpp"
 #include "parallel/nccl.hpp"
+#include "parallel/peers.hpp"
 
 namespace weft::parallel {
 namespace {
@@ -46,6 +47,7 @@ struct Communicator::Handle {
   MPI_Comm comm = MPI_COMM_NULL;
   bool owned = false;
   std::optional<std::unique_ptr<nccl::Group>> gpus;  // nothing yet; then the group, or null
+  std::optional<std::unique_ptr<Peers>> peers;       // as above
 
   ~Handle() {
     int finalized = 0;
@@ -87,6 +89,11 @@ Communicator Communicator::duplicate() const {
 nccl::Group* Communicator::gpus() const {
   if (!handle_->gpus) handle_->gpus = nccl::make_group(*this);
   return handle_->gpus->get();
+}
+
+Peers* Communicator::peers() const {
+  if (!handle_->peers) handle_->peers = Peers::join(*this);
+  return handle_->peers->get();
 }
 
 void* Communicator::native() const { return &handle_->comm; }

@@ -19,6 +19,7 @@ namespace weft::parallel {
 namespace nccl {
 class Group;
 }
+class Peers;
 
 class Communicator {
  public:
@@ -76,6 +77,8 @@ class Communicator {
   /// The GPUs of these ranks, joined on first use (which is collective); null where they exchange by way of MPI
   /// (parallel/nccl.hpp). They live as long as this object.
   nccl::Group* gpus() const;
+  /// The same GPUs, where each reaches the others' memory; null where they do not (parallel/peers.hpp).
+  Peers* peers() const;
 
   /// MPI_Comm of this group, as an opaque word, for the other files of parallel/.
   void* native() const;

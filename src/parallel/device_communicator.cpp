@@ -16,15 +16,22 @@ namespace {
 
 using device::Direction;
 
+/// A passage is made for messages up to this size: for larger ones NCCL does as well.
+constexpr std::int64_t kLargestPassage = 64 << 20;
+
 std::int64_t total(std::span<const std::int64_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
 }
 
 }  // namespace
 
-ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, bool keep) : bytes_(bytes), keep_(keep) {
-  if (!keep) return;
-  if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr && bytes > 0) {
+ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way)
+    : bytes_(bytes), keep_(way.keep_buffers) {
+  if (!keep_) return;
+  if (Peers* const peers = way.direct ? ranks.peers() : nullptr; peers != nullptr && bytes > 0) {
+    reached_ = std::make_shared<Peers::Memory>(*peers, bytes);
+    data_ = static_cast<std::byte*>(reached_->data());
+  } else if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr && bytes > 0) {
     known_ = std::make_shared<nccl::Memory>(*gpus, bytes);
     data_ = static_cast<std::byte*>(known_->data());
   } else {
@@ -75,16 +82,20 @@ class DeviceCommunicator::Measured {
 };
 
 DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution,
-                                       std::int64_t largest_message)
+                                       std::int64_t largest_message, ExchangeWay way)
     : ranks_(&ranks),
       execution_(execution),
       gpus_(ranks.gpus()),
-      staged_(kernels::kCudaBuild && ranks.size() > 1 && gpus_ == nullptr) {
+      peers_(way.direct && way.keep_buffers ? ranks.peers() : nullptr),
+      channel_(peers_ != nullptr ? std::make_unique<Peers::Channel>(*peers_) : nullptr),
+      staged_(kernels::kCudaBuild && ranks.size() > 1 && gpus_ == nullptr),
+      largest_message_(largest_message) {
   if (staged_) {
     staged_send_ = device::HostBuffer<std::byte>(largest_message);
     staged_receive_ = device::HostBuffer<std::byte>(largest_message);
   }
-  if (gpus_ != nullptr) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
+  if (is_direct() && largest_message <= kLargestPassage) passage_ = {ranks, largest_message, way};
+  if (gpus_ != nullptr && !is_direct()) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
 }
 
 void DeviceCommunicator::all_gather(void* all, std::span<const std::int64_t> bytes, const char* name) {
@@ -100,6 +111,19 @@ void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const 
     return;
   }
   const Measured measured(*this, name, own_bytes * (size() - 1));
+  if (std::byte* const place = static_cast<std::byte*>(all) + begin; is_direct(all)) {
+    if (own != place) device::copy(execution_, place, own, own_bytes, Direction::on_device);
+    return write_to_all(place, own_bytes, own, own_bytes, 1);
+  } else if (passage_.data() != nullptr) {
+    WEFT_ASSERT(total(bytes) <= largest_message_);
+    if (own != place) device::copy(execution_, place, own, own_bytes, Direction::on_device);
+    write_to_all(passage_.data() + begin, own_bytes, own, own_bytes, 1);
+    // Free again for the next call, which waits for this one on every rank.
+    const std::int64_t end = begin + own_bytes;
+    device::copy(execution_, all, passage_.data(), begin, Direction::on_device);
+    return device::copy(execution_, static_cast<std::byte*>(all) + end, passage_.data() + end, total(bytes) - end,
+                        Direction::on_device);
+  }
   if (gpus_ != nullptr) return gpus_->all_gather(own, all, bytes, execution_.stream);
   if (!staged_) return ranks_->all_gather_uneven(own, all, bytes);
   std::byte* host = staged_receive_.data();
@@ -107,6 +131,42 @@ void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const 
   kernels::fence(execution_);
   ranks_->all_gather_uneven(host + begin, host, bytes);
   device::copy(execution_, all, host, total(bytes), Direction::to_device);
+}
+
+/// From memory of the same pitch. Each begins with another peer, so that nobody is written to by all at once.
+void DeviceCommunicator::write_to_all(void* place, std::int64_t pitch, const void* from, std::int64_t row_bytes,
+                                      std::int64_t rows) {
+  channel_->meet(execution_);
+  for (int step = 1; step < size(); ++step)
+    channel_->write(execution_, (rank() + step) % size(), place, pitch, from, pitch, row_bytes, rows);
+  channel_->part(execution_);
+}
+
+void DeviceCommunicator::all_gather_rows(const kernels::AnyMatrix& all, std::span<const Range> of_rank,
+                                         const char* name) {
+  const Range own = of_rank[static_cast<std::size_t>(rank())];
+  const kernels::AnyMatrix rows = all.rows_from(own.begin, own.size());
+  const std::int64_t element = kernels::bytes_of(all.type);
+  const Measured measured(*this, name, own.size() * all.columns * element * (size() - 1));
+  WEFT_ASSERT(is_direct(all.data));
+  write_to_all(rows.data, rows.stride * element, rows.data, rows.columns * element, rows.rows);
+}
+
+void DeviceCommunicator::send_to_owners(const void* send, std::span<const std::int64_t> bytes, void* receive,
+                                        const char* name) {
+  const std::int64_t own_bytes = bytes[static_cast<std::size_t>(rank())];
+  if (!is_direct(receive))
+    return all_to_all(send, bytes, receive, std::vector<std::int64_t>(bytes.size(), own_bytes), name);
+  const Measured measured(*this, name, total(bytes) - own_bytes);
+  channel_->meet(execution_);
+  for (int step = 1; step <= size(); ++step) {
+    const int peer = (rank() + step) % size();  // at last this rank
+    const std::int64_t piece = bytes[static_cast<std::size_t>(peer)];
+    channel_->write(execution_, peer, static_cast<std::byte*>(receive) + rank() * piece, piece,
+                    static_cast<const std::byte*>(send) + total(bytes.first(static_cast<std::size_t>(peer))), piece,
+                    piece, 1);
+  }
+  channel_->part(execution_);
 }
 
 void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
@@ -135,6 +195,7 @@ void DeviceCommunicator::through_the_host(kernels::Array<T> values, Combine&& co
 void DeviceCommunicator::sum(kernels::Array<std::int64_t> values, const char* name) {
   if (size() == 1) return;
   const Measured measured(*this, name, bytes_of_reduction(values.size * 8, size()));
+  if (is_direct_reduction(values.size * 8)) return channel_->sum(execution_, values);
   if (gpus_ != nullptr)
     return gpus_->all_reduce(values.data, values.size, nccl::Integer::int64, nccl::Reduction::sum, execution_.stream);
   through_the_host(values, [this](std::span<std::int64_t> host) { ranks_->sum(host); });
@@ -143,6 +204,7 @@ void DeviceCommunicator::sum(kernels::Array<std::int64_t> values, const char* na
 void DeviceCommunicator::maximum(kernels::Array<std::int32_t> values, const char* name) {
   if (size() == 1) return;
   const Measured measured(*this, name, bytes_of_reduction(values.size * 4, size()));
+  if (is_direct_reduction(values.size * 4)) return channel_->maximum(execution_, values);
   if (gpus_ != nullptr)
     return gpus_->all_reduce(values.data, values.size, nccl::Integer::int32, nccl::Reduction::maximum,
                              execution_.stream);
@@ -157,6 +219,7 @@ void DeviceCommunicator::sum(kernels::Array<double> values, const char* name) {
   if (size() == 1) return;
   WEFT_ASSERT(values.size <= kMostValues);
   const Measured measured(*this, name, values.size * 8 * (size() - 1));
+  if (is_direct()) return channel_->sum(execution_, values);
   if (gpus_ == nullptr) return through_the_host(values, [this](std::span<double> host) { ranks_->sum(host); });
   const std::vector<std::int64_t> bytes(static_cast<std::size_t>(size()), values.size * 8);
   device::copy(execution_, gathered_.data() + rank() * values.size, values.data, values.size * 8, Direction::on_device);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Collectives on the memory that kernels use, in the order of an execution's stream. On the host this is MPI itself.
-// Between GPUs it is NCCL: a call returns at once, the host waits for nothing, and a CUDA graph may hold it. Without
-// NCCL the bytes are staged through page-locked host memory, so no CUDA-aware MPI is needed; then each call waits.
+// Between GPUs it is NCCL: a call returns at once, the host waits for nothing, and a CUDA graph may hold it. GPUs of
+// one host that reach one another's memory write there themselves (parallel/peers.hpp) what goes from one
+// ExchangeBuffer to another, and the few values of a reduction. Without NCCL the bytes are staged through page-locked
+// host memory, so no CUDA-aware MPI is needed; then each call waits.
 //
 // Sums of floating point numbers are formed in rank order from gathered values, on NCCL as on MPI; integers are exact
 // in any order.
@@ -19,6 +21,8 @@
 #include "device/stream.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/communicator.hpp"
+#include "parallel/grid.hpp"
+#include "parallel/peers.hpp"
 #include "parallel/traffic.hpp"
 
 namespace weft::parallel {
@@ -27,18 +31,29 @@ namespace nccl {
 class Memory;
 }
 
-/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to NCCL. What is not kept
-/// (parallel.keep_buffers) is plain memory, there only between `open` and `close`.
+/// How ranks exchange, where there is a choice.
+struct ExchangeWay {
+  bool direct = true;        ///< GPUs that reach one another's memory write there themselves; false: through NCCL
+  bool keep_buffers = true;  ///< memory of exchanges stays; false: it is asked for anew each time
+
+  /// Of memory that stays in any case.
+  ExchangeWay kept() const { return {direct && keep_buffers, true}; }
+};
+
+/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to the others, or to NCCL. What is
+/// not kept is plain memory, there only between `open` and `close`. Collective.
 class ExchangeBuffer {
  public:
   ExchangeBuffer() = default;
-  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, bool keep = true);
+  /// As many bytes on every rank.
+  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way = {});
   std::byte* open();
   void close();
   std::byte* data() const { return data_; }
 
  private:
   std::shared_ptr<nccl::Memory> known_;  // shared only because a header need not know its destructor
+  std::shared_ptr<Peers::Memory> reached_;
   device::Buffer<std::byte> plain_;
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
@@ -51,12 +66,15 @@ class DeviceCommunicator {
   static constexpr std::int64_t kMostValues = 64;
   static constexpr const char* kUnnamed = "other";
 
-  /// `largest_message`: the most bytes that all_gather and all_to_all send or receive on this rank; staging memory is
+  /// `largest_message`: the most bytes that a rank sends or receives in a call but reductions; staging memory is
   /// sized from it. Collective.
-  DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution, std::int64_t largest_message);
+  DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution, std::int64_t largest_message,
+                     ExchangeWay way = {});
 
   int rank() const { return ranks_->rank(); }
   int size() const { return ranks_->size(); }
+  /// Whether what is received into an ExchangeBuffer of these ranks is written straight to its place.
+  bool is_direct() const { return channel_ != nullptr; }
 
   /// Piece r of `all` (bytes[r] long, one after the other) is filled from rank r's `own`, which may be that piece.
   void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
@@ -65,6 +83,14 @@ class DeviceCommunicator {
   /// As Communicator::all_to_all.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, const char* name = kUnnamed);
+
+  /// Rows of_rank[r] of `all` are filled from rank r's, whatever lies between them. Only where exchanges are direct;
+  /// `all` lies in an ExchangeBuffer.
+  void all_gather_rows(const kernels::AnyMatrix& all, std::span<const Range> of_rank, const char* name = kUnnamed);
+  /// Piece p of `send` (bytes[p] long, the same on every rank) goes to rank p, who receives pieces of bytes[p] from
+  /// all, in rank order; pieces lie one after the other on both sides.
+  void send_to_owners(const void* send, std::span<const std::int64_t> bytes, void* receive,
+                      const char* name = kUnnamed);
 
   /// In place, elementwise, the same on all ranks.
   void sum(kernels::Array<std::int64_t> values, const char* name = kUnnamed);
@@ -90,17 +116,24 @@ class DeviceCommunicator {
 
  private:
   class Measured;
+  bool is_direct(const void* receive) const { return is_direct() && peers_->has(receive); }
+  bool is_direct_reduction(std::int64_t bytes) const { return is_direct() && bytes <= Peers::Channel::kMostReduced; }
+  void write_to_all(void* place, std::int64_t pitch, const void* from, std::int64_t row_bytes, std::int64_t rows);
   template <class T, class Combine>
   void through_the_host(kernels::Array<T> values, Combine&& combine);
 
   const Communicator* ranks_;
   kernels::Execution execution_;
   nccl::Group* gpus_;  // null: MPI
-  bool staged_;        // bytes of a GPU go through the host
+  Peers* peers_;       // null: not direct
+  std::unique_ptr<Peers::Channel> channel_;
+  bool staged_;  // bytes of a GPU go through the host
   bool wait_for_each_ = false, blocks_ = false;
   device::IdleClock* idle_ = nullptr;
   device::HostBuffer<std::byte> staged_send_, staged_receive_;
-  device::Buffer<double> gathered_;  // [size, kMostValues], on GPUs
+  device::Buffer<double> gathered_;  // [size, kMostValues], through NCCL
+  std::int64_t largest_message_;
+  ExchangeBuffer passage_;  // direct: where pieces arrive that belong into other memory
   Exchanges exchanges_;
 };
 

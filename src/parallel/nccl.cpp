@@ -7,6 +7,7 @@
 #include "base/fault.hpp"
 #include "base/log.hpp"
 #include "parallel/communicator.hpp"
+#include "parallel/peers.hpp"
 
 #ifdef WEFT_ENABLE_NCCL
 #include <cuda_runtime_api.h>
@@ -71,7 +72,7 @@ struct Group::State {
   std::mutex mutex;  // every call on `comm`: NCCL lets one thread at a time ask for its state
   int rank = 0, size = 1;
   bool aborted = false;
-  std::vector<Memory::Block> spare;
+  KeptMemory kept;
 
   State();
   ~State();
@@ -100,6 +101,7 @@ Groups& groups() {
 
 /// Ends what is under way on the GPU. The caller holds `mine`'s mutex; others are taken if they are free.
 void abort_all(Group::State& mine) {
+  Peers::give_up();
   const std::lock_guard lock(groups().mutex);
   for (Group::State* group : groups().all) {
     if (group == &mine) {
@@ -152,7 +154,7 @@ Group::State::~State() {
     return;
   }
   ncclCommDestroy(comm);
-  for (const Memory::Block& block : spare) ncclMemFree(block.data);
+  for (const KeptMemory::Block& block : kept.spare()) ncclMemFree(block.data);
 }
 
 ncclResult_t Group::State::settle(ncclResult_t result, Clock::time_point limit) const {
@@ -223,15 +225,8 @@ void Group::all_to_all(const void* send, std::span<const std::int64_t> send_byte
 Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counted_(bytes) {
   if (bytes == 0) return;
   const std::lock_guard lock(group_.mutex);
-  auto& spare = group_.spare;
-  auto best = spare.end();
-  for (auto block = spare.begin(); block != spare.end(); ++block)
-    if (block->bytes >= bytes && (best == spare.end() || block->bytes < best->bytes)) best = block;
-  if (best != spare.end()) {
-    block_ = *best;
-    spare.erase(best);
-    return;
-  }
+  block_ = group_.kept.take(bytes);
+  if (block_.data != nullptr) return;
   block_.bytes = bytes;
   if (ncclMemAlloc(&block_.data, static_cast<std::size_t>(bytes)) != ncclSuccess) {
     block_ = {};
@@ -246,7 +241,7 @@ Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counte
 Memory::~Memory() {
   if (block_.data == nullptr) return;
   const std::lock_guard lock(group_.mutex);
-  group_.spare.push_back(block_);
+  group_.kept.give(block_);
 }
 
 void Group::all_reduce(void* values, std::int64_t size, Integer type, Reduction reduction, void* stream) {

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "device/memory.hpp"
+#include "parallel/kept_memory.hpp"
 
 namespace weft::parallel {
 
@@ -54,15 +55,10 @@ class Group {
 };
 
 /// Memory of the GPU for what a group exchanges. NCCL lets peers reach it directly once a step is recorded, and
-/// remembers the address; so it is never given back before the group ends, but kept for the next who wants that much.
-/// (With NCCL 2.28.3 memory that was registered, freed and allocated anew at the same address made the next exchange
-/// wait for ever.)
+/// remembers the address; so it is kept memory. (With NCCL 2.28.3 memory that was registered, freed and allocated anew
+/// at the same address made the next exchange wait for ever.)
 class Memory {
  public:
-  struct Block {
-    void* data = nullptr;
-    std::int64_t bytes = 0;
-  };
   /// Throws Error(communication).
   Memory(Group&, std::int64_t bytes);
   Memory(const Memory&) = delete;
@@ -72,7 +68,7 @@ class Memory {
  private:
   Group::State& group_;
   device::Counted counted_;
-  Block block_;
+  KeptMemory::Block block_;
 };
 
 /// The group of `ranks`, each with a GPU of its own; null where there is none to make: one rank, no GPU, no NCCL, or

@@ -223,7 +223,11 @@ void add_machine(input::Schema& schema, Configuration& configuration) {
            "false: rows and counts are exchanged layer by layer instead of all at once: slower, for measurements")
       .free();
   schema
-      .add("parallel.keep_buffers", manner.keep_buffers,
+      .add("parallel.direct", manner.way.direct,
+           "GPUs of one host write rows into one another's memory; false, or where they cannot: NCCL moves them")
+      .free();
+  schema
+      .add("parallel.keep_buffers", manner.way.keep_buffers,
            "false: memory of exchanges is asked for and given back each time: slower, for measurements")
       .free();
 

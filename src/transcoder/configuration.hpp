@@ -14,6 +14,7 @@
 #include "device/runtime.hpp"
 #include "input/schema.hpp"
 #include "optimizer/settings.hpp"
+#include "parallel/device_communicator.hpp"
 
 namespace weft::transcoder {
 
@@ -47,12 +48,12 @@ enum class SelectionPlace { everywhere, rank_0 };
 /// the same bits, in the way that comes to mind first, so that the cost of each idea can be measured.
 struct ExchangeManner {
   SelectionPlace selection = SelectionPlace::everywhere;
-  bool wait = false;         ///< the host waits for each collective
-  bool together = true;      ///< one collective for all layers; false: one for each
-  bool keep_buffers = true;  ///< memory of exchanges stays; false: it is asked for anew each time
+  bool wait = false;     ///< the host waits for each collective
+  bool together = true;  ///< one collective for all layers; false: one for each
+  parallel::ExchangeWay way;
 
   /// Whether a step never waits for the host: then it can be recorded.
-  bool leaves_the_host_free() const { return selection == SelectionPlace::everywhere && !wait && keep_buffers; }
+  bool leaves_the_host_free() const { return selection == SelectionPlace::everywhere && !wait && way.keep_buffers; }
 };
 
 /// Table [parallel].

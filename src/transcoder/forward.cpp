@@ -122,8 +122,9 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       sizes_(configuration, model.shape(), grid.shape(), max_tokens),
       stream_(sizes_.beside ? std::make_unique<device::Stream>(execution) : nullptr),
       beside_(stream_ ? stream_->execution() : execution),
-      exchange_(grid.feature_axis(), beside_, sizes_.bytes(sizes_.group * model.shape().width())),
-      arriving_(grid.feature_axis(), sizes_.bytes(sizes_.arriving)),
+      exchange_(grid.feature_axis(), beside_, sizes_.bytes(sizes_.group * model.shape().width()),
+                configuration.parallel.manner.way),
+      arriving_(grid.feature_axis(), exchange_.is_direct() ? 0 : sizes_.bytes(sizes_.arriving)),
       lane_{grid.feature_axis(),
             exchange_,
             execution_,
@@ -135,14 +136,13 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
             arriving_.data()},
       selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
                  configuration.precision),
-      inputs_(sizes_.bytes(sizes_.inputs)),
+      inputs_(grid.feature_axis(), sizes_.bytes(sizes_.inputs), configuration.parallel.manner.way.kept()),
       input_gather_(lane_, "inputs", sizes_.own, model.shape().width()),
       slots_(static_cast<std::size_t>(sizes_.n_slots)),
       not_finite_(1) {
-  const bool keep = configuration.parallel.manner.keep_buffers;
   for (Slot& slot : slots_) {
-    slot.partial = {grid.feature_axis(), sizes_.bytes(sizes_.partial), keep};
-    slot.received = {grid.feature_axis(), sizes_.bytes(sizes_.received), keep};
+    slot.partial = {grid.feature_axis(), sizes_.bytes(sizes_.partial), configuration.parallel.manner.way};
+    slot.received = {grid.feature_axis(), sizes_.bytes(sizes_.received), configuration.parallel.manner.way};
   }
   if (!stream_) exchange_.mark(&idle_);
   selection_.mark(&idle_);
@@ -246,14 +246,12 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume,
       if (exchange_.size() > 1) {
         timers_.region("exchange");
         // Own slices lie in rank order, so the chunk's rows already stand in the order of their destinations.
-        std::vector<std::int64_t> send, receive;
-        for (const parallel::Range& slice : layout_->own_of_rank) {
-          send.push_back(sizes_.bytes(intersection(chunk, slice).size() * columns));
-          receive.push_back(sizes_.bytes(own.size() * columns));
-        }
+        std::vector<std::int64_t> bytes;
+        for (const parallel::Range& slice : layout_->own_of_rank)
+          bytes.push_back(sizes_.bytes(intersection(chunk, slice).size() * columns));
         slot.decoded.record(execution_);
         slot.decoded.hold_back(beside_);
-        exchange_.all_to_all(slot.partial.data(), send, slot.received.open(), receive, "partial sums");
+        exchange_.send_to_owners(slot.partial.data(), bytes, slot.received.open(), "partial sums");
         slot.arrived.record(beside_);
         part.n_parts = exchange_.size();
         part.partial = {slot.received.data(), sizes_.scalar, part.n_parts * own.size(), columns, columns};

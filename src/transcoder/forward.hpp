@@ -137,7 +137,7 @@ class Forward {
   RowGather::Lane lane_;
   std::optional<TokenLayout> layout_;
   Selection selection_;
-  device::Buffer<std::byte> inputs_;  // [largest batch, L * d]
+  parallel::ExchangeBuffer inputs_;  // [largest batch, L * d]
   RowGather input_gather_;
   std::size_t blocks_here_ = 0;  // of inputs, that the computation has waited for
   // What is decoded and what arrives; two of each where the exchange of one goes on while the next is decoded.

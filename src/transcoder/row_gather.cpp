@@ -20,29 +20,34 @@ std::int64_t RowGather::bytes(std::int64_t own_tokens, std::int64_t width, std::
 RowGather::RowGather(const Lane& lane, const char* name, std::int64_t own_tokens, std::int64_t width)
     : lane_(lane),
       name_(name),
-      own_(lane.ranks, bytes(own_tokens, width, static_cast<std::int64_t>(lane.blocks.size()), lane.scalar)),
+      own_(lane.ranks,
+           in_place() ? 0 : bytes(own_tokens, width, static_cast<std::int64_t>(lane.blocks.size()), lane.scalar)),
       arrived_(lane.blocks.size()) {}
 
 kernels::AnyMatrix RowGather::own(const TokenLayout& layout, const kernels::AnyMatrix& all, std::size_t block) const {
-  if (in_place()) return all.rows_from(layout.own.begin, layout.own.size());
-  const std::int64_t before = lane_.blocks[block].begin * lane_.d_model * layout.own.size();
+  const std::int64_t first = lane_.blocks[block].begin * lane_.d_model;
+  if (in_place()) return all.rows_from(layout.own.begin, layout.own.size()).columns_from(first, columns(block));
+  const std::int64_t before = first * layout.own.size();
   return {own_.data() + before * kernels::bytes_of(lane_.scalar), lane_.scalar, layout.own.size(), columns(block),
           columns(block)};
 }
 
 void RowGather::send(const TokenLayout& layout, const kernels::AnyMatrix& all, std::size_t block) {
   if (lane_.axis.size() == 1) return;
-  const std::int64_t row = columns(block) * kernels::bytes_of(lane_.scalar);
+  const kernels::AnyMatrix of_block = all.columns_from(lane_.blocks[block].begin * lane_.d_model, columns(block));
   std::vector<std::int64_t> bytes;
-  for (const parallel::Range& slice : layout.own_of_rank) bytes.push_back(slice.size() * row);
+  for (const parallel::Range& slice : layout.own_of_rank)
+    bytes.push_back(slice.size() * columns(block) * kernels::bytes_of(lane_.scalar));
   formed_.record(lane_.execution);
   formed_.hold_back(lane_.beside);
-  if (in_place()) {
+  if (lane_.axis.is_direct()) {
+    lane_.axis.all_gather_rows(of_block, layout.own_of_rank, name_);
+  } else if (in_place()) {
     lane_.axis.all_gather(all.data, bytes, name_);
   } else {
     lane_.axis.all_gather(own(layout, all, block).data, lane_.arriving, bytes, name_);
     kernels::copy_rows(lane_.beside, {lane_.arriving, lane_.scalar, all.rows, columns(block), columns(block)},
-                       all.columns_from(lane_.blocks[block].begin * lane_.d_model, columns(block)));
+                       of_block);
   }
   arrived_[block].record(lane_.beside);
 }

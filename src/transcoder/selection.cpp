@@ -261,8 +261,9 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
                                                 .feature_begin = features.begin,
                                                 .n_features_total = shape.n_features};
       if (grid.shape().feature > 1)
-        shards_.emplace(grid.feature_axis(), execution, largest_message(settings, shape, sizes_, grid.shape()));
-      all_.emplace(grid.all_on_an_axis(), execution, 0);
+        shards_.emplace(grid.feature_axis(), execution, largest_message(settings, shape, sizes_, grid.shape()),
+                        shape.manner.way);
+      all_.emplace(grid.all_on_an_axis(), execution, 0, shape.manner.way);
       on_gpu_ = std::make_shared<kernels::cuda::DeviceSelection>(
           gpu_request(settings, shape, sizes_, precision, place, features.size()), arrays_.on_gpu_workspace, execution,
           exchange());

@@ -61,7 +61,7 @@ SelectionOnRankZero::SelectionOnRankZero(const ModelSettings& settings, const Se
       type_(precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32),
       alone_(grid.world().split(grid.world().rank(), 0), {}),
       exchange_(grid.all_on_an_axis(), execution,
-                largest_message(shape, grid.shape(), kernels::bytes_of(type_), lists_capacity_)),
+                largest_message(shape, grid.shape(), kernels::bytes_of(type_), lists_capacity_), shape.manner.way),
       own_(buffer(largest_own(sizes) * kernels::bytes_of(type_))) {
   if (grid.world().rank() == 0) {
     all_ = buffer(shape.n_layers * largest_layer(shape, grid.shape()) * kernels::bytes_of(type_));
@@ -76,7 +76,7 @@ SelectionOnRankZero::SelectionOnRankZero(const ModelSettings& settings, const Se
 
 /// Of this rank alone: NCCL need not know gigabytes that live for a measurement.
 parallel::ExchangeBuffer SelectionOnRankZero::buffer(std::int64_t bytes) const {
-  return {alone_.world(), bytes, shape_.manner.keep_buffers};
+  return {alone_.world(), bytes, shape_.manner.way};
 }
 
 std::optional<Selection::ControllerState> SelectionOnRankZero::controller_state() {

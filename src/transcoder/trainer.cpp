@@ -33,13 +33,6 @@ T read(const kernels::Execution& execution, const T* device_value) {
   return value;
 }
 
-/// The same memory anew.
-void renew(device::Buffer<std::byte>& buffer) {
-  const std::int64_t size = buffer.size();
-  buffer = {};
-  buffer = device::Buffer<std::byte>(size);
-}
-
 /// A residual beyond this, in deviations of the data, is no longer a number to learn from: its square leaves fp32 soon.
 constexpr float kLargestResidual = 1e18f;
 
@@ -74,7 +67,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
                                          grid.shape().feature),
                   shape.width()),
       data_axis_(configuration, model_, grid, execution),
-      world_(grid.all_on_an_axis(), execution, 0),
+      world_(grid.all_on_an_axis(), execution, 0, configuration.parallel.manner.way),
       in_flight_(device::is_asynchronous(execution) && world_.leaves_the_host_free() ? kStepsAhead : 0),
       upload_(execution) {
   data_axis_.ranks().mark(&forward_.idle());
@@ -83,8 +76,10 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   const std::int64_t entries = data_axis_.active() ? DataAxis::capacity(configuration, shape, grid.shape())
                                                    : forward_.selection().sizes().capacity;
   targets_ = device::Buffer<float>(own * shape.width());
-  gradient_rows_ = device::Buffer<std::byte>(configuration.data.batch_tokens * shape.width() *
-                                             kernels::bytes_of(scalar_of(configuration.precision)));
+  gradient_rows_ = {
+      grid.feature_axis(),
+      configuration.data.batch_tokens * shape.width() * kernels::bytes_of(scalar_of(configuration.precision)),
+      configuration.parallel.manner.way};
   activation_gradient_ = device::Buffer<float>(entries);
   if (configuration.optimizer.clip_norm > 0) squared_norm_ = device::Buffer<double>(norm_elements(n_keys()));
   decoder_bias_gradient_ = device::Buffer<float>(shape.width());
@@ -231,7 +226,8 @@ void Trainer::load(const dataset::RawBatch& batch) {
 }
 
 void Trainer::compute() {
-  if (!configuration_.parallel.manner.keep_buffers) renew(gradient_rows_);
+  gradient_rows_.close();
+  gradient_rows_.open();
   if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
   forward_.encode();
   if (data_axis_.active()) data_axis_.await_weights(forward_.idle());
@@ -383,10 +379,17 @@ void Trainer::clip() {
   kernels::clip_to_norm(execution_, gradient_norm_.data(), bound, adam_step_.data());
 }
 
+/// Beside the backward pass, where there is such a place: every rank sums all rows, so this does not shrink with more
+/// of them.
 void Trainer::decoder_bias_gradient() {
   timers_.region("biases");
-  kernels::column_sums(execution_, all_gradient_rows(), decoder_bias_gradient_.array());
+  const kernels::Execution& beside = forward_.lane().beside;
+  rows_complete_.record(execution_);
+  rows_complete_.hold_back(beside);
+  kernels::column_sums(beside, all_gradient_rows(), decoder_bias_gradient_.array());
+  biases_formed_.record(beside);
   if (configuration_.optimizer.clip_norm <= 0) return;
+  biases_formed_.hold_back(execution_);
   double* const sum = squared_norm_.data() + 2 * n_keys() + 1;
   device::zero(execution_, sum, sizeof *sum);
   // Every rank has the whole bias: one of them counts it.
@@ -431,6 +434,7 @@ void Trainer::backward_and_update() {
   if (configuration_.optimizer.clip_norm > 0 && configuration_.optimizer.clip_mode == optimizer::ClipMode::previous)
     form_norm(true);  // of the clipped gradient, as the update saw it
   timers_.region("biases");
+  biases_formed_.hold_back(execution_);
   kernels::adam_vector(execution_, model_.decoder_bias(), decoder_bias_gradient_.array(), adam_step_.data());
 }
 

@@ -137,12 +137,13 @@ class Trainer {
   parallel::DeviceCommunicator world_;  // flags and norms
 
   device::Buffer<float> targets_;                // [largest own slice, L * d] normalised
-  device::Buffer<std::byte> gradient_rows_;      // [largest batch, L * d]; this group's in their place
+  parallel::ExchangeBuffer gradient_rows_;       // [largest batch, L * d]; this group's in their place
   device::Buffer<float> activation_gradient_;    // by position in activations()
   device::Buffer<double> squared_norm_;          // decoder rows [L * owned], encoder rows [L * owned], their sum, the
                                                  // decoder bias, both together; then scratch. Clipping only
   device::Buffer<float> decoder_bias_gradient_;  // [L * d]
-  device::Buffer<double> loss_sums_;             // [3 * L]
+  device::Event rows_complete_, biases_formed_;
+  device::Buffer<double> loss_sums_;  // [3 * L]
   device::Buffer<std::byte> loss_workspace_, backward_workspace_;
   device::Buffer<kernels::AdamStep> adam_step_;
   device::Buffer<std::int64_t> count_;

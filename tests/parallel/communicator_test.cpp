@@ -114,6 +114,99 @@ TEST_CASE("collectives where the kernels run give what those of the host give, a
   CHECK(ordered[0] == expected);
 }
 
+/// Many rounds without a pause, as steps follow one another: a rank that wrote before the other was ready, or read
+/// before all had come, would leave a wrong value somewhere.
+TEST_CASE("pieces go from exchange buffer to exchange buffer, round after round") {
+  const Communicator& all = testing::world().all();
+  const kernels::Execution& execution = testing::execution();
+  const std::int64_t p = all.size(), r = all.rank();
+  constexpr std::int64_t kWords = 1000, kRounds = 50;
+  std::vector<ExchangeWay> ways{{}, {.direct = false}, {.keep_buffers = false}};
+  for (const ExchangeWay way : ways) {
+    // Rank a receives (a + 1) * kWords words from each.
+    const std::int64_t sent = kWords * p * (p + 1) / 2, received = kWords * (r + 1) * p;
+    DeviceCommunicator axis(all, execution, 8 * kWords * p * (p + 1), way);
+    ExchangeBuffer from(all, 8 * kWords * p * (p + 1) / 2, way), to(all, 8 * kWords * p * p, way);
+    if (!way.direct || !way.keep_buffers) CHECK(!axis.is_direct());
+    std::vector<std::int64_t> bytes;
+    for (std::int64_t a = 0; a < p; ++a) bytes.push_back(8 * kWords * (a + 1));
+    device::HostBuffer<std::int64_t> values(kRounds * sent), results(kRounds * received);
+    for (std::int64_t round = 0; round < kRounds; ++round)
+      for (std::int64_t i = 0; i < sent; ++i) values.data()[round * sent + i] = (round * p + r) * sent + i;
+    from.open();
+    to.open();
+    for (std::int64_t round = 0; round < kRounds; ++round) {
+      device::copy(execution, from.data(), values.data() + round * sent, 8 * sent, device::Direction::to_device);
+      axis.send_to_owners(from.data(), bytes, to.data(), "pieces");
+      device::copy(execution, results.data() + round * received, to.data(), 8 * received, device::Direction::to_host);
+    }
+    kernels::fence(execution);
+    std::int64_t wrong = 0;
+    for (std::int64_t round = 0; round < kRounds; ++round)
+      for (std::int64_t i = 0; i < received; ++i) {
+        const std::int64_t piece = kWords * (r + 1), a = i / piece;
+        const std::int64_t at = kWords * r * (r + 1) / 2 + i % piece;  // in what rank a sends
+        wrong += results.data()[round * received + i] == (round * p + a) * sent + at ? 0 : 1;
+      }
+    CHECK(wrong == 0);
+    CHECK(axis.exchanges().total().bytes_sent == kRounds * (8 * sent - bytes[static_cast<std::size_t>(r)]));
+  }
+}
+
+/// Of GPUs that reach one another's memory; elsewhere rows have no way of their own, and it is seen that they have
+/// none.
+TEST_CASE("direct exchanges gather some columns of uneven rows in their place, and reduce, round after round") {
+  const Communicator& all = testing::world().all();
+  const kernels::Execution& execution = testing::execution();
+  const std::int64_t p = all.size(), r = all.rank();
+  constexpr std::int64_t kColumns = 24, kRows = 101, kFirst = 8, kSome = 12, kRounds = 50;
+  DeviceCommunicator axis(all, execution, 1 << 20);
+  ExchangeBuffer buffer(all, 4 * kRows * kColumns);
+  CHECK(axis.is_direct() == (all.peers() != nullptr));
+  if (!axis.is_direct()) return;
+  const kernels::AnyMatrix whole{buffer.data(), kernels::Scalar::fp32, kRows, kColumns, kColumns};
+  std::vector<Range> rows;
+  for (std::int64_t a = 0; a < p; ++a) rows.push_back(parallel::part(kRows, p, a));
+  const Range own = rows[static_cast<std::size_t>(r)];
+  constexpr std::int64_t kSize = kRows * kColumns;
+  // What a rank has: its number everywhere, and the round. So what it may not touch stays its own.
+  device::HostBuffer<float> values(kRounds * kSize), results(kRounds * kSize);
+  for (std::int64_t i = 0; i < kRounds * kSize; ++i) values.data()[i] = static_cast<float>(100 * (i / kSize) + r);
+  for (std::int64_t round = 0; round < kRounds; ++round) {
+    device::copy(execution, buffer.data(), values.data() + round * kSize, 4 * kSize, device::Direction::to_device);
+    axis.all_gather_rows(whole.columns_from(kFirst, kSome), rows, "rows");
+    device::copy(execution, results.data() + round * kSize, buffer.data(), 4 * kSize, device::Direction::to_host);
+  }
+  kernels::fence(execution);
+  std::int64_t wrong = 0;
+  for (std::int64_t i = 0; i < kRounds * kSize; ++i) {
+    const std::int64_t row = i % kSize / kColumns, column = i % kColumns;
+    std::int64_t owner = 0;
+    while (row >= rows[static_cast<std::size_t>(owner)].end) ++owner;
+    const bool travels = column >= kFirst && column < kFirst + kSome;
+    wrong += results.data()[i] == static_cast<float>(100 * (i / kSize) + (travels ? owner : r)) ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+  CHECK(axis.exchanges().total().bytes_sent == kRounds * 4 * own.size() * kSome * (p - 1));
+
+  // Sizes of one value, of a histogram, of the largest that goes directly, and of one more.
+  for (const std::int64_t size :
+       {std::int64_t{1}, std::int64_t{2048}, Peers::Channel::kMostReduced / 8, Peers::Channel::kMostReduced / 8 + 1}) {
+    device::Buffer<std::int64_t> sums(size);
+    std::vector<std::int64_t> host(static_cast<std::size_t>(size));
+    for (std::int64_t i = 0; i < size; ++i) host[static_cast<std::size_t>(i)] = r + i;
+    device::copy(execution, sums.data(), host.data(), 8 * size, device::Direction::to_device);
+    // Every round adds up what the one before made: p times as much after the first.
+    for (std::int64_t round = 0; round < 5; ++round) axis.sum(sums.array(), "sums");
+    device::copy(execution, host.data(), sums.data(), 8 * size, device::Direction::to_host);
+    kernels::fence(execution);
+    std::int64_t wrong_sums = 0;
+    for (std::int64_t i = 0; i < size; ++i)
+      wrong_sums += host[static_cast<std::size_t>(i)] == (p * (p - 1) / 2 + p * i) * p * p * p * p ? 0 : 1;
+    CHECK(wrong_sums == 0);
+  }
+}
+
 TEST_CASE("what is exchanged is counted by name, and its mean over ranks is the same everywhere") {
   const Communicator& all = testing::world().all();
   const int p = all.size(), r = all.rank();

@@ -278,7 +278,7 @@ TEST_CASE("selection on rank 0, and exchange histogram by histogram, give the sa
   const auto all = cases();
   ExchangeManner on_rank_0, one_by_one;
   on_rank_0.selection = SelectionPlace::rank_0;
-  on_rank_0.keep_buffers = false;
+  on_rank_0.way.keep_buffers = false;
   one_by_one.together = false;
   for (const ExchangeManner& manner : {on_rank_0, one_by_one})
     for (const Scope scope : {Scope::layer, Scope::all_layers})

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/peers.hpp"
+
+#include "base/error.hpp"
+#include "base/fault.hpp"
+#include "base/log.hpp"
+#include "parallel/communicator.hpp"
+
+#ifdef WEFT_ENABLE_CUDA
+#include <cuda_runtime_api.h>
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <vector>
+
+#include "parallel/kept_memory.hpp"
+#endif
+
+namespace weft::parallel {
+
+#ifdef WEFT_ENABLE_CUDA
+namespace {
+
+constexpr std::size_t kChannels = 16;
+/// What the driver shares is whole pages of this size; less would be shared together with its neighbours.
+constexpr std::int64_t kPage = 2 << 20;
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess)
+    throw error(ExitCode::communication, "{} failed ({}); start again from the newest checkpoint", what,
+                cudaGetErrorString(status));
+}
+
+/// A word for the process, which no group outlives; null before the first. Not zero: `Peers::give_up`.
+std::atomic<int*> given_up{nullptr};
+
+/// Equal on ranks of one running system.
+std::array<char, 64> running_system() {
+  std::array<char, 64> name{};
+  std::ifstream("/proc/sys/kernel/random/boot_id").read(name.data(), name.size());
+  return name;
+}
+
+}  // namespace
+
+struct Peers::State {
+  struct Shared {
+    KeptMemory::Block own;
+    std::vector<void*> of_rank;  // as this rank's GPU sees them
+  };
+
+  Communicator ranks;
+  std::vector<Shared> shared;  // the first: pages of the channels, PeerPage after PeerPage
+  KeptMemory kept;
+  std::array<bool, kChannels> channel_is_used{};
+
+  explicit State(const Communicator& all) : ranks(all.duplicate()) {}
+  State(const State&) = delete;
+  ~State();
+
+  const Shared* holder(const void* place) const {
+    const auto found = std::find_if(shared.begin(), shared.end(), [place](const Shared& one) {
+      const std::byte* const begin = static_cast<const std::byte*>(one.own.data);
+      return place >= begin && place < begin + one.own.bytes;
+    });
+    return found == shared.end() ? nullptr : &*found;
+  }
+  bool share(std::int64_t bytes, std::string& why);
+};
+
+/// New memory, known to all ranks; false, on all, when one of them could not.
+bool Peers::State::share(std::int64_t bytes, std::string& why) {
+  struct Offer {
+    cudaIpcMemHandle_t handle;
+    cudaError_t status;
+  } offer{};
+  Shared made;
+  made.own.bytes = (bytes + kPage - 1) / kPage * kPage;
+  offer.status = cudaMalloc(&made.own.data, static_cast<std::size_t>(made.own.bytes));
+  if (offer.status == cudaSuccess) offer.status = cudaIpcGetMemHandle(&offer.handle, made.own.data);
+  std::vector<Offer> all(static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(&offer, all.data(), sizeof offer);
+  made.of_rank.resize(all.size());
+  std::int64_t worst = 0;
+  for (std::size_t r = 0; r < all.size(); ++r) worst = std::max<std::int64_t>(worst, all[r].status);
+  cudaError_t opened = cudaSuccess;
+  for (std::size_t r = 0; r < all.size() && worst == 0 && opened == cudaSuccess; ++r)
+    if (static_cast<int>(r) == ranks.rank())
+      made.of_rank[r] = made.own.data;
+    else
+      opened = cudaIpcOpenMemHandle(&made.of_rank[r], all[r].handle, cudaIpcMemLazyEnablePeerAccess);
+  worst = std::max<std::int64_t>(worst, opened);
+  ranks.maximum({&worst, 1});
+  cudaGetLastError();  // what went wrong is known
+  shared.push_back(std::move(made));
+  if (worst != 0) why = cudaGetErrorString(static_cast<cudaError_t>(worst));
+  return worst == 0;
+}
+
+Peers::State::~State() {
+  // On the way out after an error a peer may be gone, or still look here: the end of the process frees it all.
+  int mpi_is_over = 0;
+  MPI_Finalized(&mpi_is_over);
+  if (std::uncaught_exceptions() > 0 || mpi_is_over != 0) return;
+  for (const Shared& one : shared)
+    for (std::size_t r = 0; r < one.of_rank.size(); ++r)
+      if (static_cast<int>(r) != ranks.rank() && one.of_rank[r] != nullptr) cudaIpcCloseMemHandle(one.of_rank[r]);
+  try {
+    ranks.barrier();  // nobody has it open any more
+  } catch (const Error&) {
+    return;
+  }
+  for (const Shared& one : shared) cudaFree(one.own.data);
+}
+
+Peers::Peers(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Peers::~Peers() = default;
+
+std::unique_ptr<Peers> Peers::join(const Communicator& ranks) {
+  if (ranks.size() == 1 || ranks.gpus() == nullptr) return nullptr;
+  std::string why;
+  const std::array<char, 64> own = running_system();
+  std::vector<std::array<char, 64>> all(static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(own.data(), all.data(), static_cast<std::int64_t>(own.size()));
+  auto state = std::make_unique<State>(ranks);
+  if (ranks.size() > kernels::cuda::kMostPeers)
+    why = fmt::format("more than {} ranks", kernels::cuda::kMostPeers);
+  else if (!std::all_of(all.begin(), all.end(), [&](const auto& name) { return name == own; }))
+    why = "several hosts";
+  else if (state->share(static_cast<std::int64_t>(kChannels * sizeof(kernels::cuda::PeerPage)), why)) {
+    check(cudaMemset(state->shared.front().own.data, 0, kChannels * sizeof(kernels::cuda::PeerPage)), "clearing flags");
+    check(cudaDeviceSynchronize(), "clearing flags");
+    ranks.barrier();  // before anybody writes there
+    if (void* word = nullptr; given_up == nullptr) {
+      check(cudaHostAlloc(&word, sizeof(int), cudaHostAllocPortable), "making a flag");
+      *static_cast<int*>(word) = 0;
+      given_up = static_cast<int*>(word);
+    }
+    return std::make_unique<Peers>(std::move(state));
+  }
+  if (ranks.rank() == 0) log::info("the {} GPUs do not reach one another's memory ({})", ranks.size(), why);
+  return nullptr;
+}
+
+Peers::Memory::Memory(Peers& peers, std::int64_t bytes) : peers_(peers), counted_(bytes) {
+  if (bytes == 0) return;
+  State& state = *peers.state_;
+  KeptMemory::Block block = state.kept.take(bytes);
+  std::string why;
+  if (block.data == nullptr) {
+    if (!state.share(bytes, why))
+      throw collective_error(
+          ExitCode::usage,
+          "out of memory: {} bytes more are wanted on each of {} GPUs for exchanges ({}); take a smaller batch or more "
+          "ranks",
+          bytes, state.ranks.size(), why);
+    block = state.shared.back().own;
+  }
+  data_ = block.data;
+  bytes_ = block.bytes;
+}
+
+Peers::Memory::~Memory() {
+  if (data_ != nullptr) peers_.state_->kept.give({data_, bytes_});
+}
+
+Peers::Channel::Channel(Peers& peers) : peers_(peers) {
+  State& state = *peers.state_;
+  const auto free = std::find(state.channel_is_used.begin(), state.channel_is_used.end(), false);
+  if (free == state.channel_is_used.end())
+    throw error(ExitCode::internal, "more than {} exchanges at the same time between GPUs", kChannels);
+  *free = true;
+  index_ = static_cast<std::size_t>(free - state.channel_is_used.begin());
+  meetings_.given_up = given_up;
+  meetings_.rank = state.ranks.rank();
+  meetings_.size = state.ranks.size();
+  const std::vector<void*>& pages = state.shared.front().of_rank;
+  for (std::size_t r = 0; r < pages.size(); ++r)
+    meetings_.page[r] = static_cast<kernels::cuda::PeerPage*>(pages[r]) + index_;
+}
+
+// The next who has it goes on counting.
+Peers::Channel::~Channel() { peers_.state_->channel_is_used[index_] = false; }
+
+bool Peers::has(const void* place) const { return state_->holder(place) != nullptr; }
+
+void Peers::Channel::meet(const kernels::Execution& execution) {
+  fault::point("collective");
+  kernels::cuda::meet(execution, meetings_);
+}
+void Peers::Channel::part(const kernels::Execution& execution) { kernels::cuda::part(execution, meetings_); }
+void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<std::int64_t> values) {
+  fault::point("collective");
+  kernels::cuda::sum(execution, meetings_, values);
+}
+void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<double> values) {
+  fault::point("collective");
+  kernels::cuda::sum(execution, meetings_, values);
+}
+void Peers::Channel::maximum(const kernels::Execution& execution, kernels::Array<std::int32_t> values) {
+  fault::point("collective");
+  kernels::cuda::maximum(execution, meetings_, values);
+}
+
+void Peers::Channel::write(const kernels::Execution& execution, int rank, void* place, std::int64_t pitch,
+                           const void* from, std::int64_t from_pitch, std::int64_t row_bytes, std::int64_t rows) {
+  if (row_bytes == 0 || rows == 0) return;
+  const State::Shared& holder = *peers_.state_->holder(place);
+  std::byte* const there = static_cast<std::byte*>(holder.of_rank[static_cast<std::size_t>(rank)]) +
+                           (static_cast<std::byte*>(place) - static_cast<std::byte*>(holder.own.data));
+  const cudaStream_t stream = static_cast<cudaStream_t>(execution.stream);
+  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  if (rows == 1 || (row_bytes == pitch && row_bytes == from_pitch))
+    check(cudaMemcpyAsync(there, from, size(row_bytes * rows), cudaMemcpyDeviceToDevice, stream), "writing to a GPU");
+  else
+    check(cudaMemcpy2DAsync(there, size(pitch), from, size(from_pitch), size(row_bytes), size(rows),
+                            cudaMemcpyDeviceToDevice, stream),
+          "writing to a GPU");
+}
+
+void Peers::give_up() {
+  if (int* const word = given_up; word != nullptr) *static_cast<volatile int*>(word) = 1;
+}
+
+#else
+
+struct Peers::State {};
+Peers::Peers(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Peers::~Peers() = default;
+std::unique_ptr<Peers> Peers::join(const Communicator&) { return nullptr; }
+
+namespace {
+[[noreturn]] void not_built() { throw error(ExitCode::internal, "this program was built without CUDA"); }
+}  // namespace
+
+Peers::Memory::Memory(Peers& peers, std::int64_t bytes) : peers_(peers), counted_(bytes) { not_built(); }
+Peers::Memory::~Memory() = default;
+Peers::Channel::Channel(Peers& peers) : peers_(peers), index_(0) { not_built(); }
+Peers::Channel::~Channel() = default;
+bool Peers::has(const void*) const { return false; }
+void Peers::Channel::meet(const kernels::Execution&) { not_built(); }
+void Peers::Channel::part(const kernels::Execution&) { not_built(); }
+void Peers::Channel::sum(const kernels::Execution&, kernels::Array<std::int64_t>) { not_built(); }
+void Peers::Channel::sum(const kernels::Execution&, kernels::Array<double>) { not_built(); }
+void Peers::Channel::maximum(const kernels::Execution&, kernels::Array<std::int32_t>) { not_built(); }
+void Peers::Channel::write(const kernels::Execution&, int, void*, std::int64_t, const void*, std::int64_t, std::int64_t,
+                           std::int64_t) {
+  not_built();
+}
+void Peers::give_up() {}
+
+#endif
+
+}  // namespace weft::parallel
