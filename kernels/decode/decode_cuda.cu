@@ -40,7 +40,8 @@ __global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layer
 
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
               const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
-              Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace) {
+              Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+              const LateRows& late) {
   if (decoder.size() > kMostLayers) throw Error(ExitCode::usage, "decode_backward: more than 128 layers");
   const cudaStream_t queue = stream_of(execution);
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
@@ -53,6 +54,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
     vector = vector && has_vector_storage(p);
   }
   if (!vector) {
+    if (late.wait) late.wait();
     for (std::int64_t s = 0; s < n_layers; ++s)
       launch_rows(queue, {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
                           s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
@@ -71,16 +73,27 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.rows = static_cast<const char*>(gradient_rows.data);
   a.row_bytes = gradient_rows.stride * 2;
   a.n_features = n_features;
-  a.items = units * a.stream.blocks;
   a.n_layers = static_cast<int>(n_layers);
   a.d_model = static_cast<int>(d_model);
   a.groups = grouping.groups;
   a.with_norm = squared_norm.data != nullptr;
   for (std::size_t s = 0; s < decoder.size(); ++s) a.layer[s] = pointers_of(decoder[s]);
-  if (step != nullptr)
-    launch_stream<true, true>(queue, decoder[0].policy, grouping, a);
-  else
-    launch_stream<true, false>(queue, decoder[0].policy, grouping, a);
+  const auto stream_targets = [&](std::int64_t begin, std::int64_t end) {
+    const auto units_before = [&](std::int64_t target) { return target * (target + 1) / 2 * grouping.groups; };
+    a.target_begin = begin;
+    a.target_end = end;
+    a.first_item = units_before(begin) * a.stream.blocks;
+    a.items = units_before(end) * a.stream.blocks;
+    require(cudaMemsetAsync(a.stream.next_item, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
+    if (step != nullptr)
+      launch_stream<true, true>(queue, decoder[0].policy, grouping, a);
+    else
+      launch_stream<true, false>(queue, decoder[0].policy, grouping, a);
+  };
+  const std::int64_t split = late.wait ? late.first : 0;
+  stream_targets(split, n_layers);
+  if (late.wait) late.wait();
+  if (split > 0) stream_targets(0, split);
   sum_dots<<<blocks_for(capacity, 256, multiprocessors() * 16), 256, 0, queue>>>(
       hits.offsets.data, n_keys, activations.key.data, n_features, a.n_layers, a.groups, a.stream,
       activation_gradient.data);
@@ -101,14 +114,18 @@ std::int64_t decode_backward_workspace(std::int64_t n_layers, std::int64_t n_fea
 
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
-                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace) {
-  backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace);
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                            const LateRows& late) {
+  backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace,
+           late);
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
-                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace) {
-  backward(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient, squared_norm, workspace);
+                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                          const LateRows& late) {
+  backward(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient, squared_norm, workspace,
+           late);
 }
 
 }  // namespace weft::kernels::cuda

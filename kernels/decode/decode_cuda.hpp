@@ -19,10 +19,11 @@ std::int64_t decode_backward_workspace(std::int64_t n_layers, std::int64_t n_fea
 
 void decode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                             std::span<const ParameterRows> decoder, const AdamStep* step,
-                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace);
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                            const LateRows& late = {});
 
 void decode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                           std::span<const ParameterRows> decoder, Array<float> activation_gradient,
-                          Array<double> squared_norm, Array<std::byte> workspace);
+                          Array<double> squared_norm, Array<std::byte> workspace, const LateRows& late = {});
 
 }  // namespace weft::kernels::cuda

@@ -215,11 +215,13 @@ std::int64_t decode_backward_workspace(Backend backend, std::int64_t n_layers, s
 
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
-                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace) {
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                            const LateRows& late) {
   if constexpr (kCudaBuild)
     if (execution.backend == Backend::cuda)
       return cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, step,
-                                          activation_gradient, squared_norm, workspace);
+                                          activation_gradient, squared_norm, workspace, late);
+  if (late.wait) late.wait();
   for (std::size_t s = 0; s < decoder.size(); ++s)
     backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], step,
              activation_gradient.data, squared_norm.data);
@@ -227,11 +229,13 @@ void decode_backward_update(const Execution& execution, const SparseActivations&
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
-                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace) {
+                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                          const LateRows& late) {
   if constexpr (kCudaBuild)
     if (execution.backend == Backend::cuda)
       return cuda::decode_backward_norm(execution, activations, hits, gradient_rows, decoder, activation_gradient,
-                                        squared_norm, workspace);
+                                        squared_norm, workspace, late);
+  if (late.wait) late.wait();
   for (std::size_t s = 0; s < decoder.size(); ++s)
     backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], nullptr,
              activation_gradient.data, squared_norm.data);

@@ -131,7 +131,9 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.rows = static_cast<const char*>(x.data);
   a.row_bytes = x.stride * 2;
   a.n_features = n_features;
+  a.target_end = n_layers;
   a.items = n_layers * grouping.groups * a.stream.blocks;
+  require(cudaMemsetAsync(a.stream.next_item, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
   a.n_layers = static_cast<int>(n_layers);
   a.d_model = static_cast<int>(d_model);
   a.groups = grouping.groups;

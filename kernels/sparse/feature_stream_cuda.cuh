@@ -44,11 +44,12 @@ struct HitStream {
   std::uint32_t* cold_end;  // [L * blocks * 32] end of the feature's cold hits, from the first hit of its 32 features
   std::uint32_t* hot_mask;  // [L * blocks]
   HotFeature* hot;          // [capacity / (kHotHits + 1)]
-  std::uint32_t* counters;  // [4] hot features, next item
-  float* partial;           // [slots, capacity] dot products by (target, column group)
-  AdamRate* rate;           // the step's constants, on their way to constant memory
-  float* norm;              // [units, F] sums of squares of dW
-  float* value_sum;         // [L * F] sums of the hits' values (encoder: the bias gradients)
+  std::uint32_t* n_hot;
+  std::uint32_t* next_item;  // beyond those that the warps begin with
+  float* partial;            // [slots, capacity] dot products by (target, column group)
+  AdamRate* rate;            // the step's constants, on their way to constant memory
+  float* norm;               // [units, F] sums of squares of dW
+  float* value_sum;          // [L * F] sums of the hits' values (encoder: the bias gradients)
   std::int64_t capacity;
   std::int64_t blocks;  // of 32 features in a layer
 };
@@ -68,7 +69,8 @@ inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::in
   HitStream s{};
   s.capacity = capacity;
   s.blocks = blocks;
-  take(s.counters, 4);
+  take(s.n_hot, 1);
+  take(s.next_item, 1);
   take(s.rate, 1);
   take(s.hit, capacity);
   take(s.position, capacity);
@@ -128,7 +130,7 @@ static __global__ void plan_stream(const std::int64_t* offsets, std::int64_t n_l
   if (feature < n_features) stream.begin[key] = regrouped;
   if (hot) {
     // The order of this list decides who works when, never a sum.
-    const std::uint32_t at = atomicAdd(&stream.counters[0], 1u);
+    const std::uint32_t at = atomicAdd(stream.n_hot, 1u);
     stream.hot[at] = {static_cast<std::uint32_t>(key), regrouped, count};
   }
 }
@@ -154,7 +156,7 @@ static __global__ void fill_stream(const std::int64_t* offsets, std::int64_t n_k
 inline void prepare_stream(cudaStream_t queue, const SparseActivations& activations, const FeatureHits& hits,
                            const float* value, const AdamStep* step, const HitStream& stream) {
   const std::int64_t n_keys = activations.n_layers * activations.n_features;
-  require(cudaMemsetAsync(stream.counters, 0, 4 * sizeof(std::uint32_t), queue), "cudaMemsetAsync");
+  require(cudaMemsetAsync(stream.n_hot, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
   plan_stream<<<blocks_for(activations.n_layers * stream.blocks, 8), 256, 0, queue>>>(
       hits.offsets.data, activations.n_layers, activations.n_features, step, stream);
   if (step != nullptr)
@@ -174,7 +176,8 @@ struct StreamArguments {
   const char* rows;             // bf16
   std::int64_t row_bytes;
   std::int64_t n_features;
-  std::int64_t items;  // units * blocks
+  std::int64_t target_begin, target_end;  // what this launch does
+  std::int64_t first_item, items;         // of these targets' units: [first_item, items), units * blocks
   int n_layers;
   int d_model;
   int groups;
@@ -329,9 +332,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
   const auto live = [&](int c) { return kFull || (rows.live >> c & 1) != 0; };
 
   // 1. Hot features, a block for each.
-  const std::int64_t n_hot = a.stream.counters[0];
-  const std::int64_t hot_items = n_hot * a.n_layers * a.groups;
-  for (std::int64_t item = blockIdx.x; item < hot_items; item += gridDim.x) {
+  const std::int64_t n_hot = *a.stream.n_hot, of_target = n_hot * a.groups;
+  for (std::int64_t item = a.target_begin * of_target + blockIdx.x; item < a.target_end * of_target;
+       item += gridDim.x) {
     const HotFeature hot = a.stream.hot[item % n_hot];
     const int source = static_cast<int>(hot.key / a.n_features);
     const std::int64_t row = hot.key % a.n_features;
@@ -429,10 +432,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
   }
 
   // 2. All other features, an item for each warp.
-  std::uint32_t item = blockIdx.x * kWarps + warp;
+  const std::uint32_t first_item = static_cast<std::uint32_t>(a.first_item);
+  std::uint32_t item = first_item + blockIdx.x * kWarps + warp;
   while (item < a.items) {
     std::uint32_t next_item = 0;
-    if (lane == 0) next_item = gridDim.x * kWarps + atomicAdd(&a.stream.counters[1], 1u);
+    if (lane == 0) next_item = first_item + gridDim.x * kWarps + atomicAdd(a.stream.next_item, 1u);
     const std::int64_t unit_index = item / a.stream.blocks, block = item % a.stream.blocks;
     const Unit unit = unit_of<kDecoder>(unit_index, a.groups);
     enter(unit);

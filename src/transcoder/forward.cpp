@@ -21,6 +21,12 @@ device::Buffer<float> on_device(const std::vector<float>& values, const kernels:
   return buffer;
 }
 
+std::int64_t largest_block(std::int64_t n_layers, std::int64_t n_blocks) {
+  std::int64_t largest = 0;
+  for (const parallel::Range& block : layer_blocks(n_layers, n_blocks)) largest = std::max(largest, block.size());
+  return largest;
+}
+
 /// Largest number of own tokens that one chunk can hold: slices are contiguous, so it is bounded by both.
 std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t feature_ranks) {
   return std::min(chunk, parallel::largest_part(group, feature_ranks));
@@ -89,7 +95,7 @@ Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, pa
       group(parallel::largest_part(max_tokens, grid.data)),
       own(parallel::largest_part(group, grid.feature)),
       n_blocks(exchange_blocks(configuration, shape.n_layers, grid)),
-      columns(parallel::largest_part(shape.n_layers, n_blocks) * shape.d_model),
+      columns(largest_block(shape.n_layers, n_blocks) * shape.d_model),
       chunk(decoded_at_a_time(configuration.data.micro_tokens, group, columns, scalar)),
       inputs(max_tokens * shape.width()),
       arriving(n_blocks > 1 ? group * columns : 0),
@@ -208,12 +214,10 @@ void Forward::by_feature() {
   selection_.transpose();
 }
 
-void Forward::decode(const std::function<void(const OwnPart&)>& consume,
-                     const std::function<void(std::size_t block)>& complete) {
+void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
   struct Decoded {
     OwnPart part;
     Slot* slot;
-    bool last_of_block;
   };
   const std::int64_t d = model_.shape().d_model;
   const auto give = [&](const Decoded& decoded) {
@@ -225,7 +229,6 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume,
     if (decoded.part.count > 0) consume(decoded.part);
     decoded.slot->partial.close();
     decoded.slot->received.close();
-    if (decoded.last_of_block && complete) complete(decoded.part.block);
   };
 
   std::optional<Decoded> under_way;
@@ -258,7 +261,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume,
       }
       // With a second slot the next chunk is decoded before this one is used.
       if (under_way) give(*under_way);
-      under_way = Decoded{part, &slot, chunk.end == layout_->group.size()};
+      under_way = Decoded{part, &slot};
       if (slots_.size() == 1) give(*std::exchange(under_way, std::nullopt));
     }
   if (under_way) give(*under_way);

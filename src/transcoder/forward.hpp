@@ -82,10 +82,9 @@ class Forward {
     kernels::AnyMatrix partial;  ///< [n_parts * count, layers * d], part after part in rank order
     std::int64_t n_parts;
   };
-  /// Decodes block by block of layers, in chunks of tokens, and hands over what arrives for the own tokens; then says
-  /// that a block is complete. Collective.
-  void decode(const std::function<void(const OwnPart&)>& consume,
-              const std::function<void(std::size_t block)>& complete = {});
+  /// Decodes block by block of layers, the last first, in chunks of tokens, and hands over what arrives for the own
+  /// tokens. Collective.
+  void decode(const std::function<void(const OwnPart&)>& consume);
 
   const TokenLayout& layout() const { return *layout_; }
   kernels::AnyMatrix inputs() const;  ///< x~ [group tokens, L * d]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/row_gather.hpp"
 
+#include <algorithm>
+
 #include "kernels/convert/convert.hpp"
 #include "transcoder/forward.hpp"
 
@@ -8,7 +10,14 @@ namespace weft::transcoder {
 
 std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_blocks) {
   std::vector<parallel::Range> blocks;
-  for (std::int64_t i = 0; i < n_blocks; ++i) blocks.push_back(parallel::part(n_layers, n_blocks, i));
+  std::int64_t begin = 0;
+  for (std::int64_t i = 1; i <= n_blocks; ++i) {
+    // As 1 : 2 : 3 ..., rounded, and at least one layer for each.
+    const std::int64_t all = n_blocks * (n_blocks + 1), ideal = (2 * n_layers * i * (i + 1) + all) / (2 * all);
+    const std::int64_t end = std::clamp(ideal, begin + 1, n_layers - (n_blocks - i));
+    blocks.push_back({begin, end});
+    begin = end;
+  }
   return blocks;
 }
 

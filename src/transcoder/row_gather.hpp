@@ -21,7 +21,8 @@ namespace weft::transcoder {
 
 struct TokenLayout;
 
-/// Layers [0, L) cut into blocks of layers.
+/// Layers [0, L) cut into blocks of layers that grow: the first has nothing to hide behind, neither as the first that
+/// is encoded nor as the last that is decoded.
 std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_blocks);
 
 class RowGather {

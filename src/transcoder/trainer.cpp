@@ -254,29 +254,26 @@ void Trainer::residual_and_loss() {
   const std::int64_t n = shape.n_layers;
   device::zero(execution_, step_sums_.data(), step_sums_.bytes());
   const std::int64_t d = shape.d_model;
-  forward_.decode(
-      [&](const Forward::OwnPart& part) {
-        timers_.region("loss");
-        const std::int64_t first = part.layers.begin * d, columns = part.layers.size() * d, m = part.layers.size();
-        const auto of_layers = [&](const device::Buffer<float>& all) {
-          return kernels::Array<const float>{all.data() + first, columns};
-        };
-        kernels::residual_and_loss(
-            execution_, part.partial, part.n_parts,
-            targets.rows_from(part.begin, part.count).columns_from(first, columns),
-            {model_.decoder_bias().weight.data + first, columns}, of_layers(normalisation_.centre),
-            of_layers(normalisation_.standardise), m, gradient_factor(),
-            row_gather_.own(forward_.layout(), gradient_rows(), part.block).rows_from(part.begin, part.count),
-            {{loss_sums_.data(), m}, {loss_sums_.data() + n, m}, {loss_sums_.data() + 2 * n, m}},
-            loss_workspace_.array());
-        for (std::int64_t sum = 0; sum < 3; ++sum)
-          kernels::accumulate(execution_, {loss_sums_.data() + sum * n, m},
-                              {step_sums_.data() + sum * n + part.layers.begin, m});
-      },
-      [&](std::size_t block) {
-        timers_.region("exchange");
-        row_gather_.send(forward_.layout(), gradient_rows(), block);
-      });
+  forward_.decode([&](const Forward::OwnPart& part) {
+    timers_.region("loss");
+    const std::int64_t first = part.layers.begin * d, columns = part.layers.size() * d, m = part.layers.size();
+    const auto of_layers = [&](const device::Buffer<float>& all) {
+      return kernels::Array<const float>{all.data() + first, columns};
+    };
+    kernels::residual_and_loss(
+        execution_, part.partial, part.n_parts, targets.rows_from(part.begin, part.count).columns_from(first, columns),
+        {model_.decoder_bias().weight.data + first, columns}, of_layers(normalisation_.centre),
+        of_layers(normalisation_.standardise), m, gradient_factor(),
+        row_gather_.own(forward_.layout(), gradient_rows(), part.block).rows_from(part.begin, part.count),
+        {{loss_sums_.data(), m}, {loss_sums_.data() + n, m}, {loss_sums_.data() + 2 * n, m}}, loss_workspace_.array());
+    for (std::int64_t sum = 0; sum < 3; ++sum)
+      kernels::accumulate(execution_, {loss_sums_.data() + sum * n, m},
+                          {step_sums_.data() + sum * n + part.layers.begin, m});
+  });
+  // Only now, and the last layers first: partial sums are waited for before any gradient row is.
+  timers_.region("exchange");
+  for (std::size_t block = forward_.lane().blocks.size(); block-- > 0;)
+    row_gather_.send(forward_.layout(), gradient_rows(), block);
 }
 
 /// Of preset `weft`: the derivative of the mean squared error by a residual, per unit of residual.
@@ -310,11 +307,16 @@ void Trainer::order_by_feature() {
   kernels::accumulate_layer_counts(execution_, hits().offsets, model_.owned().size(), {step_sums_.data() + 3 * n, n});
 }
 
-/// Block 0 is sent last.
+/// Those of the last layers, with which the backward pass begins; those before them are awaited there.
 void Trainer::await_gradient_rows() {
   timers_.region("exchange");
-  row_gather_.wait(0, execution_);
+  row_gather_.wait(data_axis_.active() ? 0 : forward_.lane().blocks.size() - 1, execution_);
   if (data_axis_.active()) data_axis_.gather_rows(all_gradient_rows());
+}
+
+kernels::LateRows Trainer::late_rows() {
+  if (data_axis_.active() || forward_.lane().blocks.size() == 1) return {};
+  return {forward_.lane().blocks.back().begin, [this] { row_gather_.wait(0, execution_); }};
 }
 
 /// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it. Each
@@ -412,10 +414,10 @@ void Trainer::backward(const kernels::AdamStep* step) {
   timers_.region("decoder backward");
   if (some && step == nullptr)
     kernels::decode_backward_norm(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
-                                  gradient, decoder_norm, workspace);
+                                  gradient, decoder_norm, workspace, late_rows());
   else if (some)
     kernels::decode_backward_update(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
-                                    step, gradient, decoder_norm, workspace);
+                                    step, gradient, decoder_norm, workspace, late_rows());
   timers_.region("encoder backward");
   if (some && step == nullptr)
     kernels::encode_backward_norm(execution_, activations(), hits(), forward_.all_inputs(), gradient, encoder_norm,

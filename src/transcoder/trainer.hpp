@@ -20,6 +20,7 @@
 #include "checkpoint/registry.hpp"
 #include "dataset/loader.hpp"
 #include "device/stream.hpp"
+#include "kernels/decode/decode.hpp"
 #include "kernels/optimize/guard.hpp"
 #include "report/timers.hpp"
 #include "transcoder/data_axis.hpp"
@@ -115,6 +116,7 @@ class Trainer {
   void residual_and_loss();
   void order_by_feature();
   void await_gradient_rows();
+  kernels::LateRows late_rows();
   void guard();
   void clip();
   void decoder_bias_gradient();

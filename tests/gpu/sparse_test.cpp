@@ -646,10 +646,26 @@ TEST_CASE("decode_backward_update: activation gradients, Adam in place, norms; t
         for (double& x : norm_expected) x *= static_cast<double>(step.gradient_scale) * step.gradient_scale;
         check_norms(norm_got, norm_expected);
 
+        // Again, while the rows of the first targets come late: before that there is something else.
         for (Parameters& p : decoder) p.upload();
         workspace.poison(0x5a);
-        cuda::decode_backward_update(gpu, b.activations(), b.hits(), rows.matrix(), views, d_step.data(), da.array(),
-                                     {}, workspace.array());
+        const AnyMatrix all = rows.matrix();
+        const std::int64_t element = bytes_of(type), pitch = all.stride * element, late_columns = L / 2 * d;
+        DeviceArray<std::byte> arriving(all.rows * pitch);
+        const auto copy = [&](std::int64_t first, std::int64_t columns) {
+          if (all.rows > 0 && columns > 0)
+            check_cuda(cudaMemcpy2DAsync(arriving.data() + first * element, static_cast<std::size_t>(pitch),
+                                         static_cast<const std::byte*>(all.data) + first * element,
+                                         static_cast<std::size_t>(pitch), static_cast<std::size_t>(columns * element),
+                                         static_cast<std::size_t>(all.rows), cudaMemcpyDeviceToDevice,
+                                         static_cast<cudaStream_t>(gpu.stream)),
+                       "copy");
+        };
+        arriving.poison();
+        copy(late_columns, L * d - late_columns);
+        cuda::decode_backward_update(gpu, b.activations(), b.hits(),
+                                     {arriving.data(), type, all.rows, all.columns, all.stride}, views, d_step.data(),
+                                     da.array(), {}, workspace.array(), {L / 2, [&] { copy(0, late_columns); }});
         CHECK(state_bytes(decoder) == after);
         const auto da_again = da.download();
         CHECK(std::memcmp(da_got.data(), da_again.data(), static_cast<std::size_t>(b.entries()) * 4) == 0);

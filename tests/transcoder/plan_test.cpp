@@ -2,6 +2,7 @@
 #include "transcoder/plan.hpp"
 
 #include "tests/test.hpp"
+#include "transcoder/row_gather.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -20,6 +21,28 @@ Plan plan_of(std::int64_t batch_tokens, std::int64_t features, parallel::GridSha
 }
 
 }  // namespace
+
+TEST_CASE("blocks of layers cover all layers in order, none is empty, and the last is not shorter than the first") {
+  for (std::int64_t n_layers = 1; n_layers <= 130; ++n_layers)
+    for (std::int64_t n_blocks = 1; n_blocks <= n_layers; ++n_blocks) {
+      CAPTURE(n_layers);
+      CAPTURE(n_blocks);
+      const std::vector<parallel::Range> blocks = layer_blocks(n_layers, n_blocks);
+      REQUIRE(static_cast<std::int64_t>(blocks.size()) == n_blocks);
+      std::int64_t end = 0;
+      for (const parallel::Range& block : blocks) {
+        REQUIRE(block.begin == end);
+        REQUIRE(block.size() > 0);
+        end = block.end;
+      }
+      REQUIRE(end == n_layers);
+      REQUIRE(blocks.back().size() >= blocks.front().size());
+    }
+  const std::vector<parallel::Range> four = layer_blocks(12, 4);
+  CHECK(four[1].begin == 1);
+  CHECK(four[2].begin == 4);
+  CHECK(four[3].begin == 7);
+}
 
 TEST_CASE("small batches of a large model want the feature axis") {
   const Plan tokens = plan_of(4096, 32768, {1, 8}), weights = plan_of(4096, 32768, {8, 1});
