@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -87,6 +88,11 @@ int reserve(int file, std::int64_t bytes) {
   rlimit limit{};
   // Beyond the limit a signal would come before the error.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes) > limit.rlim_cur) return EFBIG;
+  // What cannot be had is not taken for a moment either; a file system without a limit says 0 blocks.
+  struct statvfs room {};
+  if (::fstatvfs(file, &room) == 0 && room.f_blocks > 0 &&
+      room.f_bavail < static_cast<std::uint64_t>(bytes) / room.f_frsize)
+    return ENOSPC;
   for (std::int64_t begin = 0; begin < bytes;) {
     const std::int64_t some = std::min(kReservedAtOnce, bytes - begin);
     const int failed = ::posix_fallocate(file, begin, some);

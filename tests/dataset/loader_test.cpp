@@ -4,6 +4,9 @@
 // order.hpp. Nodes are what the Loader is told: here ranks of one machine play them.
 #include "dataset/loader.hpp"
 
+#include <fmt/format.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -11,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.hpp"
 #include "dataset/stored_order.hpp"
 #include "device/memory.hpp"
 #include "storage/digest.hpp"
@@ -158,24 +162,78 @@ TEST_CASE("the rows of an epoch and their order have the same hash on every numb
   const Description description = describe(testing::world(), directory / "train", settings);
   for (const parallel::GridShape shape : shapes()) {
     const parallel::Grid grid(testing::world(), shape);
-    Loader loader(description, settings, 11, testing::world(), testing::world().node(), grid, {}, 1);
-    std::string received;
-    for (std::int64_t done = 0; done < description.n_rows; done += settings.batch_tokens) {
-      const RawBatch& batch = loader.next();
-      // Everybody's targets, in token order: the ranks' own tokens ascend with the rank.
-      std::vector<std::int64_t> bytes;
-      for (int r = 0; r < testing::world().size(); ++r)
-        bytes.push_back(grid.own_tokens_of(batch.n_tokens, r / shape.feature, r % shape.feature).size() *
-                        description.row_bytes());
-      std::string all(static_cast<std::size_t>(batch.n_tokens * description.row_bytes()), '\0');
-      testing::world().all().all_gather_uneven(batch.targets.data, all.data(), bytes);
-      received += all.substr(
-          0, static_cast<std::size_t>(std::min(batch.n_tokens, description.n_rows - done) * description.row_bytes()));
-      loader.release();
+    std::vector<std::int64_t> sent;  // as messages, by all ranks
+    for (const Nodes& way : nodes()) {
+      Loader loader(description, settings, 11, testing::world(), way.node, grid, {}, 1);
+      std::string received;
+      sent.push_back(0);
+      for (std::int64_t done = 0; done < description.n_rows; done += settings.batch_tokens) {
+        const RawBatch& batch = loader.next();
+        sent.back() += batch.exchanged;
+        // Everybody's targets, in token order: the ranks' own tokens ascend with the rank.
+        std::vector<std::int64_t> bytes;
+        for (int r = 0; r < testing::world().size(); ++r)
+          bytes.push_back(grid.own_tokens_of(batch.n_tokens, r / shape.feature, r % shape.feature).size() *
+                          description.row_bytes());
+        std::string all(static_cast<std::size_t>(batch.n_tokens * description.row_bytes()), '\0');
+        testing::world().all().all_gather_uneven(batch.targets.data, all.data(), bytes);
+        received += all.substr(
+            0, static_cast<std::size_t>(std::min(batch.n_tokens, description.n_rows - done) * description.row_bytes()));
+        loader.release();
+      }
+      // Written down once from the pure function: the same for all ranks, grids, nodes and machines.
+      CHECK_MESSAGE(storage::sha256(received) == "b7e1a86267a497c4eebffd0f1ba392015041a2cefbb84761fdcf7637373c618b",
+                    way.name);
     }
-    // Written down once from the pure function: the same for all ranks, grids and machines.
-    CHECK(storage::sha256(received) == "b7e1a86267a497c4eebffd0f1ba392015041a2cefbb84761fdcf7637373c618b");
+    // Only what a rank cannot see is sent.
+    testing::world().all().sum(std::span<std::int64_t>(sent));
+    CHECK(sent.front() == 0);
+    for (std::size_t way = 1; way + 1 < sent.size(); ++way) CHECK((0 < sent[way] && sent[way] < sent.back()));
+    CHECK((sent.back() > 0) == (testing::world().size() > 1));
   }
+}
+
+TEST_CASE("where one rank cannot share its memory a warning says why, and rows go by messages") {
+  const parallel::World& world = testing::world();
+  const Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
+  const Directory directory;
+  testing::write_sample(directory / "train", sample);
+  Settings settings;
+  settings.block_rows = 16;
+  settings.window_rows = 128;
+  settings.batch_tokens = 96;
+  const Description description = describe(world, directory / "train", settings);
+  const std::vector<std::int64_t> rows = expected_rows(description, settings, 1, 0);
+  const parallel::Grid grid(world, shapes().back());
+  std::vector<std::string> warnings;
+  log::set_sink([&](log::Level level, std::string_view line) {
+    if (level == log::Level::warning) warnings.emplace_back(line);
+  });
+  rlimit former{};
+  getrlimit(RLIMIT_FSIZE, &former);
+  if (world.rank() == world.size() - 1) {
+    const rlimit small{1000, former.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+  }
+  Loader loader(description, settings, 1, world, world.node(), grid, {}, 2);
+  setrlimit(RLIMIT_FSIZE, &former);
+  log::set_sink([](log::Level, std::string_view line) { fmt::print(stderr, "{}\n", line); });
+  if (world.is_root() && world.size() > 1) {
+    REQUIRE(warnings.size() == 1);
+    CHECK(warnings[0].starts_with("the ranks of a node cannot share memory (" + world.host() + ": memfd: "));
+    CHECK(warnings[0].find("File too large") != std::string::npos);
+  } else {
+    CHECK(warnings.empty());
+  }
+  std::int64_t sent = 0;
+  for (std::int64_t b = 0; b < 6; ++b) {
+    const RawBatch& batch = loader.next();
+    const auto from = rows.begin() + b * settings.batch_tokens;
+    CHECK(batch_is(batch, grid, sample, {from, from + settings.batch_tokens}));
+    sent += batch.exchanged;
+    loader.release();
+  }
+  CHECK((sent > 0) == (world.size() > 1));
 }
 
 TEST_CASE("a loader can be left at any moment") {
