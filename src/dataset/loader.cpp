@@ -386,19 +386,19 @@ struct Loader::State {
     for (std::int64_t stage = 0; stage < n_pieces + 2; ++stage) {
       jobs.clear();
       if (stage >= 2) {
-        const Piece& piece = pieces[(stage - 2) % 3];
+        const Piece& arrived = pieces[(stage - 2) % 3];
         const std::byte* const from = receive[stage % 2].data();
-        add(0, static_cast<std::int64_t>(piece.received.size()), [&, from](std::int64_t i) {
+        add(0, static_cast<std::int64_t>(arrived.received.size()), [&, from, &piece = arrived](std::int64_t i) {
           const std::int64_t token = piece.received[static_cast<std::size_t>(i)];
           std::memcpy(inputs + token * row_bytes, from + 2 * i * row_bytes, size);
           std::memcpy(targets + token * row_bytes, from + (2 * i + 1) * row_bytes, size);
         });
       }
       if (stage < n_pieces) {
-        Piece& piece = pieces[stage % 3];
-        piece = plan_piece(window, first, segment, stage);
+        Piece& next = pieces[stage % 3];
+        next = plan_piece(window, first, segment, stage);
         std::byte* const to = send[stage % 2].data();
-        add(0, static_cast<std::int64_t>(piece.sent.size()), [&, to](std::int64_t i) {
+        add(0, static_cast<std::int64_t>(next.sent.size()), [&, to, &piece = next](std::int64_t i) {
           copy(to + 2 * i * row_bytes, to + (2 * i + 1) * row_bytes, memory, piece.sent[static_cast<std::size_t>(i)]);
         });
       }
