@@ -249,7 +249,7 @@ int Run::train() {
   const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", configuration_.parallel.timeout);
   transcoder::Agreement agreement(world_.all(), directory_.path, walltime, start_);
   dataset::Loader loader(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,
-                         grid_, cursor_, runtime_.threads());
+                         world_.node(), grid_, cursor_, runtime_.threads());
   int code = 0;
   double waited = 0, longest_step = 0;
   loop_begin_ = logged_at_ = Clock::now();

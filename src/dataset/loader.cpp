@@ -9,6 +9,7 @@
 #include <exception>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,8 +17,10 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "base/log.hpp"
 #include "dataset/reader.hpp"
 #include "device/memory.hpp"
+#include "parallel/node_memory.hpp"
 
 namespace weft::dataset {
 namespace {
@@ -25,9 +28,12 @@ namespace {
 using parallel::Range;
 
 constexpr std::int64_t kSlots = 2;
-// A rank may hold every row of a batch by chance: the exchange goes in this many pieces at most, which bounds its
-// staging memory.
-constexpr std::int64_t kMostPieces = 8;
+// A rank may hold every row of a batch by chance: messages go in this many pieces at most, which bounds their staging
+// memory. Two pieces are in memory at a time.
+constexpr std::int64_t kMostPieces = 16;
+constexpr std::size_t kPiecesAtOnce = 2;
+// Bytes that a job copies: many jobs a thread, so that none waits long for another at the end.
+constexpr std::int64_t kBytesOfJob = std::int64_t{1} << 20;
 // How long an unwinding destructor waits for its thread before it leaves it to MPI_Abort.
 constexpr std::chrono::seconds kPatience{10};
 
@@ -41,7 +47,17 @@ std::int64_t largest_own(parallel::GridShape shape, std::int64_t n_tokens) {
   return parallel::largest_part(parallel::largest_part(n_tokens, shape.data), shape.feature);
 }
 
-std::int64_t pieces_of(std::int64_t world) { return std::min(world, kMostPieces); }
+std::int64_t pieces_of(std::int64_t world) { return std::min(2 * world, kMostPieces); }
+
+/// Bytes of one piece: what a rank sends at most, to all others together, and what it receives.
+struct PieceBytes {
+  std::int64_t sent = 0, received = 0;
+};
+PieceBytes piece_bytes(parallel::GridShape shape, std::int64_t batch_tokens, std::int64_t row_bytes) {
+  const std::int64_t world = shape.data * shape.feature;
+  const std::int64_t rows = parallel::largest_part(largest_own(shape, batch_tokens), pieces_of(world));
+  return {(world - 1) * rows * 2 * row_bytes, rows * 2 * row_bytes};
+}
 
 /// Rows of one window that one rank holds, at most.
 std::int64_t window_capacity(const BlockTable& table, std::int64_t world) {
@@ -51,16 +67,16 @@ std::int64_t window_capacity(const BlockTable& table, std::int64_t world) {
   return parallel::largest_part(n_blocks, world) * block_rows;
 }
 
-/// One window: its order, who reads which block, and this rank's share of the rows.
+/// One window: its order, who reads which block, and where its rows lie.
 struct Window {
   std::int64_t epoch = 0, index = 0;
   WindowOrder order;
   std::vector<std::int32_t> reader;     // [block of the window] rank
-  std::vector<std::int64_t> first_row;  // [block of the window] in this rank's memory; unused for others
+  std::vector<std::int64_t> first_row;  // [block of the window] in its reader's memory
   std::vector<std::vector<RowRead>>
-      reads;  // groups that are read together; a group of compressed rows shares its chunks
+      reads;  // this rank's groups that are read together; a group of compressed rows shares its chunks
   std::size_t reads_done = 0;
-  std::unique_ptr<std::byte[]> inputs, targets;
+  std::int64_t inputs = 0, targets = 0;  // byte of the first row in the window memory of any rank
 
   std::int64_t n_rows() const { return static_cast<std::int64_t>(order.rows.size()); }
 };
@@ -76,9 +92,10 @@ LoaderMemory loader_memory(const Description& description, const Settings& setti
   LoaderMemory memory;
   memory.windows = 2 * window_capacity(table, world) * 2 * row;
   memory.slots = kSlots * largest_own(shape, settings.batch_tokens) * 2 * row;
-  if (world > 1)
-    memory.staging =
-        (world + 1) * parallel::largest_part(largest_own(shape, settings.batch_tokens), pieces_of(world)) * 2 * row;
+  if (world > 1) {
+    const PieceBytes piece = piece_bytes(shape, settings.batch_tokens, row);
+    memory.staging = std::int64_t{kPiecesAtOnce} * (piece.sent + piece.received);
+  }
   const std::int64_t window_rows = std::min(table.n_rows, table.blocks_per_window * settings.block_rows);
   const std::int64_t n_blocks = static_cast<std::int64_t>(table.blocks.size());
   memory.order = n_blocks * static_cast<std::int64_t>(sizeof(Block) + 2 * sizeof(std::uint32_t)) + window_rows * 4 * 8;
@@ -107,8 +124,12 @@ struct Loader::State {
   Reader reader;
   Cursor cursor;
   EpochOrder epochs[2];
-  Window windows[2];  // the one that is consumed, and the one after it
-  std::vector<std::byte> send, receive;
+  Window windows[2];                                // the one that is consumed, and the one after it
+  std::unique_ptr<std::byte[]> own_memory;          // of both windows, where no other rank can see it
+  std::optional<parallel::NodeMemory> node_memory;  // or where the ranks of the node can
+  std::byte* memory = nullptr;                      // this rank's
+  std::vector<const std::byte*> memory_of;          // [rank]; null: out of sight, its rows come as messages
+  std::vector<std::byte> send[kPiecesAtOnce], receive[kPiecesAtOnce];
   std::exception_ptr reading_failure;
 
   struct Slot {
@@ -125,7 +146,7 @@ struct Loader::State {
   std::thread thread;
 
   State(const Description& d, const Settings& settings, std::uint64_t s, const parallel::World& w,
-        const parallel::Grid& grid, Cursor start, int n_threads)
+        const parallel::Communicator& node, const parallel::Grid& grid, Cursor start, int n_threads)
       : description(d),
         table(block_table(d, settings)),
         batch_tokens(settings.batch_tokens),
@@ -152,16 +173,47 @@ struct Loader::State {
       slot.batch.targets = {slot.targets.data(), d.dtype, own.size(), columns, columns};
       slot.batch.n_tokens = batch_tokens;
     }
-    const std::size_t capacity = static_cast<std::size_t>(window_capacity(table, n_ranks) * row_bytes);
-    for (Window& window : windows) {
-      window.inputs = std::make_unique_for_overwrite<std::byte[]>(capacity);
-      window.targets = std::make_unique_for_overwrite<std::byte[]>(capacity);
+    const std::int64_t capacity = window_capacity(table, n_ranks) * row_bytes;
+    for (const std::int64_t w : {0, 1}) {
+      windows[w].inputs = 2 * w * capacity;
+      windows[w].targets = (2 * w + 1) * capacity;
     }
-    if (n_ranks > 1) {
-      const std::int64_t rows = parallel::largest_part(largest_own(shape, batch_tokens), pieces_of(n_ranks));
-      send.resize(static_cast<std::size_t>(n_ranks * rows * 2 * row_bytes));
-      receive.resize(static_cast<std::size_t>(rows * 2 * row_bytes));
+    make_memory(w, node, 4 * capacity);
+    if (!std::count(memory_of.begin(), memory_of.end(), nullptr)) return;
+    const PieceBytes piece = piece_bytes(shape, batch_tokens, row_bytes);
+    for (auto& buffer : send) buffer.resize(static_cast<std::size_t>(piece.sent));
+    for (auto& buffer : receive) buffer.resize(static_cast<std::size_t>(piece.received));
+  }
+
+  /// Window memory of `bytes`, seen by the ranks of the node if that can be. Collective.
+  void make_memory(const parallel::World& w, const parallel::Communicator& node, std::int64_t bytes) {
+    memory_of.assign(static_cast<std::size_t>(n_ranks), nullptr);
+    std::string refusal;
+    if (node.size() > 1) {
+      node_memory.emplace(node, bytes);
+      refusal = node_memory->refusal();
     }
+    if (node.size() > 1 && refusal.empty()) {
+      std::vector<std::int64_t> ranks(static_cast<std::size_t>(node.size()));
+      node.all_gather(&rank, ranks.data(), sizeof rank);
+      for (int i = 0; i < node.size(); ++i)
+        memory_of[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])] = node_memory->of(i);
+      memory = node_memory->own();
+    } else {
+      node_memory.reset();
+      own_memory = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+      memory = own_memory.get();
+      memory_of[static_cast<std::size_t>(rank)] = memory;
+    }
+    std::int64_t speaker = refusal.empty() ? n_ranks : rank;
+    world.minimum({&speaker, 1});
+    if (speaker == n_ranks) return;
+    const std::string why = world.broadcast(fmt::format("{}: {}", w.host(), refusal), static_cast<int>(speaker));
+    if (rank == 0)
+      log::warning(
+          "the ranks of a node cannot share memory ({}); their rows go by messages, several times slower: make room "
+          "in /dev/shm or lower data.window_rows",
+          why);
   }
 
   const EpochOrder& epoch(std::int64_t number) {
@@ -187,22 +239,26 @@ struct Loader::State {
     window.first_row.assign(blocks.size(), 0);
     window.reads.clear();
     window.reads_done = 0;
-    for (std::int64_t r = 0; r < n_ranks; ++r)
-      for (std::int64_t i = parallel::part(n, n_ranks, r).begin; i < parallel::part(n, n_ranks, r).end; ++i)
-        window.reader[static_cast<std::size_t>(stored[static_cast<std::size_t>(i)])] = static_cast<std::int32_t>(r);
-    std::int64_t row = 0, last_file = -1, last_band = -1;
-    for (const std::int64_t b : stored) {
-      if (window.reader[static_cast<std::size_t>(b)] != rank) continue;
-      const Block& block = table.blocks[blocks[static_cast<std::size_t>(b)]];
-      const FileDescription& file = description.files[static_cast<std::size_t>(block.file)];
-      const std::int64_t band = file.compressed && file.chunk_rows > 0 ? block.row_begin / file.chunk_rows : -1;
-      if (band < 0 || block.file != last_file || band != last_band) window.reads.emplace_back();
-      window.reads.back().push_back({block.file, block.row_begin, block.rows, window.inputs.get() + row * row_bytes,
-                                     window.targets.get() + row * row_bytes});
-      window.first_row[static_cast<std::size_t>(b)] = row;
-      row += block.rows;
-      last_file = block.file;
-      last_band = band;
+    for (std::int64_t r = 0; r < n_ranks; ++r) {
+      const Range share = parallel::part(n, n_ranks, r);
+      std::int64_t row = 0, last_file = -1, last_band = -1;
+      for (std::int64_t i = share.begin; i < share.end; ++i) {
+        const std::size_t b = static_cast<std::size_t>(stored[static_cast<std::size_t>(i)]);
+        const Block& block = table.blocks[blocks[b]];
+        window.reader[b] = static_cast<std::int32_t>(r);
+        window.first_row[b] = row;
+        if (r == rank) {
+          const FileDescription& file = description.files[static_cast<std::size_t>(block.file)];
+          const std::int64_t band = file.compressed && file.chunk_rows > 0 ? block.row_begin / file.chunk_rows : -1;
+          if (band < 0 || block.file != last_file || band != last_band) window.reads.emplace_back();
+          window.reads.back().push_back({block.file, block.row_begin, block.rows,
+                                         memory + window.inputs + row * row_bytes,
+                                         memory + window.targets + row * row_bytes});
+          last_file = block.file;
+          last_band = band;
+        }
+        row += block.rows;
+      }
     }
   }
 
@@ -211,22 +267,44 @@ struct Loader::State {
     plan(window, before.epoch + (last ? 1 : 0), last ? 0 : before.index + 1);
   }
 
-  /// Reads until `fraction` of this rank's share is in memory. A failure waits for the next agreement.
-  void read(Window& window, double fraction) {
-    if (reading_failure) return;
+  /// Jobs that read until `fraction` of this rank's share is in memory. A failure waits for the next agreement.
+  std::vector<Job> reading(Window& window, double fraction) {
+    if (reading_failure) return {};
     const std::size_t wanted = std::min(
         window.reads.size(), static_cast<std::size_t>(std::ceil(fraction * static_cast<double>(window.reads.size()))));
+    std::vector<RowRead> reads;
+    for (; window.reads_done < wanted; ++window.reads_done)
+      reads.insert(reads.end(), window.reads[window.reads_done].begin(), window.reads[window.reads_done].end());
     try {
-      std::vector<RowRead> reads;
-      for (; window.reads_done < wanted; ++window.reads_done)
-        reads.insert(reads.end(), window.reads[window.reads_done].begin(), window.reads[window.reads_done].end());
-      reader.read(reads);
+      return reader.jobs(reads);
     } catch (...) {
       reading_failure = std::current_exception();
+      return {};
     }
   }
 
-  /// All ranks go on, or all throw what the lowest failing one met.
+  /// Does the jobs, those first that stand first, at the same time as `beside` runs here. Only those that read can
+  /// fail: a failure waits for the next agreement.
+  template <class Beside>
+  void work(std::span<const Job> jobs, Beside&& beside) {
+    std::exception_ptr failure;
+    reader.workers().start(jobs);
+    try {
+      beside();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    try {
+      reader.workers().finish();
+    } catch (...) {
+      if (!reading_failure) reading_failure = std::current_exception();
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  /// All ranks go on, or all throw what the lowest failing one met. It comes after a window was read and before any of
+  /// it is copied, and so between the last copy out of a window and the first reading into its memory for the window
+  /// after the next one: nothing else is needed to keep ranks out of each other's way in memory that they share.
   void agree() {
     std::int64_t worst = reading_failure ? n_ranks - rank : 0;
     world.maximum({&worst, 1});
@@ -247,71 +325,121 @@ struct Loader::State {
     throw Error(static_cast<ExitCode>(code), message, KnownTo::all_ranks);
   }
 
-  /// Tokens [segment) of the batch are the window's rows from `first` on: brings them to their owners.
-  void exchange(const Window& window, std::int64_t first, Range segment, Slot& slot) {
+  /// Messages with a part of a batch's rows.
+  struct Piece {
+    std::vector<std::int64_t> send_bytes, receive_bytes;  // [rank]
+    std::vector<WindowOrder::Row> sent;                   // in the order of the message
+    std::vector<std::int64_t> received;                   // their tokens, likewise
+  };
+
+  /// Tokens [segment) of the batch are the window's rows from `first` on: brings them to their owners. `reads`, jobs
+  /// of the next window, are done beside that.
+  void exchange(const Window& window, std::int64_t first, Range segment, Slot& slot, std::vector<Job> reads) {
     const auto row_of = [&](std::int64_t token) {
       return window.order.rows[static_cast<std::size_t>(first + token - segment.begin)];
     };
-    const auto stored_at = [&](WindowOrder::Row row) { return (window.first_row[row.block] + row.row) * row_bytes; };
+    const auto memory_of_row = [&](WindowOrder::Row row) {
+      return memory_of[static_cast<std::size_t>(window.reader[row.block])];
+    };
     std::byte* const inputs = slot.inputs.data() - own.begin * row_bytes;
     std::byte* const targets = slot.targets.data() - own.begin * row_bytes;
-    constexpr std::int64_t kTokens = 64;  // of one task
-    if (n_ranks == 1) {
-      reader.workers().run((segment.size() + kTokens - 1) / kTokens, [&](std::int64_t task) {
-        const std::int64_t begin = segment.begin + task * kTokens;
-        for (std::int64_t token = begin; token < std::min(begin + kTokens, segment.end); ++token) {
-          const std::int64_t at = stored_at(row_of(token));
-          std::memcpy(inputs + token * row_bytes, window.inputs.get() + at, static_cast<std::size_t>(row_bytes));
-          std::memcpy(targets + token * row_bytes, window.targets.get() + at, static_cast<std::size_t>(row_bytes));
-        }
+    const std::size_t size = static_cast<std::size_t>(row_bytes);
+    // From where `from` says in the window memory `at`.
+    const auto copy = [&](std::byte* to_inputs, std::byte* to_targets, const std::byte* at, WindowOrder::Row from) {
+      const std::int64_t offset = (window.first_row[from.block] + from.row) * row_bytes;
+      std::memcpy(to_inputs, at + window.inputs + offset, size);
+      std::memcpy(to_targets, at + window.targets + offset, size);
+    };
+    std::vector<Job> jobs;
+    // `of_one` for all i in [begin, end).
+    const auto add = [&](std::int64_t begin, std::int64_t end, auto of_one) {
+      const std::int64_t at_once = std::max<std::int64_t>(1, kBytesOfJob / (2 * row_bytes));
+      for (; begin < end; begin += at_once)
+        jobs.push_back([begin, end = std::min(end, begin + at_once), of_one] {
+          for (std::int64_t i = begin; i < end; ++i) of_one(i);
+        });
+    };
+    const auto add_copies = [&] {
+      const Range mine = intersection(own, segment);
+      add(mine.begin, mine.end, [&](std::int64_t token) {
+        const WindowOrder::Row row = row_of(token);
+        if (const std::byte* const at = memory_of_row(row); at != nullptr)
+          copy(inputs + token * row_bytes, targets + token * row_bytes, at, row);
       });
+    };
+    // In the order in which jobs are begun: rows that are waited for before those of later batches.
+    const auto add_reads = [&](Range part) {
+      jobs.insert(jobs.end(), std::move_iterator(reads.begin() + part.begin),
+                  std::move_iterator(reads.begin() + part.end));
+    };
+    const std::int64_t n_reads = static_cast<std::int64_t>(reads.size());
+    if (send[0].empty()) {
+      add_copies();
+      add_reads({0, n_reads});
+      work(jobs, [] {});
       return;
     }
+
+    // Piece by piece: one is on its way while the one before is unpacked, the one after packed, and the rest done.
     const std::int64_t n_pieces = pieces_of(n_ranks);
-    std::vector<std::int64_t> send_bytes(static_cast<std::size_t>(n_ranks)),
-        receive_bytes(static_cast<std::size_t>(n_ranks)), from;
-    std::vector<std::vector<std::int64_t>> to(static_cast<std::size_t>(n_ranks));
-    for (std::int64_t piece = 0; piece < n_pieces; ++piece) {
-      from.clear();
-      for (std::int64_t r = 0; r < n_ranks; ++r) {
-        const Range theirs = intersection(own_tokens(shape, batch_tokens, r), segment);
-        const Range part = parallel::part(theirs.size(), n_pieces, piece);
-        const std::size_t before = from.size();
-        if (r == rank)
-          for (auto& tokens : to) tokens.clear();
-        for (std::int64_t token = theirs.begin + part.begin; token < theirs.begin + part.end; ++token) {
-          const WindowOrder::Row row = row_of(token);
-          const std::int32_t source = window.reader[row.block];
-          if (source == rank) from.push_back(stored_at(row));
-          if (r == rank) to[static_cast<std::size_t>(source)].push_back(token);
-        }
-        send_bytes[static_cast<std::size_t>(r)] = static_cast<std::int64_t>(from.size() - before) * 2 * row_bytes;
+    Piece pieces[3];
+    for (std::int64_t stage = 0; stage < n_pieces + 2; ++stage) {
+      jobs.clear();
+      if (stage >= 2) {
+        const Piece& arrived = pieces[(stage - 2) % 3];
+        const std::byte* const from = receive[stage % 2].data();
+        add(0, static_cast<std::int64_t>(arrived.received.size()), [&, from, &piece = arrived](std::int64_t i) {
+          const std::int64_t token = piece.received[static_cast<std::size_t>(i)];
+          std::memcpy(inputs + token * row_bytes, from + 2 * i * row_bytes, size);
+          std::memcpy(targets + token * row_bytes, from + (2 * i + 1) * row_bytes, size);
+        });
       }
-      for (std::size_t r = 0; r < to.size(); ++r)
-        receive_bytes[r] = static_cast<std::int64_t>(to[r].size()) * 2 * row_bytes;
-      const std::int64_t n_send = static_cast<std::int64_t>(from.size());
-      reader.workers().run((n_send + kTokens - 1) / kTokens, [&](std::int64_t task) {
-        for (std::int64_t i = task * kTokens; i < std::min((task + 1) * kTokens, n_send); ++i) {
-          std::byte* row = send.data() + i * 2 * row_bytes;
-          std::memcpy(row, window.inputs.get() + from[static_cast<std::size_t>(i)],
-                      static_cast<std::size_t>(row_bytes));
-          std::memcpy(row + row_bytes, window.targets.get() + from[static_cast<std::size_t>(i)],
-                      static_cast<std::size_t>(row_bytes));
-        }
+      if (stage < n_pieces) {
+        Piece& next = pieces[stage % 3];
+        next = plan_piece(window, first, segment, stage);
+        std::byte* const to = send[stage % 2].data();
+        add(0, static_cast<std::int64_t>(next.sent.size()), [&, to, &piece = next](std::int64_t i) {
+          copy(to + 2 * i * row_bytes, to + (2 * i + 1) * row_bytes, memory, piece.sent[static_cast<std::size_t>(i)]);
+        });
+      }
+      if (stage == 1) add_copies();
+      if (stage >= 1 && stage <= n_pieces) add_reads(parallel::part(n_reads, n_pieces, stage - 1));
+      work(jobs, [&] {
+        if (stage < 1 || stage > n_pieces) return;
+        const Piece& piece = pieces[(stage - 1) % 3];
+        const auto began = Clock::now();
+        world.all_to_all(send[(stage - 1) % 2].data(), piece.send_bytes, receive[(stage - 1) % 2].data(),
+                         piece.receive_bytes);
+        slot.batch.exchanging += seconds_since(began);
+        slot.batch.exchanged += std::accumulate(piece.send_bytes.begin(), piece.send_bytes.end(), std::int64_t{0});
       });
-      const auto began = Clock::now();
-      world.all_to_all(send.data(), send_bytes, receive.data(), receive_bytes);
-      slot.batch.exchanging += seconds_since(began);
-      slot.batch.exchanged += std::accumulate(send_bytes.begin(), send_bytes.end(), std::int64_t{0}) -
-                              send_bytes[static_cast<std::size_t>(rank)];
-      const std::byte* row = receive.data();
-      for (const auto& tokens : to)
-        for (const std::int64_t token : tokens) {
-          std::memcpy(inputs + token * row_bytes, row, static_cast<std::size_t>(row_bytes));
-          std::memcpy(targets + token * row_bytes, row + row_bytes, static_cast<std::size_t>(row_bytes));
-          row += 2 * row_bytes;
-        }
     }
+  }
+
+  /// Piece `index` of the messages of exchange(window, first, segment): of each owner's tokens one part.
+  Piece plan_piece(const Window& window, std::int64_t first, Range segment, std::int64_t index) const {
+    const std::size_t n = static_cast<std::size_t>(n_ranks);
+    Piece piece{std::vector<std::int64_t>(n), std::vector<std::int64_t>(n), {}, {}};
+    std::vector<std::vector<std::int64_t>> received(n);
+    for (std::size_t r = 0; r < n; ++r) {
+      const bool mine = static_cast<std::int64_t>(r) == rank;
+      if (!mine && memory_of[r] != nullptr) continue;
+      const Range theirs = intersection(own_tokens(shape, batch_tokens, static_cast<std::int64_t>(r)), segment);
+      const Range part = parallel::part(theirs.size(), pieces_of(n_ranks), index);
+      for (std::int64_t token = theirs.begin + part.begin; token < theirs.begin + part.end; ++token) {
+        const WindowOrder::Row row = window.order.rows[static_cast<std::size_t>(first + token - segment.begin)];
+        const std::size_t source = static_cast<std::size_t>(window.reader[row.block]);
+        if (mine && memory_of[source] == nullptr) {
+          received[source].push_back(token);
+          piece.receive_bytes[source] += 2 * row_bytes;
+        } else if (!mine && static_cast<std::int64_t>(source) == rank) {
+          piece.sent.push_back(row);
+          piece.send_bytes[r] += 2 * row_bytes;
+        }
+      }
+    }
+    for (const auto& tokens : received) piece.received.insert(piece.received.end(), tokens.begin(), tokens.end());
+    return piece;
   }
 
   void produce(Slot& slot, std::int64_t number) {
@@ -326,13 +454,13 @@ struct Loader::State {
         plan_after(windows[1], windows[0]);
         first = cursor.position - window->order.begin;
       }
-      read(*window, 1.0);
+      work(reading(*window, 1.0), [] {});
       agree();
       const Range segment{left.begin, std::min(left.end, left.begin + window->n_rows() - first)};
-      exchange(*window, first, segment, slot);
+      const double consumed = static_cast<double>(first + segment.size()) / static_cast<double>(window->n_rows());
+      exchange(*window, first, segment, slot, reading(windows[1], consumed));
       cursor = advance(table, cursor, segment.size());
       left.begin = segment.end;
-      read(windows[1], static_cast<double>(first + segment.size()) / static_cast<double>(window->n_rows()));
     }
     if (fault::point("data-read", static_cast<int>(rank), number) == fault::Kind::nan && own.size() > 0)
       std::memset(slot.inputs.data(), 0xff,  // NaN in every floating type
@@ -369,8 +497,9 @@ struct Loader::State {
 };
 
 Loader::Loader(const Description& description, const Settings& settings, std::uint64_t seed,
-               const parallel::World& world, const parallel::Grid& grid, Cursor start, int n_threads)
-    : state_(std::make_shared<State>(description, settings, seed, world, grid, start, n_threads)),
+               const parallel::World& world, const parallel::Communicator& node, const parallel::Grid& grid,
+               Cursor start, int n_threads)
+    : state_(std::make_shared<State>(description, settings, seed, world, node, grid, start, n_threads)),
       exceptions_(std::uncaught_exceptions()) {
   // The thread keeps the state alive: see the destructor.
   state_->thread = std::thread([state = state_] { state->loop(); });

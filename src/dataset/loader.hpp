@@ -2,10 +2,15 @@
 //
 // Batches for training, prepared beside the step by a thread of its own.
 //
-//   files --pread--> window (each block read by one rank) --all-to-all--> slots of the owners
+//   files --pread--> window (each block read by one rank) --copy, or all-to-all between nodes--> slots of the owners
 //
 // The rows of a batch are those of order.hpp, whatever the ranks. Two slots are kept filled; the blocks of the next
 // window are read while the present one is consumed, in proportion, so that no step waits for a whole window.
+//
+// Windows lie in memory that the ranks of a node share (parallel/node_memory.hpp): a rank copies its rows straight out
+// of the window of whichever of them has read them. Rows of other nodes come as messages, in pieces, each on its way
+// while the one before is put in place. Where a node's memory cannot be shared, its ranks are to one another as if each
+// were a node of its own, and a warning says why.
 //
 // All ranks construct, call `next` and `release` equally often, and destroy the Loader in step: its thread exchanges
 // rows with the threads of the other ranks and always finishes `released + 2` batches. A failure on one rank is agreed
@@ -19,6 +24,7 @@
 #include "dataset/order.hpp"
 #include "dataset/settings.hpp"
 #include "kernels/array.hpp"
+#include "parallel/communicator.hpp"
 #include "parallel/grid.hpp"
 #include "parallel/world.hpp"
 
@@ -33,8 +39,8 @@ struct RawBatch {
   Cursor begin;                ///< the first row of the batch
   Cursor end;                  ///< the first row after it: what a checkpoint keeps
   double waited = 0;           ///< seconds that `next` waited for it
-  double exchanging = 0;       ///< seconds that its rows were on their way between ranks, beside the step
-  std::int64_t exchanged = 0;  ///< bytes that this rank sent to others for it
+  double exchanging = 0;       ///< seconds that messages with its rows were on their way, beside the step
+  std::int64_t exchanged = 0;  ///< bytes of its rows that this rank sent as messages; those of shared memory are none
   bool resident = false;       ///< the rows lie where the kernels run already
 };
 
@@ -42,7 +48,7 @@ struct RawBatch {
 struct LoaderMemory {
   std::int64_t windows = 0;   ///< this rank's share of two windows
   std::int64_t slots = 0;     ///< two batches (page-locked in a CUDA build)
-  std::int64_t staging = 0;   ///< rows on their way between ranks
+  std::int64_t staging = 0;   ///< messages between ranks; not used where all of them share memory
   std::int64_t order = 0;     ///< permutations
   std::int64_t decoding = 0;  ///< one unpacked HDF5 chunk
   std::int64_t total() const { return windows + slots + staging + order + decoding; }
@@ -51,9 +57,10 @@ LoaderMemory loader_memory(const Description&, const Settings&, parallel::GridSh
 
 class Loader {
  public:
-  /// Collective. Batches of settings.batch_tokens rows from `start` on. `n_threads` threads of this rank read files.
-  Loader(const Description&, const Settings&, std::uint64_t seed, const parallel::World&, const parallel::Grid&,
-         Cursor start, int n_threads);
+  /// Collective. Batches of settings.batch_tokens rows from `start` on. `node`: the ranks whose memory this one can
+  /// share, world.node(). `n_threads` threads of this rank read files and copy rows.
+  Loader(const Description&, const Settings&, std::uint64_t seed, const parallel::World&,
+         const parallel::Communicator& node, const parallel::Grid&, Cursor start, int n_threads);
   Loader(const Loader&) = delete;
   ~Loader();
 

@@ -101,15 +101,15 @@ struct Reader::State {
   }
 
   /// Dataset by dataset, rows ascending, so that each chunk is unpacked once.
-  void read_compressed(std::int64_t index, std::span<const RowRead* const> reads) {
+  void read_compressed(std::int64_t index, std::span<const RowRead> reads) const {
     ActivationFile file(description.file_path(index));
     check_unchanged(index, file.bytes());
     for (const Side side : kSides)
       for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
-        for (const RowRead* read : reads) {
-          std::byte* out = side == Side::inputs ? read->inputs : read->targets;
+        for (const RowRead& read : reads) {
+          std::byte* out = side == Side::inputs ? read.inputs : read.targets;
           if (out != nullptr)
-            file.read(side, layer, read->row_begin, read->rows, out + layer * width(), description.row_bytes());
+            file.read(side, layer, read.row_begin, read.rows, out + layer * width(), description.row_bytes());
         }
   }
 };
@@ -119,15 +119,15 @@ Reader::Reader(const Description& description, int n_threads)
 Reader::~Reader() = default;
 Workers& Reader::workers() { return state_->workers; }
 
-void Reader::read(std::span<const RowRead> reads) {
+std::vector<Job> Reader::jobs(std::span<const RowRead> reads) {
   State& state = *state_;
-  std::vector<Task> tasks;
-  std::map<std::int64_t, std::vector<const RowRead*>> compressed;
+  std::vector<Job> jobs;
+  std::map<std::int64_t, std::vector<RowRead>> compressed;
   for (const RowRead& read : reads) {
     if (read.rows == 0) continue;
     const Access& access = state.locate(read.file);
     if (!access.direct) {
-      compressed[read.file].push_back(&read);
+      compressed[read.file].push_back(read);
       continue;
     }
     const std::shared_ptr<PosixFile> file = state.open(read.file);
@@ -136,24 +136,24 @@ void Reader::read(std::span<const RowRead> reads) {
         std::byte* out = side == Side::inputs ? read.inputs : read.targets;
         if (out == nullptr) continue;
         const std::int64_t which = (side == Side::inputs ? 0 : state.description.n_layers) + layer;
-        tasks.push_back({file, &access.extents[static_cast<std::size_t>(which)], read.row_begin, read.rows,
-                         out + layer * state.width()});
+        jobs.push_back([&state, task = Task{file, &access.extents[static_cast<std::size_t>(which)], read.row_begin,
+                                            read.rows, out + layer * state.width()}] { state.read_direct(task); });
       }
   }
-  state.workers.start(static_cast<std::int64_t>(tasks.size()),
-                      [&](std::int64_t i) { state.read_direct(tasks[static_cast<std::size_t>(i)]); });
-  std::exception_ptr failure;
-  try {
-    for (auto& [file, rows] : compressed) {
-      std::sort(rows.begin(), rows.end(),
-                [](const RowRead* a, const RowRead* b) { return a->row_begin < b->row_begin; });
-      state.read_compressed(file, rows);
-    }
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  state.workers.finish();
-  if (failure) std::rethrow_exception(failure);
+  if (compressed.empty()) return jobs;
+  for (auto& [file, rows] : compressed)
+    std::sort(rows.begin(), rows.end(), [](const RowRead& a, const RowRead& b) { return a.row_begin < b.row_begin; });
+  // One job, which takes longest: HDF5 lets in one thread at a time, and each file that is open holds an unpacked
+  // chunk.
+  jobs.insert(jobs.begin(), [&state, compressed = std::move(compressed)] {
+    for (const auto& [file, rows] : compressed) state.read_compressed(file, rows);
+  });
+  return jobs;
+}
+
+void Reader::read(std::span<const RowRead> reads) {
+  const std::vector<Job> all = jobs(reads);
+  state_->workers.run(all);
 }
 
 std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std::int64_t n) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "dataset/description.hpp"
 #include "dataset/workers.hpp"
@@ -32,8 +33,11 @@ class Reader {
 
   /// Throws Error(data) naming file and dataset for what cannot be read or has changed since it was described.
   void read(std::span<const RowRead>);
+  /// The same as jobs for `workers`, to be done in any order beside others. Opens the files and may throw like `read`;
+  /// so may the jobs. What one of them needs lives as long as it does.
+  std::vector<Job> jobs(std::span<const RowRead>);
 
-  /// Its threads, for passes over what was read. Not while `read` runs.
+  /// Its threads, for `jobs` and for passes over what was read. Not while `read` runs.
   Workers& workers();
 
  private:

@@ -8,10 +8,13 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
 namespace weft::dataset {
+
+using Job = std::function<void()>;
 
 class Workers {
  public:
@@ -27,6 +30,14 @@ class Workers {
   void finish();
   void run(std::int64_t n, std::function<void(std::int64_t)> function) {
     start(n, std::move(function));
+    finish();
+  }
+  /// The same with jobs, begun in this order. They must stay as they are until `finish`.
+  void start(std::span<const Job> jobs) {
+    start(static_cast<std::int64_t>(jobs.size()), [jobs](std::int64_t i) { jobs[static_cast<std::size_t>(i)](); });
+  }
+  void run(std::span<const Job> jobs) {
+    start(jobs);
     finish();
   }
 

@@ -79,6 +79,14 @@ Communicator Communicator::split(int color, int key) const {
   return Communicator(std::move(handle));
 }
 
+Communicator Communicator::split_by_node() const {
+  auto handle = std::make_unique<Handle>();
+  check(MPI_Comm_split_type(handle_->comm, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &handle->comm),
+        "finding the ranks of a node");
+  handle->owned = true;
+  return Communicator(std::move(handle));
+}
+
 Communicator Communicator::duplicate() const {
   auto handle = std::make_unique<Handle>();
   check(MPI_Comm_dup(handle_->comm, &handle->comm), "duplicating a communicator");

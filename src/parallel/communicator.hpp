@@ -35,6 +35,8 @@ class Communicator {
 
   /// Ranks that give the same color form a group, ordered by key. Collective.
   Communicator split(int color, int key) const;
+  /// The ranks that run on this one's node, in the same order. Collective.
+  Communicator split_by_node() const;
   /// The same ranks with messages of their own: for another thread. Collective.
   Communicator duplicate() const;
 

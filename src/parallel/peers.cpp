@@ -13,9 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <exception>
-#include <fstream>
 #include <vector>
 
 #include "parallel/kept_memory.hpp"
@@ -38,13 +36,6 @@ void check(cudaError_t status, const char* what) {
 
 /// A word for the process, which no group outlives; null before the first. Not zero: `Peers::give_up`.
 std::atomic<int*> given_up{nullptr};
-
-/// Equal on ranks of one running system.
-std::array<char, 64> running_system() {
-  std::array<char, 64> name{};
-  std::ifstream("/proc/sys/kernel/random/boot_id").read(name.data(), name.size());
-  return name;
-}
 
 }  // namespace
 
@@ -124,13 +115,10 @@ Peers::~Peers() = default;
 std::unique_ptr<Peers> Peers::join(const Communicator& ranks) {
   if (ranks.size() == 1 || ranks.gpus() == nullptr) return nullptr;
   std::string why;
-  const std::array<char, 64> own = running_system();
-  std::vector<std::array<char, 64>> all(static_cast<std::size_t>(ranks.size()));
-  ranks.all_gather(own.data(), all.data(), static_cast<std::int64_t>(own.size()));
   auto state = std::make_unique<State>(ranks);
   if (ranks.size() > kernels::cuda::kMostPeers)
     why = fmt::format("more than {} ranks", kernels::cuda::kMostPeers);
-  else if (!std::all_of(all.begin(), all.end(), [&](const auto& name) { return name == own; }))
+  else if (ranks.split_by_node().size() != ranks.size())
     why = "several hosts";
   else if (state->share(static_cast<std::int64_t>(kChannels * sizeof(kernels::cuda::PeerPage)), why)) {
     check(cudaMemset(state->shared.front().own.data, 0, kChannels * sizeof(kernels::cuda::PeerPage)), "clearing flags");

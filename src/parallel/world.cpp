@@ -23,16 +23,11 @@ World::Session::Session(int* argc, char*** argv) {
 
 World::Session::~Session() { MPI_Finalize(); }
 
-World::World(int* argc, char*** argv) : session_(argc, argv), all_(Communicator::world()) {
+World::World(int* argc, char*** argv) : session_(argc, argv), all_(Communicator::world()), node_(all_.split_by_node()) {
   char name[MPI_MAX_PROCESSOR_NAME];
   int length = 0;
   MPI_Get_processor_name(name, &length);
   host_.assign(name, static_cast<std::size_t>(length));
-  MPI_Comm node = MPI_COMM_NULL;
-  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node);
-  MPI_Comm_rank(node, &node_rank_);
-  MPI_Comm_size(node, &node_size_);
-  MPI_Comm_free(&node);
   fault::note_rank(rank());
 }
 

@@ -23,8 +23,9 @@ class World {
   const Communicator& all() const { return all_; }
 
   const std::string& host() const { return host_; }
-  int node_rank() const { return node_rank_; }  ///< index of this process on its node
-  int node_size() const { return node_size_; }  ///< processes on this node
+  const Communicator& node() const { return node_; }  ///< the processes on this one's node
+  int node_rank() const { return node_.rank(); }      ///< index of this process on its node
+  int node_size() const { return node_.size(); }      ///< processes on this node
 
   /// The highest code of all ranks: how the program ends when nobody threw.
   int agree(int code) const;
@@ -55,10 +56,8 @@ class World {
     Session(int* argc, char*** argv);
     ~Session();
   } session_;
-  Communicator all_;
+  Communicator all_, node_;
   std::string host_;
-  int node_rank_ = 0;
-  int node_size_ = 1;
 };
 
 /// Throws a collective Error(usage) when a launcher started several copies of a world of one rank: launcher and MPI

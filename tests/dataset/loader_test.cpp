@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs on 1 to 4 ranks: whatever their number and grid, the rows that arrive are those of the pure function in
-// order.hpp.
+// Runs on 1 to 4 ranks: whatever their number, grid and nodes, the rows that arrive are those of the pure function in
+// order.hpp. Nodes are what the Loader is told: here ranks of one machine play them.
 #include "dataset/loader.hpp"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.hpp"
 #include "dataset/stored_order.hpp"
 #include "device/memory.hpp"
 #include "storage/digest.hpp"
@@ -29,6 +33,22 @@ std::vector<parallel::GridShape> shapes() {
   for (std::int64_t data = 1; data <= world; ++data)
     if (world % data == 0) all.push_back({data, world / data});
   return all;
+}
+
+/// Ranks as nodes: all on one, two on each (of three ranks one is alone), every second one, each on its own.
+struct Nodes {
+  std::string name;
+  parallel::Communicator node;
+};
+std::vector<Nodes> nodes() {
+  const parallel::Communicator& all = testing::world().all();
+  std::vector<Nodes> ways;
+  ways.push_back({"one node", testing::world().all().split(0, all.rank())});
+  if (all.size() > 2) ways.push_back({"two a node", all.split(all.rank() / 2, all.rank())});
+  if (all.size() > 2)
+    ways.push_back({"every second rank on a node, in falling order", all.split(all.rank() % 2, -all.rank())});
+  if (all.size() > 1) ways.push_back({"one a node", all.split(all.rank(), 0)});
+  return ways;
 }
 
 /// Global rows of an epoch in training order.
@@ -66,7 +86,7 @@ bool batch_is(const RawBatch& batch, const parallel::Grid& grid, const Sample& s
 }
 
 void check_run(const Description& description, const Sample& sample, const Settings& settings,
-               parallel::GridShape shape, Cursor start, int n_batches) {
+               parallel::GridShape shape, const Nodes& way, Cursor start, int n_batches) {
   const parallel::Grid grid(testing::world(), shape);
   constexpr std::uint64_t kSeed = 5;
   std::vector<std::int64_t> rows;
@@ -75,7 +95,7 @@ void check_run(const Description& description, const Sample& sample, const Setti
     const std::vector<std::int64_t> more = expected_rows(description, settings, kSeed, epoch);
     rows.insert(rows.end(), more.begin(), more.end());
   }
-  Loader loader(description, settings, kSeed, testing::world(), grid, start, 2);
+  Loader loader(description, settings, kSeed, testing::world(), way.node, grid, start, 2);
   const BlockTable table = block_table(description, settings);
   Cursor cursor = start;
   for (int b = 0; b < n_batches; ++b) {
@@ -85,7 +105,9 @@ void check_run(const Description& description, const Sample& sample, const Setti
     cursor = advance(table, cursor, settings.batch_tokens);
     CHECK(batch.end == cursor);
     CHECK_MESSAGE(batch_is(batch, grid, sample, {from, from + settings.batch_tokens}), "batch ", b, " of grid ",
-                  shape.data, "x", shape.feature);
+                  shape.data, "x", shape.feature, ", ", way.name);
+    // What a rank can see needs no message.
+    if (way.node.size() == testing::world().size()) CHECK(batch.exchanged == 0);
     loader.release();
   }
 }
@@ -119,12 +141,13 @@ TEST_CASE("batches are those of the pure function, on any grid, type and size") 
     settings.window_rows = c.window_rows;
     settings.batch_tokens = c.batch_tokens;
     const Description description = describe(testing::world(), directory / "train", settings);
-    for (const parallel::GridShape shape : shapes()) {
-      const int per_epoch = static_cast<int>((description.n_rows + c.batch_tokens - 1) / c.batch_tokens);
-      check_run(description, c.sample, settings, shape, {0, 0}, per_epoch + 2);
-      check_run(description, c.sample, settings, shape, {3, description.n_rows / 2}, 2);
-      check_run(description, c.sample, settings, shape, {1, description.n_rows - 1}, 1);
-    }
+    for (const parallel::GridShape shape : shapes())
+      for (const Nodes& way : nodes()) {
+        const int per_epoch = static_cast<int>((description.n_rows + c.batch_tokens - 1) / c.batch_tokens);
+        check_run(description, c.sample, settings, shape, way, {0, 0}, per_epoch + 2);
+        check_run(description, c.sample, settings, shape, way, {3, description.n_rows / 2}, 2);
+        check_run(description, c.sample, settings, shape, way, {1, description.n_rows - 1}, 1);
+      }
   }
 }
 
@@ -139,24 +162,80 @@ TEST_CASE("the rows of an epoch and their order have the same hash on every numb
   const Description description = describe(testing::world(), directory / "train", settings);
   for (const parallel::GridShape shape : shapes()) {
     const parallel::Grid grid(testing::world(), shape);
-    Loader loader(description, settings, 11, testing::world(), grid, {}, 1);
-    std::string received;
-    for (std::int64_t done = 0; done < description.n_rows; done += settings.batch_tokens) {
-      const RawBatch& batch = loader.next();
-      // Everybody's targets, in token order: the ranks' own tokens ascend with the rank.
-      std::vector<std::int64_t> bytes;
-      for (int r = 0; r < testing::world().size(); ++r)
-        bytes.push_back(grid.own_tokens_of(batch.n_tokens, r / shape.feature, r % shape.feature).size() *
-                        description.row_bytes());
-      std::string all(static_cast<std::size_t>(batch.n_tokens * description.row_bytes()), '\0');
-      testing::world().all().all_gather_uneven(batch.targets.data, all.data(), bytes);
-      received += all.substr(
-          0, static_cast<std::size_t>(std::min(batch.n_tokens, description.n_rows - done) * description.row_bytes()));
-      loader.release();
+    std::vector<std::int64_t> sent;  // as messages, by all ranks
+    for (const Nodes& way : nodes()) {
+      Loader loader(description, settings, 11, testing::world(), way.node, grid, {}, 1);
+      std::string received;
+      sent.push_back(0);
+      for (std::int64_t done = 0; done < description.n_rows; done += settings.batch_tokens) {
+        const RawBatch& batch = loader.next();
+        sent.back() += batch.exchanged;
+        // Everybody's targets, in token order: the ranks' own tokens ascend with the rank.
+        std::vector<std::int64_t> bytes;
+        for (int r = 0; r < testing::world().size(); ++r)
+          bytes.push_back(grid.own_tokens_of(batch.n_tokens, r / shape.feature, r % shape.feature).size() *
+                          description.row_bytes());
+        std::string all(static_cast<std::size_t>(batch.n_tokens * description.row_bytes()), '\0');
+        testing::world().all().all_gather_uneven(batch.targets.data, all.data(), bytes);
+        received += all.substr(
+            0, static_cast<std::size_t>(std::min(batch.n_tokens, description.n_rows - done) * description.row_bytes()));
+        loader.release();
+      }
+      // Written down once from the pure function: the same for all ranks, grids, nodes and machines.
+      CHECK_MESSAGE(storage::sha256(received) == "b7e1a86267a497c4eebffd0f1ba392015041a2cefbb84761fdcf7637373c618b",
+                    way.name);
     }
-    // Written down once from the pure function: the same for all ranks, grids and machines.
-    CHECK(storage::sha256(received) == "b7e1a86267a497c4eebffd0f1ba392015041a2cefbb84761fdcf7637373c618b");
+    // Only what a rank cannot see is sent.
+    testing::world().all().sum(std::span<std::int64_t>(sent));
+    CHECK(sent.front() == 0);
+    for (std::size_t way = 1; way + 1 < sent.size(); ++way) CHECK((0 < sent[way] && sent[way] < sent.back()));
+    CHECK((sent.back() > 0) == (testing::world().size() > 1));
   }
+}
+
+TEST_CASE("where one rank cannot share its memory a warning says why, and rows go by messages") {
+  const parallel::World& world = testing::world();
+  const Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
+  const Directory directory;
+  testing::write_sample(directory / "train", sample);
+  Settings settings;
+  settings.block_rows = 16;
+  settings.window_rows = 128;
+  settings.batch_tokens = 96;
+  const Description description = describe(world, directory / "train", settings);
+  const std::vector<std::int64_t> rows = expected_rows(description, settings, 1, 0);
+  const parallel::Grid grid(world, shapes().back());
+  std::vector<std::string> warnings;
+  log::set_sink([&](log::Level level, std::string_view line) {
+    if (level == log::Level::warning) warnings.emplace_back(line);
+  });
+  rlimit former{};
+  getrlimit(RLIMIT_FSIZE, &former);
+  if (world.rank() == world.size() - 1) {
+    const rlimit small{1000, former.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+  }
+  Loader loader(description, settings, 1, world, world.node(), grid, {}, 2);
+  setrlimit(RLIMIT_FSIZE, &former);
+  log::set_sink([](log::Level level, std::string_view line) {
+    if (level != log::Level::info) fmt::print(stderr, "{}\n", line);
+  });
+  if (world.is_root() && world.size() > 1) {
+    REQUIRE(warnings.size() == 1);
+    CHECK(warnings[0].starts_with("the ranks of a node cannot share memory (" + world.host() + ": memfd: "));
+    CHECK(warnings[0].find("File too large") != std::string::npos);
+  } else {
+    CHECK(warnings.empty());
+  }
+  std::int64_t sent = 0;
+  for (std::int64_t b = 0; b < 6; ++b) {
+    const RawBatch& batch = loader.next();
+    const auto from = rows.begin() + b * settings.batch_tokens;
+    CHECK(batch_is(batch, grid, sample, {from, from + settings.batch_tokens}));
+    sent += batch.exchanged;
+    loader.release();
+  }
+  CHECK((sent > 0) == (world.size() > 1));
 }
 
 TEST_CASE("a loader can be left at any moment") {
@@ -172,7 +251,7 @@ TEST_CASE("a loader can be left at any moment") {
   for (int taken = 0; taken < 4; ++taken)
     for (const bool give_back : {true, false}) {
       if (!give_back && taken > 2) continue;
-      Loader loader(description, settings, 1, testing::world(), grid, {}, 1);
+      Loader loader(description, settings, 1, testing::world(), testing::world().node(), grid, {}, 1);
       for (int i = 0; i < taken; ++i) {
         loader.next();
         if (give_back) loader.release();
@@ -194,7 +273,7 @@ TEST_CASE("what one rank cannot read is an error of all, after the batches that 
   if (testing::world().is_root()) std::filesystem::resize_file(directory / "train/chunk_1.hdf5", 100);
   testing::world().all().barrier();
   const parallel::Grid grid(testing::world(), shapes().back());
-  Loader loader(description, settings, 1, testing::world(), grid, {}, 1);
+  Loader loader(description, settings, 1, testing::world(), testing::world().node(), grid, {}, 1);
   std::int64_t good = 0;
   std::string message;
   try {
@@ -220,7 +299,7 @@ TEST_CASE("a cursor outside the dataset is refused") {
   testing::write_sample(directory / "train", sample);
   const Description description = describe(testing::world(), directory / "train", {});
   const parallel::Grid grid(testing::world(), shapes().back());
-  CHECK_THROWS_AS(Loader(description, {}, 1, testing::world(), grid, {0, 87}, 1), Error);
+  CHECK_THROWS_AS(Loader(description, {}, 1, testing::world(), testing::world().node(), grid, {0, 87}, 1), Error);
 }
 
 TEST_CASE("the stated memory covers what is allocated") {
@@ -240,7 +319,7 @@ TEST_CASE("the stated memory covers what is allocated") {
     CHECK((world == 1) == (memory.staging == 0));
     const std::int64_t before = device::memory_use().host_bytes;
     const parallel::Grid grid(testing::world(), shape);
-    const Loader loader(description, settings, 1, testing::world(), grid, {}, 1);
+    const Loader loader(description, settings, 1, testing::world(), testing::world().node(), grid, {}, 1);
     CHECK(device::memory_use().host_bytes - before <= memory.slots);
   }
 }
