@@ -1375,7 +1375,9 @@ struct DeviceSelection::Parts {
                                                                                    static_cast<int>(budget), room);
       return;
     }
-    constexpr std::int64_t per_warp = 512;  // vectors: long enough to keep loads in flight
+    // Vectors: long enough to keep loads in flight; short enough that a row of many entries, which its warp reads
+    // twice, does not keep a whole block waiting where there are few (narrow tiles: shards of the features).
+    constexpr std::int64_t per_warp = 128;
     const std::int64_t vectors = divide_up(piece.columns, Vector<T>::kSize);
     if (vectors > 4 * per_warp)
       launch_filter<T, 8>(view, piece, stream);
