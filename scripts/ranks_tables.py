@@ -40,7 +40,7 @@ def main():
         first.setdefault(name, (ranks, case["tokens_per_second"]))
 
     print(head("case", "ranks", "data x feature", "ms a step", "tokens/s", "speed-up", "efficiency", "exchanges, ms", "exposed, ms",
-               "exposed, % of exchanges", "exposed, % of the step", "a reader must deliver, GB/s", texts=3))
+               "of the rank that waits least, ms", "exposed, % of exchanges", "exposed, % of the step", "a reader must deliver, GB/s", texts=3))
     for name, ranks, data, feature, case in runs:
         of_ranks, of_tokens = first[name]
         speed_up = case["tokens_per_second"] / of_tokens
@@ -49,7 +49,8 @@ def main():
         share = None if exposed is None or not ms else 100 * exposed / ms
         print(row(name, ranks, f"{data} x {feature}", number(case["ms_per_step"]), number(case["tokens_per_second"], 0),
                   number(speed_up, 2) + ("" if of_ranks == 1 else f" (of {of_ranks})"),
-                  f"{100 * speed_up * of_ranks / ranks:.0f} %", number(ms, 2), number(exposed, 2), number(share, 0),
+                  f"{100 * speed_up * of_ranks / ranks:.0f} %", number(ms, 2), number(exposed, 2),
+                  number(exchange.get("exposed_least_ms"), 2), number(share, 0),
                   number(None if exposed is None else 100 * exposed / case["ms_per_step"]),
                   number(1e-9 * case["tokens_per_second"] * case["row_bytes"])))
 

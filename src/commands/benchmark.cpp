@@ -2,8 +2,11 @@
 //
 // weft benchmark INPUT: one step, phase by phase, against the limits of the machine that it runs on, for every case of
 // the input. Batches lie in memory: neither files nor the loader are measured.
+#include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <numeric>
+#include <vector>
 
 #include "base/log.hpp"
 #include "commands/algorithms.hpp"
@@ -252,8 +255,10 @@ class Measurement {
     result_.tokens_per_second = 1e3 * static_cast<double>(configuration_.data.batch_tokens) / result_.ms_per_step;
     if (world_.size() > 1) {
       result_.exchanges = parallel::profile(exchanged, settings_.steps, world_.all());
-      world_.all().sum(std::span<double>(&exposed, 1));
-      result_.exposed_ms = 1e3 * exposed / world_.size();
+      std::vector<double> of_rank(static_cast<std::size_t>(world_.size()));
+      world_.all().all_gather(&exposed, of_rank.data(), sizeof exposed);
+      result_.exposed_ms = 1e3 * std::accumulate(of_rank.begin(), of_rank.end(), 0.0) / world_.size();
+      result_.exposed_least_ms = 1e3 * *std::min_element(of_rank.begin(), of_rank.end());
     }
     result_.row_bytes = 4 * static_cast<double>(shape_.width());
     std::int64_t memory[] = {device::memory_use().device_peak_bytes - before, trainer.model().state_bytes()};

@@ -52,6 +52,7 @@ report::Json communication_of(const CaseResult& c) {
   report::Json json = entry(total_of(c));
   json.erase("name");
   json["exposed_ms"] = c.exposed_ms;
+  json["exposed_least_ms"] = c.exposed_least_ms;
   json["exchanges"] = report::Json::array();
   for (const parallel::ExchangeProfile& one : c.exchanges) json["exchanges"].push_back(entry(one));
   return json;
@@ -67,8 +68,10 @@ std::string exchanges_table(const CaseResult& c) {
   };
   for (const parallel::ExchangeProfile& one : c.exchanges) line(one);
   line(total);
-  return out + fmt::format("\nexposed: {:.2f} ms a step, {:.0f} % of the exchanges' time", c.exposed_ms,
-                           total.seconds > 0 ? 0.1 * c.exposed_ms / total.seconds : 0.0);
+  return out +
+         fmt::format(
+             "\nexposed: {:.2f} ms a step, {:.0f} % of the exchanges' time; {:.2f} ms on the rank that waits least",
+             c.exposed_ms, total.seconds > 0 ? 0.1 * c.exposed_ms / total.seconds : 0.0, c.exposed_least_ms);
 }
 
 std::string escaped(const std::string& text) {

@@ -40,8 +40,10 @@ struct CaseResult {
   /// With several ranks: each kind of exchange, one by one. On GPUs nothing else goes on then, and the wait for later
   /// ranks is not in it; between processes on the host it is.
   std::vector<parallel::ExchangeProfile> exchanges;
-  double exposed_ms =
-      0;  ///< in a step the computation stood still for exchanges, the mean over ranks; the rest was hidden
+  /// In a step the computation stood still for exchanges: the mean over ranks; the rest was hidden. What the rank that
+  /// waits least has less than that is waiting for slower ranks.
+  double exposed_ms = 0;
+  double exposed_least_ms = 0;
 };
 
 struct BenchmarkResult {

@@ -79,9 +79,13 @@ TEST_CASE("exchanges stand by name and together; of one rank nothing is said") {
   CHECK(json["exchanges"][0]["gb_per_second"].get<double>() == doctest::Approx(1.5));
   CHECK(json["exchanges"][1]["gb_per_second"].get<double>() == 0);  // no time was seen
   result.cases[0].exposed_ms = 0.5;
+  result.cases[0].exposed_least_ms = 0.25;
   json = to_json(result)["cases"][0]["communication"];
   CHECK(json["exposed_ms"] == 0.5);
-  CHECK(to_table(result).find("exposed: 0.50 ms a step, 25 % of the exchanges' time") != std::string::npos);
+  CHECK(json["exposed_least_ms"] == 0.25);
+  CHECK(to_table(result).find(
+            "exposed: 0.50 ms a step, 25 % of the exchanges' time; 0.25 ms on the rank that waits least") !=
+        std::string::npos);
 
   // Cases side by side show what each exchanges; the name of a case may be long.
   CaseResult other = result.cases[0];
