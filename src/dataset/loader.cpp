@@ -174,9 +174,9 @@ struct Loader::State {
       slot.batch.n_tokens = batch_tokens;
     }
     const std::int64_t capacity = window_capacity(table, n_ranks) * row_bytes;
-    for (const std::int64_t w : {0, 1}) {
-      windows[w].inputs = 2 * w * capacity;
-      windows[w].targets = (2 * w + 1) * capacity;
+    for (const std::int64_t i : {0, 1}) {
+      windows[i].inputs = 2 * i * capacity;
+      windows[i].targets = (2 * i + 1) * capacity;
     }
     make_memory(w, node, 4 * capacity);
     if (!std::count(memory_of.begin(), memory_of.end(), nullptr)) return;

@@ -41,10 +41,10 @@ class Peers {
     void* data() const { return data_; }
 
    private:
-    Peers& peers_;
+    [[maybe_unused]] Peers& peers_;  // unused without CUDA
     device::Counted counted_;
     void* data_ = nullptr;
-    std::int64_t bytes_ = 0;
+    [[maybe_unused]] std::int64_t bytes_ = 0;
   };
 
   /// A sequence of exchanges on one stream. Collective, and so are its calls but `write`.
@@ -69,8 +69,8 @@ class Peers {
                std::int64_t from_pitch, std::int64_t row_bytes, std::int64_t rows);
 
    private:
-    Peers& peers_;
-    std::size_t index_;
+    [[maybe_unused]] Peers& peers_;  // unused without CUDA
+    [[maybe_unused]] std::size_t index_;
     kernels::cuda::Peers meetings_{};
   };
 
