@@ -62,6 +62,7 @@ struct Peers::State {
     return found == shared.end() ? nullptr : &*found;
   }
   bool share(std::int64_t bytes, std::string& why);
+  bool arrives() const;
 };
 
 /// New memory, known to all ranks; false, on all, when one of them could not.
@@ -93,6 +94,43 @@ bool Peers::State::share(std::int64_t bytes, std::string& why) {
   return worst == 0;
 }
 
+/// Whether what each writes to each is there afterwards: drivers offer ways between GPUs that lose data where the host
+/// redirects them (IOMMU, PCIe access control). Leaves the pages cleared. Collective.
+bool Peers::State::arrives() const {
+  using kernels::cuda::PeerPage;
+  constexpr std::size_t kWords = 4096, kBytes = kWords * sizeof(std::uint32_t);
+  static_assert(kernels::cuda::kMostPeers * kBytes <= kernels::cuda::kPeerStage);
+  const auto page = [this](std::size_t rank) { return static_cast<PeerPage*>(shared.front().of_rank[rank]); };
+  const std::size_t own = static_cast<std::size_t>(ranks.rank()), n = shared.front().of_rank.size();
+  const auto word = [n](std::size_t from, std::size_t to, std::size_t i) {
+    return static_cast<std::uint32_t>((i * n + from) * n + to + 1);
+  };
+  const auto clear = [&] {
+    check(cudaMemset(page(own), 0, kChannels * sizeof(PeerPage)), "clearing flags");
+    check(cudaDeviceSynchronize(), "clearing flags");
+    ranks.barrier();
+  };
+  clear();
+  std::vector<std::uint32_t> words(kWords);
+  for (std::size_t to = 0; to < n; ++to) {
+    for (std::size_t i = 0; i < kWords; ++i) words[i] = word(own, to, i);
+    check(cudaMemcpy(page(own)->stage[1], words.data(), kBytes, cudaMemcpyHostToDevice), "trying the way to a GPU");
+    check(cudaMemcpy(page(to)->stage[0] + own * kBytes, page(own)->stage[1], kBytes, cudaMemcpyDeviceToDevice),
+          "trying the way to a GPU");
+    check(cudaDeviceSynchronize(), "trying the way to a GPU");
+  }
+  ranks.barrier();
+  std::int64_t wrong = 0;
+  for (std::size_t from = 0; from < n; ++from) {
+    check(cudaMemcpy(words.data(), page(own)->stage[0] + from * kBytes, kBytes, cudaMemcpyDeviceToHost),
+          "trying the way to a GPU");
+    for (std::size_t i = 0; i < kWords; ++i) wrong += words[i] == word(from, own, i) ? 0 : 1;
+  }
+  ranks.maximum({&wrong, 1});
+  clear();
+  return wrong == 0;
+}
+
 Peers::State::~State() {
   // On the way out after an error a peer may be gone, or still look here: the end of the process frees it all.
   int mpi_is_over = 0;
@@ -120,10 +158,10 @@ std::unique_ptr<Peers> Peers::join(const Communicator& ranks) {
     why = fmt::format("more than {} ranks", kernels::cuda::kMostPeers);
   else if (ranks.split_by_node().size() != ranks.size())
     why = "several hosts";
-  else if (state->share(static_cast<std::int64_t>(kChannels * sizeof(kernels::cuda::PeerPage)), why)) {
-    check(cudaMemset(state->shared.front().own.data, 0, kChannels * sizeof(kernels::cuda::PeerPage)), "clearing flags");
-    check(cudaDeviceSynchronize(), "clearing flags");
-    ranks.barrier();  // before anybody writes there
+  else if (state->share(static_cast<std::int64_t>(kChannels * sizeof(kernels::cuda::PeerPage)), why) &&
+           !state->arrives())
+    why = "what is written there does not arrive: look at the host's IOMMU and PCIe access control";
+  if (why.empty()) {
     if (void* word = nullptr; given_up == nullptr) {
       check(cudaHostAlloc(&word, sizeof(int), cudaHostAllocPortable), "making a flag");
       *static_cast<int*>(word) = 0;
