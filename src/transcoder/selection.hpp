@@ -26,6 +26,7 @@
 //   bytes a rank sends per step   8 * (groups * (3 * 2048 + D + 6)) to be summed, and N/D * L * 4 on the feature axis
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -186,7 +187,15 @@ class Selection {
     std::int64_t device_bytes = 0;
     std::int64_t host_bytes = 0;
   };
-  struct Batch;
+  /// What one call of `select` works on.
+  struct Batch {
+    std::int64_t n_tokens = 0;  ///< of this rank's feature group
+    parallel::Range features;   ///< of this rank, global indices
+    std::int64_t budget = 0;
+    std::int64_t n_blocks = 0;
+    std::span<const kernels::Array<const float>> bias;
+    const Producer* produce = nullptr;
+  };
   struct Search;
   friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
                                         kernels::Backend);
@@ -196,6 +205,7 @@ class Selection {
   kernels::CandidateLists candidates(const Batch&) const;
   std::int64_t group_of(std::int64_t layer) const { return sizes_.n_groups == 1 ? 0 : layer; }
 
+  // By the portable kernels: selection_portable.cpp.
   void select_over_batch(const Batch&);
   bool collect(const Batch&, std::span<const std::uint32_t> guess);
   bool filter_tiles(const Batch&, std::span<const std::uint32_t> threshold, bool ordered);
@@ -207,6 +217,15 @@ class Selection {
   void select_on_gpu(const Batch&);
   kernels::cuda::SelectionExchange exchange();
   std::int64_t reduced_bytes(std::int64_t n_words) const;
+
+  static constexpr const char* kName = "selection";  // of its exchanges
+  /// call(begin, size) for `size` words of histograms: all at once, or one histogram after the other where each
+  /// collective is to have one thing to do (parallel.together).
+  template <class Call>
+  void in_pieces(std::int64_t size, Call&& call) const {
+    const std::int64_t piece = shape_.manner.together ? size : kernels::kHistogramBins;
+    for (std::int64_t begin = 0; begin < size; begin += piece) call(begin, std::min(piece, size - begin));
+  }
 
   ModelSettings settings_;
   SelectionShape shape_;
