@@ -25,28 +25,29 @@ __device__ std::uint32_t read_word(const std::uint32_t* at) {
 }
 
 /// By all threads of the block: what they have written before is seen by the peers' threads after it.
-__device__ void exchange_words(const Peers& peers, std::uint32_t (PeerPage::*words)[kMostPeers], std::uint32_t number) {
+__device__ void exchange_words(const Meetings& meetings, std::uint32_t (PeerPage::*words)[kMostPeers],
+                               std::uint32_t number) {
   __threadfence_system();
   __syncthreads();
   const int r = static_cast<int>(threadIdx.x);
-  if (r < peers.size && r != peers.rank) {
-    write_word(&(peers.page[r]->*words)[peers.rank], number);
-    const std::uint32_t* const word = &(peers.page[peers.rank]->*words)[r];
+  if (r < meetings.size && r != meetings.rank) {
+    write_word(&(meetings.page[r]->*words)[meetings.rank], number);
+    const std::uint32_t* const word = &(meetings.page[meetings.rank]->*words)[r];
     // Numbers wrap around. Memory of the host is far away: it is looked at now and then.
     for (unsigned turn = 1; static_cast<std::int32_t>(read_word(word) - number) < 0; ++turn)
-      if (turn % 4096 == 0 && *static_cast<const volatile int*>(peers.given_up) != 0) break;
+      if (turn % 4096 == 0 && *static_cast<const volatile int*>(meetings.given_up) != 0) break;
   }
   __syncthreads();
 }
 
-__global__ void meet_peers(const __grid_constant__ Peers peers) {
-  exchange_words(peers, &PeerPage::come, peers.page[peers.rank]->number + 1);
+__global__ void meet_peers(const __grid_constant__ Meetings meetings) {
+  exchange_words(meetings, &PeerPage::come, meetings.page[meetings.rank]->number + 1);
 }
 
-__global__ void part_from_peers(const __grid_constant__ Peers peers) {
-  PeerPage& own = *peers.page[peers.rank];
+__global__ void part_from_peers(const __grid_constant__ Meetings meetings) {
+  PeerPage& own = *meetings.page[meetings.rank];
   const std::uint32_t number = own.number + 1;
-  exchange_words(peers, &PeerPage::finished, number);
+  exchange_words(meetings, &PeerPage::finished, number);
   if (threadIdx.x == 0) own.number = number;
 }
 
@@ -64,27 +65,27 @@ struct Maximum {
 };
 
 template <class T, class Operation>
-__global__ void reduce_over_peers(const __grid_constant__ Peers peers, T* values, std::int64_t size) {
-  PeerPage& own = *peers.page[peers.rank];
+__global__ void reduce_over_peers(const __grid_constant__ Meetings meetings, T* values, std::int64_t size) {
+  PeerPage& own = *meetings.page[meetings.rank];
   const std::uint32_t number = own.number + 1, parity = number % 2;
   T* const stage = reinterpret_cast<T*>(own.stage[parity]);
   for (std::int64_t i = threadIdx.x; i < size; i += blockDim.x) stage[i] = values[i];
-  exchange_words(peers, &PeerPage::come, number);
+  exchange_words(meetings, &PeerPage::come, number);
   for (std::int64_t i = threadIdx.x; i < size; i += blockDim.x) {
-    T all = __ldcv(reinterpret_cast<const T*>(peers.page[0]->stage[parity]) + i);
+    T all = __ldcv(reinterpret_cast<const T*>(meetings.page[0]->stage[parity]) + i);
 #pragma unroll 4
-    for (int r = 1; r < peers.size; ++r)
-      all = Operation::join(all, __ldcv(reinterpret_cast<const T*>(peers.page[r]->stage[parity]) + i));
+    for (int r = 1; r < meetings.size; ++r)
+      all = Operation::join(all, __ldcv(reinterpret_cast<const T*>(meetings.page[r]->stage[parity]) + i));
     values[i] = all;
   }
   if (threadIdx.x == 0) own.number = number;
 }
 
 template <class Operation, class T>
-void reduce(const Execution& execution, const Peers& peers, T* values, std::int64_t size) {
+void reduce(const Execution& execution, const Meetings& meetings, T* values, std::int64_t size) {
   const int threads =
       static_cast<int>(std::clamp<std::int64_t>((size + kWarp - 1) / kWarp * kWarp, kWarp, kMostThreads));
-  reduce_over_peers<T, Operation><<<1, threads, 0, stream_of(execution)>>>(peers, values, size);
+  reduce_over_peers<T, Operation><<<1, threads, 0, stream_of(execution)>>>(meetings, values, size);
   require_launch("a reduction over GPUs");
 }
 
@@ -92,24 +93,24 @@ static_assert(kMostPeers <= kWarp);
 
 }  // namespace
 
-void meet(const Execution& execution, const Peers& peers) {
-  meet_peers<<<1, kWarp, 0, stream_of(execution)>>>(peers);
+void meet(const Execution& execution, const Meetings& meetings) {
+  meet_peers<<<1, kWarp, 0, stream_of(execution)>>>(meetings);
   require_launch("a meeting of GPUs");
 }
-void part(const Execution& execution, const Peers& peers) {
-  part_from_peers<<<1, kWarp, 0, stream_of(execution)>>>(peers);
+void part(const Execution& execution, const Meetings& meetings) {
+  part_from_peers<<<1, kWarp, 0, stream_of(execution)>>>(meetings);
   require_launch("a meeting of GPUs");
 }
 
 // The type that a GPU loads 64-bit integers as has another name.
-void sum(const Execution& execution, const Peers& peers, Array<std::int64_t> values) {
-  reduce<Sum>(execution, peers, reinterpret_cast<long long*>(values.data), values.size);
+void sum(const Execution& execution, const Meetings& meetings, Array<std::int64_t> values) {
+  reduce<Sum>(execution, meetings, reinterpret_cast<long long*>(values.data), values.size);
 }
-void sum(const Execution& execution, const Peers& peers, Array<double> values) {
-  reduce<Sum>(execution, peers, values.data, values.size);
+void sum(const Execution& execution, const Meetings& meetings, Array<double> values) {
+  reduce<Sum>(execution, meetings, values.data, values.size);
 }
-void maximum(const Execution& execution, const Peers& peers, Array<std::int32_t> values) {
-  reduce<Maximum>(execution, peers, values.data, values.size);
+void maximum(const Execution& execution, const Meetings& meetings, Array<std::int32_t> values) {
+  reduce<Maximum>(execution, meetings, values.data, values.size);
 }
 
 }  // namespace weft::kernels::cuda

@@ -30,7 +30,7 @@ struct PeerPage {
 };
 
 /// One sequence of meetings. Work on one stream at a time.
-struct Peers {
+struct Meetings {
   PeerPage* page[kMostPeers];  ///< by rank, as this rank's GPU sees them
   const int* given_up;         ///< host memory that the GPU sees: not zero once nobody is to be waited for any more
   int rank = 0;
@@ -39,15 +39,15 @@ struct Peers {
 
 /// What comes after it runs once all ranks have come here: what lies before it on their streams is done, so memory that
 /// they are about to receive into is free.
-void meet(const Execution&, const Peers&);
+void meet(const Execution&, const Meetings&);
 /// Ends a meeting: what comes after it runs once all ranks have done what they enqueued since `meet`: what they wrote
 /// into this rank's memory is there.
-void part(const Execution&, const Peers&);
+void part(const Execution&, const Meetings&);
 
 /// A meeting of its own: values become their sum (maximum) over the ranks, formed in rank order. At most kPeerStage
 /// bytes.
-void sum(const Execution&, const Peers&, Array<std::int64_t> values);
-void sum(const Execution&, const Peers&, Array<double> values);
-void maximum(const Execution&, const Peers&, Array<std::int32_t> values);
+void sum(const Execution&, const Meetings&, Array<std::int64_t> values);
+void sum(const Execution&, const Meetings&, Array<double> values);
+void maximum(const Execution&, const Meetings&, Array<std::int32_t> values);
 
 }  // namespace weft::kernels::cuda

@@ -65,10 +65,12 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
                  ? 0
                  : std::max({configuration.data.batch_tokens * row_bytes(configuration, model.shape()),
                              grid.shape().data * Lists(configuration, model.shape(), grid.shape()).bytes(),
-                             weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width())})),
+                             weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width())}),
+             configuration.parallel.manner.way),
       stream_(execution),
       beside_(grid.data_axis(), stream_.execution(),
-              weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width())),
+              weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width()),
+              configuration.parallel.manner.way),
       lists_(configuration, model.shape(), grid.shape()) {
   if (!active()) return;
   const Shape& shape = model.shape();

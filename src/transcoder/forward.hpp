@@ -60,7 +60,8 @@ SelectionShape selection_shape(const Configuration&, const Shape&, std::int64_t 
 
 class Forward {
  public:
-  /// Bytes of all buffers of this class on one rank, for the memory plan.
+  /// Bytes of all buffers of this class on one rank, for the memory plan. Less is taken where GPUs write rows straight
+  /// to their place, which a plan cannot know.
   static std::int64_t bytes(const Configuration&, const Shape&, parallel::GridShape, std::int64_t max_tokens,
                             kernels::Backend);
 

@@ -112,6 +112,22 @@ void check_run(const Description& description, const Sample& sample, const Setti
   }
 }
 
+/// Files, blocks, windows and batches none of whose sizes fits into another.
+struct ThreeFiles {
+  Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
+  Directory directory;
+  Settings settings;
+  Description description;
+
+  ThreeFiles() {
+    testing::write_sample(directory / "train", sample);
+    settings.block_rows = 16;
+    settings.window_rows = 128;
+    settings.batch_tokens = 96;
+    description = describe(testing::world(), directory / "train", settings);
+  }
+};
+
 }  // namespace
 
 TEST_CASE("batches are those of the pure function, on any grid, type and size") {
@@ -152,14 +168,8 @@ TEST_CASE("batches are those of the pure function, on any grid, type and size") 
 }
 
 TEST_CASE("the rows of an epoch and their order have the same hash on every number of ranks") {
-  const Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
-  const Directory directory;
-  testing::write_sample(directory / "train", sample);
-  Settings settings;
-  settings.block_rows = 16;
-  settings.window_rows = 128;
-  settings.batch_tokens = 96;
-  const Description description = describe(testing::world(), directory / "train", settings);
+  const ThreeFiles files;
+  const auto& [sample, directory, settings, description] = files;
   for (const parallel::GridShape shape : shapes()) {
     const parallel::Grid grid(testing::world(), shape);
     std::vector<std::int64_t> sent;  // as messages, by all ranks
@@ -195,14 +205,8 @@ TEST_CASE("the rows of an epoch and their order have the same hash on every numb
 
 TEST_CASE("where one rank cannot share its memory a warning says why, and rows go by messages") {
   const parallel::World& world = testing::world();
-  const Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
-  const Directory directory;
-  testing::write_sample(directory / "train", sample);
-  Settings settings;
-  settings.block_rows = 16;
-  settings.window_rows = 128;
-  settings.batch_tokens = 96;
-  const Description description = describe(world, directory / "train", settings);
+  const ThreeFiles files;
+  const auto& [sample, directory, settings, description] = files;
   const std::vector<std::int64_t> rows = expected_rows(description, settings, 1, 0);
   const parallel::Grid grid(world, shapes().back());
   std::vector<std::string> warnings;
@@ -303,14 +307,8 @@ TEST_CASE("a cursor outside the dataset is refused") {
 }
 
 TEST_CASE("the stated memory covers what is allocated") {
-  const Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
-  const Directory directory;
-  testing::write_sample(directory / "train", sample);
-  Settings settings;
-  settings.block_rows = 16;
-  settings.window_rows = 128;
-  settings.batch_tokens = 96;
-  const Description description = describe(testing::world(), directory / "train", settings);
+  const ThreeFiles files;
+  const auto& [sample, directory, settings, description] = files;
   for (const parallel::GridShape shape : shapes()) {
     const LoaderMemory memory = loader_memory(description, settings, shape);
     const std::int64_t world = testing::world().size(), row = description.row_bytes();
