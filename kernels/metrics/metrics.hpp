@@ -6,7 +6,7 @@
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/optimize/parameters.hpp"
-#include "kernels/sparse/sparse.hpp"
+#include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels {
 

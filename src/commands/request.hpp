@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "commands/benchmark_settings.hpp"
-#include "dataset/synthetic.hpp"
+#include "commands/shared/benchmark_settings.hpp"
+#include "dataset/activations/synthetic.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
 #include "parallel/world.hpp"

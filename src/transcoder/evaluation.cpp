@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "dataset/stored_order.hpp"
+#include "dataset/activations/stored_order.hpp"
 #include "kernels/metrics/metrics.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dataset/description.hpp"
+#include "dataset/activations/description.hpp"
 #include "transcoder/forward.hpp"
 
 namespace weft::transcoder {

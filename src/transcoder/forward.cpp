@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "kernels/convert/convert.hpp"
-#include "kernels/decode/decode.hpp"
-#include "kernels/encode/encode.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
 
 namespace weft::transcoder {
 namespace {

@@ -20,15 +20,15 @@
 #include <optional>
 #include <vector>
 
-#include "dataset/loader.hpp"
-#include "dataset/statistics.hpp"
+#include "dataset/activations/loader.hpp"
+#include "dataset/activations/statistics.hpp"
 #include "device/memory.hpp"
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
 #include "transcoder/configuration.hpp"
+#include "transcoder/exchange/row_gather.hpp"
 #include "transcoder/model.hpp"
-#include "transcoder/row_gather.hpp"
-#include "transcoder/selection.hpp"
+#include "transcoder/selection/selection.hpp"
 
 namespace weft::transcoder {
 

@@ -8,8 +8,8 @@
 
 #include "base/error.hpp"
 #include "checkpoint/writer.hpp"
-#include "dataset/loader.hpp"
-#include "transcoder/data_axis.hpp"
+#include "dataset/activations/loader.hpp"
+#include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/trainer.hpp"
 

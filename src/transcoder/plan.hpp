@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dataset/description.hpp"
+#include "dataset/activations/description.hpp"
 #include "transcoder/configuration.hpp"
 #include "transcoder/model.hpp"
 

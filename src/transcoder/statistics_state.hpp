@@ -6,7 +6,7 @@
 
 #include "checkpoint/registry.hpp"
 #include "checkpoint/resume.hpp"
-#include "dataset/statistics.hpp"
+#include "dataset/activations/statistics.hpp"
 
 namespace weft::transcoder {
 

@@ -9,13 +9,13 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "kernels/convert/convert.hpp"
-#include "kernels/decode/decode.hpp"
-#include "kernels/encode/encode.hpp"
-#include "kernels/loss/loss.hpp"
 #include "kernels/metrics/metrics.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/loss/loss.hpp"
 #include "optimizer/schedule.hpp"
 
 namespace weft::transcoder {

@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "checkpoint/registry.hpp"
-#include "dataset/loader.hpp"
+#include "dataset/activations/loader.hpp"
 #include "device/stream.hpp"
-#include "kernels/decode/decode.hpp"
 #include "kernels/optimize/guard.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
 #include "report/timers.hpp"
-#include "transcoder/data_axis.hpp"
+#include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
 
 namespace weft::transcoder {

@@ -4,8 +4,8 @@
 #include <doctest/doctest.h>
 
 #include "base/error.hpp"
-#include "commands/benchmark_report.hpp"
-#include "commands/benchmark_work.hpp"
+#include "commands/shared/benchmark_report.hpp"
+#include "commands/shared/benchmark_work.hpp"
 
 namespace weft::commands {
 namespace {

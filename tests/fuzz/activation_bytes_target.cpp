@@ -2,7 +2,7 @@
 //
 // The bytes of chunk_0.hdf5: the only file of a dataset, described and then read. Much of what happens here happens
 // inside HDF5; docs/fuzzing.md says what was found there.
-#include "dataset/reader.hpp"
+#include "dataset/activations/reader.hpp"
 #include "tests/fuzz/activations.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "dataset/reader.hpp"
+#include "dataset/activations/reader.hpp"
 #include "tests/fuzz/target.hpp"
 
 namespace weft::fuzz {

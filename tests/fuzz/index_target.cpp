@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // index.bin of a small dataset: the first byte says how many files it has, the next ones how many rows each.
-#include "dataset/sidecar.hpp"
+#include "dataset/activations/sidecar.hpp"
 #include "tests/fuzz/target.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // metadata.json of a dataset of two layers, eight columns and 87 rows.
-#include "dataset/sidecar.hpp"
+#include "dataset/activations/sidecar.hpp"
 #include "tests/fuzz/target.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -2,7 +2,7 @@
 //
 // norm_stats.json of a dataset of two layers and three columns, and the cache of statistics in a run directory, whose
 // checksum is put right first.
-#include "dataset/statistics.hpp"
+#include "dataset/activations/statistics.hpp"
 #include "storage/digest.hpp"
 #include "tests/fuzz/target.hpp"
 

@@ -17,7 +17,7 @@
 #include "base/error.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
-#include "kernels/select/select_cuda.hpp"
+#include "kernels/transcoder/select/select_cuda.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 // rank and on the ranks of a grid that take turns on one GPU; and a float64 product. Needs a GPU; without one the
 // program ends with 77 (skipped).
 #define DOCTEST_CONFIG_IMPLEMENT
-#include "kernels/select/select.hpp"
+#include "kernels/transcoder/select/select.hpp"
 
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
@@ -28,7 +28,7 @@
 
 #include "kernels/bf16.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
-#include "kernels/select/select_cuda.hpp"
+#include "kernels/transcoder/select/select_cuda.hpp"
 
 namespace {
 

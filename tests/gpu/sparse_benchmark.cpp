@@ -15,12 +15,12 @@
 #include <string>
 
 #include "kernels/convert/convert_cuda.hpp"
-#include "kernels/decode/decode_cuda.hpp"
-#include "kernels/encode/backward_cuda.hpp"
-#include "kernels/loss/loss_cuda.hpp"
 #include "kernels/metrics/metrics_cuda.hpp"
 #include "kernels/optimize/adam_cuda.hpp"
-#include "kernels/sparse/transpose_cuda.hpp"
+#include "kernels/transcoder/decode/decode_cuda.hpp"
+#include "kernels/transcoder/encode/backward_cuda.hpp"
+#include "kernels/transcoder/loss/loss_cuda.hpp"
+#include "kernels/transcoder/sparse/transpose_cuda.hpp"
 #include "tests/gpu/device_array.hpp"
 
 #ifdef WEFT_TUNE

@@ -14,15 +14,15 @@
 #include <string>
 
 #include "kernels/convert/convert_cuda.hpp"
-#include "kernels/decode/decode_cuda.hpp"
-#include "kernels/encode/backward_cuda.hpp"
-#include "kernels/loss/loss_cuda.hpp"
 #include "kernels/metrics/metrics_cuda.hpp"
 #include "kernels/optimize/adam_cuda.hpp"
 #include "kernels/optimize/adam_rule.hpp"
 #include "kernels/optimize/codec.hpp"
-#include "kernels/sparse/restrict_cuda.hpp"
-#include "kernels/sparse/transpose_cuda.hpp"
+#include "kernels/transcoder/decode/decode_cuda.hpp"
+#include "kernels/transcoder/encode/backward_cuda.hpp"
+#include "kernels/transcoder/loss/loss_cuda.hpp"
+#include "kernels/transcoder/sparse/restrict_cuda.hpp"
+#include "kernels/transcoder/sparse/transpose_cuda.hpp"
 #include "tests/gpu/device_array.hpp"
 
 namespace weft::testing {

@@ -16,7 +16,7 @@
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/random.hpp"
 #include "kernels/runtime.hpp"
-#include "kernels/sparse/sparse.hpp"
+#include "kernels/transcoder/sparse/sparse.hpp"
 #include "tests/test.hpp"
 
 namespace weft::testing {

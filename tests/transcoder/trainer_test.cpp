@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "device/memory.hpp"
-#include "kernels/encode/encode.hpp"
 #include "kernels/random.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
 #include "tests/test.hpp"
 #include "tests/transcoder/dense_reference.hpp"
 #include "transcoder/plan.hpp"

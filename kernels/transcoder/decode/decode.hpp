@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The cross-layer decoder over sparse activations.
+//
+//   forward    y[n, t]   = sum over s <= t, active (s, f) of token n:  a[n,s,f] * W[s][f, t-s]           (token-major)
+//   backward   da[n,s,f] = sum over t >= s of < W[s][f, t-s], g[n, t] > (feature-major)
+//              dW[s][f]  = sum over tokens n with (s, f) active:       a[n,s,f] * g[n, s..L-1]
+//
+// Invariants. W[s] is [n_features, (n_layers - s) * d_model]: one feature's strip, all its targets, is contiguous, and
+// so are the columns s*d .. L*d of a row of y and g that it touches. Sums run in the order of the sparse lists, in
+// fp32. The backward pass reads W and g once, for da (with the weights before the update) and dW together; dW lives in
+// registers or cache and the optimizer is applied in place: it is never stored.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+#include "kernels/optimize/parameters.hpp"
+#include "kernels/transcoder/sparse/sparse.hpp"
+
+namespace weft::kernels {
+
+/// Overwrites y [token_count, n * d] (fp32 or bf16) with the contribution of this rank's features to the target layers
+/// [target_begin, target_begin + n) of the tokens [token_begin, token_begin + token_count). No bias. decoder[s] for
+/// every layer s.
+void decode_forward(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
+                    std::span<const ParameterRows> decoder, std::int64_t target_begin, AnyMatrix y);
+
+/// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.
+std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
+                                       std::int64_t capacity);
+
+/// Gradient rows that are still on their way when the backward pass begins: those of the targets from `first` on are
+/// there, all are once `wait` has been called, which enqueues. Kernels that can begin with the last targets do.
+struct LateRows {
+  std::int64_t first = 0;
+  std::function<void()> wait;
+};
+
+/// da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d]; then Adam on every row of
+/// every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double a row of all layers, key
+/// order) receives |gradient_scale * dW|^2 when its data is not null.
+void decode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
+                            std::span<const ParameterRows> decoder, const AdamStep* step,
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                            const LateRows& late = {});
+
+/// The same da and squared_norm (without gradient_scale); parameters are left as they are.
+void decode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
+                          std::span<const ParameterRows> decoder, Array<float> activation_gradient,
+                          Array<double> squared_norm, Array<std::byte> workspace, const LateRows& late = {});
+
+}  // namespace weft::kernels

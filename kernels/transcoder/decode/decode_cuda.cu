@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows stream (feature_stream_cuda.cuh);
+// all else walks feature by feature.
+#include "kernels/transcoder/decode/decode_cuda.hpp"
+#include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
+#include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
+
+namespace weft::kernels::cuda {
+namespace {
+
+/// The stream leaves one dot product a (target, group): their sum, targets ascending, at the entry's CSR position.
+__global__ void sum_dots(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* keys,
+                         std::int64_t n_features, int n_layers, int groups, HitStream stream, float* out) {
+  const std::int64_t total = offsets[n_keys];
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < total; i += step) {
+    const std::uint32_t at = stream.position[i];
+    const int source = static_cast<int>(keys[at] / n_features);
+    float sum = 0.0f;
+    for (int slot = source * groups; slot < n_layers * groups; ++slot)
+      sum += __ldcs(stream.partial + slot * stream.capacity + i);
+    out[at] = sum;
+  }
+}
+
+__global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layers, int groups, const AdamStep* step,
+                          double* out) {
+  const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+  if (key >= n_layers * n_features) return;
+  const int source = static_cast<int>(key / n_features);
+  const std::int64_t feature = key % n_features;
+  const double scale = step == nullptr ? 1.0 : step->gradient_scale;
+  double sum = 0.0;
+  for (std::int64_t target = source; target < n_layers; ++target)
+    for (int group = 0; group < groups; ++group)
+      sum += stream.norm[((target * (target + 1) / 2 + source) * groups + group) * n_features + feature];
+  out[key] = scale * scale * sum;
+}
+
+void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+              const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
+              Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+              const LateRows& late) {
+  if (decoder.size() > kMostLayers) throw Error(ExitCode::usage, "decode_backward: more than 128 layers");
+  const cudaStream_t queue = stream_of(execution);
+  const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
+  const std::int64_t n_features = activations.n_features, n_keys = n_layers * n_features;
+  const std::int64_t d_model = decoder[0].segment;
+  bool vector = gradient_rows.type == Scalar::bf16 && gradient_rows.stride % kLaneColumns == 0 &&
+                is_aligned(gradient_rows.data, 16);
+  for (const ParameterRows& p : decoder) {
+    require_cuda_storage(p);
+    vector = vector && has_vector_storage(p);
+  }
+  if (!vector) {
+    if (late.wait) late.wait();
+    for (std::int64_t s = 0; s < n_layers; ++s)
+      launch_rows(queue, {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
+                          s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
+                          activation_gradient.data, squared_norm.data});
+    return;
+  }
+
+  const Grouping grouping = grouping_of(d_model);
+  const std::int64_t capacity = activations.key.size, units = n_layers * (n_layers + 1) / 2 * grouping.groups;
+  StreamArguments a{};
+  if (place_stream(workspace.data, n_layers, n_features, capacity, n_layers * grouping.groups, units, &a.stream) >
+      workspace.size)
+    throw Error(ExitCode::internal, "decode_backward: workspace is smaller than decode_backward_workspace");
+  prepare_stream(queue, activations, hits, activations.value.data, step, a.stream);
+  a.offsets = hits.offsets.data;
+  a.rows = static_cast<const char*>(gradient_rows.data);
+  a.row_bytes = gradient_rows.stride * 2;
+  a.n_features = n_features;
+  a.n_layers = static_cast<int>(n_layers);
+  a.d_model = static_cast<int>(d_model);
+  a.groups = grouping.groups;
+  a.with_norm = squared_norm.data != nullptr;
+  for (std::size_t s = 0; s < decoder.size(); ++s) a.layer[s] = pointers_of(decoder[s]);
+  const auto stream_targets = [&](std::int64_t begin, std::int64_t end) {
+    const auto units_before = [&](std::int64_t target) { return target * (target + 1) / 2 * grouping.groups; };
+    a.target_begin = begin;
+    a.target_end = end;
+    a.first_item = units_before(begin) * a.stream.blocks;
+    a.items = units_before(end) * a.stream.blocks;
+    require(cudaMemsetAsync(a.stream.next_item, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
+    if (step != nullptr)
+      launch_stream<true, true>(queue, decoder[0].policy, grouping, a);
+    else
+      launch_stream<true, false>(queue, decoder[0].policy, grouping, a);
+  };
+  const std::int64_t split = late.wait ? late.first : 0;
+  stream_targets(split, n_layers);
+  if (late.wait) late.wait();
+  if (split > 0) stream_targets(0, split);
+  sum_dots<<<blocks_for(capacity, 256, multiprocessors() * 16), 256, 0, queue>>>(
+      hits.offsets.data, n_keys, activations.key.data, n_features, a.n_layers, a.groups, a.stream,
+      activation_gradient.data);
+  if (a.with_norm)
+    sum_norms<<<blocks_for(n_keys, 256), 256, 0, queue>>>(a.stream, n_features, a.n_layers, a.groups, step,
+                                                          squared_norm.data);
+  require_launch("decode_backward");
+}
+
+}  // namespace
+
+std::int64_t decode_backward_workspace(std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
+                                       std::int64_t capacity) {
+  const std::int64_t groups = grouping_of(d_model).groups;
+  return place_stream(nullptr, n_layers, n_features, capacity, n_layers * groups,
+                      n_layers * (n_layers + 1) / 2 * groups, nullptr);
+}
+
+void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                            AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                            const LateRows& late) {
+  backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace,
+           late);
+}
+
+void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                          AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
+                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                          const LateRows& late) {
+  backward(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient, squared_norm, workspace,
+           late);
+}
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include "base/error.hpp"
+#include "kernels/optimize/adam_row.hpp"
+#include "kernels/portable.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/decode/decode_cuda.hpp"
+
+namespace weft::kernels {
+
+namespace {
+
+// Columns of y that one team sums at a time. On the host as many as the first two caches hold, so that a strip is read
+// in one piece; on a GPU fewer, for more teams and little shared memory.
+#ifdef KOKKOS_ENABLE_CUDA
+constexpr int kForwardColumns = 1024;
+#else
+constexpr int kForwardColumns = 4096;
+#endif
+
+// Enough for the deepest open models (126 layers); bounded because kernel arguments are.
+constexpr int kMostLayers = 256;
+
+struct DecoderWeights {
+  const void* layer[kMostLayers];
+};
+
+// to[c] += sum over i of activation[i] * strip[i][c], entry after entry.
+template <int n_entries, class Weight>
+KOKKOS_FORCEINLINE_FUNCTION void add_strips(const Team& team, const float* activation, const Weight* const* strip,
+                                            float* to, int count) {
+  float a[n_entries];
+  const Weight* w[n_entries];
+  for (int i = 0; i < n_entries; ++i) {
+    a[i] = activation[i];
+    w[i] = strip[i];
+  }
+  for_columns(team, count, [&](int c) {
+    float sum = to[c];
+    for (int i = 0; i < n_entries; ++i) sum += a[i] * static_cast<float>(w[i][c]);
+    to[c] = sum;
+  });
+}
+
+template <class Weight>
+void forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
+             std::int64_t token_count, const DecoderWeights& weights, std::int64_t n_layers, std::int64_t d_model,
+             std::int64_t target_begin, const AnyMatrix& y) {
+  const std::int64_t all_columns = n_layers * d_model, first_column = target_begin * d_model;
+  const std::int64_t n_features = activations.n_features;
+  const std::int64_t n_blocks = (y.columns + kForwardColumns - 1) / kForwardColumns;
+  const std::int64_t block_columns = (y.columns + n_blocks - 1) / n_blocks;
+  const std::int64_t* offsets = activations.row_offsets.data;
+  const std::uint32_t* keys = activations.key.data;
+  const float* values = activations.value.data;
+  for_teams(
+      execution, "decode_forward", token_count * n_blocks, kForwardColumns * sizeof(float),
+      KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t row = team.league_rank() / n_blocks;
+        const std::int64_t column = team.league_rank() % n_blocks * block_columns;  // of y
+        const std::int64_t begin = first_column + column;                           // of all targets
+        const int count = smaller(block_columns, y.columns - column);
+        float* sum = scratch<float[kForwardColumns]>(team);
+        for_columns(team, count, [&](int c) { sum[c] = 0.0f; });
+        const std::int64_t end = offsets[token_begin + row + 1];
+        std::int64_t entry = offsets[token_begin + row];
+        while (entry < end) {
+          // Up to four entries of one source layer share a pass over the sums: the same order of additions, fewer
+          // reads and writes, and four streams from memory at once.
+          constexpr int kTogether = 4;
+          const std::int64_t source = keys[entry] / n_features;
+          const std::int64_t source_columns = all_columns - source * d_model;
+          // First column of the block that this source writes to.
+          const std::int64_t first = begin > source * d_model ? begin : source * d_model;
+          if (first >= begin + count) break;  // sources ascend: no later one reaches this block
+          const Weight* layer = static_cast<const Weight*>(weights.layer[source]);
+          float activation[kTogether];
+          const Weight* strip[kTogether];
+          int together = 0;
+          for (; together < kTogether && entry < end; ++together, ++entry) {
+            const std::int64_t feature = static_cast<std::int64_t>(keys[entry]) - source * n_features;
+            if (feature >= n_features) break;
+            activation[together] = values[entry];
+            strip[together] = layer + feature * source_columns + (first - source * d_model);
+          }
+          const int width = static_cast<int>(begin + count - first);
+          float* to = sum + (first - begin);
+          if (together == kTogether) {
+            add_strips<kTogether>(team, activation, strip, to, width);
+          } else {
+            for (int i = 0; i < together; ++i) add_strips<1>(team, activation + i, strip + i, to, width);
+          }
+        }
+        store_chunk(team, y, row, column, count, [&](int c) { return sum[c]; });
+      });
+}
+
+}  // namespace
+
+void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
+                    std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
+                    AnyMatrix y) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::decode_forward(execution, activations, token_begin, token_count, decoder, target_begin, y);
+  if (decoder.size() > kMostLayers)
+    throw Error(ExitCode::usage, "decode_forward: " + std::to_string(decoder.size()) + " layers (at most " +
+                                     std::to_string(kMostLayers) + ")");
+  DecoderWeights weights{};
+  for (std::size_t s = 0; s < decoder.size(); ++s) {
+    require_portable_storage(decoder[s]);
+    weights.layer[s] = decoder[s].weight;
+  }
+  const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size()), d_model = decoder[0].segment;
+  if (decoder[0].policy == StatePolicy::fp32)
+    forward<float>(execution, activations, token_begin, token_count, weights, n_layers, d_model, target_begin, y);
+  else
+    forward<bf16>(execution, activations, token_begin, token_count, weights, n_layers, d_model, target_begin, y);
+}
+
+namespace {
+
+struct BackwardScratch {
+  float gradient[kChunkColumns];  // dW of the chunk
+  float weight[kChunkColumns];
+  float row[kChunkColumns];  // a gradient row, where it is stored as bf16
+  AdamScratch adam;
+};
+
+// What the hits of one feature need; plain pointers, so that kernels capture them by value.
+struct Hits {
+  const std::int64_t* offsets;
+  const std::uint32_t* token;
+  const std::uint32_t* position;
+  const float* value;  // by CSR position
+};
+
+Hits hits_of(const SparseActivations& activations, const FeatureHits& hits) {
+  return {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data};
+}
+
+// gradient[c] = sum over the feature's hits of a * g[token, column + c], hits in token order.
+// With `activation_gradient`: da of each hit gains <weight, g> over the chunk; the first chunk (`fresh`) sets it.
+KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const Hits& hits, std::int64_t key,
+                                              const AnyMatrix& gradient_rows, std::int64_t column, int count,
+                                              const float* weight, bool fresh, float* activation_gradient,
+                                              float* gradient, float* row_buffer) {
+  const std::int64_t begin = hits.offsets[key], end = hits.offsets[key + 1];
+  if (begin == end) for_columns(team, count, [=](int c) { gradient[c] = 0.0f; });
+  for (std::int64_t hit = begin; hit < end; ++hit) {
+    const std::int64_t position = hits.position[hit];
+    const float activation = hits.value[position];
+    if (hit + 1 < end) prefetch_chunk(gradient_rows, hits.token[hit + 1], column, count);
+    const float* g = row_chunk(team, gradient_rows, hits.token[hit], column, count, row_buffer);
+    if (hit == begin)
+      for_columns(team, count, [=](int c) { gradient[c] = activation * g[c]; });
+    else
+      for_columns(team, count, [=](int c) { gradient[c] += activation * g[c]; });
+    if (activation_gradient == nullptr) continue;
+    const float dot = sum_columns<float>(team, count, [=](int c) { return weight[c] * g[c]; });
+    once(team, [&] { activation_gradient[position] = fresh ? dot : activation_gradient[position] + dot; });
+  }
+}
+
+KOKKOS_FORCEINLINE_FUNCTION double squared_sum(const Team& team, const float* gradient, float scale, int count) {
+  return sum_columns<double>(team, count, [&](int c) {
+    const double g = scale * gradient[c];
+    return g * g;
+  });
+}
+
+// One layer: da, norms and, with `step`, the update.
+void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& feature_hits,
+              const AnyMatrix& gradient_rows, std::int64_t layer, const ParameterRows& parameters, const AdamStep* step,
+              float* activation_gradient, double* squared_norm) {
+  require_portable_storage(parameters);
+  const Hits hits = hits_of(activations, feature_hits);
+  const std::int64_t first_key = layer * activations.n_features;
+  const std::int64_t first_column = layer * parameters.segment;
+  for_teams(
+      execution, "decode_backward", parameters.rows, sizeof(BackwardScratch), KOKKOS_LAMBDA(const Team& team) {
+        if (step != nullptr && step->withheld != 0) return;
+        const std::int64_t row = team.league_rank();
+        const std::int64_t key = first_key + row;
+        const bool has_hits = hits.offsets[key] < hits.offsets[key + 1];
+        double norm = 0.0;
+        if (step != nullptr || has_hits) {
+          BackwardScratch& buffer = scratch<BackwardScratch>(team);
+          AdamStep adam{};
+          adam.gradient_scale = 1.0f;
+          if (step != nullptr) adam = *step;
+          for_chunks(parameters.columns, parameters.segment, [&](std::int64_t column, int count) {
+            const float* weight =
+                has_hits ? weight_chunk(team, parameters, row, column, count, buffer.weight) : nullptr;
+            gather_chunk(team, hits, key, gradient_rows, first_column + column, count, weight, column == 0,
+                         activation_gradient, buffer.gradient, buffer.row);
+            if (squared_norm != nullptr && has_hits)
+              norm += squared_sum(team, buffer.gradient, adam.gradient_scale, count);
+            if (step != nullptr) adam_chunk(team, parameters, row, column, count, buffer.gradient, adam, buffer.adam);
+          });
+        }
+        if (squared_norm != nullptr) once(team, [&] { squared_norm[key] = norm; });
+      });
+}
+
+}  // namespace
+
+std::int64_t decode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
+                                       std::int64_t d_model, std::int64_t capacity) {
+  if constexpr (kCudaBuild)
+    if (backend == Backend::cuda) return cuda::decode_backward_workspace(n_layers, n_features, d_model, capacity);
+  return 0;  // what a team needs is its scratch
+}
+
+void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                            AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                            const LateRows& late) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, step,
+                                          activation_gradient, squared_norm, workspace, late);
+  if (late.wait) late.wait();
+  for (std::size_t s = 0; s < decoder.size(); ++s)
+    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], step,
+             activation_gradient.data, squared_norm.data);
+}
+
+void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                          AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
+                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                          const LateRows& late) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda)
+      return cuda::decode_backward_norm(execution, activations, hits, gradient_rows, decoder, activation_gradient,
+                                        squared_norm, workspace, late);
+  if (late.wait) late.wait();
+  for (std::size_t s = 0; s < decoder.size(); ++s)
+    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], nullptr,
+             activation_gradient.data, squared_norm.data);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The encoder's product of encode.hpp through cuBLASLt, for bf16 inputs and bf16 weights (of fp32 weights the bf16
+// plane).
+#pragma once
+
+#include <vector>
+
+#include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
+
+namespace weft::kernels::cuda {
+
+/// Bytes of workspace that the library may use for a product.
+std::int64_t encode_workspace();
+
+void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
+                 Array<std::byte> workspace);
+
+/// The algorithms to take where a record fits shape, GPU and library; before the first product of a shape.
+void use_gemm_records(std::vector<GemmRecord>);
+/// Those taken so far in this process, one a shape.
+std::vector<GemmRecord> gemm_records_in_use();
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The class that strings the kernels together. They stand in the order in which a batch passes through them:
+// select_pass_cuda.cuh, select_rows_cuda.cuh; select_topk_cuda.cuh has what only that rule needs. What only several
+// ranks need stands where they need it, and does nothing to one.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/error.hpp"
+#include "kernels/transcoder/select/select_cuda.hpp"
+#include "kernels/transcoder/select/select_pass_cuda.cuh"
+#include "kernels/transcoder/select/select_rows_cuda.cuh"
+#include "kernels/transcoder/select/select_topk_cuda.cuh"
+
+namespace weft::kernels::cuda {
+namespace {
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess)
+    throw Error(ExitCode::internal,
+                std::string("selection on the GPU: ") + what + " failed (" + cudaGetErrorString(status) + ")");
+}
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
+constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
+
+std::int64_t total_features(const SelectionRequest& request) {
+  return request.place.n_features_total > 0 ? request.place.n_features_total : request.n_features;
+}
+
+/// Sizes that follow from a request.
+struct Sizes {
+  std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most, ranks;
+
+  explicit Sizes(const SelectionRequest& request) {
+    groups = request.all_layers || request.rule == SelectionRule::relu ? 1 : request.n_layers;
+    tile_tokens = request.tile_tokens > 0 ? std::min(request.tile_tokens, request.n_tokens) : request.n_tokens;
+    tile_features = request.tile_features > 0 ? std::min(round_up(request.tile_features, 8), request.n_features)
+                                              : request.n_features;
+    tile_stride = round_up(tile_features, 8);
+    blocks = tile_features > 0 ? divide_up(request.n_features, tile_features) : 0;
+    padded_features = round_up(request.n_features, 8);
+    const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
+    ranks = request.place.feature_ranks * request.place.data_ranks;
+    // A budget, should all of it be this rank's, and two of its share.
+    const std::int64_t wanted = request.budget + divide_up(2 * request.budget, ranks) + 65536;
+    capacity = std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : wanted);
+    most = 0;
+    if (request.rule == SelectionRule::topk) {
+      most = request.budget;
+      capacity = 0;
+    }
+  }
+};
+
+/// Cuts a workspace into arrays, or only counts its bytes (base null).
+class Cutter {
+ public:
+  explicit Cutter(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t n) {
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += round_up(n * static_cast<std::int64_t>(sizeof(T)), 256);
+    return at;
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::int64_t bytes_ = 0;
+};
+
+struct Layout {
+  View view{};
+  std::byte* tile = nullptr;
+  Count* received = nullptr;  // [shards, tokens of a slice, groups, most] the lists of this rank's slice of the tokens
+  Count* cut_off = nullptr;   // [tokens, groups]
+};
+
+Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
+  const Sizes sizes(request);
+  const std::int64_t element = bytes_of(request.product);
+  const bool topk = request.rule == SelectionRule::topk;
+  Layout layout;
+  View& view = layout.view;
+  view.n_groups = static_cast<int>(sizes.groups);
+  view.n_layers = static_cast<int>(request.n_layers);
+  view.n_blocks = static_cast<int>(sizes.blocks);
+  view.all_layers = sizes.groups == 1 && request.n_layers > 1;
+  view.n_tokens = request.n_tokens;
+  view.n_features = request.n_features;
+  view.padded_features = sizes.padded_features;
+  view.capacity = sizes.capacity;
+  view.most = sizes.most;
+  view.n_ranks = static_cast<int>(sizes.ranks);
+  view.n_shards = static_cast<int>(request.place.feature_ranks);
+  view.shard = static_cast<int>(request.place.feature_index);
+  view.n_slices = static_cast<int>(request.place.data_ranks);
+  view.slice = static_cast<int>(request.place.data_index);
+  view.several = sizes.ranks > 1 && request.rule == SelectionRule::batch_topk;
+  view.n_features_total = static_cast<std::uint32_t>(total_features(request));
+  view.feature_begin = static_cast<std::uint32_t>(request.place.feature_begin);
+  view.threshold = cutter.take<std::uint32_t>(sizes.groups);
+  view.control = cutter.take<Control>(1);
+  view.group = cutter.take<Group>(sizes.groups);
+  view.limit = cutter.take<std::byte>(request.n_layers * sizes.padded_features * element);
+  view.histogram = cutter.take<Count>(kRounds * sizes.groups * kBins);
+  view.above = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+  view.admit = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+  if (topk) {
+    view.word = cutter.take<Count>(sizes.groups * request.n_tokens * sizes.most);
+    if (view.n_shards > 1) {
+      layout.received =
+          cutter.take<Count>(view.n_shards * divide_up(request.n_tokens, view.n_shards) * sizes.groups * sizes.most);
+      layout.cut_off = cutter.take<Count>(request.n_tokens * sizes.groups);
+    }
+  } else {
+    view.survey = cutter.take<Count>(sizes.groups * kBins);
+    view.key = cutter.take<std::uint32_t>(sizes.groups * sizes.capacity);
+    view.value = cutter.take<float>(sizes.groups * sizes.capacity);
+    view.segment = cutter.take<uint2>(request.n_tokens * request.n_layers * sizes.blocks);
+    view.tied = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+    view.used = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+    view.everyone = view.tied;
+    if (view.several) {
+      view.agreement = cutter.take<Agreement>(sizes.groups);
+      view.tie = cutter.take<std::uint32_t>(view.n_shards * request.n_tokens * request.n_layers);
+      view.everyone = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+      view.of_slice = cutter.take<Count>((view.n_slices + 1) * sizes.groups);
+    }
+  }
+  layout.tile = cutter.take<std::byte>(sizes.tile_tokens * sizes.tile_stride * element);
+  return layout;
+}
+
+void check_request(const SelectionRequest& request) {
+  const auto refuse = [](const std::string& why) { throw Error(ExitCode::usage, "selection on the GPU: " + why); };
+  const SelectionPlace& place = request.place;
+  if (place.feature_ranks < 1 || place.data_ranks < 1 || place.feature_index < 0 || place.data_index < 0 ||
+      place.feature_index >= place.feature_ranks || place.data_index >= place.data_ranks)
+    refuse("a rank must have a place in its grid");
+  if (place.feature_ranks * place.data_ranks > kMostRanks) refuse("more than " + std::to_string(kMostRanks) + " ranks");
+  if (request.n_tokens < 1 || request.n_layers < 1 || total_features(request) < 1 || request.budget < 1)
+    refuse("tokens, layers, features and budget must be positive");
+  if (request.n_features < 0 || place.feature_begin < 0 ||
+      place.feature_begin + request.n_features > total_features(request))
+    refuse("a rank's features must be among all");
+  if (request.n_layers > kMostLayers) refuse("more than " + std::to_string(kMostLayers) + " layers");
+  if (request.n_layers * total_features(request) > 0xffffffffll) refuse("more than 2^32 features in all layers");
+  if (request.product != Scalar::fp32 && request.product != Scalar::bf16) refuse("products must be fp32 or bf16");
+  const Sizes sizes(request);
+  if (sizes.groups * sizes.capacity > 0xffffffffll) refuse("lists of more than 2^32 entries");
+  if (request.rule == SelectionRule::topk && request.budget > kMostPerToken)
+    refuse("more than " + std::to_string(kMostPerToken) + " entries of a token in one group");
+}
+
+/// Words of shared memory for keep_best: the list, one chunk of products, and a power of two for sorting.
+int room_of(std::int64_t budget) {
+  int room = 4096;
+  while (room < budget + kThreads * 8) room *= 2;
+  return room;
+}
+
+}  // namespace
+
+struct DeviceSelection::Parts {
+  SelectionRequest request;
+  SelectionExchange exchange;
+  Layout layout;
+  cudaStream_t looper = nullptr;  // captures the loop's body
+  Control* seen = nullptr;        // pinned
+
+  bool relu() const { return request.rule == SelectionRule::relu; }
+  bool topk() const { return request.rule == SelectionRule::topk; }
+
+  template <class Function>
+  void with_type(Function&& function) const {
+    if (request.product == Scalar::bf16)
+      function(bf16{});
+    else
+      function(float{});
+  }
+
+  template <class T, int kWarpsPerRow>
+  void launch_filter(const View& view, const Piece& piece, cudaStream_t stream) const {
+    const auto blocks = static_cast<unsigned>(divide_up(piece.rows, kWarps / kWarpsPerRow * kShared));
+    filter_tile<T, kWarpsPerRow><<<blocks, kThreads, 0, stream>>>(view, piece, relu());
+  }
+
+  template <class T>
+  void consume(const View& view, const Piece& piece, bool first, std::int64_t budget, cudaStream_t stream) const {
+    if (topk()) {
+      const int room = room_of(budget);
+      const bool first_of_group = piece.block == 0 && (piece.layer == 0 || !view.all_layers);
+      const std::size_t bytes = static_cast<std::size_t>(room) * sizeof(Count);
+      keep_best<T><<<static_cast<unsigned>(piece.rows), kThreads, bytes, stream>>>(view, piece, first_of_group,
+                                                                                   static_cast<int>(budget), room);
+      return;
+    }
+    // Vectors: long enough to keep loads in flight; short enough that a row of many entries, which its warp reads
+    // twice, does not keep a whole block waiting where there are few (narrow tiles: shards of the features).
+    constexpr std::int64_t per_warp = 128;
+    const std::int64_t vectors = divide_up(piece.columns, Vector<T>::kSize);
+    if (vectors > 4 * per_warp)
+      launch_filter<T, 8>(view, piece, stream);
+    else if (vectors > 2 * per_warp)
+      launch_filter<T, 4>(view, piece, stream);
+    else if (vectors > per_warp)
+      launch_filter<T, 2>(view, piece, stream);
+    else
+      launch_filter<T, 1>(view, piece, stream);
+    if (!first) {
+      const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(divide_up(piece.rows, kWarps), 1056));
+      survey_tile<T><<<blocks, kThreads, 0, stream>>>(view, piece);
+    }
+  }
+
+  /// All tiles once.
+  void pass(const Execution& execution, const View& view, const LayerBias& bias, std::int64_t budget,
+            const Producer& producer, bool first) const {
+    const Sizes sizes(request);
+    const auto stream = static_cast<cudaStream_t>(execution.stream);
+    const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
+    with_type([&](auto type) {
+      begin_pass<decltype(type)><<<264, kThreads, 0, stream>>>(view, bias, first, wanted, relu());
+    });
+    for (std::int64_t layer = 0; layer < request.n_layers; ++layer)
+      for (std::int64_t block = 0; block < sizes.blocks; ++block)
+        for (std::int64_t token = 0; token < view.n_tokens; token += sizes.tile_tokens) {
+          TileRange range{layer, token, std::min(sizes.tile_tokens, view.n_tokens - token), block * sizes.tile_features,
+                          0};
+          range.feature_count = std::min(sizes.tile_features, request.n_features - range.feature_begin);
+          const std::int64_t stride = round_up(range.feature_count, 8);
+          producer(execution, range, {layout.tile, request.product, range.token_count, range.feature_count, stride});
+          const Piece piece{layout.tile,
+                            stride,
+                            range.token_count,
+                            range.token_begin,
+                            range.feature_begin,
+                            static_cast<int>(range.feature_count),
+                            static_cast<int>(layer),
+                            static_cast<int>(block),
+                            bias.layer[layer] + range.feature_begin};
+          with_type([&](auto type) { consume<decltype(type)>(view, piece, first, budget, stream); });
+        }
+    check(cudaGetLastError(), "a pass over the tiles");
+  }
+
+  /// `values` become their sums over all ranks.
+  void sum(const Execution& execution, Count* values, std::int64_t n) const {
+    exchange.sum(execution, {reinterpret_cast<std::int64_t*>(values), n});
+  }
+
+  /// Tokens of a feature shard's slice: [begin, end) of n.
+  std::int64_t slice_begin(std::int64_t n, std::int64_t shard) const { return shard * n / request.place.feature_ranks; }
+
+  /// Each shard judges a slice of the tokens: it has the lists of all shards for them, and tells all from where on an
+  /// entry stays.
+  void cut_to_the_best_of_all(const Execution& execution, const View& view, std::int64_t budget) const {
+    const auto stream = static_cast<cudaStream_t>(execution.stream);
+    const std::int64_t n_shards = request.place.feature_ranks, shard = request.place.feature_index;
+    const std::int64_t first = slice_begin(view.n_tokens, shard) * view.n_groups;
+    const std::int64_t rows = slice_begin(view.n_tokens, shard + 1) * view.n_groups - first;
+    const std::int64_t row_bytes = view.most * static_cast<std::int64_t>(sizeof(Count));
+    std::vector<std::int64_t> sent, cut_offs;
+    for (std::int64_t i = 0; i < n_shards; ++i) {
+      const std::int64_t of_slice = (slice_begin(view.n_tokens, i + 1) - slice_begin(view.n_tokens, i)) * view.n_groups;
+      sent.push_back(of_slice * row_bytes);
+      cut_offs.push_back(of_slice * static_cast<std::int64_t>(sizeof(Count)));
+    }
+    const std::vector<std::int64_t> received(static_cast<std::size_t>(n_shards), rows * row_bytes);
+    exchange.all_to_all(execution, view.word, sent, layout.received, received);
+    if (rows > 0)
+      find_cut_offs<<<static_cast<unsigned>(divide_up(rows, kWarps)), kThreads, 0, stream>>>(
+          layout.received, view.n_shards, rows, view.most, static_cast<int>(budget), layout.cut_off + first);
+    exchange.all_gather(execution, layout.cut_off, cut_offs);
+    const std::int64_t lists = view.n_tokens * view.n_groups;
+    if (lists > 0)
+      cut_lists<<<static_cast<unsigned>(divide_up(lists, kThreads)), kThreads, 0, stream>>>(view, layout.cut_off);
+  }
+
+  void finish(const Execution& execution, const View& view, std::int64_t budget, const SparseActivations& out) const {
+    const auto stream = static_cast<cudaStream_t>(execution.stream);
+    const auto groups = static_cast<unsigned>(view.n_groups);
+    if (topk()) {
+      if (request.place.feature_ranks > 1) cut_to_the_best_of_all(execution, view, budget);
+      make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
+      if (view.n_tokens > 0)
+        take_best<<<static_cast<unsigned>(view.n_tokens), 128,
+                    static_cast<std::size_t>(round_up(budget, 4)) * sizeof(std::uint32_t), stream>>>(
+            view, static_cast<int>(budget), out);
+      set_hints<<<groups, 1024, 0, stream>>>(view);
+    } else {
+      const unsigned per_group = std::max(1u, 132u / groups);
+      const auto token_blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kWarps)));
+      if (!relu())
+        for (int round = 0; round < kRounds; ++round) {
+          search<<<dim3(per_group, groups), 512, 0, stream>>>(view, round);
+          if (!view.several) continue;
+          sum(execution, view.histogram + static_cast<std::int64_t>(round) * view.n_groups * kBins,
+              view.n_groups * static_cast<std::int64_t>(kBins));
+          choose_bin<<<groups, 512, 0, stream>>>(view, round);
+        }
+      const unsigned counters = groups * 2 + (view.several ? static_cast<unsigned>(view.n_layers) : 0u);
+      count_entries<<<token_blocks, kThreads, kWarps * counters * sizeof(std::uint32_t), stream>>>(view);
+      if (view.several) {
+        if (view.n_shards > 1) {
+          const std::vector<std::int64_t> bytes(static_cast<std::size_t>(view.n_shards),
+                                                view.n_tokens * view.n_layers * 4);
+          exchange.all_gather(execution, view.tie, bytes);
+        }
+        const auto blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kThreads)));
+        total_ties<<<dim3(blocks, groups), kThreads, 0, stream>>>(view);
+        sum(execution, view.of_slice, (view.n_slices + 1) * static_cast<std::int64_t>(view.n_groups));
+      }
+      admit_ties<<<groups, 1024, 0, stream>>>(view);
+      make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
+      write_rows<<<token_blocks, kThreads, 0, stream>>>(view, out);
+    }
+    check(cudaGetLastError(), "taking what stays");
+  }
+
+  /// Captures the loop behind what `stream` has captured so far: while `loop` is set, another pass and its decision.
+  template <class Body>
+  void capture_loop(cudaStream_t stream, cudaGraphConditionalHandle loop, Body&& body) const {
+    cudaStreamCaptureStatus status;
+    cudaGraph_t graph = nullptr;
+    const cudaGraphNode_t* before = nullptr;
+    std::size_t n_before = 0;
+    cudaGraphNode_t node = nullptr;
+    cudaGraphNodeParams parameters = {};
+    parameters.type = cudaGraphNodeTypeConditional;
+    parameters.conditional.handle = loop;
+    parameters.conditional.type = cudaGraphCondTypeWhile;
+    parameters.conditional.size = 1;
+#if CUDART_VERSION >= 13000
+    const cudaGraphEdgeData* edges = nullptr;
+    check(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, &before, &edges, &n_before), "capturing a loop");
+    check(cudaGraphAddNode(&node, graph, before, edges, n_before, &parameters), "capturing a loop");
+#else
+    check(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, &before, &n_before), "capturing a loop");
+    check(cudaGraphAddNode(&node, graph, before, n_before, &parameters), "capturing a loop");
+#endif
+    cudaGraph_t inside = parameters.conditional.phGraph_out[0];
+    check(cudaStreamBeginCaptureToGraph(looper, inside, nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed),
+          "capturing a loop");
+    body(looper);
+    check(cudaStreamEndCapture(looper, &inside), "capturing a loop");
+#if CUDART_VERSION >= 13000
+    check(cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1, cudaStreamSetCaptureDependencies),
+          "capturing a loop");
+#else
+    check(cudaStreamUpdateCaptureDependencies(stream, &node, 1, cudaStreamSetCaptureDependencies), "capturing a loop");
+#endif
+  }
+};
+
+std::int64_t DeviceSelection::workspace_bytes(const SelectionRequest& request) {
+  check_request(request);
+  Cutter cutter(nullptr);
+  lay_out(request, cutter);
+  return cutter.bytes();
+}
+
+DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byte> workspace,
+                                 const Execution& execution, SelectionExchange exchange)
+    : parts_(nullptr) {
+  if (workspace.size < workspace_bytes(request))
+    throw Error(ExitCode::internal, "selection on the GPU: the workspace is too small");
+  auto parts = std::make_unique<Parts>();
+  parts->request = request;
+  parts->exchange = std::move(exchange);
+  Cutter cutter(workspace.data);
+  parts->layout = lay_out(request, cutter);
+  check(cudaStreamCreateWithFlags(&parts->looper, cudaStreamNonBlocking), "making a stream");
+  check(cudaMallocHost(&parts->seen, sizeof(Control)), "taking pinned memory");
+  const auto stream = static_cast<cudaStream_t>(execution.stream);
+  set_thresholds<<<1, 128, 0, stream>>>(parts->layout.view.threshold, parts->layout.view.n_groups, kUnknown);
+  const int bytes = room_of(request.rule == SelectionRule::topk ? request.budget : 1) * static_cast<int>(sizeof(Count));
+  check(cudaFuncSetAttribute(keep_best<bf16>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "asking for memory");
+  check(cudaFuncSetAttribute(keep_best<float>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "asking for memory");
+  check(cudaGetLastError(), "the initial state");
+  parts_ = parts.release();
+}
+
+DeviceSelection::~DeviceSelection() {
+  cudaStreamDestroy(parts_->looper);
+  cudaFreeHost(parts_->seen);
+  delete parts_;
+}
+
+void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, std::int64_t budget,
+                             std::span<const Array<const float>> bias_of_layer, const Producer& producer,
+                             const SparseActivations& activations) {
+  const SelectionRequest& request = parts_->request;
+  const std::int64_t fewest = request.place.data_ranks > 1 ? 0 : 1;
+  if (n_tokens < fewest || n_tokens > request.n_tokens || budget < 1 ||
+      (request.rule != SelectionRule::relu && budget > request.budget) ||
+      static_cast<std::int64_t>(bias_of_layer.size()) != request.n_layers)
+    throw Error(ExitCode::internal, "selection on the GPU: the batch is not what was asked for");
+  const auto stream = static_cast<cudaStream_t>(execution.stream);
+  View view = parts_->layout.view;
+  view.n_tokens = n_tokens;
+  LayerBias bias{};
+  for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
+
+  parts_->pass(execution, view, bias, budget, producer, true);
+  if (!parts_->topk()) {
+    if (view.several) {
+      tell_pass<<<1, kMostLayers, 0, stream>>>(view);
+      parts_->sum(execution, &view.agreement->passed, view.n_groups * kAgreementCounts);
+    }
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream, &status), "asking for the capture");
+    const bool relu = parts_->relu();
+    if (status == cudaStreamCaptureStatusActive) {
+      cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+      check(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr), "capturing a loop");
+#else
+      check(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr), "capturing a loop");
+#endif
+      cudaGraphConditionalHandle loop;
+      check(cudaGraphConditionalHandleCreate(&loop, graph, 0, cudaGraphCondAssignDefault), "making a loop");
+      decide<<<1, 1024, 0, stream>>>(view, relu, true, loop);
+      parts_->capture_loop(stream, loop, [&](cudaStream_t inside) {
+        const Execution body{execution.backend, inside};
+        parts_->pass(body, view, bias, budget, producer, false);
+        decide<<<1, 1024, 0, inside>>>(view, relu, true, loop);
+      });
+    } else {
+      for (;;) {
+        decide<<<1, 1024, 0, stream>>>(view, relu, false, cudaGraphConditionalHandle{});
+        check(cudaMemcpyAsync(parts_->seen, view.control, sizeof(Control), cudaMemcpyDeviceToHost, stream),
+              "reading the decision");
+        check(cudaStreamSynchronize(stream), "a pass over the tiles");
+        if (parts_->seen->again == 0) break;
+        parts_->pass(execution, view, bias, budget, producer, false);
+      }
+    }
+  }
+  parts_->finish(execution, view, budget, activations);
+}
+
+Array<std::uint32_t> DeviceSelection::thresholds() const {
+  return {parts_->layout.view.threshold, parts_->layout.view.n_groups};
+}
+
+SelectionReport DeviceSelection::report(const Execution& execution) const {
+  const auto stream = static_cast<cudaStream_t>(execution.stream);
+  const View& view = parts_->layout.view;
+  std::vector<Group> groups(static_cast<std::size_t>(view.n_groups));
+  Control control{};
+  check(cudaMemcpyAsync(groups.data(), view.group, groups.size() * sizeof(Group), cudaMemcpyDeviceToHost, stream),
+        "reading the report");
+  check(cudaMemcpyAsync(&control, view.control, sizeof control, cudaMemcpyDeviceToHost, stream), "reading the report");
+  check(cudaStreamSynchronize(stream), "reading the report");
+  SelectionReport report;
+  report.passes = control.passes;
+  report.overflow = control.overflow != 0;
+  if (control.failed != 0)
+    throw Error(ExitCode::internal, "selection on the GPU: a tile was not the same when it was made again");
+  for (const Group& group : groups) {
+    report.threshold.push_back(bits_float(group.kth));
+    report.candidates.push_back(static_cast<std::int64_t>(group.cursor));
+    report.ties_cut += static_cast<std::int64_t>(group.ties_cut);
+  }
+  return report;
+}
+
+}  // namespace weft::kernels::cuda

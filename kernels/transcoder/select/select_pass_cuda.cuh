@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A pass over the tiles: limits before it, the filter and the passes that are not the rule, and whether there must be
+// another.
+// Part of select_cuda.cu, which alone includes it.
+#pragma once
+
+#include "kernels/transcoder/select/select_view_cuda.cuh"
+
+namespace weft::kernels::cuda {
+namespace {
+
+/// Limits for the filter, and with `first` the state of a new batch.
+///
+/// fp32(product + bias) > threshold implies product > threshold - bias exactly (rounding is monotone and the threshold
+/// is a float), so product > limit for any limit that is not above the difference. The few that pass falsely are seen
+/// when the sum is made.
+template <class T>
+__global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias, bool first, Count budget, bool relu) {
+  const std::int64_t thread = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
+  const std::int64_t n_threads = gridDim.x * static_cast<std::int64_t>(kThreads);
+  if (first) {
+    for (std::int64_t i = thread; i < kRounds * view.n_groups * kBins; i += n_threads) view.histogram[i] = 0;
+    if (thread < view.n_groups) {
+      Group& group = view.group[thread];
+      group = {};
+      group.budget = budget;
+    }
+    if (thread == 0) *view.control = {0, 1, 0, 0};
+    if (view.several)
+      for (std::int64_t i = thread; i < (view.n_slices + 1) * view.n_groups; i += n_threads) view.of_slice[i] = 0;
+    if (view.n_features == 0 && view.word != nullptr) {  // a shard without tiles: nobody else writes its lists
+      const std::int64_t lists = view.n_groups * view.n_tokens;
+      for (std::int64_t i = thread; i < lists; i += n_threads) view.above[i] = view.admit[i] = 0;
+      for (std::int64_t i = thread; i < lists * view.most; i += n_threads) view.word[i] = 0;
+    }
+  } else if (thread == 0) {
+    ++view.control->passes;
+  }
+  T* limit = static_cast<T*>(view.limit);
+  for (std::int64_t i = thread; i < view.n_layers * view.padded_features; i += n_threads) {
+    const int layer = static_cast<int>(i / view.padded_features);
+    const std::int64_t feature = i % view.padded_features;
+    const int g = view.group_of(layer);
+    if (!first && view.group[g].mode != kFilter) continue;
+    const std::uint32_t threshold = relu ? 0 : view.threshold[g];
+    limit[i] = feature >= view.n_features || threshold >= kInfinity
+                   ? Vector<T>::nothing()
+                   : Vector<T>::below(__fsub_rd(__uint_as_float(threshold), bias.layer[layer][feature]));
+  }
+}
+
+/// What an entry must exceed. relu has no threshold, whatever stands in the controller's state; there a key beyond
+/// infinity lets nothing pass.
+__device__ __forceinline__ float threshold_of(const View& view, int g, bool relu) {
+  return relu ? 0.0f : __uint_as_float(min(view.threshold[g], kInfinity));
+}
+
+// ---- the pass over a tile ------------------------------------------------------------------------------------------
+
+/// Entries of a span of one row that exceed the threshold, one warp. `visit(ballot of passing lanes, own passes,
+/// column, r)`.
+template <class T, class Visit>
+__device__ __forceinline__ void scan_span(const T* row, const float* bias, int begin, int end, float threshold,
+                                          int lane, Visit&& visit) {
+  for (int first = begin; first < end; first += 32) {
+    const int at = first + lane;
+    const float r = at < end ? static_cast<float>(row[at]) + bias[at] : 0.0f;
+    visit(__ballot_sync(kAll, r > threshold), r > threshold, at, r);
+  }
+}
+
+/// What exceeds the threshold goes into the list. kWarpsPerRow warps share kShared rows, each with a span of columns of
+/// its own; the block reserves room for all its rows at once. The loop only compares with the limits, which serve all
+/// shared rows; biases are added afterwards to the few that passed. Reads the tile once: the limit is memory.
+template <class T, int kWarpsPerRow>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(View view, Piece piece, bool relu) {
+  using V = Vector<T>;
+  constexpr int kRows = kWarps / kWarpsPerRow * kShared;
+  __shared__ uint2 buffer[kWarps][kShared][kBuffer];
+  __shared__ int count[kRows][kWarpsPerRow];
+  __shared__ Count base;
+  const int g = view.group_of(piece.layer);
+  if (view.group[g].mode != kFilter) return;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = warp % kWarpsPerRow;
+  const int first_row = warp / kWarpsPerRow * kShared;  // of the block's
+  const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kRows) + first_row;
+  const float threshold = threshold_of(view, g, relu);
+  const int vectors = (piece.columns + V::kSize - 1) / V::kSize;
+  const int span = ((vectors + kWarpsPerRow - 1) / kWarpsPerRow + 31) / 32 * 32;
+  const int begin = min(vectors, part * span), end = min(vectors, begin + span);
+  const T* products = static_cast<const T*>(piece.data) + row * piece.stride;
+  const uint4* limits = reinterpret_cast<const uint4*>(static_cast<const T*>(view.limit) +
+                                                       piece.layer * view.padded_features + piece.feature_begin);
+  int n[kShared] = {};
+  for (int first = begin; first < end; first += 32 * kInFlight) {
+    uint4 x[kShared][kInFlight], limit[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int at = first + i * 32 + lane;
+      const std::uint32_t nothing = V::nothing_word();
+      limit[i] = at < end ? __ldg(limits + at) : make_uint4(nothing, nothing, nothing, nothing);
+    }
+#pragma unroll
+    for (int r = 0; r < kShared; ++r)
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int at = first + i * 32 + lane;
+        const uint4* line = reinterpret_cast<const uint4*>(products + r * piece.stride);
+        // Beyond the end: not a number, which exceeds no limit.
+        x[r][i] = at < end && row + r < piece.rows ? __ldcs(line + at) : make_uint4(kAll, kAll, kAll, kAll);
+      }
+#pragma unroll
+    for (int r = 0; r < kShared; ++r)
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const bool hit = V::any(x[r][i], limit[i]);
+        if (!__any_sync(kAll, hit)) continue;
+        std::uint32_t above = 0;
+        if (hit) {
+#pragma unroll
+          for (int j = 0; j < V::kSize; ++j) above |= V::get(x[r][i], j) > V::get(limit[i], j) ? 1u << j : 0u;
+        }
+        // Mostly one lane has one; then the vote says where it goes.
+        const unsigned voters = __ballot_sync(kAll, above != 0);
+        int total = __popc(voters);
+        int to = n[r] + __popc(voters & ((1u << lane) - 1));
+        if (__any_sync(kAll, (above & (above - 1)) != 0)) to = n[r] + warp_exclusive(__popc(above), lane, total);
+        n[r] += total;
+        const int column = (first + i * 32 + lane) * V::kSize;
+#pragma unroll
+        for (int j = 0; j < V::kSize; ++j)
+          if (above >> j & 1) {
+            if (to < kBuffer) buffer[warp][r][to] = make_uint2(column + j, __float_as_uint(V::get(x[r][i], j)));
+            ++to;
+          }
+      }
+  }
+  // What passed the limits: add the bias and look again. A crowded span is counted by reading it once more.
+  constexpr int kChunks = kBuffer / 32;
+  bool crowded[kShared];
+  uint2 entry[kShared][kChunks];
+  unsigned passing[kShared][kChunks] = {};
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < kShared; ++r) {
+    crowded[r] = n[r] > kBuffer;
+    int left = 0;
+    if (crowded[r]) {
+      if (row + r < piece.rows)
+        scan_span(products + r * piece.stride, piece.bias, begin * V::kSize, min(end * V::kSize, piece.columns),
+                  threshold, lane, [&](unsigned voters, bool, int, float) { left += __popc(voters); });
+    } else {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const bool in_use = c * 32 + lane < n[r];
+        entry[r][c] = in_use ? buffer[warp][r][c * 32 + lane] : make_uint2(0, 0);
+        const float sum = in_use ? __uint_as_float(entry[r][c].y) + __ldg(piece.bias + entry[r][c].x) : 0.0f;
+        entry[r][c].y = __float_as_uint(sum);
+        passing[r][c] = __ballot_sync(kAll, in_use && sum > threshold);
+        left += __popc(passing[r][c]);
+      }
+    }
+    if (lane == 0) count[first_row + r][part] = left;
+  }
+  __syncthreads();
+  if (warp == 0) {
+    constexpr int kCounts = kRows * kWarpsPerRow;
+    int total;
+    const int own = lane < kCounts ? (&count[0][0])[lane] : 0;
+    const int before = warp_exclusive(own, lane, total);
+    __syncwarp();
+    if (lane < kCounts) (&count[0][0])[lane] = before;
+    Count start = 0;
+    if (lane == 0) start = atomicAdd(&view.group[g].cursor, static_cast<Count>(total));
+    start = __shfl_sync(kAll, start, 0);
+    const bool fits = start + total <= static_cast<Count>(view.capacity);
+    if (lane == 0) base = fits ? start : ~Count{0};
+    // Lane q * kWarpsPerRow ends where lane (q + 1) * kWarpsPerRow begins.
+    const int after = __shfl_down_sync(kAll, before, kWarpsPerRow % 32);
+    const int entries = (lane + kWarpsPerRow < kCounts ? after : total) - before;
+    const std::int64_t own_row = blockIdx.x * static_cast<std::int64_t>(kRows) + lane / kWarpsPerRow;
+    if (lane < kCounts && lane % kWarpsPerRow == 0 && own_row < piece.rows)
+      view.segment[((piece.token_begin + own_row) * view.n_layers + piece.layer) * view.n_blocks + piece.block] =
+          make_uint2(static_cast<std::uint32_t>(g * view.capacity + static_cast<std::int64_t>(start) + before),
+                     fits ? static_cast<std::uint32_t>(entries) : 0u);
+  }
+  __syncthreads();
+  if (base == ~Count{0}) return;
+  const std::uint32_t key_base = static_cast<std::uint32_t>(piece.layer * view.n_features + piece.feature_begin);
+#pragma unroll
+  for (int r = 0; r < kShared; ++r) {
+    std::int64_t to = g * view.capacity + static_cast<std::int64_t>(base) + count[first_row + r][part];
+    const unsigned lower = (1u << lane) - 1;
+    if (!crowded[r]) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if (passing[r][c] >> lane & 1) {
+          const std::int64_t place = to + __popc(passing[r][c] & lower);
+          view.key[place] = key_base + entry[r][c].x;
+          view.value[place] = __uint_as_float(entry[r][c].y);
+        }
+        to += __popc(passing[r][c]);
+      }
+    } else if (row + r < piece.rows) {
+      scan_span(products + r * piece.stride, piece.bias, begin * V::kSize, min(end * V::kSize, piece.columns),
+                threshold, lane, [&](unsigned voters, bool passes, int column, float sum) {
+                  const std::int64_t place = to + __popc(voters & lower);
+                  if (passes) {
+                    view.key[place] = key_base + column;
+                    view.value[place] = sum;
+                  }
+                  to += __popc(voters);
+                });
+    }
+  }
+}
+
+/// The passes that are not the rule: histograms, counts of ties, admission of ties. A warp takes whole rows.
+template <class T>
+__global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) {
+  __shared__ std::uint32_t bins[kBins];
+  const int g = view.group_of(piece.layer);
+  Group& group = view.group[g];
+  const std::uint32_t mode = group.mode;
+  if (mode == kFilter || mode == kSettled) return;
+  const int lane = threadIdx.x & 31;
+  const std::uint32_t threshold = view.threshold[g], prefix = group.prefix;
+  const int round = static_cast<int>(group.round);
+  if (mode == kHistogram) {
+    for (int b = threadIdx.x; b < kBins; b += kThreads) bins[b] = 0;
+    __syncthreads();
+  }
+  const std::uint32_t key_base = static_cast<std::uint32_t>(piece.layer * view.n_features + piece.feature_begin);
+  for (std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kWarps) + threadIdx.x / 32; row < piece.rows;
+       row += gridDim.x * static_cast<std::int64_t>(kWarps)) {
+    const T* product = static_cast<const T*>(piece.data) + row * piece.stride;
+    const std::int64_t token = piece.token_begin + row;
+    const auto key_at = [&](int at) {
+      return at < piece.columns ? key_of(static_cast<float>(product[at]) + piece.bias[at]) : 0u;
+    };
+    if (mode == kHistogram) {
+      for (int at = lane; at < piece.columns; at += 32) {
+        const int bin = bin_of(key_at(at), round, prefix);
+        if (bin >= 0) atomicAdd(&bins[bin], 1u);
+      }
+      continue;
+    }
+    int above = 0, tied = 0;
+    for (int at = lane; at < piece.columns; at += 32) {
+      const std::uint32_t key = key_at(at);
+      above += key > threshold;
+      tied += key == threshold;
+    }
+    above = __reduce_add_sync(kAll, above);
+    tied = __reduce_add_sync(kAll, tied);
+    const std::int64_t place = g * view.n_tokens + token;
+    if (mode == kCountTies) {
+      if (lane == 0) view.tied[place] += tied;
+      continue;
+    }
+    int room = static_cast<int>(min(view.admit[place] - view.used[place], static_cast<std::uint32_t>(tied)));
+    const int entries = above + room;
+    Count base = 0;
+    if (lane == 0) base = atomicAdd(&group.cursor, static_cast<Count>(entries));
+    base = __shfl_sync(kAll, base, 0);
+    std::int64_t to = g * view.capacity + static_cast<std::int64_t>(base);
+    if (lane == 0) {
+      view.used[place] += room;
+      view.segment[(token * view.n_layers + piece.layer) * view.n_blocks + piece.block] =
+          make_uint2(static_cast<std::uint32_t>(to), static_cast<std::uint32_t>(entries));
+    }
+    for (int first = 0; first < piece.columns && entries > 0; first += 32) {
+      const std::uint32_t key = key_at(first + lane);
+      const unsigned before = (1u << lane) - 1;
+      const unsigned equal = __ballot_sync(kAll, key == threshold);
+      const bool stays = key > threshold || (key == threshold && __popc(equal & before) < room);
+      room = max(0, room - __popc(equal));
+      const unsigned staying = __ballot_sync(kAll, stays);
+      if (stays) {
+        view.key[to + __popc(staying & before)] = key_base + first + lane;
+        view.value[to + __popc(staying & before)] = __uint_as_float(key);
+      }
+      to += __popc(staying);
+    }
+  }
+  if (mode == kHistogram) {
+    __syncthreads();
+    for (int b = threadIdx.x; b < kBins; b += kThreads)
+      if (bins[b] != 0) atomicAdd(&view.survey[g * kBins + b], static_cast<Count>(bins[b]));
+  }
+}
+
+/// What the next pass must do for a group, after this one: filter -> (settled | histograms -> filter | ties -> admit).
+__device__ void advance(const View& view, int g) {
+  Group& group = view.group[g];
+  Count* survey = view.survey + g * static_cast<std::int64_t>(kBins);
+  const auto clear_survey = [&] {
+    for (int b = threadIdx.x; b < kBins; b += blockDim.x) survey[b] = 0;
+  };
+  const std::uint32_t mode = group.mode;
+  const std::int64_t tokens = g * view.n_tokens;
+  __syncthreads();
+  if (mode == kFilter) {
+    clear_survey();
+    if (threadIdx.x == 0) {
+      group.mode = kHistogram;
+      group.round = 0;
+      group.prefix = 0;
+      group.above = 0;
+    }
+  } else if (mode == kHistogram) {
+    const int round = static_cast<int>(group.round);
+    const Picked picked = pick(survey, group.budget - group.above);
+    const Count with = group.above + picked.above + picked.in;  // keys from the bin's lower edge
+    const std::uint32_t edge = (group.prefix << width_of(round) | static_cast<std::uint32_t>(max(picked.bin, 0)))
+                               << shift_of(round);
+    __syncthreads();
+    if (picked.bin < 0 || with <= static_cast<Count>(view.capacity)) {
+      if (threadIdx.x == 0) {  // fewer positive keys than the budget: take them all
+        group.mode = kFilter;
+        group.cursor = 0;
+        view.threshold[g] = picked.bin < 0 || edge == 0 ? 0 : edge - 1;
+      }
+    } else if (round + 1 < kRounds) {
+      clear_survey();
+      if (threadIdx.x == 0) {
+        group.prefix = group.prefix << width_of(round) | static_cast<std::uint32_t>(picked.bin);
+        group.above += picked.above;
+        group.round = round + 1;
+      }
+    } else {
+      for (std::int64_t n = threadIdx.x; n < view.n_tokens; n += blockDim.x) view.tied[tokens + n] = 0;
+      if (threadIdx.x == 0) {
+        group.mode = kCountTies;
+        group.above += picked.above;
+        view.threshold[g] = edge;
+      }
+    }
+  } else if (mode == kCountTies) {
+    const Count room = group.budget - group.above;
+    Count granted = 0;
+    for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
+      const std::int64_t n = first + threadIdx.x;
+      const Count tied = n < view.n_tokens ? view.tied[tokens + n] : 0;
+      Count total;
+      const Count before = granted + block_exclusive(tied, total);
+      if (n < view.n_tokens) {
+        view.admit[tokens + n] = static_cast<std::uint32_t>(before >= room ? 0 : min(tied, room - before));
+        view.used[tokens + n] = 0;
+      }
+      granted += total;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      group.mode = kAdmit;
+      group.cursor = 0;
+      group.ties_cut = granted - room;
+    }
+  } else if (mode == kAdmit) {
+    if (threadIdx.x == 0) group.mode = kSettled;
+  }
+  __syncthreads();
+}
+
+/// Several ranks: what this one found with its threshold, to be added up over all.
+__global__ void __launch_bounds__(kMostLayers) tell_pass(View view) {
+  const int g = threadIdx.x;
+  if (g >= view.n_groups) return;
+  const std::uint32_t guess = view.threshold[g];
+  const Count upper = guess >> 16, lower = guess & 0xffffu;
+  view.group[g].guess = guess;
+  view.agreement[g] = {view.group[g].cursor, upper, upper * upper, lower, lower * lower};
+}
+
+/// Several ranks: all of them filtered with one threshold, and at least the budget passed. Then nothing at or below it
+/// is wanted, however few of the entries are this rank's. Where it does not hold every rank sees to it that its own
+/// list reaches down to its own K-th key, which is never above that of all; so the loop over tiles is of one rank.
+__device__ bool reached(const View& view, int g) {
+  if (!view.several) return false;
+  const Agreement& all = view.agreement[g];
+  const Count n = static_cast<Count>(view.n_ranks);
+  return n * all.upper_squared == all.upper * all.upper && n * all.lower_squared == all.lower * all.lower &&
+         all.passed >= view.group[g].budget;
+}
+
+/// One block. Says in control->again, and to the loop of a graph when there is one, whether the tiles must be made
+/// again.
+__global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_graph, cudaGraphConditionalHandle loop) {
+  const int t = threadIdx.x;
+  bool open = false;
+  if (t < view.n_groups) {
+    Group& group = view.group[t];
+    if (group.mode == kFilter) {
+      const bool fits = group.cursor <= static_cast<Count>(view.capacity);
+      if (relu && !fits) view.control->overflow = 1;
+      if (relu || (fits && (group.cursor >= group.budget || view.threshold[t] == 0 || reached(view, t))))
+        group.mode = kSettled;
+    }
+    open = group.mode != kSettled;
+  }
+  if (__syncthreads_or(open))
+    for (int g = 0; g < view.n_groups; ++g)
+      if (view.group[g].mode != kSettled) advance(view, g);
+  const bool unsettled = __syncthreads_or(t < view.n_groups && view.group[t].mode != kSettled) != 0;
+  const bool again = unsettled && view.control->passes < kMostPasses;
+  if (t == 0) {
+    if (unsettled && !again) view.control->failed = 1;
+    view.control->again = again;
+    if (in_graph) cudaGraphSetConditional(loop, again);
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the list that passed to rows: the exact K-th key, ties in order, offsets, entries.
+// Part of select_cuda.cu, which alone includes it.
+#pragma once
+
+#include "kernels/transcoder/select/select_view_cuda.cuh"
+
+namespace weft::kernels::cuda {
+namespace {
+
+/// Takes the bin of the K-th key. All threads of a block call it.
+__device__ void take_bin(Group& group, const Count* histogram, int round) {
+  const std::uint32_t prefix = round == 0 ? 0 : group.prefix;
+  const Count above = round == 0 ? 0 : group.above;
+  const Picked picked = pick(histogram, group.budget - above);
+  if (threadIdx.x != 0) return;
+  if (picked.bin < 0) {
+    group.exhausted = 1;  // kth = 0: all stay
+    return;
+  }
+  group.prefix = prefix << width_of(round) | static_cast<std::uint32_t>(picked.bin);
+  group.above = above + picked.above;
+  group.ticket = 0;
+  if (round + 1 == kRounds) {
+    group.kth = group.prefix;
+    group.room = group.budget - group.above;
+  }
+}
+
+/// One round of the search among a group's candidates. The last block of a group picks the bin; of several ranks
+/// `choose_bin` does, from the sum over all. Grid (blocks, groups).
+__global__ void __launch_bounds__(512) search(View view, int round) {
+  __shared__ std::uint32_t bins[kReplicas][kBins];
+  __shared__ bool last;
+  const int g = blockIdx.y;
+  Group& group = view.group[g];
+  const Count n = min(group.cursor, static_cast<Count>(view.capacity));
+  if (view.several ? round > 0 && group.exhausted != 0 : n < group.budget) return;  // kth = 0: all stay
+  for (int b = threadIdx.x; b < kReplicas * kBins; b += blockDim.x) (&bins[0][0])[b] = 0;
+  __syncthreads();
+  const std::uint32_t prefix = group.prefix;
+  const float* value = view.value + g * view.capacity;
+  std::uint32_t* own = bins[threadIdx.x % kReplicas];
+  const Count stride = static_cast<Count>(gridDim.x) * blockDim.x;
+  constexpr int kAtOnce = 4;
+  for (Count i = blockIdx.x * static_cast<Count>(blockDim.x) + threadIdx.x; i < n; i += kAtOnce * stride) {
+    std::uint32_t key[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) key[j] = i + j * stride < n ? __float_as_uint(value[i + j * stride]) : 0;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int bin = bin_of(key[j], round, round == 0 ? 0 : prefix);
+      if (bin >= 0) atomicAdd(own + bin, 1u);
+    }
+  }
+  __syncthreads();
+  Count* histogram = view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + g) * kBins;
+  for (int b = threadIdx.x; b < kBins; b += blockDim.x) {
+    std::uint32_t sum = 0;
+#pragma unroll
+    for (int r = 0; r < kReplicas; ++r) sum += bins[r][b];
+    if (sum != 0) atomicAdd(histogram + b, static_cast<Count>(sum));
+  }
+  if (view.several) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&group.ticket, 1u) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  take_bin(group, histogram, round);
+}
+
+/// A block a group.
+__global__ void __launch_bounds__(512) choose_bin(View view, int round) {
+  Group& group = view.group[blockIdx.x];
+  if (round > 0 && group.exhausted != 0) return;
+  take_bin(group, view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + blockIdx.x) * kBins, round);
+}
+
+/// The entries of one token in key order, 32 at a time over its warp. `segment` of an entry is its place among the
+/// token's segments. Calls visit(in use, segment, position in the list) with the whole warp.
+template <class Visit>
+__device__ __forceinline__ void for_each_entry(const View& view, std::int64_t token, int lane, Visit&& visit) {
+  const int n_segments = view.n_layers * view.n_blocks;
+  const uint2* segments = view.segment + token * n_segments;
+  for (int first = 0; first < n_segments; first += 32) {
+    const uint2 own = first + lane < n_segments ? segments[first + lane] : make_uint2(0, 0);
+    int total;
+    const int start = warp_exclusive(static_cast<int>(own.y), lane, total);
+    for (int entry = 0; entry < total; entry += 32) {
+      const int wanted = entry + lane;
+      int at = 0;  // the last segment that starts at or before `wanted`
+#pragma unroll
+      for (int step = 16; step > 0; step >>= 1) {
+        const int other = __shfl_sync(kAll, start, at + step);
+        if (other <= wanted) at += step;
+      }
+      const int from = __shfl_sync(kAll, start, at);
+      const std::uint32_t list = __shfl_sync(kAll, own.x, at);
+      visit(wanted < total, first + at, list + static_cast<std::uint32_t>(wanted - from));
+    }
+  }
+}
+
+/// Entries above and at the K-th key, for each group and token; of several ranks also those at it for each layer. A
+/// warp a token.
+__global__ void __launch_bounds__(kThreads) count_entries(View view) {
+  extern __shared__ std::uint32_t counters[];  // [warps, groups * 2 + layers of several ranks]
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(kWarps) + warp;
+  if (token >= view.n_tokens) return;
+  const int n_counters = view.n_groups * 2 + (view.several ? view.n_layers : 0);
+  std::uint32_t* own = counters + warp * n_counters;
+  std::uint32_t* of_layer = own + view.n_groups * 2;
+  for (int i = lane; i < n_counters; i += 32) own[i] = 0;
+  __syncwarp();
+  for_each_entry(view, token, lane, [&](bool in_use, int segment, std::uint32_t at) {
+    const int g = view.group_of(segment / view.n_blocks);
+    const std::uint32_t key = in_use ? __float_as_uint(view.value[at]) : 0;
+    const std::uint32_t kth = view.group[in_use ? g : 0].kth;
+    const bool above = in_use && key > kth, tied = in_use && key == kth;
+    if (view.n_groups == 1) {
+      const int a = __popc(__ballot_sync(kAll, above)), b = __popc(__ballot_sync(kAll, tied));
+      if (lane == 0) own[0] += a, own[1] += b;
+    } else {
+      if (above) atomicAdd(own + 2 * g, 1u);
+      if (tied) atomicAdd(own + 2 * g + 1, 1u);
+    }
+    if (view.several && tied) atomicAdd(of_layer + segment / view.n_blocks, 1u);
+  });
+  __syncwarp();
+  for (int g = lane; g < view.n_groups; g += 32) {
+    view.above[g * view.n_tokens + token] = own[2 * g];
+    view.tied[g * view.n_tokens + token] = own[2 * g + 1];
+  }
+  if (view.several)
+    for (int layer = lane; layer < view.n_layers; layer += 32)
+      view.tie[(view.shard * view.n_tokens + token) * view.n_layers + layer] = of_layer[layer];
+}
+
+/// Several ranks: ties of all shards for each token, and those of this rank for its slice of the batch. Grid (tokens,
+/// groups).
+__global__ void __launch_bounds__(kThreads) total_ties(View view) {
+  const std::int64_t n = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
+  const int g = blockIdx.y;
+  std::uint32_t own = 0;
+  if (n < view.n_tokens) {
+    const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
+    std::uint32_t all = 0;
+    for (int shard = 0; shard < view.n_shards; ++shard)
+      for (int layer = first; layer < last; ++layer)
+        all += view.tie[(shard * view.n_tokens + n) * view.n_layers + layer];
+    view.everyone[g * view.n_tokens + n] = all;
+    own = view.tied[g * view.n_tokens + n];
+  }
+  own = __reduce_add_sync(kAll, own);
+  if ((threadIdx.x & 31) == 0 && own > 0) atomicAdd(view.of_slice + view.slice * view.n_groups + g, Count{own});
+  // Ties that an overflowing list left out, if the K-th key is the same for all ranks as it was here.
+  if (n == 0 && view.threshold[g] == view.group[g].kth && view.group[g].ties_cut > 0)
+    atomicAdd(view.of_slice + view.n_slices * view.n_groups + g, view.group[g].ties_cut);
+}
+
+/// Of the `left` first ties of a token, in (layer, feature) order over all shards: how many are this rank's.
+__device__ Count own_share(const View& view, int g, std::int64_t n, Count left) {
+  const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
+  Count own = 0;
+  for (int layer = first; layer < last; ++layer)
+    for (int shard = 0; shard < view.n_shards; ++shard) {
+      const Count taken = min(left, Count{view.tie[(shard * view.n_tokens + n) * view.n_layers + layer]});
+      if (shard == view.shard) own += taken;
+      left -= taken;
+    }
+  return own;
+}
+
+/// Where the next batch's filter should stand so that about 1.375 budgets pass. Between the threshold and the K-th
+/// value the logarithm of the rank falls about linearly with the value; that line is followed to the wanted rank. One
+/// thread.
+///
+/// Several ranks go by what all of them found in the first pass, so that their thresholds stay the same. When that told
+/// nothing, the next one stands a little below the K-th value.
+__device__ void set_next_threshold(const View& view, int g) {
+  const Group& group = view.group[g];
+  const float now = __uint_as_float(view.several ? group.guess : view.threshold[g]);
+  const Count candidates =
+      view.several ? view.agreement[g].passed : min(group.cursor, static_cast<Count>(view.capacity));
+  float next = 0;
+  if (view.several && !reached(view, g)) {
+    next = 0.95f * __uint_as_float(group.kth);
+  } else if (candidates > group.budget) {
+    const float kth = __uint_as_float(group.kth);
+    const float range = logf(static_cast<float>(candidates) / static_cast<float>(group.budget));
+    next = kth - 0.31845f * (kth - now) / fmaxf(range, 1e-6f);
+    next = fminf(fmaxf(next, 0.93f * kth), 0.9999f * kth);
+  } else if (candidates == group.budget) {
+    next = 0.98f * now;
+  }
+  view.threshold[g] = key_of(next);
+}
+
+/// How many of its ties each token may keep: the first `room` in token order, over the slices of the batch and the
+/// shards of the features. A block a group.
+__global__ void __launch_bounds__(1024) admit_ties(View view) {
+  const int g = blockIdx.x;
+  Group& group = view.group[g];
+  const std::int64_t tokens = g * view.n_tokens;
+  Count earlier = 0, total_of_slices = 0;
+  if (view.several)
+    for (int slice = 0; slice <= view.n_slices; ++slice) {
+      const Count ties = view.of_slice[slice * view.n_groups + g];
+      if (slice < view.slice) earlier += ties;
+      total_of_slices += ties;
+    }
+  const Count room = group.room - min(group.room, earlier);
+  Count granted = 0;
+  for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
+    const std::int64_t n = first + threadIdx.x;
+    const Count tied = n < view.n_tokens ? view.everyone[tokens + n] : 0;
+    Count total;
+    const Count before = granted + block_exclusive(tied, total);
+    if (n < view.n_tokens) {
+      const Count left = before >= room ? 0 : min(tied, room - before);
+      Count own = left == tied ? view.tied[tokens + n] : left;
+      if (view.several && left > 0 && left < tied) own = own_share(view, g, n, left);  // one token at most
+      view.admit[tokens + n] = static_cast<std::uint32_t>(own);
+    }
+    granted += total;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (view.several) granted = total_of_slices;
+    if (granted > group.room)
+      group.ties_cut = granted - group.room;
+    else if (view.several)
+      group.ties_cut = 0;
+    if (group.budget != kNoBudget) set_next_threshold(view, g);
+  }
+}
+
+/// row_offsets from above + admit of all groups. One block.
+__global__ void __launch_bounds__(1024) make_offsets(View view, std::int64_t* row_offsets) {
+  Count sum = 0;
+  for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
+    const std::int64_t n = first + threadIdx.x;
+    Count count = 0;
+    if (n < view.n_tokens)
+#pragma unroll 4
+      for (int g = 0; g < view.n_groups; ++g)
+        count += view.above[g * view.n_tokens + n] + view.admit[g * view.n_tokens + n];
+    Count total;
+    const Count before = block_exclusive(count, total);
+    if (n < view.n_tokens) row_offsets[n] = static_cast<std::int64_t>(sum + before);
+    sum += total;
+  }
+  if (threadIdx.x == 0) row_offsets[view.n_tokens] = static_cast<std::int64_t>(sum);
+}
+
+/// The rows. A warp a token.
+__global__ void __launch_bounds__(kThreads) write_rows(View view, SparseActivations out) {
+  const int lane = threadIdx.x & 31;
+  const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(kWarps) + (threadIdx.x >> 5);
+  if (token >= view.n_tokens) return;
+  const unsigned before = (1u << lane) - 1;
+  std::int64_t to = out.row_offsets[token];
+  int last_group = -1;
+  std::uint32_t met = 0;  // ties of last_group so far
+  for_each_entry(view, token, lane, [&](bool in_use, int segment, std::uint32_t at) {
+    const int g = in_use ? view.group_of(segment / view.n_blocks) : view.n_groups;
+    const float value = in_use ? view.value[at] : 0.0f;
+    const std::uint32_t entry = in_use ? view.key[at] : 0;
+    const std::uint32_t key = __float_as_uint(value), kth = view.group[in_use ? g : 0].kth;
+    bool stays = in_use && key > kth;
+    const bool tied = in_use && key == kth;
+    const unsigned ties = __ballot_sync(kAll, tied);
+    if (ties != 0) {  // the same for the whole warp
+      const unsigned same = __match_any_sync(kAll, g);
+      const std::uint32_t rank = __popc(ties & same & before) + (g == last_group ? met : 0);
+      if (tied) stays = rank < view.admit[g * view.n_tokens + token];
+      // Carry the count of the last tied lane's group: entries ascend by layer, so earlier groups do not come back.
+      const int source = 31 - __clz(ties);
+      const std::uint32_t counted = rank + 1;
+      met = __shfl_sync(kAll, counted, source);
+      last_group = __shfl_sync(kAll, g, source);
+    }
+    const unsigned staying = __ballot_sync(kAll, stays);
+    if (stays) {
+      const std::int64_t place = to + __popc(staying & before);
+      if (place < out.key.size) {
+        out.key.data[place] = entry;
+        out.value.data[place] = value;
+      }
+    }
+    to += __popc(staying);
+  });
+}
+
+}  // namespace
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernels of the selection share: the lists, histograms and counters of a batch as they lie in memory (View),
+// one tile of products (Piece), and small tools. Part of select_cuda.cu, which alone includes it.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/bf16.hpp"
+#include "kernels/transcoder/select/select_cuda.hpp"
+
+namespace weft::kernels::cuda {
+namespace {
+
+using Count = unsigned long long;  // what integer atomics take
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+// Of the filter: 4 loads of 16 bytes in flight for each of 1280 threads. Measured equal within 2 %: (4, 2, 3) and (2,
+// 4, 3).
+constexpr int kInFlight = 2;            // vectors of 16 bytes of each row that a lane loads before it looks at them
+constexpr int kShared = 2;              // rows that a warp compares with the same limits
+constexpr int kBlocksPerProcessor = 5;  // registers are rationed for so many
+constexpr int kBuffer = 64;   // entries of a row that a warp collects in shared memory; beyond, it reads its span again
+constexpr int kBins = 2048;   // of a histogram
+constexpr int kRounds = 3;    // bits 30..20, 19..9, 8..0 of a key
+constexpr int kReplicas = 4;  // histograms of one block: neighbouring lanes often meet in one bin
+constexpr unsigned kAll = 0xffffffffu;
+constexpr std::uint32_t kUnknown = 0xffffffffu;
+constexpr std::uint32_t kInfinity = 0x7f800000u;
+/// Six are enough when a tile is the same each time it is made; a graph must not loop for ever when it is not.
+constexpr std::uint32_t kMostPasses = 12;
+constexpr Count kNoBudget = ~Count{0};
+
+__device__ constexpr int shift_of(int round) { return round == 0 ? 20 : round == 1 ? 9 : 0; }
+__device__ constexpr int width_of(int round) { return round == 2 ? 9 : 11; }
+
+/// The bin of a key in a round whose higher bits are `prefix`; -1: not of this round.
+__device__ __forceinline__ int bin_of(std::uint32_t key, int round, std::uint32_t prefix) {
+  if (key == 0 || (key >> (shift_of(round) + width_of(round))) != prefix) return -1;
+  return static_cast<int>((key >> shift_of(round)) & ((1u << width_of(round)) - 1u));
+}
+
+__device__ __forceinline__ std::uint32_t key_of(float r) { return r > 0.0f ? __float_as_uint(r) : 0u; }
+
+/// Larger words come first: by key, then by lower index. No two are equal.
+__device__ __forceinline__ Count word_of(std::uint32_t key, std::uint32_t index) {
+  return static_cast<Count>(key) << 32 | (0xffffffffu - index);
+}
+
+/// What a pass over the tiles does for a group.
+enum Mode : std::uint32_t {
+  kFilter,     // keys above the threshold go into the list
+  kHistogram,  // keys of a round are counted by bin
+  kCountTies,  // keys equal to the threshold are counted for each token
+  kAdmit,      // as kFilter, and of the keys equal to the threshold the first `admit` of each token
+  kSettled     // the list is good
+};
+
+struct Group {
+  std::uint32_t mode;
+  std::uint32_t round;   // of the histogram
+  std::uint32_t prefix;  // bits of the K-th key that are known
+  std::uint32_t kth;     // the K-th key; 0: everything in the list stays
+  Count above;           // keys above those of the prefix
+  Count budget;
+  Count cursor;    // entries that passed the filter, stored or not
+  Count room;      // entries equal to the K-th key that stay
+  Count ties_cut;  // and that do not
+  std::uint32_t ticket;
+  std::uint32_t guess;      // several ranks: the threshold of the first pass
+  std::uint32_t exhausted;  // several ranks: all of them have fewer keys than the budget
+  std::uint32_t unused;
+};
+
+/// What ranks add up for a group after the first pass. The sums of halves and of their squares say whether all
+/// thresholds were one: n values are equal if and only if n times the sum of squares is the square of the sum.
+struct Agreement {
+  Count passed;  // entries above the threshold
+  Count upper, upper_squared;
+  Count lower, lower_squared;
+};
+constexpr std::int64_t kAgreementCounts = sizeof(Agreement) / sizeof(Count);
+/// Beyond, the squares would not fit.
+constexpr std::int64_t kMostRanks = 65536;
+
+struct Control {
+  std::uint32_t again;  // another pass is needed
+  std::uint32_t passes;
+  std::uint32_t overflow;
+  std::uint32_t failed;
+};
+
+/// Sizes and memory, as every kernel sees them.
+struct View {
+  int n_groups;
+  int n_layers;
+  int n_blocks;  // feature blocks of a layer
+  bool all_layers;
+  std::int64_t n_tokens;  // of this batch
+  std::int64_t n_features;
+  std::int64_t padded_features;  // a multiple of 8
+  std::int64_t capacity;         // entries of a group's list
+  std::int64_t most;             // entries of a token's list (topk)
+  Control* control;
+  Group* group;
+  std::uint32_t* threshold;  // [groups]
+  void* limit;               // [layers, padded features] in the product's type: products at or below cannot pass
+  Count* histogram;          // [rounds, groups, bins]
+  Count* survey;             // [groups, bins] of a pass over tiles
+  std::uint32_t* key;        // [groups, capacity]
+  float* value;              // [groups, capacity]
+  uint2* segment;            // [tokens, layers, blocks] first entry in the list, entries
+  std::uint32_t* above;      // [groups, tokens] entries that stay for certain
+  std::uint32_t* tied;       // [groups, tokens] entries equal to the K-th key
+  std::uint32_t* admit;      // [groups, tokens] how many of them stay
+  std::uint32_t* used;       // [groups, tokens] how many a pass over the tiles has admitted
+  Count* word;               // [tokens, groups, most] best words of a token, descending, then 0 (topk)
+
+  // Of several ranks; `several` is of batch_topk, the others of topk too.
+  bool several;
+  int n_ranks, n_shards, shard, n_slices, slice;  // all; of the feature axis; of the data axis
+  std::uint32_t n_features_total;                 // per layer
+  std::uint32_t feature_begin;
+  Agreement* agreement;     // [groups]
+  std::uint32_t* tie;       // [shards, tokens, layers] entries equal to the K-th key
+  std::uint32_t* everyone;  // [groups, tokens] of all shards; of one rank: `tied`
+  Count* of_slice;          // [slices + 1, groups] ties of each slice of the batch; last: those no list holds
+
+  __device__ int group_of(int layer) const { return all_layers ? 0 : layer; }
+};
+
+struct LayerBias {
+  const float* layer[kMostLayers];
+};
+
+/// A tile as a kernel sees it. Rows are padded to a multiple of 8 elements; what stands there is arbitrary.
+struct Piece {
+  const void* data;
+  std::int64_t stride;
+  std::int64_t rows;
+  std::int64_t token_begin;
+  std::int64_t feature_begin;
+  int columns;
+  int layer;
+  int block;
+  const float* bias;  // of the first column
+};
+
+// ---- small tools ---------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int warp_exclusive(int value, int lane, int& total) {
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step <<= 1) {
+    const int other = __shfl_up_sync(kAll, sum, step);
+    if (lane >= step) sum += other;
+  }
+  total = __shfl_sync(kAll, sum, 31);
+  return sum - value;
+}
+
+/// Sum over the threads before this one, and over all in `total`. Every thread of a block of whole warps calls it.
+__device__ Count block_exclusive(Count value, Count& total) {
+  __shared__ Count of_warp[32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n_warps = blockDim.x >> 5;
+  Count sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step <<= 1) {
+    const Count other = __shfl_up_sync(kAll, sum, step);
+    if (lane >= step) sum += other;
+  }
+  __syncthreads();
+  if (lane == 31) of_warp[warp] = sum;
+  __syncthreads();
+  if (warp == 0) {
+    Count part = lane < n_warps ? of_warp[lane] : 0;
+#pragma unroll
+    for (int step = 1; step < 32; step <<= 1) {
+      const Count other = __shfl_up_sync(kAll, part, step);
+      if (lane >= step) part += other;
+    }
+    of_warp[lane] = part;
+  }
+  __syncthreads();
+  total = of_warp[31];
+  return (warp > 0 ? of_warp[warp - 1] : 0) + sum - value;
+}
+
+struct Picked {
+  int bin;      // the highest bin such that it and those above hold at least `rank` keys; -1: all hold fewer
+  Count above;  // keys in the bins above it
+  Count in;     // keys in it
+};
+
+/// All threads of the block call it and get the same.
+__device__ Picked pick(const Count* histogram, Count rank) {
+  __shared__ Picked result;
+  const int per = kBins / blockDim.x;
+  if (threadIdx.x == 0) result = {-1, 0, 0};
+  Count own = 0;
+  for (int i = 0; i < per; ++i) own += __ldcg(histogram + kBins - 1 - (threadIdx.x * per + i));
+  Count total;
+  Count before = block_exclusive(own, total);
+  if (before < rank && before + own >= rank) {
+    for (int i = 0; i < per; ++i) {
+      const int bin = kBins - 1 - (static_cast<int>(threadIdx.x) * per + i);
+      const Count in = __ldcg(histogram + bin);
+      if (before + in >= rank) {
+        result = {bin, before, in};
+        break;
+      }
+      before += in;
+    }
+  }
+  __syncthreads();
+  const Picked copy = result;
+  __syncthreads();
+  return copy;
+}
+
+/// 16 bytes of products.
+template <class T>
+struct Vector;
+
+template <>
+struct Vector<bf16> {
+  static constexpr int kSize = 8;
+  static __device__ __forceinline__ float get(const uint4& x, int i) {
+    const std::uint32_t word = i / 2 == 0 ? x.x : i / 2 == 1 ? x.y : i / 2 == 2 ? x.z : x.w;
+    return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
+  }
+  static __device__ __forceinline__ std::uint32_t greater(std::uint32_t x, std::uint32_t y) {
+    return __hgt2_mask(*reinterpret_cast<const __nv_bfloat162*>(&x), *reinterpret_cast<const __nv_bfloat162*>(&y));
+  }
+  /// Whether any element is greater than its limit.
+  static __device__ __forceinline__ bool any(const uint4& x, const uint4& limit) {
+    return (greater(x.x, limit.x) | greater(x.y, limit.y) | greater(x.z, limit.z) | greater(x.w, limit.w)) != 0;
+  }
+  /// The largest value of the type that is not above c.
+  static __device__ __forceinline__ bf16 below(float c) {
+    const std::uint32_t bits = __float_as_uint(c);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7f80};  // not a number: nothing can pass
+    return {static_cast<std::uint16_t>(((bits >> 31) != 0 ? bits + 0xffffu : bits) >> 16)};
+  }
+  static __device__ __forceinline__ bf16 nothing() { return {0x7f80}; }
+  static __device__ __forceinline__ std::uint32_t nothing_word() { return 0x7f807f80u; }
+};
+
+template <>
+struct Vector<float> {
+  static constexpr int kSize = 4;
+  static __device__ __forceinline__ float get(const uint4& x, int i) {
+    return __uint_as_float(i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w);
+  }
+  static __device__ __forceinline__ bool any(const uint4& x, const uint4& limit) {
+    return __uint_as_float(x.x) > __uint_as_float(limit.x) || __uint_as_float(x.y) > __uint_as_float(limit.y) ||
+           __uint_as_float(x.z) > __uint_as_float(limit.z) || __uint_as_float(x.w) > __uint_as_float(limit.w);
+  }
+  static __device__ __forceinline__ float below(float c) { return c == c ? c : __uint_as_float(kInfinity); }
+  static __device__ __forceinline__ float nothing() { return __uint_as_float(kInfinity); }
+  static __device__ __forceinline__ std::uint32_t nothing_word() { return kInfinity; }
+};
+
+}  // namespace
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,595 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Feature-major backward pass fused with Adam, as a stream: shared by the decoder and the encoder.
+//
+// For every row of a parameter matrix and every group of `chunks * 256` of its columns: read the weights once, walk the
+// feature's hits, and for each hit its row of `rows` (gradient rows or inputs): dot product with the weights (decoder:
+// the activation gradient), scaled sum (dW, in registers), then Adam in place.
+//
+// How it is cut. An item is 32 consecutive features of one (source, target, column group). Their hits are one
+// contiguous list, so the rows flow through a private ring in shared memory (cp.async, one group a row; each lane
+// copies and reads back its own 16 bytes: no barrier) without a stop between features: with four hits a feature on
+// average, a warp that begins anew for each feature waits on offsets -> list -> row most of the time. Persistent warps
+// take items from a counter. Items go target by target, so that the [N, columns] slab of `rows` in use stays in L2. A
+// hot feature (more than kHotHits hits) is done by a whole block, hits split evenly over its warps, dW summed over the
+// warps in their order. Which warp works on what changes no sum: every result has one owner and a fixed order.
+//
+// Limit: L2. The rows gathered (512 B x chunks a hit) and the state (8 to 24 B a parameter) both pass through it.
+#pragma once
+
+#include "kernels/optimize/adam_cuda.cuh"
+#include "kernels/transcoder/sparse/sparse.hpp"
+
+namespace weft::kernels::cuda {
+
+constexpr int kItemFeatures = 32;
+constexpr std::uint32_t kHotHits = 64;
+constexpr int kMostLayers = 128;  // bounded because kernel arguments are; the deepest open models have 126
+
+/// One hit as the stream reads it.
+struct Hit {
+  std::uint32_t token;
+  float value;
+};
+struct HotFeature {
+  std::uint32_t key, begin, count;  // begin: in the regrouped list
+};
+
+/// The hits regrouped: within each 32 features first those of the others, then those of the hot ones, features
+/// ascending.
+struct HitStream {
+  Hit* hit;                 // [capacity]
+  std::uint32_t* position;  // [capacity] CSR position
+  std::uint32_t* begin;     // [L * F] first hit of the feature in this list
+  std::uint32_t* cold_end;  // [L * blocks * 32] end of the feature's cold hits, from the first hit of its 32 features
+  std::uint32_t* hot_mask;  // [L * blocks]
+  HotFeature* hot;          // [capacity / (kHotHits + 1)]
+  std::uint32_t* n_hot;
+  std::uint32_t* next_item;  // beyond those that the warps begin with
+  float* partial;            // [slots, capacity] dot products by (target, column group)
+  AdamRate* rate;            // the step's constants, on their way to constant memory
+  float* norm;               // [units, F] sums of squares of dW
+  float* value_sum;          // [L * F] sums of the hits' values (encoder: the bias gradients)
+  std::int64_t capacity;
+  std::int64_t blocks;  // of 32 features in a layer
+};
+
+constexpr std::int64_t round_up(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/// Cuts `workspace` into a HitStream; with data == nullptr only counts bytes.
+inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::int64_t n_features, std::int64_t capacity,
+                                 std::int64_t slots, std::int64_t units, HitStream* stream) {
+  const std::int64_t blocks = (n_features + kItemFeatures - 1) / kItemFeatures;
+  std::int64_t used = 0;
+  const auto take = [&](auto*& pointer, std::int64_t count) {
+    using T = std::remove_reference_t<decltype(*pointer)>;
+    pointer = reinterpret_cast<T*>(data + used);
+    used += round_up(count * static_cast<std::int64_t>(sizeof(T)));
+  };
+  HitStream s{};
+  s.capacity = capacity;
+  s.blocks = blocks;
+  take(s.n_hot, 1);
+  take(s.next_item, 1);
+  take(s.rate, 1);
+  take(s.hit, capacity);
+  take(s.position, capacity);
+  take(s.begin, n_layers * n_features);
+  take(s.cold_end, n_layers * blocks * kItemFeatures);
+  take(s.hot_mask, n_layers * blocks);
+  take(s.hot, capacity / (kHotHits + 1) + 1);
+  take(s.partial, slots * capacity);
+  take(s.norm, units * n_features);
+  take(s.value_sum, n_layers * n_features);
+  if (stream != nullptr) *stream = s;
+  return used;
+}
+
+/// Columns a warp holds at once, in chunks of 256, and how many such groups a target has. `full`: no lane is ever past
+/// the end of a target, and nothing is asked of it.
+struct Grouping {
+  int chunks;
+  int groups;
+  bool full;
+};
+inline Grouping grouping_of(std::int64_t d_model) {
+  for (const int chunks : {3, 4, 2})
+    if (d_model % (chunks * kBlockColumns) == 0)
+      return {chunks, static_cast<int>(d_model / (chunks * kBlockColumns)), true};
+  return {2, static_cast<int>((d_model + 2 * kBlockColumns - 1) / (2 * kBlockColumns)), false};
+}
+
+// ---- preparation
+
+/// The step's constants as operands of the instructions that use them: they would take thirty registers.
+static __constant__ AdamRate constant_rate;
+
+/// A warp for each 32 features: where their hits go.
+static __global__ void plan_stream(const std::int64_t* offsets, std::int64_t n_layers, std::int64_t n_features,
+                                   const AdamStep* step, HitStream stream) {
+  const std::int64_t block = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  if (step != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *stream.rate = adam_rate(*step);
+  if (block >= n_layers * stream.blocks) return;
+  const std::int64_t layer = block / stream.blocks, first = block % stream.blocks * kItemFeatures;
+  const std::int64_t feature = first + lane;
+  const std::int64_t key = layer * n_features + (feature < n_features ? feature : n_features);
+  const std::int64_t begin = offsets[key];
+  const std::int64_t end = feature < n_features ? offsets[key + 1] : begin;
+  const std::uint32_t count = static_cast<std::uint32_t>(end - begin);
+  const bool hot = count > kHotHits;
+  const std::uint32_t cold = hot ? 0 : count;
+  const std::uint32_t cold_begin = warp_exclusive_sum(cold, lane);
+  const std::uint32_t cold_total = __shfl_sync(kAllLanes, cold_begin + cold, kWarp - 1);
+  const std::uint32_t hot_begin = warp_exclusive_sum(hot ? count : 0, lane);
+  const std::uint32_t base = static_cast<std::uint32_t>(__shfl_sync(kAllLanes, begin, 0));
+  const std::uint32_t mask = __ballot_sync(kAllLanes, hot);
+  const std::uint32_t regrouped = base + (hot ? cold_total + hot_begin : cold_begin);
+  stream.cold_end[block * kItemFeatures + lane] = cold_begin + cold;
+  if (lane == 0) stream.hot_mask[block] = mask;
+  if (feature < n_features) stream.begin[key] = regrouped;
+  if (hot) {
+    // The order of this list decides who works when, never a sum.
+    const std::uint32_t at = atomicAdd(stream.n_hot, 1u);
+    stream.hot[at] = {static_cast<std::uint32_t>(key), regrouped, count};
+  }
+}
+
+/// A thread for each hit: (token, value) to its place.
+static __global__ void fill_stream(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* token,
+                                   const std::uint32_t* position, const std::uint32_t* keys, const float* value,
+                                   std::int64_t n_features, HitStream stream) {
+  const std::int64_t total = offsets[n_keys];
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < total; i += step) {
+    const std::uint32_t at = position[i];
+    const std::uint32_t key = keys[at];
+    const std::int64_t block = key / n_features * stream.blocks + key % n_features / kItemFeatures;
+    std::int64_t to = i;
+    if (stream.hot_mask[block] != 0) to = stream.begin[key] + (i - offsets[key]);
+    stream.hit[to] = {token[i], value[at]};
+    stream.position[to] = at;
+  }
+}
+
+/// Plans and fills; `value` by CSR position.
+inline void prepare_stream(cudaStream_t queue, const SparseActivations& activations, const FeatureHits& hits,
+                           const float* value, const AdamStep* step, const HitStream& stream) {
+  const std::int64_t n_keys = activations.n_layers * activations.n_features;
+  require(cudaMemsetAsync(stream.n_hot, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
+  plan_stream<<<blocks_for(activations.n_layers * stream.blocks, 8), 256, 0, queue>>>(
+      hits.offsets.data, activations.n_layers, activations.n_features, step, stream);
+  if (step != nullptr)
+    require(cudaMemcpyToSymbolAsync(constant_rate, stream.rate, sizeof(AdamRate), 0, cudaMemcpyDeviceToDevice, queue),
+            "prepare_stream");
+  fill_stream<<<blocks_for(stream.capacity, 256, multiprocessors() * 16), 256, 0, queue>>>(
+      hits.offsets.data, n_keys, hits.token.data, hits.position.data, activations.key.data, value,
+      activations.n_features, stream);
+  require_launch("prepare_stream");
+}
+
+// ---- the stream
+
+struct StreamArguments {
+  HitStream stream;
+  const std::int64_t* offsets;  // [L * F + 1]
+  const char* rows;             // bf16
+  std::int64_t row_bytes;
+  std::int64_t n_features;
+  std::int64_t target_begin, target_end;  // what this launch does
+  std::int64_t first_item, items;         // of these targets' units: [first_item, items), units * blocks
+  int n_layers;
+  int d_model;
+  int groups;
+  bool with_norm;
+  StatePointers layer[kMostLayers];
+};
+
+/// (source, target, column group) of a unit; units go target by target. A decoder has a unit for each source up to the
+/// target, an encoder only source = target.
+struct Unit {
+  int source, target, group;
+};
+template <bool decoder>
+__device__ __forceinline__ Unit unit_of(std::int64_t index, int groups) {
+  const int pair = static_cast<int>(index / groups), group = static_cast<int>(index % groups);
+  if constexpr (!decoder) return {pair, pair, group};
+  int target = static_cast<int>((sqrtf(8.0f * static_cast<float>(pair) + 1.0f) - 1.0f) * 0.5f);
+  while ((target + 1) * (target + 2) / 2 <= pair) ++target;
+  while (target * (target + 1) / 2 > pair) --target;
+  return {pair - target * (target + 1) / 2, target, group};
+}
+
+/// The rows of a list of hits, through a ring of kRing rows; sums them into dW and, with kDots, dots them with the
+/// weights.
+template <int kChunks, int kRing, bool kDots, bool kFull>
+struct RowStream {
+  static_assert((kRing & (kRing - 1)) == 0);
+  static constexpr int kRowBytes = kChunks * 512;
+  static constexpr int kSharedBytes = kRing * kRowBytes + (kDots ? kWarp * (kWarp + 1) * 4 : 0);
+
+  std::uint32_t ring;  // of this lane
+  float* dots;         // [32][33]: partial dots of 32 hits by lane
+  const char* rows;    // first row, this lane's first column
+  std::int64_t row_bytes;
+  const Hit* hits;
+  float* out;          // dots of these hits
+  std::uint32_t live;  // bit c: chunk c of this lane is inside the row
+  int total, lane, next;
+  float value_sum;  // without dots: sum of the values since the caller set it to 0
+  Hit now, later;   // windows of 32 hits, one a lane: that of `next` and the one after
+
+  __device__ __forceinline__ Hit window(int at) const {
+    Hit hit{0, 0.0f};
+    if (at + lane < total) {
+      const uint2 word = __ldg(reinterpret_cast<const uint2*>(hits + at + lane));
+      hit = {word.x, __uint_as_float(word.y)};
+    }
+    return hit;
+  }
+  __device__ __forceinline__ void request(std::uint32_t token, int at) {
+    if (at < total) {
+      const char* from = rows + token * row_bytes;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        if (kFull || (live >> c & 1)) copy16_async(ring + (at & (kRing - 1)) * kRowBytes + c * 512, from + c * 512);
+    }
+    commit_copies();
+  }
+  __device__ __forceinline__ void start() {
+    next = 0;
+    now = window(0);
+    later = window(kWarp);
+#pragma unroll
+    for (int i = 0; i < kRing; ++i) request(__shfl_sync(kAllLanes, now.token, i), i);
+  }
+  /// Hits [next, end).
+  __device__ __forceinline__ void run(int end, const float (&weight)[kChunks * 8], float (&sum)[kChunks * 8]) {
+    for (; next < end; ++next) {
+      const float a = __shfl_sync(kAllLanes, now.value, next & 31);
+      if constexpr (!kDots) value_sum += a;
+      const int ahead = next + kRing;
+      const std::uint32_t token = __shfl_sync(kAllLanes, (ahead ^ next) >> 5 ? later.token : now.token, ahead & 31);
+      wait_copies<kRing - 1>();
+      uint4 word[kChunks];
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) word[c] = load_shared16(ring + (next & (kRing - 1)) * kRowBytes + c * 512);
+      float dot0 = 0.0f, dot1 = 0.0f;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        float g[8];
+        unpack8(word[c], g);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+          sum[c * 8 + i] = fmaf(a, g[i], sum[c * 8 + i]);
+          sum[c * 8 + i + 1] = fmaf(a, g[i + 1], sum[c * 8 + i + 1]);
+          if constexpr (kDots) {
+            dot0 = fmaf(g[i], weight[c * 8 + i], dot0);
+            dot1 = fmaf(g[i + 1], weight[c * 8 + i + 1], dot1);
+          }
+        }
+      }
+      request(token, ahead);
+      if constexpr (kDots) dots[(next & 31) * 33 + lane] = dot0 + dot1;
+      if ((next & 31) == 31 || next + 1 == total) {
+        if constexpr (kDots) {
+          __syncwarp();
+          float even = 0.0f, odd = 0.0f;
+#pragma unroll
+          for (int i = 0; i < kWarp; i += 2) {
+            even += dots[lane * 33 + i];
+            odd += dots[lane * 33 + i + 1];
+          }
+          if (lane <= (next & 31)) __stcs(out + (next & ~31) + lane, even + odd);
+          __syncwarp();
+        }
+        now = later;
+        later = window((next & ~31) + 2 * kWarp);
+      }
+    }
+  }
+};
+
+template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
+__global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const __grid_constant__ StreamArguments a) {
+  if constexpr (kUpdate)
+    if (constant_rate.withheld != 0) return;
+  using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
+  extern __shared__ __align__(16) char shared[];
+  __shared__ float warp_value_sum[kWarps];
+  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
+  char* own = shared + warp * Rows::kSharedBytes;
+  const int segment_blocks = (a.d_model + kBlockColumns - 1) / kBlockColumns;
+
+  Rows rows;
+  rows.ring = static_cast<std::uint32_t>(__cvta_generic_to_shared(own)) + lane * 16;
+  rows.dots = reinterpret_cast<float*>(own + kRing * Rows::kRowBytes);
+  rows.row_bytes = a.row_bytes;
+  rows.lane = lane;
+
+  // What follows from a unit: the row geometry of its source and this lane's first column.
+  std::int64_t columns = 0, column = 0, row_blocks = 0, block_column = 0;
+  const auto enter = [&](const Unit& unit) {
+    columns = static_cast<std::int64_t>(kDecoder ? a.n_layers - unit.source : 1) * a.d_model;
+    const int inside = unit.group * kChunks * kBlockColumns + lane * kLaneColumns;
+    column = static_cast<std::int64_t>(kDecoder ? unit.target - unit.source : 0) * a.d_model + inside;
+    row_blocks = static_cast<std::int64_t>(kDecoder ? a.n_layers - unit.source : 1) * segment_blocks;
+    block_column =
+        static_cast<std::int64_t>(kDecoder ? unit.target - unit.source : 0) * segment_blocks + unit.group * kChunks;
+    rows.rows = a.rows + (static_cast<std::int64_t>(unit.target) * a.d_model + inside) * 2;
+    if constexpr (!kFull) {
+      rows.live = 0;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        if (inside + c * kBlockColumns < a.d_model) rows.live |= 1u << c;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        if (!(rows.live >> c & 1))
+          for (int i = 0; i < kRing; ++i)
+            *reinterpret_cast<uint4*>(own + i * Rows::kRowBytes + c * 512 + lane * 16) = make_uint4(0, 0, 0, 0);
+    }
+  };
+  const auto live = [&](int c) { return kFull || (rows.live >> c & 1) != 0; };
+
+  // 1. Hot features, a block for each.
+  const std::int64_t n_hot = *a.stream.n_hot, of_target = n_hot * a.groups;
+  for (std::int64_t item = a.target_begin * of_target + blockIdx.x; item < a.target_end * of_target;
+       item += gridDim.x) {
+    const HotFeature hot = a.stream.hot[item % n_hot];
+    const int source = static_cast<int>(hot.key / a.n_features);
+    const std::int64_t row = hot.key % a.n_features;
+    const int target = static_cast<int>(item / n_hot / a.groups);
+    if (kDecoder ? target < source : target != source) continue;
+    const Unit unit{source, target, static_cast<int>(item / n_hot % a.groups)};
+    enter(unit);
+    const StatePointers& p = a.layer[source];
+    const std::int64_t at = row * columns + column;
+    float weight[kChunks * 8], sum[kChunks * 8];
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      float w[8] = {};
+      if (kDecoder && live(c)) unpack8(load_weight(p, at + c * kBlockColumns), w);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) weight[c * 8 + i] = w[i], sum[c * 8 + i] = 0.0f;
+    }
+    const int count = static_cast<int>(hot.count);
+    const int each = ((count + kWarps - 1) / kWarps + kWarp - 1) / kWarp * kWarp;
+    const int begin = min(count, warp * each), end = min(count, begin + each);
+    rows.hits = a.stream.hit + hot.begin + begin;
+    rows.out = a.stream.partial + (static_cast<std::int64_t>(target) * a.groups + unit.group) * a.stream.capacity +
+               hot.begin + begin;
+    rows.total = end - begin;
+    rows.start();
+    rows.value_sum = 0.0f;
+    rows.run(rows.total, weight, sum);
+    wait_copies<0>();
+    __syncthreads();
+    float* sums = reinterpret_cast<float*>(shared);  // [kWarps][kChunks * 256], where the rings were
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+#pragma unroll
+      for (int i = 0; i < 8; i += 4)
+        *reinterpret_cast<float4*>(sums + (warp * kChunks + c) * kBlockColumns + lane * 8 + i) =
+            make_float4(sum[c * 8 + i], sum[c * 8 + i + 1], sum[c * 8 + i + 2], sum[c * 8 + i + 3]);
+    __syncthreads();
+    if constexpr (!kDecoder) {
+      if (unit.group == 0) {
+        if (lane == 0) warp_value_sum[warp] = rows.value_sum;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+          float all = 0.0f;
+          for (int other = 0; other < kWarps; ++other) all += warp_value_sum[other];
+          a.stream.value_sum[hot.key] = all;
+        }
+      }
+    }
+    float square = 0.0f;
+#pragma unroll
+    for (int c0 = 0; c0 < kChunks; c0 += kWarps) {
+      const int c = c0 + warp;
+      if (c >= kChunks || (!kFull && unit.group * kChunks + c >= segment_blocks)) continue;
+      float g[8] = {};
+#pragma unroll
+      for (int other = 0; other < kWarps; ++other)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) g[i] += sums[(other * kChunks + c) * kBlockColumns + lane * 8 + i];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) square = fmaf(g[i], g[i], square);
+      if constexpr (kUpdate) {
+        LaneState<policy> state{};
+        const std::int64_t block = row * row_blocks + block_column + c;
+        if constexpr (policy == StatePolicy::eight_bit) {
+          state.first_scale = p.first_scale[block];
+          state.second_scale = p.second_scale[block];
+        }
+        const std::int64_t here = at + c * kBlockColumns;
+        if (live(c)) {
+          state.weight = load_weight(p, here);
+          load_moments(state, p, here);
+        }
+        adam8(state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
+        if (live(c)) store_state(state, p, here);
+        if constexpr (policy == StatePolicy::eight_bit)
+          if (lane == 0) {
+            p.first_scale[block] = state.first_scale;
+            p.second_scale[block] = state.second_scale;
+          }
+      }
+    }
+    if (a.with_norm) {
+      __syncthreads();
+      square = warp_sum(square);
+      if (lane == 0) sums[warp] = square;
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        float all = 0.0f;
+        for (int other = 0; other < kWarps; ++other) all += sums[other];
+        const std::int64_t pair = kDecoder ? static_cast<std::int64_t>(target) * (target + 1) / 2 + source : source;
+        a.stream.norm[(pair * a.groups + unit.group) * a.n_features + row] = all;
+      }
+    }
+    __syncthreads();
+  }
+
+  // 2. All other features, an item for each warp.
+  const std::uint32_t first_item = static_cast<std::uint32_t>(a.first_item);
+  std::uint32_t item = first_item + blockIdx.x * kWarps + warp;
+  while (item < a.items) {
+    std::uint32_t next_item = 0;
+    if (lane == 0) next_item = first_item + gridDim.x * kWarps + atomicAdd(a.stream.next_item, 1u);
+    const std::int64_t unit_index = item / a.stream.blocks, block = item % a.stream.blocks;
+    const Unit unit = unit_of<kDecoder>(unit_index, a.groups);
+    enter(unit);
+    const StatePointers& p = a.layer[unit.source];
+    const std::int64_t first = block * kItemFeatures;
+    const int count = static_cast<int>(min(static_cast<std::int64_t>(kItemFeatures), a.n_features - first));
+    const std::int64_t layer_block = unit.source * a.stream.blocks + block;
+    const std::uint32_t cold_end = __ldg(a.stream.cold_end + layer_block * kItemFeatures + lane);
+    const std::uint32_t hot_mask = __ldg(a.stream.hot_mask + layer_block);
+    const std::int64_t base = __ldg(a.offsets + unit.source * a.n_features + first);
+    std::int64_t at = first * columns + column;
+
+    uint4 ahead[kChunks];
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      ahead[c] = make_uint4(0, 0, 0, 0);
+      if (live(c)) ahead[c] = load_weight(p, at + c * kBlockColumns);
+    }
+    rows.hits = a.stream.hit + base;
+    rows.out =
+        a.stream.partial + (static_cast<std::int64_t>(unit.target) * a.groups + unit.group) * a.stream.capacity + base;
+    rows.total = static_cast<int>(__shfl_sync(kAllLanes, cold_end, kItemFeatures - 1));
+    rows.start();
+
+    // Lane i keeps the block scales of feature i: whole sectors, once an item.
+    constexpr int kScales = kUpdate && policy == StatePolicy::eight_bit ? kChunks : 1;
+    float first_scale[kScales] = {}, second_scale[kScales] = {};
+    const std::int64_t scale_at = (first + lane) * row_blocks + block_column;
+    const bool owns_scales = kUpdate && policy == StatePolicy::eight_bit && lane < count && !(hot_mask >> lane & 1);
+    if (owns_scales) {
+#pragma unroll
+      for (int c = 0; c < kScales; ++c)
+        if (kFull || unit.group * kChunks + c < segment_blocks) {
+          first_scale[c] = p.first_scale[scale_at + c];
+          second_scale[c] = p.second_scale[scale_at + c];
+        }
+    }
+
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      LaneState<policy> state[kChunks];
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        state[c] = {};
+        state[c].weight = ahead[c];
+        if (kUpdate && live(c)) load_moments(state[c], p, at + c * kBlockColumns);
+      }
+      if (i + 1 < count) {
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c)
+          if (live(c)) ahead[c] = load_weight(p, at + columns + c * kBlockColumns);
+      }
+      float weight[kChunks * 8], sum[kChunks * 8];
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        float w[8];
+        unpack8(state[c].weight, w);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) weight[c * 8 + j] = w[j], sum[c * 8 + j] = 0.0f;
+      }
+      rows.value_sum = 0.0f;
+      rows.run(static_cast<int>(__shfl_sync(kAllLanes, cold_end, i)), weight, sum);
+      if (!(hot_mask >> i & 1)) {
+        if constexpr (!kDecoder)
+          if (lane == 0 && unit.group == 0) a.stream.value_sum[unit.source * a.n_features + first + i] = rows.value_sum;
+        if (a.with_norm) {
+          float square = 0.0f;
+#pragma unroll
+          for (int j = 0; j < kChunks * 8; ++j) square = fmaf(sum[j], sum[j], square);
+          square = warp_sum(square);
+          if (lane == 0) a.stream.norm[unit_index * a.n_features + first + i] = square;
+        }
+        if constexpr (kUpdate) {
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            if constexpr (policy == StatePolicy::eight_bit) {
+              state[c].first_scale = __shfl_sync(kAllLanes, first_scale[c], i);
+              state[c].second_scale = __shfl_sync(kAllLanes, second_scale[c], i);
+            }
+            float g[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) g[j] = sum[c * 8 + j];
+            const std::int64_t here = at + c * kBlockColumns;
+            adam8(state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
+            if (live(c)) store_state(state[c], p, here);
+            if constexpr (policy == StatePolicy::eight_bit)
+              if (lane == i) {
+                first_scale[c] = state[c].first_scale;
+                second_scale[c] = state[c].second_scale;
+              }
+          }
+        }
+      }
+      at += columns;
+    }
+    if (owns_scales) {
+#pragma unroll
+      for (int c = 0; c < kScales; ++c)
+        if (kFull || unit.group * kChunks + c < segment_blocks) {
+          p.first_scale[scale_at + c] = first_scale[c];
+          p.second_scale[scale_at + c] = second_scale[c];
+        }
+    }
+    wait_copies<0>();
+    item = __shfl_sync(kAllLanes, next_item, 0);
+  }
+}
+
+template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
+void launch_sized(cudaStream_t queue, const StreamArguments& arguments) {
+  constexpr int kShared = kWarps * RowStream<kChunks, kRing, kDecoder, kFull>::kSharedBytes;
+  static_assert(kBlocks * (kShared + 1024) <= 228 * 1024 && kShared <= 227 * 1024);
+  static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
+                "the sums of a hot feature fit where the ring was");
+  const auto kernel = stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate>;
+  static const int resident = [&] {
+    int blocks = 0;
+    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "stream_features");
+    require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kWarps * kWarp, kShared), "stream_features");
+    return blocks;
+  }();
+  kernel<<<multiprocessors() * resident, kWarps * kWarp, kShared, queue>>>(arguments);
+  require_launch("stream_features");
+}
+
+/// Registers decide how many warps fit: 12 for the small states, 8 for fp32. Measured; see docs/performance.md.
+template <StatePolicy policy, bool kDecoder, bool kUpdate>
+void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamArguments& arguments) {
+  constexpr bool kWide = policy == StatePolicy::fp32 && kUpdate;
+  if (!grouping.full)
+    launch_sized<policy, 2, false, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments);
+  else if (grouping.chunks == 2)
+    launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments);
+  else if (grouping.chunks == 3)
+    launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments);
+  else
+    launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments);
+}
+
+template <bool kDecoder, bool kUpdate>
+void launch_stream(cudaStream_t queue, StatePolicy policy, const Grouping& grouping, const StreamArguments& arguments) {
+  if constexpr (!kUpdate) {  // reads only the weights' bf16, which all policies have
+    launch_grouped<StatePolicy::bf16, kDecoder, false>(queue, grouping, arguments);
+  } else {
+    switch (policy) {
+      case StatePolicy::fp32:
+        return launch_grouped<StatePolicy::fp32, kDecoder, true>(queue, grouping, arguments);
+      case StatePolicy::bf16:
+        return launch_grouped<StatePolicy::bf16, kDecoder, true>(queue, grouping, arguments);
+      case StatePolicy::eight_bit:
+        return launch_grouped<StatePolicy::eight_bit, kDecoder, true>(queue, grouping, arguments);
+    }
+  }
+}
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/portable.hpp"
+#include "kernels/transcoder/sparse/restrict.hpp"
+#include "kernels/transcoder/sparse/restrict_cuda.hpp"
+
+namespace weft::kernels {
+
+void restrict_features(const Execution& execution, std::span<const SparseActivations> groups,
+                       std::int64_t first_feature, SparseActivations out) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::restrict_features(execution, groups, first_feature, out);
+  const std::int64_t first = first_feature, kept = out.n_features;
+  for_all(
+      execution, "restrict: first offset", 1, KOKKOS_LAMBDA(std::int64_t) { out.row_offsets[0] = 0; });
+  std::int64_t first_token = 0;
+  for (const SparseActivations& group : groups) {
+    const SparseActivations from = group;
+    const std::int64_t begin = first_token;
+    for_all(
+        execution, "restrict: count", from.n_tokens, KOKKOS_LAMBDA(std::int64_t n) {
+          std::int64_t count = 0;
+          for (std::int64_t i = from.row_offsets[n]; i < from.row_offsets[n + 1]; ++i) {
+            const std::int64_t feature = from.key[i] % from.n_features - first;
+            count += feature >= 0 && feature < kept ? 1 : 0;
+          }
+          out.row_offsets[begin + n + 1] = count;
+        });
+    first_token += from.n_tokens;
+  }
+  offsets_from_counts(space_of(execution), out.row_offsets.data, first_token);
+  first_token = 0;
+  for (const SparseActivations& group : groups) {
+    const SparseActivations from = group;
+    const std::int64_t begin = first_token;
+    for_all(
+        execution, "restrict: take", from.n_tokens, KOKKOS_LAMBDA(std::int64_t n) {
+          std::int64_t at = out.row_offsets[begin + n];
+          for (std::int64_t i = from.row_offsets[n]; i < from.row_offsets[n + 1]; ++i) {
+            const std::int64_t feature = from.key[i] % from.n_features - first;
+            if (feature < 0 || feature >= kept) continue;
+            out.key[at] = static_cast<std::uint32_t>(from.key[i] / from.n_features * kept + feature);
+            out.value[at++] = from.value[i];
+          }
+        });
+    first_token += from.n_tokens;
+  }
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands/shared/algorithms.hpp"
+
+#include <fstream>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "device/memory.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
+#include "kernels/transcoder/encode/encode_cuda.hpp"
+#include "report/run_record.hpp"
+
+namespace weft::commands {
+namespace {
+
+using kernels::Scalar;
+using kernels::cuda::GemmRecord;
+using kernels::cuda::GemmShape;
+
+report::Json to_json(const GemmRecord& record) {
+  const GemmShape& shape = record.shape;
+  const auto name = [](Scalar type) { return type == Scalar::bf16 ? "bf16" : "fp32"; };
+  return {{"n_tokens", shape.n_tokens},
+          {"n_features", shape.n_features},
+          {"d_model", shape.d_model},
+          {"input_stride", shape.input_stride},
+          {"weight_stride", shape.weight_stride},
+          {"product_stride", shape.product_stride},
+          {"input", name(shape.input)},
+          {"product", name(shape.product)},
+          {"alignment", shape.alignment},
+          {"gpu", record.gpu},
+          {"library", record.library},
+          {"algorithm", record.algorithm},
+          {"workspace", record.workspace},
+          {"milliseconds", record.milliseconds}};
+}
+
+GemmRecord from_json(const report::Json& json) {
+  const auto type = [&](const char* key) { return json.at(key) == "bf16" ? Scalar::bf16 : Scalar::fp32; };
+  GemmRecord record;
+  record.shape = {.n_tokens = json.at("n_tokens"),
+                  .n_features = json.at("n_features"),
+                  .d_model = json.at("d_model"),
+                  .input_stride = json.at("input_stride"),
+                  .weight_stride = json.at("weight_stride"),
+                  .product_stride = json.at("product_stride"),
+                  .input = type("input"),
+                  .product = type("product"),
+                  .alignment = json.at("alignment")};
+  record.gpu = json.at("gpu");
+  record.library = json.at("library");
+  record.algorithm = json.at("algorithm");
+  record.workspace = json.at("workspace");
+  record.milliseconds = json.at("milliseconds");
+  return record;
+}
+
+/// Random bf16 numbers: on zeros a GPU draws less power and runs faster than on data.
+device::Buffer<std::byte> random_rows(const kernels::Execution& execution, std::int64_t rows, std::int64_t stride) {
+  device::Buffer<std::byte> memory(2 * rows * stride);
+  const kernels::ParameterRows matrix{.policy = kernels::StatePolicy::bf16,
+                                      .rows = rows,
+                                      .columns = stride,
+                                      .segment = stride,
+                                      .weight = memory.data()};
+  kernels::initialise_uniform(execution, matrix, 1.0f, 1, kernels::Purpose::benchmark);
+  return memory;
+}
+
+GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) {
+  if constexpr (!kernels::kCudaBuild) {
+    static_cast<void>(execution);
+    return record;
+  } else {
+    const GemmShape& shape = record.shape;
+    const device::Buffer<std::byte> input = random_rows(execution, shape.n_tokens, shape.input_stride),
+                                    weight = random_rows(execution, shape.n_features, shape.weight_stride);
+    const device::Buffer<std::byte> product(shape.n_tokens * shape.product_stride * kernels::bytes_of(shape.product)),
+        workspace(kernels::cuda::encode_workspace());
+    const GemmRecord best =
+        kernels::cuda::Gemm::tune(execution, shape, input.data(), weight.data(), product.data(), workspace.array());
+    const double teraflops = 2e-9 * static_cast<double>(shape.n_tokens) * static_cast<double>(shape.n_features) *
+                             static_cast<double>(shape.d_model) / std::max(best.milliseconds, 1e-9);
+    log::info("{} x {} x {}: {:.4f} ms, {:.0f} TFLOP/s{}", shape.n_tokens, shape.d_model, shape.n_features,
+              best.milliseconds, teraflops,
+              best.algorithm == record.algorithm ? " (what the library proposes first)" : "");
+    return best;
+  }
+}
+
+/// The list under "algorithms". Throws a collective Error(usage) naming `source`.
+void add_records(const report::Json& json, const std::string& source, std::vector<GemmRecord>& records) {
+  try {
+    for (const report::Json& each : json.at("algorithms")) records.push_back(from_json(each));
+  } catch (const report::Json::exception& failed) {
+    throw collective_error(ExitCode::usage, "{} is no record of algorithms ({}); weft benchmark --tune writes one",
+                           source, failed.what());
+  }
+}
+
+}  // namespace
+
+void use_recorded_algorithms(const transcoder::Configuration& configuration, const parallel::World& world,
+                             const std::string& manifest_extra) {
+  std::vector<GemmRecord> records;
+  // The manifest's first: the first that fits a shape is taken.
+  if (!manifest_extra.empty()) {
+    const report::Json extra = report::Json::parse(manifest_extra, nullptr, false);
+    if (extra.is_object() && extra.contains("algorithms")) add_records(extra, "the checkpoint's manifest", records);
+  }
+  if (const std::string& path = configuration.device.algorithms; !path.empty()) {
+    std::string text;
+    world.on_root([&]() -> std::string {
+      std::ifstream file(path);
+      if (!file)
+        throw error(ExitCode::usage, "device.algorithms = \"{}\" cannot be read; weft benchmark --tune writes it",
+                    path);
+      return text = std::string(std::istreambuf_iterator<char>(file), {}), "";
+    });
+    text = world.all().broadcast(std::move(text), 0);
+    add_records(report::Json::parse(text, nullptr, false), path, records);
+  }
+  if constexpr (kernels::kCudaBuild) kernels::cuda::use_gemm_records(std::move(records));
+}
+
+report::Json algorithms_in_use() {
+  report::Json all = report::Json::array();
+  if constexpr (kernels::kCudaBuild)
+    for (const GemmRecord& record : kernels::cuda::gemm_records_in_use()) all.push_back(to_json(record));
+  return all;
+}
+
+void tune_algorithms(const kernels::Execution& execution, const std::filesystem::path& file) {
+  report::Json all = report::Json::array();
+  if constexpr (kernels::kCudaBuild)
+    for (const GemmRecord& record : kernels::cuda::gemm_records_in_use())
+      all.push_back(to_json(tuned(execution, record)));
+  report::write_json(file, {{"algorithms", all}});
+  log::info("written to {}; name it as device.algorithms in an input", file.string());
+}
+
+}  // namespace weft::commands

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands/shared/benchmark_checkpoint.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+#include "checkpoint/agreement.hpp"
+#include "checkpoint/resume.hpp"
+#include "checkpoint/writer.hpp"
+#include "device/memory.hpp"
+#include "kernels/runtime.hpp"
+
+namespace weft::commands {
+namespace fs = std::filesystem;
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kTries = 5;
+constexpr std::int64_t kBlock = std::int64_t{1} << 20;
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + kTries / 2, values.end());
+  return values[kTries / 2];
+}
+
+/// Collective: what `action` takes on the slowest rank.
+double timed(const parallel::Communicator& world, const std::function<void()>& action) {
+  world.barrier();
+  const Clock::time_point begin = Clock::now();
+  checkpoint::throw_agreed(world, checkpoint::attempt(action));
+  std::int64_t nanoseconds = (Clock::now() - begin) / std::chrono::nanoseconds(1);
+  world.maximum({&nanoseconds, 1});
+  return 1e-9 * static_cast<double>(nanoseconds);
+}
+
+/// A file as dd would write and read it: conv=fsync, bs=1M.
+class PlainFile {
+ public:
+  explicit PlainFile(fs::path path)
+      : path_(std::move(path)), descriptor_(::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+    if (descriptor_ < 0) fail("opening");
+  }
+  PlainFile(const PlainFile&) = delete;
+  ~PlainFile() { ::close(descriptor_); }
+
+  void write(const std::vector<char>& block, std::int64_t bytes) const {
+    for (std::int64_t at = 0; at < bytes;) {
+      const ssize_t done = ::pwrite(descriptor_, block.data(), piece(bytes - at), at);
+      if (done < 0 && errno != EINTR) fail("writing");
+      at += std::max<ssize_t>(0, done);
+    }
+    if (::fsync(descriptor_) != 0) fail("fsync");
+  }
+  void read(std::vector<char>& block, std::int64_t bytes) const {
+    for (std::int64_t at = 0; at < bytes;) {
+      const ssize_t done = ::pread(descriptor_, block.data(), piece(bytes - at), at);
+      if (done == 0 || (done < 0 && errno != EINTR)) fail("reading");
+      at += std::max<ssize_t>(0, done);
+    }
+  }
+
+ private:
+  static std::size_t piece(std::int64_t left) { return static_cast<std::size_t>(std::min(kBlock, left)); }
+  [[noreturn]] void fail(const char* what) const {
+    throw error(ExitCode::io, "{}: {} failed ({})", path_.string(), what, std::strerror(errno));
+  }
+
+  fs::path path_;
+  int descriptor_;
+};
+
+/// Asks for a durable file to leave the page cache, so that reading it means the disk.
+void forget(const fs::path& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return;
+  ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(file);
+}
+
+/// Before each measurement: what was deleted is gone from the disk, and the memory of it is no longer at hand. Whoever
+/// writes right after a large file was deleted gets its pages, which can be many times faster than memory that a
+/// virtual machine has to ask its host for; neither side shall have this by the order of things alone. Collective.
+void settle(const parallel::Communicator& world, std::int64_t bytes) {
+  constexpr double kLongest = 3, kBytesPerSecond = 100e6;  // small files settle sooner
+  world.barrier();
+  ::sync();
+  std::this_thread::sleep_for(
+      std::chrono::duration<double>(std::min(kLongest, static_cast<double>(bytes) / kBytesPerSecond)));
+}
+
+void remove_all(const parallel::Communicator& world, const fs::path& path) {
+  world.barrier();
+  if (const auto failure = checkpoint::on_root(world, [&] { fs::remove_all(path); }))
+    throw Error(failure->code, failure->message, KnownTo::all_ranks);
+}
+
+/// One copy of `bytes` from where the kernels run into host memory. Measured on a part of it: rates do not depend on
+/// the size when that is far beyond the caches.
+double copy_seconds(std::int64_t bytes, const kernels::Execution& execution, const parallel::Communicator& world) {
+  const std::int64_t part = std::clamp<std::int64_t>(bytes, 1, std::int64_t{256} << 20);
+  const device::Buffer<std::byte> from(part);
+  const device::HostBuffer<std::byte> to(part);
+  device::zero(execution, from.data(), part);
+  std::memset(to.data(), 1, static_cast<std::size_t>(part));
+  kernels::fence(execution);
+  std::vector<double> seconds;
+  for (int i = 0; i < kTries; ++i)
+    seconds.push_back(timed(world, [&] {
+      device::copy(execution, to.data(), from.data(), part, device::Direction::to_host);
+      kernels::fence(execution);
+    }));
+  return median(std::move(seconds)) * static_cast<double>(bytes) / static_cast<double>(part);
+}
+
+}  // namespace
+
+CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint::Registry& registry,
+                                    const kernels::Execution& execution, const parallel::World& ranks) {
+  const parallel::Communicator& world = ranks.all();
+  CheckpointResult result;
+  result.writers = world.size();
+  result.cores = static_cast<int>(std::thread::hardware_concurrency());
+  std::int64_t largest = registry.bytes();
+  world.maximum({&largest, 1});
+  result.copy_seconds = copy_seconds(largest, execution, world);
+  // Pseudo-random, so that no file system gets away with compressing it.
+  std::vector<char> block(static_cast<std::size_t>(kBlock));
+  std::uint64_t state = 1 + static_cast<std::uint64_t>(world.rank());
+  for (char& byte : block)
+    byte = static_cast<char>((state = state * 6364136223846793005u + 1442695040888963407u) >> 56);
+
+  std::vector<double> write, read, plain_write, plain_read, pause;
+  for (int i = 0; i < kTries; ++i) {
+    {
+      checkpoint::Writer writer(world, directory, {}, registry, execution);
+      checkpoint::Manifest manifest;
+      manifest.step = 1;
+      settle(world, largest);
+      world.barrier();
+      writer.start(manifest);
+      // As in training: it is looked after between steps, not waited for.
+      std::optional<checkpoint::Report> report;
+      while (!(report = writer.poll())) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (!report->durable) throw collective_error(ExitCode::io, "{}", report->line());
+      write.push_back(report->seconds);
+      pause.push_back(report->pause);
+      result.bytes = report->bytes;
+    }
+    const fs::path step = directory / checkpoint::directory_name(1);
+    forget(step / checkpoint::shard_name(world.rank()));
+    settle(world, largest);
+    read.push_back(timed(world, [&] {
+      checkpoint::load(world, checkpoint::open(world, step, checkpoint::Verify::full), registry, execution);
+    }));
+    remove_all(world, directory);
+
+    fs::create_directories(directory);
+    const fs::path path = directory / fmt::format("plain_{}", world.rank());
+    std::optional<PlainFile> file;
+    const std::int64_t bytes = result.bytes / world.size();
+    settle(world, largest);
+    plain_write.push_back(timed(world, [&] { file.emplace(path).write(block, bytes); }));
+    forget(path);
+    settle(world, largest);
+    plain_read.push_back(timed(world, [&] { file->read(block, bytes); }));
+    file.reset();
+    remove_all(world, directory);
+  }
+  result.write_seconds = median(std::move(write));
+  result.read_seconds = median(std::move(read));
+  result.plain_write_seconds = median(std::move(plain_write));
+  result.plain_read_seconds = median(std::move(plain_read));
+  result.pause_seconds = median(std::move(pause));
+  return result;
+}
+
+}  // namespace weft::commands

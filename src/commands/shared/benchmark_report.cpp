@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands/shared/benchmark_report.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "report/build.hpp"
+#include "report/log.hpp"
+#include "transcoder/plan.hpp"
+
+namespace weft::commands {
+namespace {
+
+std::string percent(double value) { return value < 0 ? "-" : fmt::format("{:.0f} %", value); }
+
+std::string million(double value) { return value > 0 ? fmt::format("{:.1f}", value / 1e6) : "-"; }
+
+/// "checkpoint of 226 MiB by 2 ranks (2 cores): written at 0.41 GB/s, 92 % of plain files; …"
+std::string text_of(const CheckpointResult& c) {
+  const auto rate = [&](double seconds, double percent) {
+    return fmt::format("{:.2f} GB/s ({:.0f} % of plain files with fsync)",
+                       1e-9 * static_cast<double>(c.bytes) / seconds, percent);
+  };
+  return fmt::format(
+      "checkpoint of {} by {} rank{} on {} cores: written at {}, verified and read at {}; training pauses {:.1f} ms, "
+      "one "
+      "copy of the state takes {:.1f} ms",
+      transcoder::bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
+      rate(c.write_seconds, c.write_percent()), rate(c.read_seconds, c.read_percent()), 1e3 * c.pause_seconds,
+      1e3 * c.copy_seconds);
+}
+
+parallel::ExchangeProfile total_of(const CaseResult& c) {
+  parallel::ExchangeProfile sum{"all"};
+  for (const parallel::ExchangeProfile& one : c.exchanges) {
+    sum.bytes += one.bytes;
+    sum.seconds += one.seconds;
+    sum.calls += one.calls;
+  }
+  return sum;
+}
+
+report::Json communication_of(const CaseResult& c) {
+  const auto entry = [](const parallel::ExchangeProfile& one) {
+    return report::Json{{"name", one.name},
+                        {"calls_per_step", one.calls},
+                        {"bytes_per_step", one.bytes},
+                        {"ms", 1e3 * one.seconds},
+                        {"gb_per_second", one.gb_per_second()}};
+  };
+  report::Json json = entry(total_of(c));
+  json.erase("name");
+  json["exposed_ms"] = c.exposed_ms;
+  json["exposed_least_ms"] = c.exposed_least_ms;
+  json["exchanges"] = report::Json::array();
+  for (const parallel::ExchangeProfile& one : c.exchanges) json["exchanges"].push_back(entry(one));
+  return json;
+}
+
+/// What a rank sends in a step, how long that takes by itself, and how much of it the step waits for.
+std::string exchanges_table(const CaseResult& c) {
+  const parallel::ExchangeProfile total = total_of(c);
+  std::string out = fmt::format("\n{:<18} {:>9} {:>6} {:>11} {:>11}", "exchange", "ms", "calls", "MB sent", "GB/s");
+  const auto line = [&](const parallel::ExchangeProfile& one) {
+    out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11.1f} {:>11.1f}", one.name, 1e3 * one.seconds, one.calls,
+                       1e-6 * one.bytes, one.gb_per_second());
+  };
+  for (const parallel::ExchangeProfile& one : c.exchanges) line(one);
+  line(total);
+  return out +
+         fmt::format(
+             "\nexposed: {:.2f} ms a step, {:.0f} % of the exchanges' time; {:.2f} ms on the rank that waits least",
+             c.exposed_ms, total.seconds > 0 ? 0.1 * c.exposed_ms / total.seconds : 0.0, c.exposed_least_ms);
+}
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    if (c == '<')
+      out += "&lt;";
+    else if (c == '&')
+      out += "&amp;";
+    else
+      out += c;
+  return out;
+}
+
+}  // namespace
+
+report::Json to_json(const BenchmarkResult& result) {
+  report::Json json;
+  const report::BuildRecord& build = report::build_record;
+  json["build"] = {{"version", build.version},   {"revision", build.revision},     {"modified", build.modified},
+                   {"compiler", build.compiler}, {"build_type", build.build_type}, {"cuda", build.cuda}};
+  json["machine"] = {{"device", result.device},
+                     {"copy_gb_per_second", result.machine.copy_gb_per_second},
+                     {"gemm_gflops", result.machine.gemm_gflops}};
+  json["ranks"] = result.ranks;
+  json["grid"] = {{"data", result.data}, {"feature", result.feature}};
+  json["cases"] = report::Json::array();
+  for (const CaseResult& c : result.cases) {
+    report::Json one;
+    one["name"] = c.name;
+    one["overrides"] = c.overrides;
+    one["ms_per_step"] = c.ms_per_step;
+    one["tokens_per_second"] = c.tokens_per_second;
+    one["peak_bytes"] = c.peak_bytes;
+    one["state_bytes"] = c.state_bytes;
+    if (c.driver_bytes > 0) one["driver_bytes"] = c.driver_bytes;
+    one["phases"] = report::Json::array();
+    for (const Phase& phase : c.phases) {
+      report::Json entry = {{"name", phase.name}, {"ms", phase.ms}, {"bytes", phase.bytes}, {"flops", phase.flops}};
+      entry["percent_of_limit"] = phase.percent_of_limit < 0 ? report::Json() : report::Json(phase.percent_of_limit);
+      one["phases"].push_back(entry);
+    }
+    one["row_bytes"] = c.row_bytes;
+    if (result.ranks > 1) one["communication"] = communication_of(c);
+    json["cases"].push_back(one);
+  }
+  if (result.checkpoint) {
+    const CheckpointResult& c = *result.checkpoint;
+    const auto direction = [&](double seconds, double plain, double percent) {
+      return report::Json{{"seconds", seconds}, {"plain_seconds", plain}, {"percent_of_plain", percent}};
+    };
+    json["checkpoint"] = {{"bytes", c.bytes},
+                          {"writers", c.writers},
+                          {"cores", c.cores},
+                          {"write", direction(c.write_seconds, c.plain_write_seconds, c.write_percent())},
+                          {"read", direction(c.read_seconds, c.plain_read_seconds, c.read_percent())},
+                          {"pause_seconds", c.pause_seconds},
+                          {"copy_seconds", c.copy_seconds}};
+  }
+  return json;
+}
+
+std::string to_table(const BenchmarkResult& result) {
+  std::string out = fmt::format("limits of this machine: memory copy {:.1f} GB/s, encoder product {:.0f} GFLOP/s",
+                                result.machine.copy_gb_per_second, result.machine.gemm_gflops);
+  for (const CaseResult& c : result.cases) {
+    out += fmt::format("\n\n{}{}{}: {:.1f} ms a step, {} tokens/s; state {}, beyond it {}\n", c.name,
+                       c.overrides.empty() ? "" : " with ", c.overrides, c.ms_per_step,
+                       report::grouped(std::llround(c.tokens_per_second)), transcoder::bytes_text(c.state_bytes),
+                       transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+    if (c.driver_bytes > 0)
+      out += fmt::format("the driver shows {} as taken, libraries included\n", transcoder::bytes_text(c.driver_bytes));
+    out += fmt::format("{:<18} {:>9} {:>6} {:>11} {:>11} {:>9}", "phase", "ms", "%", "MB", "MFLOP", "of limit");
+    for (const Phase& phase : c.phases)
+      out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,
+                         100 * phase.ms / c.ms_per_step, million(phase.bytes), million(phase.flops),
+                         percent(phase.percent_of_limit));
+    if (result.ranks > 1) out += exchanges_table(c);
+  }
+  if (result.checkpoint) out += "\n\n" + text_of(*result.checkpoint);
+  if (result.cases.size() < 2) return out;
+  const CaseResult& first = result.cases.front();
+  std::size_t widest = 18;
+  for (const CaseResult& c : result.cases) widest = std::max(widest, c.name.size());
+  out += fmt::format("\n\n{:<{}} {:>10} {:>12} {:>14} {:>16}", "case", widest, "ms a step", "tokens/s",
+                     "time / " + first.name, "beyond the state");
+  if (result.ranks > 1) out += fmt::format(" {:>12} {:>10} {:>10}", "exchanges ms", "exposed ms", "MB sent");
+  for (const CaseResult& c : result.cases) {
+    out += fmt::format("\n{:<{}} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, widest, c.ms_per_step,
+                       report::grouped(std::llround(c.tokens_per_second)), c.ms_per_step / first.ms_per_step,
+                       transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+    if (result.ranks == 1) continue;
+    const parallel::ExchangeProfile total = total_of(c);
+    out += fmt::format(" {:>12.2f} {:>10} {:>10.1f}", 1e3 * total.seconds,
+                       c.exposed_ms < 0 ? "-" : fmt::format("{:.2f}", c.exposed_ms), 1e-6 * total.bytes);
+  }
+  return out;
+}
+
+std::string to_svg(const BenchmarkResult& result) {
+  // Phases keep their colour over the cases; the palette tells its neighbours apart also without colour vision.
+  constexpr const char* palette[] = {"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
+                                     "#999999", "#004488", "#bb5566", "#ddaa33", "#44aa99", "#882255"};
+  std::vector<std::string> names;
+  double longest = 0;
+  for (const CaseResult& c : result.cases) {
+    longest = std::max(longest, c.ms_per_step);
+    for (const Phase& phase : c.phases)
+      if (std::find(names.begin(), names.end(), phase.name) == names.end()) names.push_back(phase.name);
+  }
+  const auto colour = [&](const std::string& name) {
+    const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+    return palette[static_cast<std::size_t>(at) % std::size(palette)];
+  };
+  // A case has two bars: its time beside that of the others, and its phases stretched to the whole width.
+  constexpr double left = 150, width = 620, row = 64, bar = 20, head = 48;
+  const double legend = head + row * static_cast<double>(result.cases.size()) + 16;
+  const double height = legend + 22.0 * std::ceil(static_cast<double>(names.size()) / 4) + 16;
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
+      "font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+      "<text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"bold\">weft benchmark: one step, phase by phase</text>\n"
+      "<text x=\"16\" y=\"41\" fill=\"#555555\">upper bar: milliseconds on one scale; lower bar: share of the "
+      "step</text>\n",
+      left + width + 130, height);
+  double y = head + 8;
+  for (const CaseResult& c : result.cases) {
+    out += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", left - 10, y + 15, escaped(c.name));
+    for (const bool stretched : {false, true}) {
+      const double top = stretched ? y + bar + 4 : y;
+      const double scale = width / (stretched ? c.ms_per_step : longest);
+      double x = left;
+      for (const Phase& phase : c.phases) {
+        const double length = phase.ms * scale;
+        out += fmt::format(
+            "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" fill=\"{}\"><title>{}: {:.2f} ms, "
+            "{:.1f} "
+            "%, {} of the limit</title></rect>\n",
+            x, top, length, bar, colour(phase.name), escaped(phase.name), phase.ms, 100 * phase.ms / c.ms_per_step,
+            percent(phase.percent_of_limit));
+        if (stretched && length > 34)
+          out += fmt::format(
+              "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"11\" fill=\"#ffffff\" text-anchor=\"middle\">{:.0f} "
+              "%</text>\n",
+              x + length / 2, top + 14, 100 * phase.ms / c.ms_per_step);
+        x += length;
+      }
+      if (!stretched)
+        out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{:.1f} ms</text>\n", std::max(x, left) + 8, top + 15,
+                           c.ms_per_step);
+    }
+    y += row;
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const double x = 16 + 220 * static_cast<double>(i % 4), top = legend + 22 * static_cast<double>(i / 4);
+    out += fmt::format(
+        "<rect x=\"{0}\" y=\"{1}\" width=\"14\" height=\"14\" fill=\"{2}\"/><text x=\"{3}\" y=\"{4}\">{5}</text>\n", x,
+        top, colour(names[i]), x + 20, top + 12, escaped(names[i]));
+  }
+  return out + "</svg>\n";
+}
+
+Comparison compare(const BenchmarkResult& result, const report::Json& reference, double ratio) {
+  Comparison comparison;
+  for (const CaseResult& c : result.cases) {
+    double before = 0;
+    if (reference.is_object() && reference.contains("cases") && reference["cases"].is_array())
+      for (const report::Json& other : reference["cases"])
+        if (other.is_object() && other.value("name", report::Json()) == report::Json(c.name) &&
+            other.contains("ms_per_step") && other["ms_per_step"].is_number())
+          before = other["ms_per_step"].get<double>();
+    if (!(before > 0)) continue;
+    const double times = c.ms_per_step / before;
+    const bool slower = times > ratio;
+    comparison.slower = comparison.slower || slower;
+    comparison.text += fmt::format("\n{}: {:.1f} ms a step, before {:.1f} ms ({:.2f} times{})", c.name, c.ms_per_step,
+                                   before, times, slower ? fmt::format(", more than {:.2f}", ratio) : "");
+  }
+  if (comparison.text.empty())
+    throw error(ExitCode::usage,
+                "--compare: there is nothing to compare (the file has none of these cases, or is no benchmark.json)");
+  comparison.text.erase(0, 1);
+  return comparison;
+}
+
+}  // namespace weft::commands

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft inspect PATH: what is in a dataset, a checkpoint or a run; checks it.
+#include <filesystem>
+#include <thread>
+
+#include "base/log.hpp"
+#include "checkpoint/resume.hpp"
+#include "commands/commands.hpp"
+#include "dataset/activations/statistics.hpp"
+#include "report/log.hpp"
+#include "transcoder/plan.hpp"
+
+namespace weft::commands {
+namespace {
+
+void inspect_checkpoint(const std::filesystem::path& path, const parallel::World& world) {
+  const checkpoint::Found found = checkpoint::open(world.all(), path, checkpoint::Verify::full);
+  const checkpoint::Manifest& manifest = found.manifest;
+  std::string text = fmt::format(
+      "{}: checkpoint, format {}, step {}, {} tokens, written by {} rank{} (data {} x feature {}), program {}\n",
+      path.string(), manifest.format_version, manifest.step, report::grouped(manifest.tokens), manifest.world,
+      manifest.world == 1 ? "" : "s", manifest.data, manifest.feature, manifest.code_revision);
+  std::int64_t total = 0;
+  for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
+    std::string shape;
+    for (const std::int64_t extent : tensor.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(extent);
+    total += checkpoint::bytes_of(tensor);
+    text += fmt::format("  {:<40}{:>6}  {}\n", tensor.name, checkpoint::name_of(tensor.type), shape);
+  }
+  log::info("{}{} tensors, {}; {} shard{}, every digest right", text, manifest.tensors.size(),
+            transcoder::bytes_text(total), manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
+}
+
+void inspect_dataset(const std::string& path, const Request& request, const parallel::World& world) {
+  Input input;
+  const input::Schema schema = commands::schema(input, request.command);
+  Request settings = request;  // no input file: --set alone
+  settings.input_text.clear();
+  read_input(settings, schema, world);
+  const dataset::Description description = dataset::describe(world, path, input.configuration.data);
+  log::info("{}", dataset::summary(description));
+  dataset::check(world, description, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  log::info("every row read: all values finite{}",
+            description.has_statistics ? ", norm_stats.json agrees with the data" : "");
+}
+
+}  // namespace
+
+int inspect(const Request& request, const parallel::World& world) {
+  const std::filesystem::path path = request.subject;
+  const std::string kind = world.on_root([&]() -> std::string {
+    if (!std::filesystem::exists(path))
+      throw error(ExitCode::data, "{}: no such file or directory; name a dataset, a checkpoint or a run",
+                  path.string());
+    if (std::filesystem::exists(path / checkpoint::kManifestName)) return "checkpoint";
+    if (std::filesystem::is_directory(path / "checkpoints")) return "run";
+    return "dataset";
+  });
+  if (kind == "checkpoint") {
+    inspect_checkpoint(path, world);
+  } else if (kind == "run") {
+    const auto found = checkpoint::find(world.all(), path / "checkpoints", "auto", checkpoint::Verify::full,
+                                        checkpoint::Leftovers::keep);
+    if (!found)
+      throw collective_error(ExitCode::io, "{}: a run without a checkpoint; it has not written one yet", path.string());
+    inspect_checkpoint(found->path, world);
+  } else {
+    inspect_dataset(request.subject, request, world);
+  }
+  return 0;
+}
+
+}  // namespace weft::commands

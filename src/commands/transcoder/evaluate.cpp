@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft evaluate CHECKPOINT [--data DIR]: how good a transcoder is on data it has not seen.
+#include <filesystem>
+
+#include "base/log.hpp"
+#include "checkpoint/resume.hpp"
+#include "commands/commands.hpp"
+#include "commands/transcoder/result.hpp"
+#include "device/runtime.hpp"
+#include "parallel/nccl.hpp"
+#include "report/log.hpp"
+#include "transcoder/statistics_state.hpp"
+
+namespace weft::commands {
+namespace {
+
+/// The checkpoint that was named: a step directory, or a run whose newest one is taken.
+checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world) {
+  const std::filesystem::path run = std::filesystem::path(path) / "checkpoints";
+  const bool is_run =
+      world.on_root([&] { return std::string(std::filesystem::is_directory(run) ? "run" : ""); }) == "run";
+  if (!is_run) return checkpoint::open(world.all(), path, checkpoint::Verify::full);
+  auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full, checkpoint::Leftovers::keep);
+  if (!found)
+    throw collective_error(ExitCode::io, "{}: no checkpoint yet (the run has not written one); name another run", path);
+  return *std::move(found);
+}
+
+}  // namespace
+
+int evaluate(const Request& request, const parallel::World& world) {
+  // 1. What was trained, from the checkpoint itself.
+  const checkpoint::Found found = open_checkpoint(request.subject, world);
+  Input input;
+  const input::Schema schema = commands::schema(input, request.command);
+  Request trained = request;
+  trained.input_text = found.manifest.input;
+  trained.subject = (found.path / checkpoint::kManifestName).string();
+  read_input(trained, schema, world);
+  transcoder::Configuration& configuration = input.configuration;
+  const std::string path = request.data.empty() ? configuration.data.validation : request.data;
+  if (path.empty())
+    throw collective_error(ExitCode::usage,
+                           "no data to evaluate on (the run named no data.validation); say --data DIR");
+
+  // 2. The data, and a transcoder without moments.
+  const dataset::Description description = dataset::describe(world, path, configuration.data);
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
+  parallel::nccl::allow_multicast(configuration.parallel.nvls);
+  const kernels::Execution& execution = runtime.execution();
+  const parallel::Grid grid(world, parallel::grid_shape(1, 0, world.size()));
+  const dataset::Statistics statistics =
+      transcoder::load_statistics(world, found, description.n_layers, description.d_model, execution);
+  const transcoder::NormalisationOnDevice normalisation(
+      dataset::normalisation(statistics, description, configuration.data.normalise), statistics, execution);
+  const transcoder::Model model({description.n_layers, description.d_model, configuration.transcoder.features},
+                                configuration.optimizer.state, grid, execution, transcoder::Moments::none);
+  checkpoint::Registry registry;
+  model.add_to(registry, world.rank());
+  checkpoint::load(world.all(), found, registry, execution, checkpoint::Load::part);
+
+  // 3. Measure, print, record.
+  report::Timers timers;
+  transcoder::Forward forward(configuration, model, normalisation, grid, execution, timers,
+                              configuration.data.batch_tokens);
+  const transcoder::EvaluationResult result = transcoder::evaluate(description, model, normalisation, forward, world,
+                                                                   grid, execution, configuration.data.batch_tokens);
+  report::Json record = {{"checkpoint", found.path.string()}, {"step", found.manifest.step}, {"data", path}};
+  record["validation"] = to_json(result);
+  log::info("{} (step {}) on {}, {} tokens:\n{}", found.path.string(), found.manifest.step, path,
+            report::grouped(result.tokens), to_table(result));
+  if (const auto recovery = recovered(path, model, normalisation, world, grid, execution, runtime.threads())) {
+    record["recovery"] = to_json(*recovery);
+    if (recovery->counted > 0)
+      log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
+                100 * recovery->fraction);
+  }
+  if (!request.output.empty() && world.is_root()) {
+    std::filesystem::create_directories(request.output);
+    report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
+  }
+  return 0;
+}
+
+}  // namespace weft::commands

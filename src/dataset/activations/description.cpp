@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataset/activations/description.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "dataset/activations/reader.hpp"
+#include "dataset/activations/sidecar.hpp"
+#include "storage/activation_file.hpp"
+#include "storage/digest.hpp"
+#include "storage/posix_file.hpp"
+
+namespace weft::dataset {
+namespace {
+
+using kernels::Scalar;
+using nlohmann::json;
+using storage::ActivationFile;
+using storage::Side;
+
+constexpr std::int64_t kFormatVersion = 1;
+// Rows looked at in each dataset before training: the first, middle and last ones.
+constexpr std::int64_t kSampleRows = 8;
+// Compressed chunks are unpacked whole for a sample: this bounds the time of a start.
+constexpr std::int64_t kLargestSample = std::int64_t{2} << 30;
+// A sample with fewer values may be non-negative by chance.
+constexpr std::int64_t kFewestForSigns = 128;
+constexpr std::int64_t kFingerprintBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kMostFiles = 1'000'000;
+
+/// "chunk_12.hdf5" -> 12; -1 for any other name.
+std::int64_t chunk_number(std::string_view name) {
+  if (!name.starts_with("chunk_")) return -1;
+  name.remove_prefix(6);
+  const std::size_t dot = name.find('.');
+  if (dot == std::string_view::npos || (name.substr(dot) != ".hdf5" && name.substr(dot) != ".h5")) return -1;
+  name = name.substr(0, dot);
+  std::int64_t number = -1;
+  const auto [end, status] = std::from_chars(name.data(), name.data() + name.size(), number);
+  return status == std::errc() && end == name.data() + name.size() && number >= 0 ? number : -1;
+}
+
+std::vector<std::string> chunk_files(const std::string& directory) {
+  std::error_code failure;
+  std::map<std::int64_t, std::string> found;
+  for (std::filesystem::directory_iterator entry(directory, failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    const std::string name = entry->path().filename().string();
+    const std::int64_t number = chunk_number(name);
+    if (number < 0) continue;
+    const auto [at, fresh] = found.emplace(number, name);
+    if (!fresh)
+      throw error(ExitCode::data,
+                  "{}: {} and {} both claim to be chunk {} (one file has each number); remove one of them", directory,
+                  std::min(at->second, name), std::max(at->second, name), number);
+  }
+  if (failure)
+    throw error(ExitCode::data, "{}: cannot be listed ({}); is the path of the dataset right?", directory,
+                failure.message());
+  if (found.empty())
+    throw error(ExitCode::data, "{}: no chunk_*.hdf5 or chunk_*.h5 here; is the path of the dataset right?", directory);
+  std::vector<std::string> names;
+  for (const auto& [number, name] : found) {
+    if (number != static_cast<std::int64_t>(names.size()))
+      throw error(
+          ExitCode::data,
+          "{}: chunk_{} is missing ({} is there; files are numbered from 0 without a gap); was the dataset copied "
+          "completely?",
+          directory, names.size(), name);
+    names.push_back(name);
+  }
+  if (static_cast<std::int64_t>(names.size()) > kMostFiles)
+    throw error(ExitCode::data, "{}: {} files (at most {} are accepted)", directory, names.size(), kMostFiles);
+  return names;
+}
+
+/// The type of the values: integers are bf16 patterns only when somebody says so.
+Scalar value_type(const storage::MatrixHeader& header, const std::string& stored_as, const std::string& where) {
+  if (header.type != Scalar::u16) return header.type;
+  if (header.declared == "bf16" || header.declared == "bfloat16" || stored_as == "bf16") return Scalar::bf16;
+  throw error(ExitCode::data,
+              "{} holds unsigned 16-bit integers (nothing says what they mean); if they are bf16 patterns, set "
+              "data.stored_as = \"bf16\"",
+              where);
+}
+
+bool negative(const std::byte* value, std::int64_t bytes) {
+  return (std::to_integer<unsigned>(value[bytes - 1]) & 0x80u) != 0;  // little-endian: the sign is in the last byte
+}
+
+/// Looks at a few rows of one dataset.
+void check_sample(ActivationFile& file, const std::string& path, Side side, std::int64_t layer, Scalar type) {
+  const storage::MatrixHeader& header = file.header().matrix(side, layer);
+  const std::int64_t bytes = kernels::bytes_of(type);
+  const std::int64_t rows = std::min(kSampleRows, header.rows);
+  std::vector<std::byte> values(static_cast<std::size_t>(rows * header.columns * bytes));
+  const std::int64_t first_chunk =
+      header.direct || header.chunk_rows == 0 ? header.rows : std::min(header.rows, header.chunk_rows);
+  std::int64_t seen = 0, negatives = 0, end = 0;
+  // Of a compressed dataset only the first chunk is unpacked.
+  for (const std::int64_t wanted : {std::int64_t{0}, (first_chunk - rows) / 2, first_chunk - rows}) {
+    const std::int64_t begin = std::clamp<std::int64_t>(wanted, end, header.rows);
+    const std::int64_t count = std::min(rows, first_chunk - begin);
+    if (count <= 0) continue;
+    end = begin + count;
+    file.read(side, layer, begin, count, values.data(), header.columns * bytes);
+    const std::int64_t n = count * header.columns;
+    if (const std::int64_t bad = first_non_finite(type, values.data(), n); bad >= 0)
+      throw error(ExitCode::data,
+                  "{}: {} row {}, column {} is not finite; remove the row or make the activations again", path,
+                  storage::dataset_name(side, layer), begin + bad / header.columns, bad % header.columns);
+    seen += n;
+    for (std::int64_t i = 0; i < n; ++i) negatives += negative(values.data() + i * bytes, bytes);
+  }
+  if (bytes == 2 && seen >= kFewestForSigns && negatives == 0)
+    throw error(ExitCode::data,
+                "{}: {} has no negative number among {} sampled (a known defect of writers that put signed views into "
+                "unsigned datasets: all negative activations became 0); make the activations again",
+                path, storage::dataset_name(side, layer), seen);
+}
+
+/// Files whose sample is taken: all plain ones, and as many compressed ones, evenly spaced, as the budget allows.
+std::vector<bool> sampled_files(const std::vector<FileDescription>& files, std::int64_t row_bytes) {
+  std::vector<bool> sampled(files.size(), true);
+  std::vector<std::size_t> compressed;
+  std::int64_t unpacked = 1;
+  for (std::size_t i = 0; i < files.size(); ++i)
+    if (files[i].compressed) {
+      compressed.push_back(i);
+      unpacked =
+          std::max(unpacked, 2 * row_bytes * std::max<std::int64_t>(1, std::min(files[i].rows, files[i].chunk_rows)));
+    }
+  const std::size_t affordable = static_cast<std::size_t>(std::max<std::int64_t>(1, kLargestSample / unpacked));
+  if (compressed.size() <= affordable) return sampled;
+  for (const std::size_t i : compressed) sampled[i] = false;
+  for (std::size_t i = 0; i < affordable; ++i) sampled[compressed[i * compressed.size() / affordable]] = true;
+  return sampled;
+}
+
+void check_same(const std::string& path, std::string_view what, const std::string& value, const std::string& first,
+                const std::string& first_path) {
+  if (value != first)
+    throw error(
+        ExitCode::data,
+        "{}: {} is \"{}\", in {} it is \"{}\" (a dataset comes from one model and one place in it); were files of two "
+        "datasets mixed?",
+        path, what, value, first_path, first);
+}
+
+}  // namespace
+
+std::string_view name_of(Scalar type) {
+  switch (type) {
+    case Scalar::fp32:
+      return "fp32";
+    case Scalar::fp16:
+      return "fp16";
+    case Scalar::bf16:
+      return "bf16";
+    default:
+      return "unknown";
+  }
+}
+
+std::string expand_environment(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size();) {
+    if (text[i] != '$') {
+      out += text[i++];
+      continue;
+    }
+    const bool braces = i + 1 < text.size() && text[i + 1] == '{';
+    std::size_t begin = i + (braces ? 2 : 1), end = begin;
+    while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_')) ++end;
+    const std::string name(text.substr(begin, end - begin));
+    if (name.empty() || (braces && (end == text.size() || text[end] != '}')))
+      throw collective_error(ExitCode::usage,
+                             "\"{}\": $ is not followed by NAME or {{NAME}} (it begins an environment variable)", text);
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr)
+      throw collective_error(
+          ExitCode::usage, "\"{}\": the environment variable {} is not set; set it or write the path out", text, name);
+    out += value;
+    i = end + (braces ? 1 : 0);
+  }
+  return out;
+}
+
+Description describe(const std::string& path, const Settings& settings) {
+  Description description;
+  description.path = path;
+  while (description.path.size() > 1 && description.path.back() == '/') description.path.pop_back();
+  const std::string& directory = description.path;
+  if (!settings.stored_as.empty() && settings.stored_as != "bf16")
+    throw error(ExitCode::usage, "data.stored_as = \"{}\" is not known (\"bf16\" or \"\" are)", settings.stored_as);
+
+  for (const std::string& name : chunk_files(directory)) {
+    FileDescription file;
+    file.name = name;
+    description.files.push_back(file);
+  }
+
+  std::string fingerprint;
+  std::string first_path, first_format;
+  for (std::size_t i = 0; i < description.files.size(); ++i) {
+    FileDescription& file = description.files[i];
+    const std::string file_path = description.file_path(static_cast<std::int64_t>(i));
+    ActivationFile opened(file_path);
+    const storage::ActivationHeader& header = opened.header();
+    const bool own = header.format == "weft-activations";
+    if (own && header.format_version != kFormatVersion)
+      throw error(ExitCode::data,
+                  "{}: format_version is {} (this program reads {}); use the Weft that wrote it or a newer one",
+                  file_path, header.format_version, kFormatVersion);
+    if (i == 0) {
+      first_path = file_path;
+      first_format = header.format;
+      description.own_layout = own;
+      description.model = header.model;
+      description.hook_inputs = header.hook_inputs;
+      description.hook_targets = header.hook_targets;
+      description.n_layers = header.n_layers();
+      description.d_model = header.inputs[0].columns;
+      description.dtype = value_type(header.inputs[0], settings.stored_as, file_path + ": /layer_0/inputs");
+    }
+    check_same(file_path, "attribute format", header.format, first_format, first_path);
+    check_same(file_path, "attribute model", header.model, description.model, first_path);
+    check_same(file_path, "attribute hook_inputs", header.hook_inputs, description.hook_inputs, first_path);
+    check_same(file_path, "attribute hook_targets", header.hook_targets, description.hook_targets, first_path);
+    if (header.n_layers() != description.n_layers)
+      throw error(ExitCode::data,
+                  "{}: /layer_{} is {}, {} has {} layers (all files have the same); was the file written completely?",
+                  file_path, std::min(header.n_layers(), description.n_layers),
+                  header.n_layers() < description.n_layers ? "missing" : "one too many", first_path,
+                  description.n_layers);
+
+    file.bytes = opened.bytes();
+    file.rows = header.inputs[0].rows;
+    for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
+      for (const Side side : {Side::inputs, Side::targets}) {
+        const storage::MatrixHeader& matrix = header.matrix(side, layer);
+        const std::string where = file_path + ": " + storage::dataset_name(side, layer);
+        if (matrix.columns != description.d_model)
+          throw error(
+              ExitCode::data,
+              "{} has {} columns, /layer_0/inputs of {} has {} (all layers have one width); was this file written for "
+              "another model?",
+              where, matrix.columns, first_path, description.d_model);
+        if (matrix.rows != file.rows)
+          throw error(
+              ExitCode::data,
+              "{} has {} rows, /layer_0/inputs has {} (row n is the same token everywhere); was the file written "
+              "completely?",
+              where, matrix.rows, file.rows);
+        const Scalar type = value_type(matrix, settings.stored_as, where);
+        if (type != description.dtype)
+          throw error(ExitCode::data,
+                      "{} is {}, /layer_0/inputs of {} is {} (a dataset has one type); write it again in one type",
+                      where, name_of(type), first_path, name_of(description.dtype));
+        file.chunk_rows = std::max(file.chunk_rows, matrix.chunk_rows);
+        file.compressed = file.compressed || !matrix.direct;
+      }
+    description.n_rows += file.rows;
+    fingerprint += fmt::format("{} {} {} {} {} {}\n", file.name, file.bytes, file.rows, description.n_layers,
+                               description.d_model, name_of(description.dtype));
+    const storage::PosixFile bytes(file_path);
+    for (const auto& [side, layer] :
+         {std::pair{Side::inputs, std::int64_t{0}}, {Side::targets, description.n_layers - 1}})
+      for (const storage::StoredBytes& end : opened.ends(side, layer, kFingerprintBytes)) {
+        std::string piece(static_cast<std::size_t>(end.bytes), '\0');
+        bytes.read(piece.data(), end.bytes, end.offset);
+        fingerprint += storage::sha256(piece) + "\n";
+      }
+  }
+  description.fingerprint = storage::sha256(fingerprint);
+  if (settings.layers > 0 && (settings.layers != description.n_layers || settings.d_model != description.d_model))
+    throw error(
+        ExitCode::data,
+        "{} has {} layers of width {}, data.layers = {} and data.d_model = {} (the files and the input are of two "
+        "models); correct one of them",
+        directory, description.n_layers, description.d_model, settings.layers, settings.d_model);
+
+  // What the writer says about the files.
+  check_metadata(description);
+  check_index(description);
+  description.has_statistics = std::filesystem::exists(directory + "/norm_stats.json");
+
+  const std::vector<bool> sampled = sampled_files(description.files, description.row_bytes());
+  for (std::size_t i = 0; i < sampled.size(); ++i) {
+    if (!sampled[i]) continue;
+    const std::string file_path = description.file_path(static_cast<std::int64_t>(i));
+    ActivationFile file(file_path);
+    for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
+      for (const Side side : {Side::inputs, Side::targets})
+        check_sample(file, file_path, side, layer, description.dtype);
+  }
+
+  if (!description.own_layout && description.hook_inputs.empty())
+    description.notes.push_back("the files do not say at which places of the model the activations were taken");
+  std::int64_t unpacked_for = 0;
+  for (const FileDescription& file : description.files)
+    if (file.compressed && file.chunk_rows > 4 * settings.block_rows)
+      unpacked_for = std::max(unpacked_for, file.chunk_rows);
+  if (unpacked_for > 0)
+    description.notes.push_back(
+        fmt::format("compressed chunks of {} rows are unpacked for blocks of {} rows; larger data.block_rows or "
+                    "uncompressed files read faster",
+                    unpacked_for, settings.block_rows));
+  return description;
+}
+
+Description imagined(const std::string& path, const Settings& settings) {
+  Description description;
+  description.path = path;
+  description.own_layout = true;
+  description.n_layers = settings.layers;
+  description.d_model = settings.d_model;
+  description.dtype = Scalar::bf16;
+  FileDescription file;
+  file.name = "chunk_0.h5";
+  file.rows = settings.window_rows;
+  description.files.push_back(file);
+  return description;
+}
+
+Description describe(const parallel::World& world, const std::string& path, const Settings& settings) {
+  return description_from_text(world.on_root([&] { return to_text(describe(path, settings)); }));
+}
+
+std::string to_text(const Description& d) {
+  json files = json::array();
+  for (const FileDescription& file : d.files)
+    files.push_back({file.name, file.bytes, file.rows, file.chunk_rows, file.compressed});
+  return json{{"path", d.path},
+              {"own_layout", d.own_layout},
+              {"model", d.model},
+              {"hook_inputs", d.hook_inputs},
+              {"hook_targets", d.hook_targets},
+              {"n_layers", d.n_layers},
+              {"d_model", d.d_model},
+              {"n_rows", d.n_rows},
+              {"dtype", static_cast<int>(d.dtype)},
+              {"files", files},
+              {"has_statistics", d.has_statistics},
+              {"fingerprint", d.fingerprint},
+              {"notes", d.notes}}
+      .dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Description description_from_text(const std::string& text) {
+  try {
+    const json j = json::parse(text);
+    Description d;
+    d.path = j.at("path");
+    d.own_layout = j.at("own_layout");
+    d.model = j.at("model");
+    d.hook_inputs = j.at("hook_inputs");
+    d.hook_targets = j.at("hook_targets");
+    d.n_layers = j.at("n_layers");
+    d.d_model = j.at("d_model");
+    d.n_rows = j.at("n_rows");
+    d.dtype = static_cast<Scalar>(j.at("dtype").get<int>());
+    for (const json& file : j.at("files"))
+      d.files.push_back({file.at(0), file.at(1), file.at(2), file.at(3), file.at(4)});
+    d.has_statistics = j.at("has_statistics");
+    d.fingerprint = j.at("fingerprint");
+    d.notes = j.at("notes").get<std::vector<std::string>>();
+    return d;
+  } catch (const json::exception& failure) {
+    throw error(ExitCode::internal, "the description of a dataset cannot be read back ({})", failure.what());
+  }
+}
+
+std::string summary(const Description& d) {
+  std::int64_t bytes = 0, compressed = 0, shortest = d.files.front().rows, longest = 0;
+  for (const FileDescription& file : d.files) {
+    bytes += file.bytes;
+    compressed += file.compressed;
+    shortest = std::min(shortest, file.rows);
+    longest = std::max(longest, file.rows);
+  }
+  std::string text =
+      fmt::format("{}: activations in {} layout\n", d.path, d.own_layout ? "Weft's own" : "crosslayer-coding's");
+  const auto line = [&](std::string_view name, const std::string& value) {
+    text += fmt::format("  {:<13} {}\n", name, value);
+  };
+  if (!d.model.empty()) line("model", d.model);
+  if (!d.hook_inputs.empty()) line("inputs", d.hook_inputs);
+  if (!d.hook_targets.empty()) line("targets", d.hook_targets);
+  line("shape", fmt::format("{} layers, width {}, {} rows, {}", d.n_layers, d.d_model, d.n_rows, name_of(d.dtype)));
+  line("files", fmt::format("{}, {} to {} rows each, {:.1f} MB together, {} compressed", d.files.size(), shortest,
+                            longest, static_cast<double>(bytes) * 1e-6, compressed));
+  line("statistics", d.has_statistics ? "norm_stats.json" : "not stored");
+  line("fingerprint", d.fingerprint);
+  for (const std::string& note : d.notes) line("note", note);
+  return text;
+}
+
+}  // namespace weft::dataset

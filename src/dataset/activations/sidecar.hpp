@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The small files beside the chunk files, held against what the chunk files themselves say. Every reader takes bytes
+// that it does not trust: sizes come from the file system, counts are compared before they are used.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "dataset/activations/description.hpp"
+
+namespace weft::dataset {
+
+/// Text of at most `at_most` bytes. Throws Error(data) when it is longer, Error(io) when it cannot be read.
+std::string read_small_file(const std::string& path, std::int64_t at_most);
+
+/// metadata.json: num_layers, d_model, dtype, total_tokens and model_name must agree with the files; what is absent is
+/// not checked. Takes the model's name over. A missing file is an error in Weft's own layout, else a note.
+void check_metadata(Description&);
+/// The same for a text in memory. Throws Error(data) beginning with `path`.
+void check_metadata_text(const std::string& path, std::string_view text, Description&);
+
+/// index.bin: records {int32 file, int32 rows, int64 first row} for each file, or the older {uint32 file, uint32 row}
+/// for each row; little-endian. Either must list every row of every file exactly once.
+void check_index(Description&);
+void check_index_bytes(const std::string& path, std::span<const std::byte> bytes, const Description&);
+
+}  // namespace weft::dataset

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mean and standard deviation of every dimension, and the mean norm of every layer: one streaming pass in fp64 (Chan,
+// Golub, LeVeque 1983: m += delta * n_b / n; M2 += M2_b + delta^2 * n_a * n_b / n), merged in an order fixed by the
+// dataset alone: the same bits for any number of ranks and threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dataset/activations/description.hpp"
+#include "dataset/settings.hpp"
+#include "parallel/world.hpp"
+
+namespace weft::dataset {
+
+/// Of inputs or of targets.
+struct SideStatistics {
+  std::vector<double> mean;                ///< [n_layers * d_model]
+  std::vector<double> standard_deviation;  ///< [n_layers * d_model], with n - 1; 0 for one row
+  std::vector<double> mean_norm;           ///< [n_layers] mean over rows of the Euclidean norm
+};
+
+struct Statistics {
+  std::int64_t n_rows = 0;
+  SideStatistics inputs;
+  SideStatistics targets;
+};
+
+/// Reads the whole dataset once; each rank a part. Collective. Throws, known to all, Error(data) naming file, dataset
+/// and row of the first value that is not finite.
+Statistics compute_statistics(const parallel::World&, const Description&, int n_threads);
+
+/// The same through a cache file keyed by the fingerprint; a missing, foreign or damaged cache is computed anew and
+/// replaced. Statistics are then held against norm_stats.json where there is one. Collective.
+Statistics statistics(const parallel::World&, const Description&, const std::string& cache_path, int n_threads);
+
+/// Throws Error(data) when norm_stats.json is damaged or belongs to other data.
+void check_against_file(const Statistics&, const Description&);
+/// The same for a text in memory; messages begin with `path`.
+void check_against_text(const Statistics&, const Description&, const std::string& path, std::string_view text);
+
+/// Lossless text form with a checksum; reading throws Error(data) when damaged or of another dataset.
+std::string to_text(const Statistics&, const std::string& fingerprint);
+Statistics statistics_from_text(const std::string& text, const Description&);
+
+/// x~ = (x - mean) * scale, per layer and dimension: [n_layers * d_model] each (transcoder.md section 6).
+struct Affine {
+  std::vector<float> mean;
+  std::vector<float> scale;
+};
+struct Normalisation {
+  Affine inputs;
+  Affine targets;
+};
+
+/// none: 0, 1. scalar: 0, sqrt(d_model) / mean norm of the layer. per_dimension: mean, 1 / (standard deviation + 1e-6).
+/// Throws Error(data) when a layer is zero in every row and the mode is scalar.
+Normalisation normalisation(const Statistics&, const Description&, Normalise mode);
+
+/// Everything `weft inspect` can check: all rows are read, all values finite, statistics agree with norm_stats.json.
+/// Collective.
+Statistics check(const parallel::World&, const Description&, int n_threads);
+
+}  // namespace weft::dataset

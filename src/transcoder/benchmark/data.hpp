@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Batches that lie in memory, for `weft benchmark`: a step is timed without files and without a loader.
+//
+// Rows are planted as those of dataset/synthetic.hpp, but drawn with replacement: 16 directions a token and layer,
+// popular ones (rank + 1)^-zipf often, and a little noise; so that after some steps of training the learned features
+// differ in popularity as those of a language model do. A row depends on the seed and its index alone: the same on any
+// grid.
+#pragma once
+
+#include <vector>
+
+#include "dataset/activations/loader.hpp"
+#include "dataset/activations/statistics.hpp"
+#include "device/memory.hpp"
+#include "transcoder/model.hpp"
+
+namespace weft::transcoder {
+
+class ResidentBatches {
+ public:
+  /// This rank's rows of `n_batches` batches of `n_tokens` (over all ranks): fp32 on the host, bf16 on a GPU. Made by
+  /// `n_threads` threads.
+  ResidentBatches(const Shape&, std::int64_t n_tokens, std::int64_t n_batches, double zipf, std::uint64_t seed,
+                  const parallel::Grid&, const kernels::Execution&, int n_threads);
+
+  /// The batches in turn, again and again.
+  const dataset::RawBatch& next() { return batches_[next_++ % batches_.size()]; }
+  /// Of a sample of the rows; the same on every rank.
+  const dataset::Statistics& statistics() const { return statistics_; }
+  dataset::Normalisation normalisation() const;
+
+ private:
+  std::vector<device::Buffer<std::byte>> memory_;
+  std::vector<dataset::RawBatch> batches_;
+  std::size_t next_ = 0;
+  dataset::Statistics statistics_;
+};
+
+}  // namespace weft::transcoder

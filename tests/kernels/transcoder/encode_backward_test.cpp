@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/optimize/adam.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
+#include "tests/kernels/support.hpp"
+
+namespace weft::testing {
+
+using namespace weft::kernels;
+
+namespace {
+
+struct Shape {
+  std::int64_t n_tokens, n_layers, n_features, d_model;
+  double density;
+};
+constexpr Shape kShapes[] = {
+    {1, 1, 1, 1, 1.0}, {7, 2, 13, 770, 0.2}, {1, 3, 50, 5, 0.3}, {40, 5, 31, 33, 0.1}, {9, 2, 6001, 3, 0.002},
+};
+
+/// Encoders and biases of all layers in a trained state.
+struct Encoder {
+  std::vector<Parameters> weights;
+  std::vector<DeviceArray<float>> bias, bias_first, bias_second;
+  std::vector<ParameterRows> weight_views;
+  std::vector<ParameterVector> bias_views;
+
+  Encoder(const Shape& shape, StatePolicy policy) {
+    for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+      weights.emplace_back(policy, shape.n_features, shape.d_model, shape.d_model, 0,
+                           s * shape.n_features * shape.d_model);
+      weights.back().set(random_state(shape.n_features * shape.d_model, 100 + s));
+      const Values state = random_state(shape.n_features, 200 + s);
+      bias.emplace_back(state.weight);
+      bias_first.emplace_back(state.first_moment);
+      bias_second.emplace_back(state.second_moment);
+      weight_views.push_back(weights.back().view());
+      bias_views.push_back({bias.back().array(), bias_first.back().array(), bias_second.back().array()});
+    }
+  }
+};
+
+/// dW_enc and db of one layer in float64, with the sums of magnitudes that bound their rounding.
+struct Gradient64 {
+  std::vector<double> weight, weight_magnitude, bias, bias_magnitude;
+};
+
+Gradient64 gradient64(const Shape& shape, const Sparse& sparse, const std::vector<float>& dz,
+                      const std::vector<float>& x, std::int64_t layer) {
+  const std::int64_t d = shape.d_model, width = shape.n_layers * d;
+  Gradient64 out;
+  out.weight.resize(shape.n_features * d);
+  out.weight_magnitude.resize(shape.n_features * d);
+  out.bias.resize(shape.n_features);
+  out.bias_magnitude.resize(shape.n_features);
+  for (std::int64_t n = 0; n < shape.n_tokens; ++n)
+    for (std::int64_t e = sparse.row_offsets[n]; e < sparse.row_offsets[n + 1]; ++e) {
+      if (sparse.key[e] / shape.n_features != layer) continue;
+      const std::int64_t f = sparse.key[e] % shape.n_features;
+      out.bias[f] += dz[e];
+      out.bias_magnitude[f] += std::abs(dz[e]);
+      for (std::int64_t i = 0; i < d; ++i) {
+        const double term = static_cast<double>(dz[e]) * x[n * width + layer * d + i];
+        out.weight[f * d + i] += term;
+        out.weight_magnitude[f * d + i] += std::abs(term);
+      }
+    }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("encode_backward_update: weights, biases and norms agree with float64") {
+  for (const Shape& shape : kShapes)
+    for (const StatePolicy policy : kPolicies)
+      for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+        CAPTURE(shape.d_model);
+        CAPTURE(static_cast<int>(policy));
+        const std::int64_t d = shape.d_model, width = shape.n_layers * d, n_features = shape.n_features;
+        const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, n_features, shape.density, 1);
+        const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, type);
+        const std::vector<float> dz = random_floats(sparse.size(), 3, 0.1f), inputs = x.values();
+        const DeviceArray<float> device_dz(dz);
+        const Encoder encoder(shape, policy);
+        std::vector<Values> before;
+        for (const Parameters& p : encoder.weights) before.push_back(p.values());
+        const AdamStep adam = test_step();
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
+        const DeviceArray<double> norm_first(sparse.n_keys()), norm(sparse.n_keys());
+        encode_backward_norm(execution(), sparse.csr(), sparse.csc(), x.view(), device_dz.array(), norm_first.array(),
+                             {});
+        encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), device_dz.array(),
+                               encoder.weight_views, encoder.bias_views, step.data(), norm.array(), {});
+        const std::vector<double> norms_first = norm_first.values(), norms = norm.values();
+        for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+          const Gradient64 expected = gradient64(shape, sparse, dz, inputs, s);
+          const Values bias = random_state(n_features, 200 + s);
+          const std::vector<float> bias_after = encoder.bias[s].values();
+          std::vector<double> error(n_features * d);
+          for (std::int64_t f = 0; f < n_features; ++f) {
+            const std::int64_t key = s * n_features + f;
+            // h products summed in fp32: at most h + 1 roundings on the magnitudes.
+            const double roundings = (sparse.offsets[key + 1] - sparse.offsets[key] + 1) * kRoundoff;
+            double square = expected.bias[f] * expected.bias[f],
+                   square_error = 2 * std::abs(expected.bias[f]) * roundings * expected.bias_magnitude[f];
+            for (std::int64_t i = f * d; i < (f + 1) * d; ++i) {
+              error[i] = roundings * expected.weight_magnitude[i];
+              square += expected.weight[i] * expected.weight[i];
+              square_error += 2 * std::abs(expected.weight[i]) * error[i];
+            }
+            REQUIRE(std::abs(norms_first[key] - square) <= square_error * 1.001 + 1e-12 * square);
+            const double scale = static_cast<double>(adam.gradient_scale) * adam.gradient_scale;
+            REQUIRE(std::abs(norms[key] - scale * square) <= scale * (square_error * 1.001 + 3 * kRoundoff * square));
+            const double b =
+                adam64(adam, 0.0, bias.weight[f], bias.first_moment[f], bias.second_moment[f], expected.bias[f]).weight;
+            // The bias moves by at most learning_rate times a direction of order 1..100, all in fp32.
+            REQUIRE(std::abs(bias_after[f] - b) <= 1e-5 * (1 + std::abs(b)));
+          }
+          CHECK(agrees_with_adam(encoder.weights[s], before[s], expected.weight, error, adam));
+        }
+      }
+}
+
+TEST_CASE("explicit encoder gradients with adam_rows and adam_vector give the bits of the fused update") {
+  for (const Shape& shape : kShapes)
+    for (const StatePolicy policy : kPolicies) {
+      const std::int64_t d = shape.d_model, width = shape.n_layers * d;
+      const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
+      const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, Scalar::bf16);
+      const DeviceArray<float> dz(random_floats(sparse.size(), 3, 0.1f));
+      const Encoder fused(shape, policy), apart(shape, policy);
+      const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
+      encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), fused.weight_views,
+                             fused.bias_views, step.data(), {}, {});
+      const Encoder gradients(shape, StatePolicy::fp32);
+      const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
+      encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), gradients.weight_views,
+                             gradients.bias_views, no_step.data(), {}, {});
+      for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+        adam_rows(execution(), apart.weight_views[s], 0, first_moment(gradients.weights[s]), step.data());
+        adam_vector(execution(), apart.bias_views[s], gradients.bias_first[s].array(), step.data());
+        CHECK((fused.weights[s].bits() == apart.weights[s].bits()));
+        CHECK(fused.bias[s].values() == apart.bias[s].values());
+        CHECK(fused.bias_second[s].values() == apart.bias_second[s].values());
+      }
+    }
+}
+
+TEST_CASE("the encoder gradient is the derivative of a loss through the active entries") {
+  // loss = sum over active (n, f) of (<x, W_f> + b_f)^2 / 2, so dz = z on active entries. Central differences of a
+  // quadratic in float64 are exact but for rounding of h; gradients are fp32: 1e-4 of each.
+  const Shape shape{6, 2, 8, 5, 0.5};
+  const std::int64_t d = shape.d_model, width = shape.n_layers * d;
+  const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 4);
+  const std::vector<float> x = random_floats(shape.n_tokens * width, 2);
+  std::vector<float> weight = random_floats(shape.n_layers * shape.n_features * d, 5),
+                     bias = random_floats(sparse.n_keys(), 6);
+  const auto z = [&](std::int64_t n, std::int64_t key) {
+    double sum = bias[key];
+    for (std::int64_t i = 0; i < d; ++i)
+      sum += static_cast<double>(weight[key * d + i]) * x[n * width + key / shape.n_features * d + i];
+    return sum;
+  };
+  std::vector<float> dz;
+  const auto loss = [&] {
+    double sum = 0;
+    dz.clear();
+    for (std::int64_t n = 0; n < shape.n_tokens; ++n)
+      for (std::int64_t e = sparse.row_offsets[n]; e < sparse.row_offsets[n + 1]; ++e) {
+        dz.push_back(static_cast<float>(z(n, sparse.key[e])));
+        sum += z(n, sparse.key[e]) * z(n, sparse.key[e]) / 2;
+      }
+    return sum;
+  };
+  const auto slope = [&](float& value) {
+    const float kept = value, h = 0x1p-6f;
+    value = kept + h;
+    const double high_value = value, high = loss();
+    value = kept - h;
+    const double low_value = value, low = loss();
+    value = kept;
+    return (high - low) / (high_value - low_value);
+  };
+  loss();
+  const DeviceArray<float> device_dz(dz);
+  const TestMatrix inputs(x, shape.n_tokens, width, Scalar::fp32);
+  const Encoder gradients(shape, StatePolicy::fp32);
+  const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
+  encode_backward_update(execution(), sparse.csr(), sparse.csc(), inputs.view(), device_dz.array(),
+                         gradients.weight_views, gradients.bias_views, no_step.data(), {}, {});
+  for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+    const std::vector<float> dw = gradients.weights[s].values().first_moment, db = gradients.bias_first[s].values();
+    const std::int64_t first = s * shape.n_features;
+    for (std::int64_t i = 0; i < shape.n_features * d; ++i)
+      CHECK(dw[i] == doctest::Approx(slope(weight[first * d + i])).epsilon(1e-4));
+    for (std::int64_t f = 0; f < shape.n_features; ++f)
+      CHECK(db[f] == doctest::Approx(slope(bias[first + f])).epsilon(1e-4));
+  }
+}
+
+}  // namespace weft::testing
