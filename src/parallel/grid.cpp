@@ -1,29 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel/grid.hpp"
 
+#include "base/contract.hpp"
+
 namespace weft::parallel {
 
-GridShape grid_shape(std::int64_t data, std::int64_t feature, std::int64_t world) {
-  if (feature == 0 && data > 0 && world % data == 0) feature = world / data;
-  if (feature == 0)
-    throw collective_error(
-        ExitCode::usage,
-        "parallel.data = {} does not divide the {} rank{} of this job (each feature group has as many ranks); start "
-        "a multiple of {} ranks or change parallel.data",
-        data, world, world == 1 ? "" : "s", data);
-  if (data < 1 || feature < 1 || data * feature != world)
-    throw collective_error(
-        ExitCode::usage,
-        "parallel.data = {} times parallel.feature = {} is not the {} rank{} of this job (each rank has one place "
-        "in the grid); start {} ranks or change the grid",
-        data, feature, world, world == 1 ? "" : "s", data * feature);
-  return {data, feature};
+std::int64_t GridShape::size(std::string_view axis) const {
+  for (const Axis& each : axes_)
+    if (each.name == axis) return each.size;
+  return 1;
 }
 
-Grid::Grid(const Communicator& ranks, GridShape shape)
-    : shape_(shape),
-      world_(ranks.duplicate()),
-      feature_axis_(ranks.split(static_cast<int>(ranks.rank() / shape.feature), ranks.rank())),
-      data_axis_(ranks.split(static_cast<int>(ranks.rank() % shape.feature), ranks.rank())) {}
+std::int64_t GridShape::ranks() const {
+  std::int64_t product = 1;
+  for (const Axis& each : axes_) product *= each.size;
+  return product;
+}
+
+std::int64_t GridShape::index_of(std::int64_t rank, std::string_view axis) const {
+  std::int64_t inner = 1;
+  for (std::size_t i = axes_.size(); i-- > 0; inner *= axes_[i].size)
+    if (axes_[i].name == axis) return rank / inner % axes_[i].size;
+  return 0;
+}
+
+Range GridShape::part_of_rank(std::int64_t n, std::int64_t rank) const {
+  Range items{0, n};
+  for (const Axis& each : axes_) {
+    const Range slice = part(items.size(), each.size, index_of(rank, each.name));
+    items = {items.begin + slice.begin, items.begin + slice.end};
+  }
+  return items;
+}
+
+std::int64_t GridShape::largest_part(std::int64_t n) const {
+  for (const Axis& each : axes_) n = parallel::largest_part(n, each.size);
+  return n;
+}
+
+std::map<std::string, std::int64_t> GridShape::sizes() const {
+  std::map<std::string, std::int64_t> sizes;
+  for (const Axis& each : axes_) sizes[each.name] = each.size;
+  return sizes;
+}
+
+std::string GridShape::text() const {
+  std::string numbers, names;
+  for (const Axis& each : axes_) {
+    numbers += fmt::format("{}{}", numbers.empty() ? "" : " x ", each.size);
+    names += fmt::format("{}{}", names.empty() ? "" : " x ", each.name);
+  }
+  return fmt::format("{} ({})", numbers, names);
+}
+
+GridShape grid_shape(std::int64_t data, Axis inner, std::int64_t world) {
+  if (inner.size == 0 && data > 0 && world % data == 0) inner.size = world / data;
+  if (inner.size == 0)
+    throw collective_error(
+        ExitCode::usage,
+        "parallel.data = {} does not divide the {} rank{} of this job (each {} group has as many ranks); start "
+        "a multiple of {} ranks or change parallel.data",
+        data, world, world == 1 ? "" : "s", inner.name, data);
+  if (data < 1 || inner.size < 1 || data * inner.size != world)
+    throw collective_error(
+        ExitCode::usage,
+        "parallel.data = {} times parallel.{} = {} is not the {} rank{} of this job (each rank has one place "
+        "in the grid); start {} ranks or change the grid",
+        data, inner.name, inner.size, world, world == 1 ? "" : "s", data * inner.size);
+  return GridShape({{std::string(kDataAxis), data}, std::move(inner)});
+}
+
+Grid::Grid(const Communicator& ranks, GridShape shape) : shape_(std::move(shape)), world_(ranks.duplicate()) {
+  WEFT_ASSERT(!shape_.axes().empty() && shape_.ranks() == ranks.size());
+  for (const Axis& each : shape_.axes()) {
+    // Ranks of one axis have the same coordinates along all others: those, joined to one number, are the color.
+    std::int64_t color = 0;
+    for (const Axis& other : shape_.axes())
+      if (other.name != each.name) color = color * other.size + shape_.index_of(ranks.rank(), other.name);
+    axes_.push_back(ranks.split(static_cast<int>(color), ranks.rank()));
+  }
+}
+
+const Communicator& Grid::axis(std::string_view name) const {
+  for (std::size_t i = 0; i < axes_.size(); ++i)
+    if (shape_.axes()[i].name == name) return axes_[i];
+  throw error(ExitCode::internal, "this process grid has no axis \"{}\" (it is {})", name, shape_.text());
+}
+
+const Communicator& Grid::all_on_an_axis() const {
+  for (std::size_t i = axes_.size(); i-- > 0;)
+    if (shape_.axes()[i].size == world_.size()) return axes_[i];
+  return world_;
+}
 
 }  // namespace weft::parallel

@@ -56,8 +56,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   device::Buffer<std::int64_t> fired(n_keys);
   device::zero(execution, sums.data(), sums.bytes());
   device::zero(execution, fired.data(), fired.bytes());
-  const std::int64_t largest_own =
-      parallel::largest_part(parallel::largest_part(batch_tokens, grid.shape().data), grid.shape().feature);
+  const std::int64_t largest_own = grid.shape().largest_part(batch_tokens);
   const device::Buffer<float> reconstruction(largest_own * width);
 
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
@@ -85,12 +84,12 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   std::vector<double> total = to_host(execution, sums);
   world.all().sum(std::span<double>(total));
   std::vector<std::int64_t> firings = to_host(execution, fired);
-  grid.data_axis().sum(std::span<std::int64_t>(firings));  // over all tokens, for this rank's features
+  grid.axis(parallel::kDataAxis).sum(std::span<std::int64_t>(firings));  // over all tokens, for this rank's features
 
   // Counts of features by density, and of entries, by layer: small, so that whole vectors travel.
   const std::int64_t tokens = description.n_rows;
   std::vector<std::int64_t> counts(static_cast<std::size_t>(shape.n_layers * (kDensityBins + 1)), 0);
-  if (grid.data_index() == 0)
+  if (grid.index(parallel::kDataAxis) == 0)
     for (std::int64_t i = 0; i < n_keys; ++i) {
       std::int64_t* const layer = counts.data() + i / model.n_local() * (kDensityBins + 1);
       ++layer[density_bin(firings[static_cast<std::size_t>(i)], tokens)];

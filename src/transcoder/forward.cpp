@@ -39,10 +39,10 @@ SelectionShape selection_shape(const Configuration& configuration, const Shape& 
 }
 
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
-    : total(total_tokens), group(grid.group_tokens(total_tokens)) {
-  for (std::int64_t g = 0; g < grid.shape().feature; ++g)
-    own_of_rank.push_back(parallel::part(group.size(), grid.shape().feature, g));
-  own = own_of_rank[static_cast<std::size_t>(grid.feature_index())];
+    : total(total_tokens), group(grid.part(parallel::kDataAxis, total_tokens)) {
+  for (std::int64_t g = 0; g < grid.size(parallel::kFeatureAxis); ++g)
+    own_of_rank.push_back(parallel::part(group.size(), grid.size(parallel::kFeatureAxis), g));
+  own = own_of_rank[static_cast<std::size_t>(grid.index(parallel::kFeatureAxis))];
 }
 
 NormalisationOnDevice::NormalisationOnDevice(const dataset::Normalisation& normalisation,
@@ -73,13 +73,14 @@ kernels::Scalar scalar_of(Precision precision) {
   return precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
 }
 
-bool exchanges_go_beside(const Configuration& configuration, parallel::GridShape grid) {
-  return kernels::kCudaBuild && grid.feature > 1 && configuration.parallel.blocks > 1 &&
+bool exchanges_go_beside(const Configuration& configuration, const parallel::GridShape& grid) {
+  return kernels::kCudaBuild && grid.size(parallel::kFeatureAxis) > 1 && configuration.parallel.blocks > 1 &&
          !configuration.parallel.manner.wait;
 }
 
-std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers, parallel::GridShape grid) {
-  if (grid.feature > 1 && !configuration.parallel.manner.together) return n_layers;
+std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers,
+                             const parallel::GridShape& grid) {
+  if (grid.size(parallel::kFeatureAxis) > 1 && !configuration.parallel.manner.together) return n_layers;
   return exchanges_go_beside(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }
 
@@ -89,11 +90,11 @@ std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tok
   return std::clamp<std::int64_t>(micro_tokens > 0 ? micro_tokens : fits, 1, std::max<std::int64_t>(1, group_tokens));
 }
 
-Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid,
+Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                       std::int64_t max_tokens)
     : scalar(scalar_of(configuration.precision)),
-      group(parallel::largest_part(max_tokens, grid.data)),
-      own(parallel::largest_part(group, grid.feature)),
+      group(parallel::largest_part(max_tokens, grid.size(parallel::kDataAxis))),
+      own(parallel::largest_part(group, grid.size(parallel::kFeatureAxis))),
       n_blocks(exchange_blocks(configuration, shape.n_layers, grid)),
       columns(largest_block(shape.n_layers, n_blocks) * shape.d_model),
       chunk(decoded_at_a_time(configuration.data.micro_tokens, group, columns, scalar)),
@@ -102,9 +103,12 @@ Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, pa
       beside(exchanges_go_beside(configuration, grid)),
       n_slots(beside ? 2 : 1),
       partial(chunk * columns),
-      received(grid.feature > 1 ? grid.feature * largest_own(chunk, group, grid.feature) * columns : 0) {}
+      received(grid.size(parallel::kFeatureAxis) > 1
+                   ? grid.size(parallel::kFeatureAxis) * largest_own(chunk, group, grid.size(parallel::kFeatureAxis)) *
+                         columns
+                   : 0) {}
 
-std::int64_t Forward::bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid,
+std::int64_t Forward::bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                             std::int64_t max_tokens, kernels::Backend backend) {
   const Sizes sizes(configuration, shape, grid, max_tokens);
   const SelectionSizes selection =
@@ -128,10 +132,10 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       sizes_(configuration, model.shape(), grid.shape(), max_tokens),
       stream_(sizes_.beside ? std::make_unique<device::Stream>(execution) : nullptr),
       beside_(stream_ ? stream_->execution() : execution),
-      exchange_(grid.feature_axis(), beside_, sizes_.bytes(sizes_.group * model.shape().width()),
+      exchange_(grid.axis(parallel::kFeatureAxis), beside_, sizes_.bytes(sizes_.group * model.shape().width()),
                 configuration.parallel.manner.way),
-      arriving_(grid.feature_axis(), exchange_.is_direct() ? 0 : sizes_.bytes(sizes_.arriving)),
-      lane_{grid.feature_axis(),
+      arriving_(grid.axis(parallel::kFeatureAxis), exchange_.is_direct() ? 0 : sizes_.bytes(sizes_.arriving)),
+      lane_{grid.axis(parallel::kFeatureAxis),
             exchange_,
             execution_,
             beside_,
@@ -142,13 +146,14 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
             arriving_.data()},
       selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
                  configuration.precision),
-      inputs_(grid.feature_axis(), sizes_.bytes(sizes_.inputs), configuration.parallel.manner.way.kept()),
+      inputs_(grid.axis(parallel::kFeatureAxis), sizes_.bytes(sizes_.inputs), configuration.parallel.manner.way.kept()),
       input_gather_(lane_, "inputs", sizes_.own, model.shape().width()),
       slots_(static_cast<std::size_t>(sizes_.n_slots)),
       not_finite_(1) {
   for (Slot& slot : slots_) {
-    slot.partial = {grid.feature_axis(), sizes_.bytes(sizes_.partial), configuration.parallel.manner.way};
-    slot.received = {grid.feature_axis(), sizes_.bytes(sizes_.received), configuration.parallel.manner.way};
+    slot.partial = {grid.axis(parallel::kFeatureAxis), sizes_.bytes(sizes_.partial), configuration.parallel.manner.way};
+    slot.received = {grid.axis(parallel::kFeatureAxis), sizes_.bytes(sizes_.received),
+                     configuration.parallel.manner.way};
   }
   if (!stream_) exchange_.mark(&idle_);
   selection_.mark(&idle_);

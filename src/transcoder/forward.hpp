@@ -62,7 +62,7 @@ class Forward {
  public:
   /// Bytes of all buffers of this class on one rank, for the memory plan. Less is taken where GPUs write rows straight
   /// to their place, which a plan cannot know.
-  static std::int64_t bytes(const Configuration&, const Shape&, parallel::GridShape, std::int64_t max_tokens,
+  static std::int64_t bytes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens,
                             kernels::Backend);
 
   /// `max_tokens`: the largest batch, over all ranks.
@@ -110,7 +110,7 @@ class Forward {
  private:
   /// Of the largest batch on the largest rank; buffers in elements.
   struct Sizes {
-    Sizes(const Configuration&, const Shape&, parallel::GridShape, std::int64_t max_tokens);
+    Sizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
 
     kernels::Scalar scalar;
     std::int64_t group, own;         // tokens
@@ -152,9 +152,9 @@ class Forward {
 };
 
 /// Whether ranks of a feature axis exchange while they compute.
-bool exchanges_go_beside(const Configuration&, parallel::GridShape);
+bool exchanges_go_beside(const Configuration&, const parallel::GridShape&);
 /// Blocks of layers that travel one by one between the ranks of a feature axis.
-std::int64_t exchange_blocks(const Configuration&, std::int64_t n_layers, parallel::GridShape);
+std::int64_t exchange_blocks(const Configuration&, std::int64_t n_layers, const parallel::GridShape&);
 
 /// Tokens decoded at a time on a rank that works on `group_tokens`: data.micro_tokens, or as many as keep partial
 /// reconstructions of `columns` within 512 MiB.

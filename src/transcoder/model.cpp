@@ -44,8 +44,8 @@ Model::Model(const Shape& shape, StatePolicy policy, const parallel::Grid& grid,
       policy_(policy),
       execution_(execution),
       moments_(moments),
-      features_(grid.features(shape.n_features)),
-      owned_(parallel::part(features_.size(), grid.shape().data, grid.data_index())) {
+      features_(grid.part(parallel::kFeatureAxis, shape.n_features)),
+      owned_(parallel::part(features_.size(), grid.size(parallel::kDataAxis), grid.index(parallel::kDataAxis))) {
   if (split_weights()) joined_ = device::Buffer<float>(std::max(kJoinedElements, shape.decoder_columns(0)));
   std::uint64_t element_base = 0;
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {

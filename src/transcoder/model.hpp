@@ -2,10 +2,10 @@
 //
 // The parameters of a cross-layer transcoder on one rank, with their Adam moments and dead-feature clocks.
 //
-// Invariants. This rank holds the contiguous block grid.features(F) of the features of every layer. Weights of that
-// block are whole on every rank of the data axis; moments are cut once more, over the data axis: this rank updates the
-// rows `owned` of each matrix. With one rank on the data axis the owned rows are all rows. Encoder biases are cut
-// likewise, and clocks are those of the owned features; the decoder bias is whole.
+// Invariants. This rank holds the contiguous block grid.part(parallel::kFeatureAxis, F) of the features of every layer.
+// Weights of that block are whole on every rank of the data axis; moments are cut once more, over the data axis: this
+// rank updates the rows `owned` of each matrix. With one rank on the data axis the owned rows are all rows. Encoder
+// biases are cut likewise, and clocks are those of the owned features; the decoder bias is whole.
 #pragma once
 
 #include <cstdint>

@@ -44,19 +44,21 @@ struct SentBytes {
   std::int64_t feature = 0, data = 0;
 };
 
-SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid) {
-  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.data),
-                     own = parallel::largest_part(group, grid.feature),
+SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
+  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis)),
+                     own = parallel::largest_part(group, grid.size(parallel::kFeatureAxis)),
                      row = shape.width() * kernels::bytes_of(scalar_of(configuration.precision));
-  return {(group - own) * row + 2 * own * (grid.feature - 1) * row, DataAxis::sent_bytes(configuration, shape, grid)};
+  return {(group - own) * row + 2 * own * (grid.size(parallel::kFeatureAxis) - 1) * row,
+          DataAxis::sent_bytes(configuration, shape, grid)};
 }
 
 /// What NCCL 2.28 takes for each communicator of n GPUs joined by NVLink, measured on 2 and 4 H200: 1.30 and 1.95 GiB.
-std::int64_t connection_bytes(parallel::GridShape grid) {
+std::int64_t connection_bytes(const parallel::GridShape& grid) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   const auto communicator = [](std::int64_t n) { return n > 1 ? (665 + 333 * n) * kMiB : 0; };
-  const bool both = grid.data > 1 && grid.feature > 1;
-  return communicator(grid.feature) + communicator(grid.data) + (both ? communicator(grid.data * grid.feature) : 0);
+  const bool both = grid.size(parallel::kDataAxis) > 1 && grid.size(parallel::kFeatureAxis) > 1;
+  return communicator(grid.size(parallel::kFeatureAxis)) + communicator(grid.size(parallel::kDataAxis)) +
+         (both ? communicator(grid.ranks()) : 0);
 }
 
 /// A grid that sends this much more than the best is worth a word.
@@ -67,16 +69,18 @@ constexpr double kNoticeably = 1.1;
 std::int64_t Plan::device_total() const { return total(device); }
 std::int64_t Plan::host_total() const { return total(host); }
 
-Plan plan(const Configuration& configuration, const dataset::Description& description, parallel::GridShape grid) {
+Plan plan(const Configuration& configuration, const dataset::Description& description,
+          const parallel::GridShape& grid) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   Plan plan;
   plan.shape = {description.n_layers, description.d_model, configuration.transcoder.features};
   plan.grid = grid;
   const Shape& shape = plan.shape;
   const kernels::StatePolicy policy = configuration.optimizer.state;
-  const std::int64_t rows = parallel::largest_part(shape.n_features, grid.feature),
-                     owned = parallel::largest_part(rows, grid.data);
-  const std::int64_t batch = configuration.data.batch_tokens, group = parallel::largest_part(batch, grid.data);
+  const std::int64_t rows = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
+                     owned = parallel::largest_part(rows, grid.size(parallel::kDataAxis));
+  const std::int64_t batch = configuration.data.batch_tokens,
+                     group = parallel::largest_part(batch, grid.size(parallel::kDataAxis));
   const std::int64_t width = shape.width();
   const SelectionSizes selection = selection_sizes(
       configuration.transcoder, selection_shape(configuration, shape, batch), grid, configuration.precision, backend);
@@ -97,7 +101,7 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   plan.checkpoint_bytes = whole.weights + whole.moments + 8 * shape.n_layers * shape.n_features;
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
-    plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.data * grid.feature));
+    plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.ranks()));
 
   plan.read_bytes_per_step = 2 * batch * description.row_bytes();
   plan.optimizer_bytes_per_step =
@@ -105,10 +109,10 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   const SentBytes sent = sent_bytes(configuration, shape, grid);
   plan.feature_bytes_per_step = sent.feature;
   plan.data_bytes_per_step = sent.data;
-  const std::int64_t world = grid.data * grid.feature;
+  const std::int64_t world = grid.ranks();
   for (std::int64_t groups = 1; groups <= world; ++groups) {
     if (world % groups != 0) continue;
-    const parallel::GridShape other{groups, world / groups};
+    const parallel::GridShape other = parallel::data_by_feature(groups, world / groups);
     const SentBytes there = sent_bytes(configuration, shape, other);
     if (groups > 1 && there.feature + there.data >= plan.quietest_bytes_per_step) continue;
     plan.quietest = other;
@@ -121,13 +125,14 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
 }
 
 std::int64_t micro_tokens_that_fit(const Configuration& configuration, const dataset::Description& description,
-                                   parallel::GridShape grid, std::int64_t available) {
+                                   const parallel::GridShape& grid, std::int64_t available) {
   constexpr std::int64_t kFewest = 64;
   Configuration tried = configuration;
   const auto total = [&] { return plan(tried, description, grid).device_total(); };
   if (total() <= available) return configuration.data.micro_tokens;
   if (configuration.data.micro_tokens == 0)
-    for (tried.data.micro_tokens = parallel::largest_part(configuration.data.batch_tokens, grid.data);
+    for (tried.data.micro_tokens =
+             parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis));
          tried.data.micro_tokens > kFewest;) {
       tried.data.micro_tokens = std::max(kFewest, tried.data.micro_tokens / 2);
       if (total() <= available) return tried.data.micro_tokens;
@@ -150,10 +155,10 @@ std::string grid_advice(const Plan& plan) {
   const std::int64_t here = plan.feature_bytes_per_step + plan.data_bytes_per_step;
   if (static_cast<double>(here) <= kNoticeably * static_cast<double>(plan.quietest_bytes_per_step)) return {};
   return fmt::format(
-      "on a grid of {} x {} (data x feature) each rank sends {} a step, on {} x {} it would send {} (the feature axis "
+      "on a grid of {} each rank sends {} per step, on {} it would send {} (the feature axis "
       "moves tokens, the data axis moves weights); consider parallel.data = {}",
-      plan.grid.data, plan.grid.feature, bytes_text(here), plan.quietest.data, plan.quietest.feature,
-      bytes_text(plan.quietest_bytes_per_step), plan.quietest.data);
+      plan.grid.text(), bytes_text(here), plan.quietest.text(), bytes_text(plan.quietest_bytes_per_step),
+      plan.quietest.size(parallel::kDataAxis));
 }
 
 std::string bytes_text(std::int64_t bytes) {
@@ -171,10 +176,9 @@ std::string bytes_text(std::int64_t bytes) {
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {
   const Shape& shape = plan.shape;
-  std::string text = fmt::format(
-      "plan: {} layers, d_model {}, {} features per layer, {:.1f} M parameters, grid {} x {} (data x feature)\n",
-      shape.n_layers, shape.d_model, shape.n_features, static_cast<double>(shape.parameters()) * 1e-6, plan.grid.data,
-      plan.grid.feature);
+  std::string text =
+      fmt::format("plan: {} layers, d_model {}, {} features per layer, {:.1f} M parameters, grid {}\n", shape.n_layers,
+                  shape.d_model, shape.n_features, static_cast<double>(shape.parameters()) * 1e-6, plan.grid.text());
   const auto row = [&](const std::string& name, const std::string& value) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };
@@ -190,8 +194,9 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row("optimizer traffic per step and rank", bytes_text(plan.optimizer_bytes_per_step));
   if (plan.feature_bytes_per_step > 0) row("sent per step, feature axis", bytes_text(plan.feature_bytes_per_step));
   if (plan.data_bytes_per_step > 0) row("sent per step, data axis", bytes_text(plan.data_bytes_per_step));
-  if (plan.grid.data * plan.grid.feature > 1)
-    row(fmt::format("grid that sends least: {} x {}", plan.quietest.data, plan.quietest.feature),
+  if (plan.grid.ranks() > 1)
+    row(fmt::format("grid that sends least: {} x {}", plan.quietest.size(parallel::kDataAxis),
+                    plan.quietest.size(parallel::kFeatureAxis)),
         bytes_text(plan.quietest_bytes_per_step));
   row("encoder product per step and rank", fmt::format("{:.1f} GFLOP", plan.encoder_flops_per_step * 1e-9));
   if (plan.steps_per_epoch <= 0) return text;

@@ -36,7 +36,7 @@ struct Plan {
   std::int64_t host_total() const;
 };
 
-Plan plan(const Configuration&, const dataset::Description&, parallel::GridShape);
+Plan plan(const Configuration&, const dataset::Description&, const parallel::GridShape&);
 
 /// What a process of a CUDA build has on its GPU before it asks for anything: the context, kernels and libraries.
 /// Measured (docs/performance.md).
@@ -44,7 +44,7 @@ constexpr std::int64_t kContextBytes = std::int64_t{665} << 20;
 
 /// data.micro_tokens, or where it is 0 the tokens to decode at a time so that the run fits into `available` bytes of a
 /// device. Throws a collective Error(usage) naming the largest batch that fits.
-std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, parallel::GridShape,
+std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, const parallel::GridShape&,
                                    std::int64_t available);
 
 /// What to say of a grid that sends clearly more in a step than another of as many ranks would; "" when none does.

@@ -62,22 +62,20 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       model_(shape, configuration.optimizer.state, grid, execution, Moments::held),
       normalisation_(normalisation, statistics, execution),
       forward_(configuration, model_, normalisation_, grid, execution, timers_, configuration.data.batch_tokens),
-      row_gather_(forward_.lane(), "gradient rows",
-                  parallel::largest_part(parallel::largest_part(configuration.data.batch_tokens, grid.shape().data),
-                                         grid.shape().feature),
+      row_gather_(forward_.lane(), "gradient rows", grid.shape().largest_part(configuration.data.batch_tokens),
                   shape.width()),
       data_axis_(configuration, model_, grid, execution),
       world_(grid.all_on_an_axis(), execution, 0, configuration.parallel.manner.way),
       in_flight_(device::is_asynchronous(execution) && world_.leaves_the_host_free() ? kStepsAhead : 0),
       upload_(execution) {
   data_axis_.ranks().mark(&forward_.idle());
-  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.shape().data);
-  const std::int64_t own = parallel::largest_part(group, grid.shape().feature);
+  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis));
+  const std::int64_t own = parallel::largest_part(group, grid.size(parallel::kFeatureAxis));
   const std::int64_t entries = data_axis_.active() ? DataAxis::capacity(configuration, shape, grid.shape())
                                                    : forward_.selection().sizes().capacity;
   targets_ = device::Buffer<float>(own * shape.width());
   gradient_rows_ = {
-      grid.feature_axis(),
+      grid.axis(parallel::kFeatureAxis),
       configuration.data.batch_tokens * shape.width() * kernels::bytes_of(scalar_of(configuration.precision)),
       configuration.parallel.manner.way};
   activation_gradient_ = device::Buffer<float>(entries);
@@ -125,11 +123,12 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   replicated("run/skipped_steps", kernels::Scalar::i64, 1, &guard_.data()->skipped, true);
 }
 
-std::int64_t Trainer::bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid,
+std::int64_t Trainer::bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                             std::int64_t row_bytes, kernels::Backend backend) {
-  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.data);
-  const std::int64_t own = parallel::largest_part(group, grid.feature), width = shape.width();
-  const std::int64_t owned = parallel::largest_part(parallel::largest_part(shape.n_features, grid.feature), grid.data);
+  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis));
+  const std::int64_t own = parallel::largest_part(group, grid.size(parallel::kFeatureAxis)), width = shape.width();
+  const std::int64_t owned = parallel::largest_part(
+      parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)), grid.size(parallel::kDataAxis));
   // With one rank on the data axis these are the entries of the selection.
   const std::int64_t entries = DataAxis::capacity(configuration, shape, grid);
   return own * width * 4 +

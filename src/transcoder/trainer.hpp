@@ -61,7 +61,7 @@ class Trainer {
   void initialise();
 
   /// Bytes of this class's own buffers on one rank, where the kernels run: for the memory plan.
-  static std::int64_t bytes(const Configuration&, const Shape&, parallel::GridShape, std::int64_t row_bytes,
+  static std::int64_t bytes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
                             kernels::Backend);
 
   /// One step on one batch, whose memory is free again on return. Collective. Throws Error(numeric) when loss or

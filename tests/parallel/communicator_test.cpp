@@ -257,21 +257,22 @@ TEST_CASE("the parts of a batch cover it once, whatever the grid") {
   const World& world = testing::world();
   for (std::int64_t data = 1; data <= world.size(); ++data) {
     if (world.size() % data != 0) continue;
-    const Grid grid(world, grid_shape(data, 0, world.size()));
+    const Grid grid(world, grid_shape(data, {"feature", 0}, world.size()));
     for (const std::int64_t n : {1, 2, 7, 512}) {
       std::vector<std::int64_t> owners(static_cast<std::size_t>(n), 0);
-      const Range own = grid.own_tokens(n);
+      const Range own = grid.own_part(n);
       for (std::int64_t i = own.begin; i < own.end; ++i) ++owners[static_cast<std::size_t>(i)];
       world.all().sum(std::span<std::int64_t>(owners));
       for (const std::int64_t count : owners) REQUIRE(count == 1);
     }
-    CHECK(grid.data_index() * grid.shape().feature + grid.feature_index() == world.rank());
+    CHECK(grid.index(parallel::kDataAxis) * grid.size(parallel::kFeatureAxis) + grid.index(parallel::kFeatureAxis) ==
+          world.rank());
   }
 }
 
 TEST_CASE("a grid that does not fit the world is a usage error known to all") {
   try {
-    grid_shape(2, 3, 4);
+    grid_shape(2, {"feature", 3}, 4);
     FAIL("accepted");
   } catch (const Error& e) {
     CHECK(e.code() == ExitCode::usage);

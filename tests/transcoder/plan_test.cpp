@@ -7,7 +7,7 @@
 namespace weft::transcoder {
 namespace {
 
-Plan plan_of(std::int64_t batch_tokens, std::int64_t features, parallel::GridShape grid,
+Plan plan_of(std::int64_t batch_tokens, std::int64_t features, const parallel::GridShape& grid,
              const optimizer::Settings& optimizer = {}, double k = 16) {
   Configuration configuration;
   configuration.data.batch_tokens = batch_tokens;
@@ -45,7 +45,8 @@ TEST_CASE("blocks of layers cover all layers in order, none is empty, and the la
 }
 
 TEST_CASE("small batches of a large model want the feature axis") {
-  const Plan tokens = plan_of(4096, 32768, {1, 8}), weights = plan_of(4096, 32768, {8, 1});
+  const Plan tokens = plan_of(4096, 32768, parallel::data_by_feature(1, 8)),
+             weights = plan_of(4096, 32768, parallel::data_by_feature(8, 1));
   // bf16 rows of 12 * 768: 7/8 of the tokens out as partial sums, as many back as gradient rows, and the inputs.
   CHECK(tokens.feature_bytes_per_step == 3 * 3584 * 12 * 768 * 2);
   CHECK(tokens.data_bytes_per_step == 0);
@@ -58,25 +59,26 @@ TEST_CASE("small batches of a large model want the feature axis") {
 }
 
 TEST_CASE("huge batches of a small model with short lists want the data axis") {
-  const Plan tokens = plan_of(1 << 20, 64, {1, 8}, {}, 1), weights = plan_of(1 << 20, 64, {8, 1}, {}, 1);
+  const Plan tokens = plan_of(1 << 20, 64, parallel::data_by_feature(1, 8), {}, 1),
+             weights = plan_of(1 << 20, 64, parallel::data_by_feature(8, 1), {}, 1);
   CHECK(tokens.quietest.data == 8);
   CHECK(grid_advice(tokens).find("consider parallel.data = 8") != std::string::npos);
   CHECK(grid_advice(weights).empty());
 }
 
 TEST_CASE("in between, a grid of both axes sends least") {
-  const Plan both = plan_of(1 << 17, 8192, {2, 4});
+  const Plan both = plan_of(1 << 17, 8192, parallel::data_by_feature(2, 4));
   CHECK(both.feature_bytes_per_step > 0);
   CHECK(both.data_bytes_per_step > 0);
   std::int64_t least = 0;
   for (const std::int64_t data : {1, 2, 4, 8}) {
-    const Plan other = plan_of(1 << 17, 8192, {data, 8 / data});
+    const Plan other = plan_of(1 << 17, 8192, parallel::data_by_feature(data, 8 / data));
     const std::int64_t bytes = other.feature_bytes_per_step + other.data_bytes_per_step;
     least = data == 1 ? bytes : std::min(least, bytes);
   }
   CHECK(both.quietest_bytes_per_step == least);
-  CHECK(both.quietest.data > 1);
-  CHECK(both.quietest.feature > 1);
+  CHECK(both.quietest.size(parallel::kDataAxis) > 1);
+  CHECK(both.quietest.size(parallel::kFeatureAxis) > 1);
 }
 
 TEST_CASE("the data axis moves inputs and gradient rows, lists and new weights") {
@@ -88,8 +90,9 @@ TEST_CASE("the data axis moves inputs and gradient rows, lists and new weights")
       const std::int64_t width = 12 * 768, owned = features / 2, entries = 12 * 16 * tokens;
       const std::int64_t rows = 2 * (tokens / 2) * width * 2, lists = 8 * entries + 8 * (tokens / 2 + 1),
                          parameters = owned * (768 * 12 * 15 / 2);
-      CHECK(plan_of(tokens, features, {2, 1}).data_bytes_per_step == rows + lists + 4 * parameters + 4 * 12 * owned);
-      CHECK(plan_of(tokens, features, {2, 1}, narrow).data_bytes_per_step ==
+      CHECK(plan_of(tokens, features, parallel::data_by_feature(2, 1)).data_bytes_per_step ==
+            rows + lists + 4 * parameters + 4 * 12 * owned);
+      CHECK(plan_of(tokens, features, parallel::data_by_feature(2, 1), narrow).data_bytes_per_step ==
             rows + lists + 2 * parameters + 4 * 12 * owned);
     }
 }
@@ -98,11 +101,12 @@ TEST_CASE("a norm that is formed first sends nothing more") {
   optimizer::Settings clipped;
   clipped.clip_norm = 1;
   clipped.clip_mode = optimizer::ClipMode::exact;
-  CHECK(plan_of(4096, 1024, {2, 1}, clipped).data_bytes_per_step == plan_of(4096, 1024, {2, 1}).data_bytes_per_step);
+  CHECK(plan_of(4096, 1024, parallel::data_by_feature(2, 1), clipped).data_bytes_per_step ==
+        plan_of(4096, 1024, parallel::data_by_feature(2, 1)).data_bytes_per_step);
 }
 
 TEST_CASE("one rank sends nothing and needs no advice") {
-  const Plan one = plan_of(4096, 1024, {1, 1});
+  const Plan one = plan_of(4096, 1024, parallel::data_by_feature(1, 1));
   CHECK(one.quietest_bytes_per_step == 0);
   CHECK(grid_advice(one).empty());
 }

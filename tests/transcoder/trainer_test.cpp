@@ -97,9 +97,9 @@ struct Run {
   Trainer trainer;
   std::vector<double> losses;
 
-  Run(const Configuration& configuration, const Data& data, parallel::GridShape shape)
+  Run(const Configuration& configuration, const Data& data, const parallel::GridShape& shape)
       : Run(configuration, data, shape, testing::world().all()) {}
-  Run(const Configuration& configuration, const Data& data, parallel::GridShape shape,
+  Run(const Configuration& configuration, const Data& data, const parallel::GridShape& shape,
       const parallel::Communicator& ranks)
       : grid(ranks, shape),
         trainer(configuration, {kLayers, kWidth, configuration.transcoder.features}, data.normalisation,
@@ -110,7 +110,7 @@ struct Run {
 
   void step(const Data& data, std::int64_t i, std::int64_t n_tokens = kTokens) {
     const std::int64_t width = kLayers * kWidth, begin = i * kTokens;
-    const parallel::Range own = grid.own_tokens(n_tokens);
+    const parallel::Range own = grid.own_part(n_tokens);
     dataset::RawBatch batch;
     const auto rows = [&](const std::vector<float>& all, parallel::Range range) -> kernels::AnyMatrix {
       return {const_cast<float*>(all.data()) + (begin + range.begin) * width, kernels::Scalar::fp32, range.size(),
@@ -160,7 +160,7 @@ std::vector<parallel::GridShape> grids() {
   std::vector<parallel::GridShape> shapes;
   const std::int64_t p = testing::world().size();
   for (std::int64_t data = 1; data <= p; ++data)
-    if (p % data == 0) shapes.push_back({data, p / data});
+    if (p % data == 0) shapes.push_back(parallel::data_by_feature(data, p / data));
   return shapes;
 }
 
@@ -206,9 +206,9 @@ double relative_difference(const std::vector<float>& values, const std::vector<d
 
 void compare_with_reference(const Configuration& configuration) {
   const Data data;
-  for (const parallel::GridShape shape : grids()) {
-    CAPTURE(shape.data);
-    CAPTURE(shape.feature);
+  for (const parallel::GridShape& shape : grids()) {
+    CAPTURE(shape.size(parallel::kDataAxis));
+    CAPTURE(shape.size(parallel::kFeatureAxis));
     Run run(configuration, data, shape);
     testing::DenseReference reference = reference_for(configuration, run);
     for (std::int64_t i = 0; i < 4; ++i) {
@@ -249,23 +249,24 @@ TEST_CASE("ranks send the bytes that the method asks for, and the plan says no l
   dataset::Settings settings = configuration.data;
   settings.layers = kLayers;
   settings.d_model = kWidth;
-  for (const parallel::GridShape shape : grids()) {
-    CAPTURE(shape.data);
-    CAPTURE(shape.feature);
+  for (const parallel::GridShape& shape : grids()) {
+    CAPTURE(shape.size(parallel::kDataAxis));
+    CAPTURE(shape.size(parallel::kFeatureAxis));
     Run run(configuration, data, shape);
     run.step(data, 0);
     std::int64_t sent[] = {run.trainer.feature_traffic().bytes_sent, run.trainer.data_traffic().bytes_sent};
     testing::world().all().sum(sent);
     // Each token's inputs and gradient row go to all ranks of its group but one, its partial sums leave all but one.
     const std::int64_t width = kLayers * kWidth;
-    CHECK(sent[0] == 3 * (shape.feature - 1) * kTokens * width * 4);
+    CHECK(sent[0] == 3 * (shape.size(parallel::kFeatureAxis) - 1) * kTokens * width * 4);
     // Each input and gradient row goes from every rank of its group to all groups but one, each weight and encoder bias
     // to all but one; lists travel at their capacity.
     const std::int64_t weights = kFeatures * (kWidth * kLayers * (kLayers + 3) / 2 + kLayers);
-    const std::int64_t lists =
-        8 * (parallel::largest_part(kTokens, shape.data) + 1) + 8 * run.trainer.forward().selection().sizes().capacity;
-    const std::int64_t ranks = shape.data * shape.feature;
-    CHECK(sent[1] == (shape.data - 1) * (shape.feature * 2 * kTokens * width * 4 + ranks * lists + 4 * weights));
+    const std::int64_t lists = 8 * (parallel::largest_part(kTokens, shape.size(parallel::kDataAxis)) + 1) +
+                               8 * run.trainer.forward().selection().sizes().capacity;
+    const std::int64_t ranks = shape.size(parallel::kDataAxis) * shape.size(parallel::kFeatureAxis);
+    CHECK(sent[1] == (shape.size(parallel::kDataAxis) - 1) *
+                         (shape.size(parallel::kFeatureAxis) * 2 * kTokens * width * 4 + ranks * lists + 4 * weights));
 
     const Plan planned = plan(configuration, dataset::imagined("none", settings), shape);
     CHECK(ranks * planned.feature_bytes_per_step >= sent[0]);
@@ -276,7 +277,7 @@ TEST_CASE("ranks send the bytes that the method asks for, and the plan says no l
 TEST_CASE("entries of the ranks add up to those of the step") {
   const Configuration configuration = configuration_for(Scope::all_layers);
   const Data data;
-  for (const parallel::GridShape shape : grids()) {
+  for (const parallel::GridShape& shape : grids()) {
     Run run(configuration, data, shape);
     run.step(data, 0);
     const TrainingMetrics metrics = run.trainer.metrics();
@@ -295,7 +296,7 @@ TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
     configuration.optimizer.state = policy;
     if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
     const Data data;
-    for (const parallel::GridShape shape : grids()) {
+    for (const parallel::GridShape& shape : grids()) {
       std::vector<std::vector<std::byte>> first;
       for (int repetition = 0; repetition < 2; ++repetition) {
         Run run(configuration, data, shape);
@@ -354,23 +355,23 @@ bool products_are_those_of_a_whole_batch(Precision precision, parallel::Range sl
 TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
   const parallel::World& world = testing::world();
   const Data data;
-  for (const parallel::GridShape shape : grids())
+  for (const parallel::GridShape& shape : grids())
     for (const kernels::StatePolicy policy :
          {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit}) {
-      CAPTURE(shape.data);
-      CAPTURE(shape.feature);
+      CAPTURE(shape.size(parallel::kDataAxis));
+      CAPTURE(shape.size(parallel::kFeatureAxis));
       CAPTURE(static_cast<int>(policy));
       Configuration configuration = configuration_for(Scope::all_layers);
       configuration.optimizer.state = policy;
       if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
       Run run(configuration, data, shape);
-      if (!products_are_those_of_a_whole_batch(configuration.precision, run.grid.group_tokens(kTokens))) {
+      if (!products_are_those_of_a_whole_batch(configuration.precision, run.grid.part(parallel::kDataAxis, kTokens))) {
         MESSAGE("not compared: the dense library's products depend on the number of tokens");
         continue;
       }
       const parallel::Communicator group =
-          world.all().split(static_cast<int>(world.rank() / shape.feature), world.rank());
-      Run alone(configuration, data, {1, shape.feature}, group);
+          world.all().split(static_cast<int>(world.rank() / shape.size(parallel::kFeatureAxis)), world.rank());
+      Run alone(configuration, data, {1, shape.size(parallel::kFeatureAxis)}, group);
       for (std::int64_t i = 0; i < 4; ++i) {
         run.step(data, i);
         alone.step(data, i);
@@ -395,7 +396,7 @@ TEST_CASE("more ranks than features or tokens: some have nothing to do, and the 
   configuration.optimizer.clip_norm = 0.02;
   const Data data;
   std::vector<double> losses;
-  for (const parallel::GridShape shape : grids()) {
+  for (const parallel::GridShape& shape : grids()) {
     Run run(configuration, data, shape);
     for (std::int64_t i = 0; i < 3; ++i) run.step(data, i);
     run.step(data, 3, 2);
@@ -409,7 +410,7 @@ TEST_CASE("previous-norm clipping uses the norm of the step before") {
   exact.optimizer.clip_norm = previous.optimizer.clip_norm = 1e9;  // never reached: both modes only measure
   previous.optimizer.clip_mode = optimizer::ClipMode::previous;
   const Data data;
-  for (const parallel::GridShape shape : grids()) {
+  for (const parallel::GridShape& shape : grids()) {
     Run a(exact, data, shape), b(previous, data, shape);
     for (std::int64_t i = 0; i < 4; ++i) {
       a.step(data, i);
@@ -425,7 +426,7 @@ TEST_CASE("a batch that is not finite stops the run before any parameter changes
   Data data;
   data.targets[static_cast<std::size_t>((kTokens + 3) * kLayers * kWidth + 7)] =
       std::numeric_limits<float>::quiet_NaN();
-  for (const parallel::GridShape shape : grids()) {
+  for (const parallel::GridShape& shape : grids()) {
     Configuration configuration = configuration_for(Scope::layer);
     Run run(configuration, data, shape);
     run.step(data, 0);

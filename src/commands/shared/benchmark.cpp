@@ -292,9 +292,9 @@ class Measurement {
     const std::int64_t tokens = configuration_.data.batch_tokens, columns = shape_.decoder_columns(0);
     const kernels::StatePolicy policy = configuration_.optimizer.state;
     sizes_.shape = shape_;
-    sizes_.n_features = grid_.features(shape_.n_features).size();
-    sizes_.group_tokens = grid_.group_tokens(tokens).size();
-    sizes_.own_tokens = grid_.own_tokens(tokens).size();
+    sizes_.n_features = grid_.part(parallel::kFeatureAxis, shape_.n_features).size();
+    sizes_.group_tokens = grid_.part(parallel::kDataAxis, tokens).size();
+    sizes_.own_tokens = grid_.own_part(tokens).size();
     sizes_.row_bytes = kernels::bytes_of(transcoder::scalar_of(configuration_.precision));
     sizes_.weight_bytes = transcoder::weight_bytes(policy, 1, 1);
     sizes_.moments_bytes = static_cast<double>(transcoder::moment_bytes(policy, 1, columns, shape_.d_model)) /
@@ -370,7 +370,7 @@ int benchmark(const Request& request, const parallel::World& world) {
     world.on_root([&]() -> std::string { return reference = read_reference(request.compare), ""; });
   const transcoder::Configuration& configuration = input.configuration;
   const parallel::GridShape shape =
-      parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, world.size());
+      parallel::grid_shape(configuration.parallel.data, {"feature", configuration.parallel.feature}, world.size());
   require_usable_output(world, configuration.run.output);
   if (request.dry_run) return 0;
 
@@ -378,11 +378,13 @@ int benchmark(const Request& request, const parallel::World& world) {
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const parallel::Grid grid(world, shape);
-  BenchmarkResult result{{}, runtime.description(), world.size(), shape.data, shape.feature, {}};
+  BenchmarkResult result{
+      {}, runtime.description(), world.size(), shape.size(parallel::kDataAxis), shape.size(parallel::kFeatureAxis), {}};
   const transcoder::Shape model{input.benchmark.layers, input.benchmark.d_model, configuration.transcoder.features};
-  log::info("{}; {} ranks, {} x {} (data x feature)", result.device, world.size(), shape.data, shape.feature);
-  result.machine = measure_limits(runtime.execution(), model, grid.group_tokens(configuration.data.batch_tokens).size(),
-                                  grid.features(model.n_features).size(), world.all());
+  log::info("{}; {} ranks, grid {}", result.device, world.size(), shape.text());
+  result.machine =
+      measure_limits(runtime.execution(), model, grid.part(parallel::kDataAxis, configuration.data.batch_tokens).size(),
+                     grid.part(parallel::kFeatureAxis, model.n_features).size(), world.all());
 
   // 3. Every case. To tune, one step of each is enough: it makes the products that there are.
   use_recorded_algorithms(configuration, world);

@@ -49,7 +49,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const kernels::Execution& execution = runtime.execution();
-  const parallel::Grid grid(world, parallel::grid_shape(1, 0, world.size()));
+  const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
   const dataset::Statistics statistics =
       transcoder::load_statistics(world, found, description.n_layers, description.d_model, execution);
   const transcoder::NormalisationOnDevice normalisation(

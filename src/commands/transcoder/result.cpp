@@ -23,9 +23,10 @@ std::vector<float> raw_decoder(const transcoder::Model& model, std::int64_t laye
   for (std::int64_t i = 0; i < rows.rows * rows.columns; ++i)
     mine[i] *= spread[static_cast<std::size_t>(layer * model.shape().d_model + i % rows.columns)];
   std::vector<std::int64_t> bytes;
-  for (std::int64_t g = 0; g < grid.shape().feature; ++g)
-    bytes.push_back(parallel::part(model.shape().n_features, grid.shape().feature, g).size() * rows.columns * 4);
-  grid.feature_axis().all_gather_uneven(mine, values.data(), bytes);
+  for (std::int64_t g = 0; g < grid.size(parallel::kFeatureAxis); ++g)
+    bytes.push_back(parallel::part(model.shape().n_features, grid.size(parallel::kFeatureAxis), g).size() *
+                    rows.columns * 4);
+  grid.axis(parallel::kFeatureAxis).all_gather_uneven(mine, values.data(), bytes);
   return values;
 }
 

@@ -98,7 +98,8 @@ class Run {
         planned_device_bytes_(planned_device_bytes),
         directory_(opened.directory),
         resolved_input_(input::print(schema)),
-        grid_(world, parallel::grid_shape(configuration_.parallel.data, configuration_.parallel.feature, world.size())),
+        grid_(world, parallel::grid_shape(configuration_.parallel.data, {"feature", configuration_.parallel.feature},
+                                          world.size())),
         statistics_(opened.found ? transcoder::load_statistics(world, *opened.found, data.train.n_layers,
                                                                data.train.d_model, runtime.execution())
                                  : dataset::statistics(world, data.train, (directory_.path / "statistics.txt").string(),
@@ -179,8 +180,8 @@ checkpoint::Manifest Run::manifest() const {
   manifest.tokens = tokens_;
   manifest.epoch = cursor_.epoch;
   manifest.position = cursor_.position;
-  manifest.data = grid_.shape().data;
-  manifest.feature = grid_.shape().feature;
+  manifest.data = grid_.size(parallel::kDataAxis);
+  manifest.feature = grid_.size(parallel::kFeatureAxis);
   manifest.input = resolved_input_;
   manifest.original_input = request_.input_text;
   manifest.code_revision = report::build_record.revision;
@@ -375,7 +376,7 @@ int train(const Request& request, const parallel::World& world) {
   const std::int64_t ranks =
       request.dry_run && configuration.parallel.world > 0 ? configuration.parallel.world : world.size();
   const parallel::GridShape grid =
-      parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, ranks);
+      parallel::grid_shape(configuration.parallel.data, {"feature", configuration.parallel.feature}, ranks);
   const bool imagined = request.dry_run && data_are_to_come(configuration, world);
   const Data data = imagined ? Data{dataset::imagined(configuration.data.train, configuration.data), std::nullopt}
                              : describe_data(configuration, world);

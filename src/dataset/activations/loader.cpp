@@ -37,25 +37,15 @@ constexpr std::int64_t kBytesOfJob = std::int64_t{1} << 20;
 // How long an unwinding destructor waits for its thread before it leaves it to MPI_Abort.
 constexpr std::chrono::seconds kPatience{10};
 
-Range own_tokens(parallel::GridShape shape, std::int64_t n_tokens, std::int64_t rank) {
-  const Range group = parallel::part(n_tokens, shape.data, rank / shape.feature);
-  const Range slice = parallel::part(group.size(), shape.feature, rank % shape.feature);
-  return {group.begin + slice.begin, group.begin + slice.end};
-}
-
-std::int64_t largest_own(parallel::GridShape shape, std::int64_t n_tokens) {
-  return parallel::largest_part(parallel::largest_part(n_tokens, shape.data), shape.feature);
-}
-
 std::int64_t pieces_of(std::int64_t world) { return std::min(2 * world, kMostPieces); }
 
 /// Bytes of one piece: what a rank sends at most, to all others together, and what it receives.
 struct PieceBytes {
   std::int64_t sent = 0, received = 0;
 };
-PieceBytes piece_bytes(parallel::GridShape shape, std::int64_t batch_tokens, std::int64_t row_bytes) {
-  const std::int64_t world = shape.data * shape.feature;
-  const std::int64_t rows = parallel::largest_part(largest_own(shape, batch_tokens), pieces_of(world));
+PieceBytes piece_bytes(const parallel::GridShape& shape, std::int64_t batch_tokens, std::int64_t row_bytes) {
+  const std::int64_t world = shape.ranks();
+  const std::int64_t rows = parallel::largest_part(shape.largest_part(batch_tokens), pieces_of(world));
   return {(world - 1) * rows * 2 * row_bytes, rows * 2 * row_bytes};
 }
 
@@ -86,12 +76,12 @@ double seconds_since(Clock::time_point began) { return std::chrono::duration<dou
 
 }  // namespace
 
-LoaderMemory loader_memory(const Description& description, const Settings& settings, parallel::GridShape shape) {
+LoaderMemory loader_memory(const Description& description, const Settings& settings, const parallel::GridShape& shape) {
   const BlockTable table = block_table(description, settings);
-  const std::int64_t world = shape.data * shape.feature, row = description.row_bytes();
+  const std::int64_t world = shape.ranks(), row = description.row_bytes();
   LoaderMemory memory;
   memory.windows = 2 * window_capacity(table, world) * 2 * row;
-  memory.slots = kSlots * largest_own(shape, settings.batch_tokens) * 2 * row;
+  memory.slots = kSlots * shape.largest_part(settings.batch_tokens) * 2 * row;
   if (world > 1) {
     const PieceBytes piece = piece_bytes(shape, settings.batch_tokens, row);
     memory.staging = std::int64_t{kPiecesAtOnce} * (piece.sent + piece.received);
@@ -154,7 +144,7 @@ struct Loader::State {
         shape(grid.shape()),
         rank(w.rank()),
         n_ranks(w.size()),
-        own(grid.own_tokens(batch_tokens)),
+        own(grid.own_part(batch_tokens)),
         row_bytes(d.row_bytes()),
         world(w.all().duplicate()),
         reader(d, n_threads),
@@ -424,7 +414,7 @@ struct Loader::State {
     for (std::size_t r = 0; r < n; ++r) {
       const bool mine = static_cast<std::int64_t>(r) == rank;
       if (!mine && memory_of[r] != nullptr) continue;
-      const Range theirs = intersection(own_tokens(shape, batch_tokens, static_cast<std::int64_t>(r)), segment);
+      const Range theirs = intersection(shape.part_of_rank(batch_tokens, static_cast<std::int64_t>(r)), segment);
       const Range part = parallel::part(theirs.size(), pieces_of(n_ranks), index);
       for (std::int64_t token = theirs.begin + part.begin; token < theirs.begin + part.end; ++token) {
         const WindowOrder::Row row = window.order.rows[static_cast<std::size_t>(first + token - segment.begin)];

@@ -33,7 +33,7 @@ namespace weft::dataset {
 /// A batch as this rank sees it: rows as stored (fp32, fp16 or bf16), in page-locked memory, valid until it is
 /// released.
 struct RawBatch {
-  kernels::AnyMatrix inputs;   ///< [own tokens, n_layers * d_model]: grid.own_tokens(n_tokens)
+  kernels::AnyMatrix inputs;   ///< [own tokens, n_layers * d_model]: grid.own_part(n_tokens)
   kernels::AnyMatrix targets;  ///< of the same tokens
   std::int64_t n_tokens = 0;   ///< of the whole batch, all ranks together
   Cursor begin;                ///< the first row of the batch
@@ -53,7 +53,7 @@ struct LoaderMemory {
   std::int64_t decoding = 0;  ///< one unpacked HDF5 chunk
   std::int64_t total() const { return windows + slots + staging + order + decoding; }
 };
-LoaderMemory loader_memory(const Description&, const Settings&, parallel::GridShape);
+LoaderMemory loader_memory(const Description&, const Settings&, const parallel::GridShape&);
 
 class Loader {
  public:

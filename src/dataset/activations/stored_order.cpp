@@ -22,8 +22,7 @@ StoredOrder::StoredOrder(const Description& description, std::int64_t batch_toke
                          int n_threads)
     : state_(new State{description, batch_tokens, grid, Reader(description, n_threads), {}, {}, {}}) {
   const std::int64_t largest = std::min(batch_tokens, description.n_rows);
-  const std::int64_t own =
-      parallel::largest_part(parallel::largest_part(largest, grid.shape().data), grid.shape().feature);
+  const std::int64_t own = grid.shape().largest_part(largest);
   state_->inputs = device::HostBuffer<std::byte>(own * description.row_bytes());
   state_->targets = device::HostBuffer<std::byte>(own * description.row_bytes());
 }
@@ -39,7 +38,7 @@ const RawBatch& StoredOrder::read(std::int64_t i) {
   const Description& description = state.description;
   const std::int64_t row_bytes = description.row_bytes(), columns = description.n_layers * description.d_model;
   const std::int64_t begin = i * state.batch_tokens, n = std::min(state.batch_tokens, description.n_rows - begin);
-  const parallel::Range own = state.grid.own_tokens(n);
+  const parallel::Range own = state.grid.own_part(n);
 
   std::vector<RowRead> reads;
   std::int64_t first_of_file = 0;

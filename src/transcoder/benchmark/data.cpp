@@ -134,7 +134,7 @@ ResidentBatches::ResidentBatches(const Shape& shape, std::int64_t n_tokens, std:
     kernels::fence(execution);
     return {memory_.back().data(), type, n_rows, width, width};
   };
-  const parallel::Range own = grid.own_tokens(n_tokens);
+  const parallel::Range own = grid.own_part(n_tokens);
   for (std::int64_t i = 0; i < n_batches; ++i) {
     dataset::RawBatch batch;
     batch.inputs = resident(false, i * n_tokens + own.begin, own.size());

@@ -22,15 +22,15 @@ SelectionShape shape_alone(SelectionShape shape) {
 std::int64_t largest_own(const SelectionSizes& sizes) { return sizes.max_tokens * padded(sizes.max_features); }
 
 /// Elements of the products of one layer on all ranks.
-std::int64_t largest_layer(const SelectionShape& shape, parallel::GridShape grid) {
+std::int64_t largest_layer(const SelectionShape& shape, const parallel::GridShape& grid) {
   std::int64_t columns = 0;
-  for (std::int64_t g = 0; g < grid.feature; ++g)
-    columns += padded(parallel::part(shape.n_features, grid.feature, g).size());
+  for (std::int64_t g = 0; g < grid.size(parallel::kFeatureAxis); ++g)
+    columns += padded(parallel::part(shape.n_features, grid.size(parallel::kFeatureAxis), g).size());
   return shape.max_tokens * columns;
 }
 
 /// Bytes that some rank sends or receives in one call, at most: a layer's products, or one of the lists.
-std::int64_t largest_message(const SelectionShape& shape, parallel::GridShape grid, std::int64_t element,
+std::int64_t largest_message(const SelectionShape& shape, const parallel::GridShape& grid, std::int64_t element,
                              std::int64_t capacity) {
   return std::max({largest_layer(shape, grid) * element, 8 * (shape.max_tokens + 1), 4 * capacity});
 }
@@ -38,12 +38,12 @@ std::int64_t largest_message(const SelectionShape& shape, parallel::GridShape gr
 }  // namespace
 
 SelectionOnRankZero::Memory SelectionOnRankZero::memory(const ModelSettings& settings, const SelectionShape& shape,
-                                                        parallel::GridShape grid, Precision precision,
+                                                        const parallel::GridShape& grid, Precision precision,
                                                         kernels::Backend backend) {
   const std::int64_t element = precision == Precision::bf16 ? 2 : 4;
   const SelectionSizes alone = selection_sizes(settings, shape_alone(shape), {}, precision, backend);
-  const std::int64_t own = parallel::largest_part(shape.max_tokens, grid.data) *
-                           padded(parallel::largest_part(shape.n_features, grid.feature));
+  const std::int64_t own = parallel::largest_part(shape.max_tokens, grid.size(parallel::kDataAxis)) *
+                           padded(parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)));
   return {(own + shape.n_layers * largest_layer(shape, grid)) * element + shape.n_layers * shape.n_features * 4 +
               alone.device_bytes,
           alone.host_bytes +
@@ -59,7 +59,7 @@ SelectionOnRankZero::SelectionOnRankZero(const ModelSettings& settings, const Se
       grid_(grid),
       execution_(execution),
       type_(precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32),
-      alone_(grid.world().split(grid.world().rank(), 0), {}),
+      alone_(grid.world().split(grid.world().rank(), 0), parallel::data_by_feature(1, 1)),
       exchange_(grid.all_on_an_axis(), execution,
                 largest_message(shape, grid.shape(), kernels::bytes_of(type_), lists_capacity_), shape.manner.way),
       own_(buffer(largest_own(sizes) * kernels::bytes_of(type_))) {
@@ -86,10 +86,10 @@ std::optional<Selection::ControllerState> SelectionOnRankZero::controller_state(
 std::vector<SelectionOnRankZero::Piece> SelectionOnRankZero::pieces_of_layer(std::int64_t n_tokens_total) const {
   std::vector<Piece> pieces;
   std::int64_t offset = 0;
-  for (std::int64_t d = 0; d < grid_.shape().data; ++d)
-    for (std::int64_t g = 0; g < grid_.shape().feature; ++g) {
-      const parallel::Range tokens = parallel::part(n_tokens_total, grid_.shape().data, d),
-                            features = parallel::part(shape_.n_features, grid_.shape().feature, g);
+  for (std::int64_t d = 0; d < grid_.size(parallel::kDataAxis); ++d)
+    for (std::int64_t g = 0; g < grid_.size(parallel::kFeatureAxis); ++g) {
+      const parallel::Range tokens = parallel::part(n_tokens_total, grid_.size(parallel::kDataAxis), d),
+                            features = parallel::part(shape_.n_features, grid_.size(parallel::kFeatureAxis), g);
       pieces.push_back({tokens, features, offset, padded(features.size())});
       offset += tokens.size() * pieces.back().stride;
     }
@@ -133,11 +133,11 @@ void SelectionOnRankZero::gather(std::int64_t n_tokens_total,
   std::vector<std::int64_t> nothing(pieces.size(), 0);
   std::vector<std::int64_t> product_out = nothing, product_in = nothing, bias_out = nothing, bias_in = nothing;
   product_out[0] = n_tokens * own.stride * element;
-  if (grid_.data_index() == 0) bias_out[0] = n_features * 4;  // the other groups have the same
+  if (grid_.index(parallel::kDataAxis) == 0) bias_out[0] = n_features * 4;  // the other groups have the same
   if (receives)
     for (std::size_t r = 0; r < pieces.size(); ++r) {
       product_in[r] = pieces[r].tokens.size() * pieces[r].stride * element;
-      if (static_cast<std::int64_t>(r) < grid_.shape().feature) bias_in[r] = pieces[r].features.size() * 4;
+      if (static_cast<std::int64_t>(r) < grid_.size(parallel::kFeatureAxis)) bias_in[r] = pieces[r].features.size() * 4;
     }
 
   std::byte* const all = receives ? all_.open() : nullptr;
@@ -207,8 +207,9 @@ void SelectionOnRankZero::share_lists(std::int64_t n_tokens_total, const kernels
   broadcast(lists_.value.data, counts[0] * 4);
   kernels::SparseActivations of_group = lists_;
   of_group.n_tokens = activations.n_tokens;
-  of_group.row_offsets.data += grid_.group_tokens(n_tokens_total).begin;
-  kernels::restrict_features(execution_, {&of_group, 1}, grid_.features(shape_.n_features).begin, activations);
+  of_group.row_offsets.data += grid_.part(parallel::kDataAxis, n_tokens_total).begin;
+  kernels::restrict_features(execution_, {&of_group, 1}, grid_.part(parallel::kFeatureAxis, shape_.n_features).begin,
+                             activations);
   row_offsets_.close();
   key_.close();
   value_.close();

@@ -23,7 +23,8 @@ class SelectionOnRankZero {
   struct Memory {
     std::int64_t device = 0, host = 0;
   };
-  static Memory memory(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision, kernels::Backend);
+  static Memory memory(const ModelSettings&, const SelectionShape&, const parallel::GridShape&, Precision,
+                       kernels::Backend);
 
   /// Collective over the grid. `sizes`: of this rank's tiles.
   SelectionOnRankZero(const ModelSettings&, const SelectionShape&, const SelectionSizes& sizes, const parallel::Grid&,

@@ -16,8 +16,9 @@ SelectionShape selection_of(const Configuration& configuration, const Shape& sha
 }
 
 /// Features per layer that the largest rank updates.
-std::int64_t most_owned(const Shape& shape, parallel::GridShape grid) {
-  return parallel::largest_part(parallel::largest_part(shape.n_features, grid.feature), grid.data);
+std::int64_t most_owned(const Shape& shape, const parallel::GridShape& grid) {
+  return parallel::largest_part(parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
+                                grid.size(parallel::kDataAxis));
 }
 
 std::int64_t row_bytes(const Configuration& configuration, const Shape& shape) {
@@ -26,33 +27,37 @@ std::int64_t row_bytes(const Configuration& configuration, const Shape& shape) {
 
 }  // namespace
 
-DataAxis::Lists::Lists(const Configuration& configuration, const Shape& shape, parallel::GridShape grid)
-    : offsets(parallel::largest_part(configuration.data.batch_tokens, grid.data) + 1),
+DataAxis::Lists::Lists(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid)
+    : offsets(parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis)) + 1),
       entries(list_capacity(configuration.transcoder, selection_of(configuration, shape), grid)) {}
 
-std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape, parallel::GridShape grid) {
+std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape,
+                                const parallel::GridShape& grid) {
   // A slice of the features over all tokens: what a rank would have were all ranks on the feature axis.
-  return list_capacity(configuration.transcoder, selection_of(configuration, shape), {1, grid.data * grid.feature});
+  return list_capacity(configuration.transcoder, selection_of(configuration, shape),
+                       parallel::data_by_feature(1, grid.ranks()));
 }
 
-std::int64_t DataAxis::bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid,
+std::int64_t DataAxis::bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                              kernels::Backend backend) {
-  if (grid.data == 1) return 0;
+  if (grid.size(parallel::kDataAxis) == 1) return 0;
   const std::int64_t n_keys = shape.n_layers * most_owned(shape, grid), entries = capacity(configuration, shape, grid);
-  return grid.data * Lists(configuration, shape, grid).bytes() + 8 * (configuration.data.batch_tokens + 1) +
-         8 * (n_keys + 1) + 16 * entries + 4 * shape.n_layers * parallel::largest_part(shape.n_features, grid.feature) +
+  return grid.size(parallel::kDataAxis) * Lists(configuration, shape, grid).bytes() +
+         8 * (configuration.data.batch_tokens + 1) + 8 * (n_keys + 1) + 16 * entries +
+         4 * shape.n_layers * parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)) +
          kernels::transpose_workspace(backend, n_keys, entries);
 }
 
-std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shape& shape, parallel::GridShape grid) {
-  if (grid.data == 1) return 0;
-  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.data),
+std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shape& shape,
+                                  const parallel::GridShape& grid) {
+  if (grid.size(parallel::kDataAxis) == 1) return 0;
+  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis)),
                      owned = most_owned(shape, grid);
   std::int64_t weights = 4 * shape.n_layers * owned;  // biases
   for (std::int64_t s = 0; s < shape.n_layers; ++s)
     for (const std::int64_t columns : {shape.d_model, shape.decoder_columns(s)})
       weights += weight_bytes(configuration.optimizer.state, owned, columns);
-  return (grid.data - 1) *
+  return (grid.size(parallel::kDataAxis) - 1) *
          (2 * group * row_bytes(configuration, shape) + Lists(configuration, shape, grid).bytes() + weights);
 }
 
@@ -60,15 +65,15 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
                    const kernels::Execution& execution)
     : model_(model),
       execution_(execution),
-      ranks_(grid.data_axis(), execution,
-             grid.shape().data == 1
+      ranks_(grid.axis(parallel::kDataAxis), execution,
+             grid.size(parallel::kDataAxis) == 1
                  ? 0
                  : std::max({configuration.data.batch_tokens * row_bytes(configuration, model.shape()),
-                             grid.shape().data * Lists(configuration, model.shape(), grid.shape()).bytes(),
+                             grid.size(parallel::kDataAxis) * Lists(configuration, model.shape(), grid.shape()).bytes(),
                              weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width())}),
              configuration.parallel.manner.way),
       stream_(execution),
-      beside_(grid.data_axis(), stream_.execution(),
+      beside_(grid.axis(parallel::kDataAxis), stream_.execution(),
               weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width()),
               configuration.parallel.manner.way),
       lists_(configuration, model.shape(), grid.shape()) {

@@ -36,11 +36,11 @@ namespace weft::transcoder {
 class DataAxis {
  public:
   /// Bytes of all buffers of this class on one rank; 0 when the axis has one rank.
-  static std::int64_t bytes(const Configuration&, const Shape&, parallel::GridShape, kernels::Backend);
+  static std::int64_t bytes(const Configuration&, const Shape&, const parallel::GridShape&, kernels::Backend);
   /// What a rank (the largest) sends in a step.
-  static std::int64_t sent_bytes(const Configuration&, const Shape&, parallel::GridShape);
+  static std::int64_t sent_bytes(const Configuration&, const Shape&, const parallel::GridShape&);
   /// Entries that the lists of the owned features must hold: enough for every input.
-  static std::int64_t capacity(const Configuration&, const Shape&, parallel::GridShape);
+  static std::int64_t capacity(const Configuration&, const Shape&, const parallel::GridShape&);
 
   DataAxis(const Configuration&, const Model&, const parallel::Grid&, const kernels::Execution&);
 
@@ -80,7 +80,7 @@ class DataAxis {
 
   /// The lists of one group, at their capacity.
   struct Lists {
-    Lists(const Configuration&, const Shape&, parallel::GridShape);
+    Lists(const Configuration&, const Shape&, const parallel::GridShape&);
     std::int64_t offsets, entries;
     std::int64_t bytes() const { return 8 * (offsets + entries); }
   };

@@ -83,29 +83,33 @@ namespace {
 
 /// Bytes that it exchanges on the feature axis at once, at most.
 std::int64_t largest_message(const ModelSettings& settings, const SelectionShape& shape, const SelectionSizes& sizes,
-                             parallel::GridShape grid) {
-  if (settings.activation == Activation::batch_topk) return grid.feature * sizes.max_tokens * shape.n_layers * 4;
+                             const parallel::GridShape& grid) {
+  if (settings.activation == Activation::batch_topk)
+    return grid.size(parallel::kFeatureAxis) * sizes.max_tokens * shape.n_layers * 4;
   if (settings.activation == Activation::relu) return 0;
-  const std::int64_t tokens = grid.feature * parallel::largest_part(sizes.max_tokens, grid.feature);
+  const std::int64_t tokens =
+      grid.size(parallel::kFeatureAxis) * parallel::largest_part(sizes.max_tokens, grid.size(parallel::kFeatureAxis));
   return tokens * sizes.n_groups * selection_budget(settings, shape.n_layers, shape.max_tokens) * 8;
 }
 
 }  // namespace
 
-std::int64_t list_capacity(const ModelSettings& settings, const SelectionShape& shape, parallel::GridShape grid) {
+std::int64_t list_capacity(const ModelSettings& settings, const SelectionShape& shape,
+                           const parallel::GridShape& grid) {
   const std::int64_t n_groups = settings.scope == Scope::layer ? shape.n_layers : 1;
   const std::int64_t budget = selection_budget(settings, shape.n_layers, shape.max_tokens);
-  const std::int64_t n_tokens = parallel::largest_part(shape.max_tokens, grid.data),
-                     a_token = shape.n_layers / n_groups * parallel::largest_part(shape.n_features, grid.feature);
+  const std::int64_t n_tokens = parallel::largest_part(shape.max_tokens, grid.size(parallel::kDataAxis)),
+                     a_token = shape.n_layers / n_groups *
+                               parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis));
   return settings.activation == Activation::topk ? n_tokens * n_groups * std::min(budget, a_token)
                                                  : n_groups * std::min(budget, n_tokens * a_token);
 }
 
-SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionShape& shape, parallel::GridShape grid,
-                               Precision precision, kernels::Backend backend) {
+SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionShape& shape,
+                               const parallel::GridShape& grid, Precision precision, kernels::Backend backend) {
   SelectionSizes sizes;
-  sizes.max_tokens = parallel::largest_part(shape.max_tokens, grid.data);
-  sizes.max_features = parallel::largest_part(shape.n_features, grid.feature);
+  sizes.max_tokens = parallel::largest_part(shape.max_tokens, grid.size(parallel::kDataAxis));
+  sizes.max_features = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis));
   sizes.n_groups = settings.scope == Scope::layer ? shape.n_layers : 1;
 
   const std::int64_t element = precision == Precision::bf16 ? 2 : 4;
@@ -131,23 +135,27 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
     sizes.segments = shape.n_layers * n_blocks * sizes.max_tokens;
   }
   const std::int64_t most =
-      std::max(sizes.capacity, grid.data == 1 ? 0 : list_capacity(settings, shape, {1, grid.data * grid.feature}));
+      std::max(sizes.capacity, grid.size(parallel::kDataAxis) == 1
+                                   ? 0
+                                   : list_capacity(settings, shape, parallel::data_by_feature(1, grid.ranks())));
   if (most >= kLargestIndex || shape.n_layers * shape.n_features >= kLargestIndex)
     throw collective_error(
         ExitCode::usage,
         "the selection needs room for {} active entries on a rank (at most 2^32 are possible); take a smaller "
         "transcoder.k, a smaller batch or more ranks",
         most);
-  sizes.on_rank_0 = shape.manner.selection == SelectionPlace::rank_0 && grid.data * grid.feature > 1;
+  sizes.on_rank_0 = shape.manner.selection == SelectionPlace::rank_0 && grid.ranks() > 1;
   if constexpr (kernels::kCudaBuild)
     if (on_gpu && !sizes.on_rank_0)
       sizes.on_gpu_bytes = kernels::cuda::DeviceSelection::workspace_bytes(
           gpu_request(settings, shape, sizes, precision,
-                      {.feature_ranks = grid.feature, .data_ranks = grid.data, .n_features_total = shape.n_features},
+                      {.feature_ranks = grid.size(parallel::kFeatureAxis),
+                       .data_ranks = grid.size(parallel::kDataAxis),
+                       .n_features_total = shape.n_features},
                       sizes.max_features));
   const Selection::Arrays arrays(sizes, settings, shape, grid, precision, backend, nullptr, nullptr);
   sizes.device_bytes = arrays.device_bytes;
-  if (sizes.on_gpu_bytes > 0 && grid.feature > 1)
+  if (sizes.on_gpu_bytes > 0 && grid.size(parallel::kFeatureAxis) > 1)
     sizes.staged_bytes = 2 * largest_message(settings, shape, sizes, grid);
   sizes.host_bytes = arrays.host_bytes + sizes.staged_bytes;
   if (sizes.on_rank_0) {
@@ -159,7 +167,7 @@ SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionSha
 }
 
 Selection::Arrays::Arrays(const SelectionSizes& sizes, const ModelSettings& settings, const SelectionShape& shape,
-                          parallel::GridShape grid, Precision precision, kernels::Backend backend, void* device,
+                          const parallel::GridShape& grid, Precision precision, kernels::Backend backend, void* device,
                           void* host_memory) {
   Cutter on_device(device), on_host(host_memory);
   const std::int64_t n_keys = shape.n_layers * sizes.max_features;
@@ -195,18 +203,19 @@ Selection::Arrays::Arrays(const SelectionSizes& sizes, const ModelSettings& sett
     admitted = on_device.cut<std::int32_t>(per_layer);
     host.histogram = on_host.cut<std::int64_t>(sizes.n_groups * kHistogramBins + 1);
     host.admit = on_host.cut<std::int32_t>(per_layer);
-    host.ties = on_host.cut<std::int32_t>(grid.feature * per_layer);
+    host.ties = on_host.cut<std::int32_t>(grid.size(parallel::kFeatureAxis) * per_layer);
   }
   if (settings.activation == Activation::topk) {
     const std::int64_t rows = sizes.max_tokens * sizes.n_groups;
     best = on_device.cut<std::uint64_t>(rows * sizes.best);
-    if (grid.feature > 1) {
-      const std::int64_t slice_rows = parallel::largest_part(sizes.max_tokens, grid.feature) * sizes.n_groups;
-      best_received = on_device.cut<std::uint64_t>(grid.feature * slice_rows * sizes.best);
+    if (grid.size(parallel::kFeatureAxis) > 1) {
+      const std::int64_t slice_rows =
+          parallel::largest_part(sizes.max_tokens, grid.size(parallel::kFeatureAxis)) * sizes.n_groups;
+      best_received = on_device.cut<std::uint64_t>(grid.size(parallel::kFeatureAxis) * slice_rows * sizes.best);
       cut_off_slice = on_device.cut<std::uint64_t>(slice_rows);
       cut_off = on_device.cut<std::uint64_t>(rows);
       host.best = on_host.cut<std::uint64_t>(rows * sizes.best);
-      host.best_received = on_host.cut<std::uint64_t>(grid.feature * slice_rows * sizes.best);
+      host.best_received = on_host.cut<std::uint64_t>(grid.size(parallel::kFeatureAxis) * slice_rows * sizes.best);
       host.cut_off_slice = on_host.cut<std::uint64_t>(slice_rows);
       host.cut_off = on_host.cut<std::uint64_t>(rows);
     }
@@ -230,16 +239,16 @@ Selection::Selection(const ModelSettings& settings, const SelectionShape& shape,
     on_rank_0_ = std::make_unique<SelectionOnRankZero>(settings, shape, sizes_, grid, execution, precision);
   if constexpr (kernels::kCudaBuild)
     if (sizes_.on_gpu_bytes > 0) {
-      const parallel::Range features = grid.features(shape.n_features);
-      const kernels::cuda::SelectionPlace place{.feature_ranks = grid.shape().feature,
-                                                .feature_index = grid.feature_index(),
-                                                .data_ranks = grid.shape().data,
-                                                .data_index = grid.data_index(),
+      const parallel::Range features = grid.part(parallel::kFeatureAxis, shape.n_features);
+      const kernels::cuda::SelectionPlace place{.feature_ranks = grid.size(parallel::kFeatureAxis),
+                                                .feature_index = grid.index(parallel::kFeatureAxis),
+                                                .data_ranks = grid.size(parallel::kDataAxis),
+                                                .data_index = grid.index(parallel::kDataAxis),
                                                 .feature_begin = features.begin,
                                                 .n_features_total = shape.n_features};
-      if (grid.shape().feature > 1)
-        shards_.emplace(grid.feature_axis(), execution, largest_message(settings, shape, sizes_, grid.shape()),
-                        shape.manner.way);
+      if (grid.size(parallel::kFeatureAxis) > 1)
+        shards_.emplace(grid.axis(parallel::kFeatureAxis), execution,
+                        largest_message(settings, shape, sizes_, grid.shape()), shape.manner.way);
       all_.emplace(grid.all_on_an_axis(), execution, 0, shape.manner.way);
       on_gpu_ = std::make_shared<kernels::cuda::DeviceSelection>(
           gpu_request(settings, shape, sizes_, precision, place, features.size()), arrays_.on_gpu_workspace, execution,
@@ -310,8 +319,8 @@ void Selection::select(std::int64_t n_tokens_total, std::span<const Array<const 
                 shape_.max_tokens);
   WEFT_ASSERT(static_cast<std::int64_t>(bias_of_layer.size()) == shape_.n_layers);
   Batch batch;
-  batch.n_tokens = grid_.group_tokens(n_tokens_total).size();
-  batch.features = grid_.features(shape_.n_features);
+  batch.n_tokens = grid_.part(parallel::kDataAxis, n_tokens_total).size();
+  batch.features = grid_.part(parallel::kFeatureAxis, shape_.n_features);
   batch.budget = selection_budget(settings_, shape_.n_layers, n_tokens_total);
   batch.n_blocks = (batch.features.size() + sizes_.tile_features - 1) / sizes_.tile_features;
   batch.bias = bias_of_layer;

@@ -75,11 +75,11 @@ struct SelectionSizes {
 };
 
 /// SelectionSizes::capacity.
-std::int64_t list_capacity(const ModelSettings&, const SelectionShape&, parallel::GridShape);
+std::int64_t list_capacity(const ModelSettings&, const SelectionShape&, const parallel::GridShape&);
 
 /// Throws a collective Error(usage) when the lists would need more than 2^32 entries (with a data axis also those that
 /// a rank makes of the features it owns, data_axis.hpp).
-SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
+SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, const parallel::GridShape&, Precision,
                                kernels::Backend);
 
 /// Entries wanted of each group: batch_topk round(k n) or round(k n L) for n tokens of the whole batch, topk round(k)
@@ -118,7 +118,7 @@ class Selection {
   ~Selection();
 
   /// Collective over the grid. n_tokens_total: tokens of this batch over all ranks, at most max_tokens; this rank has
-  /// grid.group_tokens(n_tokens_total). bias_of_layer: L arrays of this rank's features, on the device.
+  /// grid.part(parallel::kDataAxis, n_tokens_total). bias_of_layer: L arrays of this rank's features, on the device.
   void select(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer, const Producer&);
 
   /// The result of `select`, until the next one.
@@ -150,7 +150,7 @@ class Selection {
  private:
   /// Every array, cut from one piece of memory on the device and one on the host.
   struct Arrays {
-    Arrays(const SelectionSizes&, const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
+    Arrays(const SelectionSizes&, const ModelSettings&, const SelectionShape&, const parallel::GridShape&, Precision,
            kernels::Backend, void* device, void* host);
 
     kernels::AnyMatrix tile;                   // [tile_tokens, tile_features]
@@ -197,8 +197,8 @@ class Selection {
     const Producer* produce = nullptr;
   };
   struct Search;
-  friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, parallel::GridShape, Precision,
-                                        kernels::Backend);
+  friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, const parallel::GridShape&,
+                                        Precision, kernels::Backend);
 
   template <class Visit>
   bool for_each_tile(const Batch&, Visit&&);

@@ -278,27 +278,27 @@ bool Selection::admit_ties(const Batch& batch, std::span<const Search> found) {
                       {arrays_.ties.data, batch.n_tokens, shape_.n_layers, shape_.n_layers});
   device::copy(execution_, arrays_.host.admit.data, arrays_.ties.data, n * 4, device::Direction::to_host);
   kernels::fence(execution_);
-  const std::int64_t n_parts = grid_.shape().feature, own = grid_.feature_index();
+  const std::int64_t n_parts = grid_.size(parallel::kFeatureAxis), own = grid_.index(parallel::kFeatureAxis);
   {
     const parallel::TimedExchange timed(exchanges_, kName, n * 4 * (n_parts - 1));
-    grid_.feature_axis().all_gather(arrays_.host.admit.data, arrays_.host.ties.data, n * 4);
+    grid_.axis(parallel::kFeatureAxis).all_gather(arrays_.host.admit.data, arrays_.host.ties.data, n * 4);
   }
 
   // Ties of earlier tokens: those of the feature groups before this one.
   std::vector<std::int64_t> of_group(found.size(), 0);
   for (std::int64_t i = 0; i < n_parts * n; ++i)
     of_group[static_cast<std::size_t>(group_of(i % shape_.n_layers))] += arrays_.host.ties[i];
-  std::vector<std::int64_t> of_groups(found.size() * static_cast<std::size_t>(grid_.shape().data));
+  std::vector<std::int64_t> of_groups(found.size() * static_cast<std::size_t>(grid_.size(parallel::kDataAxis)));
   {
     const std::int64_t bytes = static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
-    const parallel::TimedExchange timed(exchanges_, kName, bytes * (grid_.shape().data - 1));
-    grid_.data_axis().all_gather(of_group.data(), of_groups.data(), bytes);
+    const parallel::TimedExchange timed(exchanges_, kName, bytes * (grid_.size(parallel::kDataAxis) - 1));
+    grid_.axis(parallel::kDataAxis).all_gather(of_group.data(), of_groups.data(), bytes);
   }
 
   std::vector<std::int64_t> room;
   for (std::size_t g = 0; g < found.size(); ++g) {
     room.push_back(found[g].wanted - found[g].greater);
-    for (std::int64_t d = 0; d < grid_.data_index(); ++d)
+    for (std::int64_t d = 0; d < grid_.index(parallel::kDataAxis); ++d)
       room[g] -= of_groups[static_cast<std::size_t>(d) * found.size() + g];
   }
   for (std::int64_t i = 0; i < n; ++i) {
@@ -340,14 +340,14 @@ void Selection::select_per_token(const Batch& batch) {
   });
 
   Array<const std::uint64_t> cut_off;
-  const std::int64_t n_parts = grid_.shape().feature;
+  const std::int64_t n_parts = grid_.size(parallel::kFeatureAxis);
   if (n_parts > 1) {
     // Each rank of the feature axis judges a slice of the tokens: it has the best of every rank for them, and tells all
     // from where on an entry stays.
     std::vector<std::int64_t> rows_of_slice;
     for (std::int64_t i = 0; i < n_parts; ++i)
       rows_of_slice.push_back(parallel::part(batch.n_tokens, n_parts, i).size() * sizes_.n_groups);
-    const std::int64_t own_rows = rows_of_slice[static_cast<std::size_t>(grid_.feature_index())];
+    const std::int64_t own_rows = rows_of_slice[static_cast<std::size_t>(grid_.index(parallel::kFeatureAxis))];
     std::vector<std::int64_t> send, receive(static_cast<std::size_t>(n_parts), own_rows * sizes_.best * 8), returned;
     for (const std::int64_t rows : rows_of_slice) {
       send.push_back(rows * sizes_.best * 8);
@@ -358,7 +358,7 @@ void Selection::select_per_token(const Batch& batch) {
     kernels::fence(execution_);
     {
       const parallel::TimedExchange timed(exchanges_, kName, (n_rows - own_rows) * sizes_.best * 8);
-      grid_.feature_axis().all_to_all(host.best.data, send, host.best_received.data, receive);
+      grid_.axis(parallel::kFeatureAxis).all_to_all(host.best.data, send, host.best_received.data, receive);
     }
     device::copy(execution_, arrays_.best_received.data, host.best_received.data, n_parts * own_rows * sizes_.best * 8,
                  device::Direction::to_device);
@@ -369,7 +369,7 @@ void Selection::select_per_token(const Batch& batch) {
     kernels::fence(execution_);
     {
       const parallel::TimedExchange timed(exchanges_, kName, own_rows * 8 * (n_parts - 1));
-      grid_.feature_axis().all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
+      grid_.axis(parallel::kFeatureAxis).all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
     }
     device::copy(execution_, arrays_.cut_off.data, host.cut_off.data, n_rows * 8, device::Direction::to_device);
     cut_off = {arrays_.cut_off.data, n_rows};

@@ -41,7 +41,7 @@ void measure(const parallel::World& world, int argc, char** argv) {
   const parallel::Communicator node =
       world.node().split(static_cast<int>(world.node_rank() / a_node), world.node_rank());
   const dataset::Description description = dataset::describe(world, settings.train, settings);
-  const parallel::Grid grid(world, {1, world.size()});
+  const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
   dataset::Loader loader(description, settings, 1, world, node, grid, {}, static_cast<int>(threads));
   const std::int64_t before = 2 * (settings.window_rows + settings.batch_tokens - 1) / settings.batch_tokens;
   Clock::time_point began;

@@ -31,7 +31,7 @@ std::vector<parallel::GridShape> shapes() {
   std::vector<parallel::GridShape> all;
   const std::int64_t world = testing::world().size();
   for (std::int64_t data = 1; data <= world; ++data)
-    if (world % data == 0) all.push_back({data, world / data});
+    if (world % data == 0) all.push_back(parallel::data_by_feature(data, world / data));
   return all;
 }
 
@@ -75,7 +75,7 @@ bool same_row(const kernels::AnyMatrix& matrix, std::int64_t row, const std::vec
 /// Checks a batch on this rank against the expected global rows of the whole batch.
 bool batch_is(const RawBatch& batch, const parallel::Grid& grid, const Sample& sample,
               const std::vector<std::int64_t>& rows) {
-  const parallel::Range own = grid.own_tokens(batch.n_tokens);
+  const parallel::Range own = grid.own_part(batch.n_tokens);
   bool same = batch.n_tokens == static_cast<std::int64_t>(rows.size()) && batch.inputs.rows == own.size() &&
               batch.targets.rows == own.size();
   for (std::int64_t i = own.begin; same && i < own.end; ++i)
@@ -86,7 +86,7 @@ bool batch_is(const RawBatch& batch, const parallel::Grid& grid, const Sample& s
 }
 
 void check_run(const Description& description, const Sample& sample, const Settings& settings,
-               parallel::GridShape shape, const Nodes& way, Cursor start, int n_batches) {
+               const parallel::GridShape& shape, const Nodes& way, Cursor start, int n_batches) {
   const parallel::Grid grid(testing::world(), shape);
   constexpr std::uint64_t kSeed = 5;
   std::vector<std::int64_t> rows;
@@ -105,7 +105,7 @@ void check_run(const Description& description, const Sample& sample, const Setti
     cursor = advance(table, cursor, settings.batch_tokens);
     CHECK(batch.end == cursor);
     CHECK_MESSAGE(batch_is(batch, grid, sample, {from, from + settings.batch_tokens}), "batch ", b, " of grid ",
-                  shape.data, "x", shape.feature, ", ", way.name);
+                  shape.size(parallel::kDataAxis), "x", shape.size(parallel::kFeatureAxis), ", ", way.name);
     // What a rank can see needs no message.
     if (way.node.size() == testing::world().size()) CHECK(batch.exchanged == 0);
     loader.release();
@@ -157,7 +157,7 @@ TEST_CASE("batches are those of the pure function, on any grid, type and size") 
     settings.window_rows = c.window_rows;
     settings.batch_tokens = c.batch_tokens;
     const Description description = describe(testing::world(), directory / "train", settings);
-    for (const parallel::GridShape shape : shapes())
+    for (const parallel::GridShape& shape : shapes())
       for (const Nodes& way : nodes()) {
         const int per_epoch = static_cast<int>((description.n_rows + c.batch_tokens - 1) / c.batch_tokens);
         check_run(description, c.sample, settings, shape, way, {0, 0}, per_epoch + 2);
@@ -170,7 +170,7 @@ TEST_CASE("batches are those of the pure function, on any grid, type and size") 
 TEST_CASE("the rows of an epoch and their order have the same hash on every number of ranks") {
   const ThreeFiles files;
   const auto& [sample, directory, settings, description] = files;
-  for (const parallel::GridShape shape : shapes()) {
+  for (const parallel::GridShape& shape : shapes()) {
     const parallel::Grid grid(testing::world(), shape);
     std::vector<std::int64_t> sent;  // as messages, by all ranks
     for (const Nodes& way : nodes()) {
@@ -183,7 +183,9 @@ TEST_CASE("the rows of an epoch and their order have the same hash on every numb
         // Everybody's targets, in token order: the ranks' own tokens ascend with the rank.
         std::vector<std::int64_t> bytes;
         for (int r = 0; r < testing::world().size(); ++r)
-          bytes.push_back(grid.own_tokens_of(batch.n_tokens, r / shape.feature, r % shape.feature).size() *
+          bytes.push_back(grid.own_tokens_of(batch.n_tokens, r / shape.size(parallel::kFeatureAxis),
+                                             r % shape.size(parallel::kFeatureAxis))
+                              .size() *
                           description.row_bytes());
         std::string all(static_cast<std::size_t>(batch.n_tokens * description.row_bytes()), '\0');
         testing::world().all().all_gather_uneven(batch.targets.data, all.data(), bytes);
@@ -309,7 +311,7 @@ TEST_CASE("a cursor outside the dataset is refused") {
 TEST_CASE("the stated memory covers what is allocated") {
   const ThreeFiles files;
   const auto& [sample, directory, settings, description] = files;
-  for (const parallel::GridShape shape : shapes()) {
+  for (const parallel::GridShape& shape : shapes()) {
     const LoaderMemory memory = loader_memory(description, settings, shape);
     const std::int64_t world = testing::world().size(), row = description.row_bytes();
     // Two windows of 8 blocks of 16 rows, inputs and targets, over the ranks.
@@ -327,7 +329,7 @@ TEST_CASE("evaluation reads the rows in stored order, the last batch short") {
   const Directory directory;
   testing::write_sample(directory / "validation", sample);
   const Description description = describe(testing::world(), directory / "validation", {});
-  for (const parallel::GridShape shape : shapes())
+  for (const parallel::GridShape& shape : shapes())
     for (const std::int64_t batch_tokens : {87, 30, 1000, 1}) {
       const parallel::Grid grid(testing::world(), shape);
       StoredOrder order(description, batch_tokens, grid, 2);

@@ -31,7 +31,7 @@ constexpr Shape kShape{3, 20, 70};
 
 TEST_CASE("four steps of the dense formulation are four steps of the sparse one") {
   const Configuration c = configuration();
-  const parallel::Grid grid(testing::world(), {1, 1});
+  const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, 1));
   ResidentBatches batches(kShape, c.data.batch_tokens, 2, 1.0, 7, grid, testing::execution(), 2);
   const dataset::Normalisation normalisation = batches.normalisation();
   Trainer sparse(c, kShape, normalisation, batches.statistics(), grid, testing::execution(),
@@ -70,7 +70,7 @@ TEST_CASE("four steps of the dense formulation are four steps of the sparse one"
 }
 
 TEST_CASE("resident rows do not depend on the batch that they come in") {
-  const parallel::Grid grid(testing::world(), {1, 1});
+  const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, 1));
   ResidentBatches whole(kShape, 40, 1, 1.0, 7, grid, testing::execution(), 2),
       halves(kShape, 20, 2, 1.0, 7, grid, testing::execution(), 2);
   const dataset::RawBatch& all = whole.next();
@@ -85,7 +85,7 @@ TEST_CASE("resident rows do not depend on the batch that they come in") {
 TEST_CASE("the dense formulation refuses what it does not do") {
   Configuration c = configuration();
   c.precision = Precision::bf16;
-  const parallel::Grid grid(testing::world(), {1, 1});
+  const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, 1));
   ResidentBatches batches(kShape, 45, 1, 1.0, 7, grid, testing::execution(), 2);
   CHECK_THROWS_AS(DenseTrainer(c, kShape, batches.normalisation(), batches.statistics(), grid, testing::execution()),
                   Error);

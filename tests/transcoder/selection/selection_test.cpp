@@ -145,8 +145,8 @@ class Harness {
         selection_(settings,
                    {problem.n_layers, problem.n_features, std::max(max_tokens, problem.n_tokens), tile_bytes, manner},
                    grid, testing::execution(), Precision::fp32),
-        features_(grid.features(problem.n_features)),
-        tokens_(grid.group_tokens(problem.n_tokens)) {
+        features_(grid.part(parallel::kFeatureAxis, problem.n_features)),
+        tokens_(grid.part(parallel::kDataAxis, problem.n_tokens)) {
     for (std::int64_t s = 0; s < problem.n_layers; ++s) {
       bias_.emplace_back(features_.size());
       device::copy(testing::execution(), bias_.back().data(),
@@ -223,7 +223,7 @@ void for_each_grid(Function&& function) {
   const parallel::World& world = testing::world();
   for (std::int64_t data = 1; data <= world.size(); ++data) {
     if (world.size() % data != 0) continue;
-    const parallel::Grid grid(world, parallel::grid_shape(data, 0, world.size()));
+    const parallel::Grid grid(world, parallel::grid_shape(data, {"feature", 0}, world.size()));
     INFO("grid ", data, " x ", world.size() / data);
     function(grid);
   }
@@ -452,7 +452,8 @@ TEST_CASE("bf16 products: the key is the stored product plus the bias in fp32") 
   const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 4, n_features);
   const auto expected = full_sort(problem, settings);
   for_each_grid([&](const parallel::Grid& grid) {
-    const parallel::Range features = grid.features(n_features), tokens = grid.group_tokens(n_tokens);
+    const parallel::Range features = grid.part(parallel::kFeatureAxis, n_features),
+                          tokens = grid.part(parallel::kDataAxis, n_tokens);
     Selection selection(settings, {2, n_features, n_tokens, 8192}, grid, testing::execution(), Precision::bf16);
     device::Buffer<float> bias(2 * n_features);
     device::copy(testing::execution(), bias.data(), problem.bias.data(), bias.bytes(), device::Direction::to_device);
