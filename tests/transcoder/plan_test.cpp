@@ -50,18 +50,18 @@ TEST_CASE("small batches of a large model want the feature axis") {
   // bf16 rows of 12 * 768: 7/8 of the tokens out as partial sums, as many back as gradient rows, and the inputs.
   CHECK(tokens.feature_bytes_per_step == 3 * 3584 * 12 * 768 * 2);
   CHECK(tokens.data_bytes_per_step == 0);
-  CHECK(tokens.quietest.feature == 8);
+  CHECK(tokens.quietest.size(parallel::kFeatureAxis) == 8);
   CHECK(grid_advice(tokens).empty());
   CHECK(weights.feature_bytes_per_step == 0);
-  CHECK(weights.quietest.feature == 8);
+  CHECK(weights.quietest.size(parallel::kFeatureAxis) == 8);
   CHECK(weights.quietest_bytes_per_step == tokens.feature_bytes_per_step);
-  CHECK(grid_advice(weights).find("on 1 x 8 it would send") != std::string::npos);
+  CHECK(grid_advice(weights).find("on 1 x 8 (data x feature) it would send") != std::string::npos);
 }
 
 TEST_CASE("huge batches of a small model with short lists want the data axis") {
   const Plan tokens = plan_of(1 << 20, 64, parallel::data_by_feature(1, 8), {}, 1),
              weights = plan_of(1 << 20, 64, parallel::data_by_feature(8, 1), {}, 1);
-  CHECK(tokens.quietest.data == 8);
+  CHECK(tokens.quietest.size(parallel::kDataAxis) == 8);
   CHECK(grid_advice(tokens).find("consider parallel.data = 8") != std::string::npos);
   CHECK(grid_advice(weights).empty());
 }

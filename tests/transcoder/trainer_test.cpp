@@ -371,7 +371,7 @@ TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
       }
       const parallel::Communicator group =
           world.all().split(static_cast<int>(world.rank() / shape.size(parallel::kFeatureAxis)), world.rank());
-      Run alone(configuration, data, {1, shape.size(parallel::kFeatureAxis)}, group);
+      Run alone(configuration, data, parallel::data_by_feature(1, shape.size(parallel::kFeatureAxis)), group);
       for (std::int64_t i = 0; i < 4; ++i) {
         run.step(data, i);
         alone.step(data, i);

@@ -183,10 +183,7 @@ TEST_CASE("the rows of an epoch and their order have the same hash on every numb
         // Everybody's targets, in token order: the ranks' own tokens ascend with the rank.
         std::vector<std::int64_t> bytes;
         for (int r = 0; r < testing::world().size(); ++r)
-          bytes.push_back(grid.own_tokens_of(batch.n_tokens, r / shape.size(parallel::kFeatureAxis),
-                                             r % shape.size(parallel::kFeatureAxis))
-                              .size() *
-                          description.row_bytes());
+          bytes.push_back(shape.part_of_rank(batch.n_tokens, r).size() * description.row_bytes());
         std::string all(static_cast<std::size_t>(batch.n_tokens * description.row_bytes()), '\0');
         testing::world().all().all_gather_uneven(batch.targets.data, all.data(), bytes);
         received += all.substr(
