@@ -505,8 +505,7 @@ std::string life_section(const RunFacts& facts) {
     return "<div class=\"figures\">\n" + text + missing("The run has no checkpoint.") + "</div>\n";
   std::vector<std::vector<std::string>> rows;
   for (const CheckpointFact& fact : facts.checkpoints)
-    rows.push_back({checkpoint::directory_name(fact.step), fact.written,
-                    fact.problem.empty() ? fmt::format("{} x {}", fact.data, fact.feature) : "-",
+    rows.push_back({checkpoint::directory_name(fact.step), fact.written, fact.problem.empty() ? fact.grid : "-",
                     fact.problem.empty() ? report::bytes_text(static_cast<double>(fact.bytes)) : "-",
                     fact.problem.empty() ? "manifest whole" : fact.problem});
   return "<div class=\"figures\">\n" + text +
