@@ -89,8 +89,8 @@ class Job:
 def check_grid(job, data, feature, one):
     """Returns the run and its curve."""
     name, ranks = f"{data}x{feature}", data * feature
-    # Logged every step the host waits for each; logged rarely it runs ahead. Without graphs every kernel is started by itself:
-    # two ranks do the first run so.
+    # With a log line every step the host waits for each step; with few lines it runs ahead. The first run on two ranks uses no
+    # graphs, so that every kernel is launched separately.
     run = job.train(name, data, feature, *(("--set", "device.graphs=false") if ranks == 2 else ()))
     curve = curves.Curve(run)
     loss, nmse = curve.agree(one, TOLERANCE, name)
@@ -102,13 +102,13 @@ def check_grid(job, data, feature, one):
     assert 0 < balance["min"] <= balance["mean"] <= balance["max"], balance
     assert all(line["communication"]["bytes_sent"] > 0 for line in program.metrics(run))
     curves.same_bits(run, job.train(name + "_again", data, feature, every=STEPS // 4), STEPS)
-    print(f"{name}: loss of the first steps within {loss:.1e} of one GPU, held-out error of each layer within {nmse:.1e}; "
+    print(f"{name}: loss of the first steps within {loss:.1e} of one GPU, validation error of each layer within {nmse:.1e}; "
           f"repeats bit for bit; entries per rank {balance}", flush=True)
     return run, curve
 
 
 def check_clipped(job, n_gpus):
-    """The norm over all shards: ten steps, every one of them clipped."""
+    """The norm over all shards: ten steps, all of them clipped."""
     one = [line["loss"] for line in program.metrics(job.train("one_clipped", 1, 1, clip=0.05, steps=curves.FIRST))]
     for data, feature in ((1, 2), (2, 1)) if n_gpus < 4 else ((1, 2), (2, 2)):
         name = f"{data}x{feature}_clipped"

@@ -19,7 +19,7 @@ import transcoder as t
 
 N, LAYERS, WIDTH, STEPS = 64, 3, 16, 21
 BETA1 = 0.9
-# Largest relative difference of two pre-activations due to rounding after twenty steps: weights agree to at least 1e-5, which this
+# Largest relative difference of two pre-activations due to rounding after twenty steps: weights agree within 1e-5, which this
 # test asserts.
 ROUNDING = 1e-5
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The shipped job scripts under a real Slurm: a private one on this machine (start_slurm.sh), with a reduced quickstart input and
-# two ranks per job. Every job script is edited like by a user: only the lines named in its header.
+# two ranks per job. Every job script is edited as a user would: only the lines named in its header.
 #
 #   bash tests/scheduler/run.sh [WEFT]       default build/cpu-release/weft; needs scripts/setup.sh --scheduler
 #
