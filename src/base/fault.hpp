@@ -31,7 +31,7 @@ Kind fire(std::string_view name, int rank, std::int64_t step);
 }  // namespace detail
 
 /// Injects the fault requested for this point, if any. Returns `nan` if the caller must corrupt its numbers, else
-/// `none`. Throws Error(internal) for `throw`, Error(io) for `enospc`, Error(usage) when WEFT_FAULT cannot be read.
+/// `none`. Throws Error(internal) for `throw`, Error(io) for `enospc`, Error(usage) if WEFT_FAULT is invalid.
 inline Kind point(std::string_view name, int rank, std::int64_t step) {
   return detail::armed ? detail::fire(name, rank, step) : Kind::none;
 }

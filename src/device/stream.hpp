@@ -61,7 +61,7 @@ class IdleClock {
 
   /// Begins a step. Forgets the intervals of the last one.
   void restart() { used_ = 0; }
-  /// Begin and end of an interval in which the stream waits. The first step must not be recorded: it creates the
+  /// Start and end of an interval in which the stream waits. The first step must not be recorded: it creates the
   /// events.
   void begin(const kernels::Execution&);
   void end(const kernels::Execution&);

@@ -12,7 +12,7 @@
 namespace weft::input {
 namespace {
 
-/// Length of the UTF-8 sequence at the begin of `text` (not empty), 0 if it is invalid.
+/// Length of the UTF-8 sequence at the start of `text` (not empty), 0 if it is invalid.
 std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned lead = byte(0);

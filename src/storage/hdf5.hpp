@@ -53,7 +53,7 @@ void check(herr_t status, std::string_view what);
 /// Opens read-only. The message says so if this library is too old for the file.
 Handle open_file(const std::filesystem::path& path);
 /// Creates a new file; never overwrites. Version bounds are 1.10..1.10: all supported libraries read it, and its
-/// metadata checksums detect bit flips. Metadata are stored in blocks of `metadata_bytes`, the first one at the begin
+/// metadata checksums detect bit flips. Metadata are stored in blocks of `metadata_bytes`, the first one at the start
 /// of the file; 2048 is the default of HDF5.
 Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes = 2048);
 

@@ -23,7 +23,7 @@ namespace weft::storage {
 std::int64_t piece_rows(kernels::Scalar type, const std::vector<std::int64_t>& shape);
 
 /// Approximate bytes of metadata of such a dataset with a few attributes. The sum over all datasets is the parameter of
-/// `create_file` that places all metadata at the begin of the file.
+/// `create_file` that places all metadata at the start of the file.
 std::int64_t metadata_bytes(kernels::Scalar type, const std::vector<std::int64_t>& shape);
 
 /// Creates `name` and the groups of its path. Throws Error(io).

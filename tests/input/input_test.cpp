@@ -48,7 +48,7 @@ input::Schema schema_of(Settings& s) {
   schema.add("optimizer.learning_rate", s.rate, "largest learning rate").more_than(0).changeable();
   schema.add("optimizer.state", s.state, {{"fp32", State::fp32}, {"bf16", State::bf16}, {"8bit", State::eight_bit}},
              "storage");
-  schema.add("optimizer.decay_begin", s.begin, "begin of the decay").at_least(0).less_than(1).changeable();
+  schema.add("optimizer.decay_begin", s.begin, "start of the decay").at_least(0).less_than(1).changeable();
   schema.add("device.backend", s.backend, "which kernels").one_of({"auto", "portable", "cuda"}).free();
   schema.add("device.threads", s.threads, "threads").at_least(0).free();
   schema.add("transcoder.features", s.features, "features per layer").at_least(1).required("768");

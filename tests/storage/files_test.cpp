@@ -61,7 +61,7 @@ TEST_CASE("FollowingDigests gives the digests of the complete file, including me
   const std::vector<std::int64_t> shape{40'000'003};  // three datasets: one complete segment and a partial one
   std::vector<unsigned char> data(static_cast<std::size_t>(shape[0]));
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>((i * 2654435761u) >> 13);
-  // Metadata between the data, so that closing rewrites parts of every segment; then all metadata at the begin.
+  // Metadata between the data, so that closing rewrites parts of every segment; then all metadata at the start.
   for (const std::int64_t metadata : {std::int64_t{2048}, 3 * metadata_bytes(kernels::Scalar::u8, shape)}) {
     const fs::path path = scratch.path / fmt::format("{}.h5", metadata);
     Handle file = create_file(path, metadata);
@@ -84,7 +84,7 @@ TEST_CASE("FollowingDigests gives the digests of the complete file, including me
     const auto bytes = static_cast<std::int64_t>(fs::file_size(path));
     CHECK(final_bytes > 3 * shape[0]);
     CHECK(final_bytes < bytes);
-    CHECK((first + final_bytes == bytes) == (metadata > 2048));  // all metadata at the begin
+    CHECK((first + final_bytes == bytes) == (metadata > 2048));  // all metadata at the start
     REQUIRE(digest_segments(bytes) == 2);
     CHECK(digests.finish(bytes) == sha256_segments(path, bytes, 0, 2, 2));
     disk.finish();

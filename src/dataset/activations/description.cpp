@@ -26,7 +26,7 @@ using storage::ActivationFile;
 using storage::Side;
 
 constexpr std::int64_t kFormatVersion = 1;
-// Rows checked at the begin, middle and end of each dataset before training.
+// Rows checked at the start, middle and end of each dataset before training.
 constexpr std::int64_t kSampleRows = 8;
 // Bounds the startup time: compressed chunks must be unpacked completely for a sample.
 constexpr std::int64_t kLargestSample = std::int64_t{2} << 30;
