@@ -7,7 +7,7 @@
 namespace weft {
 
 void contract_broken(const char* condition, const char* file, int line) {
-  std::fprintf(stderr, "%s:%d: internal contract broken: %s\n", file, line, condition);
+  std::fprintf(stderr, "%s:%d: internal invariant violated: %s\n", file, line, condition);
   std::abort();
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Internal contracts, checked in debug builds only. What a user can get wrong is always checked, with an Error.
+// Assertions on internal invariants, checked in debug builds only. Mistakes of a user are always checked, with an
+// Error.
 #pragma once
 
 namespace weft {
-/// Prints the broken contract and aborts: a program whose invariants do not hold has nothing safe left to do.
+/// Prints the violated condition and aborts: the state of the program can no longer be trusted.
 [[noreturn]] void contract_broken(const char* condition, const char* file, int line);
 }  // namespace weft
 

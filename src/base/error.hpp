@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one way in which Weft reports that it cannot go on: throw an Error, which main catches, prints once and turns
-// into the exit code. A message reads: problem (why) suggestion.
+// Error handling: every failure throws an Error. main catches it, prints it once and returns its exit code. Messages
+// have the form: problem (why) suggestion.
 #pragma once
 
 #include <stdexcept>
@@ -15,24 +15,24 @@
 
 namespace weft {
 
-/// What the process returns to the scheduler. 128 + n (stopped on request by signal n, resumable) is made by
-/// `stopped_by`.
+/// Exit code of the process. See `stopped_by` for 128 + n.
 enum class ExitCode : int {
   finished = 0,
   internal = 1,
   usage = 2,          ///< wrong command line or input file
   data = 3,           ///< a dataset is damaged or unsuitable
   numeric = 4,        ///< a loss, gradient or parameter is not finite
-  communication = 5,  ///< a rank is lost or hangs
+  communication = 5,  ///< a rank was lost or hangs
   io = 6,             ///< a file cannot be read or written; no valid checkpoint
-  requeue = 75,       ///< stopped cleanly, more to do
-  no_progress = 93,   ///< no step beyond the one this start began from
+  requeue = 75,       ///< stopped cleanly before the last step; start again to continue
+  no_progress = 93,   ///< no step completed since this start
 };
 
+/// Stopped on request by a signal, resumable: 128 + signal.
 constexpr ExitCode stopped_by(int signal) { return static_cast<ExitCode>(128 + signal); }
 
-/// Who knows of an error. What all ranks know ends the program together (MPI_Finalize, then the code); what one rank
-/// alone knows must take the others down (MPI_Abort with the code). `one_rank` is always safe, so it is the default.
+/// Which ranks throw an error. If all ranks throw it, they end together (MPI_Finalize, then exit with the code). If
+/// only one rank does, it ends the others with MPI_Abort(code). `one_rank` is always safe and therefore the default.
 enum class KnownTo { one_rank, all_ranks };
 
 class Error : public std::runtime_error {
@@ -55,7 +55,7 @@ Error error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// The same for what every rank finds out together: an input key, a grid that does not fit the world.
+/// The same for an error that every rank throws: a wrong input key, a grid that does not match the number of ranks.
 template <class... Args>
 Error collective_error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Error(code, fmt::format(format, std::forward<Args>(args)...), KnownTo::all_ranks);

@@ -30,8 +30,8 @@ std::int64_t number(const std::string& word, std::int64_t least) {
   char* end = nullptr;
   const long long value = std::strtoll(word.c_str(), &end, 10);
   if (word.empty() || *end != '\0' || value < least)
-    throw error(ExitCode::usage, "WEFT_FAULT={}: \"{}\" is not a number >= {} (point[@n]:rank:step[:kind])", ordered,
-                word, least);
+    throw error(ExitCode::usage, "WEFT_FAULT={}: \"{}\" is not a number >= {} (syntax: point[@n]:rank:step[:kind])",
+                ordered, word, least);
   return value;
 }
 
@@ -48,16 +48,17 @@ Kind kind_of(const std::string& word) {
       ordered, word);
 }
 
-Order read(const std::string& words) {
+Order read(const std::string& text) {
   std::vector<std::string> parts{""};
-  for (const char c : words) {
+  for (const char c : text) {
     if (c == ':')
       parts.emplace_back();
     else
       parts.back() += c;
   }
   if (parts.size() < 3 || parts.size() > 4)
-    throw error(ExitCode::usage, "WEFT_FAULT={}: wants point[@n]:rank:step[:kind]", words);
+    throw error(ExitCode::usage, "WEFT_FAULT={}: has {} fields (syntax: point[@n]:rank:step[:kind])", text,
+                parts.size());
   Order order;
   const std::size_t at = parts[0].find('@');
   order.point = parts[0].substr(0, at);
@@ -100,9 +101,9 @@ Kind fire(std::string_view name, int rank, std::int64_t step) {
       ::raise(SIGSTOP);
       break;
     case Kind::throw_error:
-      throw error(ExitCode::internal, "fault ordered at {} on rank {}, step {}", name, rank, step);
+      throw error(ExitCode::internal, "injected fault at {} on rank {}, step {}", name, rank, step);
     case Kind::enospc:
-      throw error(ExitCode::io, "fault ordered at {} on rank {}, step {} (No space left on device)", name, rank, step);
+      throw error(ExitCode::io, "injected fault at {} on rank {}, step {} (No space left on device)", name, rank, step);
     case Kind::nan:
       return Kind::nan;
     case Kind::usr1:
@@ -125,11 +126,11 @@ Kind fire(std::string_view name, int rank, std::int64_t step) {
 
 }  // namespace detail
 
-void order(const std::string& words) {
+void order(const std::string& request) {
   const std::lock_guard lock(mutex);
-  ordered = words;
+  ordered = request;
   current.reset();
-  detail::armed = !words.empty();
+  detail::armed = !request.empty();
 }
 
 }  // namespace weft::fault

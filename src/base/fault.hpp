@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Faults on order, for tests: compiled in always, one branch per point when unused.
+// Fault injection for tests. Always compiled in; costs one branch per point if no fault is requested.
 //
 //   WEFT_FAULT=point[@n]:rank:step[:kind]
 //
-// fires once, the n-th time (default the first) that `rank` passes `point` at `step`; "*" stands for any rank or step.
-// Kinds: kill (default, SIGKILL), exit, throw, segfault, stop (SIGSTOP), enospc (an error as if the disk were full),
-// nan, and the requests usr1, usr2, term, int: that signal to the process itself, so that a request comes at a known
-// step.
+// injects one fault, the n-th time (default: the first) that `rank` passes `point` at `step`; "*" matches any rank or
+// step. Kinds: kill (default, SIGKILL), exit, throw, segfault, stop (SIGSTOP), enospc (an error as from a full disk),
+// nan, and usr1, usr2, term, int (the process sends itself that signal, to test requests at a known step).
 //
-// Points, in the order of a step: data-wait; data-read (in the loader's thread; its step is the number of the batch
-// since the start; nan spoils the batch); step; collective (every call of a communicator, whatever the thread). Of a
+// Points, in the order of a step: data-wait; data-read (in the thread that loads batches; its step is the number of the
+// batch since the start; nan corrupts the batch); step; collective (every collective call, in any thread). Points of a
 // checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, after-rename,
 // before-latest, mid-delete.
 #pragma once
@@ -31,20 +30,20 @@ extern std::atomic<std::int64_t> step;
 Kind fire(std::string_view name, int rank, std::int64_t step);
 }  // namespace detail
 
-/// Does what was ordered for this point. Returns `nan` where the caller itself must spoil its numbers, else `none`.
-/// Throws Error(internal) for `throw`, Error(io) for `enospc`, Error(usage) when WEFT_FAULT cannot be read.
+/// Injects the fault requested for this point, if any. Returns `nan` if the caller must corrupt its numbers, else
+/// `none`. Throws Error(internal) for `throw`, Error(io) for `enospc`, Error(usage) if WEFT_FAULT is invalid.
 inline Kind point(std::string_view name, int rank, std::int64_t step) {
   return detail::armed ? detail::fire(name, rank, step) : Kind::none;
 }
 
-/// Where this process is: for points in rooms that know neither its rank in the world nor the step.
+/// Rank and step of this process, for points in modules that know neither.
 inline void note_rank(int rank) { detail::rank = rank; }
 inline void note_step(std::int64_t step) { detail::step = step; }
 inline Kind point(std::string_view name) {
   return detail::armed ? detail::fire(name, detail::rank, detail::step) : Kind::none;
 }
 
-/// Orders a fault from within, in the same words; "" cancels. Not while other threads run.
-void order(const std::string& words);
+/// Requests a fault from inside the program, in the syntax of WEFT_FAULT; "" cancels it. Not thread-safe.
+void order(const std::string& request);
 
 }  // namespace weft::fault

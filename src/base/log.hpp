@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where messages go. Every room may log; only report/ decides what becomes of a line. Until it has installed a sink,
-// warnings and errors go to standard error and the rest is dropped.
+// Log messages. Every module may log; report/ installs the sink that prints and stores lines. Before that, warnings and
+// errors are written to standard error, and other lines are dropped.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,10 +16,10 @@ enum class Level { info, warning, error };
 
 using Sink = std::function<void(Level, std::string_view line)>;
 
-/// Replaces the sink. Not to be called while other threads log.
+/// Replaces the sink. Must not be called while other threads log.
 void set_sink(Sink sink);
 
-/// Passes one line to the sink. Callable from any thread: the sink is never entered twice at a time.
+/// Passes one line to the sink. Thread-safe: calls of the sink are serialised.
 void write(Level level, std::string_view line);
 
 template <class... Args>

@@ -12,16 +12,16 @@ enum class Normalise { none, scalar, per_dimension };
 struct Settings {
   std::string train;                 ///< directory of the training set; environment variables are expanded
   std::string validation;            ///< directory of the held-out set; "" = none
-  std::int64_t batch_tokens = 4096;  ///< tokens a step, all ranks together
+  std::int64_t batch_tokens = 4096;  ///< tokens per step, all ranks together
   std::int64_t micro_tokens = 0;     ///< tokens decoded at a time on a rank; 0 = chosen to fit
   Normalise normalise = Normalise::per_dimension;
-  std::int64_t block_rows = 256;  ///< consecutive rows read at once
-  std::int64_t window_rows =
-      65536;  ///< rows mixed with one another; two windows are held in memory by all ranks together
-  std::string stored_as =
-      "";  ///< "bf16": unsigned 16-bit integers in the files are bf16 patterns; "" = by type and attribute
-  std::int64_t layers = 0;  ///< layers and width that the files must have; 0 = what they have. Both or neither
-  std::int64_t d_model = 0;
+  std::int64_t block_rows = 256;     ///< consecutive rows read at once
+  std::int64_t window_rows = 65536;  ///< rows shuffled together; all ranks together hold two windows in memory
+  bool prefetch = true;              ///< read and exchange rows in a thread, ahead of the steps
+  /// "bf16": unsigned 16-bit integers in the files are bf16 patterns; "" = decided by type and attribute.
+  std::string stored_as = "";
+  std::int64_t layers = 0;   ///< layers that the files must have; 0 = any. Given together with d_model, or not at all
+  std::int64_t d_model = 0;  ///< width that the files must have; 0 = any
   bool accept_changed = false;  ///< resume although the dataset's fingerprint changed
 };
 

@@ -54,7 +54,7 @@ Allocation::Allocation(std::int64_t bytes, Where where) : bytes_(bytes), where_(
 #endif
   if (data_ == nullptr)
     throw error(ExitCode::usage,
-                "out of memory: {} bytes more are wanted on the {} ({} are in use); take a smaller batch or more ranks",
+                "out of memory: cannot allocate {} bytes on the {} ({} are in use); use a smaller batch or more ranks",
                 bytes, where == Where::device ? "device" : "host", counter(where).now.load());
   counter(where).add(bytes);
 }
@@ -92,7 +92,7 @@ void copy(const kernels::Execution& execution, void* to, const void* from, std::
 void zero(const kernels::Execution& execution, void* data, std::int64_t bytes) {
   if (bytes == 0) return;
 #ifdef WEFT_ENABLE_CUDA
-  check(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(execution.stream)), "clearing memory");
+  check(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(execution.stream)), "zeroing memory");
 #else
   static_cast<void>(execution);
   std::memset(data, 0, static_cast<std::size_t>(bytes));
@@ -103,7 +103,7 @@ void zero(const kernels::Execution& execution, void* data, std::int64_t bytes) {
 namespace {
 std::pair<std::int64_t, std::int64_t> free_and_total() {
   std::size_t free = 0, total = 0;
-  check(cudaMemGetInfo(&free, &total), "asking the driver for its memory");
+  check(cudaMemGetInfo(&free, &total), "querying device memory");
   return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
 }
 }  // namespace

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory with an owner. A Buffer lives where the kernels run: on the GPU in a CUDA build with a GPU, else on the host.
-// A HostBuffer always lives on the host; in a CUDA build it is page-locked, so that copies run asynchronously.
+// Owned memory. A Buffer is in the memory that kernels use: on the GPU in a CUDA build, otherwise on the host. A
+// HostBuffer is always on the host; in a CUDA build it is page-locked, so that copies are asynchronous.
 //
-// Every allocation is counted: `peak_bytes` is what benchmark.json and run.json report.
+// Allocations are counted for `peak_bytes` of benchmark.json and run.json.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,7 @@
 
 namespace weft::device {
 
-/// Raw memory, 64-byte aligned (256 on a GPU), not initialised. Throws Error(usage) naming `bytes` when there is not
-/// enough.
+/// Uninitialised memory, 64-byte aligned (256 on a GPU). Throws Error(usage) with `bytes` if there is not enough.
 class Allocation {
  public:
   enum class Where { device, host };
@@ -42,7 +41,7 @@ class Allocation {
   Where where_ = Where::host;
 };
 
-/// Device memory that a library allocated for this program: it counts like the program's own.
+/// Counts device memory that a library allocated on behalf of this program.
 class Counted {
  public:
   explicit Counted(std::int64_t bytes);
@@ -77,21 +76,20 @@ using HostBuffer = TypedBuffer<T, Allocation::Where::host>;
 
 enum class Direction { to_device, to_host, on_device };
 
-/// Copies; asynchronous on the execution's stream in a CUDA build (when the host side is page-locked).
+/// Copies `bytes` bytes. In a CUDA build asynchronous on the execution's stream, if host memory is page-locked.
 void copy(const kernels::Execution&, void* to, const void* from, std::int64_t bytes, Direction);
 /// Fills with zero bytes, on the execution's stream.
 void zero(const kernels::Execution&, void* data, std::int64_t bytes);
 
-/// Bytes now allocated and the most there ever were since `reset_peak`, on host and device.
+/// Allocated bytes, current and peak since `reset_peak`, on device and host.
 struct MemoryUse {
   std::int64_t device_bytes, device_peak_bytes, host_bytes, host_peak_bytes;
 };
 MemoryUse memory_use();
 
-/// What the driver shows as taken on this process' GPU, by everybody and with the libraries' own share: total minus
-/// free; 0 on the host.
+/// Bytes in use on this process' GPU according to the driver, by all processes and libraries; 0 without a GPU.
 std::int64_t driver_bytes();
-/// All of the GPU's memory; 0 on the host.
+/// Total memory of the GPU in bytes; 0 without a GPU.
 std::int64_t driver_total_bytes();
 void reset_peak();
 

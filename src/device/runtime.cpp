@@ -31,10 +31,11 @@ Runtime::Runtime(const Settings& settings, int node_rank, int node_size)
   int n_devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&n_devices);
   if (status != cudaSuccess || n_devices == 0)
-    throw collective_error(ExitCode::usage,
-                           "no GPU is visible ({}); this build computes on GPUs only: run it where there is one, or "
-                           "build with -DWEFT_ENABLE_CUDA=OFF",
-                           cudaGetErrorString(status));
+    throw collective_error(
+        ExitCode::usage,
+        "no GPU is visible ({}); this build requires one: run it on a node with a GPU, or build with "
+        "-DWEFT_ENABLE_CUDA=OFF",
+        cudaGetErrorString(status));
   const int device = n_devices == 1 ? 0 : node_rank % n_devices;
   kernels::start(threads_, device);
   cudaStream_t stream = nullptr;
@@ -51,7 +52,7 @@ Runtime::Runtime(const Settings& settings, int node_rank, int node_size)
   static_cast<void>(node_rank);
   if (settings.backend == "cuda")
     throw collective_error(ExitCode::usage,
-                           "device.backend = \"cuda\" is not in this program (built without CUDA); take \"auto\" or "
+                           "device.backend = \"cuda\" is not available (built without CUDA); use \"auto\" or "
                            "\"portable\", or build with -DWEFT_ENABLE_CUDA=ON");
   kernels::start(threads_, 0);
   description_ = fmt::format("portable (Kokkos {}, {} thread{}): built without CUDA", kernels::portable_space(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of one process: Kokkos, the dense library and, in a CUDA build, its GPU. Started by the commands that
-// compute, never by those that only read headers: a CUDA build dry-runs on a machine without a GPU.
+// Initialises Kokkos, the dense library and, in a CUDA build, the GPU of this process. Commands that only read headers
+// do not need it: a CUDA build can do a dry run on a machine without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,29 @@ namespace weft::device {
 
 struct Settings {
   std::string backend = "auto";  ///< auto | portable | cuda
-  int threads = 0;               ///< host threads of this process; 0 = cores of the node / processes on it
+  int threads = 0;               ///< host threads per process; 0 = cores of the node / processes on it
   bool graphs = true;            ///< on a GPU: record a step once and replay it
-  std::string algorithms;        ///< file with the dense library's algorithms; "" = the library's first proposal
-  std::int64_t tile = 0;         ///< MiB of pre-activations made at a time; 0 = as many as suit the backend
-  double memory = 0;             ///< GB of a GPU that may be used; 0 = all that is free
+  std::string algorithms;        ///< file with algorithms of the dense library; "" = its default heuristic
+  std::int64_t tile = 0;         ///< MiB of pre-activations computed at a time; 0 = chosen for the backend
+  double memory = 0;             ///< GB of device memory that may be used; 0 = all that is free
 };
 
-/// The kernels that a run with these settings takes, also on a machine that only plans it.
+/// The backend that a run with these settings uses. Needs no GPU.
 kernels::Backend planned_backend(const Settings&);
 
-/// Lives once in a process, from the first arithmetic to the end of the command.
+/// One object per process, alive while kernels are used.
 class Runtime {
  public:
-  /// node_rank of node_size processes share this node: the GPU is chosen by node_rank. Throws Error(usage) when the
-  /// backend asked for is not there.
+  /// Selects the GPU by node_rank, the number of this process among the node_size processes of the node. Throws
+  /// Error(usage), known to all ranks, if the requested backend is not available.
   Runtime(const Settings&, int node_rank, int node_size);
   Runtime(const Runtime&) = delete;
   ~Runtime();
 
   const kernels::Execution& execution() const { return execution_; }
   int threads() const { return threads_; }
-  /// What was taken and why, one line for the log: "portable (Kokkos OpenMP, 2 threads): built without CUDA"; of a GPU
-  /// with its bus id, which tells it from all others of its host.
+  /// Selected backend and reason, one line for the log: "portable (Kokkos OpenMP, 2 threads): built without CUDA". A
+  /// GPU is given with its bus id.
   const std::string& description() const { return description_; }
 
  private:

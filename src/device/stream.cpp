@@ -27,7 +27,7 @@ bool is_asynchronous(const kernels::Execution&) { return true; }
 
 Event::Event() {
   cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
   event_ = event;
 }
 Event::~Event() {
@@ -61,16 +61,16 @@ namespace {
 void mark(const kernels::Execution& execution, void*& event) {
   if (event == nullptr) {
     cudaEvent_t made = nullptr;
-    check(cudaEventCreate(&made), "making an event");
+    check(cudaEventCreate(&made), "creating an event");
     event = made;
   }
-  // Inside a recording the mark must be one that exists outside of it too.
+  // In a recorded graph only external events can be read by the host.
   cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream_of(execution), &recording), "marking a place");
+  check(cudaStreamIsCapturing(stream_of(execution), &recording), "recording an event");
   check(cudaEventRecordWithFlags(
             event_of(event), stream_of(execution),
             recording == cudaStreamCaptureStatusNone ? cudaEventRecordDefault : cudaEventRecordExternal),
-        "marking a place");
+        "recording an event");
 }
 
 }  // namespace
@@ -85,7 +85,8 @@ double IdleClock::seconds() const {
   double total = 0;
   for (std::size_t i = 0; i < used_; ++i) {
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, event_of(places_[i].begin), event_of(places_[i].end)), "reading a clock");
+    check(cudaEventElapsedTime(&milliseconds, event_of(places_[i].begin), event_of(places_[i].end)),
+          "reading the time between events");
     total += 1e-3 * static_cast<double>(milliseconds);
   }
   return total;
@@ -103,7 +104,7 @@ void Graph::record(const kernels::Execution& execution, const std::function<void
   try {
     work();
   } catch (...) {
-    // The error of the work is the one to report; the half-made graph goes.
+    // Discard the incomplete graph and report the error of `work`.
     if (cudaStreamEndCapture(stream_of(execution), &graph) == cudaSuccess && graph != nullptr) cudaGraphDestroy(graph);
     cudaGetLastError();
     throw;
@@ -112,7 +113,7 @@ void Graph::record(const kernels::Execution& execution, const std::function<void
   cudaGraphExec_t executable = nullptr;
   const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
-  check(status, "preparing a recorded step");
+  check(status, "instantiating a recorded step");
   executable_ = executable;
 }
 
@@ -154,7 +155,7 @@ double IdleClock::seconds() const {
 Graph::~Graph() = default;
 bool Graph::possible(const kernels::Execution&) { return false; }
 void Graph::record(const kernels::Execution&, const std::function<void()>&) {
-  throw error(ExitCode::internal, "a step can be recorded on a GPU only");
+  throw error(ExitCode::internal, "recording a step requires a GPU");
 }
 void Graph::replay(const kernels::Execution&) const {}
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Order between the host and the GPU's queues of work: queues, marks in them, and a step recorded once and replayed. On
-// the host everything has happened when a call returns, so there these are empty.
+// CUDA streams, events and graphs, and uploads of batches. In a build without CUDA all work is synchronous and these
+// classes do nothing.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace weft::device {
 
-/// Whether work given to `execution` goes on after the call returns.
+/// True if calls with this execution return before their work is complete.
 bool is_asynchronous(const kernels::Execution&);
 
-/// A place in a queue.
+/// A CUDA event.
 class Event {
  public:
   Event();
@@ -28,18 +28,18 @@ class Event {
   }
   ~Event();
 
-  /// Marks what has been given to the execution so far.
+  /// Captures the work submitted to the execution so far.
   void record(const kernels::Execution&);
-  /// The host waits until the mark is reached; at once when nothing was recorded.
+  /// Blocks the host until that work is complete. Returns at once if nothing was recorded.
   void wait() const;
-  /// What is given to `later` from now on waits for the mark.
+  /// Later work on `later` waits for this event.
   void hold_back(const kernels::Execution& later) const;
 
  private:
   void* event_ = nullptr;  // cudaEvent_t
 };
 
-/// A queue of its own beside the computation's. Its work goes first where both have some: others may wait for it.
+/// A stream of higher priority than the compute stream, since other ranks may wait for its work.
 class Stream {
  public:
   explicit Stream(const kernels::Execution& like);
@@ -51,20 +51,21 @@ class Stream {
   kernels::Execution execution_;
 };
 
-/// How long a queue stood still at marked places of a step, waiting for others. A mark costs the queue next to nothing
-/// and may be recorded: every replay measures anew.
+/// Measures the time that a stream waits at given points of a step. Cheap, and may be part of a recorded graph: each
+/// replay measures again.
 class IdleClock {
  public:
   IdleClock() = default;
   IdleClock(const IdleClock&) = delete;
   ~IdleClock();
 
-  /// A step begins: its places are those that are marked from now on.
+  /// Begins a step. Forgets the intervals of the last one.
   void restart() { used_ = 0; }
-  /// Around what the queue waits for. Places are made on first use, which may not be while a step is recorded.
+  /// Start and end of an interval in which the stream waits. The first step must not be recorded: it creates the
+  /// events.
   void begin(const kernels::Execution&);
   void end(const kernels::Execution&);
-  /// Of the last step. Its work must be done.
+  /// Total of the last step in seconds. Its work must be complete.
   double seconds() const;
 
  private:
@@ -76,18 +77,18 @@ class IdleClock {
   std::size_t used_ = 0;
 };
 
-/// Work recorded once and replayed: one launch for the hundreds of kernels of a step.
+/// A CUDA graph: the kernels of a step, recorded once and replayed with one launch.
 class Graph {
  public:
   Graph() = default;
   Graph(const Graph&) = delete;
   ~Graph();
 
-  /// Whether an execution can record at all: the hand-written kernels on a GPU.
+  /// True if work of this execution can be recorded: backend cuda.
   static bool possible(const kernels::Execution&);
 
-  /// Records what `work` gives to the execution; nothing of it runs. The work may neither wait for the GPU nor
-  /// allocate.
+  /// Records what `work` submits to the execution, without running it. `work` must neither wait for the GPU nor
+  /// allocate device memory.
   void record(const kernels::Execution&, const std::function<void()>& work);
   bool recorded() const { return executable_ != nullptr; }
   void replay(const kernels::Execution&) const;
@@ -96,21 +97,21 @@ class Graph {
   void* executable_ = nullptr;  // cudaGraphExec_t
 };
 
-/// Brings one batch of host memory after the other to the GPU while the computation goes on. Two slots: the batch that
-/// is computed on and the next. On the host `bring` gives the memory itself.
+/// Copies batches from host memory to the GPU, concurrently with the computation. Double buffered. Without a GPU
+/// `bring` returns the host memory itself.
 class Upload {
  public:
   explicit Upload(const kernels::Execution&);
 
-  /// Starts to copy both blocks of a batch; what is given to the execution from now on waits for them. Returns where
-  /// they will be. Slots grow with the first batches and stay.
+  /// Starts copies of both blocks of a batch and returns their destinations. Later work on the execution waits for
+  /// them. Device memory is allocated by the first batches and reused.
   struct Blocks {
     void *first, *second;
   };
   Blocks bring(const kernels::Execution&, Blocks host, std::int64_t first_bytes, std::int64_t second_bytes);
-  /// The execution has been given everything that reads the batch.
+  /// To be called after all work that reads the batch was submitted to the execution.
   void consumed(const kernels::Execution&);
-  /// The host waits until the batch has left its memory.
+  /// Blocks the host until the batch was copied: host memory may then be reused.
   void finish() const;
 
  private:

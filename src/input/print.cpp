@@ -28,7 +28,7 @@ std::string quote(const std::string& text) {
   return out;
 }
 
-std::string present(const Key& key, const Value& value) {
+std::string toml_of(const Key& key, const Value& value) {
   if (key.is_path && std::holds_alternative<std::string>(value))
     return toml_value(protect_from_expansion(std::get<std::string>(value)));
   return toml_value(value);
@@ -43,7 +43,7 @@ std::string description(const Key& key) {
   return text;
 }
 
-/// Fit for a cell of a Markdown table.
+/// Escaped for a cell of a Markdown table.
 std::string markdown(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -60,7 +60,7 @@ std::string toml_value(const Value& value) {
   if (const auto* integer = std::get_if<std::int64_t>(&value)) return fmt::format("{}", *integer);
   if (const auto* number = std::get_if<double>(&value)) {
     std::string text = fmt::format("{}", *number);
-    if (text.find_first_of(".eni") == std::string::npos) text += ".0";  // else it would read back as an integer
+    if (text.find_first_of(".eni") == std::string::npos) text += ".0";  // otherwise it would be an integer in TOML
     return text;
   }
   if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);
@@ -72,7 +72,7 @@ std::string toml_value(const Value& value) {
 std::string type_name(const Key& key) {
   if (!key.choices.empty() && std::holds_alternative<std::string>(key.initial)) return "name";
   if (key.is_path) return "path";
-  constexpr const char* names[] = {"true or false", "integer", "number", "text", "list of texts"};
+  constexpr const char* names[] = {"true or false", "integer", "number", "string", "list of strings"};
   return names[key.initial.index()];
 }
 
@@ -90,15 +90,15 @@ std::string print(const Schema& schema) {
   for (const Table& table : schema.tables()) {
     out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", table.name);
     for (const Key& key : schema.keys())
-      if (key.table == table.name) out += fmt::format("{} = {}\n", key.name, present(key, key.load()));
+      if (key.table == table.name) out += fmt::format("{} = {}\n", key.name, toml_of(key, key.load()));
   }
   return out;
 }
 
 std::string defaults(const Schema& schema) {
   std::string out =
-      "# Every key of an input with its default. Keep the lines that you change; a key that is not given has its "
-      "default.\n";
+      "# Every key of an input with its default. Keep only the lines that you change; all other keys have their "
+      "defaults.\n";
   for (const Table& table : schema.tables()) {
     out += '\n';
     if (!table.help.empty()) out += fmt::format("# {}\n", table.help);
@@ -106,7 +106,7 @@ std::string defaults(const Schema& schema) {
     for (const Key& key : schema.keys()) {
       if (key.table != table.name) continue;
       out += fmt::format("# {}{}\n{} = {}\n", description(key), key.must_be_given ? " (required: no default)" : "",
-                         key.name, key.must_be_given ? key.example : present(key, key.initial));
+                         key.name, key.must_be_given ? key.example : toml_of(key, key.initial));
     }
   }
   return out;
@@ -130,7 +130,7 @@ std::string reference_markdown(const Schema& schema) {
       constexpr const char* on_resume[] = {"fixed", "free", "with `resume.accept_changed`"};
       out +=
           fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", key.name, type_name(key),
-                      key.must_be_given ? "required" : fmt::format("`{}`", markdown(present(key, key.initial))),
+                      key.must_be_given ? "required" : fmt::format("`{}`", markdown(toml_of(key, key.initial))),
                       markdown(range_text(key)), key.unit, on_resume[static_cast<int>(key.resume)], markdown(key.help));
     }
   }

@@ -20,10 +20,10 @@
 namespace weft::input {
 namespace {
 
-constexpr std::size_t kMostProblems = 100;  // more are counted, not told
-constexpr std::size_t kLongestText = 4096;  // bytes of one text value, expanded: as long as a path can be
+constexpr std::size_t kMostProblems = 100;  // further ones are only counted
+constexpr std::size_t kLongestText = 4096;  // bytes of a string after expansion: the longest path
 constexpr std::size_t kLongestList = 1024;
-constexpr int kMostDots = 1000;  // see `check_depth`
+constexpr int kMostDots = 1000;  // see `too_deep`
 
 struct Position {
   std::size_t line = 1, column = 1;
@@ -33,7 +33,7 @@ Position position_of(const toml::source_region& source) {
   return {std::max<std::size_t>(source.begin.line, 1), std::max<std::size_t>(source.begin.column, 1)};
 }
 
-/// Every problem found so far, in the order in which it will be told: the file's by position, then the overrides'.
+/// All problems, ordered as they will be reported: by position in the file, then those of overrides.
 class Problems {
  public:
   explicit Problems(std::string file_name) : file_name_(std::move(file_name)) {}
@@ -46,7 +46,7 @@ class Problems {
   }
   void throw_if_any() const {
     if (found_.empty()) return;
-    // Several lines: a count before them, so that each of them begins with its place.
+    // Several problems follow a line with their number, so that each line begins with its position.
     std::string text = count_ > 1 ? fmt::format("{} problems in the input", count_) : "";
     for (const auto& [place, line] : found_) text += fmt::format("{}{}", text.empty() ? "" : "\n", line);
     if (count_ > found_.size()) text += fmt::format("\n… and {} more problems", count_ - found_.size());
@@ -63,10 +63,10 @@ class Problems {
   std::size_t count_ = 0;
 };
 
-/// Every dotted name and every nested value makes the parsed tree deeper, and the parser bounds only the latter: a tree
-/// is taken apart recursively, so that a megabyte of "a.a.a.a" would end the stack. All dots outside texts and comments
-/// together bound the depth. Texts are recognised as the parser does; where the two could differ, the parser has
-/// stopped with an error before.
+/// True if dotted names could nest too deeply. Dotted names and nested values deepen the parsed tree, and the parser
+/// limits only the latter. The tree is destroyed recursively: a megabyte of "a.a.a.a" would overflow the stack. The
+/// number of dots outside strings and comments bounds the depth. Strings are recognised as in the parser, which stops
+/// with an error before any place where the two could differ.
 bool too_deep(std::string_view text) {
   int dots = 0;
   std::size_t i = 0;
@@ -99,11 +99,12 @@ struct SyntaxError {
 /// Throws SyntaxError and nothing else.
 toml::table parse(std::string_view text, std::string_view name) {
   if (text.size() > static_cast<std::size_t>(kLargestInput))
-    throw SyntaxError{{}, fmt::format("the input has {} bytes (at most {} are read)", text.size(), kLargestInput)};
+    throw SyntaxError{{}, fmt::format("the input has {} bytes (at most {} are accepted)", text.size(), kLargestInput)};
   if (too_deep(text))
     throw SyntaxError{
         {},
-        fmt::format("more than {} dots outside of texts and comments (names nested this deep are no input)",
+        fmt::format("more than {} dots outside strings and comments (names are nested too deeply); was another file "
+                    "meant?",
                     kMostDots)};
   try {
     return toml::parse(text, name);
@@ -112,25 +113,25 @@ toml::table parse(std::string_view text, std::string_view name) {
     std::string why;
     const std::string_view description = failure.description();
     if (description.find("cannot redefine") != std::string_view::npos) {
-      // The parser points at the value; what the reader looks for is the name, first on its line.
+      // The parser gives the position of the value. Report that of the name, which begins the line.
       std::size_t begin = 0;
       for (std::size_t line = 1; line < at.line; ++line) begin = text.find('\n', begin) + 1;
       const std::size_t first = text.find_first_not_of(" \t", begin);
       at.column = first == std::string_view::npos ? 1 : first - begin + 1;
       const std::string_view what = text.substr(first == std::string_view::npos ? begin : first);
       const std::string_view name_text = trim(what.substr(0, what.find_first_of("=\r\n#")));
-      throw SyntaxError{at, fmt::format("{} stands here for the second time (each key and table once); remove one",
-                                        quoted(name_text))};
+      throw SyntaxError{
+          at, fmt::format("{} is defined twice (each key and table must be unique); remove one", quoted(name_text))};
     }
     const std::size_t colon = description.find(": ");
     why = quoted(colon == std::string_view::npos ? description : description.substr(colon + 2), 200);
     why = why.substr(1, why.size() - 2);
     std::string suggestion;
     if (description.find("could not determine value type") != std::string_view::npos)
-      suggestion = "; texts stand in \"quotation marks\"";
+      suggestion = "; write strings in \"quotation marks\"";
     if (description.find("string: unescaped control characters") != std::string_view::npos)
-      suggestion = "; a text ends on its line with the quotation mark it began with";
-    throw SyntaxError{at, fmt::format("not TOML ({}){}; nothing after this was read", why, suggestion)};
+      suggestion = "; close the string on the same line with the same quotation mark";
+    throw SyntaxError{at, fmt::format("not TOML ({}){}; the rest of the file was not read", why, suggestion)};
   } catch (const std::exception& failure) {
     throw SyntaxError{{}, fmt::format("not TOML ({})", failure.what())};
   }
@@ -139,7 +140,7 @@ toml::table parse(std::string_view text, std::string_view name) {
 std::string what_is(const toml::node& node) {
   switch (node.type()) {
     case toml::node_type::string:
-      return "the text " + quoted(node.as_string()->get());
+      return "the string " + quoted(node.as_string()->get());
     case toml::node_type::integer:
       return fmt::format("the integer {}", node.as_integer()->get());
     case toml::node_type::floating_point:
@@ -156,11 +157,11 @@ std::string what_is(const toml::node& node) {
 }
 
 std::string expected(const Key& key) {
-  constexpr const char* names[] = {"true or false", "an integer", "a number", "a text", "a list of texts"};
+  constexpr const char* names[] = {"true or false", "an integer", "a number", "a string", "a list of strings"};
   return names[key.initial.index()];
 }
 
-/// Texts: no control characters, known names, expanded paths. Returns the problem, or "" with `text` replaced.
+/// Checks a string and expands paths in place. Returns the problem, or "".
 std::string check_text(const Key& key, std::string& text) {
   if (text.size() > kLongestText) return fmt::format("{} is longer than {} bytes", key.path(), kLongestText);
   if (!is_plain(text)) return fmt::format("{} = {} has control characters or is not UTF-8", key.path(), quoted(text));
@@ -191,7 +192,7 @@ bool in_range(const Key& key, double value) {
   return true;
 }
 
-/// The node as a value of the key's type that passed every check of this key alone; else `problem` says what is wrong.
+/// The node as a value of the key's type, after the checks of this key. Sets `problem` if one fails.
 Value convert(const Key& key, const toml::node& node, std::string& problem) {
   const auto wrong_type = [&](std::string_view suggestion = "") {
     problem = fmt::format("{} must be {}, not {}{}", key.path(), expected(key), what_is(node), suggestion);
@@ -218,12 +219,12 @@ Value convert(const Key& key, const toml::node& node, std::string& problem) {
     return ranged(node.as_floating_point()->get());
   }
   if (std::holds_alternative<std::string>(key.initial)) {
-    if (!node.is_string()) return wrong_type("; texts stand in \"quotation marks\"");
+    if (!node.is_string()) return wrong_type("; write strings in \"quotation marks\"");
     std::string text = node.as_string()->get();
     problem = check_text(key, text);
     return text;
   }
-  if (!node.is_array()) return wrong_type("; lists are written [\"a\", \"b\"]");
+  if (!node.is_array()) return wrong_type("; write lists as [\"a\", \"b\"]");
   if (node.as_array()->size() > kLongestList) {
     problem = fmt::format("{} has more than {} entries", key.path(), kLongestList);
     return key.initial;
@@ -231,7 +232,7 @@ Value convert(const Key& key, const toml::node& node, std::string& problem) {
   std::vector<std::string> list;
   for (const toml::node& entry : *node.as_array()) {
     if (!entry.is_string()) {
-      problem = fmt::format("{} must be a list of texts, but has {}", key.path(), what_is(entry));
+      problem = fmt::format("{} must be a list of strings, but has {}", key.path(), what_is(entry));
       return key.initial;
     }
     list.push_back(entry.as_string()->get());
@@ -258,7 +259,7 @@ std::string unknown_table(const Schema& schema, std::string_view name) {
   return fmt::format("unknown table [{}]{}", std::string_view(shown).substr(1, shown.size() - 2), hint);
 }
 
-/// The name, or a near one, may belong to another table: nearest there when this table has none.
+/// Suggests the nearest key of this table, or else of all tables.
 std::string unknown_key(const Schema& schema, std::string_view table, std::string_view name) {
   const std::vector<std::string> own = names_of(schema, table);
   std::string hint = nearest(name, own);
@@ -272,7 +273,7 @@ std::string unknown_key(const Schema& schema, std::string_view table, std::strin
   return fmt::format("unknown key {} in [{}] (valid: {})", quoted(name), table, fmt::join(own, ", "));
 }
 
-/// Where a key's value came from, for the rules.
+/// Origin of the value of a key, for messages of rules.
 struct Origin {
   Position at;
   std::size_t override_index = 0;  ///< 1, 2, …; 0: the file
@@ -284,7 +285,7 @@ std::string shown_origin(const Override& given) {
   return "--set " + shown.substr(1, shown.size() - 2);
 }
 
-/// One pass over file and overrides; what it collected is stored only when there were no problems.
+/// Collects the values of file and overrides, and stores them if there are no problems.
 class Reader {
  public:
   Reader(const Schema& schema, const std::string& file_name) : schema_(schema), problems_(file_name) {}
@@ -318,7 +319,7 @@ class Reader {
   void override_with(const Override& given, std::size_t index) {
     const auto problem = [&](std::string text) { problems_.in_override(shown_origin(given), index, std::move(text)); };
     const std::size_t equals = given.assignment.find('=');
-    if (equals == std::string::npos) return problem("has no \"=\" (an override reads table.key=value)");
+    if (equals == std::string::npos) return problem("has no \"=\" (the syntax is table.key=value)");
     const std::string_view path = trim(std::string_view(given.assignment).substr(0, equals));
     const std::string_view raw = trim(std::string_view(given.assignment).substr(equals + 1));
     const Key* key = schema_.find(path);
@@ -349,7 +350,7 @@ class Reader {
                                         key.help, key.name, key.example, key.table));
           failed_.insert(key.path());
         }
-    if (!complete_) problems_.throw_if_any();  // without the file's values the rules would accuse the innocent
+    if (!complete_) problems_.throw_if_any();  // rules need the values of the file
     for (const Key& key : schema_.keys()) {
       const auto value = values_.find(key.path());
       key.store(value == values_.end() ? key.initial : value->second);
@@ -379,15 +380,15 @@ class Reader {
     }
   }
 
-  /// A key that stands in no table: perhaps it is one of a table.
+  /// The message for a key outside all tables.
   std::string outside(std::string_view name) const {
     std::vector<std::string> all;
     for (const Key& key : schema_.keys()) all.push_back(key.name);
     const std::string hint = nearest(name, all);
     for (const Key& key : schema_.keys())
       if (key.name == hint)
-        return fmt::format("unknown key {} (every key stands in a table); did you mean {}?", quoted(name), key.path());
-    return fmt::format("unknown key {} (every key stands in a table)", quoted(name));
+        return fmt::format("unknown key {} (every key belongs to a table); did you mean {}?", quoted(name), key.path());
+    return fmt::format("unknown key {} (every key belongs to a table)", quoted(name));
   }
 
   Value override_value(const Key& key, std::string_view raw, std::string& problem) const {
@@ -455,9 +456,8 @@ std::string load_text(const std::string& path) {
                 errno != 0 ? std::strerror(errno) : "no such file");
   text.resize(static_cast<std::size_t>(file.gcount()));
   if (text.size() > static_cast<std::size_t>(kLargestInput))
-    throw error(ExitCode::usage,
-                "{}: is larger than {} bytes (an input file is a page of text); was a data file meant?", path,
-                kLargestInput);
+    throw error(ExitCode::usage, "{}: is larger than {} bytes (too large for an input file); is the path correct?",
+                path, kLargestInput);
   return text;
 }
 
@@ -487,7 +487,7 @@ std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text
     const toml::node* node = table == nullptr ? nullptr : table->get(key.name);
     std::string problem;
     const Value before = node == nullptr ? key.initial : convert(key, *node, problem);
-    // A value that this version does not accept is a change as well.
+    // A value that this version does not accept counts as a change.
     if (!problem.empty() || before != key.load())
       changes.push_back(
           {key.path(), problem.empty() ? toml_value(before) : what_is(*node), toml_value(key.load()), key.resume});

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TOML text -> the members of a schema. Every problem is found and told at once, each as
+// Reads TOML text into the members of a schema. All problems are reported at once, each as
 //
 //   file:line:col: problem (why) suggestion          from the input file
 //   --set table.key=value: problem (why) suggestion  from an override
 //
-// The text is not trusted: its size, its nesting and the number of problems told are bounded.
+// The text is not trusted: its size, its nesting and the number of reported problems are bounded.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +19,20 @@ namespace weft::input {
 
 constexpr std::int64_t kLargestInput = std::int64_t{1} << 20;  ///< bytes of an input file
 
-/// The text of an input file. Throws Error(usage) when it cannot be read or is larger than kLargestInput.
+/// The text of an input file. Throws Error(usage) if it cannot be read or is larger than kLargestInput.
 std::string load_text(const std::string& path);
 
-/// One "table.key=value" that replaces what the file says. The value is TOML; a bare word is taken as text.
+/// One "table.key=value" that replaces the value of the file. The value is TOML; a bare word is a string.
 struct Override {
   std::string assignment;
-  std::string origin;  ///< how messages name it; "" = "--set <assignment>"
+  std::string origin;  ///< name in messages; "" = "--set <assignment>"
 };
 
-/// "path = value" with the value quoted as TOML text, whatever is in it.
+/// The override "path=text" with `text` quoted as a TOML string.
 Override override_text(std::string_view path, std::string_view text, std::string_view origin);
 
-/// Sets each key's member to the override, the file's value or the default, then checks the rules. Throws one
-/// collective Error(usage) with a line for each problem; the members then hold nothing useful.
+/// Sets the member of each key to the override, the value of the file or the default, then checks the rules. Throws one
+/// collective Error(usage) with one line per problem; the members are then unspecified.
 void read(const Schema& schema, std::string_view text, const std::string& file_name,
           const std::vector<Override>& overrides = {});
 
@@ -43,11 +43,11 @@ struct Change {
   Resume resume;
 };
 
-/// Keys of class fixed or changeable whose present value differs from `old_text` (a resolved input; a key that it lacks
-/// had its default). Throws Error(usage) when the old text cannot be read.
+/// Keys of class fixed or changeable whose current value differs from `old_text`, a resolved input. Keys missing in
+/// `old_text` had their default. Throws Error(usage) if it cannot be parsed.
 std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text, const std::string& old_name);
 
-/// The nearest of `names` to `word` by edit distance (insert, delete, replace, swap), "" when none is near.
+/// The element of `names` nearest to `word` by edit distance (insert, delete, replace, swap); "" if none is near.
 std::string nearest(std::string_view word, const std::vector<std::string>& names);
 
 }  // namespace weft::input

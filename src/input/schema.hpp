@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an input file may say, as a list of keys. This room knows no key of Weft: each owner of settings adds his own.
+// Schema of an input file: a list of keys. This module defines no key of Weft; each module adds the keys of its
+// settings.
 //
 //   input::Schema schema;
 //   schema.table("optimizer", "Adam, its schedule and its storage.");
 //   schema.add("optimizer.learning_rate", settings.learning_rate, "largest learning rate").more_than(0).changeable();
-//   schema.add("optimizer.schedule", settings.schedule, {{"constant", Schedule::constant}, …}, "how the rate falls");
-//   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&] { return steps < warmup ? "… (why) suggestion" : ""; });
+//   schema.add("optimizer.schedule", settings.schedule, {{"constant", Schedule::constant}, …}, "decay of the learning
+//   rate"); schema.rule({"optimizer.warmup_steps", "run.steps"}, [&] { return steps < warmup ? "… (why) suggestion" :
+//   ""; });
 //
-// Invariants. A path is "table.key". The value that a member has when its key is added is the key's default. A schema
-// refers to the members it was given: they must outlive it. Reading writes only to those members.
+// Invariants. A path is "table.key". The default of a key is the value of its member when the key is added. A schema
+// refers to these members, which must outlive it. Reading an input writes only to them.
 #pragma once
 
 #include <cstdint>
@@ -26,29 +28,33 @@
 
 namespace weft::input {
 
-/// What a key can hold. Named values (enums) are texts with `choices`.
+/// Value of a key. Enums are strings with `choices`.
 using Value = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>>;
 
-/// What a resumed run does when the key differs from the interrupted one's: refuse, go on, or go on when told to.
-enum class Resume { fixed, free, changeable };
+/// Whether a resumed run may change a key.
+enum class Resume {
+  fixed,      ///< never
+  free,       ///< always
+  changeable  ///< with resume.accept_changed
+};
 
 struct Bound {
   double value;
   bool excluded;
 };
 
-/// One key. Made by Schema::add; the functions below complete it and can be chained.
+/// One key. Created by Schema::add; the member functions can be chained.
 struct Key {
   std::string table, name, help, unit;
   std::optional<Bound> minimum, maximum;
-  std::vector<std::string> choices;  ///< empty: any text
+  std::vector<std::string> choices;  ///< empty: any string
   Value initial;                     ///< the default; its alternative is the key's type
   std::string example;               ///< TOML value for the template of a required key
   bool must_be_given = false;
   bool is_path = false;
   Resume resume = Resume::fixed;
-  std::function<void(const Value&)> store;  ///< into the member; the value has passed every check
-  std::function<Value()> load;              ///< the member's present value
+  std::function<void(const Value&)> store;  ///< assigns a checked value to the member
+  std::function<Value()> load;              ///< current value of the member
 
   std::string path() const { return table + "." + name; }
 
@@ -58,9 +64,9 @@ struct Key {
   Key& more_than(double bound);
   Key& less_than(double bound);
   Key& one_of(std::vector<std::string> names);
-  /// A path: ${NAME} is replaced by the environment variable, $${ stands for ${.
+  /// A file path: ${NAME} is replaced by the environment variable; $${ gives ${.
   Key& path_name();
-  /// No default: an input without it is an error. `toml_example` stands in the template.
+  /// No default: a missing key is an error. The template shows `toml_example`.
   Key& required(std::string toml_example);
   Key& free();
   Key& changeable();
@@ -72,7 +78,7 @@ struct Table {
 
 /// A condition on several keys. `problem` returns "" or "problem (why) suggestion".
 struct Rule {
-  std::vector<std::string> paths;  ///< the message points at the first of them that was given
+  std::vector<std::string> paths;  ///< messages give the position of the first one that is set
   std::function<std::string()> problem;
 };
 
@@ -83,7 +89,7 @@ class Schema {
   Schema(Schema&&) = default;
   Schema& operator=(Schema&&) = default;
 
-  /// Names a table and what it is for. Tables are printed in the order of their first mention.
+  /// Adds a table with its help text. Tables are printed in the order of their first use.
   void table(std::string_view name, std::string_view help);
 
   Key& add(std::string_view path, bool& member, std::string_view help);
@@ -92,13 +98,13 @@ class Schema {
   Key& add(std::string_view path, double& member, std::string_view help);
   Key& add(std::string_view path, std::string& member, std::string_view help);
   Key& add(std::string_view path, std::vector<std::string>& member, std::string_view help);
-  /// An enum with the names that an input uses. Every enumerator must be named.
+  /// An enum with its names in an input. Every enumerator must have a name.
   template <class Enum>
   requires std::is_enum_v<Enum> Key& add(std::string_view path, Enum& member,
                                          std::vector<std::pair<std::string, std::type_identity_t<Enum>>> names,
                                          std::string_view help);
 
-  /// Conditions are checked after reading, when none of their keys had a problem of its own.
+  /// Rules are checked after reading, unless one of their keys has an error.
   void rule(std::vector<std::string> paths, std::function<std::string()> problem);
 
   const std::vector<Table>& tables() const { return tables_; }
@@ -106,7 +112,7 @@ class Schema {
   const std::vector<Rule>& rules() const { return rules_; }
   bool has_table(std::string_view table) const;
   const Key* find(std::string_view path) const;
-  /// For commands that need more, or less, than the owner of a key asks for. The path must exist.
+  /// For commands that change requirements of a key. The path must exist.
   Key& at(std::string_view path);
 
  private:

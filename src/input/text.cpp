@@ -12,7 +12,7 @@
 namespace weft::input {
 namespace {
 
-/// Length of the well-formed UTF-8 sequence at the start of `text` (which is not empty), 0 when there is none.
+/// Length of the UTF-8 sequence at the start of `text` (not empty), 0 if it is invalid.
 std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned lead = byte(0);
@@ -75,15 +75,15 @@ std::string expand_environment(std::string_view text, std::string& problem) {
       if (end == i + 2 || end == text.size() || text[end] != '}') {
         problem = fmt::format(
             "{} has a \"${{\" without a name and \"}}\" (environment variables are written ${{NAME}}); write $${{ for "
-            "the "
-            "characters themselves",
+            "a "
+            "literal ${{",
             quoted(text));
         return {};
       }
       const std::string name(text.substr(i + 2, end - i - 2));
       const char* value = std::getenv(name.c_str());
       if (value == nullptr) {
-        problem = fmt::format("environment variable {} is not set (used in {}); set it, or write the path out", name,
+        problem = fmt::format("environment variable {} is not set (used in {}); set it or give the full path", name,
                               quoted(text));
         return {};
       }
@@ -121,7 +121,7 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours that turn a into b.
+/// Number of insertions, deletions, replacements and swaps of neighbours that turn a into b.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> before, previous(b.size() + 1), current(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) previous[j] = j;
@@ -141,7 +141,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest(std::string_view word, const std::vector<std::string>& names) {
-  constexpr std::size_t longest = 64;  // a longer word is no misspelt name, and would cost time
+  constexpr std::size_t longest = 64;  // longer words are not misspelt names; bounds the time
   if (word.empty() || word.size() > longest) return {};
   const std::string wanted = lower(word);
   std::string best;

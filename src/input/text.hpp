@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small text functions of this room.
+// String functions of this module.
 #pragma once
 
 #include <string>
@@ -8,16 +8,16 @@
 
 namespace weft::input {
 
-/// `text` between quotation marks, fit for one line of a message: control characters and what is no UTF-8 become "?",
-/// and what is longer than `longest` bytes is cut.
+/// `text` in quotation marks for one line of a message. Control characters and invalid UTF-8 are replaced by "?";
+/// output beyond `longest` bytes is truncated.
 std::string quoted(std::string_view text, std::size_t longest = 60);
 
-/// No control characters, valid UTF-8: can be printed, written as TOML and as JSON.
+/// True for valid UTF-8 without control characters: can be printed and written as TOML and JSON.
 bool is_plain(std::string_view text);
 
-/// ${NAME} -> the environment variable, $${ -> ${. On failure `problem` says why and the result is empty.
+/// Replaces ${NAME} by the environment variable and $${ by ${. On failure sets `problem` and returns "".
 std::string expand_environment(std::string_view text, std::string& problem);
-/// The inverse for a text without variables: ${ -> $${.
+/// Escapes ${ as $${, so that `expand_environment` restores the text.
 std::string protect_from_expansion(std::string_view text);
 
 std::string_view trim(std::string_view text);

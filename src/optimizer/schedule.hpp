@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The learning rate of a step. A pure function of the settings, so that nothing about it needs to be saved.
+// Learning-rate schedules. Pure functions of settings and step: checkpoints store no schedule state.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace weft::optimizer {
 ///   step      1 before decay_begin, `final_fraction` from there on
 double learning_rate(const Settings&, std::int64_t step, std::int64_t steps);
 
-/// What the kernels of step `step` need; gradient_scale is 1.
+/// Parameters of the Adam kernels at step `step` (from 1) of `steps`; gradient_scale is 1. `seed` is that of stochastic
+/// rounding.
 kernels::AdamStep adam_step(const Settings&, std::int64_t step, std::int64_t steps, std::uint64_t seed);
 
 }  // namespace weft::optimizer

@@ -17,14 +17,14 @@ namespace {
 
 using kernels::Scalar;
 
-// Larger chunks would have to be unpacked whole into memory.
+// Chunks must be unpacked completely into memory.
 constexpr std::int64_t kLargestChunk = std::int64_t{1} << 30;
 constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kMostColumns = std::int64_t{1} << 24;
 constexpr std::int64_t kMostRows = std::int64_t{1} << 38;
-// deflate makes at best 1 byte of 1032: what claims more is no data, and its row count must not size anything.
+// deflate compresses at most 1032 to 1. A header that claims more is damaged, and its row count must not size memory.
 constexpr std::int64_t kLargestRatio = 2048;
-// HDF5 1.10 walks the whole index to describe one chunk: beyond this, rows are read through HDF5 instead.
+// HDF5 1.10 traverses the whole index to describe one chunk. Datasets with more chunks are read through HDF5.
 constexpr std::int64_t kMostLocatedChunks = 4096;
 
 std::int64_t size_of_file(const std::string& path) {
@@ -42,7 +42,7 @@ Handle open_sound(const std::string& path) {
     return open_file(path);
   } catch (const Error& failure) {
     const std::string why = failure.what();
-    throw error(ExitCode::data, "{}{}", why, why.find("; ") == std::string::npos ? "; is the file complete?" : "");
+    throw error(ExitCode::data, "{}{}", why, why.find("; ") == std::string::npos ? "; is the file truncated?" : "");
   }
 }
 
@@ -56,20 +56,20 @@ std::int64_t layer_number(std::string_view name) {
   return name == std::to_string(number) ? number : -1;
 }
 
-/// The link exists and is no way into another file.
+/// True if the link exists and does not point to another file.
 bool has_link(hid_t parent, const std::string& name) {
   if (H5Lexists(parent, name.c_str(), H5P_DEFAULT) <= 0) return false;
   H5L_info_t info;
   return H5Lget_info(parent, name.c_str(), &info, H5P_DEFAULT) >= 0 && info.type == H5L_TYPE_HARD;
 }
 
-std::string text_or_nothing(hid_t object, const std::string& name) {
+std::string text_or_empty(hid_t object, const std::string& name) {
   return has_attribute(object, name) ? read_text_attribute(object, name) : std::string();
 }
 
-/// What HDF5 cannot make sense of once a file is open is damage, not a failure to read.
+/// Converts Error(io) of HDF5 to Error(data): once a file is open, errors mean damage.
 template <class Read>
-auto refusing_damage(const std::string& path, Read&& read) {
+auto with_damage_as_data_error(const std::string& path, Read&& read) {
   try {
     return read();
   } catch (const Error& failure) {
@@ -90,7 +90,7 @@ std::string dataset_name(Side side, std::int64_t layer) {
 ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.string()), bytes_(size_of_file(path_)) {
   const Lock lock;
   file_ = open_sound(path_);
-  refusing_damage(path_, [&] { read_headers(); });
+  with_damage_as_data_error(path_, [&] { read_headers(); });
 }
 
 void ActivationFile::read_headers() {
@@ -99,17 +99,17 @@ void ActivationFile::read_headers() {
   check(H5Pget_userblock(creation, &user_block), path_ + ": reading the file's properties");
   user_block_ = user_block != 0;
   try {
-    header_.format = text_or_nothing(file_, "format");
+    header_.format = text_or_empty(file_, "format");
     if (has_attribute(file_, "format_version"))
       header_.format_version = read_integer_attribute(file_, "format_version");
-    header_.model = text_or_nothing(file_, "model");
-    header_.hook_inputs = text_or_nothing(file_, "hook_inputs");
-    header_.hook_targets = text_or_nothing(file_, "hook_targets");
+    header_.model = text_or_empty(file_, "model");
+    header_.hook_inputs = text_or_empty(file_, "hook_inputs");
+    header_.hook_targets = text_or_empty(file_, "hook_targets");
   } catch (const Error& failure) {
     throw error(ExitCode::data, "{}: {}", path_, failure.what());
   }
 
-  // Numeric order comes from asking for layer_0, layer_1, ... by name.
+  // HDF5 lists layer_10 before layer_2: probe names in numeric order.
   std::int64_t n_layers = 0;
   while (has_link(file_, fmt::format("layer_{}", n_layers))) ++n_layers;
   H5G_info_t root;
@@ -122,18 +122,19 @@ void ActivationFile::read_headers() {
     const std::int64_t number = layer_number(name);
     if (number == n_layers)
       throw error(ExitCode::data,
-                  "{}: /{} is a link out of the file or to another place (links are not followed); copy the values "
-                  "into the file",
-                  path_, name);
+                  "{}: /{} is an external or soft link (links are not followed); copy the values into the file", path_,
+                  name);
     if (number > n_layers)
       throw error(ExitCode::data,
-                  "{}: /layer_{} is missing (/{} is there; layers are numbered from 0 without a gap); was the file "
+                  "{}: /layer_{} is missing (/{} exists; layers must be numbered from 0 without a gap); was the file "
                   "written completely?",
                   path_, n_layers, name);
   }
   if (n_layers == 0)
     throw error(ExitCode::data,
-                "{}: /layer_0 is missing (an activation file has groups layer_0, layer_1, ...); is it one?", path_);
+                "{}: /layer_0 is missing (activation files have groups layer_0, layer_1, ...); is this an activation "
+                "file?",
+                path_);
   for (std::int64_t layer = 0; layer < n_layers; ++layer) {
     header_.inputs.push_back(read_matrix_header(Side::inputs, layer));
     header_.targets.push_back(read_matrix_header(Side::targets, layer));
@@ -145,7 +146,7 @@ void ActivationFile::read_headers() {
 hid_t ActivationFile::open(Side side, std::int64_t layer) {
   const std::string name = dataset_name(side, layer);
   if (name == open_name_) return dataset_;
-  // Closed first: a second handle would share the chunk cache of the first.
+  // Close the other dataset first: otherwise a second handle of this one would use the chunk cache of the first.
   open_name_.clear();
   dataset_ = Handle();
   const std::string group = fmt::format("layer_{}", layer);
@@ -155,7 +156,7 @@ hid_t ActivationFile::open(Side side, std::int64_t layer) {
     throw error(ExitCode::data, "{}: {} is missing; was the file written completely?", path_, name);
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
   if (static_cast<std::size_t>(layer) < header_.targets.size()) {
-    // Room for the chunks that one row meets, so that rows read in ascending order unpack each chunk once.
+    // The cache holds all chunks of one row, so that reading in ascending order unpacks each chunk once.
     const MatrixHeader& header = header_.matrix(side, layer);
     const std::int64_t across = header.chunk_columns > 0 ? divide_up(header.columns, header.chunk_columns) : 1;
     const std::int64_t cache = header.chunk_rows * header.chunk_columns * across * bytes_of(header.type);
@@ -176,7 +177,7 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
   try {
     const hid_t dataset = open(side, layer);
     const std::vector<std::int64_t> shape = shape_of(dataset);
-    if (shape.size() != 2) throw refuse(fmt::format("has {} dimensions (rows and columns are expected)", shape.size()));
+    if (shape.size() != 2) throw refuse(fmt::format("has {} dimensions (expected: rows and columns)", shape.size()));
     header.rows = shape[0];
     header.columns = shape[1];
     if (header.rows < 1) throw refuse("has no rows; was the file written completely?");
@@ -186,21 +187,22 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
       throw refuse(fmt::format("has {} columns (1 to {} are accepted)", header.columns, kMostColumns));
     if (!scalar_of(dataset_type_, header.type) || (header.type != Scalar::fp32 && header.type != Scalar::fp16 &&
                                                    header.type != Scalar::bf16 && header.type != Scalar::u16))
-      throw refuse("has a type that is not read (fp32, fp16 and bf16, little-endian, are)");
-    header.declared = text_or_nothing(dataset, "dtype");
+      throw refuse("has an unsupported type (supported: fp32, fp16 and bf16, little-endian); convert it");
+    header.declared = text_or_empty(dataset, "dtype");
 
     const std::int64_t row_bytes = header.columns * bytes_of(header.type);
     const Handle creation(H5Dget_create_plist(dataset), H5Pclose, path_ + ": reading the properties of " + name);
     const H5D_layout_t layout = H5Pget_layout(creation);
     if (layout == H5D_CONTIGUOUS) {
-      if (H5Pget_external_count(creation) > 0) throw refuse("keeps its values in other files, which is not read");
+      if (H5Pget_external_count(creation) > 0)
+        throw refuse("stores its values in external files (not supported); copy the values into the file");
       if (header.rows > bytes_ / row_bytes)
-        throw refuse(fmt::format("claims {} rows of {} bytes in a file of {} bytes; is the file cut short?",
+        throw refuse(fmt::format("claims {} rows of {} bytes in a file of {} bytes; is the file truncated?",
                                  header.rows, row_bytes, bytes_));
       const haddr_t offset = H5Dget_offset(dataset);
-      if (offset == HADDR_UNDEF) throw refuse("was never written");
+      if (offset == HADDR_UNDEF) throw refuse("was never written; was the file written completely?");
       if (offset > static_cast<haddr_t>(bytes_) || static_cast<std::int64_t>(offset) + header.rows * row_bytes > bytes_)
-        throw refuse("reaches beyond the end of the file; is it cut short?");
+        throw refuse("extends beyond the end of the file; is it truncated?");
       header.direct = !user_block_;
     } else if (layout == H5D_CHUNKED) {
       hsize_t chunk[2] = {0, 0};
@@ -209,7 +211,7 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
       if (chunk[0] > static_cast<hsize_t>(kLargestChunk) || chunk[1] > static_cast<hsize_t>(kMostColumns) ||
           static_cast<std::int64_t>(chunk[0] * chunk[1]) > kLargestChunk / bytes_of(header.type))
         throw refuse(
-            fmt::format("has HDF5 chunks of {} x {} values (at most 1 GiB is accepted); write it with smaller ones",
+            fmt::format("has HDF5 chunks of {} x {} values (at most 1 GiB is accepted); rewrite it with smaller ones",
                         chunk[0], chunk[1]));
       header.chunk_rows = static_cast<std::int64_t>(chunk[0]);
       header.chunk_columns = static_cast<std::int64_t>(chunk[1]);
@@ -222,15 +224,16 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
                                                sizeof filter, filter, &configuration);
         if (id < 0 || H5Zfilter_avail(id) <= 0)
           throw refuse(fmt::format(
-              "is compressed with filter {} (\"{}\"), which this HDF5 {} does not have; write it with gzip or plain",
+              "is compressed with filter {} (\"{}\"), which this HDF5 {} does not have; rewrite it with gzip or "
+              "uncompressed",
               static_cast<int>(id), filter, hdf5_version()));
       }
       const std::int64_t down = divide_up(header.rows, header.chunk_rows);
       const std::int64_t across = divide_up(header.columns, header.chunk_columns);
-      // Asked before HDF5 reads its index of them, for which it takes memory unseen.
+      // Checked before HDF5 reads the chunk index, for which it allocates memory.
       if (down > bytes_ / across)
         throw refuse(
-            fmt::format("claims {} x {} chunks in a file of {} bytes; is the file cut short?", down, across, bytes_));
+            fmt::format("claims {} x {} chunks in a file of {} bytes; is the file truncated?", down, across, bytes_));
       // Chunks that were never written would read as zeros.
       const Handle space(H5Dget_space(dataset), H5Sclose, path_ + ": reading the shape of " + name);
       hsize_t n_chunks = 0;
@@ -240,12 +243,12 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
       const hsize_t stored = H5Dget_storage_size(dataset);
       if (stored > static_cast<hsize_t>(bytes_))
         throw refuse(
-            fmt::format("claims {} stored bytes in a file of {} bytes; is the file cut short?", stored, bytes_));
-      // HDF5 1.10 takes a chunk's bytes from one place of the header and its shape from another, and would read beyond
-      // them.
+            fmt::format("claims {} stored bytes in a file of {} bytes; is the file truncated?", stored, bytes_));
+      // HDF5 1.10 takes the bytes and the shape of a chunk from different places of the header. If they disagree it
+      // reads out of bounds.
       const hsize_t chunk_bytes = chunk[0] * chunk[1] * static_cast<hsize_t>(bytes_of(header.type));
       if (n_filters == 0 && (stored % n_chunks != 0 || stored / n_chunks != chunk_bytes))
-        throw refuse(fmt::format("has chunks of {} bytes where its shape and type need {}; is it damaged?",
+        throw refuse(fmt::format("has chunks of {} bytes, its shape and type require {}; is it damaged?",
                                  stored / n_chunks, chunk_bytes));
       if (header.rows > static_cast<std::int64_t>(stored) * kLargestRatio / row_bytes)
         throw refuse(fmt::format("claims {} rows of {} bytes in {} stored bytes; is it damaged?", header.rows,
@@ -253,13 +256,13 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
       header.direct =
           n_filters == 0 && header.chunk_columns == header.columns && !user_block_ && down <= kMostLocatedChunks;
     } else if (layout == H5D_COMPACT) {
-      header.direct = false;  // inside the header, so it is small
+      header.direct = false;  // stored inside the header, hence small
       const hsize_t stored = H5Dget_storage_size(dataset);
       if (stored > static_cast<hsize_t>(bytes_) || header.rows != static_cast<std::int64_t>(stored) / row_bytes)
         throw refuse(fmt::format("claims {} rows of {} bytes in {} stored bytes; is it damaged?", header.rows,
                                  row_bytes, stored));
     } else {
-      throw refuse("is a virtual dataset (a missing part would read as zeros); write the values into the file");
+      throw refuse("is a virtual dataset (a missing source would read as zeros); copy the values into the file");
     }
   } catch (const Error& failure) {
     if (failure.code() == ExitCode::data) throw;
@@ -270,7 +273,7 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
 
 std::vector<Extent> ActivationFile::extents(Side side, std::int64_t layer) {
   const Lock lock;
-  return refusing_damage(path_, [&] { return locate(side, layer); });
+  return with_damage_as_data_error(path_, [&] { return locate(side, layer); });
 }
 
 std::vector<Extent> ActivationFile::locate(Side side, std::int64_t layer) {
@@ -290,7 +293,7 @@ std::vector<Extent> ActivationFile::locate(Side side, std::int64_t layer) {
         address == HADDR_UNDEF || address > static_cast<haddr_t>(bytes_) ||
         static_cast<std::int64_t>(stored) != header.chunk_rows * row_bytes ||
         static_cast<std::int64_t>(address + stored) > bytes_ || at[1] != 0)
-      throw error(ExitCode::data, "{}: {} has a chunk that lies outside the file; is it damaged?", path_, name);
+      throw error(ExitCode::data, "{}: {} has a chunk outside the file; is it damaged?", path_, name);
     const std::int64_t row = static_cast<std::int64_t>(at[0]);
     extents.push_back({row, std::min(header.chunk_rows, header.rows - row), static_cast<std::int64_t>(address)});
   }
@@ -304,7 +307,7 @@ std::vector<Extent> ActivationFile::locate(Side side, std::int64_t layer) {
 std::vector<StoredBytes> ActivationFile::ends(Side side, std::int64_t layer, std::int64_t at_most) {
   const Lock lock;
   if (user_block_) return {};
-  return refusing_damage(path_, [&] { return locate_ends(side, layer, at_most); });
+  return with_damage_as_data_error(path_, [&] { return locate_ends(side, layer, at_most); });
 }
 
 std::vector<StoredBytes> ActivationFile::locate_ends(Side side, std::int64_t layer, std::int64_t at_most) {
@@ -329,7 +332,7 @@ std::vector<StoredBytes> ActivationFile::locate_ends(Side side, std::int64_t lay
     if (H5Dget_chunk_info(dataset, space, index, at, &mask, &address, &stored) < 0 || address == HADDR_UNDEF ||
         address > static_cast<haddr_t>(bytes_) || stored > static_cast<hsize_t>(bytes_) ||
         static_cast<std::int64_t>(address + stored) > bytes_)
-      throw error(ExitCode::data, "{}: {} has a chunk that lies outside the file; is it damaged?", path_, name);
+      throw error(ExitCode::data, "{}: {} has a chunk outside the file; is it damaged?", path_, name);
     ends.push_back({static_cast<std::int64_t>(address), std::min(static_cast<std::int64_t>(stored), at_most)});
   }
   return ends;
@@ -338,7 +341,7 @@ std::vector<StoredBytes> ActivationFile::locate_ends(Side side, std::int64_t lay
 void ActivationFile::read(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,
                           std::int64_t stride) {
   const Lock lock;
-  refusing_damage(path_, [&] { read_locked(side, layer, row_begin, rows, out, stride); });
+  with_damage_as_data_error(path_, [&] { read_locked(side, layer, row_begin, rows, out, stride); });
 }
 
 void ActivationFile::read_locked(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows,
@@ -374,12 +377,12 @@ ActivationFileWriter::ActivationFileWriter(const std::filesystem::path& path, co
   const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
   const hsize_t chunk[2] = {static_cast<hsize_t>(shape.chunk_rows), static_cast<hsize_t>(shape.d_model)};
   check(H5Pset_chunk(creation, 2, chunk), "setting chunks");
-  // No time stamps: the same rows make the same file.
-  check(H5Pset_obj_track_times(creation, false), "leaving out time stamps");
+  // No time stamps: files with the same rows are identical.
+  check(H5Pset_obj_track_times(creation, false), "disabling time stamps");
   const Handle group_creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, "creating group properties");
-  check(H5Pset_obj_track_times(group_creation, false), "leaving out time stamps");
+  check(H5Pset_obj_track_times(group_creation, false), "disabling time stamps");
   if (shape.gzip_level > 0) check(H5Pset_deflate(creation, static_cast<unsigned>(shape.gzip_level)), "setting gzip");
-  // Whole rows of chunks are written at a time where the caller appends so; what is left over waits in the cache.
+  // The cache holds one row of chunks: partially filled chunks are completed in memory by later calls.
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
   check(H5Pset_chunk_cache(access, 11,
                            static_cast<std::size_t>(shape.chunk_rows * shape.d_model * bytes_of(shape.type)), 1.0),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The HDF5 side of one activation file: groups layer_{l} with datasets inputs and targets, [rows, columns].
+// One activation file in HDF5: groups layer_{l} with datasets inputs and targets, [rows, columns].
 //
-// Nothing in a header is believed before it was held against the size of the file: what is returned here may size
-// memory. Rows are moved with memory type = file type, so HDF5 converts nothing. Errors name file and dataset.
+// All sizes in headers are checked against the size of the file, so that callers may allocate memory by them. Memory
+// type and file type of rows are equal: HDF5 converts nothing. Errors name file and dataset.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ enum class Side { inputs, targets };
 /// "/layer_3/inputs"
 std::string dataset_name(Side side, std::int64_t layer);
 
-/// One dataset as its header describes it.
+/// Header of one dataset.
 struct MatrixHeader {
   kernels::Scalar type = kernels::Scalar::fp32;  ///< fp32, fp16, bf16 or u16
   std::string declared;                          ///< attribute "dtype"; "" = none
@@ -30,7 +30,7 @@ struct MatrixHeader {
   std::int64_t columns = 0;
   std::int64_t chunk_rows = 0;  ///< 0 = contiguous
   std::int64_t chunk_columns = 0;
-  bool direct = false;  ///< stored plainly: `extents` can say where its rows lie
+  bool direct = false;  ///< uncompressed: `extents` can locate its rows
 };
 
 struct ActivationHeader {
@@ -45,14 +45,14 @@ struct ActivationHeader {
   }
 };
 
-/// Rows that lie one after the other in the file.
+/// Rows that are contiguous in the file.
 struct Extent {
   std::int64_t row_begin = 0;
   std::int64_t rows = 0;
   std::int64_t offset = 0;  ///< byte in the file
 };
 
-/// Bytes stored for the first and the last chunk of a dataset (of contiguous data: its first and last bytes).
+/// A range of bytes of the file.
 struct StoredBytes {
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
@@ -61,25 +61,26 @@ struct StoredBytes {
 /// An activation file, open read-only.
 class ActivationFile {
  public:
-  /// Reads all headers. Throws Error(io) when the file cannot be opened at all, Error(data) when it is no sound
-  /// activation file.
+  /// Reads all headers. Throws Error(io) if the file cannot be opened, Error(data) if it is not a valid activation
+  /// file.
   explicit ActivationFile(const std::filesystem::path& path);
 
   const ActivationHeader& header() const { return header_; }
   std::int64_t bytes() const { return bytes_; }
 
-  /// All rows of a dataset that is `direct`, ascending.
+  /// Location of all rows of a `direct` dataset, ascending.
   std::vector<Extent> extents(Side side, std::int64_t layer);
-  /// The ends of a dataset's data, at most `at_most` bytes each; none when the file has a user block.
+  /// First and last stored bytes of a dataset (of the first and last chunk if it is chunked), at most `at_most` each.
+  /// Empty if the file has a user block or the data are inside the header.
   std::vector<StoredBytes> ends(Side side, std::int64_t layer, std::int64_t at_most);
 
-  /// Rows [row_begin, row_begin + rows) through HDF5; row i goes to out + i * stride bytes (a multiple of the element
-  /// size). Reading a dataset in ascending order unpacks each chunk once.
+  /// Reads rows [row_begin, row_begin + rows) through HDF5 to out + i * stride bytes (a multiple of the element size).
+  /// Each chunk is unpacked once if a dataset is read in ascending order.
   void read(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,
             std::int64_t stride);
 
  private:
-  // Callers hold the lock and take an Error(io) for damage.
+  // Callers hold the lock and convert Error(io) to Error(data).
   void read_headers();
   hid_t open(Side side, std::int64_t layer);
   MatrixHeader read_matrix_header(Side side, std::int64_t layer);
@@ -93,12 +94,12 @@ class ActivationFile {
   bool user_block_ = false;
   Handle file_;
   ActivationHeader header_;
-  // The dataset read last stays open, for its chunk cache.
+  // The most recently used dataset stays open to keep its chunk cache.
   Handle dataset_, dataset_type_;
   std::string open_name_;
 };
 
-/// A new activation file, filled row by row.
+/// Writes a new activation file row by row.
 class ActivationFileWriter {
  public:
   struct Shape {
@@ -108,13 +109,13 @@ class ActivationFileWriter {
     std::int64_t chunk_rows = 1024;
     int gzip_level = 0;  ///< 0 = not compressed
   };
-  /// `attributes` become texts of the root group. Never overwrites. Throws Error(io).
+  /// `attributes` are written as string attributes of the root group. Never overwrites. Throws Error(io).
   ActivationFileWriter(const std::filesystem::path& path, const Shape& shape, std::int64_t format_version,
                        const std::map<std::string, std::string>& attributes);
 
   /// Appends rows: inputs and targets [rows, n_layers * d_model] as stored.
   void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
-  /// Must be called: reports what only closing finds out.
+  /// Must be called: reports errors that occur on closing.
   void close();
 
  private:

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes are read as big-endian 16-bit words w[0] to w[n-1], an odd last byte as the upper half of one. The checksum
-// is sum2 << 16 | sum1 with sum1 = sum of w[i] and sum2 = sum of (n - i) w[i], both modulo 65535 and 65535, not 0, for
-// multiples of it that are not 0 themselves.
+// The bytes are big-endian 16-bit words w[0] to w[n-1]; an odd last byte is the upper half of a word. The checksum is
+// sum2 << 16 | sum1 with sum1 = sum of w[i] and sum2 = sum of (n - i) w[i], both modulo 65535, where nonzero multiples
+// of 65535 give 65535 instead of 0.
 //
-// Swapping the bytes of a word is multiplying it by 256 modulo 65535. So words are taken as a little-endian machine has
-// them, and the two sums are multiplied in the end.
+// Swapping the bytes of a word multiplies it by 256 modulo 65535. Therefore words are summed in little-endian order,
+// and both sums are multiplied by 256 at the end.
 #include "storage/checksum.hpp"
 
 #include <algorithm>
@@ -18,23 +18,23 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 
 constexpr std::size_t kLanes = 32;
-/// So many words of a lane that their weighted sum fits 32 bits: 360 * 361 / 2 * 65535 < 2^32.
+/// Words per lane whose weighted sum fits in 32 bits: 360 * 361 / 2 * 65535 < 2^32.
 constexpr std::size_t kDepth = 360;
 
-/// Modulo 65535, and 0 only for 0.
+/// Modulo 65535; 0 only for 0.
 std::uint64_t reduced(std::uint64_t sum) { return sum == 0 ? 0 : (sum - 1) % 65535 + 1; }
 
 struct Sums {
   std::uint64_t plain = 0, weighted = 0;
 
-  /// Appends `n` words with sums of their own.
+  /// Appends `n` words with the given sums.
   void append(std::uint64_t n, std::uint64_t their_plain, std::uint64_t their_weighted) {
     weighted = reduced(weighted + n * plain + their_weighted);
     plain = reduced(plain + their_plain);
   }
 };
 
-/// `depth` * kLanes words. Word k * kLanes + lane has weight (depth - k) * kLanes - lane.
+/// Appends `depth` * kLanes words. Word k * kLanes + lane has weight (depth - k) * kLanes - lane.
 void append_block(Sums& sums, const unsigned char* data, std::size_t depth) {
   std::uint32_t plain[kLanes] = {}, weighted[kLanes] = {};
   for (std::size_t k = 0; k < depth; ++k) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HDF5's checksum of a chunk, formed by us: several times faster than in its filter, and outside its lock. The filter
-// checks it in every ordinary read.
+// Checksum of the fletcher32 filter of HDF5. Several times faster than the filter, and computed outside the HDF5 lock.
+// The filter verifies it when chunks are read.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace weft::storage {
 
-/// What HDF5's fletcher32 filter stores, in little-endian order, behind the `bytes` bytes at `data`.
+/// The checksum that the filter appends, in little-endian order, to the `bytes` bytes at `data`.
 std::uint32_t fletcher32(const void* data, std::size_t bytes);
 
 }  // namespace weft::storage

@@ -25,7 +25,7 @@
 namespace weft::storage {
 namespace {
 
-/// One running sha256.
+/// Incremental sha256.
 class Sha256 {
  public:
   Sha256() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
@@ -43,7 +43,7 @@ class Sha256 {
 
  private:
   static void require(bool good) {
-    if (!good) throw error(ExitCode::internal, "libcrypto offers no sha256 (a restricted OpenSSL configuration?)");
+    if (!good) throw error(ExitCode::internal, "libcrypto has no sha256 (is the OpenSSL configuration restricted?)");
   }
   std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
 };
@@ -65,20 +65,20 @@ struct Segment {
   std::int64_t index, begin, end;  ///< bytes of the file
 };
 
-/// Threads that digest the segments they are given, in the order in which they come.
+/// Threads that digest segments in the order in which they are added.
 class Team {
  public:
-  /// `disk`: takes segments once they are digested; may be null.
+  /// `disk` writes digested segments back; may be null.
   Team(const std::filesystem::path& path, const Writeback* disk, std::int64_t helpers)
       : path_(path), file_(path), disk_(disk) {
     for (std::int64_t i = 0; i < helpers; ++i)
       helpers_.emplace_back([this] {
-        while (const auto segment = wait_for_one()) process(*segment);
+        while (const auto segment = wait_for_segment()) process(*segment);
       });
   }
   Team(const Team&) = delete;
   ~Team() {
-    given_up_ = true;
+    cancelled_ = true;
     close();
   }
 
@@ -89,14 +89,14 @@ class Team {
     changed_.notify_one();
   }
 
-  /// Works, too, while more than `enough` segments wait. Throws what any thread threw.
-  void help(std::size_t enough) {
-    while (const auto segment = take(enough)) process(*segment);
+  /// Digests in the calling thread while more than `allowed` segments wait. Throws the first failure of any thread.
+  void help(std::size_t allowed) {
+    while (const auto segment = take(allowed)) process(*segment);
     const std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
   }
 
-  /// No more will come: the digests by segment, once all are there. Throws what any thread threw.
+  /// Completes all segments and returns the digests by segment. Throws the first failure of any thread.
   std::map<std::int64_t, std::string> finish() {
     help(0);
     close();
@@ -115,19 +115,19 @@ class Team {
     helpers_.clear();
   }
 
-  std::optional<Segment> take(std::size_t enough) {
+  std::optional<Segment> take(std::size_t allowed) {
     const std::lock_guard lock(mutex_);
-    return front(enough);
+    return front(allowed);
   }
 
-  std::optional<Segment> wait_for_one() {
+  std::optional<Segment> wait_for_segment() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
     return front(0);
   }
 
-  std::optional<Segment> front(std::size_t enough) {
-    if (given_up_ || waiting_.size() <= enough) return std::nullopt;
+  std::optional<Segment> front(std::size_t allowed) {
+    if (cancelled_ || waiting_.size() <= allowed) return std::nullopt;
     const Segment segment = waiting_.front();
     waiting_.pop_front();
     return segment;
@@ -140,19 +140,18 @@ class Team {
       const std::lock_guard lock(mutex_);
       digests_[segment.index] = std::move(digest);
     } catch (...) {
-      given_up_ = true;
+      cancelled_ = true;
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_ = std::current_exception();
     }
   }
 
   std::string digest_of(const Segment& segment) const {
-    // The disk reads the whole segment while its beginning is digested: a hint. What is still being written is in
-    // memory.
+    // A hint: read the whole segment ahead. A file that is being written is in the page cache already.
     if (disk_ == nullptr) ::posix_fadvise(file_, segment.begin, kDigestSegment, POSIX_FADV_WILLNEED);
-    std::vector<char> buffer(std::size_t{256} << 10);  // stays in a core's cache
+    std::vector<char> buffer(std::size_t{256} << 10);  // fits in the L2 cache
     Sha256 digest;
-    for (std::int64_t at = segment.begin; at < segment.end && !given_up_;) {
+    for (std::int64_t at = segment.begin; at < segment.end && !cancelled_;) {
       const auto wanted =
           static_cast<std::size_t>(std::min<std::int64_t>(segment.end - at, static_cast<std::int64_t>(buffer.size())));
       const ssize_t got = ::pread(file_, buffer.data(), wanted, at);
@@ -175,7 +174,7 @@ class Team {
   bool closed_ = false;
   std::map<std::int64_t, std::string> digests_;
   std::exception_ptr failure_;
-  std::atomic<bool> given_up_{false};
+  std::atomic<bool> cancelled_{false};
   std::vector<std::thread> helpers_;
 };
 
@@ -205,7 +204,7 @@ std::vector<std::string> sha256_segments(const std::filesystem::path& path, std:
   return in_order(team.finish());
 }
 
-/// Segments written and not yet digested: more of them, and the writer helps.
+/// Segments that may wait for the threads before the writer helps.
 constexpr std::size_t kWaiting = 1;
 
 struct FollowingDigests::State {

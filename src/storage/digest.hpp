@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sha256 of texts and of large files. A file is digested in segments of 64 MiB, several at a time: `dd bs=64M skip=i
-// count=1 if=FILE | sha256sum` repeats segment i by hand, and for a file of one segment it is sha256sum's own answer.
+// sha256 of texts and of large files. A file is digested in segments of 64 MiB, several at a time. `dd bs=64M skip=i
+// count=1 if=FILE | sha256sum` gives the digest of segment i; for a file of one segment it equals `sha256sum FILE`.
 #pragma once
 
 #include <cstdint>
@@ -20,31 +20,30 @@ constexpr std::int64_t kDigestSegment = std::int64_t{64} << 20;
 /// 64 lower-case hex digits.
 std::string sha256(std::string_view bytes);
 
-/// Segments of a file of `bytes` bytes; an empty file has none.
+/// Number of segments of a file of `bytes` bytes; 0 for an empty file.
 constexpr std::int64_t digest_segments(std::int64_t bytes) { return (bytes + kDigestSegment - 1) / kDigestSegment; }
 
-/// Digests of segments [begin, end) of the file, by `threads` threads. Throws Error(io) when the file cannot be read or
-/// ends before it should (`bytes`: its whole length).
+/// Digests of segments [begin, end) of a file of `bytes` bytes, computed by `threads` threads. Throws Error(io) if the
+/// file cannot be read or is shorter.
 std::vector<std::string> sha256_segments(const std::filesystem::path& path, std::int64_t bytes, std::int64_t begin,
                                          std::int64_t end, int threads);
 
-/// Digests of a file that is still being written: each segment as soon as all its bytes are final, from what the file
-/// then holds and by threads of its own, so that little is left to do when the file is complete. A digested segment is
-/// sent to the disk and leaves the page cache. Not for several callers at once. Destroyed unfinished it gives up at
-/// once.
+/// Digests a file while it is being written. Threads digest each segment as soon as all its bytes are final, so that
+/// little work remains when the file is complete. Digested segments are written to disk and dropped from the page
+/// cache. Not thread-safe. The destructor cancels unfinished work.
 class FollowingDigests {
  public:
-  /// The file must exist; `disk` is of the same file and outlives this. Throws Error(io).
+  /// The file must exist. `disk` is for the same file and must outlive this. Throws Error(io).
   FollowingDigests(const std::filesystem::path& path, const Writeback& disk);
   FollowingDigests(const FollowingDigests&) = delete;
   ~FollowingDigests();
 
-  /// Bytes [begin, end) have been written and will not change; none may be named twice. Digests a segment itself when
-  /// the threads lag behind. Throws Error(io): the file cannot be read, or the disk did not take what was written.
+  /// Declares bytes [begin, end) final, each byte at most once. Digests segments in the calling thread if the threads
+  /// are too slow. Throws Error(io) if the file cannot be read or writing to disk failed.
   void add_final(std::int64_t begin, std::int64_t end);
 
-  /// The file is complete, `bytes` long: digests the segments that hold bytes never named final, waits for the rest
-  /// and returns all in order. Once. Throws Error(io) as `add_final` does.
+  /// To be called once, when the file is complete and `bytes` long. Digests the remaining segments and returns all
+  /// digests in order. Throws Error(io) like `add_final`.
   std::vector<std::string> finish(std::int64_t bytes);
 
  private:
@@ -52,7 +51,7 @@ class FollowingDigests {
   std::unique_ptr<State> state_;
 };
 
-/// Threads that digest: up to 4, as the machine has cores.
+/// Number of threads for digests: that of the cores, at most 4.
 int digest_threads();
 
 }  // namespace weft::storage

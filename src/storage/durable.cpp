@@ -64,7 +64,7 @@ void Writeback::begin(std::int64_t begin, std::int64_t end) const {
 
 void Writeback::release(std::int64_t begin, std::int64_t end) const {
   constexpr unsigned kAndWait = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-  // An error of the disk is told here or by the fsync at the end, not by both.
+  // A write error is reported either here or by the final fsync, not by both.
   if (::sync_file_range(descriptor_, begin, end - begin, kAndWait) != 0 &&
       (errno == EIO || errno == ENOSPC || errno == EDQUOT))
     fail(path_, "writing to the disk");
@@ -118,7 +118,7 @@ std::string read_text(const std::filesystem::path& path, std::int64_t at_most) {
     const ssize_t got = ::read(file, text.data() + filled, text.size() - filled);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(path, "reading");
-    if (got == 0) break;  // shortened meanwhile
+    if (got == 0) break;  // truncated since fstat
     filled += static_cast<std::size_t>(got);
   }
   text.resize(filled);

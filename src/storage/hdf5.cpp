@@ -13,7 +13,7 @@ std::recursive_mutex& mutex() {
   return m;
 }
 
-/// The innermost message of the library's error stack: the one that says what really happened.
+/// The innermost message of the library's error stack, which names the cause.
 std::string reason() {
   std::string text = "no reason given by HDF5";
   H5Ewalk2(
@@ -24,8 +24,8 @@ std::string reason() {
       },
       &text);
   H5Eclear2(H5E_DEFAULT);
-  // "file write failed: time = ..., errno = 28, error message = 'No space left on device', buf = ...": the quoted part
-  // says it.
+  // Keep the quoted part of "file write failed: time = ..., errno = 28, error message = 'No space left on device',
+  // ...".
   constexpr std::string_view kMark = "error message = '";
   if (const std::size_t at = text.find(kMark); at != text.npos)
     if (const std::size_t end = text.find('\'', at + kMark.size()); end != text.npos)
@@ -87,7 +87,7 @@ Handle open_file(const std::filesystem::path& path) {
     const bool newer = why.find("version number") != std::string::npos;
     throw error(ExitCode::io, "{}: cannot be opened ({}){}", path.string(), why,
                 newer ? "; it was written by a newer HDF5 than this program's " + hdf5_version() +
-                            ": write it again with libver bounds up to v110"
+                            ": rewrite it with libver bounds up to v110"
                       : "");
   }
   return Handle(id, H5Fclose, path.string());
@@ -99,27 +99,27 @@ Handle create_file(const std::filesystem::path& path, std::int64_t metadata_byte
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "setting HDF5 version bounds");
   check(H5Pset_meta_block_size(access, static_cast<hsize_t>(metadata_bytes)), "setting the size of a metadata block");
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "creating file properties");
-  check(H5Pset_obj_track_times(creation, false), "leaving out time stamps");  // the same content makes the same file
+  check(H5Pset_obj_track_times(creation, false), "disabling time stamps");  // files of the same content are identical
   return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation, access), H5Fclose, "creating " + path.string());
 }
 
 Handle bf16_type() {
   const Lock lock;
-  Handle type(H5Tcopy(H5T_IEEE_F32LE), H5Tclose, "making the bf16 type");
-  check(H5Tset_fields(type, 15, 7, 8, 0, 7), "making the bf16 type");
-  check(H5Tset_precision(type, 16), "making the bf16 type");
-  check(H5Tset_size(type, 2), "making the bf16 type");
-  check(H5Tset_ebias(type, 127), "making the bf16 type");
+  Handle type(H5Tcopy(H5T_IEEE_F32LE), H5Tclose, "creating the bf16 type");
+  check(H5Tset_fields(type, 15, 7, 8, 0, 7), "creating the bf16 type");
+  check(H5Tset_precision(type, 16), "creating the bf16 type");
+  check(H5Tset_size(type, 2), "creating the bf16 type");
+  check(H5Tset_ebias(type, 127), "creating the bf16 type");
   return type;
 }
 
 Handle half_type() {
   const Lock lock;
-  Handle type(H5Tcopy(H5T_IEEE_F32LE), H5Tclose, "making the half type");
-  check(H5Tset_fields(type, 15, 10, 5, 0, 10), "making the half type");
-  check(H5Tset_precision(type, 16), "making the half type");
-  check(H5Tset_size(type, 2), "making the half type");
-  check(H5Tset_ebias(type, 15), "making the half type");
+  Handle type(H5Tcopy(H5T_IEEE_F32LE), H5Tclose, "creating the half type");
+  check(H5Tset_fields(type, 15, 10, 5, 0, 10), "creating the half type");
+  check(H5Tset_precision(type, 16), "creating the half type");
+  check(H5Tset_size(type, 2), "creating the half type");
+  check(H5Tset_ebias(type, 15), "creating the half type");
   return type;
 }
 
@@ -130,7 +130,7 @@ bool scalar_of(hid_t type, kernels::Scalar& scalar) {
   const std::size_t size = H5Tget_size(type);
   if (size > 1 && H5Tget_order(type) != H5T_ORDER_LE) return false;
   if (kind == H5T_FLOAT) {
-    // Compared by fields: HDF5 2 has predefined types of its own for the same bits.
+    // Compare fields: HDF5 2 has other predefined types for the same bits.
     std::size_t sign, exponent_at, exponent_bits, mantissa_at, mantissa_bits;
     if (H5Tget_fields(type, &sign, &exponent_at, &exponent_bits, &mantissa_at, &mantissa_bits) < 0) return false;
     const std::size_t bias = H5Tget_ebias(type);
@@ -208,11 +208,11 @@ std::vector<std::int64_t> shape_of(hid_t dataset) {
 
 void write_attribute(hid_t object, const std::string& name, std::string_view text) {
   const Lock lock;
-  const Handle type(H5Tcopy(H5T_C_S1), H5Tclose, "making a text type");
-  check(H5Tset_size(type, std::max<std::size_t>(1, text.size())), "making a text type");
-  check(H5Tset_cset(type, H5T_CSET_UTF8), "making a text type");
-  check(H5Tset_strpad(type, H5T_STR_NULLPAD), "making a text type");
-  const Handle space(H5Screate(H5S_SCALAR), H5Sclose, "making a scalar space");
+  const Handle type(H5Tcopy(H5T_C_S1), H5Tclose, "creating a string type");
+  check(H5Tset_size(type, std::max<std::size_t>(1, text.size())), "creating a string type");
+  check(H5Tset_cset(type, H5T_CSET_UTF8), "creating a string type");
+  check(H5Tset_strpad(type, H5T_STR_NULLPAD), "creating a string type");
+  const Handle space(H5Screate(H5S_SCALAR), H5Sclose, "creating a scalar dataspace");
   Handle attribute(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
                    "creating attribute " + name);
   const std::string padded = text.empty() ? std::string(1, '\0') : std::string(text);
@@ -222,7 +222,7 @@ void write_attribute(hid_t object, const std::string& name, std::string_view tex
 
 void write_attribute(hid_t object, const std::string& name, std::int64_t value) {
   const Lock lock;
-  const Handle space(H5Screate(H5S_SCALAR), H5Sclose, "making a scalar space");
+  const Handle space(H5Screate(H5S_SCALAR), H5Sclose, "creating a scalar dataspace");
   Handle attribute(H5Acreate2(object, name.c_str(), H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
                    "creating attribute " + name);
   check(H5Awrite(attribute, H5T_NATIVE_INT64, &value), "writing attribute " + name);
@@ -241,7 +241,7 @@ std::string read_text_attribute(hid_t object, const std::string& name) {
   const Handle type(H5Aget_type(attribute), H5Tclose, "reading the type of attribute " + name);
   const Handle space(H5Aget_space(attribute), H5Sclose, "reading the shape of attribute " + name);
   if (H5Tget_class(type) != H5T_STRING || H5Sget_simple_extent_npoints(space) != 1)
-    throw error(ExitCode::data, "attribute {} is not one text; was the file written by another program?", name);
+    throw error(ExitCode::data, "attribute {} is not a single string; was the file written by another program?", name);
   if (H5Tis_variable_str(type) > 0) {
     char* text = nullptr;
     check(H5Aread(attribute, type, &text), "reading attribute " + name);
@@ -264,7 +264,7 @@ std::int64_t read_integer_attribute(hid_t object, const std::string& name) {
   const Handle space(H5Aget_space(attribute), H5Sclose, "reading the shape of attribute " + name);
   if (H5Tget_class(type) != H5T_INTEGER || H5Tget_size(type) > sizeof(std::int64_t) ||
       H5Sget_simple_extent_npoints(space) != 1)
-    throw error(ExitCode::data, "attribute {} is not one integer; was the file written by another program?", name);
+    throw error(ExitCode::data, "attribute {} is not a single integer; was the file written by another program?", name);
   std::int64_t value = 0;
   check(H5Aread(attribute, H5T_NATIVE_INT64, &value), "reading attribute " + name);
   return value;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HDF5 as Weft uses it: serial driver, C API, one mutex. The library may be built without thread safety, and the
-// prefetch thread, the checkpoint writer and the main thread all use it: every call is made while holding `Lock`. Long
-// transfers go in pieces, so that no thread holds it for long.
+// Wrapper of the HDF5 C API, serial driver. The library may be built without thread safety, and the prefetch thread,
+// the checkpoint writer and the main thread all use it: every call requires `Lock`. Long transfers are split into
+// pieces, so that no thread holds the lock for long.
 #pragma once
 
 #include <hdf5.h>
@@ -18,9 +18,8 @@
 
 namespace weft::storage {
 
-/// Held around HDF5 calls; recursive, so that functions which take it may call one another. The first use anywhere
-/// tells the library not to install an exit handler (it would crash after a failed write) and not to print its error
-/// stack.
+/// Must be held during HDF5 calls. Recursive, so that functions that take it may call one another. The first use
+/// disables the exit handler of the library (it would crash after a failed write) and the printing of its error stack.
 class Lock {
  public:
   Lock();
@@ -29,12 +28,11 @@ class Lock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-/// An open HDF5 object. Closes itself; errors of closing after a write are reported by `close()`, which a writer must
-/// call.
+/// An open HDF5 object, closed by the destructor. Writers must call `close()`, which reports errors.
 class Handle {
  public:
   Handle() = default;
-  /// Throws Error(io) naming `what` and the library's reason when id < 0.
+  /// Throws Error(io) "what failed (the library's innermost reason)" if id < 0.
   Handle(hid_t id, herr_t (*close)(hid_t), std::string_view what);
   Handle(Handle&& other) noexcept;
   Handle& operator=(Handle&& other) noexcept;
@@ -49,22 +47,22 @@ class Handle {
   std::string what_;
 };
 
-/// Throws Error(io) "what (the library's innermost reason)" when status < 0.
+/// Throws Error(io) "what failed (the library's innermost reason)" if status < 0.
 void check(herr_t status, std::string_view what);
 
-/// Opens read-only. A layout that this library is too old for is named as such.
+/// Opens read-only. The message says so if this library is too old for the file.
 Handle open_file(const std::filesystem::path& path);
-/// Creates a new file (never overwrites) with version bounds 1.10..1.10, which every supported library reads and whose
-/// metadata checksums leave no bit flip unnoticed. What describes the data goes in blocks of `metadata_bytes`, the
-/// first at the file's beginning; 2048 is HDF5's own choice.
+/// Creates a new file; never overwrites. Version bounds are 1.10..1.10: all supported libraries read it, and its
+/// metadata checksums detect bit flips. Metadata are stored in blocks of `metadata_bytes`, the first one at the start
+/// of the file; 2048 is the default of HDF5.
 Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes = 2048);
 
-/// The 16-bit types in files: IEEE half, and bf16 as a true HDF5 float (fields 15,7,8,0,7, bias 127).
+/// The 16-bit types in files: IEEE half, and bf16 as an HDF5 float (fields 15,7,8,0,7, bias 127).
 Handle bf16_type();
 Handle half_type();
-/// The stored type of a dataset, by its fields. Returns false for what Weft does not read.
+/// The stored type of a dataset, by its fields. Returns false for types that Weft does not support.
 bool scalar_of(hid_t type, kernels::Scalar& scalar);
-/// File and memory type of a Scalar: equal, so that HDF5 moves raw bytes and converts nothing.
+/// File and memory type of a Scalar. Both are equal, so that HDF5 copies raw bytes without conversion.
 Handle type_of(kernels::Scalar scalar);
 
 std::vector<std::int64_t> shape_of(hid_t dataset);
@@ -72,7 +70,7 @@ std::vector<std::int64_t> shape_of(hid_t dataset);
 void write_attribute(hid_t object, const std::string& name, std::string_view text);
 void write_attribute(hid_t object, const std::string& name, std::int64_t value);
 bool has_attribute(hid_t object, const std::string& name);
-/// Fixed or variable length; at most 1 MiB is accepted.
+/// A string of fixed or variable length, at most 1 MiB.
 std::string read_text_attribute(hid_t object, const std::string& name);
 std::int64_t read_integer_attribute(hid_t object, const std::string& name);
 

@@ -42,7 +42,7 @@ void PosixFile::read(std::span<iovec> pieces, std::int64_t offset) const {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw error(ExitCode::io, "{}: reading at byte {} failed ({})", path_, offset, std::strerror(errno));
     if (got == 0)
-      throw error(ExitCode::data, "{}: ends at byte {}, more was there when it was opened; was it changed?", path_,
+      throw error(ExitCode::data, "{}: ends at byte {} (it was longer when it was opened); was it changed?", path_,
                   offset);
     offset += got;
     std::size_t left = static_cast<std::size_t>(got);

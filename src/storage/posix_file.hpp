@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file open for reading at any place, by any number of threads.
+// A file open for positioned reads. Thread-safe.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,9 +19,9 @@ class PosixFile {
   ~PosixFile();
 
   std::int64_t bytes() const { return bytes_; }
-  /// Exactly `bytes` bytes from `offset`. Throws Error(data) when the file ends before, Error(io) when reading fails.
+  /// Reads exactly `bytes` bytes at `offset`. Throws Error(data) if the file ends before, Error(io) if reading fails.
   void read(void* to, std::int64_t bytes, std::int64_t offset) const;
-  /// The same into pieces, which are used up.
+  /// The same into several pieces, which are modified.
   void read(std::span<iovec> pieces, std::int64_t offset) const;
 
  private:

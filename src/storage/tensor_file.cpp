@@ -17,15 +17,15 @@ constexpr std::int64_t kLargestChunkRead = std::int64_t{64} << 20;
 
 std::vector<hsize_t> chunk_of(kernels::Scalar type, const std::vector<std::int64_t>& shape) {
   std::vector<hsize_t> chunk(shape.size(), 1);
-  std::int64_t room = std::max<std::int64_t>(1, kChunkBytes / kernels::bytes_of(type));
+  std::int64_t left = std::max<std::int64_t>(1, kChunkBytes / kernels::bytes_of(type));  // elements
   for (std::size_t axis = shape.size(); axis-- > 0;) {
-    std::int64_t extent = std::clamp<std::int64_t>(room, 1, shape[axis]);
-    // Chunks of one size: the last one is stored whole, and would be mostly padding.
+    std::int64_t extent = std::clamp<std::int64_t>(left, 1, shape[axis]);
+    // Chunks of nearly equal size: the last one is stored in full, and could be mostly padding.
     const std::int64_t n_chunks = (shape[axis] + extent - 1) / extent;
     extent = (shape[axis] + n_chunks - 1) / n_chunks;
     chunk[axis] = static_cast<hsize_t>(extent);
     if (n_chunks > 1) break;  // a chunk is one contiguous run of elements
-    room /= extent;
+    left /= extent;
   }
   return chunk;
 }
@@ -38,10 +38,10 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-/// Without a cache a chunk is written, and an error seen, by the call that wrote it.
+/// Without a cache, a chunk is written and errors are reported by the same call.
 Handle uncached() {
   Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
-  check(H5Pset_chunk_cache(access, 0, 0, 1.0), "switching off the chunk cache");
+  check(H5Pset_chunk_cache(access, 0, 0, 1.0), "disabling the chunk cache");
   return access;
 }
 
@@ -58,7 +58,7 @@ struct Selection {
     start[0] = static_cast<hsize_t>(begin);
     extent[0] = static_cast<hsize_t>(count);
     check(H5Sselect_hyperslab(file, H5S_SELECT_SET, start.data(), nullptr, extent.data(), nullptr), "selecting rows");
-    memory = Handle(H5Screate_simple(rank, extent.data(), nullptr), H5Sclose, "making a memory space");
+    memory = Handle(H5Screate_simple(rank, extent.data(), nullptr), H5Sclose, "creating a memory dataspace");
   }
   Handle file, memory;
 };
@@ -86,10 +86,10 @@ std::int64_t metadata_bytes(kernels::Scalar type, const std::vector<std::int64_t
 
 namespace {
 
-/// The groups on the way to `name`. Not as HDF5's intermediate groups: those carry the time of their making.
+/// Creates the groups of the path `name`. Intermediate groups created by HDF5 would have time stamps.
 void make_groups(hid_t file, const std::string& name) {
   const Handle properties(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, "creating group properties");
-  check(H5Pset_obj_track_times(properties, false), "leaving out time stamps");
+  check(H5Pset_obj_track_times(properties, false), "disabling time stamps");
   for (std::size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
     const std::string group = name.substr(0, slash);
     if (H5Lexists(file, group.c_str(), H5P_DEFAULT) > 0) continue;
@@ -106,13 +106,12 @@ Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
   const Handle stored = type_of(type);
   const std::vector<hsize_t> extent = to_hsize(shape), chunk = chunk_of(type, shape);
   const int rank = static_cast<int>(shape.size());
-  const Handle space(H5Screate_simple(rank, extent.data(), nullptr), H5Sclose, "making the space of " + name);
+  const Handle space(H5Screate_simple(rank, extent.data(), nullptr), H5Sclose, "creating the dataspace of " + name);
   make_groups(file, name);
   const Handle create(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "creating dataset properties");
   check(H5Pset_chunk(create, rank, chunk.data()), "setting the chunks of " + name);
   check(H5Pset_fletcher32(create), "setting the checksum of " + name);
-  // The part of the last chunk beyond the dataset is zero, not whatever lay in memory: the same state gives the same
-  // file.
+  // Zero the part of the last chunk beyond the dataset, so that files of the same state are identical.
   check(H5Pset_fill_time(create, H5D_FILL_TIME_ALLOC), "setting the fill time of " + name);
   check(H5Pset_obj_track_times(create, false), "setting the time stamps of " + name);
   const Handle access = uncached();
@@ -122,7 +121,7 @@ Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
 
 Handle open_dataset(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape) {
   const Lock lock;
-  // Every link on the way must exist, or H5Lexists itself fails.
+  // H5Lexists requires that all parent groups exist.
   for (std::size_t slash = name.find('/');; slash = name.find('/', slash + 1)) {
     if (H5Lexists(file, name.substr(0, slash).c_str(), H5P_DEFAULT) <= 0)
       throw error(ExitCode::io, "dataset {} is missing", name);
@@ -132,20 +131,20 @@ Handle open_dataset(hid_t file, const std::string& name, kernels::Scalar type, c
   Handle dataset(H5Dopen2(file, name.c_str(), access), H5Dclose, "opening dataset " + name);
   const Handle stored(H5Dget_type(dataset), H5Tclose, "reading the type of dataset " + name);
   kernels::Scalar found;
-  if (!scalar_of(stored, found) || found != type) throw error(ExitCode::io, "dataset {} has another number type", name);
+  if (!scalar_of(stored, found) || found != type) throw error(ExitCode::io, "dataset {} has a different type", name);
   const std::vector<std::int64_t> extent = shape_of(dataset);
   if (extent != shape)
-    throw error(ExitCode::io, "dataset {} has shape {} where {} is expected", name, text_of(extent), text_of(shape));
+    throw error(ExitCode::io, "dataset {} has shape {} (expected {})", name, text_of(extent), text_of(shape));
   const Handle create(H5Dget_create_plist(dataset), H5Pclose, "reading the layout of dataset " + name);
   if (H5Pget_layout(create) != H5D_CHUNKED) throw error(ExitCode::io, "dataset {} is not chunked", name);
   std::vector<hsize_t> chunk(shape.size());
   check(H5Pget_chunk(create, static_cast<int>(chunk.size()), chunk.data()), "reading the chunks of dataset " + name);
-  std::int64_t room = kLargestChunkRead / kernels::bytes_of(type);
+  std::int64_t left = kLargestChunkRead / kernels::bytes_of(type);  // elements; division cannot overflow
   for (const hsize_t extent_of_chunk : chunk)
-    room = extent_of_chunk == 0
+    left = extent_of_chunk == 0
                ? 0
-               : room / static_cast<std::int64_t>(std::min<hsize_t>(extent_of_chunk, kLargestChunkRead));
-  if (room < 1) throw error(ExitCode::io, "dataset {} has chunks of more than {} bytes", name, kLargestChunkRead);
+               : left / static_cast<std::int64_t>(std::min<hsize_t>(extent_of_chunk, kLargestChunkRead));
+  if (left < 1) throw error(ExitCode::io, "dataset {} has chunks of more than {} bytes", name, kLargestChunkRead);
   return dataset;
 }
 
@@ -158,7 +157,7 @@ void read_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data
     shape = shape_of(dataset);
     type = Handle(H5Dget_type(dataset), H5Tclose, "reading a dataset's type");
     kernels::Scalar scalar;
-    if (!scalar_of(type, scalar)) throw error(ExitCode::io, "a dataset has a number type that is not read");
+    if (!scalar_of(type, scalar)) throw error(ExitCode::io, "a dataset has an unsupported type");
     piece = piece_rows(scalar, shape);
     row_bytes = kernels::bytes_of(scalar);
     for (std::size_t axis = 1; axis < shape.size(); ++axis) row_bytes *= shape[axis];
@@ -176,26 +175,26 @@ void read_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data
 
 namespace {
 
-/// How `create_dataset` cuts a tensor: each chunk is one contiguous run of it. Dimensions before `axis` are cut to
-/// single indices, those behind it are whole.
+/// The chunks of `create_dataset`: each one is a contiguous run of elements. Axes before `axis` have chunk size 1,
+/// those after it are not divided.
 struct Runs {
   std::vector<std::int64_t> shape;
   std::vector<hsize_t> chunk;
   std::size_t axis = 0;
   std::int64_t element = 0;  ///< bytes
 
-  std::int64_t row_bytes() const { return bytes_behind(0); }
-  /// Of one index of `at`.
-  std::int64_t bytes_behind(std::size_t at) const {
+  std::int64_t row_bytes() const { return index_bytes(0); }
+  /// Bytes of one index of axis `at`.
+  std::int64_t index_bytes(std::size_t at) const {
     std::int64_t bytes = element;
     while (++at < shape.size()) bytes *= shape[at];
     return bytes;
   }
-  std::int64_t chunk_bytes() const { return static_cast<std::int64_t>(chunk[axis]) * bytes_behind(axis); }
+  std::int64_t chunk_bytes() const { return static_cast<std::int64_t>(chunk[axis]) * index_bytes(axis); }
 };
 
-/// False for any other layout: other chunks, or other filters than the checksum. Under the lock.
-bool cut_in_runs(hid_t dataset, Runs& runs) {
+/// False for other layouts: other chunks, or filters other than the checksum. Requires the lock.
+bool has_runs(hid_t dataset, Runs& runs) {
   runs.shape = shape_of(dataset);
   runs.chunk.resize(runs.shape.size());
   const Handle create(H5Dget_create_plist(dataset), H5Pclose, "reading a dataset's layout");
@@ -218,11 +217,11 @@ struct Chunk {
   std::vector<hsize_t> where;  ///< its first element
 };
 
-/// The chunks that hold rows [begin, begin + count), in the tensor's order.
+/// The chunks of rows [begin, begin + count), in the order of the tensor.
 std::vector<Chunk> chunks_of(const Runs& runs, std::int64_t begin, std::int64_t count) {
   if (runs.shape.empty() || begin < 0 || count < 0 || begin + count > runs.shape[0])
     throw error(ExitCode::internal, "rows {} to {} are outside a dataset", begin, begin + count);
-  const std::int64_t inner = runs.bytes_behind(runs.axis), rows_bytes = runs.row_bytes();
+  const std::int64_t inner = runs.index_bytes(runs.axis), rows_bytes = runs.row_bytes();
   const std::int64_t extent = runs.shape[runs.axis], step = static_cast<std::int64_t>(runs.chunk[runs.axis]);
   std::vector<Chunk> chunks;
   for (std::int64_t at = begin * rows_bytes; at < (begin + count) * rows_bytes; at = chunks.back().end) {
@@ -239,7 +238,7 @@ std::vector<Chunk> chunks_of(const Runs& runs, std::int64_t begin, std::int64_t 
   return chunks;
 }
 
-/// Where the file's index says that a chunk is. Under the lock.
+/// Location of a chunk according to the index of the file. Requires the lock.
 FileRange located(hid_t dataset, const Chunk& chunk) {
   unsigned skipped_filters = 0;
   haddr_t address = HADDR_UNDEF;
@@ -257,7 +256,7 @@ std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_
   Runs runs;
   {
     const Lock lock;
-    if (!cut_in_runs(dataset, runs)) throw error(ExitCode::internal, "a dataset of another layout is to be written");
+    if (!has_runs(dataset, runs)) throw error(ExitCode::internal, "cannot write a dataset of another layout");
   }
   const auto chunk_bytes = static_cast<std::size_t>(runs.chunk_bytes());
   std::vector<char> buffer(chunk_bytes + sizeof(std::uint32_t));
@@ -265,16 +264,16 @@ std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_
   for (const Chunk& chunk : chunks_of(runs, begin, count)) {
     const std::int64_t first = chunk.begin - begin * runs.row_bytes();
     if (first < 0 || chunk.end > (begin + count) * runs.row_bytes())
-      throw error(ExitCode::internal, "rows {} to {} are not whole chunks", begin, begin + count);
+      throw error(ExitCode::internal, "rows {} to {} are not complete chunks", begin, begin + count);
     const auto used = static_cast<std::size_t>(chunk.end - chunk.begin);
     std::memcpy(buffer.data(), static_cast<const char*>(data) + first, used);
-    // Beyond the dataset the last chunk is zero, as HDF5 itself would fill it.
+    // The last chunk is zero beyond the dataset, as in files written by HDF5.
     std::memset(buffer.data() + used, 0, chunk_bytes - used);
     const std::uint32_t sum = fletcher32(buffer.data(), chunk_bytes);
     std::memcpy(buffer.data() + chunk_bytes, &sum, sizeof sum);
     const Lock lock;
-    constexpr std::uint32_t kNoFilterLeftOut = 0;
-    check(H5Dwrite_chunk(dataset, H5P_DEFAULT, kNoFilterLeftOut, chunk.where.data(), buffer.size(), buffer.data()),
+    constexpr std::uint32_t kAllFiltersApplied = 0;
+    check(H5Dwrite_chunk(dataset, H5P_DEFAULT, kAllFiltersApplied, chunk.where.data(), buffer.size(), buffer.data()),
           "writing rows");
     written.push_back(located(dataset, chunk));
   }
@@ -289,7 +288,7 @@ void read_rows_verified(hid_t dataset, const PosixFile& file, std::int64_t begin
   {
     const Lock lock;
     Runs runs;
-    if (!cut_in_runs(dataset, runs)) return read_rows(dataset, begin, count, data);
+    if (!has_runs(dataset, runs)) return read_rows(dataset, begin, count, data);
     const std::int64_t first = begin * runs.row_bytes(), last = (begin + count) * runs.row_bytes();
     for (const Chunk& chunk : chunks_of(runs, begin, count)) {
       const std::int64_t from = std::max(first, chunk.begin), to = std::min(last, chunk.end);

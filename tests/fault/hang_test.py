@@ -52,7 +52,7 @@ def check_launch(weft):
 # ranks, where, rank, kind, what the output must say (a regular expression), exit code (None: the launcher's, not 0)
 STOPPED = r'rank {rank} on \S+: no progress for \d+ s in "[^"]+", at step {step} \(dead or stopped: it does not answer\)'
 CASES = ((2, "step", 1, "stop", STOPPED, 5), (3, "data-wait", 0, "stop", STOPPED, 5), (2, "collective", 1, "stop", STOPPED, 5),
-         (2, "mid-dataset", 1, "stop", STOPPED, 5), (2, "step", 1, "throw", r"error on rank 1 \(\S+\) at step 25: fault ordered", 1),
+         (2, "mid-dataset", 1, "stop", STOPPED, 5), (2, "step", 1, "throw", r"error on rank 1 \(\S+\) at step 25: injected fault", 1),
          (3, "collective@2", 1, "kill", "", None), (4, "data-wait", 3, "kill", "", None), (2, "step", 1, "exit", "", None),
          (2, "step", 0, "segfault", "", None))
 

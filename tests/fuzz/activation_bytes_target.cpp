@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes of chunk_0.hdf5: the only file of a dataset, described and then read. Much of what happens here happens
-// inside HDF5; docs/fuzzing.md says what was found there.
+// The bytes of chunk_0.hdf5, the only file of a dataset: described and then read. Mostly executes HDF5; docs/fuzzing.md
+// lists the defects found there.
 #include "dataset/activations/reader.hpp"
 #include "tests/fuzz/activations.hpp"
 

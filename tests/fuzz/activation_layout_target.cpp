@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An activation file that HDF5 itself has written, so that it is sound for HDF5, and whose layout the bytes decide:
-// types, shapes, chunks, filters, links, attributes, much or little of it written. Reaches our own checks, which
-// damaged bytes seldom do: those stop inside HDF5.
+// An activation file written by HDF5, hence valid for HDF5, whose layout depends on the bytes: types, shapes, chunks,
+// filters, links, attributes, complete or partial data. Reaches the checks of Weft; damaged bytes are mostly rejected
+// inside HDF5.
 #include <hdf5.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 using storage::Handle;
 
-/// A dimension: mostly small, sometimes what no memory holds.
+/// A dimension: mostly small, sometimes larger than any memory.
 hsize_t extent(Choices& choices) {
   const int kind = choices.byte();
   if (kind < 200) return static_cast<hsize_t>(1 + kind % 9);
@@ -49,7 +49,7 @@ Handle element_type(Choices& choices) {
       return Handle(H5Tarray_create2(H5T_IEEE_F32LE, 1, &two), H5Tclose, "a type");
     }
     case 8: {
-      Handle type = copy(H5T_IEEE_F32LE);  // a float of our width whose fields lie elsewhere
+      Handle type = copy(H5T_IEEE_F32LE);  // 32 bits, but with different fields
       H5Tset_fields(type, 31, 20, 8, 0, 20);
       return type;
     }
@@ -88,7 +88,7 @@ void filters(Choices& choices, hid_t creation, hid_t type) {
   }
 }
 
-/// "inputs" or "targets" of one layer, or something else of that name.
+/// "inputs" or "targets" of one layer, or another object of that name.
 void member(Choices& choices, hid_t file, hid_t group, const char* name) {
   const int kind = choices.byte() % 32;
   if (kind == 0) return;
@@ -138,20 +138,20 @@ void member(Choices& choices, hid_t file, hid_t group, const char* name) {
   }
   if (choices.one_in(4)) H5Pset_alloc_time(creation, choices.of({H5D_ALLOC_TIME_LATE, H5D_ALLOC_TIME_INCR}));
   const hid_t made = H5Dcreate2(group, name, type, space, H5P_DEFAULT, creation, H5P_DEFAULT);
-  if (made < 0) return;  // HDF5 refuses what makes no sense to it
+  if (made < 0) return;  // rejected by HDF5
   const Handle dataset(made, H5Dclose, "a dataset");
   if (choices.one_in(8)) storage::write_attribute(dataset, "dtype", choices.of({"bf16", "bfloat16", "fp32", ""}));
 
-  // Values in memory are of the stored type, so that nothing is converted; large datasets stay empty or get one row.
+  // Values in memory have the stored type: no conversion. Large datasets stay empty or get one row.
   const hssize_t points = H5Sget_simple_extent_npoints(space);
   const std::size_t size = H5Tget_size(type);
   const H5D_layout_t layout = H5Pget_layout(creation);
-  const bool elsewhere = layout == H5D_VIRTUAL || H5Pget_external_count(creation) > 0;
-  // HDF5 would take memory for a whole chunk, and for the index of all of them.
+  const bool external = layout == H5D_VIRTUAL || H5Pget_external_count(creation) > 0;
+  // HDF5 would allocate memory for a complete chunk and for the index of all chunks.
   bool large = false;
   for (std::size_t axis = 0; layout == H5D_CHUNKED && axis < 3; ++axis)
     large = large || chunk[axis] > 4097 || shape[axis] / chunk[axis] > 4097;
-  if (points <= 0 || H5Tget_class(type) == H5T_VLEN || elsewhere || large || choices.one_in(8)) return;
+  if (points <= 0 || H5Tget_class(type) == H5T_VLEN || external || large || choices.one_in(8)) return;
   if (points <= 4096) {
     std::vector<unsigned char> values(static_cast<std::size_t>(points) * size);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<unsigned char>(i * 37 + 5);
@@ -182,7 +182,7 @@ void root_attributes(Choices& choices, hid_t file) {
     const Handle attribute(H5Acreate2(file, "model", type, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose, "an attribute");
     const char* text = "a model";
     if (!choices.one_in(4)) H5Awrite(attribute, type, &text);
-  } else if (kind == 8) {  // two texts
+  } else if (kind == 8) {  // two strings
     const Handle type(H5Tcopy(H5T_C_S1), H5Tclose, "a type");
     const hsize_t two = 2;
     const Handle space(H5Screate_simple(1, &two, nullptr), H5Sclose, "a space");
@@ -211,7 +211,7 @@ void build(Choices& choices, const std::string& path) {
     const hid_t made = H5Gcreate2(file, name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     if (made < 0) continue;
     const Handle group(made, H5Gclose, "a group");
-    // Mostly all layers are alike, as they must be.
+    // Inputs and targets are mostly alike, as required.
     Choices same = choices;
     member(choices, file, group, "inputs");
     member(choices.one_in(4) ? choices : same, file, group, "targets");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What both targets for activation files do with a directory that holds one.
+// Common to both targets for activation files.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace weft::fuzz {
 
-/// Describes the dataset and, when it was accepted, reads its first and last rows. True when all were read.
+/// Describes the dataset and, if it is accepted, reads its first and last rows. True if all were read.
 inline bool read_dataset(const std::string& directory) {
   dataset::Settings settings;
   settings.stored_as = "bf16";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// index.bin of a small dataset: the first byte says how many files it has, the next ones how many rows each.
+// index.bin of a small dataset. The first byte gives the number of files, the next ones the rows of each file.
 #include "dataset/activations/sidecar.hpp"
 #include "tests/fuzz/target.hpp"
 

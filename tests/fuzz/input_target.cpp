@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An input file, against the real schema of a training run. The first line may be an override. What was accepted must
-// print to an input that reads back to the same values.
+// An input file, with the schema of a training run. The first line may be an override. An accepted input must be
+// printed as an input with the same values.
 #include <algorithm>
 
 #include "input/print.hpp"
@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   transcoder::Configuration configuration;
   const input::Schema schema = transcoder::schema(configuration);
-  // An interrupted run's input is compared with this one's, whatever became of it.
+  // The text as the input of an interrupted run.
   fuzz::accepts({ExitCode::usage}, [&] { input::changed_keys(schema, given, "old.toml"); });
   if (!fuzz::accepts({ExitCode::usage}, [&] { input::read(schema, given, "input.toml", overrides); })) return 0;
 
@@ -30,8 +30,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   transcoder::Configuration again;
   const input::Schema schema_again = transcoder::schema(again);
   if (!fuzz::accepts({ExitCode::usage}, [&] { input::read(schema_again, printed, "printed.toml"); }))
-    fuzz::finding("what was read cannot be read again:\n" + printed);
-  if (input::print(schema_again) != printed) fuzz::finding("reads back to other values:\n" + printed);
-  if (!input::changed_keys(schema_again, printed, "printed.toml").empty()) fuzz::finding("differs from itself");
+    fuzz::finding("the printed input cannot be read:\n" + printed);
+  if (input::print(schema_again) != printed) fuzz::finding("the printed input has other values:\n" + printed);
+  if (!input::changed_keys(schema_again, printed, "printed.toml").empty())
+    fuzz::finding("an input differs from itself");
   return 0;
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of the fuzz targets: make_corpus.py DIRECTORY (tests/fuzz/corpus). Small files, each with something
-that the others do not have. Findings are added by hand, as finding_*."""
+"""Writes the seeds of the fuzz targets: make_corpus.py DIRECTORY (tests/fuzz/corpus). Small files with different features.
+Inputs of past findings are added by hand, as finding_*."""
 import json
 import struct
 import sys
@@ -62,7 +62,7 @@ TENSORS = [("encoder_0/weight", "fp32", (13, 7)), ("encoder_0/weight.first_momen
 
 
 def manifest_text(**changes):
-    """Its sha256 is nought: the target puts it right."""
+    """A manifest with a zero sha256: the target inserts the correct one."""
     root = {"format_version": 1, "step": 3, "tokens": 1536, "cursor": {"epoch": 0, "position": 3}, "world": 2,
             "grid": {"data": 1, "feature": 2}, "code_revision": "abc", "libraries": {"hdf5": "1.10.8"},
             "dataset_fingerprint": "f00d", "input": "[run]\nsteps = 1\n", "original_input": "", "extra": {"norm": 0.1},

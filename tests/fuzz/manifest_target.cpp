@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// manifest.json of a checkpoint. Its sha256 is put right first, or nothing behind it would be reached. What was
-// accepted must write to a text that reads back to itself.
+// manifest.json of a checkpoint, also with a corrected sha256, since otherwise every mutation is rejected there. The
+// text of an accepted manifest must be accepted and reproduce itself.
 #include "checkpoint/manifest.hpp"
 #include "storage/digest.hpp"
 #include "tests/fuzz/target.hpp"
 
 namespace {
 
-/// `text` with the digest of its own content where a manifest has it.
+/// `text` with the sha256 of its content inserted.
 std::string with_own_digest(std::string text) {
   constexpr std::string_view kMark = "  \"sha256\": \"";
   constexpr std::size_t kDigits = 64;
@@ -32,7 +32,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     if (!accepted) continue;
     const std::string written = checkpoint::to_text(manifest);
-    if (checkpoint::to_text(checkpoint::parse(written)) != written) fuzz::finding("reads back to another manifest");
+    if (checkpoint::to_text(checkpoint::parse(written)) != written)
+      fuzz::finding("the text of a manifest does not reproduce itself");
   }
   return 0;
 }

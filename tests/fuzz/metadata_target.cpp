@@ -14,8 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   description.files = {{"chunk_0.hdf5", 5000, 80, 0, false}, {"chunk_1.hdf5", 900, 7, 0, false}};
   const bool accepted = fuzz::accepts(
       {ExitCode::data}, [&] { dataset::check_metadata_text("metadata.json", fuzz::text(data, size), description); });
-  // What rank 0 has read goes to the other ranks as text.
+  // Rank 0 sends the description to other ranks as text.
   if (accepted && dataset::description_from_text(dataset::to_text(description)).n_rows != 87)
-    fuzz::finding("the description did not survive its text form");
+    fuzz::finding("the text form of a description loses data");
   return 0;
 }

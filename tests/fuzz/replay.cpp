@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a fuzz target without libFuzzer, with any compiler: every file of the corpus, then mutations of them that depend
-// on their number alone.
+// Runs a fuzz target without libFuzzer, with any compiler: every file of the corpus, then reproducible mutations of
+// them, identified by their number.
 //
 //   fuzz_TARGET [--mutations N] [--only N] [--save FILE] FILE|DIRECTORY...
 //
-// What ends the process is preceded by "at mutation N" (or "at FILE"); --only N --save FILE keeps that input.
+// A crash prints "at mutation N" or "at FILE". --only N --save FILE writes that input to a file.
 #include <algorithm>
 #include <csignal>
 #include <cstring>
@@ -14,7 +14,7 @@
 #include "kernels/random.hpp"
 #include "tests/fuzz/target.hpp"
 
-// Of the address sanitizer, where it is linked.
+// Defined by the address sanitizer, if it is linked.
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*)());
 
 namespace weft::fuzz {
@@ -23,16 +23,16 @@ namespace {
 namespace fs = std::filesystem;
 using Bytes = std::vector<std::uint8_t>;
 
-char now[512] = "";  // what is being run, for the last words
+char now[512] = "";  // the current input, for the message of a crash
 
-void last_words() {
+void report_crash() {
   if (now[0] == '\0') return;
   const ssize_t ignored = ::write(STDERR_FILENO, now, std::strlen(now));
   static_cast<void>(ignored);
 }
 
 void on_signal(int signal) {
-  last_words();
+  report_crash();
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -43,7 +43,7 @@ void run(const std::string& what, const Bytes& bytes) {
   now[0] = '\0';
 }
 
-/// The random words of one mutation, one after the other.
+/// The sequence of random words of one mutation.
 class Words {
  public:
   explicit Words(std::uint64_t number) : number_(number) {}
@@ -58,8 +58,8 @@ class Words {
   std::uint64_t number_, count_ = 0;
 };
 
-/// One to eight changes to a file of the corpus: bits, bytes, numbers of notorious size, pieces left out, doubled,
-/// moved.
+/// One to eight changes to a file of the corpus: flipped bits, replaced bytes, extreme numbers, deleted, duplicated and
+/// inserted pieces.
 Bytes mutation(const std::vector<Bytes>& corpus, std::uint64_t number) {
   Words words(number);
   Bytes bytes = corpus[words.below(corpus.size())];
@@ -75,9 +75,9 @@ Bytes mutation(const std::vector<Bytes>& corpus, std::uint64_t number) {
         if (at < bytes.size()) bytes[at] = static_cast<std::uint8_t>(words.next());
         break;
       case 2: {
-        constexpr std::uint64_t notorious[] = {0,      1,          0x7f,       0xff,       0x7fff,
-                                               0xffff, 0x7fffffff, 0xffffffff, ~0ull >> 1, ~0ull};
-        const std::uint64_t value = notorious[words.below(std::size(notorious))];
+        constexpr std::uint64_t extreme[] = {0,      1,          0x7f,       0xff,       0x7fff,
+                                             0xffff, 0x7fffffff, 0xffffffff, ~0ull >> 1, ~0ull};
+        const std::uint64_t value = extreme[words.below(std::size(extreme))];
         const std::size_t width = std::size_t{1} << words.below(4);
         for (std::size_t i = 0; i < width && at + i < bytes.size(); ++i)
           bytes[at + i] = static_cast<std::uint8_t>(value >> 8 * i);
@@ -140,7 +140,7 @@ int replay(const std::vector<std::string>& arguments) {
   for (std::size_t i = 0; i < corpus.size(); ++i) run(paths[i].string(), corpus[i]);
   for (std::uint64_t number = 1; number <= mutations; ++number)
     run(fmt::format("mutation {}", number), mutation(corpus, number));
-  std::printf("%zu files, %llu mutations: all answered\n", corpus.size(), static_cast<unsigned long long>(mutations));
+  std::printf("%zu files, %llu mutations: no finding\n", corpus.size(), static_cast<unsigned long long>(mutations));
   return 0;
 }
 
@@ -150,7 +150,7 @@ int replay(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   std::signal(SIGABRT, weft::fuzz::on_signal);
   if (__sanitizer_set_death_callback != nullptr)
-    __sanitizer_set_death_callback(weft::fuzz::last_words);
+    __sanitizer_set_death_callback(weft::fuzz::report_crash);
   else
     std::signal(SIGSEGV, weft::fuzz::on_signal);
   return weft::fuzz::replay({argv + 1, argv + argc});

@@ -5,24 +5,24 @@
 #
 #   bash tests/fuzz/run.sh [--seconds N] [TARGET...]     N seconds each (60); all targets without names
 #
-# What is learned stays in build/fuzz/corpus/TARGET, findings in build/fuzz/findings/TARGET. Where HDF5 reads damaged
-# bytes, its own defects end the process: they are kept and counted apart, by the library in which the process ended.
+# New inputs are stored in build/fuzz/corpus/TARGET, findings in build/fuzz/findings/TARGET. Crashes inside HDF5, caused by
+# its own defects on damaged bytes, are counted separately, by the library in which the process ended.
 #
-# Exit codes: 0 no finding in Weft; 1 a finding, or something else failed; 2 no clang.
+# Exit codes: 0 no finding in Weft; 1 a finding or another failure; 2 usage, or clang is missing.
 set -euo pipefail
 
 seconds=60
 targets=()
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --seconds) seconds=${2:?--seconds wants a number}; shift 2 ;;
-    -*) echo "run.sh: unknown option $1 (known: --seconds N)" >&2; exit 2 ;;
+    --seconds) seconds=${2:?--seconds requires a number}; shift 2 ;;
+    -*) echo "run.sh: unknown option $1 (valid: --seconds N)" >&2; exit 2 ;;
     *) targets+=("$1"); shift ;;
   esac
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 if ! command -v clang++ >/dev/null; then
-  echo "run.sh: clang++ is missing (libFuzzer is a part of it): packages clang, libomp-dev" >&2
+  echo "run.sh: clang++ is missing (it provides libFuzzer); install the packages clang and libomp-dev" >&2
   exit 2
 fi
 [[ ${#targets[@]} -gt 0 ]] || targets=(input index metadata statistics manifest activation_layout shard activation_bytes)
@@ -30,12 +30,12 @@ fi
 cmake --preset fuzz -DWEFT_ENABLE_TESTS=ON >/dev/null
 cmake --build build/fuzz --target "${targets[@]/#/fuzz_}"
 
-# Files of one run live and die in memory where that is possible.
+# Temporary files in memory, if possible.
 [[ -w /dev/shm ]] && export TMPDIR=/dev/shm
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=0 UBSAN_OPTIONS=print_stacktrace=1
 
-# where_it_ended LOG: the file of the first frame of a stack that is neither the sanitizer's nor the C library's.
-where_it_ended() {
+# crash_place LOG: the object file of the innermost stack frame outside the sanitizer and the C and C++ libraries.
+crash_place() {
   awk '/^ *#[0-9]+ 0x/ {
     if (/asan|sanitizer|fuzzer::|libc\.so|libstdc\+\+|ld-linux|__interceptor|operator new/) next
     if (match($0, /\([^()]*\+0x[0-9a-f]+\)/)) { frame = substr($0, RSTART + 1); sub(/\+0x.*/, "", frame); print frame; exit }
@@ -52,7 +52,7 @@ for target in "${targets[@]}"; do
   [[ $target == input ]] && seeds+=(inputs)
   limits=(-rss_limit_mb=2048 -malloc_limit_mb=2048 -timeout=10)
   case $target in
-    # HDF5's defects must not end the whole run.
+    # Continue after crashes inside HDF5.
     activation_* | shard) how=(-max_len=65536 -fork=1 -ignore_crashes=1 -ignore_ooms=1 -ignore_timeouts=1) ;;
     *) how=(-max_len=4096) ;;
   esac
@@ -62,8 +62,8 @@ for target in "${targets[@]}"; do
   own=0 foreign=0
   for found in "$findings"/*; do
     [[ -f $found && $found != *.txt && $found != */slow-unit-* ]] || continue
-    "$program" "${limits[@]}" "$found" >"$found.txt" 2>&1 && continue   # not repeated: a busy machine, say
-    place=$(where_it_ended "$found.txt")
+    "$program" "${limits[@]}" "$found" >"$found.txt" 2>&1 && continue   # not reproducible, such as a timeout on a busy machine
+    place=$(crash_place "$found.txt")
     if [[ $place == *libhdf5* ]]; then foreign=$((foreign + 1)); else own=$((own + 1)); echo "  $found: ${place:-?}"; fi
   done
   [[ $own -gt 0 ]] && failed=1

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes of a checkpoint's shard, read as a resumed run reads it. (There, the manifest's digests stand before it.)
+// The bytes of a checkpoint shard, read like a resumed run does, but without checking the digests of the manifest
+// first.
 #include <vector>
 
 #include "storage/tensor_file.hpp"

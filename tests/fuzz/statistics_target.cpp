@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// norm_stats.json of a dataset of two layers and three columns, and the cache of statistics in a run directory, whose
-// checksum is put right first.
+// norm_stats.json of a dataset of two layers and three columns, and the statistics cache of a run directory, also with
+// a corrected checksum.
 #include "dataset/activations/statistics.hpp"
 #include "storage/digest.hpp"
 #include "tests/fuzz/target.hpp"

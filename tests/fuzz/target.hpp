@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A fuzz target is a function of arbitrary bytes that must return. A reader may refuse its bytes with an Error of a
-// code that a user can do something about; anything else that leaves it (an internal error, another exception, a
-// signal, a sanitizer's report) is a finding.
+// A fuzz target is a function of arbitrary bytes that must return. It may reject the bytes with an Error of an expected
+// code. Anything else (an internal error, another exception, a signal, a sanitizer report) is a finding.
 #pragma once
 
 #include <unistd.h>
@@ -20,18 +19,18 @@
 
 #include "base/error.hpp"
 
-/// The name is libFuzzer's; replay.cpp calls it as well. Returns 0.
+/// Called by libFuzzer or replay.cpp. Returns 0.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace weft::fuzz {
 
-/// Ends the process with a reason: a finding that no sanitizer would see.
+/// Aborts with a message: a finding that sanitizers do not detect.
 [[noreturn]] inline void finding(const std::string& why) {
   std::fprintf(stderr, "finding: %s\n", why.c_str());
   std::abort();
 }
 
-/// True when `read` returned, false when it refused with one of `codes`.
+/// True if `read` returned, false if it threw an Error with one of `codes`.
 template <class Read>
 bool accepts(std::initializer_list<ExitCode> codes, Read&& read) {
   try {
@@ -48,7 +47,7 @@ inline std::string_view text(const std::uint8_t* data, std::size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-/// Bytes as decisions; zeros when they have run out.
+/// Reads bytes as decisions; zeros after the end.
 class Choices {
  public:
   Choices(const std::uint8_t* data, std::size_t size) : bytes_(data, size) {}
@@ -70,7 +69,7 @@ class Choices {
   std::span<const std::uint8_t> bytes_;
 };
 
-/// A directory of this process, gone at its end; in memory where TMPDIR says so.
+/// A temporary directory of this process, in TMPDIR if set.
 class Scratch {
  public:
   Scratch() {

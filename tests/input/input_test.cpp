@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reading an input: every kind of mistake with its place and hint, what is printed reads back, and no text whatever
-// ends the program.
+// Reading an input: each kind of mistake is reported with position and hint, printed inputs give the same values, and
+// no text crashes the program.
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,19 +40,19 @@ struct Settings {
 
 input::Schema schema_of(Settings& s) {
   input::Schema schema;
-  schema.table("run", "What to do.");
+  schema.table("run", "Length and output of the run.");
   schema.add("run.output", s.output, "where results go").path_name().free();
   schema.add("run.steps", s.steps, "steps to train").in("steps").at_least(1).free();
-  schema.add("run.accept", s.accept, "go on anyway").free();
-  schema.table("optimizer", "How parameters move.");
+  schema.add("run.accept", s.accept, "continue anyway").free();
+  schema.table("optimizer", "The optimizer.");
   schema.add("optimizer.learning_rate", s.rate, "largest learning rate").more_than(0).changeable();
   schema.add("optimizer.state", s.state, {{"fp32", State::fp32}, {"bf16", State::bf16}, {"8bit", State::eight_bit}},
              "storage");
-  schema.add("optimizer.decay_begin", s.begin, "where the decay begins").at_least(0).less_than(1).changeable();
+  schema.add("optimizer.decay_begin", s.begin, "start of the decay").at_least(0).less_than(1).changeable();
   schema.add("device.backend", s.backend, "which kernels").one_of({"auto", "portable", "cuda"}).free();
   schema.add("device.threads", s.threads, "threads").at_least(0).free();
   schema.add("transcoder.features", s.features, "features per layer").at_least(1).required("768");
-  schema.add("transcoder.cases", s.cases, "what to time").one_of({"sparse", "dense"}).free();
+  schema.add("transcoder.cases", s.cases, "cases to measure").one_of({"sparse", "dense"}).free();
   schema.rule({"optimizer.decay_begin", "run.steps"}, [&s] {
     return s.begin * static_cast<double>(s.steps) < 1
                ? std::string("decay before the first step (too few steps); train longer")
@@ -61,7 +61,7 @@ input::Schema schema_of(Settings& s) {
   return schema;
 }
 
-/// The message of what reading throws, "" when it reads.
+/// The error message of `read`; "" if it succeeds.
 std::string message(const std::string& text, const std::vector<input::Override>& overrides = {}) {
   Settings settings;
   try {
@@ -84,7 +84,7 @@ const std::string good = "[transcoder]\nfeatures = 768\n";
 
 }  // namespace
 
-TEST_CASE("values of every type arrive") {
+TEST_CASE("values of every type are read") {
   const Settings s = values(
       "[run]\noutput = 'out'\nsteps = 1_000_000\naccept = true\n[optimizer]\nlearning_rate = 1\nstate = \"8bit\"\n"
       "[device]\nbackend = \"cuda\"\nthreads = 3\n[transcoder]\nfeatures = 12\ncases = [\"dense\", \"sparse\"]\n");
@@ -99,7 +99,7 @@ TEST_CASE("values of every type arrive") {
   CHECK(s.cases == std::vector<std::string>{"dense", "sparse"});
 }
 
-TEST_CASE("each mistake has its place, its reason and a hint") {
+TEST_CASE("each mistake is reported with position, reason and hint") {
   const auto says = [](const std::string& text, const std::string& expected) { CHECK(message(text) == expected); };
   says(good + "[optimizer]\nlerning_rate = 1\n",
        "a.toml:4:1: unknown key \"lerning_rate\" in [optimizer]; did you mean \"learning_rate\"?");
@@ -109,17 +109,17 @@ TEST_CASE("each mistake has its place, its reason and a hint") {
        "a.toml:4:1: unknown key \"step\" in [optimizer]; did you mean \"steps\" in [run]?");
   says(good + "[run]\nzzzzzzzz = 1\n", "a.toml:4:1: unknown key \"zzzzzzzz\" in [run] (valid: output, steps, accept)");
   says("steps = 5\n" + good,
-       "a.toml:1:1: unknown key \"steps\" (every key stands in a table); did you mean run.steps?");
+       "a.toml:1:1: unknown key \"steps\" (every key belongs to a table); did you mean run.steps?");
   says("run = 5\n" + good, "a.toml:1:1: [run] must be a table, not the integer 5; write [run] and its keys below");
   says("[[run]]\n" + good, "a.toml:1:3: [run] must be a table, not a list; write [run] and its keys below");
-  says(good + "[run]\n  steps = \"many\"\n", "a.toml:4:11: run.steps must be an integer, not the text \"many\"");
+  says(good + "[run]\n  steps = \"many\"\n", "a.toml:4:11: run.steps must be an integer, not the string \"many\"");
   says(good + "[run]\nsteps = 1e6\n",
        "a.toml:4:9: run.steps must be an integer, not the number 1000000.0; write 1000000");
   says(good + "[run]\nsteps = 1.5\n", "a.toml:4:9: run.steps must be an integer, not the number 1.5");
   says(good + "[run]\nsteps = 2024-01-01\n", "a.toml:4:9: run.steps must be an integer, not a date or time");
   says(good + "[run]\naccept = 1\n", "a.toml:4:10: run.accept must be true or false, not the integer 1");
   says(good + "[run]\noutput = 1\n",
-       "a.toml:4:10: run.output must be a text, not the integer 1; texts stand in \"quotation marks\"");
+       "a.toml:4:10: run.output must be a string, not the integer 1; write strings in \"quotation marks\"");
   says(good + "[run]\nsteps = 0\n", "a.toml:4:9: run.steps = 0 is out of range (allowed: at least 1; unit: steps)");
   says(good + "[optimizer]\nlearning_rate = 0.0\n",
        "a.toml:4:17: optimizer.learning_rate = 0.0 is out of range (allowed: more than 0)");
@@ -134,7 +134,7 @@ TEST_CASE("each mistake has its place, its reason and a hint") {
        "\"fp32\"?");
   says(good + "cases = [\"sparse\", \"danse\"]\n",
        "a.toml:3:9: transcoder.cases = \"danse\" is not known (valid: \"sparse\", \"dense\"); did you mean \"dense\"?");
-  says(good + "cases = [1]\n", "a.toml:3:9: transcoder.cases must be a list of texts, but has the integer 1");
+  says(good + "cases = [1]\n", "a.toml:3:9: transcoder.cases must be a list of strings, but has the integer 1");
   says("[transcoder]\n",
        "a.toml:1:2: transcoder.features is missing (features per layer; it has no default); add features = 768 to "
        "[transcoder]");
@@ -142,22 +142,23 @@ TEST_CASE("each mistake has its place, its reason and a hint") {
        "a.toml:1:1: transcoder.features is missing (features per layer; it has no default); add features = 768 to "
        "[transcoder]");
   says(good + "[run]\nsteps = 1\n steps = 2\n",
-       "a.toml:5:2: \"steps\" stands here for the second time (each key and table once); remove one");
+       "a.toml:5:2: \"steps\" is defined twice (each key and table must be unique); remove one");
   says(good + "[run]\nsteps = 1\n[run]\n",
-       "a.toml:5:1: \"[run]\" stands here for the second time (each key and table once); remove one");
+       "a.toml:5:1: \"[run]\" is defined twice (each key and table must be unique); remove one");
   says(good + "[run]\noutput = abc\n",
-       "a.toml:4:10: not TOML (could not determine value type); texts stand in \"quotation marks\"; nothing after this "
-       "was read");
+       "a.toml:4:10: not TOML (could not determine value type); write strings in \"quotation marks\"; the rest of the "
+       "file "
+       "was not read");
   says(good + "[run]\noutput = \"x\n",
        "a.toml:4:12: not TOML (unescaped control characters other than TAB (U+0009) are explicitly prohibited); "
-       "a text ends on its line with the quotation mark it began with; nothing after this was read");
+       "close the string on the same line with the same quotation mark; the rest of the file was not read");
   says(good + "[run]\noutput = \"a\\u0007\"\n",
        "a.toml:4:10: run.output = \"a?\" has control characters or is not UTF-8");
   says(good + "[run]\nsteps = 1\n[optimizer]\ndecay_begin = 0.5\n",
        "a.toml:6:1: decay before the first step (too few steps); train longer");
 }
 
-TEST_CASE("all mistakes are told at once, in the order of the file, overrides last") {
+TEST_CASE("all mistakes are reported at once, in the order of the file, overrides last") {
   CHECK(message("[optimizer]\nstate = 'x'\nlearning_rate = -1\n[run]\nstps = 1\naccept = 'no'\n",
                 {{"run.steps=0", ""}, {"steps=1", ""}}) ==
         "7 problems in the input\n"
@@ -166,17 +167,18 @@ TEST_CASE("all mistakes are told at once, in the order of the file, overrides la
         "a.toml:2:9: optimizer.state = \"x\" is not known (valid: \"fp32\", \"bf16\", \"8bit\")\n"
         "a.toml:3:17: optimizer.learning_rate = -1.0 is out of range (allowed: more than 0)\n"
         "a.toml:5:1: unknown key \"stps\" in [run]; did you mean \"steps\"?\n"
-        "a.toml:6:10: run.accept must be true or false, not the text \"no\"\n"
+        "a.toml:6:10: run.accept must be true or false, not the string \"no\"\n"
         "--set run.steps=0: run.steps = 0 is out of range (allowed: at least 1; unit: steps)\n"
-        "--set steps=1: unknown key \"steps\" (every key stands in a table); did you mean run.steps?");
+        "--set steps=1: unknown key \"steps\" (every key belongs to a table); did you mean run.steps?");
   std::string many = good + "[run]\n";
   for (int i = 0; i < 250; ++i) many += fmt::format("x{} = 1\n", i);
   const std::string told = message(many);
-  CHECK(std::count(told.begin(), told.end(), '\n') == 101);  // the count, the hundred that are told, the rest
+  CHECK(std::count(told.begin(), told.end(), '\n') ==
+        101);  // the count, a hundred problems, the number of further ones
   CHECK(told.ends_with("… and 150 more problems"));
 }
 
-TEST_CASE("overrides replace the file's values; a bare word is a text") {
+TEST_CASE("overrides replace values of the file; a bare word is a string") {
   const Settings s = values(good + "[run]\nsteps = 5\n", {{"run.steps = 7", ""},
                                                           {"run.steps=8", ""},
                                                           {"run.output=runs/a=b#c", ""},
@@ -192,25 +194,25 @@ TEST_CASE("overrides replace the file's values; a bare word is a text") {
   CHECK(s.cases == std::vector<std::string>{"dense"});
   CHECK(values(good, {{"run.output=2024", ""}}).output == "2024");
   CHECK(values("", {{"transcoder.features=3", ""}}).features == 3);
-  CHECK(message(good, {{"run.steps", ""}}) == "--set run.steps: has no \"=\" (an override reads table.key=value)");
+  CHECK(message(good, {{"run.steps", ""}}) == "--set run.steps: has no \"=\" (the syntax is table.key=value)");
   CHECK(message(good, {{"run.stepz=1", ""}}) ==
         "--set run.stepz=1: unknown key \"stepz\" in [run]; did you mean \"steps\"?");
   CHECK(message(good, {{"rum.steps=1", ""}}) == "--set rum.steps=1: unknown table [rum]; did you mean [run]?");
   CHECK(message(good, {{"run.steps=fast", ""}}) ==
-        "--set run.steps=fast: run.steps must be an integer, not the text \"fast\"");
+        "--set run.steps=fast: run.steps must be an integer, not the string \"fast\"");
   CHECK(message(good, {{"run.steps=1\naccept=true", ""}}) ==
-        "--set run.steps=1?accept=true: run.steps must be an integer, not the text \"1?accept=true\"");
+        "--set run.steps=1?accept=true: run.steps must be an integer, not the string \"1?accept=true\"");
   CHECK(message(good, {{"run.output=[1", ""}}).starts_with("--set run.output=[1: not TOML ("));
-  // What an option says of a key is reported under the option's name, also by a rule.
+  // Errors of an override are reported with its origin, also by rules.
   CHECK(message(good, {input::override_text("run.output", "${NO_SUCH_VARIABLE_AT_ALL}/x", "--output")}) ==
         "--output: run.output: environment variable NO_SUCH_VARIABLE_AT_ALL is not set (used in "
         "\"${NO_SUCH_VARIABLE_AT_ALL}/x\"); "
-        "set it, or write the path out");
+        "set it or give the full path");
   CHECK(message(good, {{"run.steps=1", ""}}) ==
         "--set run.steps=1: decay before the first step (too few steps); train longer");
 }
 
-TEST_CASE("environment variables are expanded in paths and nowhere else") {
+TEST_CASE("environment variables are expanded in paths only") {
   setenv("WEFT_INPUT_TEST", "/folder", 1);
   CHECK(values(good + "[run]\noutput = \"${WEFT_INPUT_TEST}/a/${WEFT_INPUT_TEST}\"\n").output == "/folder/a//folder");
   CHECK(values(good + "[run]\noutput = \"$${WEFT_INPUT_TEST}$x\"\n").output == "${WEFT_INPUT_TEST}$x");
@@ -222,7 +224,7 @@ TEST_CASE("environment variables are expanded in paths and nowhere else") {
 
 namespace {
 
-/// Any 64 bits; the same in every run of the test.
+/// 64 random bits, the same in every run of the test.
 std::uint64_t random_bits(std::uint64_t step, std::uint64_t index) {
   const kernels::Random4 random = kernels::philox(1, kernels::Purpose::test, step, index);
   return (static_cast<std::uint64_t>(random.word[0]) << 32) | random.word[1];
@@ -236,7 +238,7 @@ bool same(const Settings& a, const Settings& b) {
 
 }  // namespace
 
-TEST_CASE("what is printed reads back to the same values, bit for bit") {
+TEST_CASE("a printed input gives the same values, bit for bit") {
   for (std::uint64_t i = 0; i < 2000; ++i) {
     Settings s = values(good);
     const input::Schema schema = schema_of(s);
@@ -256,7 +258,7 @@ TEST_CASE("what is printed reads back to the same values, bit for bit") {
   }
 }
 
-TEST_CASE("the template loads and gives the defaults") {
+TEST_CASE("the template can be read and gives the defaults") {
   Settings s;
   const std::string text = input::defaults(schema_of(s));
   Settings loaded = values(text);
@@ -268,7 +270,7 @@ TEST_CASE("the template loads and gives the defaults") {
   CHECK(text.find("# storage; one of \"fp32\", \"bf16\", \"8bit\"\nstate = \"fp32\"\n") != std::string::npos);
 }
 
-TEST_CASE("the reference names every key") {
+TEST_CASE("the reference contains every key") {
   Settings s;
   const input::Schema schema = schema_of(s);
   const std::string text = input::reference_markdown(schema);
@@ -276,7 +278,7 @@ TEST_CASE("the reference names every key") {
     CHECK(text.find(fmt::format("| `{}` | {} |", key.name, input::type_name(key))) != std::string::npos);
 }
 
-TEST_CASE("JSON holds typed values") {
+TEST_CASE("JSON has typed values") {
   Settings s = values(good);
   const nlohmann::ordered_json json = input::to_json(schema_of(s));
   CHECK(json["run"]["steps"] == 1000);
@@ -285,7 +287,7 @@ TEST_CASE("JSON holds typed values") {
   CHECK(json["transcoder"]["cases"] == nlohmann::ordered_json::array({"sparse"}));
 }
 
-TEST_CASE("changed keys are found, free ones are not asked for") {
+TEST_CASE("changed_keys finds changes except of free keys") {
   Settings s = values(good);
   const input::Schema schema = schema_of(s);
   const std::string before = input::print(schema);
@@ -302,13 +304,13 @@ TEST_CASE("changed keys are found, free ones are not asked for") {
   CHECK(changes[1].path == "optimizer.state");
   CHECK(changes[1].before == "\"fp32\"");
   CHECK(changes[1].resume == input::Resume::fixed);
-  // A key that the old program did not know had its default; a key that it alone knew does not matter.
+  // Keys missing in the old input had their default. Unknown keys of the old input are ignored.
   Settings defaults = values(good);
   CHECK(input::changed_keys(schema_of(defaults), good + "[old]\nx = 1\n", "input.toml").empty());
   CHECK_THROWS_AS(input::changed_keys(schema, "[", "input.toml"), Error);
 }
 
-TEST_CASE("a file is read up to its limit, and no further") {
+TEST_CASE("load_text rejects files that are missing or too large") {
   CHECK_THROWS_WITH_AS(input::load_text("no/such/file.toml"),
                        "no/such/file.toml: cannot be read (No such file or directory); give the path of an input file",
                        Error);
@@ -320,8 +322,8 @@ TEST_CASE("a file is read up to its limit, and no further") {
   std::filesystem::remove(path);
 }
 
-TEST_CASE("no text ends the program, however deep or damaged") {
-  // Each of these is legal or nearly so, and nested far beyond what a stack holds.
+TEST_CASE("no text crashes the program, however deeply nested or damaged") {
+  // Valid or nearly valid TOML whose recursive treatment would overflow the stack.
   const auto repeat = [](const std::string& piece, int n) {
     std::string text;
     for (int i = 0; i < n; ++i) text += piece;
@@ -347,8 +349,7 @@ TEST_CASE("no text ends the program, however deep or damaged") {
   const std::string alphabet = "[]{}=.\"'\\#\n\r\t ,abz09_-+:\xff\xc3\xa9";
   int errors = 0;
   for (std::uint64_t i = 0; i < 4000; ++i) {
-    // Even trials: the template with up to eight bytes replaced, removed or doubled; odd ones: noise from TOML's own
-    // characters.
+    // Even trials: the template with up to eight mutations. Odd trials: random characters of TOML's syntax.
     std::string text = i % 2 ? "" : original;
     if (i % 2)
       for (std::uint64_t j = 0; j < random_bits(i, 0) % 200; ++j)
@@ -379,5 +380,5 @@ TEST_CASE("no text ends the program, however deep or damaged") {
       REQUIRE(std::string(failure.what()).size() < 100000);
     }
   }
-  CHECK(errors > 3000);  // else the mutations do not mutate
+  CHECK(errors > 3000);  // most mutations are invalid
 }

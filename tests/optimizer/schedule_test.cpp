@@ -5,12 +5,12 @@
 
 namespace weft::optimizer {
 
-TEST_CASE("each schedule holds the rate until decay_begin and ends where it should") {
+TEST_CASE("each schedule keeps the rate until decay_begin and then decays as defined") {
   Settings settings;
   settings.learning_rate = 2.0;
   settings.decay_begin = 0.5;
   settings.final_fraction = 0.1;
-  // Step s of 100 begins with s - 1 done: q = ((s - 1) / 100 - 0.5) / 0.5.
+  // s - 1 steps are complete when step s of 100 begins: q = ((s - 1) / 100 - 0.5) / 0.5.
   for (const Schedule schedule : {Schedule::constant, Schedule::linear, Schedule::cosine, Schedule::step}) {
     settings.schedule = schedule;
     CHECK(learning_rate(settings, 1, 100) == 2.0);
@@ -26,7 +26,7 @@ TEST_CASE("each schedule holds the rate until decay_begin and ends where it shou
   CHECK(learning_rate(settings, 51, 100) == doctest::Approx(0.2).epsilon(1e-12));
 }
 
-TEST_CASE("warm-up rises in equal steps to the full rate") {
+TEST_CASE("warm-up is linear") {
   Settings settings;
   settings.learning_rate = 1.0;
   settings.schedule = Schedule::constant;
@@ -35,10 +35,10 @@ TEST_CASE("warm-up rises in equal steps to the full rate") {
   CHECK(learning_rate(settings, 5, 100) == 1.0);
 }
 
-TEST_CASE("gains and corrections come from the exact betas") {
+TEST_CASE("gains and corrections are computed from the betas in double precision") {
   const Settings settings;
   const kernels::AdamStep step = adam_step(settings, 3, 100, 7);
-  CHECK(step.second_gain == 0.001f);  // 1.0f - 0.999f would be 1e-5 off
+  CHECK(step.second_gain == 0.001f);  // 1.0f - 0.999f has a relative error of 1e-5
   CHECK(step.first_correction == doctest::Approx(1.0 / (1.0 - 0.9 * 0.9 * 0.9)).epsilon(1e-6));
   CHECK(step.step == 3);
   CHECK(step.seed == 7);

@@ -18,7 +18,7 @@ namespace weft::storage {
 namespace fs = std::filesystem;
 namespace {
 
-/// A directory of its own, gone at the end.
+/// A temporary directory.
 struct Scratch {
   fs::path path;
   Scratch() {
@@ -31,14 +31,14 @@ struct Scratch {
 
 }  // namespace
 
-TEST_CASE("sha256 gives the published digests (FIPS 180-4)") {
+TEST_CASE("sha256 gives the digests of FIPS 180-4") {
   CHECK(sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   CHECK(sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   CHECK(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
 }
 
-TEST_CASE("a file is digested by segments, the same for any number of threads") {
+TEST_CASE("digests of segments do not depend on the number of threads") {
   const Scratch scratch;
   const fs::path path = scratch.path / "data";
   const std::string one(static_cast<std::size_t>(kDigestSegment), 'a'), rest = "abc";
@@ -56,12 +56,12 @@ TEST_CASE("a file is digested by segments, the same for any number of threads") 
   CHECK_THROWS_AS(sha256_segments(scratch.path / "absent", bytes, 0, 2, 2), Error);
 }
 
-TEST_CASE("digests that follow the writing are those of the finished file, whatever HDF5 still adds to it") {
+TEST_CASE("FollowingDigests gives the digests of the complete file, including metadata written on closing") {
   const Scratch scratch;
-  const std::vector<std::int64_t> shape{40'000'003};  // three of them: one whole segment and parts of two
+  const std::vector<std::int64_t> shape{40'000'003};  // three datasets: one complete segment and a partial one
   std::vector<unsigned char> data(static_cast<std::size_t>(shape[0]));
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>((i * 2654435761u) >> 13);
-  // Metadata among the data, so that closing rewrites parts of every segment; and all of it in front.
+  // Metadata between the data, so that closing rewrites parts of every segment; then all metadata at the start.
   for (const std::int64_t metadata : {std::int64_t{2048}, 3 * metadata_bytes(kernels::Scalar::u8, shape)}) {
     const fs::path path = scratch.path / fmt::format("{}.h5", metadata);
     Handle file = create_file(path, metadata);
@@ -84,14 +84,14 @@ TEST_CASE("digests that follow the writing are those of the finished file, whate
     const auto bytes = static_cast<std::int64_t>(fs::file_size(path));
     CHECK(final_bytes > 3 * shape[0]);
     CHECK(final_bytes < bytes);
-    CHECK((first + final_bytes == bytes) == (metadata > 2048));  // all in front, or not
+    CHECK((first + final_bytes == bytes) == (metadata > 2048));  // all metadata at the start
     REQUIRE(digest_segments(bytes) == 2);
     CHECK(digests.finish(bytes) == sha256_segments(path, bytes, 0, 2, 2));
     disk.finish();
   }
 }
 
-TEST_CASE("digests that follow the writing stop at the first error, and when nobody wants them any more") {
+TEST_CASE("FollowingDigests stops at the first error and on destruction") {
   const Scratch scratch;
   const fs::path path = scratch.path / "data";
   write_text(path, "abc");
@@ -105,7 +105,7 @@ TEST_CASE("digests that follow the writing stop at the first error, and when nob
     CHECK_THROWS_AS(digests.finish(4), Error);
   }
   {
-    FollowingDigests digests(path, disk);  // one segment after the other of a file that is not that long
+    FollowingDigests digests(path, disk);  // segments beyond the end of the file
     CHECK_THROWS_WITH_AS(
         [&] {
           for (std::int64_t i = 0; i < 1000; ++i) digests.add_final(i * kDigestSegment, (i + 1) * kDigestSegment);
@@ -113,12 +113,12 @@ TEST_CASE("digests that follow the writing stop at the first error, and when nob
         }(),
         doctest::Contains("truncated"), Error);
   }
-  fs::resize_file(path, 1000 * kDigestSegment);  // a minute's work, if it were done
-  FollowingDigests unwanted(path, disk);
-  unwanted.add_final(0, kDigestSegment);
+  fs::resize_file(path, 1000 * kDigestSegment);  // a minute of work unless cancelled
+  FollowingDigests cancelled(path, disk);
+  cancelled.add_final(0, kDigestSegment);
 }
 
-TEST_CASE("text files: replaced as a whole, read within a bound") {
+TEST_CASE("text files are replaced atomically and read up to a limit") {
   const Scratch scratch;
   const fs::path path = scratch.path / "latest";
   write_text_atomically(path, "one\n");
@@ -131,13 +131,13 @@ TEST_CASE("text files: replaced as a whole, read within a bound") {
   CHECK_THROWS_AS(rename_durably(scratch.path / "absent", path), Error);
 }
 
-TEST_CASE("rows come back bit for bit, whatever type, shape and piece") {
+TEST_CASE("rows are read bit for bit as written, for all types, shapes and pieces") {
   const Scratch scratch;
   using kernels::Scalar;
   int n = 0;
   for (const Scalar type : {Scalar::fp32, Scalar::fp16, Scalar::bf16, Scalar::fp64, Scalar::u8, Scalar::u16,
                             Scalar::i16, Scalar::i32, Scalar::i64, Scalar::u32, Scalar::u64})
-    // A scalar, an odd matrix, rows wider than a chunk, more rows than a piece, three axes.
+    // One value, a small matrix, rows wider than a chunk, more rows than a piece, three axes.
     for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{
              {1}, {3, 770}, {3, 1'200'001}, {2, 3, 1'200'001}, {5'000'011}, {11, 3, 5}}) {
       if (shape.back() > 1'000'000 && type != Scalar::u8 && type != Scalar::bf16) continue;  // time
@@ -160,12 +160,12 @@ TEST_CASE("rows come back bit for bit, whatever type, shape and piece") {
       require_complete(dataset, "group/data");
       read_rows(dataset, 0, shape[0], back.data());
       CHECK(data == back);
-      if (shape[0] > 2) {  // rows in the middle, not aligned to anything
+      if (shape[0] > 2) {  // rows in the middle, not aligned to chunks
         read_rows(dataset, 1, shape[0] - 2, back.data());
         CHECK(std::memcmp(back.data(), data.data() + row_bytes, static_cast<std::size_t>((shape[0] - 2) * row_bytes)) ==
               0);
       }
-      // Past HDF5's filters: the same, also from and to any row.
+      // The same without HDF5's filters, for any range of rows.
       const PosixFile bytes(path.string());
       for (const std::int64_t begin : {std::int64_t{0}, shape[0] / 3, shape[0] - 1}) {
         const std::int64_t count = std::max<std::int64_t>(1, (shape[0] - begin) * 2 / 3);
@@ -183,13 +183,13 @@ TEST_CASE("rows come back bit for bit, whatever type, shape and piece") {
     }
 }
 
-TEST_CASE("fletcher32 is what HDF5's own filter stores") {
+TEST_CASE("fletcher32 equals the checksum of HDF5's filter") {
   const Scratch scratch;
   const Lock lock;
   const Handle file = create_file(scratch.path / "a.h5");
   std::vector<hsize_t> sizes(200);
   std::iota(sizes.begin(), sizes.end(), hsize_t{1});
-  // Around the sizes of its blocks and HDF5's: 720 and 23040 bytes; and a chunk.
+  // Sizes around the blocks of HDF5 (720 bytes) and of fletcher32 (23040 bytes), and a chunk.
   for (const hsize_t size : {719, 720, 721, 722, 23'039, 23'040, 23'041, 23'103, 23'104, 46'081, 1'048'576, 1'200'001})
     sizes.push_back(size);
   for (const int kind : {0, 1, 2})  // zeros, ones, mixed
@@ -216,7 +216,7 @@ TEST_CASE("fletcher32 is what HDF5's own filter stores") {
     }
 }
 
-TEST_CASE("a dataset with a chunk that was never written is not complete") {
+TEST_CASE("require_complete detects a chunk that was never written") {
   const Scratch scratch;
   const std::vector<std::int64_t> shape{3 * piece_rows(kernels::Scalar::u8, {20'000'000})};
   const std::vector<char> data(static_cast<std::size_t>(shape[0] / 3));

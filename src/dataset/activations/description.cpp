@@ -26,9 +26,9 @@ using storage::ActivationFile;
 using storage::Side;
 
 constexpr std::int64_t kFormatVersion = 1;
-// Rows looked at in each dataset before training: the first, middle and last ones.
+// Rows checked at the start, middle and end of each dataset before training.
 constexpr std::int64_t kSampleRows = 8;
-// Compressed chunks are unpacked whole for a sample: this bounds the time of a start.
+// Bounds the startup time: compressed chunks must be unpacked completely for a sample.
 constexpr std::int64_t kLargestSample = std::int64_t{2} << 30;
 // A sample with fewer values may be non-negative by chance.
 constexpr std::int64_t kFewestForSigns = 128;
@@ -57,21 +57,22 @@ std::vector<std::string> chunk_files(const std::string& directory) {
     if (number < 0) continue;
     const auto [at, fresh] = found.emplace(number, name);
     if (!fresh)
-      throw error(ExitCode::data,
-                  "{}: {} and {} both claim to be chunk {} (one file has each number); remove one of them", directory,
-                  std::min(at->second, name), std::max(at->second, name), number);
+      throw error(ExitCode::data, "{}: {} and {} are both chunk {} (each number must be unique); remove one of them",
+                  directory, std::min(at->second, name), std::max(at->second, name), number);
   }
   if (failure)
-    throw error(ExitCode::data, "{}: cannot be listed ({}); is the path of the dataset right?", directory,
+    throw error(ExitCode::data, "{}: cannot be listed ({}); is the path of the dataset correct?", directory,
                 failure.message());
   if (found.empty())
-    throw error(ExitCode::data, "{}: no chunk_*.hdf5 or chunk_*.h5 here; is the path of the dataset right?", directory);
+    throw error(ExitCode::data,
+                "{}: no activations found (no file chunk_*.hdf5 or chunk_*.h5); is the path of the dataset correct?",
+                directory);
   std::vector<std::string> names;
   for (const auto& [number, name] : found) {
     if (number != static_cast<std::int64_t>(names.size()))
       throw error(
           ExitCode::data,
-          "{}: chunk_{} is missing ({} is there; files are numbered from 0 without a gap); was the dataset copied "
+          "{}: chunk_{} is missing ({} exists; files must be numbered from 0 without a gap); was the dataset copied "
           "completely?",
           directory, names.size(), name);
     names.push_back(name);
@@ -81,12 +82,12 @@ std::vector<std::string> chunk_files(const std::string& directory) {
   return names;
 }
 
-/// The type of the values: integers are bf16 patterns only when somebody says so.
+/// The type of the values. Integers are bf16 patterns only if an attribute or the input says so.
 Scalar value_type(const storage::MatrixHeader& header, const std::string& stored_as, const std::string& where) {
   if (header.type != Scalar::u16) return header.type;
   if (header.declared == "bf16" || header.declared == "bfloat16" || stored_as == "bf16") return Scalar::bf16;
   throw error(ExitCode::data,
-              "{} holds unsigned 16-bit integers (nothing says what they mean); if they are bf16 patterns, set "
+              "{} holds unsigned 16-bit integers (no attribute declares their meaning); if they are bf16 patterns, set "
               "data.stored_as = \"bf16\"",
               where);
 }
@@ -95,7 +96,7 @@ bool negative(const std::byte* value, std::int64_t bytes) {
   return (std::to_integer<unsigned>(value[bytes - 1]) & 0x80u) != 0;  // little-endian: the sign is in the last byte
 }
 
-/// Looks at a few rows of one dataset.
+/// Checks a few rows of one dataset.
 void check_sample(ActivationFile& file, const std::string& path, Side side, std::int64_t layer, Scalar type) {
   const storage::MatrixHeader& header = file.header().matrix(side, layer);
   const std::int64_t bytes = kernels::bytes_of(type);
@@ -104,7 +105,7 @@ void check_sample(ActivationFile& file, const std::string& path, Side side, std:
   const std::int64_t first_chunk =
       header.direct || header.chunk_rows == 0 ? header.rows : std::min(header.rows, header.chunk_rows);
   std::int64_t seen = 0, negatives = 0, end = 0;
-  // Of a compressed dataset only the first chunk is unpacked.
+  // Only the first chunk of a compressed dataset is unpacked.
   for (const std::int64_t wanted : {std::int64_t{0}, (first_chunk - rows) / 2, first_chunk - rows}) {
     const std::int64_t begin = std::clamp<std::int64_t>(wanted, end, header.rows);
     const std::int64_t count = std::min(rows, first_chunk - begin);
@@ -114,19 +115,20 @@ void check_sample(ActivationFile& file, const std::string& path, Side side, std:
     const std::int64_t n = count * header.columns;
     if (const std::int64_t bad = first_non_finite(type, values.data(), n); bad >= 0)
       throw error(ExitCode::data,
-                  "{}: {} row {}, column {} is not finite; remove the row or make the activations again", path,
+                  "{}: {} row {}, column {} is not finite; remove the row or regenerate the activations", path,
                   storage::dataset_name(side, layer), begin + bad / header.columns, bad % header.columns);
     seen += n;
     for (std::int64_t i = 0; i < n; ++i) negatives += negative(values.data() + i * bytes, bytes);
   }
   if (bytes == 2 && seen >= kFewestForSigns && negatives == 0)
-    throw error(ExitCode::data,
-                "{}: {} has no negative number among {} sampled (a known defect of writers that put signed views into "
-                "unsigned datasets: all negative activations became 0); make the activations again",
-                path, storage::dataset_name(side, layer), seen);
+    throw error(
+        ExitCode::data,
+        "{}: {} has no negative value in a sample of {} (known defect: a writer stored signed data in an unsigned "
+        "dataset, which turns negative activations into 0); regenerate the activations",
+        path, storage::dataset_name(side, layer), seen);
 }
 
-/// Files whose sample is taken: all plain ones, and as many compressed ones, evenly spaced, as the budget allows.
+/// The files to sample: all uncompressed ones, and as many compressed ones, evenly spaced, as kLargestSample allows.
 std::vector<bool> sampled_files(const std::vector<FileDescription>& files, std::int64_t row_bytes) {
   std::vector<bool> sampled(files.size(), true);
   std::vector<std::size_t> compressed;
@@ -149,7 +151,7 @@ void check_same(const std::string& path, std::string_view what, const std::strin
   if (value != first)
     throw error(
         ExitCode::data,
-        "{}: {} is \"{}\", in {} it is \"{}\" (a dataset comes from one model and one place in it); were files of two "
+        "{}: {} is \"{}\", in {} it is \"{}\" (all files must come from the same model and hook points); were two "
         "datasets mixed?",
         path, what, value, first_path, first);
 }
@@ -181,12 +183,12 @@ std::string expand_environment(std::string_view text) {
     while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_')) ++end;
     const std::string name(text.substr(begin, end - begin));
     if (name.empty() || (braces && (end == text.size() || text[end] != '}')))
-      throw collective_error(ExitCode::usage,
-                             "\"{}\": $ is not followed by NAME or {{NAME}} (it begins an environment variable)", text);
+      throw collective_error(
+          ExitCode::usage, "\"{}\": $ is not followed by NAME or {{NAME}} (it denotes an environment variable)", text);
     const char* value = std::getenv(name.c_str());
     if (value == nullptr)
-      throw collective_error(
-          ExitCode::usage, "\"{}\": the environment variable {} is not set; set it or write the path out", text, name);
+      throw collective_error(ExitCode::usage,
+                             "\"{}\": environment variable {} is not set; set it or give the full path", text, name);
     out += value;
     i = end + (braces ? 1 : 0);
   }
@@ -199,7 +201,7 @@ Description describe(const std::string& path, const Settings& settings) {
   while (description.path.size() > 1 && description.path.back() == '/') description.path.pop_back();
   const std::string& directory = description.path;
   if (!settings.stored_as.empty() && settings.stored_as != "bf16")
-    throw error(ExitCode::usage, "data.stored_as = \"{}\" is not known (\"bf16\" or \"\" are)", settings.stored_as);
+    throw error(ExitCode::usage, "data.stored_as = \"{}\" is not known (valid: \"bf16\", \"\")", settings.stored_as);
 
   for (const std::string& name : chunk_files(directory)) {
     FileDescription file;
@@ -217,7 +219,7 @@ Description describe(const std::string& path, const Settings& settings) {
     const bool own = header.format == "weft-activations";
     if (own && header.format_version != kFormatVersion)
       throw error(ExitCode::data,
-                  "{}: format_version is {} (this program reads {}); use the Weft that wrote it or a newer one",
+                  "{}: format_version is {} (this program reads {}); use the Weft version that wrote it or a newer one",
                   file_path, header.format_version, kFormatVersion);
     if (i == 0) {
       first_path = file_path;
@@ -236,9 +238,10 @@ Description describe(const std::string& path, const Settings& settings) {
     check_same(file_path, "attribute hook_targets", header.hook_targets, description.hook_targets, first_path);
     if (header.n_layers() != description.n_layers)
       throw error(ExitCode::data,
-                  "{}: /layer_{} is {}, {} has {} layers (all files have the same); was the file written completely?",
+                  "{}: /layer_{} is {}, {} has {} layers (all files must have the same); was the file written "
+                  "completely?",
                   file_path, std::min(header.n_layers(), description.n_layers),
-                  header.n_layers() < description.n_layers ? "missing" : "one too many", first_path,
+                  header.n_layers() < description.n_layers ? "missing" : "unexpected", first_path,
                   description.n_layers);
 
     file.bytes = opened.bytes();
@@ -250,19 +253,19 @@ Description describe(const std::string& path, const Settings& settings) {
         if (matrix.columns != description.d_model)
           throw error(
               ExitCode::data,
-              "{} has {} columns, /layer_0/inputs of {} has {} (all layers have one width); was this file written for "
-              "another model?",
+              "{} has {} columns, /layer_0/inputs of {} has {} (all layers must have the same width); was this file "
+              "written for another model?",
               where, matrix.columns, first_path, description.d_model);
         if (matrix.rows != file.rows)
           throw error(
               ExitCode::data,
-              "{} has {} rows, /layer_0/inputs has {} (row n is the same token everywhere); was the file written "
-              "completely?",
+              "{} has {} rows, /layer_0/inputs has {} (row n must be the same token in all datasets); was the file "
+              "written completely?",
               where, matrix.rows, file.rows);
         const Scalar type = value_type(matrix, settings.stored_as, where);
         if (type != description.dtype)
           throw error(ExitCode::data,
-                      "{} is {}, /layer_0/inputs of {} is {} (a dataset has one type); write it again in one type",
+                      "{} is {}, /layer_0/inputs of {} is {} (all values must have the same type); convert one of them",
                       where, name_of(type), first_path, name_of(description.dtype));
         file.chunk_rows = std::max(file.chunk_rows, matrix.chunk_rows);
         file.compressed = file.compressed || !matrix.direct;
@@ -283,11 +286,10 @@ Description describe(const std::string& path, const Settings& settings) {
   if (settings.layers > 0 && (settings.layers != description.n_layers || settings.d_model != description.d_model))
     throw error(
         ExitCode::data,
-        "{} has {} layers of width {}, data.layers = {} and data.d_model = {} (the files and the input are of two "
+        "{} has {} layers of width {}, data.layers = {} and data.d_model = {} (files and input describe different "
         "models); correct one of them",
         directory, description.n_layers, description.d_model, settings.layers, settings.d_model);
 
-  // What the writer says about the files.
   check_metadata(description);
   check_index(description);
   description.has_statistics = std::filesystem::exists(directory + "/norm_stats.json");
@@ -303,15 +305,16 @@ Description describe(const std::string& path, const Settings& settings) {
   }
 
   if (!description.own_layout && description.hook_inputs.empty())
-    description.notes.push_back("the files do not say at which places of the model the activations were taken");
+    description.notes.push_back(
+        "the files do not name the hook points of the model at which the activations were taken");
   std::int64_t unpacked_for = 0;
   for (const FileDescription& file : description.files)
     if (file.compressed && file.chunk_rows > 4 * settings.block_rows)
       unpacked_for = std::max(unpacked_for, file.chunk_rows);
   if (unpacked_for > 0)
     description.notes.push_back(
-        fmt::format("compressed chunks of {} rows are unpacked for blocks of {} rows; larger data.block_rows or "
-                    "uncompressed files read faster",
+        fmt::format("compressed chunks of {} rows are unpacked for blocks of {} rows; a larger data.block_rows or "
+                    "uncompressed files are faster",
                     unpacked_for, settings.block_rows));
   return description;
 }
@@ -374,7 +377,7 @@ Description description_from_text(const std::string& text) {
     d.notes = j.at("notes").get<std::vector<std::string>>();
     return d;
   } catch (const json::exception& failure) {
-    throw error(ExitCode::internal, "the description of a dataset cannot be read back ({})", failure.what());
+    throw error(ExitCode::internal, "the text form of a dataset description cannot be parsed ({})", failure.what());
   }
 }
 

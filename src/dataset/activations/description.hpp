@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a directory of activation files holds, found out from headers and a small sample before anything else is read.
+// Description of a directory of activation files, from their headers and a small sample of their values.
 //
 //   DIR/chunk_{i}.hdf5|h5    layer_{l}/inputs, layer_{l}/targets   [rows, d_model]   fp32, fp16 or bf16
-//   DIR/index.bin, DIR/metadata.json, DIR/norm_stats.json          what the writer says about them
+//   DIR/index.bin, DIR/metadata.json, DIR/norm_stats.json          sidecar files of the writer
 //
-// Two layouts share these files: crosslayer-coding's, and Weft's own, which adds root attributes (format =
-// "weft-activations", format_version, model, hook_inputs, hook_targets) and is recognised by them.
+// Two layouts use these files: that of crosslayer-coding, and Weft's own, which is recognised by its root attributes
+// (format = "weft-activations", format_version, model, hook_inputs, hook_targets).
 //
-// Invariants of a Description: file i is chunk_{i}; every file has all layers, inputs and targets, with one width, one
-// stored type and one number of rows per file; index and metadata, where present, agree; every number was checked
-// against the size of the file that it came from. Files are opened read-only and never changed.
+// Invariants of a Description: file i is chunk_{i}; all files have the same layers, width and stored type; inputs and
+// targets of all layers of a file have the same number of rows; index and metadata, if present, are consistent with the
+// files; every number was checked against the size of its file. Files are opened read-only.
 #pragma once
 
 #include <cstdint>
@@ -29,23 +29,23 @@ struct FileDescription {
   std::int64_t bytes = 0;
   std::int64_t rows = 0;
   std::int64_t chunk_rows = 0;  ///< rows of the largest HDF5 chunk; 0 = contiguous
-  bool compressed = false;      ///< some dataset must be read through HDF5: it has a filter or an unusual layout
+  bool compressed = false;      ///< some dataset has a filter or an unusual layout and must be read through HDF5
 };
 
 struct Description {
   std::string path;         ///< the directory
   bool own_layout = false;  ///< Weft's own
-  std::string model;        ///< "" = not said
-  std::string hook_inputs;  ///< "" = not said: crosslayer-coding's layout has no place for it
+  std::string model;        ///< "" = unknown
+  std::string hook_inputs;  ///< "" = unknown: the layout of crosslayer-coding does not store it
   std::string hook_targets;
   std::int64_t n_layers = 0;
   std::int64_t d_model = 0;
   std::int64_t n_rows = 0;
   kernels::Scalar dtype = kernels::Scalar::fp32;  ///< fp32, fp16 or bf16
   std::vector<FileDescription> files;             ///< in the order of their ids: "stored order"
-  bool has_statistics = false;                    ///< norm_stats.json is there
-  std::string fingerprint;         ///< sha256 of names, sizes, shapes, type and the ends of each file's data
-  std::vector<std::string> notes;  ///< what a user should know and is no error, one sentence each
+  bool has_statistics = false;                    ///< norm_stats.json exists
+  std::string fingerprint;         ///< sha256 of names, sizes, shapes, type and the first and last data of each file
+  std::vector<std::string> notes;  ///< remarks for the user that are not errors, one sentence each
 
   /// Bytes of one row of inputs (or of targets): all layers, as stored.
   std::int64_t row_bytes() const { return n_layers * d_model * kernels::bytes_of(dtype); }
@@ -55,15 +55,16 @@ struct Description {
 /// Replaces ${NAME} and $NAME. Throws a collective Error(usage) for a variable that is not set.
 std::string expand_environment(std::string_view text);
 
-/// Reads the headers and a sample of every file. Throws Error(data), naming file and dataset, for what is missing,
-/// torn, inconsistent, not finite or not of settings.layers and settings.d_model, and for 16-bit data without a
-/// negative number (a known defect of a writer). Of compressed files at most about 2 GiB are unpacked for the sample.
+/// Reads the headers and a sample of every file. Throws Error(data) with file and dataset for missing, truncated,
+/// inconsistent or non-finite data, for a shape other than settings.layers and settings.d_model, and for 16-bit data
+/// without negative values (a known defect of some writers). At most about 2 GiB of compressed data are unpacked for
+/// the sample.
 Description describe(const std::string& path, const Settings&);
-/// The same on all ranks: rank 0 reads, the others are told. What it throws is known to all.
+/// Rank 0 reads and broadcasts the description. Collective; errors are known to all ranks.
 Description describe(const parallel::World&, const std::string& path, const Settings&);
 
-/// A set that is not there yet, to plan for: settings.layers and settings.d_model, bf16, files of a window's rows; how
-/// many there will be is not known (n_rows = 0).
+/// A dataset that does not exist yet, for planning: settings.layers and settings.d_model, bf16, one file of a window's
+/// rows; n_rows = 0 (unknown).
 Description imagined(const std::string& path, const Settings&);
 
 /// Lossless text form (JSON).
@@ -73,7 +74,7 @@ Description description_from_text(const std::string& text);
 /// "fp32", "fp16", "bf16".
 std::string_view name_of(kernels::Scalar);
 
-/// A paragraph for people: what `weft inspect` prints.
+/// The text that `weft inspect` prints.
 std::string summary(const Description&);
 
 }  // namespace weft::dataset

@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Batches for training, prepared beside the step by a thread of its own.
+// Batches for training, prefetched from activation files.
 //
-//   files --pread--> window (each block read by one rank) --copy, or all-to-all between nodes--> slots of the owners
+//   files --pread--> window (each block read by one rank) --copy, or MPI between nodes--> slots of the owners
 //
-// The rows of a batch are those of order.hpp, whatever the ranks. Two slots are kept filled; the blocks of the next
-// window are read while the present one is consumed, in proportion, so that no step waits for a whole window.
+// The rows of a batch are those of order.hpp, for any number of ranks. With prefetching a thread keeps two slots filled
+// and reads the blocks of the next window in proportion to the rows consumed of the current one, so that no step waits
+// for a whole window. Without it (data.prefetch = false, for measurements) `next` reads and exchanges in the calling
+// thread, each window when its first row is needed: same batches, bit for bit.
 //
-// Windows lie in memory that the ranks of a node share (parallel/node_memory.hpp): a rank copies its rows straight out
-// of the window of whichever of them has read them. Rows of other nodes come as messages, in pieces, each on its way
-// while the one before is put in place. Where a node's memory cannot be shared, its ranks are to one another as if each
-// were a node of its own, and a warning says why.
-//
-// All ranks construct, call `next` and `release` equally often, and destroy the Loader in step: its thread exchanges
-// rows with the threads of the other ranks and always finishes `released + 2` batches. A failure on one rank is agreed
-// with the next batch and comes out of `next` on all ranks, known to all, after the batches that were still good.
+// All ranks construct, call `next` and `release` equally often, and destroy the Loader in the same order relative to
+// other collective calls. A failure on one rank is agreed on with the next batch: `next` throws it on all ranks, known
+// to all, after the batches that were complete.
 #pragma once
 
 #include <cstdint>
@@ -30,25 +27,24 @@
 
 namespace weft::dataset {
 
-/// A batch as this rank sees it: rows as stored (fp32, fp16 or bf16), in page-locked memory, valid until it is
-/// released.
+/// A batch on this rank: rows as stored (fp32, fp16 or bf16), in page-locked memory, valid until it is released.
 struct RawBatch {
   kernels::AnyMatrix inputs;   ///< [own tokens, n_layers * d_model]: grid.own_part(n_tokens)
   kernels::AnyMatrix targets;  ///< of the same tokens
   std::int64_t n_tokens = 0;   ///< of the whole batch, all ranks together
   Cursor begin;                ///< the first row of the batch
   Cursor end;                  ///< the first row after it: what a checkpoint keeps
-  double waited = 0;           ///< seconds that `next` waited for it
-  double exchanging = 0;       ///< seconds that messages with its rows were on their way, beside the step
-  std::int64_t exchanged = 0;  ///< bytes of its rows that this rank sent as messages; those of shared memory are none
-  bool resident = false;       ///< the rows lie where the kernels run already
+  double waited = 0;           ///< seconds that `next` took
+  double exchanging = 0;       ///< seconds that its rows were in transit over MPI while steps ran
+  std::int64_t exchanged = 0;  ///< bytes of its rows that this rank sent over MPI; shared memory counts as none
+  bool resident = false;       ///< the rows are in device memory already
 };
 
 /// Host memory of the loader, bytes on the fullest rank. `total` is an upper bound.
 struct LoaderMemory {
-  std::int64_t windows = 0;   ///< this rank's share of two windows
+  std::int64_t windows = 0;   ///< this rank's part of two windows
   std::int64_t slots = 0;     ///< two batches (page-locked in a CUDA build)
-  std::int64_t staging = 0;   ///< messages between ranks; not used where all of them share memory
+  std::int64_t staging = 0;   ///< MPI messages between ranks; not used if all of them share memory
   std::int64_t order = 0;     ///< permutations
   std::int64_t decoding = 0;  ///< one unpacked HDF5 chunk
   std::int64_t total() const { return windows + slots + staging + order + decoding; }
@@ -57,22 +53,24 @@ LoaderMemory loader_memory(const Description&, const Settings&, const parallel::
 
 class Loader {
  public:
-  /// Collective. Batches of settings.batch_tokens rows from `start` on. `node`: the ranks whose memory this one can
-  /// share, world.node(). `n_threads` threads of this rank read files and copy rows.
+  /// Collective. Batches of settings.batch_tokens rows from `start` on. `node`: the ranks that can share memory with
+  /// this one, usually world.node(). `n_threads` threads of this rank read files and copy rows. Throws, known to all
+  /// ranks, Error(usage) for batch_tokens < 1 and Error(data) for a cursor outside the dataset.
   Loader(const Description&, const Settings&, std::uint64_t seed, const parallel::World&,
          const parallel::Communicator& node, const parallel::Grid&, Cursor start, int n_threads);
   Loader(const Loader&) = delete;
   ~Loader();
 
-  /// The next batch; waits for it. At most two batches may be out at a time.
+  /// The next batch; blocks until it is complete. At most two batches may be unreleased at a time. Collective.
   const RawBatch& next();
-  /// Gives the oldest batch that is out back: its memory is filled anew.
+  /// Releases the oldest unreleased batch: its memory is reused.
   void release();
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
-  int exceptions_ = 0;  // in flight at construction
+  class Production;
+  class Prefetching;
+  class OnDemand;
+  std::unique_ptr<Production> production_;
 };
 
 }  // namespace weft::dataset

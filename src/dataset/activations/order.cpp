@@ -17,7 +17,7 @@ std::int64_t BlockTable::n_windows() const {
 BlockTable block_table(std::span<const std::int64_t> rows_per_file, std::int64_t block_rows, std::int64_t window_rows) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   if (block_rows < 1 || window_rows < 1 || block_rows > kMost || window_rows > kMost)
-    throw collective_error(ExitCode::usage, "data.block_rows = {} and data.window_rows = {} (both are in 1 to {})",
+    throw collective_error(ExitCode::usage, "data.block_rows = {}, data.window_rows = {}: out of range (1 to {})",
                            block_rows, window_rows, kMost);
   BlockTable table;
   table.block_rows = block_rows;
@@ -30,7 +30,7 @@ BlockTable block_table(std::span<const std::int64_t> rows_per_file, std::int64_t
   if (table.blocks.size() >> 32 != 0)
     throw collective_error(
         ExitCode::usage,
-        "data.block_rows = {} cuts the dataset into {} blocks (below 2^32 are possible); take larger blocks",
+        "data.block_rows = {} divides the dataset into {} blocks (at most 2^32 - 1 are supported); use larger blocks",
         block_rows, table.blocks.size());
   return table;
 }

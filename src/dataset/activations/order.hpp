@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which training sees the rows: a pure function of (seed, epoch, rows per file, block_rows, window_rows).
+// The order of rows in training: a pure function of (seed, epoch, rows per file, block_rows, window_rows).
 //
 //   block    block_rows consecutive rows of one file; the last block of a file may be shorter
 //   epoch    every block once, in a random order
-//   window   the next window_rows / block_rows blocks (at least one) of that order; its rows are mixed with one another
-//   batch    the next batch_tokens rows; batches run on across windows and epochs
+//   window   the next window_rows / block_rows blocks (at least one) of that order; its rows are shuffled together
+//   batch    the next batch_tokens rows; batches may span windows and epochs
 //
-// Every row comes exactly once per epoch. Ranks, threads and batch size have no influence.
+// Every row occurs exactly once per epoch. The order does not depend on ranks, threads or batch size.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace weft::dataset {
 
-/// Where training stands: the next row is number `position` (in [0, n_rows)) of the order of `epoch`.
+/// Position in the data: the next row is number `position` (in [0, n_rows)) of the order of `epoch`.
 struct Cursor {
   std::int64_t epoch = 0;
   std::int64_t position = 0;
@@ -42,7 +42,7 @@ struct BlockTable {
   std::int64_t n_windows() const;  ///< of an epoch
 };
 
-/// Throws a collective Error(usage) when block_rows or window_rows is below 1.
+/// Throws a collective Error(usage) if block_rows or window_rows is below 1 or there are 2^32 blocks or more.
 BlockTable block_table(std::span<const std::int64_t> rows_per_file, std::int64_t block_rows, std::int64_t window_rows);
 BlockTable block_table(const Description&, const Settings&);
 
@@ -50,7 +50,7 @@ BlockTable block_table(const Description&, const Settings&);
 std::vector<std::uint32_t> permutation(std::int64_t n, std::uint64_t seed, kernels::Purpose purpose, std::uint64_t step,
                                        std::uint64_t first_index);
 
-/// An epoch: its blocks in order, and where each window begins.
+/// An epoch: its blocks in order, and the first position of each window.
 struct EpochOrder {
   std::int64_t epoch = 0;
   std::vector<std::uint32_t> blocks;       ///< indices into BlockTable::blocks
@@ -60,7 +60,7 @@ struct EpochOrder {
 };
 EpochOrder epoch_order(const BlockTable&, std::uint64_t seed, std::int64_t epoch);
 
-/// One window: which blocks, and for each of its positions the row.
+/// One window: its blocks, and the row at each of its positions.
 struct WindowOrder {
   struct Row {
     std::uint32_t block;  ///< index into `blocks` below
@@ -82,7 +82,7 @@ struct RowRange {
   std::int64_t end = 0;
 };
 
-/// Where the `n` rows from `cursor` on lie: ranges in stored order, neighbours merged. For messages.
+/// Locations of the `n` rows from `cursor` on, for messages: ranges in stored order, adjacent ones merged.
 std::vector<RowRange> locate(const BlockTable&, std::uint64_t seed, Cursor cursor, std::int64_t n);
 /// "chunk_0.hdf5 rows 0-255, 512-767; chunk_1.hdf5 rows 0-255; and 12 more ranges"
 std::string to_text(const Description&, std::span<const RowRange>);

@@ -19,11 +19,11 @@ using storage::Extent;
 using storage::PosixFile;
 using storage::Side;
 
-// Files that stay open between calls; a limit of 1,024 open files is common.
+// Files kept open between calls. A common limit is 1,024 open files per process.
 constexpr std::size_t kMostOpenFiles = 256;
 constexpr Side kSides[] = {Side::inputs, Side::targets};
 
-/// How the rows of one file are reached.
+/// How the rows of one file are read.
 struct Access {
   bool direct = false;
   std::vector<std::vector<Extent>> extents;  // [side * n_layers + layer]; direct only
@@ -54,7 +54,8 @@ struct Reader::State {
     if (bytes != described.bytes)
       throw error(
           ExitCode::data,
-          "{}: /layer_0/inputs and all others: the file has {} bytes, it had {} when it was described; was it changed?",
+          "{}: the file has {} bytes, it had {} when it was first opened (this affects /layer_0/inputs and all other "
+          "datasets); was it changed?",
           description.file_path(file), bytes, described.bytes);
   }
 
@@ -82,7 +83,7 @@ struct Reader::State {
     return open_files.emplace(index, std::move(file)).first->second;
   }
 
-  /// Rows of one dataset straight into their places of the interleaved rows.
+  /// Reads rows of one dataset directly into the interleaved rows.
   void read_direct(const Task& task) const {
     const std::int64_t bytes = width(), stride = description.row_bytes();
     std::vector<iovec> pieces;
@@ -143,8 +144,8 @@ std::vector<Job> Reader::jobs(std::span<const RowRead> reads) {
   if (compressed.empty()) return jobs;
   for (auto& [file, rows] : compressed)
     std::sort(rows.begin(), rows.end(), [](const RowRead& a, const RowRead& b) { return a.row_begin < b.row_begin; });
-  // One job, which takes longest: HDF5 lets in one thread at a time, and each file that is open holds an unpacked
-  // chunk.
+  // One job, started first because it takes longest: HDF5 calls are serialised, and each open file keeps an unpacked
+  // chunk in memory.
   jobs.insert(jobs.begin(), [&state, compressed = std::move(compressed)] {
     for (const auto& [file, rows] : compressed) state.read_compressed(file, rows);
   });
@@ -176,7 +177,7 @@ std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std
 
 std::string find_non_finite(const Description& description, std::int64_t file, std::int64_t row_begin,
                             std::int64_t row_end) {
-  // A few rows at a time: this runs when memory is full with a training run.
+  // A few rows at a time: a training run occupies the memory.
   constexpr std::int64_t kRows = 256;
   Reader reader(description, 1);
   const std::int64_t row_values = description.n_layers * description.d_model;

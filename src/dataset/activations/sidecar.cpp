@@ -15,19 +15,20 @@ using nlohmann::json;
 
 constexpr std::int64_t kLargestMetadata = std::int64_t{1} << 20;
 
-/// Little-endian, whatever the machine.
+/// The first n bytes as a little-endian number.
 std::uint64_t word(const std::byte* bytes, int n) {
   std::uint64_t value = 0;
   for (int i = n - 1; i >= 0; --i) value = value << 8 | std::to_integer<std::uint64_t>(bytes[i]);
   return value;
 }
 
-/// A file that is not there: fine in the other layout, a sign of an unfinished dataset in our own.
+/// True if the file exists. A missing one is an unfinished dataset in Weft's own layout, and a note otherwise.
 bool present(Description& description, const std::string& path) {
   if (std::filesystem::exists(path)) return true;
   if (description.own_layout)
-    throw error(ExitCode::data, "{}: is missing (it is written last); was the dataset written completely?", path);
-  description.notes.push_back(path.substr(path.rfind('/') + 1) + " is missing; sizes are taken from the files");
+    throw error(ExitCode::data, "{}: is missing (it is written after all data); was the dataset written completely?",
+                path);
+  description.notes.push_back(path.substr(path.rfind('/') + 1) + " is missing; sizes come from the chunk files");
   return false;
 }
 
@@ -36,8 +37,8 @@ bool present(Description& description, const std::string& path) {
 std::string read_small_file(const std::string& path, std::int64_t at_most) {
   const storage::PosixFile file(path);
   if (file.bytes() > at_most)
-    throw error(ExitCode::data, "{}: has {} bytes (at most {} are accepted); is it the right file?", path, file.bytes(),
-                at_most);
+    throw error(ExitCode::data, "{}: has {} bytes (at most {} are accepted); is it the correct file?", path,
+                file.bytes(), at_most);
   std::string text(static_cast<std::size_t>(file.bytes()), '\0');
   file.read(text.data(), file.bytes(), 0);
   return text;
@@ -51,12 +52,11 @@ void check_metadata(Description& description) {
 void check_metadata_text(const std::string& path, std::string_view text, Description& description) {
   const json metadata = json::parse(text, nullptr, false);
   if (metadata.is_discarded() || !metadata.is_object())
-    throw error(ExitCode::data, "{}: is no JSON object; is it cut short?", path);
+    throw error(ExitCode::data, "{}: is not a JSON object; is it truncated?", path);
   const auto check_number = [&](const char* key, std::int64_t in_files) {
     const auto found = metadata.find(key);
     if (found == metadata.end()) return;
-    if (!found->is_number_integer())
-      throw error(ExitCode::data, "{}: {} is no whole number; is it damaged?", path, key);
+    if (!found->is_number_integer()) throw error(ExitCode::data, "{}: {} is not an integer; is it damaged?", path, key);
     if (found->is_number_unsigned() ? found->get<std::uint64_t>() != static_cast<std::uint64_t>(in_files)
                                     : found->get<std::int64_t>() != in_files)
       throw error(
@@ -77,7 +77,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
   check_number("total_tokens", description.n_rows);
 
   if (const auto dtype = metadata.find("dtype"); dtype != metadata.end()) {
-    if (!dtype->is_string()) throw error(ExitCode::data, "{}: dtype is no text; is it damaged?", path);
+    if (!dtype->is_string()) throw error(ExitCode::data, "{}: dtype is not a string; is it damaged?", path);
     const std::string said = dtype->get<std::string>();
     const std::string plain = said.starts_with("torch.") ? said.substr(6) : said;
     const std::string_view stored = name_of(description.dtype);
@@ -94,7 +94,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
     if (!description.model.empty() && description.model != said)
       throw error(
           ExitCode::data,
-          "{}: model_name is \"{}\", the files say \"{}\" (attribute model of {}); does it belong to these files?",
+          "{}: model_name is \"{}\", the files have \"{}\" (attribute model of {}); does it belong to these files?",
           path, said, description.model, description.files.front().name);
     description.model = said;
   }
@@ -103,7 +103,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
 void check_index(Description& description) {
   const std::string path = description.path + "/index.bin";
   if (!present(description, path)) return;
-  // The older form has 8 bytes a row; nothing longer can be right.
+  // The older format has 8 bytes per row; a valid file is not longer.
   const std::int64_t at_most =
       std::max<std::int64_t>(16 * static_cast<std::int64_t>(description.files.size()), 8 * description.n_rows);
   const std::string bytes = read_small_file(path, at_most);
@@ -141,8 +141,8 @@ void check_index_bytes(const std::string& path, std::span<const std::byte> bytes
     const std::uint64_t file = word(bytes.data() + 8 * i, 4), row = word(bytes.data() + 8 * i + 4, 4);
     if (file >= n_files || row >= static_cast<std::uint64_t>(description.files[file].rows))
       throw error(ExitCode::data,
-                  "{}: record {} says row {} of chunk_{}, which is not there; does it belong to these files?", path, i,
-                  row, file);
+                  "{}: record {} says row {} of chunk_{}, which does not exist; does it belong to these files?", path,
+                  i, row, file);
     const std::size_t at = static_cast<std::size_t>(first_row[file]) + row;
     if (seen[at])
       throw error(ExitCode::data, "{}: row {} of chunk_{} is listed twice; is it damaged?", path, row, file);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The small files beside the chunk files, held against what the chunk files themselves say. Every reader takes bytes
-// that it does not trust: sizes come from the file system, counts are compared before they are used.
+// The sidecar files of a dataset, checked against its chunk files. Their contents are not trusted: sizes come from the
+// file system, and counts are compared before they are used.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace weft::dataset {
 
-/// Text of at most `at_most` bytes. Throws Error(data) when it is longer, Error(io) when it cannot be read.
+/// Text of at most `at_most` bytes. Throws Error(data) if it is longer, Error(io) if it cannot be read.
 std::string read_small_file(const std::string& path, std::int64_t at_most);
 
-/// metadata.json: num_layers, d_model, dtype, total_tokens and model_name must agree with the files; what is absent is
-/// not checked. Takes the model's name over. A missing file is an error in Weft's own layout, else a note.
+/// metadata.json: num_layers, d_model, dtype, total_tokens and model_name must agree with the files, if present. Copies
+/// the model name into the description. A missing file is an error in Weft's own layout, otherwise a note.
 void check_metadata(Description&);
-/// The same for a text in memory. Throws Error(data) beginning with `path`.
+/// The same for a text in memory. Throws Error(data) with a message that begins with `path`.
 void check_metadata_text(const std::string& path, std::string_view text, Description&);
 
 /// index.bin: records {int32 file, int32 rows, int64 first row} for each file, or the older {uint32 file, uint32 row}

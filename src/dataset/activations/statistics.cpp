@@ -25,8 +25,8 @@ namespace {
 using kernels::Scalar;
 using nlohmann::json;
 
-// Rows that are read and summed at a time, and the most parts that are merged at the end. Both fix the tree of the
-// sums: they are the same for any number of ranks and threads.
+// Rows that are read and summed at a time, and the largest number of partial sums merged at the end. Both define the
+// summation tree, so they must not depend on ranks or threads.
 constexpr std::int64_t kBlockRows = 1024;
 constexpr std::int64_t kSegments = 64;
 
@@ -41,7 +41,7 @@ struct Sums {
         norm(static_cast<std::size_t>(layers)) {}
 };
 
-/// Chan's merge of columns [begin, end) and norm entry `layer`; n is left as it is.
+/// Chan's merge of columns [begin, end) and norm entry `layer`; does not change a.n.
 void merge(Sums& a, const Sums& b, std::size_t begin, std::size_t end, std::size_t layer) {
   const double n_a = static_cast<double>(a.n), n_b = static_cast<double>(b.n), n = n_a + n_b;
   for (std::size_t j = begin; j < end; ++j) {
@@ -52,7 +52,7 @@ void merge(Sums& a, const Sums& b, std::size_t begin, std::size_t end, std::size
   a.norm[layer] += (b.norm[layer] - a.norm[layer]) * n_b / n;
 }
 
-/// One rank's part of the pass.
+/// The pass over the rows of one rank.
 class Pass {
  public:
   Pass(const Description& description, int n_threads)
@@ -63,7 +63,7 @@ class Pass {
         block_(2 * layers_ * d_, 2 * layers_),
         rows_(static_cast<std::size_t>(2 * std::min(kBlockRows, description.n_rows) * description.row_bytes())) {}
 
-  /// Adds the rows [begin, end) of a file, at most kBlockRows. Throws Error(data) at a value that is not finite.
+  /// Adds rows [begin, end) of a file, at most kBlockRows. Throws Error(data) if a value is not finite.
   void add(std::int64_t file, std::int64_t begin, std::int64_t end, Sums& sums) {
     const std::int64_t n = end - begin;
     std::byte* sides[] = {rows_.data(), rows_.data() + n * description_.row_bytes()};
@@ -85,7 +85,7 @@ class Pass {
         first = i;
     if (first >= 0)
       throw error(
-          ExitCode::data, "{}: {} row {}, column {} is not finite; remove the row or make the activations again",
+          ExitCode::data, "{}: {} row {}, column {} is not finite; remove the row or regenerate the activations",
           description_.file_path(file),
           storage::dataset_name(first < layers_ ? storage::Side::inputs : storage::Side::targets, first % layers_),
           begin + bad[static_cast<std::size_t>(first)] / d_, bad[static_cast<std::size_t>(first)] % d_);
@@ -103,8 +103,8 @@ class Pass {
     }
   }
 
-  /// Two passes over one layer of one side of the block. Returns row * d + column of the first value that is not
-  /// finite, or -1.
+  /// Mean, M2 and mean norm of one layer of inputs or targets of the block, in two passes. Returns row * d + column of
+  /// the first value that is not finite, or -1.
   template <class T>
   std::int64_t sum_as(const std::byte* rows, std::int64_t i) {
     const auto row_of = [&](std::int64_t row) {
@@ -123,7 +123,7 @@ class Pass {
         mean[j] += value;
         square += value * value;
       }
-      // fp32 values squared and summed stay far inside fp64: only a value that is not finite makes this so.
+      // Sums of squared fp32 values cannot overflow fp64: the sum is finite if all values are.
       if (!std::isfinite(square))
         return row * d_ + first_non_finite(description_.dtype, reinterpret_cast<const std::byte*>(values), d_);
       norms += std::sqrt(square);
@@ -167,6 +167,12 @@ Statistics finished(const Sums& sums, const Description& description) {
   return statistics;
 }
 
+/// Bytes of the largest text that statistics can have. A number has at most 25 characters; twice that allows for
+/// indentation.
+std::int64_t largest_text(const Description& description) {
+  return 64 * 4 * description.n_layers * (description.d_model + 1) + 4096;
+}
+
 json side_to_json(const SideStatistics& side) {
   return {{"mean", side.mean}, {"standard_deviation", side.standard_deviation}, {"mean_norm", side.mean_norm}};
 }
@@ -179,7 +185,7 @@ SideStatistics side_from_json(const json& j, const Description& description) {
   const std::size_t columns = static_cast<std::size_t>(description.n_layers * description.d_model);
   if (side.mean.size() != columns || side.standard_deviation.size() != columns ||
       side.mean_norm.size() != static_cast<std::size_t>(description.n_layers))
-    throw error(ExitCode::data, "the cached statistics have another shape");
+    throw error(ExitCode::data, "the cached statistics have a different shape");
   return side;
 }
 
@@ -189,28 +195,29 @@ void check_normalised(const SideStatistics& own, const json& said, const std::st
     const char* name = deviation ? "std" : "mean";
     const auto found = said.find(name);
     if (found == said.end() || !found->is_array() || static_cast<std::int64_t>(found->size()) != d)
-      throw error(ExitCode::data, "{}: {} of {} is no list of {} numbers; is the file damaged?", path, name, dataset,
+      throw error(ExitCode::data, "{}: {} of {} is not a list of {} numbers; is the file damaged?", path, name, dataset,
                   d);
     for (std::int64_t j = 0; j < d; ++j) {
       const json& value = (*found)[static_cast<std::size_t>(j)];
       if (!value.is_number())
-        throw error(ExitCode::data, "{}: {}[{}] of {} is no number; is the file damaged?", path, name, j, dataset);
+        throw error(ExitCode::data, "{}: {}[{}] of {} is not a number; is the file damaged?", path, name, j, dataset);
       const std::size_t at = static_cast<std::size_t>(layer * d + j);
       const double computed = deviation ? own.standard_deviation[at] : own.mean[at];
-      // Writers take statistics before they round to the stored type. A column that rounds the same way everywhere
-      // moves its mean by at most 2^-9 of itself in bf16; other differences of rounding stay far below a hundredth of
-      // the spread.
+      // Writers compute statistics before rounding to the stored type. If all values of a column round in the same
+      // direction, its mean changes by at most a factor of 2^-9 in bf16. Other rounding differences are far below one
+      // percent of the standard deviation.
       const double tolerance = 0.01 * own.standard_deviation[at] + std::abs(computed) / 256 + 1e-6;
       if (!(std::abs(value.get<double>() - computed) <= tolerance))
-        throw error(
-            ExitCode::data,
-            "{}: {}[{}] of {} is {}, the files have {}; does it belong to these files? (without it, it is computed)",
-            path, name, j, dataset, value.dump(), computed);
+        throw error(ExitCode::data,
+                    "{}: {}[{}] of {} is {}, the files have {} (statistics of other data?); replace the file or remove "
+                    "it: it is "
+                    "optional",
+                    path, name, j, dataset, value.dump(), computed);
     }
   }
 }
 
-/// What every rank has found; the failure of the first rows in stored order is thrown by all.
+/// Throws, on all ranks, the failure of the first rows in stored order, if any rank failed. Collective.
 void agree(const parallel::World& world, std::int64_t failed_at, std::int64_t code, std::string message) {
   std::int64_t first = failed_at;
   world.all().minimum({&first, 1});
@@ -238,7 +245,7 @@ Statistics compute_statistics(const parallel::World& world, const Description& d
   const std::int64_t columns = 2 * description.n_layers * description.d_model, layers = 2 * description.n_layers;
   const std::int64_t record = 2 * columns + layers + 1;  // doubles of one segment
 
-  // Each rank sums whole segments.
+  // Each rank sums complete segments.
   const parallel::Range mine = parallel::part(n_segments, world.size(), world.rank());
   std::vector<double> records(static_cast<std::size_t>(mine.size() * record));
   std::int64_t failed_at = std::numeric_limits<std::int64_t>::max(), code = 0, piece = -1;
@@ -289,15 +296,14 @@ Statistics compute_statistics(const parallel::World& world, const Description& d
 
 Statistics statistics(const parallel::World& world, const Description& description, const std::string& cache_path,
                       int n_threads) {
-  const auto largest = [&] { return 64 * 4 * description.n_layers * (description.d_model + 1) + 4096; };
   std::string text = world.on_root([&]() -> std::string {
     if (!std::filesystem::exists(cache_path)) return "";
     try {
-      std::string cached = read_small_file(cache_path, largest());
+      std::string cached = read_small_file(cache_path, largest_text(description));
       statistics_from_text(cached, description);
       return cached;
     } catch (const Error& failure) {
-      log::warning("{}: not used ({}); the statistics are computed again", cache_path, failure.what());
+      log::warning("{}: ignored ({}); recomputing the statistics", cache_path, failure.what());
       return "";
     }
   });
@@ -321,16 +327,14 @@ Statistics statistics(const parallel::World& world, const Description& descripti
 void check_against_file(const Statistics& statistics, const Description& description) {
   if (!description.has_statistics) return;
   const std::string path = description.path + "/norm_stats.json";
-  // A number takes at most 25 characters; twice that leaves room for indentation.
-  const std::int64_t at_most = 64 * 4 * description.n_layers * (description.d_model + 1) + 4096;
-  check_against_text(statistics, description, path, read_small_file(path, at_most));
+  check_against_text(statistics, description, path, read_small_file(path, largest_text(description)));
 }
 
 void check_against_text(const Statistics& statistics, const Description& description, const std::string& path,
                         std::string_view text) {
   const json said = json::parse(text, nullptr, false);
   if (said.is_discarded() || !said.is_object())
-    throw error(ExitCode::data, "{}: is no JSON object; is it cut short?", path);
+    throw error(ExitCode::data, "{}: is not a JSON object; is it truncated?", path);
   for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
     for (const bool target : {false, true}) {
       const std::string dataset = storage::dataset_name(target ? storage::Side::targets : storage::Side::inputs, layer);
@@ -338,7 +342,7 @@ void check_against_text(const Statistics& statistics, const Description& descrip
       const char* name = target ? "targets" : "inputs";
       if (of_layer == said.end() || !of_layer->is_object() || !of_layer->contains(name) ||
           !of_layer->at(name).is_object())
-        throw error(ExitCode::data, "{}: says nothing about {}; does it belong to these files?", path, dataset);
+        throw error(ExitCode::data, "{}: has no entry for {}; does it belong to these files?", path, dataset);
       check_normalised(target ? statistics.targets : statistics.inputs, of_layer->at(name), path, dataset, layer,
                        description.d_model);
     }
@@ -361,7 +365,7 @@ Statistics statistics_from_text(const std::string& text, const Description& desc
   try {
     const json j = json::parse(text.substr(line + 1));
     if (j.at("fingerprint") != description.fingerprint)
-      throw error(ExitCode::data, "the cached statistics are of another dataset");
+      throw error(ExitCode::data, "the cached statistics belong to another dataset");
     Statistics statistics;
     statistics.n_rows = j.at("n_rows");
     statistics.inputs = side_from_json(j.at("inputs"), description);
@@ -386,7 +390,7 @@ Normalisation normalisation(const Statistics& statistics, const Description& des
           throw collective_error(
               ExitCode::data,
               "{}: /layer_{}/{} is zero in every row (data.normalise = \"scalar\" divides by its norm); "
-              "make the activations again",
+              "regenerate the activations",
               description.path, layer, name);
         result.scale[j] =
             static_cast<float>(std::sqrt(static_cast<double>(description.d_model)) / side.mean_norm[layer]);

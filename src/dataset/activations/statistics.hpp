@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mean and standard deviation of every dimension, and the mean norm of every layer: one streaming pass in fp64 (Chan,
-// Golub, LeVeque 1983: m += delta * n_b / n; M2 += M2_b + delta^2 * n_a * n_b / n), merged in an order fixed by the
-// dataset alone: the same bits for any number of ranks and threads.
+// Mean and standard deviation of every dimension, and mean norm of every layer, in one streaming pass in fp64 (Chan,
+// Golub, LeVeque 1983: m += delta * n_b / n; M2 += M2_b + delta^2 * n_a * n_b / n). The order of the merges depends on
+// the dataset alone, so results are bitwise equal for any number of ranks and threads.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace weft::dataset {
 
-/// Of inputs or of targets.
+/// Statistics of inputs or of targets.
 struct SideStatistics {
   std::vector<double> mean;                ///< [n_layers * d_model]
-  std::vector<double> standard_deviation;  ///< [n_layers * d_model], with n - 1; 0 for one row
+  std::vector<double> standard_deviation;  ///< [n_layers * d_model], divisor n - 1; 0 for one row
   std::vector<double> mean_norm;           ///< [n_layers] mean over rows of the Euclidean norm
 };
 
@@ -29,20 +29,20 @@ struct Statistics {
   SideStatistics targets;
 };
 
-/// Reads the whole dataset once; each rank a part. Collective. Throws, known to all, Error(data) naming file, dataset
-/// and row of the first value that is not finite.
+/// Reads the whole dataset once, a part on each rank. Collective. Throws Error(data), known to all ranks, with file,
+/// dataset and row of the first value that is not finite.
 Statistics compute_statistics(const parallel::World&, const Description&, int n_threads);
 
-/// The same through a cache file keyed by the fingerprint; a missing, foreign or damaged cache is computed anew and
-/// replaced. Statistics are then held against norm_stats.json where there is one. Collective.
+/// The same with a cache file for the dataset's fingerprint. Recomputes and replaces a cache that is missing, damaged
+/// or of another dataset. Then checks the statistics against norm_stats.json, if present. Collective.
 Statistics statistics(const parallel::World&, const Description&, const std::string& cache_path, int n_threads);
 
-/// Throws Error(data) when norm_stats.json is damaged or belongs to other data.
+/// Throws Error(data) if norm_stats.json is damaged or belongs to other data.
 void check_against_file(const Statistics&, const Description&);
-/// The same for a text in memory; messages begin with `path`.
+/// The same for a text in memory. Messages begin with `path`.
 void check_against_text(const Statistics&, const Description&, const std::string& path, std::string_view text);
 
-/// Lossless text form with a checksum; reading throws Error(data) when damaged or of another dataset.
+/// Lossless text form with a checksum. Parsing throws Error(data) if it is damaged or of another dataset.
 std::string to_text(const Statistics&, const std::string& fingerprint);
 Statistics statistics_from_text(const std::string& text, const Description&);
 
@@ -57,10 +57,10 @@ struct Normalisation {
 };
 
 /// none: 0, 1. scalar: 0, sqrt(d_model) / mean norm of the layer. per_dimension: mean, 1 / (standard deviation + 1e-6).
-/// Throws Error(data) when a layer is zero in every row and the mode is scalar.
+/// Throws Error(data) if the mode is scalar and a layer is zero in every row.
 Normalisation normalisation(const Statistics&, const Description&, Normalise mode);
 
-/// Everything `weft inspect` can check: all rows are read, all values finite, statistics agree with norm_stats.json.
+/// The full check of `weft inspect`: reads all rows, requires finite values and agreement with norm_stats.json.
 /// Collective.
 Statistics check(const parallel::World&, const Description&, int n_threads);
 

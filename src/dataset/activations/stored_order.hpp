@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Batches for evaluation: batch_tokens consecutive rows in stored order, the last batch short. Every row once.
+// Batches for evaluation: batch_tokens consecutive rows in stored order, each row once. The last batch may be shorter.
 #pragma once
 
 #include <memory>

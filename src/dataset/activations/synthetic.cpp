@@ -26,7 +26,7 @@ constexpr double kRecoveredCosine = 0.9;
 // Limits: (source layer, target layer, feature, dimension) is one 64-bit counter.
 constexpr std::int64_t kMostLayers = 1 << 10, kMostWidth = 1 << 20, kMostFeatures = 1 << 22;
 
-/// What a random number is for: the step of the counter, so that no two streams meet.
+/// The use of a random number. Selects the step of the counter, so that streams do not overlap.
 enum class Stream : std::uint64_t { encoder, decoder, mean, choice, amplitude, noise };
 
 Random4 draw(std::int64_t seed, Stream stream, std::uint64_t index) {
@@ -41,7 +41,7 @@ std::pair<float, float> two_normals(const Random4& random) {
   return {static_cast<float>(radius * std::cos(angle)), static_cast<float>(radius * std::sin(angle))};
 }
 
-/// Two nearly normal numbers of one draw, quickly and with the same bits everywhere: sums of four uniform 16-bit
+/// Two nearly normal numbers of one draw, fast and bitwise reproducible on every machine: sums of four uniform 16-bit
 /// numbers (variance 1/12 each), scaled to variance 1.
 std::pair<float, float> two_nearly_normals(const Random4& random) {
   const auto sum = [](std::uint32_t a, std::uint32_t b) {
@@ -62,10 +62,10 @@ void unit_vector(std::int64_t seed, Stream stream, std::uint64_t row_index, std:
   for (std::int64_t j = 0; j < d; ++j) row[j] = static_cast<float>(row[j] / std::sqrt(square));
 }
 
-/// Everything that is the same for all tokens.
+/// Data common to all tokens.
 struct Model {
   GroundTruth truth;
-  std::vector<double> cumulative;                // of the features' weights
+  std::vector<double> cumulative;                // cumulative weights of the features
   std::vector<float> input_mean, target_mean;    // [layers * d]
   std::vector<float> input_noise, target_noise;  // [layers] standard deviation
 };
@@ -128,7 +128,7 @@ Model make_model(const SyntheticSettings& s, Workers& workers) {
     }
   });
 
-  // c = 1 + |z| / 4: E c^2 = 1 + sqrt(2 / pi) / 2 + 1 / 16. Directions are independent, so powers add.
+  // c = 1 + |z| / 4: E c^2 = 1 + sqrt(2 / pi) / 2 + 1 / 16. Powers add because directions are independent.
   const double power =
       s.k * (1.0 + 0.5 * std::sqrt(2.0 / 3.14159265358979323846) + 1.0 / 16.0) / static_cast<double>(s.d_model);
   const double noise = std::pow(10.0, -s.noise_db / 20.0);
@@ -151,7 +151,7 @@ Model make_model(const SyntheticSettings& s, Workers& workers) {
 void draw_code(const SyntheticSettings& s, const Model& model, std::int64_t token, std::int64_t layer,
                std::vector<std::pair<std::int64_t, float>>& code) {
   code.clear();
-  // One counter range a (token, layer): the first word decides about the fraction of k, the others choose.
+  // One counter range per (token, layer).
   const std::uint64_t base = static_cast<std::uint64_t>(token * s.layers + layer) << 20;
   const double whole = std::floor(s.k);
   const Random4 extra = draw(s.seed, Stream::amplitude, base + (1u << 19));
@@ -170,7 +170,7 @@ void draw_code(const SyntheticSettings& s, const Model& model, std::int64_t toke
         code.emplace_back(feature, 0.0f);
     }
   }
-  // Nearly all features active at once: the rest by number.
+  // Random draws rarely complete a code in which nearly all features are active: add the rest in order.
   for (std::int64_t f = 0; static_cast<std::int64_t>(code.size()) < k; ++f)
     if (std::none_of(code.begin(), code.end(), [&](const auto& entry) { return entry.first == f; }))
       code.emplace_back(f, 0.0f);
@@ -210,7 +210,8 @@ void make_token(const SyntheticSettings& s, const Model& model, std::int64_t tok
   }
 }
 
-/// Tokens [begin, end) of the endless stream become one dataset. Counts what fires into `fired` unless it is null.
+/// Writes tokens [begin, end) of the unbounded stream as one dataset. Adds activations per feature to `fired`, if
+/// given.
 void write_split(const SyntheticSettings& s, const Model& model, const std::string& split, std::int64_t begin,
                  std::int64_t end, Workers& workers, int n_threads, std::vector<std::vector<std::int64_t>>* fired) {
   WriterSettings settings;
@@ -229,7 +230,7 @@ void write_split(const SyntheticSettings& s, const Model& model, const std::stri
   const std::int64_t columns = s.layers * s.d_model, row_bytes = columns * kernels::bytes_of(s.dtype);
   constexpr std::int64_t kRows = 1024;
   std::vector<std::byte> inputs(static_cast<std::size_t>(kRows * row_bytes)), targets(inputs.size());
-  // Counts are whole numbers: the order of threads leaves no trace.
+  // Integer counts do not depend on the order of threads.
   std::vector<std::vector<std::int64_t>> counts(
       static_cast<std::size_t>(n_threads),
       std::vector<std::int64_t>(static_cast<std::size_t>(s.layers * s.features), 0));
@@ -293,7 +294,7 @@ void write_ground_truth(const SyntheticSettings& s, const GroundTruth& truth) {
 template <class T>
 std::vector<T> read_tensor(hid_t file, const std::string& name, kernels::Scalar type,
                            const std::vector<std::int64_t>& shape) {
-  // Opened first: it proves that the file really has this shape before memory is taken for it.
+  // open_dataset checks the shape before memory is allocated for it.
   const storage::Handle dataset = storage::open_dataset(file, name, type, shape);
   storage::require_complete(dataset, name);
   std::size_t n = 1;
@@ -303,8 +304,7 @@ std::vector<T> read_tensor(hid_t file, const std::string& name, kernels::Scalar 
   return values;
 }
 
-/// The most pairs that can be formed from `edges[p]`, the learned features fit for planted feature p (augmenting
-/// paths).
+/// Size of a maximum matching; `edges[p]` are the learned features that may match planted feature p (augmenting paths).
 std::int64_t largest_matching(const std::vector<std::vector<std::int64_t>>& edges, std::int64_t n_learned) {
   std::vector<std::int64_t> partner(static_cast<std::size_t>(n_learned), -1);
   std::vector<std::int64_t> visited(static_cast<std::size_t>(n_learned), -1);
@@ -339,7 +339,7 @@ std::vector<float> unit_rows(const float* rows, std::int64_t n, std::int64_t wid
 }
 
 double dot(const float* a, const float* b, std::int64_t n) {
-  // Eight sums side by side: the compiler may not reorder one.
+  // Eight independent sums can be vectorised; the compiler may not reorder a single one.
   float sum[8] = {};
   std::int64_t j = 0;
   for (; j + 8 <= n; j += 8)
@@ -358,7 +358,8 @@ void write_synthetic(const SyntheticSettings& settings, int n_threads) {
   Workers workers(n_threads);
   if (std::filesystem::exists(settings.output + "/ground_truth.h5"))
     throw error(ExitCode::io,
-                "{}: holds a ground_truth.h5 already (a dataset is never overwritten); remove it or write elsewhere",
+                "{}: already holds ground_truth.h5 (datasets are never overwritten); remove it or choose another "
+                "directory",
                 settings.output);
   Model model = make_model(settings, workers);
   write_split(settings, model, "train", 0, settings.tokens, workers, n_threads, &model.truth.fired);
@@ -377,15 +378,15 @@ GroundTruth read_ground_truth(const std::string& path) {
   try {
     const storage::Handle file = storage::open_file(path);
     if (!storage::has_attribute(file, "format") || storage::read_text_attribute(file, "format") != "weft-ground-truth")
-      throw error(ExitCode::data, "it holds no planted features");
+      throw error(ExitCode::data, "it has no attribute format = \"weft-ground-truth\"");
     GroundTruth truth;
     truth.n_layers = storage::read_integer_attribute(file, "n_layers");
     truth.d_model = storage::read_integer_attribute(file, "d_model");
     truth.n_features = storage::read_integer_attribute(file, "n_features");
     if (truth.n_layers < 1 || truth.n_layers > kMostLayers || truth.d_model < 1 || truth.d_model > kMostWidth ||
         truth.n_features < 1 || truth.n_features > kMostFeatures)
-      throw error(ExitCode::data, "{} layers, width {}, {} features are no sizes of a dataset", truth.n_layers,
-                  truth.d_model, truth.n_features);
+      throw error(ExitCode::data, "{} layers, width {}, {} features are out of range", truth.n_layers, truth.d_model,
+                  truth.n_features);
     for (std::int64_t layer = 0; layer < truth.n_layers; ++layer) {
       const std::string group = fmt::format("layer_{}/", layer);
       truth.encoder.push_back(
@@ -398,7 +399,7 @@ GroundTruth read_ground_truth(const std::string& path) {
     }
     return truth;
   } catch (const Error& failure) {
-    throw error(ExitCode::data, "{}: the ground truth cannot be read ({}); make the dataset again with weft synth",
+    throw error(ExitCode::data, "{}: the ground truth cannot be read ({}); regenerate the dataset with weft synth",
                 path, failure.what());
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A few threads that share out the indices of a loop: for reading files and for host passes over rows.
+// A thread pool that runs the iterations of a loop: for reading files and for host loops over rows.
 #pragma once
 
 #include <condition_variable>
@@ -18,21 +18,20 @@ using Job = std::function<void()>;
 
 class Workers {
  public:
-  /// n_threads - 1 threads; the caller of `finish` is the other one.
+  /// Starts n_threads - 1 threads; the caller of `finish` works as well.
   explicit Workers(int n_threads);
   Workers(const Workers&) = delete;
   ~Workers();
 
-  /// function(i) for all i in [0, n), in any order, at the same time as the caller goes on. `function` must stay as it
-  /// is until `finish`.
+  /// Starts function(i) for all i in [0, n) and returns. Iterations are started in ascending order.
   void start(std::int64_t n, std::function<void(std::int64_t)> function);
-  /// Helps until all is done; throws what the lowest index threw.
+  /// Works until all iterations are complete. Throws the exception of the lowest index that failed.
   void finish();
   void run(std::int64_t n, std::function<void(std::int64_t)> function) {
     start(n, std::move(function));
     finish();
   }
-  /// The same with jobs, begun in this order. They must stay as they are until `finish`.
+  /// The same for jobs, which must live until `finish`.
   void start(std::span<const Job> jobs) {
     start(static_cast<std::int64_t>(jobs.size()), [jobs](std::int64_t i) { jobs[static_cast<std::size_t>(i)](); });
   }

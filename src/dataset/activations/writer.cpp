@@ -21,11 +21,11 @@ namespace {
 
 using kernels::Scalar;
 
-// About 1 MiB for common widths: small enough to compress well in memory, large enough to read fast.
+// About 1 MiB for common widths: small enough to unpack in memory, large enough to read fast.
 constexpr std::int64_t kChunkRows = 1024;
 constexpr int kGzipLevel = 4;
 
-/// Round to nearest, ties to even; what is too large becomes infinite, NaN stays NaN.
+/// Rounds to nearest, ties to even. Overflow gives infinity; NaN stays NaN.
 std::uint16_t to_half(float value) {
   const std::uint32_t bits = kernels::float_bits(value);
   const std::uint16_t sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
@@ -64,15 +64,19 @@ struct ActivationWriter::State {
 ActivationWriter::ActivationWriter(const WriterSettings& settings) : state_(new State{settings, {}, 0, {}}) {
   if (settings.n_layers < 1 || settings.d_model < 1 || settings.rows_per_file < 1 ||
       settings.rows_per_file > std::numeric_limits<std::int32_t>::max())
-    throw error(ExitCode::usage, "a dataset of {} layers, width {} and {} rows per file cannot be written",
-                settings.n_layers, settings.d_model, settings.rows_per_file);
+    throw error(
+        ExitCode::usage,
+        "cannot write a dataset of {} layers, width {} and {} rows per file (each must be at least 1, rows at most "
+        "2^31 - 1)",
+        settings.n_layers, settings.d_model, settings.rows_per_file);
   std::error_code failure;
   std::filesystem::create_directories(settings.path, failure);
   if (failure) throw error(ExitCode::io, "{}: cannot be created ({})", settings.path, failure.message());
   for (const auto& entry : std::filesystem::directory_iterator(settings.path)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("chunk_") || name == "index.bin" || name == "metadata.json")
-      throw error(ExitCode::io, "{}: holds {} already (a dataset is never overwritten); remove it or write elsewhere",
+      throw error(ExitCode::io,
+                  "{}: already holds {} (datasets are never overwritten); remove it or choose another directory",
                   settings.path, name);
   }
 }

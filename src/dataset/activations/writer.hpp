@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes Weft's own dataset layout (description.hpp): chunk files as rows come, then index.bin and metadata.json. A
-// dataset without them was not finished and is refused by `describe`. Never overwrites.
+// Writes datasets in Weft's own layout (description.hpp): chunk files, then index.bin and metadata.json. `describe`
+// rejects a dataset without these two as unfinished. Never overwrites files.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace weft::dataset {
 enum class Compression { none, gzip };
 
 struct WriterSettings {
-  std::string path;  ///< directory, created; must hold no chunk files yet
+  std::string path;  ///< directory, created if necessary; must not hold a dataset
   std::int64_t n_layers = 0;
   std::int64_t d_model = 0;
   kernels::Scalar dtype = kernels::Scalar::bf16;  ///< fp32, fp16 or bf16
@@ -28,11 +28,11 @@ struct WriterSettings {
 
 class ActivationWriter {
  public:
-  /// Throws Error(io) when the directory cannot be made or already holds a dataset.
+  /// Throws Error(usage) for impossible sizes, Error(io) if the directory cannot be created or holds a dataset.
   explicit ActivationWriter(const WriterSettings&);
   ~ActivationWriter();
 
-  /// Appends rows given as stored: inputs and targets [rows, n_layers * d_model] of settings.dtype.
+  /// Appends rows: inputs and targets [rows, n_layers * d_model] of settings.dtype.
   void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
   /// Closes the last file and writes index.bin and metadata.json. Must be called; throws Error(io).
   void finish();
@@ -42,7 +42,7 @@ class ActivationWriter {
   std::unique_ptr<State> state_;
 };
 
-/// values [n] -> raw values of `type` (fp32, fp16, bf16), round to nearest even.
+/// Converts values [n] to raw values of `type` (fp32, fp16, bf16), rounding to nearest even.
 void store_as(kernels::Scalar type, const float* values, std::int64_t n, std::byte* raw);
 
 }  // namespace weft::dataset

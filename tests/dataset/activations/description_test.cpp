@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sound datasets are read bit for bit in every layout; each kind of damage is refused with the right code and a message
-// that names file and dataset, and no input file is ever changed.
+// Valid datasets are read bit for bit in every layout. Each kind of damage is rejected with the correct exit code and a
+// message with file and dataset. Input files are never changed.
 #include "dataset/activations/description.hpp"
 
 #include <cmath>
@@ -30,7 +30,7 @@ using storage::Handle;
 using testing::Directory;
 using testing::Sample;
 
-/// How one dataset of a foreign file is written.
+/// Storage of one dataset of a foreign file.
 struct Form {
   Scalar type = Scalar::fp32;  // u16: bf16 patterns
   std::int64_t chunk_rows = 0;
@@ -58,8 +58,8 @@ void put(hid_t group, const std::string& name, const Form& form, std::int64_t ro
   dataset.close();
 }
 
-/// A file as other programs write it: no attributes, default version bounds. `change` may alter what is written for one
-/// dataset.
+/// A file as written by other programs: no attributes, default version bounds. `change` may alter one dataset before it
+/// is written, and returns false to omit it.
 struct Foreign {
   std::int64_t layers = 3, d = 8;
   Form form;
@@ -108,7 +108,7 @@ std::string words(std::initializer_list<std::pair<std::uint64_t, int>> values) {
 
 const std::vector<std::int64_t> kRows = {50, 50, 20};
 
-/// Two and a half files with index and metadata, as crosslayer-coding writes them.
+/// Three files, the last one shorter, with index and metadata in the layout of crosslayer-coding.
 void write_foreign(const std::string& directory, const Foreign& foreign, const std::string& dtype) {
   std::filesystem::create_directories(directory);
   std::int64_t first = 0;
@@ -134,7 +134,7 @@ bool reads_back(const Description& description, const Sample& sample) {
   for (std::size_t file = 0; file < description.files.size(); ++file) {
     const std::int64_t rows = description.files[file].rows;
     std::vector<std::byte> inputs(static_cast<std::size_t>(rows * description.row_bytes())), targets(inputs.size());
-    // In two reads at odd places, so that they cross chunks.
+    // Two reads whose ranges cross chunks.
     const std::int64_t cut = rows / 3;
     reader.read(std::vector<RowRead>{
         {static_cast<std::int64_t>(file), cut, rows - cut, inputs.data() + cut * description.row_bytes(),
@@ -151,8 +151,8 @@ bool reads_back(const Description& description, const Sample& sample) {
   return true;
 }
 
-/// What describing the dataset throws; "" when it is accepted. Asserts the code, and that no file changed.
-std::string refusal(const std::string& directory, const Settings& settings = {}, ExitCode code = ExitCode::data) {
+/// The message of `describe`; "" if the dataset is accepted. Checks the exit code, and that no file changed.
+std::string rejection(const std::string& directory, const Settings& settings = {}, ExitCode code = ExitCode::data) {
   const std::string before = testing::digest_of(directory);
   std::string message;
   try {
@@ -166,17 +166,17 @@ std::string refusal(const std::string& directory, const Settings& settings = {},
   return message;
 }
 
-/// Asserts that a dataset is refused with a message that holds all the parts.
-void check_refused(const std::string& directory, std::initializer_list<std::string> parts,
-                   const Settings& settings = {}) {
-  const std::string message = refusal(directory, settings);
+/// Checks that a dataset is rejected with a message that contains all parts.
+void check_rejected(const std::string& directory, std::initializer_list<std::string> parts,
+                    const Settings& settings = {}) {
+  const std::string message = rejection(directory, settings);
   for (const std::string& part : parts)
     CHECK_MESSAGE(message.find(part) != std::string::npos, "\"", part, "\" in: ", message);
 }
 
 }  // namespace
 
-TEST_CASE("own layout: described and read back bit for bit in every type, plain and gzip") {
+TEST_CASE("Weft's own layout is described and read bit for bit in every type, uncompressed and gzip") {
   for (const Scalar dtype : {Scalar::fp32, Scalar::fp16, Scalar::bf16})
     for (const Compression compression : {Compression::none, Compression::gzip}) {
       const Sample sample{3, 7, {1500, 1500, 31}, dtype, compression};
@@ -199,7 +199,7 @@ TEST_CASE("own layout: described and read back bit for bit in every type, plain 
     }
 }
 
-TEST_CASE("crosslayer-coding layout: contiguous, chunked, narrow chunks, gzip, uint16 declared as bf16") {
+TEST_CASE("the layout of crosslayer-coding: contiguous, chunked, narrow chunks, gzip, uint16 declared as bf16") {
   const std::pair<Form, std::string> forms[] = {
       {{Scalar::fp32, 0, 0, false, ""}, "float32"},  {{Scalar::fp16, 16, 0, false, ""}, "float16"},
       {{Scalar::fp16, 16, 3, false, ""}, "float16"}, {{Scalar::fp32, 16, 0, true, ""}, "float32"},
@@ -207,7 +207,7 @@ TEST_CASE("crosslayer-coding layout: contiguous, chunked, narrow chunks, gzip, u
       {{Scalar::bf16, 64, 0, false, ""}, "bfloat16"}};
   for (const auto& [form, dtype] : forms) {
     const Directory directory;
-    const Foreign foreign{12, 5, form, {}};  // layer_10 and layer_11 come after layer_9
+    const Foreign foreign{12, 5, form, {}};  // HDF5 lists layer_10 and layer_11 before layer_2
     write_foreign(directory / "train", foreign, dtype);
     const Description d = describe(testing::world(), directory / "train", {});
     CHECK(!d.own_layout);
@@ -219,7 +219,7 @@ TEST_CASE("crosslayer-coding layout: contiguous, chunked, narrow chunks, gzip, u
   }
 }
 
-TEST_CASE("bf16 bit patterns survive writing and reading: -0, subnormals, every finite pattern") {
+TEST_CASE("all finite bf16 bit patterns are preserved, including -0 and subnormals") {
   const Directory directory;
   WriterSettings settings;
   settings.path = directory / "train";
@@ -247,7 +247,7 @@ TEST_CASE("bf16 bit patterns survive writing and reading: -0, subnormals, every 
   CHECK(targets == patterns);
 }
 
-TEST_CASE("NaN patterns are raw bits too: the reader returns them, the check names them") {
+TEST_CASE("NaN patterns: the reader returns the raw bits, find_non_finite locates them") {
   for (const Compression compression : {Compression::none, Compression::gzip}) {
     const Directory directory;
     Sample sample{2, 8, {1}, Scalar::bf16, compression};
@@ -264,7 +264,7 @@ TEST_CASE("NaN patterns are raw bits too: the reader returns them, the check nam
       writer.append(1, x.data(), y.data());
     }
     writer.finish();
-    const Description d = describe(testing::world(), directory / "train", {});  // the sample does not meet row 150
+    const Description d = describe(testing::world(), directory / "train", {});  // row 150 is not in the sample
     Reader reader(d, 1);
     std::vector<std::byte> y(2 * 16);
     reader.read(std::vector<RowRead>{{0, 150, 1, nullptr, y.data()}});
@@ -275,7 +275,7 @@ TEST_CASE("NaN patterns are raw bits too: the reader returns them, the check nam
   }
 }
 
-TEST_CASE("rounding to the stored types is to nearest even") {
+TEST_CASE("store_as rounds to nearest even") {
   const float values[] = {1.0f,       65519.0f,   65520.0f, 0x1p-24f,     0x1.8p-24f,  0x1p-25f,
                           0x1.002p0f, 0x1.006p0f, -0.0f,    0x1.ffep-15f, 0x1.fffp-15f};
   const std::uint16_t halves[] = {0x3c00, 0x7bff, 0x7c00, 0x0001, 0x0002, 0x0000,
@@ -285,7 +285,7 @@ TEST_CASE("rounding to the stored types is to nearest even") {
     store_as(Scalar::fp16, &values[i], 1, reinterpret_cast<std::byte*>(&bits));
     CHECK_MESSAGE(bits == halves[i], i);
   }
-  // Every half goes to fp32 and back unchanged.
+  // Conversion of every half to fp32 and back is exact.
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     if ((bits & 0x7c00u) == 0x7c00u && (bits & 0x3ffu) != 0) continue;
     const float value = kernels::half{static_cast<std::uint16_t>(bits)};
@@ -295,79 +295,80 @@ TEST_CASE("rounding to the stored types is to nearest even") {
   }
 }
 
-TEST_CASE("both forms of index.bin are accepted, a wrong one of either form is not") {
+TEST_CASE("both formats of index.bin are accepted, and rejected if inconsistent") {
   const Foreign foreign{3, 8, {Scalar::fp16, 16, 0, false, ""}, {}};
   const Directory directory;
   const std::string data = directory / "train";
   write_foreign(data, foreign, "float16");
-  CHECK(refusal(data) == "");
+  CHECK(rejection(data) == "");
   std::string legacy;
-  for (std::size_t file = kRows.size(); file-- > 0;)  // any order of rows
+  for (std::size_t file = kRows.size(); file-- > 0;)  // rows may be in any order
     for (std::int64_t r = 0; r < kRows[file]; ++r) legacy += words({{file, 4}, {static_cast<std::uint64_t>(r), 4}});
   write_text(data + "/index.bin", legacy);
-  CHECK(refusal(data) == "");
+  CHECK(rejection(data) == "");
 
   std::string wrong = legacy;
-  wrong[4] = 1;  // row 0 of chunk_2 becomes row 1, which is there already
+  wrong[4] = 1;  // row 0 of chunk_2 becomes row 1, a duplicate
   write_text(data + "/index.bin", wrong);
-  check_refused(data, {"/index.bin: row 1 of chunk_2 is listed twice"});
+  check_rejected(data, {"/index.bin: row 1 of chunk_2 is listed twice"});
   wrong[4] = 77;
   write_text(data + "/index.bin", wrong);
-  check_refused(data, {"/index.bin: record 0 says row 77 of chunk_2"});
+  check_rejected(data, {"/index.bin: record 0 says row 77 of chunk_2"});
   write_text(data + "/index.bin", legacy.substr(8));
-  check_refused(data, {"/index.bin: has 952 bytes"});
+  check_rejected(data, {"/index.bin: has 952 bytes"});
   write_text(data + "/index.bin",
              words({{0, 4}, {50, 4}, {0, 8}, {1, 4}, {50, 4}, {49, 8}, {2, 4}, {20, 4}, {100, 8}}));
-  check_refused(data, {"/index.bin: record 1 says file 1, 50 rows from row 49", "chunk_1.h5"});
+  check_rejected(data, {"/index.bin: record 1 says file 1, 50 rows from row 49", "chunk_1.h5"});
   write_text(data + "/index.bin",
              words({{0, 4}, {50, 4}, {0, 8}, {2, 4}, {50, 4}, {50, 8}, {1, 4}, {20, 4}, {100, 8}}));
-  check_refused(data, {"/index.bin: record 1 says file 2"});
+  check_rejected(data, {"/index.bin: record 1 says file 2"});
   write_text(data + "/index.bin", std::string(1 << 20, '\1'));
-  check_refused(data, {"/index.bin: has 1048576 bytes"});
+  check_rejected(data, {"/index.bin: has 1048576 bytes"});
 }
 
-TEST_CASE("metadata that disagrees with the files is refused") {
+TEST_CASE("metadata inconsistent with the files are rejected") {
   const Foreign foreign{3, 8, {Scalar::fp16, 16, 0, false, ""}, {}};
   const Directory directory;
   const std::string data = directory / "train";
   write_foreign(data, foreign, "float16");
   const auto with = [&](const std::string& text) { write_text(data + "/metadata.json", text); };
   with(R"({"num_layers": 4})");
-  check_refused(data, {"chunk_0.hdf5: /layer_3 is missing", "num_layers = 4"});
+  check_rejected(data, {"chunk_0.hdf5: /layer_3 is missing", "num_layers = 4"});
   with(R"({"num_layers": 2})");
-  check_refused(data, {"/metadata.json: num_layers is 2, the files have 3", "/layer_0 to /layer_2"});
+  check_rejected(data, {"/metadata.json: num_layers is 2, the files have 3", "/layer_0 to /layer_2"});
   with(R"({"d_model": 16})");
-  check_refused(data, {"/metadata.json: d_model is 16, the files have 8"});
+  check_rejected(data, {"/metadata.json: d_model is 16, the files have 8"});
   with(R"({"total_tokens": 121})");
-  check_refused(data, {"/metadata.json: total_tokens is 121, the files have 120"});
+  check_rejected(data, {"/metadata.json: total_tokens is 121, the files have 120"});
   with(R"({"total_tokens": 18446744073709551615})");
-  check_refused(data, {"/metadata.json: total_tokens"});
+  check_rejected(data, {"/metadata.json: total_tokens"});
   with(R"({"total_tokens": "many"})");
-  check_refused(data, {"/metadata.json: total_tokens is no whole number"});
+  check_rejected(data, {"/metadata.json: total_tokens is not an integer"});
   with(R"({"dtype": "float32"})");
-  check_refused(data, {"/metadata.json: dtype is \"float32\", the files hold fp16", "/layer_0/inputs"});
+  check_rejected(data, {"/metadata.json: dtype is \"float32\", the files hold fp16", "/layer_0/inputs"});
   with("{\"num_layers\": 3, ");
-  check_refused(data, {"/metadata.json: is no JSON object"});
-  const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');  // printing it would end the stack
+  check_rejected(data, {"/metadata.json: is not a JSON object"});
+  const std::string deep =
+      std::string(300'000, '[') + std::string(300'000, ']');  // printing it recursively would overflow the stack
   with("{\"dtype\": " + deep + "}");
-  check_refused(data, {"/metadata.json: dtype is no text"});
+  check_rejected(data, {"/metadata.json: dtype is not a string"});
   with(std::string(2 << 20, '['));
-  check_refused(data, {"/metadata.json: has 2097152 bytes"});
+  check_rejected(data, {"/metadata.json: has 2097152 bytes"});
   std::filesystem::remove(data + "/metadata.json");
-  CHECK(refusal(data) == "");  // sizes then come from the files
+  CHECK(rejection(data) == "");  // sizes come from the chunk files
   CHECK(describe(testing::world(), data, {}).notes.size() >= 1);
 }
 
-TEST_CASE("own layout without index or metadata was not finished") {
+TEST_CASE("Weft's own layout without index or metadata is rejected as unfinished") {
   for (const char* file : {"index.bin", "metadata.json"}) {
     const Directory directory;
     testing::write_sample(directory / "train", {});
     std::filesystem::remove(directory / "train/" + file);
-    check_refused(directory / "train", {std::string("/") + file + ": is missing", "written completely"});
+    check_rejected(directory / "train", {std::string("/") + file + ": is missing", "written completely"});
   }
 }
 
-TEST_CASE("damaged files: each kind is named by file and dataset") {
+TEST_CASE("each kind of damage is reported with file and dataset") {
   using Raw = std::vector<std::byte>;
   struct Damage {
     const char* what;
@@ -380,7 +381,7 @@ TEST_CASE("damaged files: each kind is named by file and dataset") {
   const Damage damages[] = {
       {"missing layer in the middle",
        [](auto layer, auto, auto&, auto&, auto&, auto&) { return layer != 1; },
-       {"chunk_2.hdf5: /layer_1 is missing", "/layer_2 is there"}},
+       {"chunk_2.hdf5: /layer_1 is missing", "/layer_2 exists"}},
       {"missing last layer",
        [](auto layer, auto, auto&, auto&, auto&, auto&) { return layer != 2; },
        {"chunk_2.hdf5: /layer_2 is missing"}},
@@ -408,20 +409,20 @@ TEST_CASE("damaged files: each kind is named by file and dataset") {
          return true;
        },
        {"chunk_2.hdf5: /layer_1/targets is bf16", "is fp16"}},
-      {"integers that nobody explains",
+      {"integers without a declared meaning",
        [](auto layer, auto target, auto& form, auto&, auto&, auto&) {
          if (layer == 1 && target) form.type = Scalar::u16;
          return true;
        },
        {"chunk_2.hdf5: /layer_1/targets holds unsigned 16-bit integers", "data.stored_as"}},
-      {"a type that is not read",
+      {"unsupported type",
        [](auto layer, auto target, auto& form, auto& rows, auto&, auto& raw) {
          if (layer == 1 && target) form.type = Scalar::i16;
          static_cast<void>(rows);
          static_cast<void>(raw);
          return true;
        },
-       {"chunk_2.hdf5: /layer_1/targets has a type that is not read"}},
+       {"chunk_2.hdf5: /layer_1/targets has an unsupported type"}},
       {"NaN",
        [](auto layer, auto target, auto&, auto&, auto& columns, auto& raw) {
          const std::uint16_t nan = 0x7e01;
@@ -443,7 +444,7 @@ TEST_CASE("damaged files: each kind is named by file and dataset") {
              if ((std::to_integer<int>(raw[i + 1]) & 0x80) != 0) raw[i] = raw[i + 1] = std::byte{0};
          return true;
        },
-       {"chunk_2.hdf5: /layer_1/inputs has no negative number", "known defect"}},
+       {"chunk_2.hdf5: /layer_1/inputs has no negative value", "known defect"}},
   };
   for (const bool gzip : {false, true})
     for (const Damage& damage : damages) {
@@ -452,27 +453,27 @@ TEST_CASE("damaged files: each kind is named by file and dataset") {
       const std::string data = directory / "train";
       Foreign foreign{3, 8, {Scalar::fp16, gzip ? 32 : 0, 0, gzip, ""}, {}};
       write_foreign(data, foreign, "float16");
-      REQUIRE(refusal(data) == "");
+      REQUIRE(rejection(data) == "");
       foreign.change = damage.change;
       write_foreign_file(data + "/chunk_2.hdf5", foreign, kRows[2], 100);
-      const std::string message = refusal(data);
+      const std::string message = rejection(data);
       for (const std::string& part : damage.parts)
         CHECK_MESSAGE(message.find(part) != std::string::npos, "\"", part, "\" in: ", message);
     }
 }
 
-TEST_CASE("uint16 with the input's word for it is bf16") {
+TEST_CASE("uint16 is bf16 if data.stored_as says so") {
   const Directory directory;
   write_foreign(directory / "train", {3, 8, {Scalar::u16, 16, 0, false, ""}, {}}, "bfloat16");
-  check_refused(directory / "train", {"chunk_0.hdf5: /layer_0/inputs holds unsigned 16-bit integers"});
+  check_rejected(directory / "train", {"chunk_0.hdf5: /layer_0/inputs holds unsigned 16-bit integers"});
   Settings settings;
   settings.stored_as = "bf16";
   CHECK(describe(testing::world(), directory / "train", settings).dtype == Scalar::bf16);
   settings.stored_as = "bf17";
-  CHECK(refusal(directory / "train", settings, ExitCode::usage).find("bf17") != std::string::npos);
+  CHECK(rejection(directory / "train", settings, ExitCode::usage).find("bf17") != std::string::npos);
 }
 
-TEST_CASE("files cut short, missing, doubled, never written or no HDF5 are refused") {
+TEST_CASE("files that are truncated, missing, duplicated, unwritten or not HDF5 are rejected") {
   const Foreign foreign{3, 8, {Scalar::fp16, 16, 0, false, ""}, {}};
   {
     const Directory directory;
@@ -481,14 +482,14 @@ TEST_CASE("files cut short, missing, doubled, never written or no HDF5 are refus
     const auto size = static_cast<std::int64_t>(std::filesystem::file_size(file));
     for (const std::int64_t left : {size - 1, size / 2, std::int64_t{100}, std::int64_t{0}}) {
       std::filesystem::resize_file(file, static_cast<std::uintmax_t>(left));
-      check_refused(data, {"chunk_1.h5", "is the file complete?"});
+      check_rejected(data, {"chunk_1.h5", "is the file truncated?"});
     }
     write_text(file, "this is no HDF5 file");
-    check_refused(data, {"chunk_1.h5"});
+    check_rejected(data, {"chunk_1.h5"});
     std::filesystem::remove(file);
-    check_refused(data, {"/train: chunk_1 is missing", "chunk_2.hdf5 is there"});
+    check_rejected(data, {"/train: chunk_1 is missing", "chunk_2.hdf5 exists"});
     std::filesystem::copy(data + "/chunk_2.hdf5", data + "/chunk_2.h5");
-    check_refused(data, {"chunk_2.h5 and chunk_2.hdf5 both"});
+    check_rejected(data, {"chunk_2.h5 and chunk_2.hdf5 are both chunk 2"});
   }
   {
     const Directory directory;
@@ -506,16 +507,16 @@ TEST_CASE("files cut short, missing, doubled, never written or no HDF5 are refus
       put(group, "targets", unwritten.form, 20, 8, nullptr);
     }
     file.close();
-    check_refused(data, {"chunk_2.hdf5: /layer_0/inputs has 0 of its 2 chunks"});
+    check_rejected(data, {"chunk_2.hdf5: /layer_0/inputs has 0 of its 2 chunks"});
   }
   {
     const Directory directory;
-    check_refused(directory.path(), {"no chunk_*.hdf5"});
+    check_rejected(directory.path(), {"no file chunk_*.hdf5"});
     CHECK_THROWS_AS(describe(testing::world(), directory / "nowhere", {}), Error);
   }
 }
 
-TEST_CASE("a compressed dataset whose header claims more than its bytes can hold sizes nothing") {
+TEST_CASE("a compressed dataset whose header claims more than its bytes can contain is rejected without allocation") {
   const Directory directory;
   const std::string data = directory / "train";
   std::filesystem::create_directories(data);
@@ -536,10 +537,10 @@ TEST_CASE("a compressed dataset whose header claims more than its bytes can hold
     }
     file.close();
   }
-  check_refused(data, {"chunk_0.hdf5: /layer_0/inputs claims 8192 rows of 65536 bytes in 100 stored bytes"});
+  check_rejected(data, {"chunk_0.hdf5: /layer_0/inputs claims 8192 rows of 65536 bytes in 100 stored bytes"});
 }
 
-TEST_CASE("files of two models or hook points are not one dataset") {
+TEST_CASE("files of different models or hook points are rejected") {
   const Directory directory;
   testing::write_sample(directory / "train", {2, 6, {40, 40, 7}, Scalar::fp32, Compression::none});
   const storage::Lock lock;
@@ -548,11 +549,11 @@ TEST_CASE("files of two models or hook points are not one dataset") {
     storage::check(H5Adelete(file, "hook_inputs"), "delete");
     storage::write_attribute(file, "hook_inputs", "resid_mid");
   }
-  check_refused(directory / "train",
-                {"chunk_1.hdf5: attribute hook_inputs is \"resid_mid\"", "\"mlp.in\"", "chunk_0.hdf5"});
+  check_rejected(directory / "train",
+                 {"chunk_1.hdf5: attribute hook_inputs is \"resid_mid\"", "\"mlp.in\"", "chunk_0.hdf5"});
 }
 
-TEST_CASE("links into other files and virtual datasets are not followed") {
+TEST_CASE("links to other files are not followed") {
   const Directory directory;
   const std::string data = directory / "train";
   const Foreign foreign{2, 8, {Scalar::fp16, 0, 0, false, ""}, {}};
@@ -566,10 +567,10 @@ TEST_CASE("links into other files and virtual datasets are not followed") {
           H5Lcreate_external((directory / "elsewhere.hdf5").c_str(), layer, file, layer, H5P_DEFAULT, H5P_DEFAULT),
           "link");
   }
-  check_refused(data, {"chunk_2.hdf5: /layer_0 is a link out of the file"});
+  check_rejected(data, {"chunk_2.hdf5: /layer_0 is an external or soft link"});
 }
 
-TEST_CASE("norm_stats.json is held against the files") {
+TEST_CASE("norm_stats.json is checked against the files") {
   const Directory directory;
   const std::string data = directory / "train";
   write_foreign(data, {2, 8, {Scalar::fp16, 16, 0, false, ""}, {}}, "float16");
@@ -611,14 +612,14 @@ TEST_CASE("norm_stats.json is held against the files") {
   write(1, 0.5);
   CHECK(message().find("/norm_stats.json: mean[5] of /layer_1/targets is") != std::string::npos);
   write_text(data + "/norm_stats.json", "{\"0\": {\"inputs\": {\"mean\": [1, 2]}}}");
-  CHECK(message().find("/norm_stats.json: mean of /layer_0/inputs is no list of 8 numbers") != std::string::npos);
+  CHECK(message().find("/norm_stats.json: mean of /layer_0/inputs is not a list of 8 numbers") != std::string::npos);
   write_text(data + "/norm_stats.json", "{\"0\": {");
-  CHECK(message().find("/norm_stats.json: is no JSON object") != std::string::npos);
+  CHECK(message().find("/norm_stats.json: is not a JSON object") != std::string::npos);
   write_text(data + "/norm_stats.json", "{}");
-  CHECK(message().find("/norm_stats.json: says nothing about /layer_0/inputs") != std::string::npos);
+  CHECK(message().find("/norm_stats.json: has no entry for /layer_0/inputs") != std::string::npos);
 }
 
-TEST_CASE("the fingerprint follows content, not time or place") {
+TEST_CASE("the fingerprint depends on contents, not on times or paths") {
   const Directory directory;
   const Sample sample{2, 6, {40, 40, 7}, Scalar::bf16, Compression::none};
   testing::write_sample(directory / "a", sample);
@@ -626,7 +627,7 @@ TEST_CASE("the fingerprint follows content, not time or place") {
   const std::string fingerprint = describe(testing::world(), directory / "a", {}).fingerprint;
   CHECK(describe(testing::world(), directory / "b", {}).fingerprint == fingerprint);
   CHECK(fingerprint.size() == 64);
-  // One value in the first chunk of the first file.
+  // Change one value in the first chunk of the first file.
   const Description b = describe(testing::world(), directory / "b", {});
   const std::int64_t offset = storage::ActivationFile(b.file_path(0)).extents(storage::Side::inputs, 0)[0].offset;
   std::fstream file(b.file_path(0), std::ios::binary | std::ios::in | std::ios::out);
@@ -636,7 +637,7 @@ TEST_CASE("the fingerprint follows content, not time or place") {
   CHECK(describe(testing::world(), directory / "b", {}).fingerprint != fingerprint);
 }
 
-TEST_CASE("paths expand environment variables") {
+TEST_CASE("expand_environment replaces variables and rejects undefined ones") {
   setenv("WEFT_TEST_PATH", "/some/where", 1);
   unsetenv("WEFT_TEST_NOTHING");
   CHECK(expand_environment("${WEFT_TEST_PATH}/train") == "/some/where/train");
@@ -647,7 +648,7 @@ TEST_CASE("paths expand environment variables") {
   CHECK_THROWS_AS(expand_environment("a$"), Error);
 }
 
-TEST_CASE("a writer leaves an existing dataset alone") {
+TEST_CASE("a writer does not modify an existing dataset") {
   const Directory directory;
   testing::write_sample(directory / "train", {});
   const std::string before = testing::digest_of(directory.path());

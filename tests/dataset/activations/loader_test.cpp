@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs on 1 to 4 ranks: whatever their number, grid and nodes, the rows that arrive are those of the pure function in
-// order.hpp. Nodes are what the Loader is told: here ranks of one machine play them.
+// Runs on 1 to 4 ranks: for every number of ranks, grid and distribution over nodes, with and without prefetching, the
+// rows are those of the pure function in order.hpp. Nodes are simulated: the Loader is given subsets of the ranks of
+// one machine.
 #include "dataset/activations/loader.hpp"
 
 #include <fmt/format.h>
@@ -35,20 +36,20 @@ std::vector<parallel::GridShape> shapes() {
   return all;
 }
 
-/// Ranks as nodes: all on one, two on each (of three ranks one is alone), every second one, each on its own.
+/// A distribution of the ranks over nodes; `node` is that of this rank.
 struct Nodes {
   std::string name;
   parallel::Communicator node;
 };
-std::vector<Nodes> nodes() {
+std::vector<Nodes> distributions() {
   const parallel::Communicator& all = testing::world().all();
-  std::vector<Nodes> ways;
-  ways.push_back({"one node", testing::world().all().split(0, all.rank())});
-  if (all.size() > 2) ways.push_back({"two a node", all.split(all.rank() / 2, all.rank())});
+  std::vector<Nodes> list;
+  list.push_back({"one node", testing::world().all().split(0, all.rank())});
+  if (all.size() > 2) list.push_back({"two ranks per node", all.split(all.rank() / 2, all.rank())});
   if (all.size() > 2)
-    ways.push_back({"every second rank on a node, in falling order", all.split(all.rank() % 2, -all.rank())});
-  if (all.size() > 1) ways.push_back({"one a node", all.split(all.rank(), 0)});
-  return ways;
+    list.push_back({"even and odd ranks on two nodes, in descending order", all.split(all.rank() % 2, -all.rank())});
+  if (all.size() > 1) list.push_back({"one rank per node", all.split(all.rank(), 0)});
+  return list;
 }
 
 /// Global rows of an epoch in training order.
@@ -86,7 +87,7 @@ bool batch_is(const RawBatch& batch, const parallel::Grid& grid, const Sample& s
 }
 
 void check_run(const Description& description, const Sample& sample, const Settings& settings,
-               const parallel::GridShape& shape, const Nodes& way, Cursor start, int n_batches) {
+               const parallel::GridShape& shape, const Nodes& nodes, Cursor start, int n_batches) {
   const parallel::Grid grid(testing::world(), shape);
   constexpr std::uint64_t kSeed = 5;
   std::vector<std::int64_t> rows;
@@ -95,7 +96,7 @@ void check_run(const Description& description, const Sample& sample, const Setti
     const std::vector<std::int64_t> more = expected_rows(description, settings, kSeed, epoch);
     rows.insert(rows.end(), more.begin(), more.end());
   }
-  Loader loader(description, settings, kSeed, testing::world(), way.node, grid, start, 2);
+  Loader loader(description, settings, kSeed, testing::world(), nodes.node, grid, start, 2);
   const BlockTable table = block_table(description, settings);
   Cursor cursor = start;
   for (int b = 0; b < n_batches; ++b) {
@@ -105,14 +106,14 @@ void check_run(const Description& description, const Sample& sample, const Setti
     cursor = advance(table, cursor, settings.batch_tokens);
     CHECK(batch.end == cursor);
     CHECK_MESSAGE(batch_is(batch, grid, sample, {from, from + settings.batch_tokens}), "batch ", b, " of grid ",
-                  shape.size(parallel::kDataAxis), "x", shape.size(parallel::kFeatureAxis), ", ", way.name);
-    // What a rank can see needs no message.
-    if (way.node.size() == testing::world().size()) CHECK(batch.exchanged == 0);
+                  shape.text(), ", ", nodes.name, ", prefetch = ", settings.prefetch);
+    // Rows in shared memory are not sent.
+    if (nodes.node.size() == testing::world().size()) CHECK(batch.exchanged == 0);
     loader.release();
   }
 }
 
-/// Files, blocks, windows and batches none of whose sizes fits into another.
+/// Sizes of files, blocks, windows and batches of which none divides another.
 struct ThreeFiles {
   Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
   Directory directory;
@@ -130,7 +131,7 @@ struct ThreeFiles {
 
 }  // namespace
 
-TEST_CASE("batches are those of the pure function, on any grid, type and size") {
+TEST_CASE("batches are those of the pure function for every grid, type and size, with and without prefetching") {
   struct Case {
     Sample sample;
     std::int64_t block_rows, window_rows, batch_tokens;
@@ -143,11 +144,11 @@ TEST_CASE("batches are those of the pure function, on any grid, type and size") 
       {{1, 8, {5}, Scalar::fp32, Compression::none},
        256,
        65536,
-       16},  // smaller than a block, a window and a batch: epochs repeat
+       16},  // fewer rows than a block, a window and a batch: epochs repeat
       {{2, 5, {90}, Scalar::bf16, Compression::none}, 4, 4, 50},              // a batch spans many windows
       {{2, 5, {1500, 1100}, Scalar::bf16, Compression::none}, 64, 512, 128},  // rows beyond one HDF5 chunk
       {{2, 5, {1500, 1100}, Scalar::bf16, Compression::gzip}, 64, 512, 100},
-      {{1, 5, {9}, Scalar::fp32, Compression::none}, 2, 4, 1},  // most ranks own nothing
+      {{1, 5, {9}, Scalar::fp32, Compression::none}, 2, 4, 1},  // most ranks own no token
   };
   for (const Case& c : cases) {
     const Directory directory;
@@ -158,12 +159,14 @@ TEST_CASE("batches are those of the pure function, on any grid, type and size") 
     settings.batch_tokens = c.batch_tokens;
     const Description description = describe(testing::world(), directory / "train", settings);
     for (const parallel::GridShape& shape : shapes())
-      for (const Nodes& way : nodes()) {
-        const int per_epoch = static_cast<int>((description.n_rows + c.batch_tokens - 1) / c.batch_tokens);
-        check_run(description, c.sample, settings, shape, way, {0, 0}, per_epoch + 2);
-        check_run(description, c.sample, settings, shape, way, {3, description.n_rows / 2}, 2);
-        check_run(description, c.sample, settings, shape, way, {1, description.n_rows - 1}, 1);
-      }
+      for (const Nodes& nodes : distributions())
+        for (const bool prefetch : {true, false}) {
+          settings.prefetch = prefetch;
+          const int per_epoch = static_cast<int>((description.n_rows + c.batch_tokens - 1) / c.batch_tokens);
+          check_run(description, c.sample, settings, shape, nodes, {0, 0}, per_epoch + 2);
+          check_run(description, c.sample, settings, shape, nodes, {3, description.n_rows / 2}, 2);
+          check_run(description, c.sample, settings, shape, nodes, {1, description.n_rows - 1}, 1);
+        }
   }
 }
 
@@ -172,15 +175,15 @@ TEST_CASE("the rows of an epoch and their order have the same hash on every numb
   const auto& [sample, directory, settings, description] = files;
   for (const parallel::GridShape& shape : shapes()) {
     const parallel::Grid grid(testing::world(), shape);
-    std::vector<std::int64_t> sent;  // as messages, by all ranks
-    for (const Nodes& way : nodes()) {
-      Loader loader(description, settings, 11, testing::world(), way.node, grid, {}, 1);
+    std::vector<std::int64_t> sent;  // bytes over MPI, of all ranks
+    for (const Nodes& nodes : distributions()) {
+      Loader loader(description, settings, 11, testing::world(), nodes.node, grid, {}, 1);
       std::string received;
       sent.push_back(0);
       for (std::int64_t done = 0; done < description.n_rows; done += settings.batch_tokens) {
         const RawBatch& batch = loader.next();
         sent.back() += batch.exchanged;
-        // Everybody's targets, in token order: the ranks' own tokens ascend with the rank.
+        // Targets of all ranks, in token order: own tokens ascend with the rank.
         std::vector<std::int64_t> bytes;
         for (int r = 0; r < testing::world().size(); ++r)
           bytes.push_back(shape.part_of_rank(batch.n_tokens, r).size() * description.row_bytes());
@@ -190,19 +193,19 @@ TEST_CASE("the rows of an epoch and their order have the same hash on every numb
             0, static_cast<std::size_t>(std::min(batch.n_tokens, description.n_rows - done) * description.row_bytes()));
         loader.release();
       }
-      // Written down once from the pure function: the same for all ranks, grids, nodes and machines.
+      // Reference value of the pure function: the same for all ranks, grids, nodes and machines.
       CHECK_MESSAGE(storage::sha256(received) == "b7e1a86267a497c4eebffd0f1ba392015041a2cefbb84761fdcf7637373c618b",
-                    way.name);
+                    nodes.name);
     }
-    // Only what a rank cannot see is sent.
+    // Only rows outside shared memory are sent.
     testing::world().all().sum(std::span<std::int64_t>(sent));
     CHECK(sent.front() == 0);
-    for (std::size_t way = 1; way + 1 < sent.size(); ++way) CHECK((0 < sent[way] && sent[way] < sent.back()));
+    for (std::size_t i = 1; i + 1 < sent.size(); ++i) CHECK((0 < sent[i] && sent[i] < sent.back()));
     CHECK((sent.back() > 0) == (testing::world().size() > 1));
   }
 }
 
-TEST_CASE("where one rank cannot share its memory a warning says why, and rows go by messages") {
+TEST_CASE("if one rank cannot share its memory, a warning gives the reason and rows are sent over MPI") {
   const parallel::World& world = testing::world();
   const ThreeFiles files;
   const auto& [sample, directory, settings, description] = files;
@@ -225,7 +228,7 @@ TEST_CASE("where one rank cannot share its memory a warning says why, and rows g
   });
   if (world.is_root() && world.size() > 1) {
     REQUIRE(warnings.size() == 1);
-    CHECK(warnings[0].starts_with("the ranks of a node cannot share memory (" + world.host() + ": memfd: "));
+    CHECK(warnings[0].starts_with("shared memory unavailable on a node (" + world.host() + ": memfd: "));
     CHECK(warnings[0].find("File too large") != std::string::npos);
   } else {
     CHECK(warnings.empty());
@@ -241,7 +244,7 @@ TEST_CASE("where one rank cannot share its memory a warning says why, and rows g
   CHECK((sent > 0) == (world.size() > 1));
 }
 
-TEST_CASE("a loader can be left at any moment") {
+TEST_CASE("a loader can be destroyed at any time") {
   const Sample sample{2, 6, {40, 40, 7}, kernels::Scalar::fp32, Compression::none};
   const Directory directory;
   testing::write_sample(directory / "train", sample);
@@ -251,20 +254,23 @@ TEST_CASE("a loader can be left at any moment") {
   settings.batch_tokens = 10;
   const Description description = describe(testing::world(), directory / "train", settings);
   const parallel::Grid grid(testing::world(), shapes().back());
-  for (int taken = 0; taken < 4; ++taken)
-    for (const bool give_back : {true, false}) {
-      if (!give_back && taken > 2) continue;
-      Loader loader(description, settings, 1, testing::world(), testing::world().node(), grid, {}, 1);
-      for (int i = 0; i < taken; ++i) {
-        loader.next();
-        if (give_back) loader.release();
+  for (const bool prefetch : {true, false}) {
+    settings.prefetch = prefetch;
+    for (int taken = 0; taken < 4; ++taken)
+      for (const bool release : {true, false}) {
+        if (!release && taken > 2) continue;
+        Loader loader(description, settings, 1, testing::world(), testing::world().node(), grid, {}, 1);
+        for (int i = 0; i < taken; ++i) {
+          loader.next();
+          if (release) loader.release();
+        }
+        if (testing::world().rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
-      if (testing::world().rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+  }
 }
 
-TEST_CASE("what one rank cannot read is an error of all, after the batches that were good") {
-  const Sample sample{2, 6, {64, 64}, kernels::Scalar::fp32, Compression::none};
+TEST_CASE("a read failure of one rank is thrown on all ranks, after the batches that were complete") {
+  const Sample sample{2, 6, {64, 64, 8}, kernels::Scalar::fp32, Compression::none};
   const Directory directory;
   testing::write_sample(directory / "train", sample);
   Settings settings;
@@ -273,30 +279,43 @@ TEST_CASE("what one rank cannot read is an error of all, after the batches that 
   settings.batch_tokens = 8;
   const Description description = describe(testing::world(), directory / "train", settings);
   testing::world().all().barrier();
-  if (testing::world().is_root()) std::filesystem::resize_file(directory / "train/chunk_1.hdf5", 100);
+  if (testing::world().is_root()) std::filesystem::resize_file(directory / "train/chunk_2.hdf5", 100);
   testing::world().all().barrier();
   const parallel::Grid grid(testing::world(), shapes().back());
-  Loader loader(description, settings, 1, testing::world(), testing::world().node(), grid, {}, 1);
-  std::int64_t good = 0;
-  std::string message;
-  try {
-    for (; good < 100; ++good) {
-      loader.next();
-      loader.release();
+  // A batch has the size of a block; a window has two of both.
+  constexpr std::uint64_t kSeed = 1;
+  const BlockTable table = block_table(description, settings);
+  const EpochOrder epoch = epoch_order(table, kSeed, 0);
+  std::int64_t complete = 0;
+  while (table.blocks[epoch.blocks[static_cast<std::size_t>(complete)]].file != 2) ++complete;
+  complete = complete / 2 * 2;
+  REQUIRE(complete > 0);
+  for (const bool prefetch : {true, false}) {
+    settings.prefetch = prefetch;
+    Loader loader(description, settings, kSeed, testing::world(), testing::world().node(), grid, {}, 1);
+    std::int64_t good = 0;
+    std::string message;
+    try {
+      for (; good < 100; ++good) {
+        loader.next();
+        loader.release();
+      }
+    } catch (const Error& failure) {
+      message = failure.what();
+      CHECK(failure.code() == ExitCode::data);
+      CHECK(failure.known_to() == KnownTo::all_ranks);
     }
-  } catch (const Error& failure) {
-    message = failure.what();
-    CHECK(failure.code() == ExitCode::data);
-    CHECK(failure.known_to() == KnownTo::all_ranks);
+    CHECK(message.find("chunk_2.hdf5") != std::string::npos);
+    std::vector<std::int64_t> least{good}, most{good};
+    testing::world().all().minimum(least);
+    testing::world().all().maximum(most);
+    CHECK(least == most);
+    // Without prefetching a window is read when its first row is needed, not before.
+    if (!prefetch) CHECK(good == complete);
   }
-  CHECK(message.find("chunk_1.hdf5") != std::string::npos);
-  std::vector<std::int64_t> least{good}, most{good};
-  testing::world().all().minimum(least);
-  testing::world().all().maximum(most);
-  CHECK(least == most);
 }
 
-TEST_CASE("a cursor outside the dataset is refused") {
+TEST_CASE("a cursor outside the dataset is rejected") {
   const Sample sample;
   const Directory directory;
   testing::write_sample(directory / "train", sample);
@@ -305,13 +324,13 @@ TEST_CASE("a cursor outside the dataset is refused") {
   CHECK_THROWS_AS(Loader(description, {}, 1, testing::world(), testing::world().node(), grid, {0, 87}, 1), Error);
 }
 
-TEST_CASE("the stated memory covers what is allocated") {
+TEST_CASE("loader_memory covers the allocations") {
   const ThreeFiles files;
   const auto& [sample, directory, settings, description] = files;
   for (const parallel::GridShape& shape : shapes()) {
     const LoaderMemory memory = loader_memory(description, settings, shape);
     const std::int64_t world = testing::world().size(), row = description.row_bytes();
-    // Two windows of 8 blocks of 16 rows, inputs and targets, over the ranks.
+    // Two windows of 8 blocks of 16 rows, inputs and targets, distributed over the ranks.
     CHECK(memory.windows == 2 * parallel::largest_part(8, world) * 16 * 2 * row);
     CHECK((world == 1) == (memory.staging == 0));
     const std::int64_t before = device::memory_use().host_bytes;
@@ -321,7 +340,7 @@ TEST_CASE("the stated memory covers what is allocated") {
   }
 }
 
-TEST_CASE("evaluation reads the rows in stored order, the last batch short") {
+TEST_CASE("StoredOrder reads the rows in stored order, with a short last batch") {
   const Sample sample{2, 6, {40, 40, 7}, kernels::Scalar::bf16, Compression::gzip};
   const Directory directory;
   testing::write_sample(directory / "validation", sample);

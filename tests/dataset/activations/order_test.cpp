@@ -42,7 +42,7 @@ const Case kCases[] = {{{1}, 256, 65536},
 
 }  // namespace
 
-TEST_CASE("every row comes exactly once per epoch, whatever the sizes") {
+TEST_CASE("every row occurs exactly once per epoch, for all sizes") {
   for (const Case& c : kCases) {
     const BlockTable table = block_table(c.files, c.block_rows, c.window_rows);
     for (const std::int64_t epoch : {0, 1, 5}) {
@@ -56,7 +56,7 @@ TEST_CASE("every row comes exactly once per epoch, whatever the sizes") {
   }
 }
 
-TEST_CASE("the tails of files are short blocks, never joined with the next file") {
+TEST_CASE("the last block of a file may be short and is not merged with the next file") {
   const BlockTable table = block_table(std::vector<std::int64_t>{100, 37, 1, 64}, 16, 48);
   CHECK(table.blocks.size() == 7 + 3 + 1 + 4);
   CHECK(table.n_rows == 202);
@@ -67,15 +67,15 @@ TEST_CASE("the tails of files are short blocks, never joined with the next file"
   }
 }
 
-TEST_CASE("the order is a function of seed and epoch, and both change it") {
+TEST_CASE("the order depends on seed and epoch") {
   const BlockTable table = block_table(std::vector<std::int64_t>{2048, 2048, 2048}, 256, 1024);
   CHECK(rows_of(table, 1, 0) == rows_of(table, 1, 0));
   CHECK(rows_of(table, 1, 0) != rows_of(table, 1, 1));
   CHECK(rows_of(table, 1, 0) != rows_of(table, 2, 0));
 }
 
-TEST_CASE("the order is part of the file contract: it stays as it was released") {
-  // A changed order would make checkpoints resume on other rows. Computed once with this code and written down.
+TEST_CASE("the order equals a reference value") {
+  // With a different order, old checkpoints would resume on other rows. Reference computed with this code.
   const BlockTable table = block_table(std::vector<std::int64_t>{10, 6}, 4, 8);
   const std::vector<FileRow> rows = rows_of(table, 42, 0);
   std::string text;
@@ -93,23 +93,23 @@ TEST_CASE("permutations of three elements are equally frequent") {
   for (const auto& [order, n] : count) CHECK(std::abs(n - kTrials / 6) < 460);
 }
 
-TEST_CASE("a window mixes all of its rows") {
+TEST_CASE("a window shuffles all of its rows") {
   const BlockTable table = block_table(std::vector<std::int64_t>{4096}, 256, 2048);
   const WindowOrder window = window_order(table, epoch_order(table, 1, 0), 1, 0);
   std::set<std::uint32_t> blocks;
   for (int i = 0; i < 64; ++i) blocks.insert(window.rows[static_cast<std::size_t>(i)].block);
-  // 64 draws from 8 blocks: missing one of them has a chance of 8 * (7/8)^64 = 0.0016, and the seed is fixed.
+  // 64 draws from 8 blocks miss one with a probability of 8 * (7/8)^64 = 0.0016. The seed is fixed.
   CHECK(blocks.size() == 8);
 }
 
-TEST_CASE("a cursor runs on over the ends of epochs") {
+TEST_CASE("advance crosses the ends of epochs") {
   const BlockTable table = block_table(std::vector<std::int64_t>{10, 6}, 4, 8);
   CHECK(advance(table, {0, 0}, 15) == Cursor{0, 15});
   CHECK(advance(table, {0, 15}, 1) == Cursor{1, 0});
   CHECK(advance(table, {2, 3}, 100) == Cursor{8, 7});
 }
 
-TEST_CASE("locate names just the rows of a batch, also over the end of an epoch") {
+TEST_CASE("locate gives exactly the rows of a batch, also across the end of an epoch") {
   const BlockTable table = block_table(std::vector<std::int64_t>{100, 37, 1, 64}, 16, 48);
   std::vector<FileRow> expected;
   for (const std::int64_t epoch : {0, 1}) {

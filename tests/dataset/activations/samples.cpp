@@ -27,7 +27,7 @@ Directory::~Directory() {
 }
 
 float sample_value(std::int64_t global_row, bool target, std::int64_t column) {
-  // At most 8 significant bits, so that bf16 holds it; the row stands in the columns as digits to base 16.
+  // At most 8 significant bits: exact in bf16. The first columns are the digits of the row in base 16.
   if (column < 5) return static_cast<float>((global_row >> (4 * column)) & 15) - 7.5f;
   return static_cast<float>((global_row * 5 + column * 3 + (target ? 1 : 0)) % 31) - 15.0f;
 }

@@ -50,13 +50,13 @@ SideStatistics two_pass(const Sample& sample, std::int64_t n_rows, bool target) 
 
 void check_equal(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
-  // About 6,000 additions of numbers of size 15 in fp64, then averaged: some 1e-14; 100 times that.
+  // Mean of about 6,000 numbers of magnitude 15 in fp64: error about 1e-14. Tolerance: 100 times that.
   for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) < 1e-12);
 }
 
 }  // namespace
 
-TEST_CASE("statistics equal a two-pass sum, whatever the ranks, files and types") {
+TEST_CASE("statistics equal those of a two-pass algorithm, for all ranks, files and types") {
   const Sample samples[] = {{2, 6, {3000, 3000, 77}, Scalar::fp32, Compression::none},
                             {3, 5, {40, 40, 7}, Scalar::bf16, Compression::gzip},
                             {1, 9, {1500}, Scalar::fp16, Compression::none}};
@@ -73,23 +73,23 @@ TEST_CASE("statistics equal a two-pass sum, whatever the ranks, files and types"
       check_equal(side.standard_deviation, expected.standard_deviation);
       check_equal(side.mean_norm, expected.mean_norm);
     }
-    // Bitwise the same on one thread, and (this test runs on 1 to 4 ranks) the text is compared with rank 0's alone.
+    // Bitwise equal with one thread.
     CHECK(to_text(compute_statistics(testing::world(), description, 1), "") == to_text(result, ""));
   }
 }
 
-TEST_CASE("statistics have the same bits on any number of ranks") {
+TEST_CASE("statistics are bitwise equal on any number of ranks") {
   const Sample sample{2, 6, {3000, 3000, 77}, Scalar::fp32, Compression::none};
   const Directory directory;
   testing::write_sample(directory / "train", sample);
   const Description description = describe(testing::world(), directory / "train", {});
   const std::string text = to_text(compute_statistics(testing::world(), description, 1), "");
-  // The first line is the sha256 of all numbers; written down once. It changes only with the tree of the sums or with
-  // libm's sqrt, which IEEE 754 fixes.
+  // The first line is the sha256 of all numbers, compared with a reference value. It depends only on the summation
+  // tree: IEEE 754 defines sqrt exactly.
   CHECK(text.substr(0, 64) == "bc6fc68c7a921a50c831f050244c9e8cd4218a8d3576efd7860ddccb3fe9f666");
 }
 
-TEST_CASE("a value that is not finite is named by file, dataset and row on all ranks") {
+TEST_CASE("a value that is not finite is reported with file, dataset and row on all ranks") {
   const Directory directory;
   testing::world().on_root([&] {
     WriterSettings settings;
@@ -124,7 +124,7 @@ TEST_CASE("a value that is not finite is named by file, dataset and row on all r
   CHECK(message.find("chunk_1.hdf5: /layer_1/targets row 1321, column 2 is not finite") != std::string::npos);
 }
 
-TEST_CASE("the cache is used when it fits and replaced when it does not") {
+TEST_CASE("a valid cache is used, any other is replaced") {
   const Sample sample{2, 6, {40, 40, 7}, Scalar::fp32, Compression::none};
   const Directory directory;
   testing::write_sample(directory / "train", sample);
@@ -155,7 +155,7 @@ TEST_CASE("the cache is used when it fits and replaced when it does not") {
   }
 }
 
-TEST_CASE("normalisation has the three forms of the reference") {
+TEST_CASE("normalisation modes: none, scalar, per_dimension") {
   Description description;
   description.n_layers = 1;
   description.d_model = 4;
@@ -177,7 +177,7 @@ TEST_CASE("normalisation has the three forms of the reference") {
   CHECK_THROWS_AS(normalisation(s, description, Normalise::scalar), Error);
 }
 
-TEST_CASE("real activations: the statistics of their norm_stats.json are found") {
+TEST_CASE("statistics of real activations agree with their norm_stats.json") {
   const char* data = std::getenv("WEFT_TEST_DATA");
   if (data == nullptr) {
     if (testing::world().is_root()) MESSAGE("skipped 1: WEFT_TEST_DATA is not set");
@@ -192,7 +192,7 @@ TEST_CASE("real activations: the statistics of their norm_stats.json are found")
   CHECK(description.files[1].compressed);
   CHECK(!description.files[0].compressed);
   const Statistics result = check(testing::world(), description, 1);
-  // Mean norms of the table in the dataset's README, two decimals.
+  // Mean norms from the README of the dataset, two decimals.
   const double inputs[] = {13.10, 13.25, 13.83, 13.67, 13.08, 12.59},
                targets[] = {6.87, 6.29, 7.14, 7.17, 18.53, 31.11};
   for (std::size_t layer = 0; layer < 6; ++layer) {

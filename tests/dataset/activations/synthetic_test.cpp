@@ -39,14 +39,14 @@ std::vector<const float*> strips(const std::vector<std::vector<float>>& decoder)
 
 }  // namespace
 
-TEST_CASE("a synthetic dataset is sound, has its sizes and the same bytes for any number of threads") {
+TEST_CASE("a synthetic dataset is valid, has the requested sizes and the same bytes for any number of threads") {
   for (const kernels::Scalar dtype : {kernels::Scalar::bf16, kernels::Scalar::fp16, kernels::Scalar::fp32}) {
     const Directory one, four;
     SyntheticSettings settings = small(one / "data");
     settings.dtype = dtype;
     settings.compression = dtype == kernels::Scalar::fp16 ? Compression::gzip : Compression::none;
     write_synthetic(settings, 1);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // a time stamp in a file would show
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // detects time stamps in files
     settings.output = four / "data";
     write_synthetic(settings, 4);
     for (const char* file : {"train/chunk_0.hdf5", "train/chunk_2.hdf5", "validation/chunk_0.hdf5",
@@ -63,7 +63,7 @@ TEST_CASE("a synthetic dataset is sound, has its sizes and the same bytes for an
   }
 }
 
-TEST_CASE("the data are what the ground truth says: signal, mean, noise, frequencies") {
+TEST_CASE("signal, mean, noise and frequencies agree with the ground truth") {
   const Directory directory;
   SyntheticSettings settings = small(directory / "data");
   settings.dtype = kernels::Scalar::fp32;
@@ -97,14 +97,14 @@ TEST_CASE("the data are what the ground truth says: signal, mean, noise, frequen
       variance += std::pow(side->standard_deviation[static_cast<std::size_t>(layer * 16 + j)], 2) / 16;
       offset += std::pow(side->mean[static_cast<std::size_t>(layer * 16 + j)], 2) / 16;
     }
-    // Features with uneven frequencies share part of the power with the mean, so the variance lies somewhat below.
+    // Features of unequal frequency contribute part of their power to the mean, which reduces the variance.
     CHECK(variance + offset > power * sources);
     CHECK(variance < 1.05 * power * sources);
     CHECK(variance > 0.5 * power * sources);
   }
 }
 
-TEST_CASE("reach bounds the layers that a feature writes to") {
+TEST_CASE("reach limits the layers that a feature writes to") {
   const Directory directory;
   SyntheticSettings settings = small(directory / "data");
   settings.reach = 2;
@@ -115,7 +115,7 @@ TEST_CASE("reach bounds the layers that a feature writes to") {
   CHECK(std::all_of(decoder.begin() + 32, decoder.begin() + 48, [](float w) { return w == 0; }));
 }
 
-TEST_CASE("recovery: the planted strips themselves, shuffled, scaled and among others, are all found") {
+TEST_CASE("recovery finds all planted strips after reordering, scaling and adding others") {
   const Directory directory;
   SyntheticSettings settings = small(directory / "data");
   settings.tokens = 40000;
@@ -134,7 +134,7 @@ TEST_CASE("recovery: the planted strips themselves, shuffled, scaled and among o
   CHECK(all.recovered == all.counted);
   CHECK(all.counted > 100);
 
-  // A copy of one strip cannot stand for two planted features, and the opposite direction is none.
+  // Copies of one strip match one planted feature only. Opposite directions do not match.
   for (std::size_t f = 0; f < 30; ++f)
     std::copy_n(learned[0].begin() + 59 * 48, 48, learned[0].begin() + static_cast<std::ptrdiff_t>((58 - f) * 48));
   for (float& w : learned[1]) w = -w;
@@ -144,8 +144,8 @@ TEST_CASE("recovery: the planted strips themselves, shuffled, scaled and among o
   CHECK(fewer.per_layer[2] == 1.0);
 }
 
-TEST_CASE("recovery is the largest matching, not the first") {
-  // Two planted features; learned 0 fits both, learned 1 fits only planted 0: both can be served.
+TEST_CASE("recovery uses a maximum matching") {
+  // Learned 0 may match both planted features, learned 1 only planted 0: a maximum matching has both.
   GroundTruth truth;
   truth.n_layers = 1;
   truth.d_model = 2;
@@ -156,16 +156,16 @@ TEST_CASE("recovery is the largest matching, not the first") {
   CHECK(recovery(truth, strips(learned), 2, 1).recovered == 2);
   truth.fired = {{999, 5000}};
   const Recovery one = recovery(truth, strips(learned), 2, 1);
-  CHECK(one.counted == 1);  // the other fired 999 times
+  CHECK(one.counted == 1);  // the other one fired only 999 times
   CHECK(one.recovered == 1);
 }
 
-TEST_CASE("settings that make no dataset are usage errors, an existing dataset is kept") {
+TEST_CASE("invalid settings are usage errors, an existing dataset is not modified") {
   const Directory directory;
   SyntheticSettings settings = small(directory / "data");
   settings.k = 41;
   CHECK_THROWS_AS(write_synthetic(settings, 1), Error);
-  settings.k = 40;  // all features at once is possible
+  settings.k = 40;  // all features active is valid
   settings.tokens = 3;
   settings.validation_tokens = 0;
   write_synthetic(settings, 1);
