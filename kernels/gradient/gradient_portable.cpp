@@ -24,8 +24,7 @@ KOKKOS_FORCEINLINE_FUNCTION float element(const AnyMatrix& matrix, std::int64_t 
   return static_cast<const half*>(matrix.data)[at];
 }
 
-/// out[j] += sum over n of a[n, j] * (has_b ? b[n, j] : 1).
-template <bool has_b>
+/// out[j] += sum over n of a[n, j] * b[n, j]; without b (no memory) of a[n, j].
 void add_columns(const Execution& execution, const char* name, AnyMatrix a, AnyMatrix b, Array<float> out) {
   for_teams(
       execution, name, (out.size + kOwnColumns - 1) / kOwnColumns, sizeof(ColumnScratch),
@@ -38,11 +37,11 @@ void add_columns(const Execution& execution, const char* name, AnyMatrix a, AnyM
           for_columns(team, count, [&](int c) { buffer.block[c] = 0.0f; });
           for (std::int64_t n = begin; n < end; ++n) {
             const float* x = row_chunk(team, a, n, column, count, buffer.a);
-            if constexpr (has_b) {
+            if (b.data == nullptr) {
+              for_columns(team, count, [&](int c) { buffer.block[c] += x[c]; });
+            } else {
               const float* y = row_chunk(team, b, n, column, count, buffer.b);
               for_columns(team, count, [&](int c) { buffer.block[c] += x[c] * y[c]; });
-            } else {
-              for_columns(team, count, [&](int c) { buffer.block[c] += x[c]; });
             }
           }
           for_columns(team, count, [&](int c) { out[column + c] += buffer.block[c]; });
@@ -73,11 +72,11 @@ void add_product(const Execution& execution, AnyMatrix a, AnyMatrix b, Matrix<fl
 }
 
 void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out) {
-  add_columns<false>(execution, "add_column_sums", g, {}, out);
+  add_columns(execution, "add_column_sums", g, {}, out);
 }
 
 void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<float> out) {
-  add_columns<true>(execution, "add_column_products", x, g, out);
+  add_columns(execution, "add_column_products", x, g, out);
 }
 
 void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,

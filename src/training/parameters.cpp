@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/parameters.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -190,12 +193,29 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StatePolicy policy, kern
   return planes;
 }
 
-std::vector<TensorShape> tensors_of(std::span<const ParameterSpec> specs, StatePolicy policy, Moments moments) {
-  std::vector<TensorShape> tensors;
+std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, StatePolicy policy,
+                                                Moments moments) {
+  std::vector<checkpoint::TensorEntry> tensors;
   for (const ParameterSpec& spec : specs)
     for (const Plane& plane : planes_of(spec, policy, kernels::Backend::portable, moments))
       tensors.push_back({tensor_name(spec, plane), plane.type, tensor_shape(spec, plane)});
   return tensors;
+}
+
+std::string first_difference(std::span<const checkpoint::TensorEntry> found,
+                             std::span<const checkpoint::TensorEntry> expected) {
+  const auto text = [](const checkpoint::TensorEntry& tensor) {
+    return fmt::format("{} [{}]", checkpoint::name_of(tensor.type), fmt::join(tensor.shape, ", "));
+  };
+  std::map<std::string_view, const checkpoint::TensorEntry*> by_name;
+  for (const checkpoint::TensorEntry& tensor : found) by_name.emplace(tensor.name, &tensor);
+  for (const checkpoint::TensorEntry& tensor : expected) {
+    const auto at = by_name.find(tensor.name);
+    if (at == by_name.end()) return fmt::format("{} is missing", tensor.name);
+    if (at->second->type != tensor.type || at->second->shape != tensor.shape)
+      return fmt::format("{} is {}, not {}", tensor.name, text(*at->second), text(tensor));
+  }
+  return "";
 }
 
 RowParts row_parts(const ParameterSpec& spec, const parallel::GridShape& grid, std::int64_t rank) {

@@ -30,6 +30,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/manifest.hpp"
 #include "checkpoint/registry.hpp"
 #include "device/memory.hpp"
 #include "kernels/optimize/parameters.hpp"
@@ -109,14 +110,12 @@ std::int64_t elements_of(std::span<const ParameterSpec> specs);
 /// Training needs moments, evaluation does not.
 enum class Moments { none, held };
 
-/// A tensor of a checkpoint.
-struct TensorShape {
-  std::string name;
-  kernels::Scalar type = kernels::Scalar::fp32;
-  std::vector<std::int64_t> shape;
-};
 /// The tensors of a model in the order of its checkpoints.
-std::vector<TensorShape> tensors_of(std::span<const ParameterSpec> specs, kernels::StatePolicy, Moments);
+std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, kernels::StatePolicy, Moments);
+/// The first tensor of `expected` that is missing in `found` or has another type or shape there, with the reason:
+/// "decoder_0/weight is missing"; "" if all are there. Further tensors are no difference.
+std::string first_difference(std::span<const checkpoint::TensorEntry> found,
+                             std::span<const checkpoint::TensorEntry> expected);
 
 /// Memory of one rank.
 struct StateBytes {

@@ -65,6 +65,23 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
 
 std::int64_t Shape::parameters() const { return training::elements_of(parameter_specs(*this)); }
 
+std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry> tensors) {
+  const auto find = [&](const std::string& name) -> const checkpoint::TensorEntry* {
+    for (const checkpoint::TensorEntry& tensor : tensors)
+      if (tensor.name == name) return &tensor;
+    return nullptr;
+  };
+  const checkpoint::TensorEntry *const weight = find("encoder_0/weight"), *const moment =
+                                                                              find("encoder_0/weight.first_moment");
+  if (weight == nullptr || weight->shape.size() != 2) return std::nullopt;
+  StoredModel stored{{0, weight->shape[1], weight->shape[0]}};
+  while (find(fmt::format("encoder_{}/weight", stored.shape.n_layers)) != nullptr) ++stored.shape.n_layers;
+  if (weight->type == kernels::Scalar::bf16)
+    stored.policy = moment != nullptr && moment->type == kernels::Scalar::u8 ? kernels::StatePolicy::eight_bit
+                                                                             : kernels::StatePolicy::bf16;
+  return stored;
+}
+
 Model::Model(const Shape& shape, kernels::StatePolicy policy, const parallel::Grid& grid,
              const kernels::Execution& execution, Moments moments)
     : shape_(shape),

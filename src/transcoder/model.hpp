@@ -9,9 +9,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "checkpoint/manifest.hpp"
 #include "checkpoint/registry.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "parallel/grid.hpp"
@@ -38,6 +40,14 @@ struct Shape {
 
 /// The declaration of all parameters, in the order of checkpoints.
 std::vector<training::ParameterSpec> parameter_specs(const Shape&);
+
+/// Sizes and storage of a transcoder in a checkpoint.
+struct StoredModel {
+  Shape shape;
+  kernels::StatePolicy policy = kernels::StatePolicy::fp32;
+};
+/// Derived from the number of encoders and from encoder_0/weight; nullopt if the tensors are not of a transcoder.
+std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry> tensors);
 
 class Model {
  public:

@@ -225,7 +225,7 @@ TEST_CASE("every rank registers the tensors that the specs name, and each row is
         for_each_grid(ranks, family.axis, [&](const parallel::GridShape& grid) {
           CAPTURE(family.name);
           CAPTURE(grid.text());
-          const std::vector<TensorShape> expected = tensors_of(family.specs, policy, Moments::held);
+          const std::vector<checkpoint::TensorEntry> expected = tensors_of(family.specs, policy, Moments::held);
           std::vector<std::int64_t> rows(expected.size());
           std::int64_t bytes = 0;
           for (std::int64_t rank = 0; rank < ranks; ++rank) {
@@ -249,7 +249,7 @@ TEST_CASE("every rank registers the tensors that the specs name, and each row is
 
 TEST_CASE("names, shapes and types of a checkpoint") {
   std::vector<std::string> lines;
-  for (const TensorShape& tensor : tensors_of(low_rank_decoder(1), StatePolicy::eight_bit, Moments::held))
+  for (const checkpoint::TensorEntry& tensor : tensors_of(low_rank_decoder(1), StatePolicy::eight_bit, Moments::held))
     lines.push_back(
         fmt::format("{} {} [{}]", tensor.name, checkpoint::name_of(tensor.type), fmt::join(tensor.shape, ", ")));
   CHECK(lines == std::vector<std::string>{
