@@ -55,7 +55,8 @@ enum class Update {
   everywhere,  ///< each all held rows, from the same gradient: nothing is gathered. For small vectors
 };
 
-/// Fresh values. A value depends on the seed and the element's global index alone, not on the grid.
+/// Fresh values. A value depends on the seed and the element's global index alone, not on the grid. Uniform values of
+/// matrices are formed by a kernel, all others on the host.
 struct Initial {
   enum class Kind { constant, uniform, normal } kind = Kind::constant;
   double value = 0;               ///< the constant; bound of the uniform values in [-value, value]; standard deviation
@@ -86,8 +87,8 @@ struct ParameterSpec {
   /// overlap (`number_elements`).
   std::uint64_t first_element = 0;
   bool weight_decay = false;  ///< decoupled weight decay applies. By convention to matrices, not to vectors
-  std::string group =
-      {};  ///< parameters of one group lie one after the other in one allocation, in list order; "" alone
+  /// Parameters of one group lie one after the other in one allocation, in list order; "": an allocation of its own.
+  std::string group = {};
   std::string export_name = {};  ///< in files of other projects; "" = `name`
   std::vector<RowState> row_state = {};
 
