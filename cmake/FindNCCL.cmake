@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# NCCL::nccl from nccl.h and libnccl: beside the CUDA toolkit, in the system's folders or under NCCL_ROOT. NCCL installs no package
-# file of its own.
+# NCCL::nccl from nccl.h and libnccl: in the CUDA toolkit, in the system's folders or under NCCL_ROOT. NCCL installs no CMake package
+# file.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(NCCL_LIBRARY NAMES_PER_DIR NAMES nccl libnccl.so.2 HINTS ${CUDAToolkit_LIBRARY_DIR})
 if(NCCL_INCLUDE_DIR)

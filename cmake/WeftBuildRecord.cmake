@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Run by every build (cmake -P): writes OUTPUT from INPUT with the present git revision. The file is touched only when
-# its text changes, so that a build after no change compiles nothing.
+# Run by every build (cmake -P): writes OUTPUT from INPUT with the current git revision. The file is rewritten only if
+# its text changes, so that a build without changes compiles nothing.
 set(WEFT_REVISION unknown)
 set(WEFT_MODIFIED false)
 find_program(git NAMES git)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# The header libraries out of a bundle (scripts/bundle.sh), under the names that their own packages give them. All of them are
-# used header-only here: nothing of theirs is linked.
+# The header libraries of a bundle (scripts/bundle.sh), under the target names of their own CMake packages. All are used
+# header-only: nothing is linked.
 foreach(folder archive include/toml++ include/CLI include/spdlog include/fmt include/nlohmann include/doctest)
   if(NOT EXISTS ${WEFT_BUNDLE}/${folder})
-    message(FATAL_ERROR "WEFT_BUNDLE=${WEFT_BUNDLE} is no bundle (it has no ${folder}); make one with scripts/bundle.sh")
+    message(FATAL_ERROR "WEFT_BUNDLE=${WEFT_BUNDLE} is not a bundle (${folder} is missing); make one with scripts/bundle.sh")
   endif()
 endforeach()
 foreach(target fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json CLI11::CLI11 tomlplusplus::tomlplusplus doctest::doctest)

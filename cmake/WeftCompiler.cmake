@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The language level and the flags of every target, in the interface target weft_compiler.
+# Language standard and compiler flags of all targets, in the interface target weft_compiler.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -10,12 +10,12 @@ endif()
 
 if(WEFT_ENABLE_CUDA)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # Native code for Hopper with its own instructions (wgmma): the "a" target.
+    # Native code for Hopper with its architecture-specific instructions (wgmma): the "a" target.
     set(CMAKE_CUDA_ARCHITECTURES 90a)
   endif()
-  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # Kokkos links the shared runtime: two runtimes in one process do not mix
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # Kokkos links the shared runtime; a process must not contain two runtimes
   enable_language(CUDA)
-  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know how to ask nvcc for C++20
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know the C++20 option of nvcc
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   endif()
@@ -27,16 +27,16 @@ endif()
 add_library(weft_compiler INTERFACE)
 target_include_directories(weft_compiler INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
 target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unknown-pragmas>)
-# clang's complaint about functions that only the GPU build calls, behind "if constexpr".
+# clang warns about functions that only the GPU build calls ("if constexpr").
 target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-unneeded-internal-declaration>)
 if(WEFT_WARNINGS_AS_ERRORS)
   target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
-# Without this the compiler may fuse a*b+c where the machine can, and results would differ between builds of one source.
+# Otherwise the compiler may contract a*b+c to an FMA where available, and results would differ between builds of the same source.
 target_compile_options(weft_compiler INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 if(WEFT_ENABLE_FUZZERS)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    message(FATAL_ERROR "WEFT_ENABLE_FUZZERS needs clang (libFuzzer is a part of it); use preset fuzz, or run the corpus "
+    message(FATAL_ERROR "WEFT_ENABLE_FUZZERS needs clang (it contains libFuzzer); use preset fuzz, or run the corpus "
                         "with any compiler: ctest -L fuzz")
   endif()
   target_compile_options(weft_compiler INTERFACE -fsanitize=fuzzer-no-link)

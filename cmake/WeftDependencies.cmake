@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every library that Weft uses. Each is found, never downloaded: scripts/setup.sh installs them.
-set(WEFT_BUNDLE "$ENV{WEFT_BUNDLE}" CACHE PATH "Folder made by scripts/bundle.sh: header libraries come from it; empty: from the system")
+# All libraries that Weft uses. They are searched for, never downloaded: scripts/setup.sh installs them.
+set(WEFT_BUNDLE "$ENV{WEFT_BUNDLE}" CACHE PATH "Folder made by scripts/bundle.sh, source of the header libraries; empty: those of the system")
 find_package(MPI REQUIRED COMPONENTS C)
 find_package(HDF5 REQUIRED COMPONENTS C)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
@@ -25,8 +25,8 @@ include(WeftKokkos)
 if(WEFT_ENABLE_CUDA)
   find_package(CUDAToolkit 12.4 REQUIRED)
   find_package(NCCL 2.18)
-  set(WEFT_ENABLE_NCCL ${NCCL_FOUND} CACHE BOOL "Exchange between GPUs by NCCL, on where it is found; off: through host memory and MPI")
+  set(WEFT_ENABLE_NCCL ${NCCL_FOUND} CACHE BOOL "Exchange between GPUs by NCCL, on if it is found; off: through host memory and MPI")
 endif()
 if(WEFT_ENABLE_CUDA AND WEFT_ENABLE_NCCL AND NOT NCCL_FOUND)
-  message(FATAL_ERROR "WEFT_ENABLE_NCCL is on and NCCL was not found (nccl.h, libnccl); say where with NCCL_ROOT, or turn it off")
+  message(FATAL_ERROR "WEFT_ENABLE_NCCL is on and NCCL was not found (nccl.h, libnccl); set NCCL_ROOT, or turn it off")
 endif()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Kokkos: an installed 4.5 or later is used; else the one that scripts/setup.sh built into .deps/.
+# Kokkos: an installed version 4.5 or later, else the one that scripts/setup.sh built in .deps/.
 if(WEFT_ENABLE_CUDA)
   set(WEFT_KOKKOS_BUILT ${PROJECT_SOURCE_DIR}/.deps/kokkos-cuda)
 else()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # weft_python_test(NAME SCRIPT a.py [ARGUMENTS …] [LABELS unit] [TIMEOUT 300] [PROCESSORS 1])
-# A test in Python, run with the first interpreter that has NumPy and h5py: $WEFT_PYTHON, the system's, the one in PATH.
-# Exit code 77 means skipped; the last line of the output says why.
+# A test in Python, run by the first interpreter that has NumPy and h5py: $WEFT_PYTHON, the system's, the one in PATH.
+# Exit code 77 means skipped; the last line of the output states the reason.
 include_guard(GLOBAL)
 
 foreach(candidate "$ENV{WEFT_PYTHON}" /usr/bin/python3 python3)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # weft_test(NAME SOURCES a.cpp LIBRARIES weft_x [LABELS unit] [RANKS 1 2 4])
-# A doctest program. Without RANKS it runs as one process; with RANKS it runs once under mpiexec for each count, as
-# NAME_rN, with label `ranks`.
-if(NOT TARGET doctest::doctest)  # a bundle brings its own
+# A doctest program. Without RANKS it runs as one process; with RANKS once per count under mpiexec, as NAME_rN with label
+# `ranks`.
+if(NOT TARGET doctest::doctest)  # a bundle defines it already
   find_package(doctest REQUIRED)
 endif()
 set(WEFT_MPIEXEC_FLAGS --oversubscribe --bind-to none CACHE STRING "Flags of mpiexec in tests")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Submits a chain of Slurm jobs, for sites where a job may not requeue itself, or where a long wait is better begun early.
+# Submits a chain of Slurm jobs, for sites where a job may not requeue itself, or to queue early where waits are long.
 #   bash chain.sh [--dry-run] NAME LINKS SCRIPT INPUT RUN [options of weft train]
-# Edit: nothing here; SCRIPT (slurm.sbatch or another form) holds the site's lines. --dry-run prints what it would submit.
+# Edit: nothing here; SCRIPT (slurm.sbatch or a variant) holds the site's lines. --dry-run prints what it would submit.
 #
-# One link runs at a time and goes on from the checkpoint of the one before. The chain ends by itself: the first link that
-# finishes the run (0), makes no progress (93) or fails cancels those behind it. Ending it early: scancel --name=NAME.
+# One link runs at a time and resumes from the checkpoint of the previous one. The chain ends on its own: the first link that
+# finishes the run (0), makes no progress (93) or fails cancels the following ones. To end it early: scancel --name=NAME.
 set -euo pipefail
 
 submit() { "$@"; }
@@ -26,6 +26,6 @@ if [[ -n $(squeue --noheader --user="$(id -un)" --name="$name") ]]; then
   exit 2
 fi
 for ((link = 1; link <= links; ++link)); do
-  # singleton: never two jobs of one name at a time. A link lost with its node is not restarted: the next one goes on.
+  # singleton: at most one job of this name at a time. A link lost with its node is not restarted: the next one resumes.
   submit sbatch --job-name="$name" --dependency=singleton --no-requeue --export="ALL,WEFT_CHAIN=$name" "$script" "$@"
 done

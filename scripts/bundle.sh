@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Collects the sources of every library that is compiled into Weft (10 MB) into one folder, for a machine without network
-# that has compilers, MPI, HDF5, OpenBLAS, OpenSSL and perhaps CUDA, but not the header libraries. To be run on Debian or Ubuntu.
+# Collects the sources of every library that is compiled into Weft (10 MB) in one folder, for a machine without network access
+# that has compilers, MPI, HDF5, OpenBLAS, OpenSSL and perhaps CUDA, but not the header libraries. Runs on Debian or Ubuntu.
 #
 #   bash scripts/bundle.sh DIR        DIR must not exist yet
-# there, after copying DIR and this repository:
+# On the other machine, after copying DIR and this repository:
 #   WEFT_BUNDLE=DIR bash scripts/setup.sh [--cuda]                       # builds Kokkos from the bundle, installs nothing
 #   cmake --preset cpu-release -DWEFT_BUNDLE=DIR && cmake --build build/cpu-release
 #
-# DIR gets archive/ (Kokkos, pinned), include/ (toml++, CLI11, spdlog, fmt, nlohmann-json, doctest as this machine has them),
-# licences/, and contents.txt with the version of each. An interrupted run leaves no DIR behind.
+# DIR contains archive/ (Kokkos, pinned), include/ (toml++, CLI11, spdlog, fmt, nlohmann-json, doctest in this machine's versions),
+# licences/, and contents.txt with the version of each. An interrupted run does not create DIR.
 #
-# Exit codes: 0 done; 2 wrong use, or a package is missing here; 1 anything else.
+# Exit codes: 0 done; 2 usage error, or a package is missing here; 1 any other failure.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -27,7 +27,7 @@ fi
 mkdir -p "$(dirname "$1")"
 destination=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 
-# Package, and the folder of /usr/include that is its.
+# Package, and its folder in /usr/include.
 libraries=(
   "libtomlplusplus-dev toml++" "libcli11-dev CLI" "libspdlog-dev spdlog" "libfmt-dev fmt"
   "nlohmann-json3-dev nlohmann" "doctest-dev doctest"
@@ -47,19 +47,19 @@ mkdir "$scratch/include" "$scratch/licences"
 archive=$(bash "$root/scripts/kokkos_archive.sh" "$scratch/archive") || {
   code=$?
   if [[ $code -eq 3 ]]; then
-    echo "bundle.sh: no pip to download Kokkos with (package python3-pip); install it or set WEFT_KOKKOS_ARCHIVE" >&2
+    echo "bundle.sh: pip, which downloads Kokkos, is missing (package python3-pip); install it or set WEFT_KOKKOS_ARCHIVE" >&2
     exit 2
   fi
   exit "$code"
 }
-# Kokkos' own licence, out of its archive.
+# The licence of Kokkos, from its archive.
 tar -xzf "$archive" -C "$scratch" --strip-components=1 --wildcards '*/kokkos/LICENSE' '*/kokkos/Copyright.txt'
 cat "$scratch"/kokkos/{LICENSE,Copyright.txt} >"$scratch/licences/kokkos"
 rm -r "$scratch/kokkos"
 
 system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
 {
-  echo "What Weft is compiled from besides its own sources. include/ from packages of $system:"
+  echo "Libraries compiled into Weft. include/ from packages of $system:"
   for entry in "${libraries[@]}"; do
     read -r package folder <<<"$entry"
     cp -r "/usr/include/$folder" "$scratch/include/"

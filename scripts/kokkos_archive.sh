@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts the pinned source archive of Kokkos (cmake/kokkos_archive.txt) into a folder and prints its path. Its digest is
-# compared before anything in it is used.
+# Puts the pinned source archive of Kokkos (cmake/kokkos_archive.txt) into a folder and prints its path. The digest is
+# checked before anything in the archive is used.
 #
 #   bash scripts/kokkos_archive.sh DIR
-#   WEFT_KOKKOS_ARCHIVE=FILE   this archive instead of a download
+#   WEFT_KOKKOS_ARCHIVE=FILE   use this archive instead of downloading
 #
-# Exit codes: 0 it is there; 3 no pip to download it with; 1 anything else.
+# Exit codes: 0 done; 3 pip, which downloads it, is missing; 1 any other failure.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -24,7 +24,7 @@ if [[ -z $archive ]]; then
   echo "Downloading Kokkos (source archive of PyPI's pycompadre, by pip)" >&2
   "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary pycompadre --require-hashes \
     -r "$pin" -d "$destination" >&2 || {
-    echo "kokkos_archive.sh: pip could not download the Kokkos archive (no network?); make a bundle on a machine with network" \
+    echo "kokkos_archive.sh: pip could not download the Kokkos archive (no network?); make a bundle on a machine with network access" \
       "(scripts/bundle.sh) and set WEFT_BUNDLE to it here" >&2
     exit 1
   }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# From a fresh machine to a trained cross-layer transcoder: installs what is missing, builds, writes a dataset with planted
-# features, trains on it and says what was found. A finished run is kept and shown again; an interrupted one goes on.
+# From a fresh machine to a trained cross-layer transcoder: installs missing packages, builds, writes a dataset with planted
+# features, trains on it and reports how many were recovered. A finished run is kept and evaluated again; an interrupted one is resumed.
 #
 #   bash scripts/quickstart.sh [--fresh]
-#     --fresh   throw the last quickstart's data and run away and begin again
+#     --fresh   delete the data and run of the last quickstart and start again
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +18,7 @@ done
 
 say() { printf '\n== %s\n' "$*"; }
 
-say "1. What the machine needs"
+say "1. Required packages"
 bash scripts/setup.sh
 echo "ready"
 
@@ -29,11 +29,11 @@ launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 if ! { cmake --preset cpu-release -DWEFT_ENABLE_TESTS=OFF "${launcher[@]}" && cmake --build build/cpu-release; } >"$log" 2>&1; then
   tail -n 30 "$log" >&2
-  echo "quickstart.sh: the build failed (its last lines are above, all of it in $log)" >&2
+  echo "quickstart.sh: the build failed (its last lines are above, the complete log is $log)" >&2
   exit 1
 fi
 weft=build/cpu-release/weft
-# Waiting threads sleep instead of spinning: on a machine that others use as well, spinning made this run ten times slower.
+# Waiting threads sleep instead of spinning: on a shared machine, spinning made this run ten times slower.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 "$weft" --version
 
@@ -42,7 +42,7 @@ data=runs/quickstart_data
 if [[ -e $data/complete ]]; then
   echo "kept: $data"
 else
-  rm -rf "$data"   # left by an interrupted run
+  rm -rf "$data"   # from an interrupted run
   "$weft" synth inputs/quickstart.toml
   touch "$data/complete"
 fi
@@ -50,13 +50,13 @@ fi
 say "4. Train"
 run=runs/quickstart
 if [[ -e $run/complete ]]; then
-  echo "kept: $run is finished (--fresh begins again)"
+  echo "kept: $run is finished (--fresh starts again)"
 else
   "$weft" train inputs/quickstart.toml --output "$run"
   touch "$run/complete"
 fi
 
-say "5. Held-out data"
+say "5. Evaluate on the validation set"
 checkpoint=$(find "$run/checkpoints" -maxdepth 1 -name 'step_????????' | sort | tail -n 1)
 "$weft" evaluate "$checkpoint" --data "$data/validation"
 
@@ -64,9 +64,9 @@ cat <<TEXT
 
 The run is in $run/
   run.json         result, timings, versions and input, for programs
-  metrics.jsonl    one line a logged step
-  checkpoints/     $(basename "$checkpoint") is the last; h5py reads it
-What to try next
+  metrics.jsonl    one line per logged step
+  checkpoints/     $(basename "$checkpoint") is the newest; can be read with h5py
+Next steps
   $weft train inputs/quickstart.toml --set transcoder.k=4 --output runs/fewer
   mpirun -n 2 $weft train inputs/quickstart.toml --output runs/two_ranks
   $weft inspect $checkpoint

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/benchmark_ranks.sh measured, as tables: how a step scales over ranks, and what each exchange costs.
+"""Tables of the results of scripts/benchmark_ranks.sh: scaling of a step over ranks, and the cost of each exchange.
 
 ranks_tables.py FOLDER      reads FOLDER/*/benchmark.json; writes Markdown to standard output
 """
@@ -34,13 +34,13 @@ def read(folder):
 def main():
     runs = read(sys.argv[1])
     if not runs:
-        sys.exit(f"{sys.argv[1]}: there is no benchmark.json in its folders")
-    first = {}      # of a case: the run on the fewest ranks, which the others are compared with
+        sys.exit(f"{sys.argv[1]}: no benchmark.json in its subfolders")
+    first = {}      # per case: the run on the fewest ranks, the reference of the others
     for name, ranks, _, _, case in runs:
         first.setdefault(name, (ranks, case["tokens_per_second"]))
 
-    print(head("case", "ranks", "data x feature", "ms a step", "tokens/s", "speed-up", "efficiency", "exchanges, ms", "exposed, ms",
-               "of the rank that waits least, ms", "exposed, % of exchanges", "exposed, % of the step", "a reader must deliver, GB/s", texts=3))
+    print(head("case", "ranks", "data x feature", "ms/step", "tokens/s", "speed-up", "efficiency", "exchanges, ms", "exposed, ms",
+               "shortest wait of a rank, ms", "exposed, % of exchanges", "exposed, % of step", "required reading rate, GB/s", texts=3))
     for name, ranks, data, feature, case in runs:
         of_ranks, of_tokens = first[name]
         speed_up = case["tokens_per_second"] / of_tokens
@@ -54,7 +54,7 @@ def main():
                   number(None if exposed is None else 100 * exposed / case["ms_per_step"]),
                   number(1e-9 * case["tokens_per_second"] * case["row_bytes"])))
 
-    print("\nEach kind of exchange by itself, a rank and step (bus bandwidth as nccl-tests count it):\n")
+    print("\nEach kind of exchange measured alone, per rank and step (bus bandwidth as in nccl-tests):\n")
     print(head("case", "data x feature", "exchange", "calls", "MB sent", "ms", "GB/s", texts=3))
     for name, ranks, data, feature, case in runs:
         for one in case.get("communication", {}).get("exchanges", []):

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Makes a Debian 12+ or Ubuntu 24.04+ machine ready to build Weft: installs the packages that are missing, and builds Kokkos
-# once into .deps/ where none is installed. Running it again changes nothing; interrupting it leaves nothing half done.
+# Prepares a Debian 12+ or Ubuntu 24.04+ machine to build Weft: installs missing packages, and builds Kokkos once into .deps/
+# if none is installed. Running it again changes nothing; an interruption leaves no partial results.
 #
 #   bash scripts/setup.sh [--tests] [--cuda] [--scheduler]
-#     --tests      also what the tests need (doctest, shellcheck, NumPy, h5py, PyYAML)
-#     --cuda       also Kokkos for CUDA, where nvcc is found
+#     --tests      also the dependencies of the tests (doctest, shellcheck, NumPy, h5py, PyYAML)
+#     --cuda       also Kokkos for CUDA, if nvcc is found
 #     --scheduler  also Slurm and its Torque commands, for tests/scheduler/run.sh; no service is started
-#   WEFT_BUNDLE=DIR            for machines without network: Kokkos from a bundle made elsewhere (scripts/bundle.sh); no package
-#                              is installed, and CMake names what is missing
+#   WEFT_BUNDLE=DIR            for machines without network access: Kokkos from a bundle made elsewhere (scripts/bundle.sh); no
+#                              package is installed, and CMake reports what is missing
 #   WEFT_KOKKOS_ARCHIVE=FILE   the pinned archive of Kokkos, downloaded elsewhere (cmake/kokkos_archive.txt)
 #
-# Exit codes: 0 ready; 2 something is missing that only an administrator can install (it says what); 1 anything else.
+# Exit codes: 0 ready; 2 packages are missing that only an administrator can install (they are listed); 1 any other failure.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -39,7 +39,7 @@ have() {
   return 1
 }
 
-# The first name is what gets installed; any of the others will do.
+# The first name is installed if none of the alternatives is present.
 packages=(
   "g++" "cmake" "ninja-build" "pkg-config|pkgconf"
   "openmpi-bin|mpich" "libopenmpi-dev|libmpich-dev"
@@ -58,7 +58,7 @@ fi
 missing_packages() {
   local entry
   for entry in "${packages[@]}"; do
-    # Commands that came another way (a newer CMake, say) count as well.
+    # Commands installed by other means (for example a newer CMake) count as well.
     case $entry in
       g++) command -v g++ >/dev/null && continue ;;
       cmake) command -v cmake >/dev/null && continue ;;
@@ -77,19 +77,19 @@ can_be_root() {
   [[ $(id -u) -eq 0 ]] && return 0
   command -v sudo >/dev/null || return 1
   sudo -n true 2>/dev/null && return 0
-  [[ -t 0 ]] && sudo -v   # asks for the password, where somebody can type it
+  [[ -t 0 ]] && sudo -v   # asks for the password on a terminal
 }
 
 install_packages() {
   local names=("$@")
   if ! command -v apt-get >/dev/null || ! can_be_root; then
-    echo "setup.sh: ${#names[@]} packages are missing and cannot be installed here (neither root nor sudo); ask an administrator for:" >&2
+    echo "setup.sh: ${#names[@]} packages are missing and cannot be installed here (neither root nor sudo); ask an administrator to run:" >&2
     echo "  apt-get update && apt-get install --no-install-recommends ${names[*]}" >&2
     exit 2
   fi
   echo "Installing: ${names[*]}"
   local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${names[@]}")
-  # Package lists may be absent (a fresh container) or stale: renew them only when the first attempt fails.
+  # Package lists may be absent (a fresh container) or stale: update them only if the first attempt fails.
   local log
   log=$(mktemp)
   if ! as_root "${install[@]}" >"$log" 2>&1; then
@@ -104,14 +104,14 @@ install_packages() {
 }
 
 if [[ -z $bundle ]] && ! command -v dpkg-query >/dev/null; then
-  echo "setup.sh: this is neither Debian nor Ubuntu (no dpkg); install what README.md lists under 'What it is built on' another way" >&2
+  echo "setup.sh: this is neither Debian nor Ubuntu (no dpkg); install the libraries listed in README.md under 'Dependencies' by other means" >&2
   exit 2
 fi
 mapfile -t missing < <(missing_packages)
 [[ ${#missing[@]} -gt 0 ]] && install_packages "${missing[@]}"
 
 required_cmake=3.25
-command -v cmake >/dev/null || { echo "setup.sh: no cmake; install $required_cmake or later" >&2; exit 2; }
+command -v cmake >/dev/null || { echo "setup.sh: cmake is missing; install $required_cmake or later" >&2; exit 2; }
 found_cmake=$(cmake --version | sed -n '1s/[^0-9]*//p')
 if [[ $(printf '%s\n' "$required_cmake" "$found_cmake" | sort -V | head -n 1) != "$required_cmake" ]]; then
   echo "setup.sh: $(command -v cmake) is $found_cmake (Weft needs $required_cmake or later); install a newer one or put it first in PATH" >&2
@@ -122,7 +122,7 @@ fi
 
 deps=$root/.deps
 mkdir -p "$deps"
-# Two set-ups at once would build the same thing twice: the second waits, then finds it done.
+# Of two concurrent set-ups the second waits and then finds Kokkos built.
 exec {lock}>"$deps/.lock"
 flock "$lock"
 scratch=$(mktemp -d "$deps/.scratch.XXXXXX")
@@ -163,7 +163,7 @@ fetch_kokkos() {
   mv "$scratch/archive/kokkos" "$scratch/kokkos"
 }
 
-# build_kokkos NAME OPTION...: into .deps/NAME, which appears complete or not at all.
+# build_kokkos NAME OPTION...: into .deps/NAME, which is created complete or not at all.
 build_kokkos() {
   local name=$1 prefix=$deps/$1
   shift

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Sets the machine up and runs every test that it can run. The last line reads "N passed, N failed, N skipped"; what was
-# skipped stands above it with the reason.
+# Sets the machine up and runs every test that it can run. The last line reads "N passed, N failed, N skipped"; skipped tests
+# are listed above it with the reason.
 #
 #   bash scripts/test.sh            the quick set: at most a quarter of an hour on two cores
 #   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, real activations): five minutes
 #   bash scripts/test.sh --full     everything: also the longest tests, the sanitizers and a build with clang
-#   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without them their tests are skipped and counted
+#   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without it the tests that need them are skipped and counted
 #
-# Exit codes: 0 nothing failed; 1 something did; 2 the machine could not be set up.
+# Exit codes: 0 no failures; 1 failures; 2 the machine could not be set up.
 set -uo pipefail
 
 full=no
@@ -23,7 +23,7 @@ for argument in "$@"; do
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 if [[ -n ${WEFT_TEST_DATA:-} ]]; then WEFT_TEST_DATA=$(realpath "$WEFT_TEST_DATA"); export WEFT_TEST_DATA; fi
-# Open MPI refuses to start as root unless told twice; test machines and containers often are root.
+# Open MPI starts as root only with both variables set; test machines and containers often run as root.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # Tests share the cores: waiting threads sleep instead of spinning.
 export OMP_WAIT_POLICY=passive
@@ -36,13 +36,13 @@ stages=$results/stages.tsv
 started=$SECONDS
 
 bash scripts/setup.sh --tests --cuda || exit 2
-# Slurm, for the job scripts. Where it cannot be installed their test is skipped, and counted.
-bash scripts/setup.sh --scheduler || echo "Slurm is not installed: the job scripts cannot be run"
+# Slurm, for the job scripts. If it cannot be installed, their test is skipped and counted.
+bash scripts/setup.sh --scheduler || echo "Slurm is not installed: the job scripts cannot be tested"
 echo "Set-up: $((SECONDS - started)) s"
 
 note() { printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$stages"; }
 
-# build NAME OPTION...: preset NAME's build, warnings being errors. A failure is a failed test; its end is shown.
+# build NAME OPTION...: builds preset NAME with warnings as errors. A failure counts as a failed test; the end of its log is shown.
 build() {
   local name=$1 log=$results/$1.log since=$SECONDS
   shift
@@ -58,7 +58,7 @@ build() {
   fi
 }
 
-# run_tests BUILD NAME OPTION...: ctest in build/BUILD; its report is called NAME.
+# run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml.
 run_tests() {
   local build=$1 name=$2 since=$SECONDS
   shift 2
@@ -75,15 +75,15 @@ if build cpu-release; then
 fi
 
 if command -v nvcc >/dev/null; then
-  # It must compile; running it takes a GPU. The quick set leaves the tests' own files out.
+  # Compiled only: running it needs a GPU. The quick set does not build its tests.
   build cuda-release "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)"
 else
   note skipped "build cuda-release" "no nvcc (the CUDA Toolkit) on this machine"
 fi
 
 if [[ $full == yes ]]; then
-  # Address and undefined-behaviour sanitizers: the unit tests, and those of several ranks on one. Open MPI and HDF5 keep
-  # memory until the process ends, so leaks are not looked for.
+  # Address and undefined-behaviour sanitizers: the unit tests, and the multi-rank tests on one rank. Open MPI and HDF5 keep
+  # memory until the process ends, so leak detection is off.
   export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
   if build cpu-asan; then
     run_tests cpu-asan cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'

@@ -26,7 +26,7 @@ def results_of(path):
         if status == "run":
             yield "passed", name, ""
         elif status in ("notrun", "disabled"):
-            # Skipped by exit code 77 carries the reason in the output; a program that was not built does not.
+            # A test skipped by exit code 77 prints the reason; a program that was not built does not.
             skipped = case.find("skipped")
             message = skipped.get("message", "") if skipped is not None else ""
             unable = "Unable to find" in message or "Not Run" in message

@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""MLP inputs and outputs of a Hugging Face causal language model, as activations that `weft train` reads.
+"""Records MLP inputs and outputs of a Hugging Face causal language model as activation files for `weft train`.
 
     python3 tools/harvest.py MODEL --text FILE... --output DIR
 
 MODEL is a name on the hub or a directory. Texts are plain files (one document each), or .jsonl with a "text" in each line;
---dataset takes a dataset of the hub instead (needs the package datasets). Documents are joined by the end-of-text token and cut
-into windows of --context tokens; the rest of the last window is left out.
+--dataset reads a dataset from the hub instead (needs the package datasets). Documents are joined by the end-of-text token and cut
+into windows of --context tokens; an incomplete last window is dropped.
 
-Values are stored exactly as the model computed them when --store is the type that the model runs in (--dtype; both bf16 unless
-said otherwise). Every chunk_{i}.hdf5 is a function of model, texts and settings alone, so that any number of processes may share
-the work, each writing files of its own, and a harvest that was interrupted goes on where it stopped: run the same command again.
+Values are stored exactly as computed by the model if --store is the type in which the model runs (--dtype; both default to
+bf16). Every chunk_{i}.hdf5 depends only on model, texts and settings, so that any number of processes can share the work, each
+writing its own files. An interrupted harvest resumes when the same command is run again.
 
     torchrun --nproc-per-node 8 tools/harvest.py MODEL …     (or srun, mpirun: ranks are taken from the environment)
 
-Where activations are taken is written into the files. Names are those of modules inside a block of the model, and ".input" or
-".output". The default, mlp.input and mlp.output, is what the MLP reads (behind the norm, in pre-norm models) and what it returns.
-"--inputs ln_2.input" (GPT-2) or "--inputs post_attention_layernorm.input" (Llama) take the residual stream instead: a transcoder
-trained on one is useless on the other. Models that normalise the MLP's output (Gemma 2: post_feedforward_layernorm.output) add
-something else to the residual stream than mlp.output.
+The hooks are recorded in the files. A hook is the name of a module inside a block of the model, followed by ".input" or
+".output". The defaults, mlp.input and mlp.output, are the input of the MLP (after the norm, in pre-norm models) and its output.
+"--inputs ln_2.input" (GPT-2) or "--inputs post_attention_layernorm.input" (Llama) select the residual stream instead: a transcoder
+trained on one cannot be used on the other. Models that normalise the MLP's output (Gemma 2: post_feedforward_layernorm.output) add
+a different value to the residual stream than mlp.output.
 
-Needs PyTorch, transformers and h5py. Exit codes: 0 done, 2 wrong usage, 1 anything else.
+Needs PyTorch, transformers and h5py. Exit codes: 0 done, 2 usage error, 1 any other failure.
 """
 import argparse
 import itertools
@@ -43,8 +43,8 @@ class UsageError(Exception):
 
 
 def processes():
-    """(this process, number of processes, index on its machine), as torchrun, Open MPI or Slurm say."""
-    # Not SLURM_NTASKS: in a batch script without srun that is the job's, and this would be the only process.
+    """(rank, number of processes, index on this machine), from the environment of torchrun, Open MPI or Slurm."""
+    # Not SLURM_NTASKS: in a batch script without srun it is the count of the job, although this is the only process.
     for rank, world, local in (("RANK", "WORLD_SIZE", "LOCAL_RANK"),
                                ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
                                ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")):
@@ -75,26 +75,26 @@ def documents(arguments):
 
 
 def windows(texts, tokenizer, length, first):
-    """Lists of `length` token ids: documents joined by the end-of-text token. `first`: an id put before each window, or None."""
+    """Lists of `length` token ids: documents joined by the end-of-text token. `first`: an id prepended to each window, or None."""
     end = tokenizer.eos_token_id
     body = length - (first is not None)
-    waiting = []
+    pending = []
     for text in texts:
-        waiting.extend(tokenizer.encode(text, add_special_tokens=False))
+        pending.extend(tokenizer.encode(text, add_special_tokens=False))
         if end is not None:
-            waiting.append(end)
-        whole = len(waiting) // body * body
+            pending.append(end)
+        whole = len(pending) // body * body
         for begin in range(0, whole, body):
-            window = waiting[begin:begin + body]
+            window = pending[begin:begin + body]
             yield window if first is None else [first, *window]
-        del waiting[:whole]
+        del pending[:whole]
 
 
-# --- Places in the model ----------------------------------------------------------------------------------------------------
+# --- Hooks in the model -----------------------------------------------------------------------------------------------------
 
 
 def blocks_of(model):
-    """(path, modules) of the model's blocks: the outermost list with one entry for each hidden layer."""
+    """(path, modules) of the model's blocks: the outermost module list with one entry per hidden layer."""
     import torch
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     for path, module in model.named_modules():
@@ -103,13 +103,13 @@ def blocks_of(model):
     raise UsageError(f"no list of {config.num_hidden_layers} blocks in {type(model).__name__}; is it a decoder-only model?")
 
 
-class Place:
-    """A value on its way through the blocks: "mlp.input" or "ln_2.output"."""
+class Hook:
+    """Records one value of every block, for example "mlp.input" or "ln_2.output"."""
 
     def __init__(self, name, path, blocks):
         module, _, self.side = name.rpartition(".")
         if not module or self.side not in ("input", "output"):
-            raise UsageError(f"{name}: no place (a module of a block, then .input or .output); as in mlp.input")
+            raise UsageError(f"{name}: not a hook (a module of a block, followed by .input or .output); for example mlp.input")
         self.values = [None] * len(blocks)
         for layer, block in enumerate(blocks):
             try:
@@ -117,12 +117,12 @@ class Place:
             except AttributeError:
                 names = ", ".join(child for child, _ in block.named_children())
                 raise UsageError(f"{name}: block {layer} has no module {module} (it has {names}); name one of these") from None
-            self.hook(found, layer)
+            self.register(found, layer)
         self.path = f"{path}.{{}}.{name}"       # the same form as crosslayer-coding's templates
 
-    def hook(self, module, layer):
+    def register(self, module, layer):
         def keep(value):
-            # A copy: what comes later in the block could change the tensor in place.
+            # A copy: later operations of the block may change the tensor in place.
             self.values[layer] = (value[0] if isinstance(value, tuple) else value).detach().clone()
 
         if self.side == "input":
@@ -150,7 +150,7 @@ def stored_type(name):
 
 
 def stored_words(tensor, store):
-    """(the tensor's stored form as NumPy words, are all values finite). bf16 has no NumPy type: its bits travel as integers."""
+    """(stored form of the tensor as NumPy words, True if all are finite). NumPy has no bf16: its bits are passed as integers."""
     import torch
     tensor = tensor.to(getattr(torch, DTYPES[store])).contiguous()
     words = tensor.view(torch.int32 if store == "fp32" else torch.int16)
@@ -158,25 +158,25 @@ def stored_words(tensor, store):
 
 
 class ChunkFile:
-    """A new chunk file of a known number of rows, filled from the top. It has its name only when it is complete."""
+    """A new chunk file of a known number of rows, filled from the first. It is renamed to its final name when complete."""
 
     def __init__(self, path, rows, n_layers, width, store, attributes):
         import h5py
-        self.path, self.beside = path, path.with_name(path.name + ".part")
-        self.beside.unlink(missing_ok=True)     # of a harvest that was interrupted
+        self.path, self.partial = path, path.with_name(path.name + ".part")
+        self.partial.unlink(missing_ok=True)     # of an interrupted harvest
         self.type, self.width, self.filled = stored_type(store), width, 0
-        # Bounds that every HDF5 library from 1.10 on reads; no time stamps: the same values make the same file.
+        # Version bounds that every HDF5 library from 1.10 on reads; no time stamps: the same values give the same file.
         access, create_file = h5py.h5p.create(h5py.h5p.FILE_ACCESS), h5py.h5p.create(h5py.h5p.FILE_CREATE)
         access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
         create_group, create = h5py.h5p.create(h5py.h5p.GROUP_CREATE), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         for properties in (create_file, create_group, create):
             properties.set_obj_track_times(False)
-        self.file = h5py.File(h5py.h5f.create(os.fsencode(self.beside), h5py.h5f.ACC_TRUNC, create_file, access))
+        self.file = h5py.File(h5py.h5f.create(os.fsencode(self.partial), h5py.h5f.ACC_TRUNC, create_file, access))
         for name, value in attributes.items():
             self.file.attrs[name] = value
         space = h5py.h5s.create_simple((rows, width))
         create.set_chunk((min(CHUNK_ROWS, rows), width))
-        create.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)      # the end of the last chunk is zero, not what lay in memory
+        create.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)      # padding of the last chunk is zero, not uninitialised memory
         self.sides = {}
         for layer in range(n_layers):
             group = h5py.h5g.create(self.file.id, f"layer_{layer}".encode(), gcpl=create_group)
@@ -194,15 +194,15 @@ class ChunkFile:
         for key, words in values.items():
             rows = self.sides[key].get_space()
             rows.select_hyperslab((begin, 0), (end - begin, self.width))
-            self.sides[key].write(memory, rows, words, self.type)    # memory and file type are one: nothing is converted
+            self.sides[key].write(memory, rows, words, self.type)    # memory type = file type: no conversion
         self.filled = end
 
     def finish(self):
         self.sides.clear()
         self.file.close()
-        with open(self.beside, "rb") as file:
+        with open(self.partial, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(self.beside, self.path)
+        os.replace(self.partial, self.path)
 
 
 def chunk_path(directory, number):
@@ -210,7 +210,7 @@ def chunk_path(directory, number):
 
 
 def require_same(path, settings, rows):
-    """A chunk file that is there already must be the one that this harvest would write."""
+    """An existing chunk file must be the one that this harvest would write."""
     import h5py
     with h5py.File(path, "r") as file:
         made_with, found = json.loads(file.attrs.get("harvest", "{}")), len(file["layer_0/inputs"])
@@ -222,14 +222,14 @@ def require_same(path, settings, rows):
         raise UsageError(f"{path}: belongs to another harvest ({'; '.join(differ)}); take another --output")
 
 
-def write_beside(path, content):
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    beside.write_bytes(content)
-    os.replace(beside, path)
+def write_atomically(path, content):
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
 
 
 def complete(directory, rows_of_files, metadata):
-    """index.bin and metadata.json, by whoever finds all files there: what makes the directory a dataset."""
+    """Writes index.bin and metadata.json, which complete the dataset, if all chunk files exist. Any process may do so."""
     import h5py
     if not all(chunk_path(directory, number).exists() for number in range(len(rows_of_files))):
         return False
@@ -239,8 +239,8 @@ def complete(directory, rows_of_files, metadata):
     for number, rows in enumerate(rows_of_files):
         index += struct.pack("<iiq", number, rows, first)
         first += rows
-    write_beside(directory / "index.bin", index)
-    write_beside(directory / "metadata.json", (json.dumps({**metadata, "total_tokens": first}, indent=2) + "\n").encode())
+    write_atomically(directory / "index.bin", index)
+    write_atomically(directory / "metadata.json", (json.dumps({**metadata, "total_tokens": first}, indent=2) + "\n").encode())
     return True
 
 
@@ -248,7 +248,7 @@ def complete(directory, rows_of_files, metadata):
 
 
 def loaded_in(dtype):
-    """The argument of from_pretrained that makes a model of this type: transformers 4.56 gave it another name."""
+    """Argument of from_pretrained for the dtype of the model: renamed in transformers 4.56."""
     import torch
     import transformers
     major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
@@ -264,7 +264,7 @@ def load_model(arguments, device):
 
 
 def first_token(tokenizer, choice):
-    """(id that begins each window or None, what was chosen)"""
+    """(first id of each window or None, the mode used)"""
     begin = tokenizer.bos_token_id
     if choice == "auto":
         choice = "drop" if begin is not None and tokenizer.encode("")[:1] == [begin] else "none"
@@ -274,24 +274,24 @@ def first_token(tokenizer, choice):
 
 
 class Harvester:
-    """A model with its places; turns windows of tokens into rows of chunk files."""
+    """A model with its hooks; converts windows of tokens to rows of chunk files."""
 
     def __init__(self, arguments, device):
         self.arguments, self.device = arguments, device
         self.tokenizer, self.model = load_model(arguments, device)
         path, self.blocks = blocks_of(self.model)
-        self.places = {"inputs": Place(arguments.inputs, path, self.blocks),
-                       "targets": Place(arguments.targets, path, self.blocks)}
+        self.hooks = {"inputs": Hook(arguments.inputs, path, self.blocks),
+                      "targets": Hook(arguments.targets, path, self.blocks)}
         self.first, self.bos = first_token(self.tokenizer, arguments.bos)
         self.skip = 1 if self.bos == "drop" else 0      # positions of a window that are not stored
         self.rows_per_window = arguments.context - self.skip
         if self.rows_per_window < 1:
-            raise UsageError(f"--context {arguments.context}: no token would be stored; take a longer one")
+            raise UsageError(f"--context {arguments.context}: no token would be stored; choose a larger value")
         self.windows_per_file = max(1, arguments.rows_per_file // self.rows_per_window)
         self.settings = {
             "model": arguments.model, "revision": getattr(self.model.config, "_commit_hash", None) or arguments.revision,
-            "dtype": arguments.dtype, "store": arguments.store, "inputs": self.places["inputs"].path,
-            "targets": self.places["targets"].path, "context": arguments.context, "bos": self.bos,
+            "dtype": arguments.dtype, "store": arguments.store, "inputs": self.hooks["inputs"].path,
+            "targets": self.hooks["targets"].path, "context": arguments.context, "bos": self.bos,
             "windows_per_file": self.windows_per_file, "batch": arguments.batch,
             "source": arguments.dataset or [Path(name).name for name in arguments.text]}
 
@@ -309,22 +309,22 @@ class Harvester:
         with torch.inference_mode():
             self.model.base_model(input_ids=ids, use_cache=False)
         values = {}
-        for side, place in self.places.items():
-            for layer, value in enumerate(place.values):
+        for side, hook in self.hooks.items():
+            for layer, value in enumerate(hook.values):
                 rows = value[:, self.skip:].reshape(-1, value.shape[-1])
                 words, finite = stored_words(rows, self.arguments.store)
                 if not finite:
-                    raise UsageError(f"{place.path.format(layer)}: a value is not finite in {self.arguments.store} (too large "
-                                     "for the type, or the model's own); take --store fp32 or another --dtype")
+                    raise UsageError(f"{hook.path.format(layer)}: a value is not finite in {self.arguments.store} (too large "
+                                     "for the type, or not finite in the model); take --store fp32 or another --dtype")
                 values[layer, side] = words
         widths = {words.shape[1] for words in values.values()}
         if len(widths) > 1:
             raise UsageError(f"{self.settings['inputs']} and {self.settings['targets']} differ in width ({widths}; a transcoder "
-                             "has one); choose other places")
+                             "has one); choose other hooks")
         return values
 
     def write(self, path, file_windows, progress):
-        """Runs the model over the windows of one file, batch by batch from its first: always the same batches."""
+        """Runs the model over the windows of one file, in batches that start at its first window: always the same batches."""
         import torch
         file = None
         for begin in range(0, len(file_windows), self.arguments.batch):
@@ -350,7 +350,7 @@ def harvest(arguments):
     directory = Path(arguments.output)
     directory.mkdir(parents=True, exist_ok=True)
 
-    # Every process reads the whole text, for the windows' places; it runs the model on those of its own files.
+    # Every process reads the whole text to locate the windows; it runs the model only on those of its own files.
     source = windows(documents(arguments), harvester.tokenizer, arguments.context, harvester.first)
     wanted = arguments.tokens // harvester.rows_per_window if arguments.tokens else None
     if wanted == 0:
@@ -365,7 +365,7 @@ def harvest(arguments):
             taken += len(file_windows)
             if wanted is not None and len(file_windows) < size:
                 raise UsageError(f"the text ends after {taken * harvester.rows_per_window:,} of {arguments.tokens:,} tokens "
-                                 "(whole windows); give more text, or leave --tokens out")
+                                 "(whole windows); give more text, or omit --tokens")
             if not file_windows:
                 break
             path, rows = chunk_path(directory, len(rows_of_files)), len(file_windows) * harvester.rows_per_window
@@ -386,7 +386,7 @@ def harvest(arguments):
         print(f"{directory}: {sum(rows_of_files):,} rows of {len(harvester.blocks)} layers in {len(rows_of_files)} files, "
               f"{harvester.settings['inputs']} to {harvester.settings['targets']}, {arguments.store}")
     else:
-        print(f"process {rank}: its files are written; others are still missing (other processes write them, or run the command "
+        print(f"process {rank}: its files are written; others are missing (other processes write them, or run the command "
               "again)")
 
 
@@ -398,20 +398,20 @@ def parse(arguments):
     parser.add_argument("--dataset", help="a dataset of the hub instead of files")
     parser.add_argument("--dataset-config", help="its configuration")
     parser.add_argument("--split", default="train", help="its split (default %(default)s)")
-    parser.add_argument("--column", default="text", help="where the text stands in a line or row (default %(default)s)")
+    parser.add_argument("--column", default="text", help="field or column with the text (default %(default)s)")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory of the activations")
     parser.add_argument("--tokens", type=int, default=0, help="rows to store, whole windows (default: all of the text)")
-    parser.add_argument("--context", type=int, default=512, help="tokens of a window (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="windows of a forward pass (default %(default)s)")
+    parser.add_argument("--context", type=int, default=512, help="tokens per window (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="windows per forward pass (default %(default)s)")
     parser.add_argument("--bos", choices=["auto", "none", "keep", "drop"], default="auto",
                         help="begin-of-text token before each window: none; keep or drop its row (default: drop where the "
                         "tokenizer adds one: its activations are outliers)")
-    parser.add_argument("--inputs", default="mlp.input", metavar="PLACE", help="what the transcoder reads (default %(default)s)")
-    parser.add_argument("--targets", default="mlp.output", metavar="PLACE",
-                        help="what it must reproduce (default %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="type that the model runs in (default %(default)s)")
-    parser.add_argument("--store", choices=DTYPES, help="type in the files (default: the same, exact)")
-    parser.add_argument("--rows-per-file", type=int, default=65536, help="rows of a file, about (default %(default)s)")
+    parser.add_argument("--inputs", default="mlp.input", metavar="HOOK", help="input of the transcoder (default %(default)s)")
+    parser.add_argument("--targets", default="mlp.output", metavar="HOOK",
+                        help="target of the transcoder (default %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="type in which the model runs (default %(default)s)")
+    parser.add_argument("--store", choices=DTYPES, help="type in the files (default: the same, which is exact)")
+    parser.add_argument("--rows-per-file", type=int, default=65536, help="approximate number of rows per file (default %(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0 ... (default %(default)s)")
     given = parser.parse_args(arguments)
     given.store = given.store or given.dtype
@@ -421,7 +421,7 @@ def parse(arguments):
         if not Path(name).is_file():
             parser.error(f"--text {name}: no such file")
     if min(given.context, given.batch, given.rows_per_file) < 1 or given.tokens < 0:
-        parser.error("--context, --batch, --rows-per-file and --tokens count something: they must be positive")
+        parser.error("--context, --batch, --rows-per-file and --tokens must be positive")
     return given
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.md and docs/ say what is true.
+"""Checks README.md and docs/ against the repository and the program.
 
 docs_test.py REPOSITORY CHECK [WEFT]
-  links      relative links lead to files of the repository, and to headings that they have
-  messages   what troubleshooting.md quotes stands in the sources
-  reference  input_reference.md is what the program prints (with --write behind WEFT: makes it so)
+  links      relative links point to existing files of the repository and to existing headings
+  messages   the messages quoted in troubleshooting.md occur in the sources
+  reference  input_reference.md equals the output of the program (--write after WEFT: updates the page)
   commands   every command of a console block, and every python block of docs/, runs
 
-A block is fenced by ``` and its language. In `console`, lines behind "$ " are commands ("\\" at the end goes on), the rest is what
-they print, which is not compared; "# exit N" behind a command expects that code. Commands shown otherwise (`sh`) are not run, and a
-page of docs/ must say why in a line <!-- not run: reason --> before the block. Pages run in the order of their links in
+A block is fenced by ``` and its language. In `console`, lines after "$ " are commands ("\\" at the end continues), the rest is
+their output, which is not compared; "# exit N" after a command is the expected exit code. Commands in other blocks (`sh`) are not run,
+and a page of docs/ must give the reason in a line <!-- not run: reason --> before the block. Pages run in the order of their links in
 docs/README.md, in one folder with a small copy of inputs/quickstart.toml.
 """
 import os
@@ -22,13 +22,13 @@ from pathlib import Path
 
 import program
 
-# What makes the quickstart small: enough to go through every command, too little to learn anything.
+# Reduces the quickstart to a size that exercises every command but learns nothing.
 SMALLER = {"tokens            = 60_000": "tokens = 3000", "validation_tokens = 8192": "validation_tokens = 600",
            "steps  = 1500": "steps = 60", "every = 500": "every = 20", "every = 100": "every = 20"}
 
 
 def pages(repository):
-    """README.md, docs/README.md, what that links to in its order, and the rest of docs/."""
+    """README.md, docs/README.md, the pages that it links in this order, and the rest of docs/."""
     docs = repository / "docs"
     linked = [docs / target for target in re.findall(r"\]\(([\w.-]+\.md)", (docs / "README.md").read_text())]
     ordered = [repository / "README.md", docs / "README.md", *linked, *sorted(docs.rglob("*.md"))]
@@ -36,7 +36,7 @@ def pages(repository):
 
 
 def blocks(text):
-    """(language, line before the block that is not empty, first line's number, lines) of each fenced block."""
+    """(language, last non-empty line before the block, number of its first line, lines) of each fenced block."""
     language, content, before, begin = None, [], "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -49,7 +49,7 @@ def blocks(text):
             content.append(line)
         elif line.strip():
             before = line.strip()
-    assert language is None, f"a block that begins in line {begin} is never closed"
+    assert language is None, f"the block that begins in line {begin} is not closed"
 
 
 def without_blocks(text):
@@ -60,7 +60,7 @@ def without_blocks(text):
 
 
 def anchors(page):
-    """Names of a page's headings, as Markdown renderers make them."""
+    """Anchors of the headings of a page, as Markdown renderers generate them."""
     names = set()
     for heading in re.findall(r"^#+ +(.*)$", without_blocks(page.read_text()), flags=re.M):
         name = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
@@ -79,20 +79,20 @@ def links(repository):
             found = (page.parent / path).resolve() if path else page
             where = f"{page.relative_to(repository)}: link to {target}:"
             if not found.exists():
-                problems.append(f"{where} there is no such file")
+                problems.append(f"{where} no such file")
             elif not found.is_relative_to(repository.resolve()):
-                problems.append(f"{where} leads out of the repository")
+                problems.append(f"{where} points outside the repository")
             elif anchor and found.suffix == ".md" and anchor not in anchors(found):
-                problems.append(f"{where} there is no such heading")
-    assert count > 5, f"only {count} links were found"
-    return problems, f"{count} links lead somewhere"
+                problems.append(f"{where} no such heading")
+    assert count > 5, f"only {count} links found"
+    return problems, f"{count} links are valid"
 
 
 # --- Messages -------------------------------------------------------------------------------------------------------------
 
 
 def messages(repository):
-    """Each quoted message, cut at "…", against the string literals of the sources (joined, {} anything)."""
+    """Searches each quoted message, split at "…", in the string literals of the sources (joined; {} matches anything)."""
     sources = ""
     for path in sorted([*(repository / "src").rglob("*.cpp"), *(repository / "src").rglob("*.hpp")]):
         sources += re.sub(r'"\s*\n\s*"', "", path.read_text()).replace('\\"', '"') + "\n"
@@ -105,11 +105,11 @@ def messages(repository):
             count += 1
             for piece in line.split("…"):
                 for part in re.split(r"\{[^}]*\}", piece.strip()):
-                    # "parallel.data = …" must be in a message; single short words prove nothing.
+                    # Very short fragments are not significant.
                     if len(part.strip()) > 3 and part.strip() not in sources:
-                        problems.append(f"docs/troubleshooting.md:{number}: no message of the program says {part.strip()!r}")
-    assert count > 10, f"only {count} messages were found"
-    return problems, f"{count} messages stand in the sources"
+                        problems.append(f"docs/troubleshooting.md:{number}: no message of the program contains {part.strip()!r}")
+    assert count > 10, f"only {count} messages found"
+    return problems, f"{count} messages occur in the sources"
 
 
 # --- The input reference --------------------------------------------------------------------------------------------------
@@ -122,22 +122,22 @@ def reference(repository, weft):
     if "--write" in sys.argv:
         path.write_text(head + comment + printed)
     elif present != printed:
-        return [f"docs/input_reference.md is not what the program prints; {' '.join(sys.argv)} --write renews it"], ""
-    return [], f"{printed.count(chr(10) + '| `')} keys as the program prints them"
+        return [f"docs/input_reference.md differs from the output of the program; {' '.join(sys.argv)} --write updates it"], ""
+    return [], f"{printed.count(chr(10) + '| `')} keys equal the output of the program"
 
 
 # --- Commands -------------------------------------------------------------------------------------------------------------
 
 
 def workspace(folder, repository, weft):
-    """A folder that looks like the repository's root, with smaller inputs; the environment to run in."""
+    """Makes a folder like the root of the repository, with smaller inputs; returns the environment of the commands."""
     shutil.copytree(repository / "inputs", folder / "inputs")
     for name in ("tools", "scripts", "docs"):
         (folder / name).symlink_to(repository / name)
     quickstart = folder / "inputs" / "quickstart.toml"
     text = quickstart.read_text()
     for long, short in SMALLER.items():
-        assert text.count(long) == 1, f"inputs/quickstart.toml does not say {long!r} any more: adapt this test"
+        assert text.count(long) == 1, f"inputs/quickstart.toml does not contain {long!r} any more: adapt this test"
         text = text.replace(long, short)
     quickstart.write_text(text)
     (folder / "bin").mkdir()
@@ -149,7 +149,7 @@ def workspace(folder, repository, weft):
 
 
 def commands_of(content, begin):
-    """(line number, command) behind each "$ "."""
+    """(line number, command) after each "$ "."""
     number = 0
     while number < len(content):
         if content[number].startswith("$ "):
@@ -181,8 +181,8 @@ def commands(repository, weft):
                     reason = re.fullmatch(r"<!-- not run: (.+) -->", before)
                     shown.append(f"{where}: {reason.group(1) if reason else 'no reason given'}")
                     if inside and not reason:
-                        problems.append(f"{where}: commands that nothing runs: make it a console block, or say why before it in a "
-                                        "line <!-- not run: reason -->")
+                        problems.append(f"{where}: commands that no test runs: make it a console block, or give the reason in a line "
+                                        "<!-- not run: reason --> before it")
                 elif language == "python" and inside:
                     ran += 1
                     run(where, [sys.executable, "-c", "\n".join(content)], 0)
@@ -196,8 +196,8 @@ def commands(repository, weft):
                         problems.append(f"{where}: a console block without a command")
     for line in shown:
         print(f"not run  {line}")
-    assert ran > 5, f"only {ran} commands were found"
-    return problems, f"{ran} commands ran, {len(shown)} blocks are shown and not run"
+    assert ran > 5, f"only {ran} commands found"
+    return problems, f"{ran} commands ran, {len(shown)} blocks are not run"
 
 
 def main():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One result on any grid of ranks: training curves of 1 to 4 ranks (long: and of 8), on the feature axis, the data axis and both,
-agree within the stated tolerance, and each grid repeats bit for bit; long: what 8 ranks have begun goes on with 1, 2 and 4. On real
-activations where they are at hand, else on planted ones.
+"""Same result on any grid of ranks: training curves of 1 to 4 ranks (long: also 8), on the feature axis, the data axis and both,
+agree within the stated tolerance, and each grid repeats bit for bit; long: a run begun by 8 ranks resumes with 1, 2 and 4. On real
+activations if available, else on planted ones.
 
-grids_test.py WEFT [long]      long: 200 small steps, fewer grids, each of them twice; WEFT_TEST_KEEP=DIR: the curves stay there
+grids_test.py WEFT [long]      long: 200 small steps, fewer grids, each of them twice; WEFT_TEST_KEEP=DIR keeps the curves
 """
 import shutil
 import sys
@@ -16,7 +16,7 @@ FEW = (1, 1), (1, 2), (2, 1), (1, 3), (2, 2)
 GRIDS = (*FEW, (1, 8), (2, 4)) if LONG else (*FEW, (3, 1), (1, 4), (4, 1))
 REPEATED = GRIDS if LONG else ((1, 2), (2, 2), (3, 1))
 STEPS, TOKENS = (200, 126) if LONG else (40, 250)
-# decisions: loss of the first 10 steps within 1e-5 between grids in fp32.
+# Stated tolerance between grids: loss of the first 10 steps within 1e-5 in fp32.
 TOLERANCE = 1e-5
 INPUT = """
 [synthetic]
@@ -51,7 +51,7 @@ every = 1
 
 
 def check_communication(run, data, feature, width):
-    """What the program says it sent against the method's bytes, where ranks have equal shares; one rank says nothing."""
+    """Compares the recorded bytes with those of the algorithm, where ranks have equal shares; a single rank records none."""
     record, lines = program.record(run), program.metrics(run)
     if data * feature == 1:
         assert "communication" not in record and not any("communication" in line for line in lines)
@@ -60,12 +60,12 @@ def check_communication(run, data, feature, width):
     assert all(line["communication"]["bytes_sent"] > 0 for line in lines)
     assert all(line["communication"]["exposed_seconds"] >= 0 for line in lines)
     mean = sum(line["communication"]["bytes_sent"] for line in lines) / len(lines)
-    # Of several groups, who looks at a step has its weights sent before the next would send them.
+    # With several groups, reading the result of a step completes the exchange of its weights, which would be part of the next step.
     assert mean <= sent + 1 and (data > 1 or mean >= sent - 1), (mean, sent)
     exchanges = record["communication"]["exchanges"]
     assert abs(sum(one["bytes"] for one in exchanges.values()) - sent) <= 1e-6 * sent
     if data == 1:
-        # Each token's partial sums leave all ranks but its own, its gradient row goes to all but one: fp32.
+        # Partial sums of a token are sent by all ranks except its owner, its gradient row to all others: fp32.
         for name in ("partial sums", "gradient rows"):
             expected = TOKENS * width * 4 * (feature - 1) / feature
             assert abs(exchanges[name]["bytes"] - expected) <= 1e-6 * expected, (name, exchanges[name], expected)
@@ -86,14 +86,14 @@ def check(weft):
         return weft.train(text, name, "--set", f"parallel.data={data}", "--set", f"parallel.feature={feature}",
                           ranks=data * feature)
 
-    def goes_on(ranks):
-        """With half of the steps of 2 x 4 ranks behind it."""
+    def resumes(ranks):
+        """Resumes the 2 x 4 run after half of its steps."""
         name = f"eight_then_{ranks}"
         shutil.copytree(folder / "grid_2x4", folder / name)
         shutil.rmtree(folder / name / "checkpoints" / f"step_{STEPS:08d}")
         _, nmse = curves.Curve(train(name, 1, ranks)).agree(found["1x1"], TOLERANCE, name)
         assert f"going on behind step {STEPS // 2}" in (folder / name / "log.txt").read_text()
-        print(f"{name}: held-out error of each layer within {nmse:.1e}", flush=True)
+        print(f"{name}: validation error of each layer within {nmse:.1e}", flush=True)
 
     found = {}
     for data, feature in GRIDS:
@@ -102,17 +102,17 @@ def check(weft):
         found[name] = curves.Curve(run)
         loss, nmse = found[name].agree(found["1x1"], TOLERANCE, name)
         check_communication(run, data, feature, 6 * 384 if real else 3 * 24)
-        # Sums over tokens stay on one rank when only the data axis has several: what may differ is the dense library's product.
+        # With several ranks on the data axis only, sums over tokens stay on one rank; only the product of the dense library may differ.
         bits = not curves.different_tensors(run, folder / "grid_1x1", STEPS)
-        print(f"{name}: loss of the first steps within {loss:.1e} of one rank, held-out error of each layer within {nmse:.1e}"
-              f"{', the same bits in the checkpoint' if bits else ''}", flush=True)
+        print(f"{name}: loss of the first steps within {loss:.1e} of one rank, validation error of each layer within {nmse:.1e}"
+              f"{', checkpoint bit-identical' if bits else ''}", flush=True)
         if (data, feature) in REPEATED:
             curves.same_bits(run, train(f"grid_{name}_again", data, feature), STEPS)
     curves.keep("grids_test", {"real": bool(real), "steps": STEPS}, found)
     for ranks in (1, 2, 4) if LONG else ():
-        goes_on(ranks)
+        resumes(ranks)
 
-    # A grid that does not fit the ranks is a mistake of the input: code 2 before anything is written.
+    # A grid that does not match the ranks is an input error: code 2 before anything is written.
     output = weft.run("train", folder / "grid_1x1.toml", "--output", folder / "none", "--set", "parallel.data=2",
                       "--set", "parallel.feature=2", code=2)
     assert "parallel.data = 2 times parallel.feature = 2 is not the 1 rank" in output, output

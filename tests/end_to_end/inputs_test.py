@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every shipped input: says what it must, parses to the values that Weft takes it for, and runs.
+"""Every shipped input: its comments, its values as parsed by Weft, and a short run.
 
-inputs_test.py REPOSITORY [WEFT]      without WEFT: what needs no program
+inputs_test.py REPOSITORY [WEFT]      without WEFT: only the comments
 """
 import json
 import os
@@ -14,20 +14,20 @@ from pathlib import Path
 
 import program
 
-# What makes an input small enough for a test, beyond steps and output: recorded here, per input.
+# Overrides that make an input small enough for a test, in addition to steps and output, by input.
 SHRINK = {
     "quickstart.toml": ["synthetic.tokens=4096", "synthetic.validation_tokens=1024"],
     "benchmark_cpu.toml": ["transcoder.features=512", "data.batch_tokens=256", "benchmark.warmup=1"],
     "benchmark_ranks_cpu.toml": ["benchmark.layers=3", "benchmark.d_model=64", "transcoder.features=256",
                                  "data.batch_tokens=128", "benchmark.warmup=1"],
-    # Meant for a GPU: the first case alone, of a size that a processor does at once.
+    # Intended for a GPU: the first case alone, at a size suitable for a CPU.
     **{f"benchmark_{name}.toml": ["benchmark.layers=3", "benchmark.d_model=64", "transcoder.features=256",
                                   "data.batch_tokens=128", "benchmark.warmup=1", f'benchmark.cases=["{case}"]']
        for name, case in (("gpt2_small", "all together"), ("llama_3_2_1b", "8bit"), ("gemma_2_2b", "8bit"), ("ranks", "baseline"))},
     "olmo2_1b.toml": ["data.layers=3", "data.d_model=64", "transcoder.features=500", "data.batch_tokens=256",
                       "optimizer.warmup_steps=1"],
 }
-# Inputs that do not plant their data: what to plant for them in their place.
+# Synthetic data for inputs without a table [synthetic].
 PLANT = {
     "olmo2_1b.toml": ["synthetic.layers=3", "synthetic.d_model=64", "synthetic.features=128", "synthetic.k=4",
                       "synthetic.tokens=2048", 'synthetic.dtype="bf16"'],
@@ -37,18 +37,18 @@ NEEDS_DATA = re.compile(r"\$\{WEFT_TEST_DATA\}")
 
 
 def check_text(path):
-    """The head says what is reproduced; every key has a comment."""
+    """The header states what is reproduced and needed; every key has a comment."""
     lines = path.read_text().splitlines()
     head = [line for line in lines[:10] if line.startswith("#")]
-    assert any("Reproduces:" in line for line in head), f"{path.name}: its head does not say what it reproduces"
-    assert any("Needs:" in line for line in lines[:12]), f"{path.name}: its head does not say what it needs"
+    assert any("Reproduces:" in line for line in head), f"{path.name}: its header does not state what it reproduces"
+    assert any("Needs:" in line for line in lines[:12]), f"{path.name}: its header does not state what it needs"
     for number, line in enumerate(lines, 1):
         if re.match(r"\w+\s*=", line):
             assert "#" in line, f"{path.name}:{number}: no comment with unit and range"
 
 
 def check_values(weft, path):
-    """What --print-config prints holds every value of the file (paths expanded), and loads back to itself."""
+    """The output of --print-config contains every value of the file (paths expanded), and loads back to itself."""
     given = tomllib.loads(path.read_text())
     command = "benchmark" if path.name.startswith("benchmark") else "train"
     printed = weft.run(command, path, "--print-config")
@@ -58,14 +58,14 @@ def check_values(weft, path):
             found = resolved[table][key]
             if isinstance(value, str) and NEEDS_DATA.search(value):
                 continue
-            assert found == value, f"{path.name}: [{table}] {key} is {found!r}, the file says {value!r}"
+            assert found == value, f"{path.name}: [{table}] {key} is {found!r}, the file has {value!r}"
     again = weft.folder / "again.toml"
     again.write_text(printed)
     assert weft.run(command, again, "--print-config") == printed, f"{path.name}: --print-config does not load back to itself"
 
 
 def check_run(weft, path):
-    """A few steps, on the data that the input plants for itself or on the real ones."""
+    """A few steps, on synthetic or real data."""
     given = tomllib.loads(path.read_text())
     sets = [f"run.steps={STEPS}", *SHRINK.get(path.name, [])]
     sets += PLANT.get(path.name, [])
@@ -78,14 +78,14 @@ def check_run(weft, path):
     options = [word for each in sets for word in ("--set", each)]
     output = weft.folder / path.stem
     weft.run("train", path, *options, "--dry-run", "--output", output)
-    assert not (output / "checkpoints").exists(), f"{path.name}: a dry run left something behind"
+    assert not (output / "checkpoints").exists(), f"{path.name}: a dry run left files"
     weft.run("train", path, *options, "--output", output)
     result = program.record(output)
     assert result["exit"]["code"] == 0 and result["result"]["step"] == STEPS, json.dumps(result.get("exit"))
 
 
 def check_plan(weft, path):
-    """OLMo: 31 billion parameters fit 8 GPUs of 141 GB, and 2; 8 of 14 GB are refused. No data are at hand."""
+    """OLMo: 31 billion parameters fit on 8 GPUs of 141 GB, and on 2; 8 of 14 GB are refused. Without data."""
     for world in (8, 2):
         plan = weft.run("train", path, "--dry-run", "--set", f"parallel.world={world}")
         assert "31131.2 M parameters" in plan and "not there yet" in plan and f"grid 1 x {world}" in plan, plan
@@ -94,7 +94,7 @@ def check_plan(weft, path):
     advised = weft.run("train", path, "--dry-run", "--set", "parallel.world=8", "--set", "parallel.data=2")
     assert "consider parallel.data = 1" in advised, advised
     weft.run("train", path, "--dry-run", "--set", "data.layers=0", code=2)
-    weft.run("train", path, code=3)  # a run needs the data themselves
+    weft.run("train", path, code=3)  # a run needs the data
 
 
 def check_benchmark(weft, path):
@@ -114,7 +114,7 @@ def check_benchmark(weft, path):
     for case in result["cases"]:
         assert case["peak_bytes"] > case["state_bytes"] > 0 and case["tokens_per_second"] > 0, case
         phases = {phase["name"]: phase["ms"] for phase in case["phases"]}
-        # How they add up is not asserted: medians of parts are not parts of the median, least of all on a busy machine.
+        # Their sum is not compared with the step: a sum of medians is not the median of the sum.
         assert all(phases.get(name, 0) > 0 for name in ("normalise", "encode", "decode", "encoder backward")), case
     xml.etree.ElementTree.parse(output / "benchmark.svg")
     if path.name != "benchmark_cpu.toml":

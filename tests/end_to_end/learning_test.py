@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shipped recipes on real activations reach what their heads promise.
+"""Shipped recipes on real activations reach the results stated in their headers.
 
 learning_test.py REPOSITORY INPUT WEFT
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import program
 
-# Standardised validation NMSE per layer: mean of three seeds of a NumPy trainer (dataset's README; spread at most 0.007 a layer).
+# Validation NMSE (standardised) per layer: mean of three seeds of a NumPy trainer (dataset's README; spread at most 0.007 per layer).
 REFERENCE = [0.377, 0.477, 0.535, 0.461, 0.363, 0.430]
 
 
@@ -24,9 +24,9 @@ def main():
         weft.run("train", repository / "inputs" / name, "--output", output)
         found = program.record(output)["result"]["validation"]["nmse_standardised"]
     mean = sum(found) / len(found)
-    print(f"{name}: standardised validation NMSE", *(f"{value:.4f}" for value in found), f"mean {mean:.4f}")
+    print(f"{name}: validation NMSE (standardised)", *(f"{value:.4f}" for value in found), f"mean {mean:.4f}")
     if name == "minilm.toml":
-        # Seeds of the reference itself differ by up to 0.007 a layer, 1 to 2 %.
+        # Seeds of the reference differ by up to 0.007 per layer, 1 to 2 %.
         assert all(value <= 1.03 * limit for value, limit in zip(found, REFERENCE)), f"above 1.03 x {REFERENCE}"
     else:
         assert mean <= 0.405, f"mean {mean:.4f} is above 0.405"

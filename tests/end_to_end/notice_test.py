@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler's notice (USR1) outside the steps: while a run starts it is kept for the first steps, behind the last one it is
-ignored. Without a handler at both moments it would kill the program.
+"""A scheduler's notice (USR1) outside the steps: during start-up it is kept for the first steps, after the last step it is
+ignored. Without a handler in both cases it would kill the program.
 
 notice_test.py WEFT
 """
@@ -48,7 +48,7 @@ def train_with_notice(weft, name, moment, steps):
 
 
 def check(weft):
-    # The plan is printed before the data's statistics are taken and the first step is made.
+    # The plan is printed before the statistics of the data and the first step.
     code = train_with_notice(weft, "start", "plan:", steps=1_000_000)
     assert code == 75, code
     assert program.record(weft.folder / "start")["result"]["step"] > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running weft from a test: each run in a folder of its own, its output shown when it ends as it should not."""
+"""Runs weft from a test: each run in its own folder; its output is printed if it ends unexpectedly."""
 import json
 import shutil
 import subprocess
@@ -48,7 +48,7 @@ def skip(reason):
 
 
 def metrics_without_times(run):
-    """Time differs from run to run; everything else in a metrics record may not."""
+    """The metrics records without times, which differ from run to run; everything else must be equal."""
     times = ("seconds", "tokens_per_second", "data_wait_seconds", "exposed_seconds")
 
     def without(record):
@@ -58,7 +58,7 @@ def metrics_without_times(run):
 
 
 def needs_gpu():
-    """Skips where the driver shows no GPU."""
+    """Skips the test if the driver reports no GPU."""
     if not shutil.which("nvidia-smi") or subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode != 0:
         skip("no GPU")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stopping and going on: parameters, moments, metrics and the order of the data are bitwise those of a run that nobody disturbed.
+"""Stop and resume: parameters, moments, metrics and data order are bitwise identical to those of an undisturbed run.
 
-resume_test.py WEFT RANKS [gpu]      gpu: the policies as the hand-written kernels keep them
+resume_test.py WEFT RANKS [gpu]      gpu: the policies of the hand-written kernels
 """
 import os
 import subprocess
@@ -73,7 +73,7 @@ def same(a, b):
 
 
 def train_with_fault(weft, source, output, fault):
-    """Trains with a fault or a request ordered at a known step; returns (exit code, output)."""
+    """Trains with an injected fault or request at a known step; returns (exit code, output)."""
     command = [str(weft.binary), "train", str(source), "--output", str(output)]
     if RANKS > 1:
         command = ["mpiexec", "-n", str(RANKS), "--oversubscribe", "--bind-to", "none", *command]
@@ -92,7 +92,7 @@ def check(weft):
             weft.run("synth", source)
         whole = weft.train(text, f"{name}_whole", ranks=RANKS)
 
-        # Asked to stop, twice; the request reaches one rank only, and all ranks stop together two steps later.
+        # Stopped on request, twice; the request reaches one rank only, and all ranks stop together two steps later.
         parts = weft.folder / f"{name}_parts"
         for step in (7, 33):
             code, output = train_with_fault(weft, source, parts, f"step:{RANKS - 1}:{step}:usr1")
@@ -102,7 +102,7 @@ def check(weft):
         weft.run("train", source, "--output", parts, ranks=RANKS)
         same(outcome(whole, 60), outcome(parts, 60))
 
-        # Killed without warning, nine steps behind a checkpoint: goes on from that.
+        # Killed nine steps after a checkpoint: resumes from that checkpoint.
         killed = weft.folder / f"{name}_killed"
         train_with_fault(weft, source, killed, "step:0:30:usr1")
         code, output = train_with_fault(weft, source, killed, f"step:{RANKS - 1}:41:kill")
@@ -111,7 +111,7 @@ def check(weft):
         assert "going on behind step 32" in output, output
         same(outcome(whole, 60), outcome(killed, 60))
 
-    # Each request ends with its own code, and the run can go on. Through mpiexec codes are the launcher's.
+    # Each request ends with its own code, and the run can be resumed. Through mpiexec the codes are the launcher's.
     if RANKS == 1:
         for kind, expected in (("term", 143), ("int", 130)):
             run = weft.folder / kind

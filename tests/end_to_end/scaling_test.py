@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script that measures scaling, on processes without GPUs and tiny sizes: its tables hold what the benchmarks wrote.
+"""The script that measures scaling, on processes without GPUs and at small sizes: its tables contain the results of the benchmarks.
 
 scaling_test.py REPOSITORY WEFT
 """
@@ -20,7 +20,7 @@ def cells(line):
 
 
 def check(folder, weft):
-    # A copy: the script writes beside itself.
+    # A copy: the script writes into its repository.
     for part in ("scripts", "inputs"):
         shutil.copytree(Path(sys.argv[1]) / part, folder / part)
     environment = dict(os.environ, WEFT=weft, WEFT_RANKS="1 2", WEFT_DATA="1 2", WEFT_SET=TINY)
@@ -37,17 +37,17 @@ def check(folder, weft):
     speed_up = together["tokens_per_second"] / alone["tokens_per_second"]
     communication = together["communication"]
     assert scaling[1][5:8] == [f"{speed_up:.2f}", f"{50 * speed_up:.0f} %", f"{communication['ms']:,.2f}"], (scaling[1], together)
-    # Of a token: inputs and targets of two layers of 16 values of 2 bytes.
+    # Bytes per token: inputs and targets of two layers of 16 values of 2 bytes.
     assert together["row_bytes"] == 2 * 2 * 16 * 2, together
     names = [line[2] for line in exchanges if line[1] == "1 x 2"]
     assert names == [one["name"] for one in communication["exchanges"]] and "partial sums" in names, exchanges
 
-    # A run that fails is said, with its reason; the others stand in the tables.
+    # A failed run is reported with its reason; the tables contain the others.
     environment["WEFT_SET"] += " parallel.feature=1"
     done = subprocess.run(["bash", "scripts/benchmark_ranks.sh", "llama_3_2_1b"], cwd=folder, env=environment, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     assert done.returncode == 1 and "failed with 2" in done.stdout and "| 2 x 1 |" in done.stdout, done.stdout
-    print("the tables hold what was measured; a run that fails is said")
+    print("the tables contain the measurements; a failed run is reported")
 
 
 with tempfile.TemporaryDirectory(prefix="weft_test_") as temporary:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weft reads what h5py writes: one set of values in every form of crosslayer-coding's layout gives bitwise the same run.
+"""Weft reads files written by h5py: the same values in every variant of the crosslayer-coding layout give bitwise the same run.
 
 weft_reads_test.py WEFT
 
-The values are exact in fp32, fp16 and bf16 alike, so whatever the stored type, filter, index form and file suffix, the same
-parameters must come out. Damage is refused with exit 3 and a message that names the file.
+The values are exact in fp32, fp16 and bf16, so the parameters must be the same for any stored type, filter, index form and file
+suffix. Damaged files are refused with exit 3 and a message that names the file.
 """
 import numpy as np
 
@@ -49,18 +49,18 @@ def test(weft):
         if expected is None:
             expected = tensors
         for tensor, value in tensors.items():
-            assert np.array_equal(value, expected[tensor]), f"{name}: {tensor} differs from the fp32 files' run"
+            assert np.array_equal(value, expected[tensor]), f"{name}: {tensor} differs from the run with fp32 files"
 
     def refused(directory, *says, more=()):
         source = weft.folder / "refused.toml"
         source.write_text(input_text(directory, *more))
         output = weft.run("train", source, "--output", weft.folder / "refused", code=3)
         for words in says:
-            assert words in output, f"{directory.name}: the message does not say {words!r}:\n{output}"
+            assert words in output, f"{directory.name}: the message does not contain {words!r}:\n{output}"
 
-    # Patterns that nothing declares to be bf16.
+    # Bit patterns that are not declared to be bf16.
     refused(weft.folder / "data_bf16_by_input", "chunk_0.hdf5", "stored_as")
-    # Statistics of other data beside the files.
+    # Statistics of other data.
     directory = weft.folder / "foreign_statistics"
     files.write_dataset(directory, x, y, rows_per_file=45, statistics=False)
     files.write_dataset(weft.folder / "other", x + 1, y, rows_per_file=45)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""h5py reads what Weft writes: synthetic datasets in each stored type, their ground truth, and checkpoint shards.
+"""h5py reads files written by Weft: synthetic datasets in each stored type, their ground truth, and checkpoint shards.
 
 weft_writes_test.py WEFT
 """
@@ -100,18 +100,18 @@ k = 4
             assert np.isfinite(tensor).all(), name + suffix
         assert tensors[name + ".second_moment"].min() >= 0
         assert np.abs(tensors[name]).max() > 0, f"{name} is still zero after {steps} steps"
-    assert {entry["name"] for entry in manifest["tensors"]} == set(tensors), "manifest and shards name different tensors"
+    assert {entry["name"] for entry in manifest["tensors"]} == set(tensors), "manifest and shards list different tensors"
     assert manifest["step"] == steps
     for shard in saved[steps].glob("rank_*.h5"):
         listed = [entry for entry in manifest["shards"] if entry["file"] == shard.name]
         assert len(listed) == 1 and listed[0]["bytes"] == shard.stat().st_size
         assert listed[0]["sha256"] == [hashlib.sha256(shard.read_bytes()).hexdigest()]     # one segment: below 64 MiB
-    # The statistics that the run used are those of its data.
+    # The statistics used by the run are those of its data.
     x, _ = files.read_dataset(weft.folder / "bf16" / "train")
     mean = transcoder.statistics(x).mean.ravel()
     near = [name for name, tensor in tensors.items()
             if tensor.size == mean.size and tensor.dtype.kind == "f" and np.allclose(tensor.ravel(), mean, atol=1e-5)]
-    assert near, "no tensor holds the mean of the inputs"
+    assert near, "no tensor contains the mean of the inputs"
 
 
 def test(weft):

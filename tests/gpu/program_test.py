@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole program on one GPU: the hand-written kernels train what the portable ones train, a recorded step is the step, two runs
-are the same bits, and the plan of memory holds.
+"""The complete program on one GPU: hand-written and portable kernels agree, a recorded step is identical to an eager one, two runs are
+bit-identical, and the memory plan is accurate.
 
-program_test.py WEFT [DATA]      DATA: the folder of the real activations, else $WEFT_TEST_DATA/minilm-l6; without them that part is
-                                 passed over, and said
+program_test.py WEFT [DATA]      DATA: the folder of the real activations, else $WEFT_TEST_DATA/minilm-l6; without it that part is
+                                 skipped, with a message
 """
 import os
 import sys
@@ -88,7 +88,7 @@ def same_bits(a, b, step):
 
 
 def agree(graph, portable, what):
-    """Rounding decides differently: 1e-3 over the first ten losses in bf16; 1 % of the held-out error of every layer."""
+    """Tolerances for different rounding: 1e-3 over the first ten losses in bf16; 1 % of the validation error of every layer."""
     for a, b in zip(losses(graph)[:10], losses(portable)[:10]):
         assert abs(a - b) <= 1e-3 * abs(b), (what, losses(graph)[:10], losses(portable)[:10])
     for a, b in zip(validation(graph), validation(portable)):
@@ -110,18 +110,18 @@ def check(weft):
         agree(graph, portable, state)
         print(f"{state}: bitwise repeatable, graphs change nothing, portable kernels agree")
 
-    # A run that blows up ends with 4 although the host is ahead, and names the step; no checkpoint is written behind it.
+    # A diverging run ends with 4 although the host is ahead, and names the step; no checkpoint is written afterwards.
     source = weft.folder / "graph_8bit.toml"
     output = weft.run("train", source, "--output", weft.folder / "wild", "--set", "optimizer.learning_rate=1e38", code=4)
     assert "is not finite at step" in output and not list((weft.folder / "wild" / "checkpoints").glob("step_*")), output
 
     planned, peak, driver = (program.record(graph)["device"][key] for key in ("planned_bytes", "peak_bytes", "driver_bytes"))
     print(f"planned {planned:,}, allocated {peak:,}, the driver shows {driver:,}")
-    assert abs(planned - driver) <= 0.05 * driver, "the plan of memory is more than 5 % off"
+    assert abs(planned - driver) <= 0.05 * driver, "the memory plan is more than 5 % off"
 
     data = sys.argv[2] if len(sys.argv) > 2 else os.path.join(os.environ.get("WEFT_TEST_DATA", ""), "minilm-l6")
     if not os.path.isdir(os.path.join(data, "train")):
-        print("MiniLM: passed over (its data are not here)")
+        print("MiniLM: skipped (data not available)")
         return
     found = {}
     for name, state, precision in (("fp32", "fp32", "fp32"), ("two_planes", "fp32", "bf16"), ("8bit", "8bit", "bf16")):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole program on several GPUs of one machine: every grid trains what one GPU trains and repeats bit for bit, however far the
-host runs ahead; a checkpoint goes on with another number of GPUs; a rank that dies or stops inside a step ends the job in time.
+"""The complete program on several GPUs of one machine: every grid agrees with one GPU and repeats bit for bit while the host runs
+ahead; a checkpoint resumes with another number of GPUs; a rank that dies or stops within a step ends the job in time.
 
 ranks_test.py WEFT
 
-On the real activations of $WEFT_TEST_DATA; without them on planted ones, and that is said. WEFT_TEST_KEEP=DIR: curves stay there.
+On the real activations of $WEFT_TEST_DATA; without it on planted ones, with a message. WEFT_TEST_KEEP=DIR keeps the curves.
 """
 import os
 import re
@@ -21,9 +21,9 @@ import jobs  # noqa: E402
 
 STEPS = 200
 TIMEOUT = 20
-# decisions: loss of the first 10 steps within 1e-3 between grids in bf16.
+# Stated tolerance between grids: loss of the first 10 steps within 1e-3 in bf16.
 TOLERANCE = 1e-3
-# Sizes that two and four ranks do not share evenly.
+# Sizes that two and four ranks do not divide evenly.
 INPUT = """
 [synthetic]
 output = "{folder}/data"
@@ -60,7 +60,7 @@ every = {every}
 
 
 def gpus():
-    """How many the driver shows."""
+    """Number of GPUs that the driver reports."""
     program.needs_gpu()
     shown = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     return len(re.findall(r"^GPU \d+:", shown, re.MULTILINE))
@@ -89,8 +89,8 @@ class Job:
 def check_grid(job, data, feature, one):
     """Returns the run and its curve."""
     name, ranks = f"{data}x{feature}", data * feature
-    # Logged every step the host waits for each; logged rarely it runs ahead. Without graphs every kernel is started by itself:
-    # two ranks do the first run so.
+    # With a log line every step the host waits for each step; with few lines it runs ahead. The first run on two ranks uses no
+    # graphs, so that every kernel is launched separately.
     run = job.train(name, data, feature, *(("--set", "device.graphs=false") if ranks == 2 else ()))
     curve = curves.Curve(run)
     loss, nmse = curve.agree(one, TOLERANCE, name)
@@ -102,13 +102,13 @@ def check_grid(job, data, feature, one):
     assert 0 < balance["min"] <= balance["mean"] <= balance["max"], balance
     assert all(line["communication"]["bytes_sent"] > 0 for line in program.metrics(run))
     curves.same_bits(run, job.train(name + "_again", data, feature, every=STEPS // 4), STEPS)
-    print(f"{name}: loss of the first steps within {loss:.1e} of one GPU, held-out error of each layer within {nmse:.1e}; "
+    print(f"{name}: loss of the first steps within {loss:.1e} of one GPU, validation error of each layer within {nmse:.1e}; "
           f"repeats bit for bit; entries per rank {balance}", flush=True)
     return run, curve
 
 
 def check_clipped(job, n_gpus):
-    """The norm over all shards: ten steps, every one of them clipped."""
+    """The norm over all shards: ten steps, all of them clipped."""
     one = [line["loss"] for line in program.metrics(job.train("one_clipped", 1, 1, clip=0.05, steps=curves.FIRST))]
     for data, feature in ((1, 2), (2, 1)) if n_gpus < 4 else ((1, 2), (2, 2)):
         name = f"{data}x{feature}_clipped"
@@ -116,8 +116,8 @@ def check_clipped(job, n_gpus):
         curves.close([line["loss"] for line in program.metrics(run)], one, TOLERANCE, f"{name}, loss of step")
 
 
-def check_goes_on(job, run, curve, one):
-    """A checkpoint of the run half way, with one GPU and with two."""
+def check_resume(job, run, curve, one):
+    """Resumes a checkpoint of the run after half of its steps, with one GPU and with two."""
     half = STEPS // 2
     for data, feature in ((1, 1), (1, 2)):
         name = f"{run.name}_on_{data * feature}"
@@ -125,15 +125,15 @@ def check_goes_on(job, run, curve, one):
         shutil.rmtree(run.parent / name / "checkpoints" / f"step_{STEPS:08d}")
         rest = curves.Curve(job.train(name, data, feature))
         assert f"going on behind step {half}" in (run.parent / name / "log.txt").read_text()
-        curves.close(rest.loss[:half], curve.loss[:half], 0, f"{name}, loss of step")   # the records of the first half stay
+        curves.close(rest.loss[:half], curve.loss[:half], 0, f"{name}, loss of step")   # the records of the first half are kept
         curves.close(rest.loss[half:half + curves.FIRST], curve.loss[half:half + curves.FIRST], TOLERANCE,
                      f"{name}, loss of step {half} +")
         curves.close(rest.nmse, one.nmse, curves.NMSE_TOLERANCE, f"{name}, NMSE of layer")
-        print(f"{run.name}: its checkpoint goes on with {data * feature}", flush=True)
+        print(f"{run.name}: its checkpoint resumes with {data * feature}", flush=True)
 
 
 def check_lost(weft, job):
-    """A peer killed or stopped between two steps: the others' GPUs wait for it inside a collective."""
+    """A peer killed or stopped between two steps: the GPUs of the others wait for it in a collective."""
     source = weft.folder / "lost.toml"
     source.write_text(job.text(every=1000, steps=1000000))
     for kind, words in (("kill", ""), ("stop", r"rank 1 on \S+: no progress for \d+ s")):
@@ -148,7 +148,7 @@ def check_lost(weft, job):
             seconds = time.monotonic() - begin
             assert done.returncode != 0 and (kind == "kill" or done.returncode == 5), (what, done.returncode, done.stdout)
             assert re.search(words, done.stdout), (what, done.stdout)
-            # The promise: time limit + 30 s; starting took a few seconds of what was measured.
+            # Guaranteed: time limit + 30 s; the measured time includes a few seconds of start-up.
             assert seconds < TIMEOUT + 40, f"{what}: took {seconds:.0f} s"
             end = time.monotonic() + 10
             while jobs.alive(output) and time.monotonic() < end:
@@ -165,7 +165,7 @@ def check(weft):
     if job.real:
         print("on real activations")
     else:
-        print("on planted activations: the real ones are not here (WEFT_TEST_DATA)")
+        print("on planted activations: no real ones (WEFT_TEST_DATA is not set)")
         source = weft.folder / "data.toml"
         source.write_text(job.text())
         weft.run("synth", source)
@@ -177,7 +177,7 @@ def check(weft):
     curves.keep("ranks_test", {"real": bool(job.real), "steps": STEPS}, kept)
     check_clipped(job, n_gpus)
     largest = {2: (1, 2), 4: (2, 2), 8: (2, 4)}[max(data * feature for data, feature in found)]
-    check_goes_on(job, *found[largest], one)
+    check_resume(job, *found[largest], one)
     check_lost(weft, job)
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# bundle_test.sh REPOSITORY CMAKE: a bundle is made whole or not at all, and src/input (toml++, fmt, nlohmann-json) compiles from
-# it with the system's packages forbidden to CMake.
+# bundle_test.sh REPOSITORY CMAKE: a bundle is created complete or not at all, and src/input (toml++, fmt, nlohmann-json) compiles from
+# it with the system's packages disabled in CMake.
 #
-# Exit codes: 0 passed; 1 failed; 77 the Kokkos archive cannot be had here
+# Exit codes: 0 passed; 1 failed; 77 the Kokkos archive is not available here
 set -euo pipefail
 repository=$1 cmake=$2
 scratch=$(mktemp -d)
@@ -13,13 +13,13 @@ cd "$scratch"
 
 fail() { echo "$*" >&2; exit 1; }
 
-# A download that is not the pinned archive, and a folder that is there already.
+# A download that is not the pinned archive, and an existing folder.
 echo "not Kokkos" >wrong.tar.gz
-if WEFT_KOKKOS_ARCHIVE=$scratch/wrong.tar.gz bash "$repository/scripts/bundle.sh" wrong 2>message; then fail "a wrong archive was taken"; fi
+if WEFT_KOKKOS_ARCHIVE=$scratch/wrong.tar.gz bash "$repository/scripts/bundle.sh" wrong 2>message; then fail "a wrong archive was accepted"; fi
 grep -q "not the pinned archive" message || fail "the wrong archive: $(cat message)"
-[[ -z $(find . -name 'wrong*' ! -name wrong.tar.gz) ]] || fail "a failed bundle left something behind: $(ls)"
+[[ -z $(find . -name 'wrong*' ! -name wrong.tar.gz) ]] || fail "a failed bundle left files: $(ls)"
 mkdir taken
-if bash "$repository/scripts/bundle.sh" taken 2>message; then fail "a folder that exists was overwritten"; fi
+if bash "$repository/scripts/bundle.sh" taken 2>message; then fail "an existing folder was overwritten"; fi
 
 bash "$repository/scripts/bundle.sh" bundle >contents.log 2>message || {
   cat message

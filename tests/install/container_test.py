@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container definition, as far as reading can tell: its shell sections parse, what it copies is there and is all that a build
-needs, and its steps are those of setup.sh and of the presets. Building it takes Apptainer and a network: not done here.
+"""Static checks of the container definition: its shell sections parse, the files that it copies exist and are all that a build
+needs, and its steps are those of setup.sh and of the presets. Building it needs Apptainer and a network and is not done here.
 
 container_test.py REPOSITORY
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def sections(text):
-    """{name: body} of a definition file; the part before the first section is its head."""
+    """{name: body} of a definition file; the part before the first section is "head"."""
     parts = re.split(r"^%(\w+)[^\n]*\n", text, flags=re.M)
     return {"head": parts[0], **dict(zip(parts[1::2], parts[2::2]))}
 
@@ -29,7 +29,7 @@ def problems(repository, text):
     copied = [line.split() for line in part["files"].splitlines() if line.strip()]
     yield from (f"%files: {source} is not in the repository" for source, _ in copied if not (repository / source).exists())
     yield from (f"%files: {source} goes to {target}" for source, target in copied if target != f"/opt/weft/{source}")
-    # What the top CMakeLists.txt and the scripts read.
+    # Files that the top-level CMakeLists.txt and the scripts read.
     needed = {"CMakeLists.txt", "CMakePresets.json", "cmake", "inputs", "jobscripts", "scripts"}
     needed |= set(re.findall(r"^add_subdirectory\((\w+)\)", (repository / "CMakeLists.txt").read_text(), re.M))
     yield from (f"%files: {name} is missing" for name in needed - {source for source, _ in copied})
@@ -51,7 +51,7 @@ def main():
                    ("--preset cuda-release", "--preset cuda"), ("-DWEFT_CPU_TARGET", "-DWEFT_CPU")):
         assert change[0] in text and list(problems(repository, text.replace(*change))), change
     found = list(problems(repository, text))
-    print("\n".join(found) or "nothing to complain of")
+    print("\n".join(found) or "no problems")
     return 1 if found else 0
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cmake --install gives a tree that works from anywhere: the program, the inputs and the job scripts. The Spack recipe's own tests of
-an installation are run on it as well.
+"""cmake --install creates a relocatable tree: the program, the inputs and the job scripts. The installation tests of the Spack recipe
+are run on it as well.
 
 install_test.py WEFT REPOSITORY BUILD CMAKE
 """
@@ -32,7 +32,7 @@ def check(weft):
     for folder in ("inputs", "jobscripts"):
         same_tree(prefix / "share" / "weft" / folder, os.path.join(REPOSITORY, folder))
 
-    # From another folder, as somebody else's PATH finds it.
+    # From another folder, through PATH.
     elsewhere = weft.folder / "elsewhere"
     elsewhere.mkdir()
     os.chdir(elsewhere)

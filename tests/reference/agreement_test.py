@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weft against the float64 reference: gradients at equal parameters, twenty steps, initial values, evaluation.
+"""Compares Weft with the float64 reference: gradients at equal parameters, twenty steps, initial values, evaluation.
 
 agreement_test.py WEFT
 
-Independent of the order of the data: one batch is the whole set, so the order only permutes rows, and sums over rows differ by
-rounding. Gradients are read off two checkpoints: first moments obey m' = beta1 m + (1 - beta1) g.
+Independent of the data order: one batch is the whole set, so the order only permutes rows, and sums over rows differ by
+rounding. Gradients are computed from two checkpoints: first moments obey m' = beta1 m + (1 - beta1) g.
 
-A mask is a discontinuous function of the pre-activations. Where a kept and a dropped value lie within rounding of one another
-the two programs may rightly choose differently and go on differently; such a course is counted, and judged with the next seed.
+A mask is a discontinuous function of the pre-activations. Where a kept and a dropped value differ only by rounding, the two
+programs may legitimately select differently and diverge; such a run is counted as undecided and repeated with the next seed.
 """
 import copy
 
@@ -19,8 +19,8 @@ import transcoder as t
 
 N, LAYERS, WIDTH, STEPS = 64, 3, 16, 21
 BETA1 = 0.9
-# Largest relative difference that rounding can put between two pre-activations after twenty steps: weights agree to 1e-5 at
-# worst, which is what this test asserts.
+# Largest relative difference of two pre-activations due to rounding after twenty steps: weights agree within 1e-5, which this
+# test asserts.
 ROUNDING = 1e-5
 
 CASES = {
@@ -69,19 +69,19 @@ class Data:
 
 
 def step(settings, state, data):
-    """Advances `state`; returns the pass it made."""
+    """Advances `state`; returns the pass."""
     there = t.forward_backward(settings, state.weights, data.x_normalised, data.y_normalised)
     t.update(settings, state, there.gradients)
     return there
 
 
 def compare_gradients(settings, run, data):
-    """At Weft's own parameters of several steps. Returns problems and how near the masks were to others."""
+    """At Weft's parameters of several steps. Returns problems and the smallest distance of a mask from another one."""
     saved, problems, nearest = files.checkpoints(run), [], np.inf
     clipped = False
     for number in (1, STEPS // 2, STEPS - 1):
         state = files.read_state(saved[number], number, BETA1)
-        if settings.clip_mode == "previous" and number > 1:      # only the norm before is missing from the state: make it
+        if settings.clip_mode == "previous" and number > 1:      # the checkpoint lacks only the previous norm: compute it
             earlier = files.read_state(saved[number - 1], number - 1, BETA1).weights
             state.previous_norm = t.gradient_norm(
                 t.forward_backward(settings, earlier, data.x_normalised, data.y_normalised).gradients)
@@ -92,15 +92,15 @@ def compare_gradients(settings, run, data):
         weft = files.read_state(saved[number + 1], number + 1, BETA1)
         for name in state.first:
             difference = np.abs(weft.first[name] - state.first[name]).max() / (1 - BETA1)
-            largest = np.abs(state.first[name] - BETA1 * before[name]).max() / (1 - BETA1)    # clipped, as Weft's is
+            largest = np.abs(state.first[name] - BETA1 * before[name]).max() / (1 - BETA1)    # clipped, like Weft's
             if not difference <= 1e-5 * largest:
                 problems.append(f"gradient of {name} at step {number}: off by {difference:.2e}, largest {largest:.2e}")
-    assert clipped or settings.clip_norm == 0, "clip_norm is never reached: the case tests nothing"
+    assert clipped or settings.clip_norm == 0, "clip_norm is never reached: the case has no effect"
     return problems, nearest
 
 
 def compare_course(settings, run, data):
-    """Twenty steps from Weft's state after its first."""
+    """Twenty steps from Weft's state after its first step."""
     saved, problems, nearest = files.checkpoints(run), [], np.inf
     state = files.read_state(saved[1], 1, BETA1)
     losses = {line["step"]: line["loss"] for line in program.metrics(run)}
@@ -118,11 +118,11 @@ def compare_course(settings, run, data):
 
 
 def compare_evaluation(settings, run, data):
-    """Held-out metrics of Weft's final parameters; the last of three batches is short."""
+    """Validation metrics of Weft's final parameters; the last of three batches is short."""
     weights = files.read_state(files.checkpoints(run)[STEPS], STEPS, BETA1).weights
     expected = t.evaluate(settings, weights, *data.validation, data.inputs, data.targets, data.deviation, N)
     found = program.record(run)["result"]["validation"]
-    # fp32 reconstructions, fp64 sums; k kept values in each of some thousand entries, one of which may rightly differ.
+    # fp32 reconstructions, fp64 sums; k kept values in each of several thousand entries, one of which may legitimately differ.
     return [f"validation {name}: {found[name]}, expected {values.tolist()}" for name, values in expected.items()
             if not np.allclose(found[name], values, rtol=2e-4, atol=2e-4)]
 
@@ -138,12 +138,12 @@ def compare_initial(weft, folder):
                             (f"decoder_{s}/weight", (LAYERS * WIDTH) ** -0.5)):
             w = tensors[name]
             assert np.abs(w).max() <= bound, name
-            # Uniform in +-b: deviation b / sqrt(3). Of n >= 512 values the sample's is off by 0.32 / sqrt(n) at one sigma.
+            # Uniform in +-b: deviation b / sqrt(3). For n >= 512 values the sample deviation has an error of 0.32 / sqrt(n) (one sigma).
             assert abs(w.std() * np.sqrt(3) / bound - 1) < 0.1, name
             assert abs(w.mean()) < 5 * bound / np.sqrt(3 * w.size), name
         assert np.abs(tensors[f"encoder_{s}/bias"]).max() < 1e-25
     pairs = [tensors[f"encoder_{s}/weight"] for s in range(LAYERS)]
-    assert not np.array_equal(pairs[0], pairs[1]), "two layers begin alike"
+    assert not np.array_equal(pairs[0], pairs[1]), "two layers have the same initial values"
 
 
 def test(weft):
@@ -165,12 +165,12 @@ def test(weft):
             if near_course > ROUNDING:
                 problems += course
             undecided = (gradients or course) and not problems
-            print(f"{case}, seed {seed}: {'undecided' if undecided else 'differs' if problems else 'agrees'}; nearest other mask "
+            print(f"{case}, seed {seed}: {'undecided' if undecided else 'differs' if problems else 'agrees'}; distance to another mask "
                   f"{min(near_gradients, near_course):.1e}")
             if not undecided:
                 break
         else:
-            problems = ["every seed came within rounding of another mask"]
+            problems = ["every seed was within rounding of another mask"]
         for problem in problems:
             print(f"  {problem}")
         failed = failed or bool(problems)

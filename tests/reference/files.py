@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation datasets and checkpoints through h5py: what Weft reads and writes, seen by another library.
+"""Reads and writes activation datasets and checkpoints through h5py, independently of Weft.
 
 A dataset DIR holds chunk_{i}.hdf5 (groups layer_{l} with inputs and targets [rows, d]), index.bin, metadata.json and
-norm_stats.json; a checkpoint step_XXXXXXXX holds rank_NNNNN.h5 (one shard a rank) and manifest.json.
+norm_stats.json; a checkpoint step_XXXXXXXX holds rank_NNNNN.h5 (one shard per rank) and manifest.json.
 """
 import json
 import re
@@ -130,7 +130,7 @@ def read_tensors(step_directory):
 
 
 def read_state(step_directory, step, beta1=0.9):
-    """A transcoder.State in float64. previous_norm is right after one unclipped step from fresh moments only."""
+    """A transcoder.State in float64. previous_norm is valid only after one unclipped step from zero moments."""
     tensors = read_tensors(step_directory)
     names = [name for name in tensors
              if re.fullmatch(r"encoder_\d+/(weight|bias)|decoder_\d+/weight|decoder_bias", name)]

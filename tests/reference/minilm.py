@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference on real activations: minilm.py DATA/minilm-l6 [SEED]. Takes some minutes; no test.
+"""The reference on real activations: minilm.py DATA/minilm-l6 [SEED]. Takes several minutes; not a test.
 
-Prints the standardised NMSE per layer that inputs/minilm.toml is measured against (dataset's README, mean of three seeds):
+Prints the NMSE (standardised) per layer with which inputs/minilm.toml is compared (dataset's README, mean of three seeds):
 validation 0.377 0.477 0.535 0.461 0.363 0.430, mean 0.4405.
 """
 import sys

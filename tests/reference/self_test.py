@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference judged by something simpler still: finite differences, brute-force selection, and cases known by hand."""
+"""Tests of the reference: finite differences, brute-force selection, and analytical cases."""
 import unittest
 
 import numpy as np
@@ -11,7 +11,7 @@ def small_problem(seed=1, n=13, n_layers=3, width=5, **settings):
     generator = np.random.default_rng(seed)
     settings = t.Settings(features=11, k=3, **settings)
     state = t.initial_state(settings, n_layers, width, generator)
-    for name in state.weights:          # biases away from zero, so that they are tested
+    for name in state.weights:          # non-zero biases, so that they are tested
         state.weights[name] += generator.normal(0, 0.1, state.weights[name].shape)
     return settings, state, generator.normal(size=(n, n_layers, width)), generator.normal(size=(n, n_layers, width))
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cross-layer transcoder trained by the formulas: dense, float64, no code shared with Weft.
+"""A cross-layer transcoder trained directly by the formulas: dense, float64, no code shared with Weft.
 
-Written from the mathematics alone, so that it can judge the program. Everything here is slow and plain on purpose.
+Written from the mathematics alone, as the reference of the program. Slow and simple on purpose.
 
-Shapes. N tokens, L layers, d width, F features a layer; s source layer, t >= s target layer.
+Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t >= s target layer.
   x, y          [N, L, d]             MLP inputs and outputs
   encoder_s     weight [F, d], bias [F]
-  decoder_s     weight [F, (L - s) * d]    row f holds what feature f writes to targets s, s + 1, ..., L - 1
-  decoder_bias  [L * d]                    one bias a target
+  decoder_s     weight [F, (L - s) * d]    row f: decoder vectors of feature f to targets s, s + 1, ..., L - 1
+  decoder_bias  [L * d]                    one bias vector per target
 
   z_s = x~_s encoder_s^T + bias_s       a = z where selected (always z > 0), else 0
   y^_t = sum over s <= t of a_s decoder_{s->t} + decoder_bias_t
@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass
 class Settings:
-    """The keys of an input file that change the mathematics, under their names in the file."""
+    """The keys of an input file that affect the mathematics, under their names in the file."""
     features: int
     activation: str = "batch_topk"     # batch_topk | topk | relu
     k: float = 16                      # active per token and layer
@@ -55,7 +55,7 @@ class State:
 
 @dataclass
 class Statistics:
-    """Of one side (inputs or targets) of a training set: mean and standard deviation [L, d], mean Euclidean norm [L]."""
+    """Statistics of one side (inputs or targets) of a training set: mean and standard deviation [L, d], mean Euclidean norm [L]."""
     mean: np.ndarray
     deviation: np.ndarray    # divided by n - 1
     mean_norm: np.ndarray
@@ -116,8 +116,8 @@ def round_half_up(value):
 
 
 def margin(settings, pre_activations, masks):
-    """Smallest relative distance between a kept and a dropped positive value of one group: how near rounding is to a
-    different mask. Infinite where nothing positive was dropped."""
+    """Smallest relative distance between a kept and a dropped positive value of one group: the distance to a
+    different mask. Infinite if no positive value was dropped."""
     z, mask = np.stack(pre_activations, axis=1), np.stack(masks, axis=1)
     axes = {("batch_topk", "layer"): (0, 2), ("batch_topk", "all_layers"): (0, 1, 2),
             ("topk", "layer"): (2,), ("topk", "all_layers"): (1, 2)}.get((settings.activation, settings.scope))
@@ -148,7 +148,7 @@ def decode(weights, activations, width):
 
 
 def loss_of(weights, x, y, masks):
-    """The loss at a given mask: what finite differences differentiate."""
+    """The loss at a given mask, for finite differences."""
     activations = [np.where(m, z, 0.0) for m, z in zip(masks, encode(weights, x))]
     error = decode(weights, activations, x.shape[2]) - y
     return (error ** 2).mean(axis=(0, 2)).sum()
@@ -186,7 +186,7 @@ def forward_backward(settings, weights, x, y):
 
 
 def learning_rate(settings, step):
-    """Of the step that follows `step` finished ones.
+    """Learning rate of the step after `step` completed ones.
 
     Warm-up rises linearly and reaches the full rate at its last step; it multiplies the schedule. The decay runs from the
     fraction decay_begin of all steps to their end, where the rate would be final_fraction of the full one.

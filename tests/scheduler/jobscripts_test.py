@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every shipped job script owes its user, as far as reading can tell; run.sh shows that they work.
+"""Static checks of the shipped job scripts; run.sh runs them.
 
 jobscripts_test.py REPOSITORY
 
-#PBS lines are checked against the grammar of PBS Pro's qsub here, because no PBS server is at hand: that these lines are
-well-formed is seen, that a PBS server grants what they ask for is not.
+#PBS lines are checked against the grammar of PBS Pro's qsub, because no PBS server is available: this shows that they are
+well-formed, not that a server grants the request.
 """
 import difflib
 import re
@@ -14,7 +14,7 @@ from pathlib import Path
 WALLTIME = r"\d{1,3}:[0-5]\d:[0-5]\d"
 COUNT = r"[1-9]\d*"
 SIZE = r"\d+([kmgt]?[bw])"
-# Resources of a chunk, and the form of their values.
+# Resources of a chunk, and the format of their values.
 CHUNK = {"ncpus": COUNT, "mpiprocs": COUNT, "ompthreads": COUNT, "ngpus": COUNT, "mem": SIZE, "host": r"[\w.-]+", "arch": r"\w+",
          "system": r"\w+"}
 PLACE = {"free", "pack", "scatter", "vscatter", "excl", "exclhost", "shared", "group"}
@@ -25,7 +25,7 @@ OPTIONS = {"-N": r"[A-Za-z][\w+-]{0,14}", "-j": "oe|eo|n", "-k": "(o|e|oe|eo)d?|
 
 
 def problems_of_pbs_line(text):
-    """Why PBS Pro would refuse the options of a #PBS line; empty: it would not."""
+    """Reasons why PBS Pro would refuse the options of a #PBS line; empty if it would not."""
     words = text.split()
     if len(words) != 2:
         return [f"\"{text}\" is not one option and its value"]
@@ -65,13 +65,13 @@ def problems_of_pbs(text):
     chunk = re.search(r"select=\d+(\S*)", text)
     amounts = {key: int(amount) for key, amount in re.findall(r":(\w+)=(\d+)", chunk[1])} if chunk else {}
     if "ngpus" in amounts and amounts["ngpus"] != amounts.get("mpiprocs"):
-        found.append("as many processes as GPUs in a chunk")
+        found.append("a chunk needs as many processes as GPUs")
     if "ncpus" in amounts and amounts["ncpus"] != amounts.get("mpiprocs", 1) * amounts.get("ompthreads", 1):
         found.append("ncpus is not mpiprocs times ompthreads")
     if "--walltime" not in text:
-        found.append("PBS gives no notice: the program needs its own --walltime")
+        found.append("PBS sends no notice: the program needs --walltime")
     if not re.search(r'\$code -eq 75 \]\]; then qsub "\$0"', text):
-        found.append("75 is not answered with the next job")
+        found.append("code 75 does not submit the next job")
     return found
 
 
@@ -84,29 +84,29 @@ def problems_of_slurm(text, site=False):
         "the job may be requeued": "--requeue" in directives,
         "every rank sees the GPUs of its node": "--gpu-bind=none" in directives and not any("gpus-per-task" in d for d in directives),
         "USR1 reaches the ranks": re.fullmatch(r"--signal=USR1@\d+" if by_srun else r"--signal=B:USR1@\d+", signal),
-        "requeued on 75 alone, and only while RUNNING":
+        "requeued only on 75 and while RUNNING":
             re.search(r'\$code -eq 75 && \$\(squeue [^)]*\) == RUNNING \]\]; then\s+(#.*\s+)*scontrol requeue', text),
-        "a chain ends with anything but 75": '[[ $code -eq 75 ]] || scancel' in text,
+        "a chain ends on any code but 75": '[[ $code -eq 75 ]] || scancel' in text,
     }
     if by_srun:
         wanted["srun --mpi=pmix"] = site or re.search(r"^srun --mpi=pmix ", text, re.M)
-        wanted["ranks may leave one after the other"] = "--kill-on-bad-exit=0" in text
+        wanted["ranks may exit one after the other"] = "--kill-on-bad-exit=0" in text
         wanted["srun in the foreground"] = not re.search(r"^srun .*(?:\\\n.*)*&\s*$", text, re.M)
-    return [f"not so: {rule}" for rule, so in wanted.items() if not so]
+    return [f"violated: {rule}" for rule, so in wanted.items() if not so]
 
 
 def problems_of(text, site=False):
     found = []
     lines = text.splitlines()
     if len(lines) > 60:
-        found.append(f"{len(lines)} lines; 60 are enough")
+        found.append(f"{len(lines)} lines, the limit is 60")
     if "# Edit:" not in "\n".join(lines[:6]):
-        found.append("the first lines do not say what to edit")
+        found.append("the first lines do not state what to edit")
     for trapped in re.findall(r"^\s*trap .*?([A-Z0-9]+)$", text, re.M):
         if trapped != "USR1":
-            found.append(f"traps {trapped} (TERM must end the script, or nobody could; with a trap of CONT a USR1 is lost)")
+            found.append(f"traps {trapped} (TERM must end the script; a trap of CONT loses a USR1)")
     if "mpirun" in re.sub(r"#.*", "", text) and "forward mpirun" not in text:
-        found.append("mpirun in the foreground: the script would hear USR1 too late")
+        found.append("mpirun in the foreground: the script would receive USR1 too late")
     if re.search(r"^#SBATCH ", text, re.M):
         found += problems_of_slurm(text, site)
     if re.search(r"^#PBS ", text, re.M):
@@ -115,23 +115,23 @@ def problems_of(text, site=False):
 
 
 def unmarked(generic, special, free):
-    """Lines of a worked example that the generic script has not, outside its head, and that are not marked as the site's."""
+    """Lines of a worked example that are not in the generic script, outside its header, and not marked as site-specific."""
     generic_lines, found, marked = set(generic.splitlines()), [], False
     for line in special.splitlines()[5:]:
         marked = line.startswith("# site:") or (marked and line not in generic_lines and line.strip() != "")
         if line not in generic_lines and not marked and "# site" not in line and not re.match(free, line):
-            found.append(f"neither the generic script's nor marked \"# site\": {line}")
+            found.append(f"neither in the generic script nor marked \"# site\": {line}")
     return found
 
 
 def without_site(text):
-    """A script from behind its head, without what stands under "This site"."""
+    """A script after its header, without the lines under "This site"."""
     text = "\n".join(line for line in text.splitlines()[5:] if not line.startswith("usage="))
     return re.sub(r"(# --- This site -+\n).*?(?=# --- )", r"\1", text, flags=re.S)
 
 
 def self_check(generic):
-    """The rules catch what they are for."""
+    """The rules detect violations."""
     good = ["-l select=2:ncpus=64:mpiprocs=8:ngpus=8:mem=500gb+1:ncpus=1", "-l walltime=100:00:00", "-l place=scatter:excl", "-J 0-9%1",
             "-W depend=afterany:12.server", "-k oed"]
     bad = ["-l select=2:ncpu=64", "-l select=x:ncpus=4", "-l select=1:mem=4", "-l walltime=4h", "-l place=spread", "-j both", "-Z 1", "-r yes",
@@ -157,10 +157,10 @@ def main():
     self_check(text)
     found = [f"{name}: {problem}" for name, script in text.items() for problem in problems_of(script, site="/" in name)]
 
-    # forward() is exercised in slurm_mpirun.sbatch; elsewhere it is the same.
+    # forward() is tested in slurm_mpirun.sbatch; it must be identical elsewhere.
     forward = re.compile(r"^forward\(\) \{.*?^\}", re.M | re.S)
     known = forward.search(text["slurm_mpirun.sbatch"])[0]
-    found += [f"{name}: forward() is not that of slurm_mpirun.sbatch" for name, script in text.items()
+    found += [f"{name}: forward() differs from that of slurm_mpirun.sbatch" for name, script in text.items()
               if "forward" in script and forward.findall(script) != [known]]
 
     difference = list(difflib.unified_diff(without_site(text["slurm.sbatch"]).splitlines(),
@@ -169,7 +169,7 @@ def main():
     found += [f"kestrel/train.sbatch: {line}" for line in
               unmarked(text["slurm.sbatch"], text["kestrel/train.sbatch"], r"#SBATCH --(nodes|cpus-per-task|account)=|usage=")]
     found += [f"abci/train.pbs: {line}" for line in unmarked(text["pbs.pbs"], text["abci/train.pbs"], r'  echo "train\.pbs:')]
-    print("\n".join(found) or f"{len(text)} job scripts, nothing to complain of")
+    print("\n".join(found) or f"{len(text)} job scripts, no problems")
     return 1 if found else 0
 
 

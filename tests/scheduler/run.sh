@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The shipped job scripts under a real Slurm: a private one on this machine (start_slurm.sh), the quickstart's input made smaller,
-# two ranks a job. Every job is edited as its user would edit it: the lines that the script's head names, nothing else.
+# The shipped job scripts under a real Slurm: a private one on this machine (start_slurm.sh), with a reduced quickstart input and
+# two ranks per job. Every job script is edited as a user would: only the lines named in its header.
 #
 #   bash tests/scheduler/run.sh [WEFT]       default build/cpu-release/weft; needs scripts/setup.sh --scheduler
 #
-# Exit codes: 0 every story held; 1 one did not, and its log is shown; 77 no Slurm can be started here.
+# Exit codes: 0 all cases passed; 1 a case failed, its log is shown; 77 Slurm cannot be started here.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 weft=$(realpath "${1:-$root/build/cpu-release/weft}")
-scratch=$(mktemp -d /tmp/weft_scheduler.XXXXXX)   # short: Unix sockets lie below it
+scratch=$(mktemp -d /tmp/weft_scheduler.XXXXXX)   # short path: it contains Unix sockets
 started=$SECONDS
 PATH=$(dirname "$weft"):$PATH:/usr/sbin
 export PATH
@@ -19,7 +19,7 @@ export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive OMPI_MCA_mpi_yield_when_idle=1
 
 # --- Tools ----------------------------------------------------------------------------------------------------------------
 
-# left: this test's processes that have not ended, by their working folder.
+# left: processes of this test that are still running, by their working folder.
 left() {
   local pid
   for pid in $(find /proc/[0-9]* -maxdepth 1 -name cwd -lname "$scratch*" -printf '%h\n' 2>/dev/null | cut -d/ -f3); do
@@ -27,10 +27,10 @@ left() {
   done
 }
 
-# processes RUN: those with this run on their command line, of programs, launchers and job scripts.
+# processes RUN: processes with this run on their command line: programs, launchers and job scripts.
 processes() { { grep -la -- "[r]uns/$1" /proc/[0-9]*/cmdline 2>/dev/null || true; } | cut -d/ -f3; }
 
-# weft's ranks of a run that have stopped themselves (fault "stop"). thaw RUN lets them go on.
+# stopped RUN: ranks of weft that have stopped themselves (fault "stop"). thaw RUN continues them.
 stopped() {
   local pid
   for pid in $(processes "$1"); do
@@ -38,7 +38,7 @@ stopped() {
   done
 }
 frozen() { [[ $(stopped "$1" | wc -l) -eq 2 ]]; }
-usr1_pending() {   # and have they been sent USR1?
+usr1_pending() {   # True if USR1 is pending for all of them
   local pid
   for pid in $(stopped "$1"); do
     ((0x$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$pid/status") & 1 << 9)) || return 1
@@ -54,17 +54,17 @@ finish() {
   cd /
   for _ in 1 2 3 4 5; do [[ -z $(left) ]] || sleep 0.5; done
   for pid in $(left); do
-    echo "left running: $(tr '\0' ' ' <"/proc/$pid/cmdline")"
+    echo "still running: $(tr '\0' ' ' <"/proc/$pid/cmdline")"
     kill -KILL "$pid" 2>/dev/null
     code=1
   done
   rm -rf "$scratch"
-  if [[ $code -eq 0 ]]; then echo "every story held, in $((SECONDS - started)) s"; fi
+  if [[ $code -eq 0 ]]; then echo "all cases passed, in $((SECONDS - started)) s"; fi
   exit "$code"
 }
 trap finish EXIT
 
-# fail WHAT [FILE...]: the end of this test, with the files that tell why.
+# fail WHAT [FILE...]: ends this test and shows the files.
 fail() {
   local file
   echo "FAILED: $1"
@@ -76,16 +76,16 @@ fail() {
   exit 1
 }
 
-held() { echo "held, $((SECONDS - started)) s: $*"; }
+held() { echo "passed, $((SECONDS - started)) s: $*"; }
 
-# await SECONDS WHAT COMMAND... All stories together get 8 minutes: whoever ended this test from outside would leave a Slurm behind.
+# await SECONDS WHAT COMMAND... Limit for all cases together: 8 minutes. Killing this test from outside would leave a Slurm running.
 await() {
   local limit=$((SECONDS + $1)) what=$2
   shift 2
   until "$@"; do
     if ((SECONDS >= limit || SECONDS >= started + 480)); then
       squeue
-      fail "waited too long for: $what" ./*.log
+      fail "timeout: $what" ./*.log
     fi
     sleep 0.2
   done
@@ -95,7 +95,7 @@ value() { scontrol --oneliner show job "$1" | grep -o " $2=[^ ]*" | head -n 1 | 
 ended() { [[ $(value "$1" JobState) =~ ^(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)$ ]]; }
 log_of() { value "$1" StdOut; }
 
-# expect_end JOB STATE CODE RESTARTS: how the job ended, once it has.
+# expect_end JOB STATE CODE RESTARTS: waits for the end of the job and checks how it ended.
 expect_end() {
   await 120 "the end of job $1" ended "$1"
   local found
@@ -106,7 +106,7 @@ expect_line() { grep -qE -- "$2" "$1" || fail "no \"$2\" in $1" "$1"; }
 
 newest() { basename "$(printf '%s\n' "runs/$1"/checkpoints/step_???????? | tail -n 1)"; }
 
-# The last checkpoint of two runs: the same bytes.
+# Compares the bytes of the last checkpoint of two runs.
 same_parameters() {
   local last=checkpoints/step_00000600 rank
   for rank in 0 1; do
@@ -117,7 +117,7 @@ same_parameters() {
 # --- A Slurm, data, an input ----------------------------------------------------------------------------------------------
 
 cd "$scratch"
-# A port that another test beside this one will hardly have, and as many imagined CPUs and GPUs as all jobs together ask for.
+# A port that a concurrent test is unlikely to use, and as many simulated CPUs and GPUs as all jobs together request.
 export SLURM_TEST_PORT=$((20000 + $$ % 12000)) SLURM_TEST_CPUS=128 SLURM_TEST_GPUS=32
 bash "$root/tests/scheduler/start_slurm.sh" start "$scratch/slurm" >slurm.log 2>&1 || {
   code=$?
@@ -128,7 +128,7 @@ bash "$root/tests/scheduler/start_slurm.sh" start "$scratch/slurm" >slurm.log 2>
 }
 # shellcheck source=/dev/null
 source "$scratch/slurm/env.sh"
-held "a private Slurm is up"
+held "private Slurm started"
 
 small=(--set synthetic.output=data --set synthetic.layers=2 --set synthetic.tokens=8000 --set synthetic.validation_tokens=500
   --set data.train=data/train --set data.validation=data/validation --set data.batch_tokens=256
@@ -136,14 +136,14 @@ small=(--set synthetic.output=data --set synthetic.layers=2 --set synthetic.toke
 weft train "$root/inputs/quickstart.toml" "${small[@]}" --print-config >quickstart.toml
 weft synth "$root/inputs/quickstart.toml" "${small[@]}" >synth.log
 
-# As shipped, every form is one that this Slurm would take.
+# Slurm accepts every script as shipped.
 for script in slurm slurm_mpirun apptainer; do
   sbatch --test-only "$root/jobscripts/$script.sbatch" quickstart.toml runs/none 2>test_only.log || fail "$script.sbatch is refused" test_only.log
 done
 sbatch --test-only --nodes=1 --mem=0 "$root/jobscripts/kestrel/train.sbatch" quickstart.toml runs/none 2>test_only.log ||
   fail "kestrel/train.sbatch is refused" test_only.log
 
-# Two ranks with a core each, and a notice of 10 s: Slurm looks every 30 s, so it comes 20 to 50 s after the start of a minute's job.
+# Two ranks with one core each, and a notice of 10 s: Slurm checks every 30 s, so it arrives 20 to 50 s after the start of a one-minute job.
 edited() {
   sed -e 's/^#SBATCH --ntasks-per-node=.*/#SBATCH --ntasks-per-node=2/' -e 's/^#SBATCH --gpus-per-node=.*/#SBATCH --gpus-per-node=2/' \
     -e 's/^#SBATCH --cpus-per-task=.*/#SBATCH --cpus-per-task=1/' -e 's/USR1@180$/USR1@10/' \
@@ -153,30 +153,30 @@ edited slurm.sbatch >srun.sbatch
 edited slurm_mpirun.sbatch >mpirun.sbatch
 submit() { sbatch --parsable "$@"; }
 
-# --- The stories begin: they wait for clocks more than they compute, so they run side by side -----------------------------
+# --- Start of all cases: they mostly wait, so they run concurrently -----------------------------------------------------
 
-# 1. The limit comes. The ranks stop themselves at step 300 until it does: USR1 and CONT come together from the limit's notice.
+# 1. Time limit. The ranks stop themselves at step 300 until then: the notice sends USR1 and CONT together.
 limit=$(WEFT_FAULT='step:*:300:stop' submit --job-name=limit --time=1 srun.sbatch quickstart.toml runs/limit)
 await 90 "step 300 of the job with a short limit" frozen limit
 
-# 2. Nobody disturbs.
+# 2. Undisturbed run.
 whole=$(submit --job-name=whole srun.sbatch quickstart.toml runs/whole)
 
-# 3. The same notice to a script that uses mpirun (by hand; --signal=B: sends it the same way).
+# 3. The same notice to a script that uses mpirun (sent by this test as --signal=B: would).
 forwarded=$(WEFT_FAULT='step:*:300:stop' submit --job-name=forwarded mpirun.sbatch quickstart.toml runs/forwarded)
 
 # 4. A rank dies.
 dead=$(WEFT_FAULT=step:1:50:kill submit --job-name=dead srun.sbatch quickstart.toml runs/dead)
 
-# 5. scancel, while it trains.
+# 5. scancel during training.
 cancelled=$(WEFT_FAULT='step:*:300:stop' submit --job-name=cancelled srun.sbatch quickstart.toml runs/cancelled)
 
-# 6. A launcher that does not know this MPI. (Open MPI 4 itself would refuse with --mpi=none; without these two variables it
-# starts as other libraries do: each process alone.)
+# 6. A launcher that does not support this MPI. (Open MPI 4 would refuse --mpi=none; without these two variables it starts like
+# other libraries: each process alone.)
 sed -e 's/--mpi=pmix/--mpi=none/' -e 's/^weft=(weft)/weft=(env -u SLURM_STEPID -u SLURM_STEP_ID weft)/' srun.sbatch >wrong.sbatch
 wrong=$(submit --job-name=wrong wrong.sbatch quickstart.toml runs/wrong)
 
-# 7. A chain of three that is through after two: rank 0 of the first link hears USR1 at step 50.
+# 7. A chain of three that finishes after two: rank 0 of the first link receives USR1 at step 50.
 bash "$root/jobscripts/chain.sh" --dry-run weft_chain 3 srun.sbatch quickstart.toml runs/chain >dry_run.log
 [[ $(wc -l <dry_run.log) -eq 3 && -z $(squeue -h -n weft_chain) ]] || fail "a dry run submitted jobs" dry_run.log
 WEFT_FAULT=step:0:50:usr1 bash "$root/jobscripts/chain.sh" weft_chain 3 srun.sbatch quickstart.toml runs/chain >chain.log
@@ -185,13 +185,13 @@ code=0
 bash "$root/jobscripts/chain.sh" weft_chain 1 srun.sbatch quickstart.toml runs/chain >twice.log 2>&1 || code=$?
 if [[ $code -ne 2 ]] || ! grep -q "in the queue already" twice.log; then fail "a second chain of one name was not refused" twice.log; fi
 
-# 8. A chain whose run makes no progress: two starts before it ended at their first step without a word.
+# 8. A chain whose run makes no progress: two earlier starts died at their first step.
 for _ in 1 2; do WEFT_FAULT=step:0:1:kill weft train quickstart.toml --output runs/stuck >stuck.out 2>&1 && fail "not killed" stuck.out; done 2>/dev/null
 bash "$root/jobscripts/chain.sh" weft_stuck 3 srun.sbatch quickstart.toml runs/stuck >stuck.log
 mapfile -t stuck < <(sed 's/.* //' stuck.log)
 
-# 9. The PBS script under the Torque commands of Slurm: its shell logic, that is. Its #PBS lines are read by jobscripts_test.py.
-# These commands leave the file of nodes to the script.
+# 9. The shell logic of the PBS script under the Torque commands of Slurm. Its #PBS lines are checked by jobscripts_test.py.
+# These commands do not provide the node file.
 # shellcheck disable=SC2016
 edited pbs.pbs | sed -e 's/^#PBS -l walltime=.*/#PBS -l walltime=00:02:00/' \
   -e '/^# --- This site/a PBS_NODEFILE=$(generate_pbs_nodefile)' >torque.pbs
@@ -200,7 +200,7 @@ WEFT_FAULT='step:*:300:stop' WEFT_INPUT=quickstart.toml WEFT_RUN=runs/pbs WEFT_N
   fail "qsub refused the script" pbs_submit.log
 pbs=$(sed 's/\..*//' pbs_submit.log)
 
-# --- How they end ---------------------------------------------------------------------------------------------------------
+# --- Results --------------------------------------------------------------------------------------------------------------
 
 await 90 "step 300 of the job to cancel" frozen cancelled
 scancel "$cancelled"
@@ -211,17 +211,17 @@ thaw forwarded
 
 expect_end "$wrong" FAILED 2:0 0
 expect_line "$(log_of "$wrong")" 'SLURM_STEP_NUM_TASKS says that 2 processes were started .* start with "srun --mpi=pmix"'
-held "a wrong launch is refused with code 2 and the right advice"
+held "a wrong launch is refused with code 2 and the right suggestion"
 
 await 60 "the end of the job with a dead rank" ended "$dead"
 [[ $(value "$dead" JobState) == FAILED && $(value "$dead" Restarts) -eq 0 ]] || fail "a dead rank" "$(log_of "$dead")"
-[[ -z $(processes dead) ]] || fail "processes of the job with a dead rank are left"
+[[ -z $(processes dead) ]] || fail "processes of the job with a dead rank are still running"
 held "a dead rank ends the job ($(grep 'weft ended' "$(log_of "$dead")"))"
 
 expect_end "$cancelled" CANCELLED 0:15 0
 grep -q '"code": 143' runs/cancelled/run.json || fail "scancel" runs/cancelled/run.json "$(log_of "$cancelled")"
-[[ $(newest cancelled) > step_00000300 ]] || fail "scancel left no checkpoint behind step 300" "$(log_of "$cancelled")"
-held "scancel ends a job, behind a checkpoint"
+[[ $(newest cancelled) > step_00000300 ]] || fail "scancel left no checkpoint after step 300" "$(log_of "$cancelled")"
+held "scancel ends a job with a checkpoint"
 
 expect_end "$whole" COMPLETED 0:0 0
 
@@ -236,7 +236,7 @@ expect_end "${chain[1]}" COMPLETED 0:0 0
 expect_end "${chain[2]}" CANCELLED 0:0 0
 expect_line "$(log_of "${chain[1]}")" "going on behind step 52"
 same_parameters runs/whole runs/chain
-held "a chain goes on behind 75, stops when the run is finished, and has trained the same parameters"
+held "a chain resumes after 75, stops when the run is finished, and trains the same parameters"
 
 expect_end "$forwarded" COMPLETED 0:0 1
 expect_line "$(log_of "$forwarded")" "weft ended with 75"
@@ -244,7 +244,7 @@ expect_line "$(log_of "$forwarded")" "going on behind step 3[0-9][1-9]"
 same_parameters runs/whole runs/forwarded
 held "mpirun: USR1, checkpoint, 75, requeue, the same parameters"
 
-# The program's clock runs out (120 s less 102 s) while its ranks stand still. On a slow machine more jobs follow than one.
+# The wall limit of the program (120 s less 102 s) passes while its ranks are stopped. On a slow machine more than one job follows.
 pbs_ended() {
   if ((SECONDS > pbs_began + 18)); then thaw pbs; fi
   ended "$pbs"
@@ -268,8 +268,8 @@ expect_end "$limit" COMPLETED 0:0 1
 log=$(log_of "$limit")
 expect_line "$log" "weft ended with 75"
 expect_line "$log" "going on behind step 3[0-9][1-9]"
-expect_line "$log" "starting at step 0 of 600"      # of the first start: the log was not truncated
+expect_line "$log" "starting at step 0 of 600"      # from the first start: the log was not truncated
 same_parameters runs/whole runs/limit
 held "Slurm's notice before the limit: checkpoint, 75, requeue, resume, finish, the same parameters"
 
-[[ -z $(squeue -h) ]] || fail "jobs are left in the queue: $(squeue)"
+[[ -z $(squeue -h) ]] || fail "jobs are still in the queue: $(squeue)"

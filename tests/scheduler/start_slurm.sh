@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# A private Slurm on this machine, so that a test can submit job scripts for real: munged, slurmctld and one slurmd a node, all of
-# them as the caller, on loopback, writing only below DIR. scripts/setup.sh --scheduler installs the programs.
+# A private Slurm on this machine, to which a test can submit job scripts: munged, slurmctld and one slurmd per node, all run
+# by the caller, on loopback, writing only below DIR. scripts/setup.sh --scheduler installs the programs.
 #
 #   start_slurm.sh start DIR     starts, waits until all nodes are idle, prints DIR/env.sh (source it)
 #   start_slurm.sh stop  DIR     cancels all jobs, ends the daemons; non-zero if one had to be killed
@@ -13,13 +13,13 @@
 #   SLURM_TEST_KILLWAIT=5   seconds from SIGTERM to SIGKILL (sites: 30 or more)
 #   SLURM_TEST_PORT=26817   slurmctld; the slurmd of node i listens on PORT+i
 #
-# Exit codes: 0 done; 1 failed; 2 wrong use; 77 the programs are not installed
+# Exit codes: 0 done; 1 failed; 2 usage error; 77 the programs are not installed
 set -euo pipefail
 
 [ $# -eq 2 ] || { sed -n '4,18s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 action=$1
 mkdir -p "$2"
-dir=$(cd "$2" && pwd)      # the daemons change their directory: every path must be absolute
+dir=$(cd "$2" && pwd)      # the daemons change their directory: paths must be absolute
 
 nodes=${SLURM_TEST_NODES:-1}
 cpus=${SLURM_TEST_CPUS:-4}
@@ -32,7 +32,7 @@ PATH=$PATH:/usr/sbin:/sbin
 
 die() { echo "start_slurm.sh: $*" >&2; exit 1; }
 
-# A daemon that init has not reaped yet (state Z) counts as gone.
+# A daemon that init has not reaped yet (state Z) counts as ended.
 running() {
   local state
   state=$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$1/status" 2>/dev/null)
@@ -45,7 +45,7 @@ wait_for() {   # wait_for SECONDS COMMAND...
   until "$@"; do [ $SECONDS -lt "$limit" ] || return 1; sleep 0.1; done
 }
 
-# One node bears the host's own name, so that mpirun forks its ranks as on the first node of a
+# A single node has the name of the host, so that mpirun forks its ranks as on the first node of a
 # real job; several nodes are n1..nN, and mpirun starts an orted on each of them by srun.
 node() { if [ "$nodes" = 1 ]; then hostname -s; else echo "n$1"; fi; }
 
@@ -60,7 +60,7 @@ SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=$port
 SlurmUser=$me
 SlurmdUser=$me
-# cred_expire is also how long a requeued job must wait (default 120 s, 5 is the least that counts)
+# cred_expire is also the delay of a requeued job (default 120 s, minimum 5)
 AuthType=auth/munge
 AuthInfo=socket=$dir/munge.sock,cred_expire=5
 StateSaveLocation=$dir/state
@@ -82,7 +82,7 @@ MpiDefault=pmix
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
-# the defaults wait up to a minute before a requeued or dependent job is looked at
+# the defaults consider a requeued or dependent job only after up to a minute
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
 
 JobRequeue=1
@@ -108,7 +108,7 @@ CONF
   echo "optional spank_pbs.so" >"$dir/plugstack.conf"
 
   : >"$dir/gres.conf"
-  if [ "$gpus" -gt 0 ]; then   # slurmd wants device files but follows links: no GPU and no mknod needed
+  if [ "$gpus" -gt 0 ]; then   # slurmd needs device files but follows links: no GPU and no mknod needed
     mkdir -p "$dir/dev"
     for ((i = 0; i < gpus; i++)); do ln -sfn /dev/null "$dir/dev/nvidia$i"; done
     echo "Name=gpu File=$dir/dev/nvidia[0-$((gpus - 1))]" >"$dir/gres.conf"
@@ -150,14 +150,14 @@ start() {
   cat "$dir/env.sh"
 }
 
-# Cancels again each time: a job script that answers SIGTERM by a requeue comes back otherwise.
+# Cancels repeatedly: otherwise a job script that requeues itself on SIGTERM returns.
 no_jobs() { [ -z "$(squeue -h 2>/dev/null)" ] || { scancel --quiet --user="$(id -un)" 2>/dev/null; false; }; }
 
 stop() {
   export SLURM_CONF=$dir/slurm.conf
   local rc=0 f p
   if alive "$dir/slurmctld.pid"; then
-    wait_for $((2 * killwait + 10)) no_jobs || { echo "start_slurm.sh: jobs are left" >&2; rc=1; }
+    wait_for $((2 * killwait + 10)) no_jobs || { echo "start_slurm.sh: jobs are still running" >&2; rc=1; }
   fi
   for f in "$dir"/slurmd.*.pid "$dir/slurmctld.pid" "$dir/munged.pid"; do
     alive "$f" || continue
@@ -175,5 +175,5 @@ case $action in
   start) start ;;
   stop) stop ;;
   status) SLURM_CONF=$dir/slurm.conf sinfo -N -o '%N %T %c %m %G' ;;
-  *) die "what is '$action'?" ;;
+  *) die "unknown action '$action' (start, stop, status)" ;;
 esac

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Spack recipe and environment, held against CMake and against the names of Spack's own recipes.
+"""Compares the Spack recipe and environment with CMake and with the names of Spack's own recipes.
 
 recipe_test.py REPOSITORY [CMAKE]
 
-No Spack takes part: stand_in.py loads the recipe and remembers what it declares, upstream.json (record_upstream.py) holds the names
-of upstream packages and variants at one commit. With CMAKE the recipe's arguments are also given to a configure run. What this
-cannot show is that a concretizer finds a solution.
+Spack is not used: stand_in.py loads the recipe and records its directives, upstream.json (record_upstream.py) contains the names
+of upstream packages and variants at one commit. With CMAKE the recipe's arguments are also passed to a configure run. This does not
+show that a concretizer finds a solution.
 """
 import ast
 import json
@@ -17,21 +17,21 @@ from pathlib import Path
 
 import stand_in
 
-# What CMake finds -> the Spack package that brings it; None: part of every system.
+# Package found by CMake -> Spack package; None: part of every system.
 PACKAGES = {"MPI": "mpi", "HDF5": "hdf5", "OpenSSL": "openssl", "fmt": "fmt", "spdlog": "spdlog", "nlohmann_json": "nlohmann-json",
             "CLI11": "cli11", "tomlplusplus": "tomlplusplus", "Kokkos": "kokkos", "CUDAToolkit": "cuda", "doctest": "doctest",
             "NCCL": "nccl", "openblas": "openblas", "Threads": None}
-# Not found by CMake, but needed: compilers, the build, Python for tests.
+# Needed, but not searched for by CMake: compilers, build tools, Python for tests.
 OTHERS = {"c", "cxx", "cmake", "python", "py-numpy", "py-h5py"}
-# Variants that are only switched off here.
+# Variants that are off in these tests.
 OFF = {"tests": False, "sanitizers": False, "fuzzers": False, "warnings_as_errors": False}
 SPEC = re.compile(r"(?P<name>[a-z][\w-]*)?(@(?P<versions>[\w.:,]+))?(?P<rest>.*)", re.S)
 
 
 def parse(text):
-    """(package, versions, [variant names]) of a spec as far as this recipe writes them."""
+    """(package, versions, [variant names]) of a spec, for the syntax used by this recipe."""
     match = SPEC.fullmatch(text.strip())
-    name, rest = match["name"], re.sub(r"%[\w=-]+", "", match["rest"])     # compilers are no variants
+    name, rest = match["name"], re.sub(r"%[\w=-]+", "", match["rest"])     # compilers are not variants
     if name and re.match(r"=", rest):     # "cuda_arch=90": a variant, not a package
         name, rest = None, text
     names, rest = [], rest.strip()
@@ -74,7 +74,7 @@ def check_names(recipe, upstream):
 
 
 def check_cmake(recipe, text):
-    """Options and libraries: the same here and there."""
+    """Options and libraries of the recipe and of CMake are the same."""
     options = set(re.findall(r"\boption\((\w+)", text))
     settings = set(re.findall(r"\bset\((WEFT_\w+)\s[^)]*?\bCACHE\b", text))
     given = set()
@@ -82,7 +82,7 @@ def check_cmake(recipe, text):
         arguments = stand_in.instance(recipe, **OFF, **variants).cmake_args()
         given |= {re.match(r"-D(\w+)", argument)[1] for argument in arguments}
     yield from (f"cmake_args gives {name}, which CMake does not know" for name in given - options - settings - {"CMAKE_CUDA_ARCHITECTURES"})
-    yield from (f"the recipe leaves the option {name} to chance" for name in options - given)
+    yield from (f"the recipe does not set the option {name}" for name in options - given)
     own = {name for name in recipe.variants() - {"cuda_arch"} if not any(name in names for base, names in stand_in.MIXIN_VARIANTS.items()
                                                                         if base != "CudaPackage")}
     expected = {name.removeprefix("WEFT_").removeprefix("ENABLE_").lower() for name in options}
@@ -112,7 +112,7 @@ def check_cmake(recipe, text):
 
 
 def check_gpu(recipe, upstream):
-    """One architecture, handed on to everything that is compiled for the GPU."""
+    """One architecture, passed to everything that is compiled for the GPU."""
     declared = {(arguments[0], options["when"]) for arguments, options in recipe.of("depends_on")}
     for arch in upstream["cuda_arch_values"]:
         for package in ("kokkos", "nccl"):
@@ -120,7 +120,7 @@ def check_gpu(recipe, upstream):
                 continue
             if not any(parse(spec)[0] == package and f"cuda_arch={arch}" in spec.split() and f"cuda_arch={arch}" in when.split()
                        for spec, when in declared):
-                yield f"{package} is not told of cuda_arch={arch}"
+                yield f"{package} does not get cuda_arch={arch}"
     if not any("+cmake_lang" in spec and "~wrapper" in spec and when == "+cuda" for spec, when in declared):
         yield "with +cuda Kokkos must be +cmake_lang ~wrapper"
     if not any(arguments[0] == "cuda_arch=none" for arguments, _ in recipe.of("conflicts")):
@@ -146,7 +146,7 @@ def check_style(recipe):
 
 
 def check_environment(repository, recipe, upstream):
-    """spack.yaml and repo.yaml: the keys that Spack's schema has, and specs that name what exists."""
+    """spack.yaml and repo.yaml: only keys of Spack's schema, and specs of existing packages."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -154,7 +154,7 @@ def check_environment(repository, recipe, upstream):
 
     def unique(loader, node):
         keys = [key.value for key, _ in node.value]
-        assert len(keys) == len(set(keys)), f"a key is there twice: {keys}"
+        assert len(keys) == len(set(keys)), f"duplicate key: {keys}"
         return {loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value}
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, unique)
 
@@ -185,28 +185,28 @@ def check_environment(repository, recipe, upstream):
         yield from (f"spack.yaml: {package} has no variant {variant}" for variant in variants
                     if variant not in upstream["packages"][package]["variants"])
         if package == "openmpi" and "schedulers" not in variants:
-            yield "spack.yaml: Open MPI 5 needs its schedulers by name"
+            yield "spack.yaml: Open MPI 5 needs explicit schedulers"
 
 
 def check_configure(repository, recipe, cmake):
-    """A configure run takes the recipe's arguments, every one of them."""
+    """A configure run accepts all of the recipe's arguments."""
     package = stand_in.instance(recipe, cuda=False, cuda_arch=(), **OFF)
     with tempfile.TemporaryDirectory(prefix="weft_recipe_") as folder:
         done = subprocess.run([cmake, "-S", repository, "-B", folder, *package.cmake_args()], text=True, check=False, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT)
     if done.returncode != 0 or "not used by the project" in done.stdout:
-        yield f"CMake does not take the recipe's arguments:\n{done.stdout}"
+        yield f"CMake does not accept the recipe's arguments:\n{done.stdout}"
 
 
 def self_check(recipe, upstream, text):
-    """The checks catch the mistakes that a concretizer, or a user, would meet."""
+    """The checks detect the errors that a concretizer or a user would encounter."""
     def broken(change, to, check, *arguments):
         assert change in recipe.source, change
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "weft" / "package.py"
             path.parent.mkdir()
             path.write_text(recipe.source.replace(change, to))
-            assert list(check(stand_in.Recipe(path), *arguments)), f"nothing was said of \"{to}\""
+            assert list(check(stand_in.Recipe(path), *arguments)), f"\"{to}\" was not detected"
     broken('when="~cuda"', 'when="~gpu"', check_names, upstream)
     broken("+cmake_lang ~wrapper", "+cmake_language ~wrapper", check_names, upstream)
     broken("nlohmann-json@3.11:", "json@3.11:", check_names, upstream)
@@ -231,7 +231,7 @@ def main():
         self_check(recipe, upstream, text)
     if len(sys.argv) > 2:
         found += check_configure(repository, recipe, sys.argv[2])
-    print("\n".join(found) or f"{len(recipe.declared)} directives, nothing to complain of")
+    print("\n".join(found) or f"{len(recipe.declared)} directives, no problems")
     return 1 if found else 0
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes upstream.json: the names that Weft's recipe relies on, as the recipes of spack/spack-packages have them.
+"""Writes upstream.json: the names that Weft's recipe relies on, from the recipes of spack/spack-packages.
 
 record_upstream.py CLONE       a clone of https://github.com/spack/spack-packages with the commit to record checked out
 
-To be run again by hand when the recipe names a new package or Spack's own recipes have moved on. Only names are recorded:
+Run manually when the recipe names a new package or Spack's own recipes have changed. Only names are recorded:
 of packages, of their variants, of the values of cuda_arch, and the newest version.
 """
 import ast

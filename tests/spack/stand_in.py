@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small stand-in for Spack's package language: loads a recipe and remembers what its directives were given.
+"""A small mock of Spack's package language: loads a recipe and records the arguments of its directives.
 
-It decides nothing: no version is chosen, no constraint solved. What can be learned from it is what a recipe says.
+It selects no versions and solves no constraints; it shows only what a recipe declares.
 """
 import ast
 import builtins
@@ -13,17 +13,17 @@ import sys
 import types
 from pathlib import Path
 
-# What CudaPackage, ROCmPackage and CMakePackage add to a recipe.
+# Variants that CudaPackage, ROCmPackage and CMakePackage add to a recipe.
 MIXIN_VARIANTS = {"CudaPackage": {"cuda", "cuda_arch"}, "ROCmPackage": {"rocm", "amdgpu_target"},
                   "CMakePackage": {"build_type", "generator", "ipo", "build_system"}}
 
 UPSTREAM = Path(__file__).parent / "upstream.json"
-# The architectures that the real CudaPackage knows, as recorded.
+# The architectures of the real CudaPackage, as recorded.
 CUDA_ARCHITECTURES = tuple(json.loads(UPSTREAM.read_text())["cuda_arch_values"]) if UPSTREAM.exists() else ("90",)
 
 
 class Anything:
-    """Answers every question with itself: for the parts of a recipe that are not looked at."""
+    """Returns itself for every operation: for the parts of a recipe that are not checked."""
 
     def __call__(self, *arguments, **options):
         return self
@@ -52,7 +52,7 @@ class Anything:
 
 
 class BuildSystem(Anything):
-    """What is imported from a build system beside its classes: a function (generator), or the module that holds the classes."""
+    """Other imports from a build system than its classes: a function (generator), or the module that contains the classes."""
 
     def __init__(self, classes):
         self.classes = classes
@@ -66,7 +66,7 @@ class SkipTest(Exception):
 
 
 class Program:
-    """Executable: runs, and raises when it fails."""
+    """Executable: runs a program and raises if it fails."""
 
     def __init__(self, path):
         self.path = path
@@ -78,7 +78,7 @@ class Program:
 
 
 class Recipe:
-    """The class of a recipe and what it declared: (directive, arguments, options) in order."""
+    """The class of a recipe and its declarations: (directive, arguments, options) in order."""
 
     def __init__(self, path):
         self.path = Path(path)
@@ -91,7 +91,7 @@ class Recipe:
         return [(arguments, options) for name, arguments, options in self.declared if name == directive]
 
     def variants(self):
-        """Names of its own and its bases' variants; None stands for a name that is computed."""
+        """Names of its own and inherited variants; None for a computed name."""
         names = {arguments[0] for arguments, _ in self.of("variant")}
         for base in self.bases:
             names |= MIXIN_VARIANTS.get(base, set())
@@ -177,7 +177,7 @@ class Recipe:
 
 
 class Spec:
-    """The variants of one imagined installation."""
+    """The variants of a simulated installation."""
 
     def __init__(self, **variants):
         self.values = variants
@@ -198,7 +198,7 @@ class Prefix(str):
 
 
 def instance(recipe, prefix="/nowhere", **variants):
-    """An object of the recipe's class with these variants, far enough for cmake_args() and its tests."""
+    """An object of the recipe's class with these variants, sufficient for cmake_args() and the installation tests."""
     package = recipe.package()
     package.spec, package.prefix = Spec(**variants), Prefix(prefix)
 

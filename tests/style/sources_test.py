@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every file of the repository owes its reader, as far as a machine can tell.
+"""Static checks of every file of the repository.
 
 sources_test.py REPOSITORY CHECK
-  licence   each source has its SPDX line, at the top
-  paths     no file names a place of one machine
+  licence   each source has an SPDX line at the top
+  paths     no file contains a path of a specific machine or user
   shell     each script passes bash -n and shellcheck (skipped without shellcheck)
-  format    each C++ source is as clang-format 14 would write it (skipped without it)
+  format    each C++ source is formatted by clang-format 14 (skipped without it)
 """
 import re
 import shutil
@@ -19,7 +19,7 @@ TEXT = CPP | {".py", ".sh", ".cmake", ".toml", ".md", ".txt", ".json", ".yaml", 
 
 
 def files_of(repository):
-    """What git tracks; in an unpacked archive, everything but what builds and runs leave behind."""
+    """Files tracked by git; in an unpacked archive, all files except outputs of builds and runs."""
     listed = subprocess.run(["git", "-C", repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                             capture_output=True, text=True, check=False) if shutil.which("git") else None
     if listed and listed.returncode == 0:
@@ -46,15 +46,15 @@ def licence(files):
 
 
 def paths(files):
-    # Homes and work folders of one machine or user; /usr, /opt, /tmp and the like are common to all.
+    # Home and work folders of a machine or user; /usr, /opt, /tmp and the like exist everywhere.
     own = re.compile(r"(?<![\w.$}{/-])/(home|root|Users|work|scratch|workspace)/\w")
     for path in files:
         if path.suffix in TEXT or is_script(path):
             if "jobscripts" in path.parts or path.name == Path(__file__).name:
-                continue        # a folder per machine is what jobscripts/ is for
+                continue        # jobscripts/ contains machine-specific folders
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 if own.search(line):
-                    yield f"{path}:{number}: a path of one machine: {line.strip()}"
+                    yield f"{path}:{number}: a machine-specific path: {line.strip()}"
 
 
 def shell(files):
@@ -81,7 +81,7 @@ def format_(files):
         if path.suffix in CPP:
             checked = subprocess.run([tool, "--dry-run", "--Werror", path], capture_output=True, text=True, check=False)
             if checked.returncode:
-                yield f"{path}: not as clang-format writes it:\n{checked.stderr.splitlines()[0]}"
+                yield f"{path}: not formatted by clang-format:\n{checked.stderr.splitlines()[0]}"
 
 
 class SkipTest(Exception):
@@ -101,7 +101,7 @@ def main():
         if not problems:
             print(f"skipped: {reason}")
             return SKIPPED
-    print("\n".join(problems) or f"{len(files)} files, nothing to complain of")
+    print("\n".join(problems) or f"{len(files)} files, no problems")
     return 1 if problems else 0
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/harvest.py: what is in the files equals the model's activations exactly, in the stored type.
+"""tools/harvest.py: the files contain exactly the activations of the model, in the stored type.
 
 harvest_test.py [WEFT]
 
-Tiny randomly initialised GPT-2 and Llama models are built here; nothing is downloaded. What the model computes is recorded by
-replacing the forward functions of its MLPs, not by the hooks that harvest.py uses, and the files are read bit by bit through h5py.
-With a path of the program, `weft inspect` and a short training run read the files as well. Skipped without PyTorch or transformers.
+Tiny randomly initialised GPT-2 and Llama models are created here; nothing is downloaded. The expected values are recorded by
+replacing the forward functions of the MLPs, not by the hooks that harvest.py uses, and the files are read bit by bit through h5py.
+Given the path of the program, `weft inspect` and a short training run read the files as well. Skipped without PyTorch or transformers.
 """
 import contextlib
 import importlib.util
@@ -41,11 +41,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CONTEXT, BATCH, LAYERS, WIDTH = 16, 3, 3, 32
 
 
-# --- Things to harvest from -----------------------------------------------------------------------------------------------
+# --- Texts and models ----------------------------------------------------------------------------------------------------
 
 
 def write_text(folder):
-    """Two documents, one plain and one in lines of JSON."""
+    """Two documents, one plain and one in JSON lines."""
     generator = random.Random(1)
     words = [f"w{i}" for i in range(40)]
     document = lambda n: " ".join(generator.choice(words) for _ in range(n))
@@ -55,7 +55,7 @@ def write_text(folder):
 
 
 def write_model(folder, kind):
-    """A model with random weights, and a tokenizer of whole words. Llama's puts <s> before each text, GPT-2's nothing."""
+    """A model with random weights, and a tokenizer of whole words. Llama's prepends <s> to each text, GPT-2's nothing."""
     special = ["<s>", "</s>", "<unk>"] if kind == "llama" else ["<|endoftext|>"]
     tokenizer = Tokenizer(models.WordLevel(unk_token=special[-1]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -76,7 +76,7 @@ def write_model(folder, kind):
     else:
         config = transformers.GPT2Config(vocab_size=vocabulary, n_embd=WIDTH, n_layer=LAYERS, n_head=2, n_positions=64)
         model = transformers.GPT2LMHeadModel(config)
-    # Initial weights are small: larger ones make activations of common sizes, negative and positive.
+    # Initial weights are small: larger ones give activations of usual magnitude, negative and positive.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -86,11 +86,11 @@ def write_model(folder, kind):
     return folder
 
 
-# --- The other way to the same values -------------------------------------------------------------------------------------
+# --- Independent record of the values -------------------------------------------------------------------------------------
 
 
 def recorded(model, blocks, name):
-    """[(input, output)] of module `name` of each block, from now on, by replacing its forward function."""
+    """[(input, output)] of module `name` of each block in later forward passes, by replacing its forward function."""
     calls = [None] * len(blocks)
     for layer, block in enumerate(blocks):
         module = block.get_submodule(name)
@@ -110,7 +110,7 @@ def bits(tensor):
 
 
 def stored_bits(dataset):
-    """The bytes of a dataset as they lie in the file: memory type = file type."""
+    """The bytes of a dataset as stored in the file: memory type = file type."""
     words = np.empty(dataset.shape, np.int32 if dataset.id.get_type().get_size() == 4 else np.int16)
     space = h5py.h5s.create_simple(dataset.shape)
     dataset.id.read(space, space, words, dataset.id.get_type())
@@ -138,7 +138,7 @@ def contents(directory):
 
 
 def run(*arguments, code=0):
-    """What harvest.py prints; fails unless its exit code is `code`."""
+    """Output of harvest.py; fails unless its exit code is `code`."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         found = harvest.main([str(argument) for argument in arguments])
@@ -147,8 +147,8 @@ def run(*arguments, code=0):
 
 
 def check_exact(model_folder, directory, text, dtype, module, sides, skip):
-    """Every stored bit against the model, run here over the stored tokens in the same batches. `module` of each side, and whether
-    its input (0) or output (1) was taken."""
+    """Compares every stored bit with the model, run here over the stored tokens in the same batches. `module` per side, and whether
+    its input (0) or output (1) was recorded."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model_folder, **harvest.loaded_in(dtype))
     model = loaded.eval().to(DEVICE)
     blocks = model.transformer.h if hasattr(model, "transformer") else model.model.layers
@@ -156,7 +156,7 @@ def check_exact(model_folder, directory, text, dtype, module, sides, skip):
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     stored = read(directory)
 
-    # The tokens are the text's: all documents, an end-of-text token behind each.
+    # The tokens are those of the text: all documents, an end-of-text token after each.
     expected = []
     for path in text:
         pieces = [json.loads(line)["text"] for line in path.read_text().splitlines()] if path.suffix == ".jsonl" \
@@ -179,7 +179,7 @@ def check_exact(model_folder, directory, text, dtype, module, sides, skip):
             if skip:
                 ids = torch.cat([torch.full((count, 1), tokenizer.bos_token_id), ids], dim=1)
             with torch.inference_mode():
-                model(ids.to(DEVICE))       # the whole model, with its head
+                model(ids.to(DEVICE))       # the whole model, including its head
             for side in ("inputs", "targets"):
                 for layer in range(LAYERS):
                     value = taken[side][layer][sides[side]][:, skip:].reshape(-1, WIDTH)
@@ -188,7 +188,7 @@ def check_exact(model_folder, directory, text, dtype, module, sides, skip):
                     negatives += int((words < 0).sum())
             at += count * body
     assert at == rows
-    assert negatives > rows, "no negative activations: this test would not see lost signs"
+    assert negatives > rows, "no negative activations: this test would not detect lost signs"
 
 
 def check_model(kind, folder, text, weft):
@@ -206,14 +206,14 @@ def check_model(kind, folder, text, weft):
         place = "transformer.h.{}" if kind == "gpt2" else "model.layers.{}"
         assert file.attrs["format"] == "weft-activations" and file.attrs["hook_inputs"] == place + ".mlp.input"
         assert file.attrs["hook_targets"] == place + ".mlp.output"
-        # h5py makes float32 of a true 16-bit float type: the same values without any bit tricks.
+        # h5py converts a 16-bit float type to float32: the same values without bit manipulation.
         words = stored_bits(file["layer_1/targets"])
         assert np.array_equal(file["layer_1/targets"][:].astype(np.float32),
                               (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
     reference = contents(whole)
     assert len(list(whole.glob("chunk_*.hdf5"))) > 2
 
-    # Nothing to do: nothing is touched. Interrupted: only what is missing is made again, and it is the same.
+    # Complete: no file is modified. Interrupted: only missing files are written again, with the same content.
     times = {path.name: path.stat().st_mtime_ns for path in whole.iterdir()}
     for lost in ("chunk_1.hdf5", "index.bin", "metadata.json"):
         (whole / lost).unlink()
@@ -222,11 +222,11 @@ def check_model(kind, folder, text, weft):
     for path in whole.glob("chunk_*"):
         assert path.name == "chunk_1.hdf5" or path.stat().st_mtime_ns == times[path.name], path
     assert contents(whole) == reference
-    # Another harvest is not mixed in.
+    # Files of another harvest are refused.
     said = run(model, *common, "--output", whole, "--batch", BATCH + 1, code=2)
     assert "belongs to another harvest (batch was 3, now 4)" in said, said
 
-    # Two processes, one after the other: each writes its own files, whoever comes last completes the dataset.
+    # Two processes, one after the other: each writes its own files, the last one completes the dataset.
     shared = folder / f"{kind}_shared"
     for rank, complete in ((1, False), (0, True)):
         os.environ.update(RANK=str(rank), WORLD_SIZE="2")
@@ -255,7 +255,7 @@ def check_model(kind, folder, text, weft):
 
 def check_messages(folder, text):
     model, common = folder / "gpt2", ("--text", text[0], "--context", CONTEXT, "--device", DEVICE, "--output", folder / "no")
-    for arguments, words in ((("--inputs", "mlp"), "mlp: no place"),
+    for arguments, words in ((("--inputs", "mlp"), "mlp: not a hook"),
                              (("--inputs", "feed_forward.input"), "block 0 has no module feed_forward (it has ln_1"),
                              (("--targets", "mlp.c_fc.output"), "differ in width"),
                              (("--tokens", "5"), "less than one window"),

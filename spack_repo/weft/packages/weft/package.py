@@ -12,7 +12,7 @@ class Weft(CMakePackage, CudaPackage):
     """Weft trains cross-layer transcoders: sparse replacements of a transformer's MLPs, in which a feature read at one layer
     writes to every later layer."""
 
-    # The clone that this recipe lies in.
+    # The clone that contains this recipe.
     git = "file://" + os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 4))
 
     license("Apache-2.0")
@@ -22,14 +22,14 @@ class Weft(CMakePackage, CudaPackage):
 
     version("main", branch="main")
 
-    # Variants are the options of CMakeLists.txt, without WEFT_ENABLE_; cuda and cuda_arch come with CudaPackage.
+    # Variants are the options of CMakeLists.txt without WEFT_ENABLE_; cuda and cuda_arch are defined by CudaPackage.
     variant("tests", default=False, description="Build the tests")
     variant("sanitizers", default=False, description="Build with the address and undefined-behaviour sanitizers")
     variant("fuzzers", default=False, description="Build tests/fuzz for libFuzzer (clang), with the sanitizers")
     variant("warnings_as_errors", default=False, description="Stop at compiler warnings")
 
     requires("+tests", when="+fuzzers", msg="the fuzzers are among the tests")
-    requires("%clang", when="+fuzzers", msg="libFuzzer is a part of clang")
+    requires("%clang", when="+fuzzers", msg="libFuzzer is part of clang")
 
     generator("ninja")
 
@@ -47,8 +47,8 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("cli11@2.1:")
     depends_on("tomlplusplus@3.3:")
 
-    # Host: threads. GPU: CUDA as a language of CMake, since nvcc_wrapper would turn every C++ file into CUDA. Kokkos is built for
-    # one architecture, so Weft is as well.
+    # Host: threads. GPU: CUDA as a CMake language, because nvcc_wrapper would compile every C++ file as CUDA. Kokkos is built for
+    # one architecture, therefore Weft is too.
     depends_on("kokkos@4.5: +serial cxxstd=20")
     depends_on("kokkos +openmp", when="~cuda")
     depends_on("kokkos +cuda +cmake_lang ~wrapper", when="+cuda")
@@ -57,7 +57,7 @@ class Weft(CMakePackage, CudaPackage):
         depends_on(f"nccl@2.18: +cuda cuda_arch={arch}", when=f"+cuda cuda_arch={arch}")
     depends_on("cuda@12.4:", when="+cuda")
     conflicts("cuda_arch=none", when="+cuda", msg="name the GPU's architecture, as in cuda_arch=90")
-    conflicts("cuda_arch=90a", when="+cuda", msg="Kokkos knows Hopper as 90; with that Weft's own kernels are compiled for 90a")
+    conflicts("cuda_arch=90a", when="+cuda", msg="Kokkos names Hopper 90; Weft's own kernels are then compiled for 90a")
 
     depends_on("doctest@2.4.9:", type="build", when="+tests")
     depends_on("python@3.11:", type=("build", "test"), when="+tests")
@@ -71,13 +71,13 @@ class Weft(CMakePackage, CudaPackage):
             self.define_from_variant("WEFT_ENABLE_SANITIZERS", "sanitizers"),
             self.define_from_variant("WEFT_ENABLE_FUZZERS", "fuzzers"),
             self.define_from_variant("WEFT_WARNINGS_AS_ERRORS", "warnings_as_errors"),
-            # Spack's compiler wrappers choose the processor, and the libraries come from Spack.
+            # Spack's compiler wrappers select the processor; the libraries come from Spack.
             self.define("WEFT_CPU_TARGET", ""),
             self.define("WEFT_BUNDLE", ""),
             self.define("WEFT_ENABLE_NCCL", self.spec.satisfies("+cuda")),
         ]
         if self.spec.satisfies("+cuda"):
-            # 90a: Hopper with its own instructions, for which Kokkos has no name.
+            # 90a: Hopper with its architecture-specific instructions, for which Kokkos has no name.
             architectures = ["90a" if arch == "90" else arch for arch in self.spec.variants["cuda_arch"].value]
             args.append(self.define("CMAKE_CUDA_ARCHITECTURES", architectures))
         return args
@@ -90,12 +90,12 @@ class Weft(CMakePackage, CudaPackage):
         self.test_quickstart()
 
     def test_version(self):
-        """the installed program says its name and its libraries"""
+        """the installed program prints its name and libraries"""
         weft = Executable(join_path(self.prefix.bin, "weft"))
         check_outputs(r"^weft ", weft("--version", output=str.split, error=str.split))
 
     def test_quickstart(self):
-        """ten steps of the shipped quickstart on data of its own"""
+        """ten steps of the shipped quickstart on small synthetic data"""
         if self.spec.satisfies("+cuda"):
             raise SkipTest("a GPU may be missing where packages are built and tested")
         weft = Executable(join_path(self.prefix.bin, "weft"))

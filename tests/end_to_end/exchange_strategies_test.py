@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks exchange ([parallel] selection, wait, together, keep_buffers) costs time and changes nothing: on 2 and 3 ranks the
-same metrics and, tensor by tensor, the same bits in the checkpoint. What rank 0 cannot do is refused with code 2.
+"""The options of exchanges ([parallel] selection, wait, together, keep_buffers) do not change results: on 2 and 3 ranks the metrics are
+equal and every tensor of the checkpoint is bit-identical. Unsupported combinations are refused with code 2.
 
-manners_test.py WEFT
+exchange_strategies_test.py WEFT
 """
 import files
 import program
 
 STEPS = 8
-MANNERS = {
+STRATEGIES = {
     "default": [],
     "selection": ['parallel.selection="rank_0"'],
     "one_by_one": ["parallel.together=false"],
@@ -41,8 +41,8 @@ threads = 1
 [log]
 every = 1
 """
-# The filter's threshold for the next batch is where the lists of one rank or of several suggest; it decides how often tiles
-# are made, never what is selected.
+# The threshold of the filter for the next batch depends on the number of lists. It affects how often tiles are computed, not the
+# selection.
 ONLY_TIME = "selection/threshold"
 
 
@@ -51,7 +51,7 @@ def run(weft, text, name, sets, ranks):
     tensors = files.read_tensors(path / "checkpoints" / f"step_{STEPS:08d}")
     metrics = program.metrics_without_times(path)
     for line in metrics:
-        del line["communication"]  # what is sent is what differs
+        del line["communication"]  # bytes sent differ
     return metrics, tensors
 
 
@@ -63,23 +63,23 @@ def check(weft):
     for ranks in (2, 3):
         for scope in ("layer", "all_layers"):
             expected = None
-            for name, sets in MANNERS.items():
+            for name, sets in STRATEGIES.items():
                 here = f"{name}_{scope}_{ranks}"
                 metrics, tensors = run(weft, text, here, [*sets, f'transcoder.scope="{scope}"'], ranks)
                 if expected is None:
                     expected = metrics, tensors
-                assert metrics == expected[0], f"{here}: other metrics than by default"
+                assert metrics == expected[0], f"{here}: metrics differ from the default"
                 assert tensors.keys() == expected[1].keys(), here
                 for tensor, values in tensors.items():
                     if tensor == ONLY_TIME and "rank_0" in " ".join(sets):
                         continue
-                    assert values.tobytes() == expected[1][tensor].tobytes(), f"{here}: {tensor} has other bits"
-    print("four ways to exchange give the bits of the default on 2 and 3 ranks")
+                    assert values.tobytes() == expected[1][tensor].tobytes(), f"{here}: {tensor} differs"
+    print("four exchange strategies are bit-identical to the default on 2 and 3 ranks")
 
-    # Tokens cut between groups as well; and goes on from what another way has written.
+    # With tokens divided between groups as well; and resume from a checkpoint of another strategy.
     sets = ["parallel.data=2"]
     expected = run(weft, text, "grid_default", sets, 4)
-    found = run(weft, text, "grid_baseline", [*MANNERS["baseline"], *sets], 4)
+    found = run(weft, text, "grid_baseline", [*STRATEGIES["baseline"], *sets], 4)
     assert found[0] == expected[0]
     assert all(values.tobytes() == expected[1][key].tobytes() for key, values in found[1].items() if key != ONLY_TIME)
     weft.train(text, "grid_baseline", "--set", "parallel.data=2", "--set", f"run.steps={STEPS + 2}", ranks=4)
@@ -87,7 +87,7 @@ def check(weft):
     refused = weft.run("train", path, "--dry-run", "--set", 'parallel.selection="rank_0"', "--set",
                        'transcoder.activation="topk"', code=2)
     assert 'parallel.selection = "rank_0" is for' in refused, refused
-    # What rank 0 collects stands in the plan.
+    # The plan includes the memory that rank 0 needs.
     plans = [weft.run("train", path, "--dry-run", "--set", "parallel.world=2", "--set", f'parallel.selection="{place}"')
              for place in ("everywhere", "rank_0")]
     forward = [next(line for line in plan.splitlines() if "forward pass" in line) for plan in plans]
