@@ -8,8 +8,8 @@
 namespace weft::checkpoint {
 namespace {
 
-/// HDF5 cannot have a dataset where a group of the same name stands.
-bool one_inside_the_other(const std::string& a, const std::string& b) {
+/// A name cannot be both a dataset and a group of a HDF5 file.
+bool one_contains_the_other(const std::string& a, const std::string& b) {
   return b.starts_with(a + "/") || a.starts_with(b + "/");
 }
 
@@ -38,7 +38,7 @@ void Registry::add(Tensor tensor) {
   };
   if (!usable_name(tensor.name)) refuse("its name is not letters, digits, _ - . and inner /");
   for (const Tensor& other : tensors_)
-    if (other.name == tensor.name || one_inside_the_other(other.name, tensor.name)) refuse("its name is taken");
+    if (other.name == tensor.name || one_contains_the_other(other.name, tensor.name)) refuse("its name is taken");
   if (tensor.shape.empty() ||
       std::any_of(tensor.shape.begin(), tensor.shape.end(), [](std::int64_t extent) { return extent < 1; }))
     refuse("its shape has no elements");

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The named tensors that make up the state of a run: the only source of checkpoints, of the memory plan and of
-// inspection.
+// The named tensors that make up the state of a run: what a checkpoint holds, in the order of its manifest.
 //
-// A tensor is cut along its first axis only. Every rank names all tensors, in the same order, with the same type and
-// global shape; the ranges differ. Over all ranks the owned ranges cover each row exactly once, whatever the grid: that
-// is what makes a checkpoint readable on any other number of ranks.
+// Parameters are registered from their specs (training/parameters.hpp), from which the memory plan and inspection
+// derive names, shapes and sizes as well; a model adds its other state (thresholds, norms, counters) itself. The
+// registry plans nothing: it exists once memory has been allocated.
+//
+// A tensor is cut along its first axis only. Every rank registers all tensors, in the same order, with the same type
+// and global shape; the ranges differ. Over all ranks the owned ranges cover each row exactly once, for any grid: that
+// makes a checkpoint readable on any other number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +23,17 @@
 namespace weft::checkpoint {
 
 struct Tensor {
-  std::string
-      name;  ///< "encoder_0/weight", "encoder_0/weight.first_moment", "decoder_bias", …: letters, digits, _ . - /
+  /// "encoder_0/weight", "encoder_0/weight.first_moment", "decoder_bias", …: see usable_name.
+  std::string name;
   kernels::Scalar type = kernels::Scalar::fp32;
   std::vector<std::int64_t> shape;  ///< global; at least one axis
   parallel::Range held;             ///< rows (first axis) that this rank has in memory
   parallel::Range owned;            ///< rows that this rank writes, inside `held`; empty where another rank owns them
   void* data = nullptr;             ///< row held.begin, rows contiguous
-  bool on_device = false;           ///< `data` is reached by device::copy, not by the host
+  bool on_device = false;           ///< `data` is device memory: accessed with device::copy
 
-  /// Where the state is not plain rows (an fp32 weight kept as two 16-bit planes): pack global rows [begin, end) into
-  /// host memory and back. Both or none; `data` is then not used.
+  /// For state that is not stored as plain rows (an fp32 weight kept as two 16-bit planes): copy global rows
+  /// [begin, end) to packed host memory and back. Both or none; `data` is then not used.
   std::function<void(parallel::Range rows, void* packed)> gather = {};
   std::function<void(parallel::Range rows, const void* packed)> scatter = {};
 
@@ -40,10 +43,11 @@ struct Tensor {
 
 class Registry {
  public:
-  /// Throws Error(internal) when the name is taken or unusable, or the ranges do not fit the shape.
+  /// Throws Error(internal) if the name is taken or unusable, or the ranges do not fit the shape.
   void add(Tensor tensor);
 
   std::span<const Tensor> tensors() const { return tensors_; }
+  /// nullptr if there is no tensor of this name.
   const Tensor* find(const std::string& name) const;
   /// Bytes that this rank writes into a checkpoint.
   std::int64_t bytes() const;

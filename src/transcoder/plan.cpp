@@ -21,23 +21,6 @@ std::int64_t total(const std::vector<std::pair<std::string, std::int64_t>>& part
                          [](std::int64_t sum, const auto& part) { return sum + part.second; });
 }
 
-struct StateBytes {
-  std::int64_t weights = 0, moments = 0;
-};
-
-/// Parameters of `rows` features per layer, moments of `owned` of them.
-StateBytes state_bytes(const Shape& shape, kernels::StatePolicy policy, std::int64_t rows, std::int64_t owned) {
-  StateBytes bytes;
-  for (std::int64_t s = 0; s < shape.n_layers; ++s)
-    for (const std::int64_t columns : {shape.d_model, shape.decoder_columns(s)}) {
-      bytes.weights += weight_bytes(policy, rows, columns);
-      bytes.moments += moment_bytes(policy, owned, columns, shape.d_model);
-    }
-  bytes.weights += 4 * (shape.n_layers * rows + shape.width());
-  bytes.moments += 8 * (shape.n_layers * owned + shape.width());
-  return bytes;
-}
-
 /// What one rank sends in a step: inputs and gradient rows to all and partial reconstructions to their owners, in a
 /// feature group; inputs, gradient rows, lists and new weights between groups.
 struct SentBytes {
@@ -85,11 +68,12 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   const SelectionSizes selection = selection_sizes(
       configuration.transcoder, selection_shape(configuration, shape, batch), grid, configuration.precision, backend);
 
-  const StateBytes state = state_bytes(shape, policy, rows, owned);
-  const std::int64_t clocks = 8 * shape.n_layers * owned;
+  const std::vector<training::ParameterSpec> parameters = parameter_specs(shape);
+  const training::StateBytes state = training::largest_state_bytes(parameters, grid, policy, backend, Moments::held);
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
-                 {"dead-feature clocks", clocks},
+                 {"dead-feature clocks", state.row_state},
+                 {"conversion of weights", state.conversion},
                  {"forward pass", Forward::bytes(configuration, shape, grid, batch, backend)},
                  {"backward pass", Trainer::bytes(configuration, shape, grid, description.row_bytes(), backend)},
                  {"lists of the data axis", DataAxis::bytes(configuration, shape, grid, backend)},
@@ -97,8 +81,7 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
                  {"connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0}};
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
                {"selection staging", selection.host_bytes + selection.rank_0_host_bytes}};
-  const StateBytes whole = state_bytes(shape, policy, shape.n_features, shape.n_features);
-  plan.checkpoint_bytes = whole.weights + whole.moments + 8 * shape.n_layers * shape.n_features;
+  plan.checkpoint_bytes = training::checkpoint_bytes(parameters, policy);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.ranks()));

@@ -104,7 +104,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   world_.block(wait);
 
   const int world_rank = grid.world().rank();
-  model_.add_to(registry_, world_rank);
+  model_.add_to(registry_);
   const auto replicated = [&](const std::string& name, kernels::Scalar type, std::int64_t size, void* data,
                               bool on_device) {
     registry_.add({.name = name,

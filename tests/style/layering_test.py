@@ -12,6 +12,7 @@ LEVELS = [
     ["main"],
     ["commands"],
     ["transcoder", "language_model", "privacy"],
+    ["training"],
     ["dataset", "checkpoint", "interchange", "optimizer"],
     ["storage", "input"],
     ["report"],

@@ -9,10 +9,33 @@
 #include "commands/commands.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "report/log.hpp"
+#include "transcoder/model.hpp"
 #include "transcoder/plan.hpp"
 
 namespace weft::commands {
 namespace {
+
+/// Checks that a checkpoint of a transcoder has every tensor that a transcoder of its sizes has. Returns a line of
+/// text;
+/// "" for other checkpoints.
+std::string check_parameters(const std::filesystem::path& path, const checkpoint::Manifest& manifest) {
+  const std::optional<transcoder::StoredModel> stored = transcoder::stored_model(manifest.tensors);
+  if (!stored) return "";
+  const transcoder::Shape& shape = stored->shape;
+  const std::string difference = training::first_difference(
+      manifest.tensors,
+      training::tensors_of(transcoder::parameter_specs(shape), stored->policy, training::Moments::held));
+  if (!difference.empty())
+    throw collective_error(
+        ExitCode::io,
+        "{}: {} (a transcoder of {} layers, d_model {}, {} features per layer has it); was it written "
+        "by another program?",
+        path.string(), difference, shape.n_layers, shape.d_model, shape.n_features);
+  return fmt::format(
+      "  transcoder of {} layer{}, d_model {}, {} features per layer: {} parameters, all tensors present\n",
+      shape.n_layers, shape.n_layers == 1 ? "" : "s", shape.d_model, shape.n_features,
+      report::grouped(shape.parameters()));
+}
 
 void inspect_checkpoint(const std::filesystem::path& path, const parallel::World& world) {
   const checkpoint::Found found = checkpoint::open(world.all(), path, checkpoint::Verify::full);
@@ -21,6 +44,7 @@ void inspect_checkpoint(const std::filesystem::path& path, const parallel::World
       "{}: checkpoint, format {}, step {}, {} tokens, written by {} rank{} ({}), program {}\n", path.string(),
       manifest.format_version, manifest.step, report::grouped(manifest.tokens), manifest.world,
       manifest.world == 1 ? "" : "s", checkpoint::to_text(manifest.grid), manifest.code_revision);
+  text += check_parameters(path, manifest);
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     std::string shape;

@@ -57,7 +57,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   const transcoder::Model model({description.n_layers, description.d_model, configuration.transcoder.features},
                                 configuration.optimizer.state, grid, execution, transcoder::Moments::none);
   checkpoint::Registry registry;
-  model.add_to(registry, world.rank());
+  model.add_to(registry);
   checkpoint::load(world.all(), found, registry, execution, checkpoint::Load::part);
 
   // 3. Measure, print, record.

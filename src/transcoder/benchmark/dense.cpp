@@ -63,7 +63,7 @@ DenseTrainer::DenseTrainer(const Configuration& configuration, const Shape& shap
       kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, Scalar::fp32,
                                 kernels::StatePolicy::fp32, Scalar::fp32));
   flag_ = device::Buffer<std::int32_t>(1);
-  model_.add_to(registry_, 0);
+  model_.add_to(registry_);
 }
 
 Matrix<float> DenseTrainer::activations(std::int64_t layer) const {

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The interface between a backward pass and the gradients of parameters. An operation of the backward pass does not
+// form the gradient of its parameter; it hands the rows from which the gradient is formed to a GradientSink:
+//
+//   y_n = W x_n        matrix W [out, in]      dW = Gᵀ X
+//   y_n = x_n + b      vector b [out]          db_j = sum over n of G[n, j]
+//   y_n = g ∘ x_n      vector g [out]          dg_j = sum over n of X[n, j] G[n, j]
+//   y_n = E[id_n]      matrix E [ids, out]     dE[i] = sum over n with id_n = i of G[n]
+//
+// with X [n, in] the inputs and G [n, out] the gradients of the outputs. What becomes of the rows is the sink's choice:
+//
+//   accumulate                 gradients are added up over micro-batches (AccumulatingSink)
+//   norms of examples          the first pass of two-pass clipping needs no gradient, only its norm per example
+//   store and form later       rows are kept until the clipping factors of the examples are known
+//
+// The first is here; the other two need the rows of each example, which `GradientRows::examples` delimits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "device/memory.hpp"
+#include "kernels/array.hpp"
+#include "training/parameters.hpp"
+
+namespace weft::training {
+
+/// What one operation leaves for the gradient of one parameter. On a process axis that cuts the parameter, inputs and
+/// gradients are those of this rank's part.
+struct GradientRows {
+  enum class Form {
+    product,         ///< inputs [n, in], gradients [n, out]
+    column_sum,      ///< gradients [n, out]
+    column_product,  ///< inputs and gradients [n, out]
+    lookup,          ///< ids [n], gradients [n, out]
+  } form = Form::product;
+  std::size_t parameter = 0;          ///< its number in Parameters
+  kernels::AnyMatrix inputs = {};     ///< X, fp32 or bf16
+  kernels::AnyMatrix gradients = {};  ///< G, fp32 or bf16
+  kernels::Array<const std::uint32_t> ids = {};
+  /// Example e has the rows [examples[e], examples[e + 1]); one element more than examples. Empty where no sink asks
+  /// for examples.
+  kernels::Array<const std::int64_t> examples = {};
+};
+
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+
+  /// Takes rows. Work is enqueued on the sink's execution, in the order of the calls; the order is the same in every
+  /// step. The one virtual call per operation is made on the host, never in a kernel.
+  virtual void take(const GradientRows&) = 0;
+  /// After the last operation of a micro-batch.
+  virtual void end_micro_batch() {}
+  /// The memory of rows and ids must stay unchanged until `end_micro_batch`; otherwise it may be reused by work that is
+  /// enqueued after `take`.
+  virtual bool keeps_rows() const { return false; }
+};
+
+/// Adds the gradients of all micro-batches of a step in fp32. Gradients have the stored shape of their parameters
+/// (parameters.hpp), all held rows. Deterministic.
+class AccumulatingSink final : public GradientSink {
+ public:
+  /// Allocates gradients for all parameters on the device and clears them. `parameters` must outlive the sink.
+  AccumulatingSink(const Parameters& parameters, const kernels::Execution&);
+
+  /// What the constructor allocates on a rank.
+  static std::int64_t bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
+
+  /// Before the first micro-batch of a step.
+  void clear();
+  /// Throws Error(internal) if the rows do not fit the parameter.
+  void take(const GradientRows&) override;
+
+  /// Of a matrix [held, columns].
+  kernels::Matrix<float> matrix(std::size_t parameter) const;
+  /// Of a vector [held].
+  kernels::Array<float> vector(std::size_t parameter) const;
+
+ private:
+  const Parameters& parameters_;
+  kernels::Execution execution_;
+  std::vector<std::int64_t> begin_;  // by parameter, in elements of gradients_
+  device::Buffer<float> gradients_;
+};
+
+}  // namespace weft::training

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/gradient_sink.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "tests/kernels/support.hpp"
+
+namespace weft::training {
+namespace {
+
+using kernels::Scalar;
+using kernels::StatePolicy;
+using weft::testing::DeviceArray;
+using weft::testing::execution;
+using weft::testing::kRoundoff;
+using weft::testing::random_floats;
+using weft::testing::TestMatrix;
+using Form = GradientRows::Form;
+
+constexpr std::int64_t kIn = 300, kOut = 70, kIds = 11, kWidth = 260;  // more than one chunk of columns
+enum Parameter : std::size_t { kWeight, kTransposed, kBias, kGain, kEmbedding, kParameters };
+
+Parameters make_parameters(const parallel::GridShape& grid = {}, std::int64_t rank = 0) {
+  const Cut rows{0, parallel::kTensorAxis}, columns{1, parallel::kTensorAxis};
+  std::vector<ParameterSpec> specs = {{.name = "weight", .shape = {kOut, kIn}, .cut = rows},
+                                      {.name = "transposed", .shape = {kOut, kIn}, .cut = columns},
+                                      {.name = "bias", .shape = {kOut}},
+                                      {.name = "gain", .shape = {kIn}},
+                                      {.name = "embedding", .shape = {kIds, kWidth}, .cut = rows}};
+  number_elements(specs);
+  return Parameters(std::move(specs), StatePolicy::bf16, grid, rank, execution(), Moments::none);
+}
+
+/// The rows of one micro-batch. Ids repeat.
+struct Batch {
+  std::int64_t n;
+  TestMatrix x, g, h, e;  // [n, in], [n, out], [n, in], [n, width]
+  std::vector<std::uint32_t> ids;
+  DeviceArray<std::uint32_t> device_ids;
+
+  Batch(std::int64_t rows, std::uint64_t stream, Scalar type)
+      : n(rows),
+        x(random_floats(rows * kIn, stream), rows, kIn, type),
+        g(random_floats(rows * kOut, stream + 1), rows, kOut, type),
+        h(random_floats(rows * kIn, stream + 2), rows, kIn, type),
+        e(random_floats(rows * kWidth, stream + 3), rows, kWidth, type) {
+    for (std::int64_t i = 0; i < rows; ++i) ids.push_back(static_cast<std::uint32_t>(i * i % (kIds - 1)));
+    device_ids = DeviceArray<std::uint32_t>(ids);
+  }
+
+  void give(GradientSink& sink, kernels::Array<const std::int64_t> examples = {}) const {
+    sink.take({Form::product, kWeight, x.view(), g.view(), {}, examples});
+    sink.take({Form::product, kTransposed, x.view(), g.view(), {}, examples});
+    sink.take({Form::column_sum, kBias, {}, g.view(), {}, examples});
+    sink.take({Form::column_product, kGain, x.view(), h.view(), {}, examples});
+    sink.take({Form::lookup, kEmbedding, {}, e.view(), device_ids.array(), examples});
+    sink.end_micro_batch();
+  }
+};
+
+std::vector<float> values(const AccumulatingSink& sink, const Parameters& parameters, std::size_t parameter) {
+  const bool matrix = parameters.specs()[parameter].is_matrix();
+  const std::int64_t size =
+      matrix ? sink.matrix(parameter).rows * sink.matrix(parameter).columns : sink.vector(parameter).size;
+  std::vector<float> out(static_cast<std::size_t>(size));
+  device::copy(execution(), out.data(), matrix ? sink.matrix(parameter).data : sink.vector(parameter).data, 4 * size,
+               device::Direction::to_host);
+  kernels::fence(execution());
+  return out;
+}
+
+/// Sums in fp64 with the sums of magnitudes, which bound the rounding errors.
+struct Reference {
+  std::vector<double> sum, magnitude;
+  explicit Reference(std::int64_t size) : sum(static_cast<std::size_t>(size)), magnitude(sum.size()) {}
+  void add(std::int64_t at, double value) {
+    sum[static_cast<std::size_t>(at)] += value;
+    magnitude[static_cast<std::size_t>(at)] += std::abs(value);
+  }
+};
+
+std::vector<Reference> references(std::span<const Batch> batches) {
+  std::vector<Reference> out = {Reference(kOut * kIn), Reference(kIn * kOut), Reference(kOut), Reference(kIn),
+                                Reference(kIds * kWidth)};
+  for (const Batch& batch : batches) {
+    const std::vector<float> x = batch.x.values(), g = batch.g.values(), h = batch.h.values(), e = batch.e.values();
+    for (std::int64_t n = 0; n < batch.n; ++n) {
+      for (std::int64_t o = 0; o < kOut; ++o) {
+        const double gradient = g[n * kOut + o];
+        for (std::int64_t i = 0; i < kIn; ++i) {
+          out[kWeight].add(o * kIn + i, gradient * x[n * kIn + i]);
+          out[kTransposed].add(i * kOut + o, gradient * x[n * kIn + i]);
+        }
+        out[kBias].add(o, gradient);
+      }
+      for (std::int64_t i = 0; i < kIn; ++i) out[kGain].add(i, static_cast<double>(x[n * kIn + i]) * h[n * kIn + i]);
+      for (std::int64_t c = 0; c < kWidth; ++c) out[kEmbedding].add(batch.ids[n] * kWidth + c, e[n * kWidth + c]);
+    }
+  }
+  return out;
+}
+
+/// Stores the rows and forms the gradients at the end of the micro-batch: the interface suffices for it.
+class StoringSink final : public GradientSink {
+ public:
+  explicit StoringSink(GradientSink& later) : later_(later) {}
+  void take(const GradientRows& rows) override { stored_.push_back(rows); }
+  void end_micro_batch() override {
+    for (const GradientRows& rows : stored_) later_.take(rows);
+    stored_.clear();
+  }
+  bool keeps_rows() const override { return true; }
+
+ private:
+  GradientSink& later_;
+  std::vector<GradientRows> stored_;
+};
+
+/// Squared norms of the gradient of a bias, by example. On the host.
+class BiasNorms final : public GradientSink {
+ public:
+  std::vector<double> squared_norm;
+  void take(const GradientRows& rows) override {
+    if (rows.form != Form::column_sum) return;
+    std::vector<std::int64_t> examples(static_cast<std::size_t>(rows.examples.size));
+    std::vector<float> g(static_cast<std::size_t>(rows.gradients.rows * rows.gradients.columns));
+    device::copy(execution(), examples.data(), rows.examples.data, 8 * std::ssize(examples),
+                 device::Direction::to_host);
+    device::copy(execution(), g.data(), rows.gradients.data, 4 * std::ssize(g), device::Direction::to_host);
+    kernels::fence(execution());
+    for (std::size_t e = 0; e + 1 < examples.size(); ++e) {
+      double squares = 0;
+      for (std::int64_t o = 0; o < rows.gradients.columns; ++o) {
+        double sum = 0;
+        for (std::int64_t n = examples[e]; n < examples[e + 1]; ++n) sum += g[n * rows.gradients.columns + o];
+        squares += sum * sum;
+      }
+      squared_norm.push_back(squares);
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("gradients of all forms agree with a float64 loop, and micro-batches accumulate") {
+  const Parameters parameters = make_parameters();
+  for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+    const Batch batches[] = {Batch(1, 1, type), Batch(301, 11, type), Batch(64, 21, type)};
+    AccumulatingSink sink(parameters, execution());
+    for (const int times : {0, 1}) {  // cleared, the sum starts again
+      if (times > 0) sink.clear();
+      for (const Batch& batch : batches) batch.give(sink);
+    }
+    const std::vector<Reference> expected = references(batches);
+    for (std::size_t p = 0; p < kParameters; ++p) {
+      CAPTURE(parameters.specs()[p].name);
+      const std::vector<float> got = values(sink, parameters, p);
+      REQUIRE(got.size() == expected[p].sum.size());
+      double worst = 0;  // in units of the bound: a product and at most 128 + 8 additions each round once
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const double bound = (128 + 8 + 1) * kRoundoff * expected[p].magnitude[i];
+        worst = std::max(worst, std::abs(got[i] - expected[p].sum[i]) / (bound + 1e-30));
+      }
+      CHECK(worst <= 1);
+    }
+  }
+}
+
+TEST_CASE("the same rows give the same bits, also when ids repeat") {
+  const Parameters parameters = make_parameters();
+  const Batch batch(517, 3, Scalar::fp32);
+  AccumulatingSink first(parameters, execution()), second(parameters, execution());
+  batch.give(first);
+  batch.give(second);
+  StoringSink stored(second);
+  second.clear();
+  batch.give(stored);
+  CHECK(stored.keeps_rows());
+  for (std::size_t p = 0; p < kParameters; ++p) CHECK((values(first, parameters, p) == values(second, parameters, p)));
+}
+
+TEST_CASE("a rank forms the gradients of its part, with the bits of the whole") {
+  const Parameters whole = make_parameters();
+  const Batch batch(130, 5, Scalar::fp32);
+  AccumulatingSink of_whole(whole, execution());
+  batch.give(of_whole);
+  const parallel::GridShape grid({{"data", 1}, {"tensor", 3}});
+  for (std::int64_t rank = 0; rank < 3; ++rank) {
+    const Parameters part = make_parameters(grid, rank);
+    AccumulatingSink sink(part, execution());
+    const parallel::Range out = part.parts(kWeight).held, in = part.parts(kTransposed).held,
+                          ids = part.parts(kEmbedding).held;
+    sink.take({Form::product, kWeight, batch.x.view(), batch.g.view().columns_from(out.begin, out.size())});
+    sink.take({Form::product, kTransposed, batch.x.view().columns_from(in.begin, in.size()), batch.g.view()});
+    sink.take({Form::lookup, kEmbedding, {}, batch.e.view(), batch.device_ids.array()});
+    const auto check = [&](std::size_t p, parallel::Range rows, std::int64_t columns) {
+      const std::vector<float> all = values(of_whole, whole, p), own = values(sink, part, p);
+      CHECK((own == std::vector<float>(all.begin() + rows.begin * columns, all.begin() + rows.end * columns)));
+    };
+    check(kWeight, out, kIn);
+    check(kTransposed, in, kOut);
+    check(kEmbedding, ids, kWidth);
+  }
+}
+
+TEST_CASE("the planned bytes are the allocated bytes") {
+  const parallel::GridShape grid({{"data", 2}, {"tensor", 3}});
+  for (std::int64_t rank = 0; rank < grid.ranks(); ++rank) {
+    const Parameters parameters = make_parameters(grid, rank);
+    const std::int64_t before = device::memory_use().device_bytes;
+    const AccumulatingSink sink(parameters, execution());
+    CHECK(device::memory_use().device_bytes - before == AccumulatingSink::bytes(parameters.specs(), grid, rank));
+  }
+}
+
+TEST_CASE("rows carry the boundaries of examples") {
+  const Batch batch(6, 7, Scalar::fp32);
+  const DeviceArray<std::int64_t> examples(std::vector<std::int64_t>{0, 1, 1, 4, 6});
+  BiasNorms norms;
+  batch.give(norms, examples.array());
+  REQUIRE(norms.squared_norm.size() == 4);
+  CHECK(norms.squared_norm[1] == 0);  // an example without rows
+  const std::vector<float> g = batch.g.values();
+  double expected = 0;
+  for (std::int64_t o = 0; o < kOut; ++o) {
+    double sum = 0;
+    for (std::int64_t n = 1; n < 4; ++n) sum += g[n * kOut + o];
+    expected += sum * sum;
+  }
+  CHECK(norms.squared_norm[2] == doctest::Approx(expected));
+}
+
+TEST_CASE("rows that do not fit their parameter are refused") {
+  const Parameters parameters = make_parameters();
+  const Batch batch(4, 9, Scalar::fp32);
+  AccumulatingSink sink(parameters, execution());
+  CHECK_THROWS_AS(sink.take({Form::product, kWeight, batch.g.view(), batch.x.view()}), Error);
+  CHECK_THROWS_AS(sink.take({Form::column_sum, kWeight, {}, batch.g.view()}), Error);
+  CHECK_THROWS_AS(sink.take({Form::lookup, kEmbedding, {}, batch.e.view(), {}}), Error);
+  CHECK_THROWS_AS(sink.take({Form::product, kWeight, batch.x.view(), batch.g.view().rows_from(0, 3)}), Error);
+}
+
+}  // namespace weft::training
