@@ -31,6 +31,7 @@ struct Request {
   bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md
   bool dry_run = false;
   bool tune = false;            ///< benchmark
+  bool profile = false;         ///< train, evaluate, benchmark
   std::string resume = "auto";  ///< auto | never | PATH
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string output;           ///< "" or DIR; report: FILE

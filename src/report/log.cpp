@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "report/format.hpp"
 
 namespace weft::report {
@@ -115,6 +116,12 @@ std::string progress_text(const Progress& p) {
 }
 
 std::int64_t current_step() { return step_now.load(std::memory_order_relaxed); }
-void set_current_step(std::int64_t step) { step_now.store(step, std::memory_order_relaxed); }
+void set_current_step(std::int64_t step) {
+  step_now.store(step, std::memory_order_relaxed);
+  if (step >= 0)
+    trace::next_step();
+  else
+    trace::end_steps();
+}
 
 }  // namespace weft::report

@@ -43,8 +43,9 @@ struct Progress {
 /// "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left"
 std::string progress_text(const Progress& progress);
 
-/// The step that this rank works on, for messages about errors; -1 before the first.
+/// The step of this rank, for messages about errors; -1 before the first.
 std::int64_t current_step();
+/// Called before each step, and with -1 after the last one. The time line of --profile follows it (base/trace.hpp).
 void set_current_step(std::int64_t step);
 
 }  // namespace weft::report

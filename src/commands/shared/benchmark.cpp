@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft benchmark INPUT: one step, phase by phase, against the limits of the machine that it runs on, for every case of
-// the input. Batches lie in memory: neither files nor the loader are measured.
+// weft benchmark INPUT: the phases of a step compared with the limits of the machine, for every case of the input.
+// Batches are in memory: neither files nor the loader are measured.
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -9,15 +9,16 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "commands/commands.hpp"
 #include "commands/run_directory.hpp"
 #include "commands/shared/algorithms.hpp"
 #include "commands/shared/benchmark_report.hpp"
 #include "commands/shared/benchmark_work.hpp"
+#include "commands/shared/machine_limits.hpp"
+#include "commands/shared/profile.hpp"
 #include "device/stream.hpp"
-#include "kernels/limits/limits.hpp"
 #include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
 #include "parallel/nccl.hpp"
 #include "storage/durable.hpp"
 #include "transcoder/benchmark/data.hpp"
@@ -31,7 +32,6 @@ namespace weft::commands {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using kernels::Scalar;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -66,58 +66,6 @@ void read_case(const Request& request, const std::string& text, const parallel::
     begin = end + 1;
   }
   read_input(own, schema(out.input, request.command), world);
-}
-
-/// The best of several tries: a limit is what the machine can do, not what it does on average.
-template <class Action>
-double shortest(const kernels::Execution& execution, int tries, Action&& action) {
-  double best = 0;
-  for (int i = 0; i < tries; ++i) {
-    const Clock::time_point begin = Clock::now();
-    action();
-    kernels::fence(execution);
-    const double seconds = seconds_since(begin);
-    if (i == 1 || (i > 1 && seconds < best)) best = seconds;  // the first try touches the memory
-  }
-  return best;
-}
-
-/// Collective; every rank measures at the same time, as in a step. The mean over ranks.
-MachineLimits measure_limits(const kernels::Execution& execution, const transcoder::Shape& shape, std::int64_t n_tokens,
-                             std::int64_t n_features, const parallel::Communicator& world) {
-  double rates[2];
-  {
-    const std::int64_t bytes = std::int64_t{256} << 20;  // far beyond any cache
-    const device::Buffer<std::byte> from(bytes), to(bytes);
-    device::zero(execution, from.data(), bytes);
-    world.barrier();
-    rates[0] = 2e-9 * static_cast<double>(bytes) /
-               shortest(execution, 8, [&] { kernels::copy_memory(execution, from.array(), to.array()); });
-  }
-  {
-    const std::int64_t d = shape.d_model;
-    // In bf16 on a GPU, as the step does it.
-    const bool narrow = execution.backend == kernels::Backend::cuda;
-    const Scalar type = narrow ? Scalar::bf16 : Scalar::fp32;
-    const kernels::StatePolicy policy = narrow ? kernels::StatePolicy::bf16 : kernels::StatePolicy::fp32;
-    const std::int64_t element = kernels::bytes_of(type);
-    const device::Buffer<std::byte> x(n_tokens * d * element), weight(n_features * d * element),
-        product(n_tokens * n_features * element);
-    const device::Buffer<std::byte> workspace(
-        kernels::encode_workspace(execution.backend, n_tokens, n_features, d, type, policy, type));
-    device::zero(execution, x.data(), x.bytes());
-    device::zero(execution, weight.data(), weight.bytes());
-    const kernels::ParameterRows encoder{
-        .policy = policy, .rows = n_features, .columns = d, .segment = d, .weight = weight.data()};
-    world.barrier();
-    rates[1] = 2e-9 * static_cast<double>(n_tokens) * static_cast<double>(n_features) * static_cast<double>(d) /
-               shortest(execution, 8, [&] {
-                 kernels::encode_tile(execution, {x.data(), type, n_tokens, d, d}, encoder, 0,
-                                      {product.data(), type, n_tokens, n_features, n_features}, workspace.array());
-               });
-  }
-  world.sum(std::span<double>(rates));
-  return {rates[0] / world.size(), rates[1] / world.size()};
 }
 
 parallel::Exchanges exchanges_of(const transcoder::Trainer& trainer) { return trainer.exchanges(); }
@@ -214,27 +162,37 @@ class Measurement {
       transcoder::Trainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
                                   execution_, [](const dataset::RawBatch&) { return std::string("resident batch"); });
       measure(trainer, before);
-      count_entries(trainer);
+      sizes_ = step_sizes(configuration_, shape_, grid_, trainer.metrics().l0);
     } else {
 #ifndef WEFT_ENABLE_CUDA
       transcoder::DenseTrainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
                                        execution_);
       measure(trainer, before);
+      sizes_ = step_sizes(configuration_, shape_, grid_, {});
       sizes_.entries = static_cast<double>(trainer.selection().statistics().entries);
 #endif
     }
-    describe_sizes();
     result_.phases = stopwatch_.phases(machine_, settings_.formulation, sizes_);
     return result_;
   }
+
+  /// After `run`.
+  PhaseBytes bytes() const { return phase_bytes(settings_.formulation, sizes_); }
 
  private:
   template <class AnyTrainer>
   void measure(AnyTrainer& trainer, std::int64_t before) {
     trainer.initialise();
-    for (std::int64_t i = 0; i < settings_.warmup; ++i) trainer.step(batches_.next());
+    for (std::int64_t i = 0; i < settings_.warmup; ++i) {
+      trace::next_step();
+      trainer.step(batches_.next());
+    }
     parallel::Exchanges before_steps = exchanges_of(trainer);
-    for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.step(trainer, batches_.next(), execution_);
+    for (std::int64_t i = 0; i < settings_.steps; ++i) {
+      trace::next_step();
+      stopwatch_.step(trainer, batches_.next(), execution_);
+    }
+    trace::end_steps();
     parallel::Exchanges exchanged = exchanges_of(trainer).since(before_steps);
     double exposed = exchanged.total().seconds / static_cast<double>(settings_.steps);
     // Where the host waits for nothing, only phases that are waited for show what an exchange takes.
@@ -276,29 +234,6 @@ class Measurement {
       seconds.push_back(trainer.step_exposed_seconds());
     }
     return median(seconds);
-  }
-
-  /// Entries, and what they read of the decoder: the mean over ranks.
-  void count_entries(transcoder::Trainer& trainer) {
-    const std::vector<double> l0 = trainer.metrics().l0;
-    const double tokens = static_cast<double>(configuration_.data.batch_tokens) / world_.size();
-    for (std::size_t s = 0; s < l0.size(); ++s) {
-      sizes_.entries += l0[s] * tokens;
-      sizes_.entry_columns +=
-          l0[s] * tokens * static_cast<double>(shape_.decoder_columns(static_cast<std::int64_t>(s)));
-    }
-  }
-  void describe_sizes() {
-    const std::int64_t tokens = configuration_.data.batch_tokens, columns = shape_.decoder_columns(0);
-    const kernels::StatePolicy policy = configuration_.optimizer.state;
-    sizes_.shape = shape_;
-    sizes_.n_features = grid_.features(shape_.n_features).size();
-    sizes_.group_tokens = grid_.group_tokens(tokens).size();
-    sizes_.own_tokens = grid_.own_tokens(tokens).size();
-    sizes_.row_bytes = kernels::bytes_of(transcoder::scalar_of(configuration_.precision));
-    sizes_.weight_bytes = transcoder::weight_bytes(policy, 1, 1);
-    sizes_.moments_bytes = static_cast<double>(transcoder::moment_bytes(policy, 1, columns, shape_.d_model)) /
-                           static_cast<double>(columns);
   }
 
   const Case& case_;
@@ -373,6 +308,10 @@ int benchmark(const Request& request, const parallel::World& world) {
       parallel::grid_shape(configuration.parallel.data, configuration.parallel.feature, world.size());
   require_usable_output(world, configuration.run.output);
   if (request.dry_run) return 0;
+  world.on_root([&]() -> std::string {
+    std::filesystem::create_directories(configuration.run.output);
+    return {};
+  });
 
   // 2. The machine, and what it can do.
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
@@ -381,8 +320,9 @@ int benchmark(const Request& request, const parallel::World& world) {
   BenchmarkResult result{{}, runtime.description(), world.size(), shape.data, shape.feature, {}};
   const transcoder::Shape model{input.benchmark.layers, input.benchmark.d_model, configuration.transcoder.features};
   log::info("{}; {} ranks, {} x {} (data x feature)", result.device, world.size(), shape.data, shape.feature);
-  result.machine = measure_limits(runtime.execution(), model, grid.group_tokens(configuration.data.batch_tokens).size(),
-                                  grid.features(model.n_features).size(), world.all());
+  result.machine = {measure_copy(runtime.execution(), world.all()),
+                    measure_product(runtime.execution(), grid.group_tokens(configuration.data.batch_tokens).size(),
+                                    grid.features(model.n_features).size(), model.d_model, world.all())};
 
   // 3. Every case. To tune, one step of each is enough: it makes the products that there are.
   use_recorded_algorithms(configuration, world);
@@ -390,18 +330,19 @@ int benchmark(const Request& request, const parallel::World& world) {
     for (const std::unique_ptr<Case>& one : cases)
       if (obstacle(*one, world).empty())
         Measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine).make_products();
-    std::filesystem::create_directories(configuration.run.output);
     tune_algorithms(runtime.execution(), std::filesystem::path(configuration.run.output) / "algorithms.json");
     return 0;
   }
+  Profile profile(request.profile, world, runtime);  // of the first case
   for (const std::unique_ptr<Case>& one : cases) {
     if (const std::string reason = obstacle(*one, world); !reason.empty()) {
-      log::info("case {} is passed over: {}", one->name, reason);
+      log::info("case {} is skipped: {}", one->name, reason);
       continue;
     }
-    result.cases.push_back(
-        Measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine).run());
-    log::info("{}: {:.1f} ms a step", result.cases.back().name, result.cases.back().ms_per_step);
+    Measurement measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine);
+    result.cases.push_back(measurement.run());
+    log::info("{}: {:.1f} ms/step", result.cases.back().name, result.cases.back().ms_per_step);
+    if (profile.active()) result.profile = profile.conclude(configuration.run.output, measurement.bytes());
   }
 
   if (input.benchmark.checkpoint) result.checkpoint = measure_own_checkpoint(input, world, grid, runtime);
@@ -411,7 +352,6 @@ int benchmark(const Request& request, const parallel::World& world) {
   std::int64_t slower = 0;
   world.on_root([&]() -> std::string {
     const std::filesystem::path directory = configuration.run.output;
-    std::filesystem::create_directories(directory);
     report::write_json(directory / "benchmark.json", to_json(result));
     storage::write_text_atomically(directory / "benchmark.svg", to_svg(result));
     log::info("results in {}: benchmark.json, benchmark.svg", directory.string());

@@ -119,6 +119,7 @@ report::Json to_json(const BenchmarkResult& result) {
                           {"pause_seconds", c.pause_seconds},
                           {"copy_seconds", c.copy_seconds}};
   }
+  if (!result.profile.is_null()) json["profile"] = result.profile;
   return json;
 }
 

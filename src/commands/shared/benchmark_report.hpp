@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `weft benchmark` found: a table for people, benchmark.json for programs, benchmark.svg for both.
+// The results of `weft benchmark`: a table for the log, benchmark.json, benchmark.svg.
 #pragma once
 
 #include <optional>
@@ -8,15 +8,11 @@
 #include <vector>
 
 #include "commands/shared/benchmark_checkpoint.hpp"
+#include "commands/shared/machine_limits.hpp"
 #include "parallel/traffic.hpp"
 #include "report/json.hpp"
 
 namespace weft::commands {
-
-struct MachineLimits {
-  double copy_gb_per_second = 0;  ///< bytes read and written, on memory much larger than the caches
-  double gemm_gflops = 0;         ///< the encoder's product, one layer
-};
 
 struct Phase {
   std::string name;
@@ -53,6 +49,7 @@ struct BenchmarkResult {
   std::int64_t data = 1, feature = 1;
   std::vector<CaseResult> cases;
   std::optional<CheckpointResult> checkpoint = {};
+  report::Json profile = {};  ///< of --profile (profile.hpp); null: none
 };
 
 report::Json to_json(const BenchmarkResult&);
