@@ -17,11 +17,11 @@ namespace {
 constexpr const char* help_text =
     R"(Weft trains cross-layer transcoders: sparse replacements of a transformer's MLPs.
 
-weft train INPUT              train a transcoder; resumes by itself
+weft train INPUT              train a transcoder; resumes automatically
 weft synth INPUT              write an activation dataset with planted features
-weft evaluate CHECKPOINT      quality on held-out data, per layer
-weft inspect PATH             what is in a dataset or checkpoint, checked
-weft benchmark INPUT          time a step, phase by phase
+weft evaluate CHECKPOINT      quality on validation data, per layer
+weft inspect PATH             list and check the contents of a dataset or checkpoint
+weft benchmark INPUT          time the phases of a step
 weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
 
 Options of commands with an INPUT (a TOML file):
@@ -294,7 +294,7 @@ std::vector<input::Override> overrides(const Request& request) {
 }
 
 void read_input(const Request& request, const input::Schema& schema, const parallel::World& world) {
-  // The other ranks read what rank 0 resolved: their environment, and so their paths, could differ.
+  // The other ranks read the input as rank 0 resolved it: their environment, and so their paths, could differ.
   const std::string resolved = world.on_root([&] {
     input::read(schema, request.input_text, request.subject, overrides(request));
     return input::print(schema);

@@ -21,11 +21,11 @@ namespace {
 
 std::atomic<std::int64_t> step_now{-1};
 
-/// Everything behind the sink. base/log.hpp enters the sink once at a time, and `status` goes through it too.
+/// The state of the sink. base/log.hpp serialises calls of the sink.
 struct Output {
   int rank = 0;
   bool terminal = false;
-  bool line_open = false;  // a status stands on the terminal and waits to be replaced
+  bool line_open = false;  // the terminal shows a status line
   std::shared_ptr<spdlog::logger> out, err, file;
 
   void clear_status() {
@@ -38,7 +38,7 @@ struct Output {
   void write(log::Level level, std::string_view line) {
     const std::string_view mark = level == log::Level::warning ? "warning: " : "";
     if (rank != 0) {
-      // An error that main reports names its rank already.
+      // An error reported by main already names its rank.
       const std::string name = fmt::format("rank {}", rank);
       if (level != log::Level::info)
         err->error("{}{}{}", line.find(name) == std::string_view::npos ? name + ": " : "", mark, line);

@@ -81,7 +81,7 @@ class Stopwatch {
   template <class AnyTrainer>
   void step(AnyTrainer& trainer, const dataset::RawBatch& batch, const kernels::Execution& execution) {
     if (device::is_asynchronous(execution)) {
-      // As in training: the host runs ahead, and once it does, a call takes as long as a step.
+      // As in training, the host runs ahead; then a call takes as long as a step.
       const Clock::time_point begin = Clock::now();
       trainer.step(batch);
       seconds_.push_back(seconds_since(begin));
@@ -90,7 +90,7 @@ class Stopwatch {
     timed_step(trainer, batch);
   }
 
-  /// A step with its phases one after the other.
+  /// A step whose phases are timed one after the other.
   template <class AnyTrainer>
   void timed_step(AnyTrainer& trainer, const dataset::RawBatch& batch, bool whole = true) {
     trainer.timers().reset();
@@ -195,7 +195,7 @@ class Measurement {
     trace::end_steps();
     parallel::Exchanges exchanged = exchanges_of(trainer).since(before_steps);
     double exposed = exchanged.total().seconds / static_cast<double>(settings_.steps);
-    // Where the host waits for nothing, only phases that are waited for show what an exchange takes.
+    // Where the host does not wait, exchanges are timed in extra steps that wait after each phase.
     if constexpr (std::is_same_v<AnyTrainer, transcoder::Trainer>)
       if (device::is_asynchronous(execution_)) {
         result_.driver_bytes = device::driver_bytes();
@@ -225,7 +225,7 @@ class Measurement {
     result_.state_bytes = memory[1];
   }
 
-  /// The median of some steps. The host looks only behind the last of a few: waiting for each would set ranks apart.
+  /// The median of some steps. The host waits only after the last of a few: waiting for each would desynchronise ranks.
   double sample_exposed(transcoder::Trainer& trainer) {
     std::vector<double> seconds;
     for (int sample = 0; sample < 5; ++sample) {
@@ -289,7 +289,7 @@ report::Json read_reference(const std::string& path) {
 }  // namespace
 
 int benchmark(const Request& request, const parallel::World& world) {
-  // 1. The input, once for itself and once for every case; what cannot be done is said before anything is timed.
+  // 1. The input, once for itself and once for every case; errors are reported before anything is timed.
   if (request.tune && !kernels::kCudaBuild)
     throw collective_error(
         ExitCode::usage,
@@ -313,7 +313,7 @@ int benchmark(const Request& request, const parallel::World& world) {
     return {};
   });
 
-  // 2. The machine, and what it can do.
+  // 2. The machine and its limits.
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const parallel::Grid grid(world, shape);
@@ -324,7 +324,7 @@ int benchmark(const Request& request, const parallel::World& world) {
                     measure_product(runtime.execution(), grid.group_tokens(configuration.data.batch_tokens).size(),
                                     grid.features(model.n_features).size(), model.d_model, world.all())};
 
-  // 3. Every case. To tune, one step of each is enough: it makes the products that there are.
+  // 3. Every case. Tuning needs one step of each, which makes all products.
   use_recorded_algorithms(configuration, world);
   if (request.tune) {
     for (const std::unique_ptr<Case>& one : cases)
@@ -347,7 +347,7 @@ int benchmark(const Request& request, const parallel::World& world) {
 
   if (input.benchmark.checkpoint) result.checkpoint = measure_own_checkpoint(input, world, grid, runtime);
 
-  // 4. Say it, keep it, compare it.
+  // 4. Print, write, compare.
   log::info("{}", to_table(result));
   std::int64_t slower = 0;
   world.on_root([&]() -> std::string {
