@@ -92,11 +92,22 @@ void end_steps() {
 
 Recording take() {
   end_steps();
+  Recording done;
+  {
+    const std::lock_guard lock(mutex);
+    done = std::exchange(recording, {});
+  }
+  disarm();
+  return done;
+}
+
+void disarm() noexcept {
+  detail::on.store(false, std::memory_order_release);
   state = State::off;
-  settle = {};
+  settle = nullptr;
   const std::lock_guard lock(mutex);
   accepting = false;
-  return std::exchange(recording, {});
+  recording = {};
 }
 
 void record(Row row, std::string_view name, Clock::time_point begin, Clock::time_point end) {

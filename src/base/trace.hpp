@@ -55,6 +55,8 @@ void next_step();
 void end_steps();
 /// Ends recording and returns what was recorded. Not thread-safe against `arm`.
 Recording take();
+/// Ends recording without `settle` and drops what was recorded: after an error.
+void disarm() noexcept;
 
 /// Adds an event; ignored when not recording. From any thread.
 void record(Row row, std::string_view name, Clock::time_point begin, Clock::time_point end);

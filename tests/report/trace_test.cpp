@@ -27,8 +27,8 @@ void make_steps(int n) {
   report::Timers timers;
   for (int step = 1; step <= n; ++step) {
     report::set_current_step(step);
-    timers.region("encode");
-    timers.region("decode");
+    timers.phase("encode");
+    timers.phase("decode");
     timers.stop();
   }
   report::set_current_step(-1);
@@ -84,6 +84,12 @@ TEST_CASE("recording begins after the warm-up and ends after a fixed number of s
   make_steps(trace::kWarmupSteps);
   make_steps(10);  // steps after the end of the run do not count
   CHECK(trace::take().steps == 0);
+  trace::arm([&] { ++settled; });
+  for (int i = 0; i <= trace::kWarmupSteps; ++i) trace::next_step();
+  trace::disarm();  // after an error the device is not waited for
+  CHECK(settled == 3);
+  CHECK_FALSE(trace::on());
+  CHECK(trace::take().events.empty());
 }
 
 TEST_CASE("events beyond the bound are counted and dropped, from whatever thread") {

@@ -90,7 +90,7 @@ Profile::Profile(bool wanted, const parallel::World& world, const device::Runtim
 }
 
 Profile::~Profile() {
-  if (active_) trace::take();
+  if (active_) trace::disarm();
 }
 
 report::Json Profile::conclude(const std::filesystem::path& directory, const PhaseBytes& phases) {
