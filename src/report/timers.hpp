@@ -28,7 +28,6 @@ class Timers {
 
   /// Ends the current phase and begins `name`.
   void phase(std::string_view name);
-  void region(std::string_view name) { phase(name); }  ///< the former name
   /// Ends the current phase; later time counts to none.
   void stop();
 
