@@ -13,17 +13,19 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
+#include "report/format.hpp"
 
 namespace weft::report {
 namespace {
 
 std::atomic<std::int64_t> step_now{-1};
 
-/// Everything behind the sink. base/log.hpp enters the sink once at a time, and `status` goes through it too.
+/// The state of the sink. base/log.hpp serialises calls of the sink.
 struct Output {
   int rank = 0;
   bool terminal = false;
-  bool line_open = false;  // a status stands on the terminal and waits to be replaced
+  bool line_open = false;  // the terminal shows a status line
   std::shared_ptr<spdlog::logger> out, err, file;
 
   void clear_status() {
@@ -36,7 +38,7 @@ struct Output {
   void write(log::Level level, std::string_view line) {
     const std::string_view mark = level == log::Level::warning ? "warning: " : "";
     if (rank != 0) {
-      // An error that main reports names its rank already.
+      // An error reported by main already names its rank.
       const std::string name = fmt::format("rank {}", rank);
       if (level != log::Level::info)
         err->error("{}{}{}", line.find(name) == std::string_view::npos ? name + ": " : "", mark, line);
@@ -103,20 +105,6 @@ void status(std::string_view line) {
   if (output) output->status(line);
 }
 
-std::string grouped(std::int64_t number) {
-  std::string digits = fmt::format("{}", number);
-  const std::size_t first = number < 0 ? 1 : 0;
-  for (std::size_t i = digits.size(); i > first + 3;) digits.insert(i -= 3, 1, ',');
-  return digits;
-}
-
-std::string duration(double seconds) {
-  // A run of a million hours is a division by something that was nearly zero.
-  if (!(seconds >= 0 && seconds < 3.6e9)) return "?";
-  const auto whole = static_cast<std::int64_t>(std::llround(seconds));
-  return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
-}
-
 std::string progress_text(const Progress& p) {
   std::string text = fmt::format(
       "step {}/{}  loss {:.4g}  NMSE {:.4f}  L0 {:.2f}  {} tokens/s", p.step, p.steps, p.loss, p.nmse, p.l0,
@@ -128,6 +116,12 @@ std::string progress_text(const Progress& p) {
 }
 
 std::int64_t current_step() { return step_now.load(std::memory_order_relaxed); }
-void set_current_step(std::int64_t step) { step_now.store(step, std::memory_order_relaxed); }
+void set_current_step(std::int64_t step) {
+  step_now.store(step, std::memory_order_relaxed);
+  if (step >= 0)
+    trace::next_step();
+  else
+    trace::end_steps();
+}
 
 }  // namespace weft::report

@@ -5,49 +5,52 @@
 
 #include <algorithm>
 
+#include "base/trace.hpp"
 #include "device/ranges.hpp"
 #include "parallel/communicator.hpp"
 #include "parallel/watchdog.hpp"
 
 namespace weft::report {
 
-void Timers::switch_to(int region) {
+void Timers::switch_to(int phase) {
   if (before_switch_) before_switch_();
   const Clock::time_point now = Clock::now();
-  if (present_ >= 0)
-    regions_[static_cast<std::size_t>(present_)].seconds += std::chrono::duration<double>(now - begin_).count();
-  if (present_ >= 0) device::end_range();
-  present_ = region;
-  if (present_ >= 0) device::begin_range(regions_[static_cast<std::size_t>(present_)].name.c_str());
+  if (current_ >= 0)
+    phases_[static_cast<std::size_t>(current_)].seconds += std::chrono::duration<double>(now - begin_).count();
+  if (current_ >= 0 && trace::on())
+    trace::record(trace::Row::host, phases_[static_cast<std::size_t>(current_)].name, begin_, now);
+  if (current_ >= 0) device::end_range();
+  current_ = phase;
+  if (current_ >= 0) device::begin_range(phases_[static_cast<std::size_t>(current_)].name.c_str());
   begin_ = now;
 }
 
-void Timers::region(std::string_view name) {
+void Timers::phase(std::string_view name) {
   parallel::note_phase(name);
-  // A step has about ten regions: looking through them costs less than a map.
-  auto found = std::find_if(regions_.begin(), regions_.end(), [&](const Region& r) { return r.name == name; });
-  if (found == regions_.end()) found = regions_.insert(found, Region{std::string(name)});
+  // A step has about ten phases: looking through them costs less than a map.
+  auto found = std::find_if(phases_.begin(), phases_.end(), [&](const Phase& r) { return r.name == name; });
+  if (found == phases_.end()) found = phases_.insert(found, Phase{std::string(name)});
   ++found->count;
-  switch_to(static_cast<int>(found - regions_.begin()));
+  switch_to(static_cast<int>(found - phases_.begin()));
 }
 
 void Timers::stop() { switch_to(-1); }
 
 double Timers::seconds(std::string_view name) const {
-  for (const Region& region : regions_)
-    if (region.name == name) return region.seconds;
+  for (const Phase& phase : phases_)
+    if (phase.name == name) return phase.seconds;
   return 0;
 }
 
 void Timers::reset() {
   stop();
-  regions_.clear();
+  phases_.clear();
 }
 
 std::vector<Timers::Statistics> Timers::gather(const parallel::Communicator& ranks) {
   stop();
   std::string own;
-  for (const Region& region : regions_) own += region.name + "\n";
+  for (const Phase& phase : phases_) own += phase.name + "\n";
   std::vector<Statistics> all;
   for (int rank = 0; rank < ranks.size(); ++rank) {
     const std::string names = ranks.broadcast(own, rank);
@@ -61,9 +64,8 @@ std::vector<Timers::Statistics> Timers::gather(const parallel::Communicator& ran
   std::vector<std::int64_t> counts;
   for (const Statistics& s : all) {
     mine.push_back(seconds(s.name));
-    const auto found =
-        std::find_if(regions_.begin(), regions_.end(), [&](const Region& r) { return r.name == s.name; });
-    counts.push_back(found == regions_.end() ? 0 : found->count);
+    const auto found = std::find_if(phases_.begin(), phases_.end(), [&](const Phase& r) { return r.name == s.name; });
+    counts.push_back(found == phases_.end() ? 0 : found->count);
   }
   std::vector<double> gathered(mine.size() * static_cast<std::size_t>(ranks.size()));
   ranks.all_gather(mine.data(), gathered.data(), static_cast<std::int64_t>(mine.size() * sizeof(double)));
@@ -94,7 +96,7 @@ std::string to_table(const std::vector<Timers::Statistics>& statistics) {
     total += s.mean;
     width = std::max(width, s.name.size());
   }
-  std::string out = fmt::format("{:<{}}   mean s      %    min s    max s", "region", width);
+  std::string out = fmt::format("{:<{}}   mean s      %    min s    max s", "phase", width);
   for (const auto& s : statistics)
     out += fmt::format("\n{:<{}} {:8.3f} {:5.1f}% {:8.3f} {:8.3f}", s.name, width, s.mean,
                        total > 0 ? 100 * s.mean / total : 0.0, s.minimum, s.maximum);

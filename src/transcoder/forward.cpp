@@ -173,7 +173,7 @@ kernels::AnyMatrix Forward::all_inputs() const {
 }
 
 void Forward::load(const dataset::RawBatch& batch) {
-  timers_.region("normalise");
+  timers_.phase("normalise");
   layout_.emplace(batch.n_tokens, grid_);
   device::zero(execution_, not_finite_.data(), not_finite_.bytes());
   const std::int64_t d = model_.shape().d_model;
@@ -198,24 +198,24 @@ void Forward::encode() {
   const std::int64_t d = model_.shape().d_model;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
-  timers_.region("exchange");
+  timers_.phase("exchange");
   for (std::size_t block = 0; block < lane_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
-  timers_.region("select");
+  timers_.phase("select");
   selection_.select(layout_->total, bias,
                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
-                      timers_.region("encode");
+                      timers_.phase("encode");
                       bring_inputs(tile.layer, execution);
                       const kernels::AnyMatrix x =
                           inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
                       kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
                                            tile.feature_begin, product, encode_workspace_.array());
-                      timers_.region("select");
+                      timers_.phase("select");
                     });
 }
 
 void Forward::by_feature() {
-  timers_.region("transpose");
+  timers_.phase("transpose");
   selection_.transpose();
 }
 
@@ -241,7 +241,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
   // The last layers have the longest sums: what is exchanged first has most to hide behind.
   for (std::size_t block = lane_.blocks.size(); block-- > 0;)
     for (std::int64_t begin = 0; begin < layout_->group.size(); begin += sizes_.chunk) {
-      timers_.region("decode");
+      timers_.phase("decode");
       Slot& slot = slots_[next_slot++ % slots_.size()];
       const parallel::Range layers = lane_.blocks[block];
       const parallel::Range chunk{begin, std::min(begin + sizes_.chunk, layout_->group.size())};
@@ -252,7 +252,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
                               partial);
       OwnPart part{own.begin - layout_->own.begin, own.size(), block, layers, partial, 1};
       if (exchange_.size() > 1) {
-        timers_.region("exchange");
+        timers_.phase("exchange");
         // Own slices lie in rank order, so the chunk's rows already stand in the order of their destinations.
         std::vector<std::int64_t> bytes;
         for (const parallel::Range& slice : layout_->own_of_rank)

@@ -181,7 +181,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
       recorded_ = {after.feature.since(before.feature), after.data.since(before.data),
                    after.others.since(before.others)};
     }
-    timers_.region("step");
+    timers_.phase("step");
     graph_.replay(execution_);
   } else {
     compute();
@@ -189,7 +189,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
   Pending& pending = pending_[step % kRing];
   pending.batch = batch;
   pending.done.record(execution_);
-  timers_.region("waiting for the device");
+  timers_.phase("waiting for the device");
   upload_.finish();
   learn_outcomes(step - in_flight_);
   timers_.stop();
@@ -201,7 +201,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
 
 /// Everything about a step that differs from the step before: its rows and its constants.
 void Trainer::load(const dataset::RawBatch& batch) {
-  timers_.region("normalise");
+  timers_.phase("normalise");
   const std::int64_t step = steps_done_ + 1, width = model_.shape().width();
   kernels::AdamStep& constants = host_steps_.data()[step % kRing];
   constants = optimizer::adam_step(configuration_.optimizer, step, configuration_.run.steps,
@@ -236,7 +236,7 @@ void Trainer::compute() {
   guard();
   clip();
   backward_and_update();
-  timers_.region("bookkeeping");
+  timers_.phase("bookkeeping");
   kernels::advance_clocks(execution_, hits(), forward_.layout().total, adam_step_.data(), model_.clocks());
 }
 
@@ -254,7 +254,7 @@ void Trainer::residual_and_loss() {
   device::zero(execution_, step_sums_.data(), step_sums_.bytes());
   const std::int64_t d = shape.d_model;
   forward_.decode([&](const Forward::OwnPart& part) {
-    timers_.region("loss");
+    timers_.phase("loss");
     const std::int64_t first = part.layers.begin * d, columns = part.layers.size() * d, m = part.layers.size();
     const auto of_layers = [&](const device::Buffer<float>& all) {
       return kernels::Array<const float>{all.data() + first, columns};
@@ -270,7 +270,7 @@ void Trainer::residual_and_loss() {
                           {step_sums_.data() + sum * n + part.layers.begin, m});
   });
   // Only now, and the last layers first: partial sums are waited for before any gradient row is.
-  timers_.region("exchange");
+  timers_.phase("exchange");
   for (std::size_t block = forward_.lane().blocks.size(); block-- > 0;)
     row_gather_.send(forward_.layout(), gradient_rows(), block);
 }
@@ -294,10 +294,10 @@ kernels::AnyMatrix Trainer::gradient_rows() const {
 /// With a data axis, what the ranks of the others have selected is brought first.
 void Trainer::order_by_feature() {
   if (data_axis_.active()) {
-    timers_.region("exchange");
+    timers_.phase("exchange");
     data_axis_.gather_lists(forward_.activations(), forward_.layout().total);
     data_axis_.gather_rows(forward_.all_inputs());
-    timers_.region("transpose");
+    timers_.phase("transpose");
     data_axis_.by_feature();
   } else {
     forward_.by_feature();
@@ -308,7 +308,7 @@ void Trainer::order_by_feature() {
 
 /// Those of the last layers, with which the backward pass begins; those before them are awaited there.
 void Trainer::await_gradient_rows() {
-  timers_.region("exchange");
+  timers_.phase("exchange");
   row_gather_.wait(data_axis_.active() ? 0 : forward_.lane().blocks.size() - 1, execution_);
   if (data_axis_.active()) data_axis_.gather_rows(all_gradient_rows());
 }
@@ -321,7 +321,7 @@ kernels::LateRows Trainer::late_rows() {
 /// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it. Each
 /// rank looks at its own tokens, so all must ask.
 void Trainer::guard() {
-  timers_.region("check");
+  timers_.phase("check");
   const parallel::Range own = forward_.layout().own;
   kernels::flag_beyond(execution_, gradient_rows().rows_from(own.begin, own.size()),
                        kLargestResidual * gradient_factor(), forward_.not_finite());
@@ -383,7 +383,7 @@ void Trainer::clip() {
 /// Beside the backward pass, where there is such a place: every rank sums all rows, so this does not shrink with more
 /// of them.
 void Trainer::decoder_bias_gradient() {
-  timers_.region("biases");
+  timers_.phase("biases");
   const kernels::Execution& beside = forward_.lane().beside;
   rows_complete_.record(execution_);
   rows_complete_.hold_back(beside);
@@ -410,14 +410,14 @@ void Trainer::backward(const kernels::AdamStep* step) {
   const kernels::Array<float> gradient = activation_gradient_.array();
   const kernels::Array<std::byte> workspace = backward_workspace_.array();
   const bool some = n_keys() > 0;  // more ranks than features leave some without any
-  timers_.region("decoder backward");
+  timers_.phase("decoder backward");
   if (some && step == nullptr)
     kernels::decode_backward_norm(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
                                   gradient, decoder_norm, workspace, late_rows());
   else if (some)
     kernels::decode_backward_update(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
                                     step, gradient, decoder_norm, workspace, late_rows());
-  timers_.region("encoder backward");
+  timers_.phase("encoder backward");
   if (some && step == nullptr)
     kernels::encode_backward_norm(execution_, activations(), hits(), forward_.all_inputs(), gradient, encoder_norm,
                                   workspace);
@@ -425,7 +425,7 @@ void Trainer::backward(const kernels::AdamStep* step) {
     kernels::encode_backward_update(execution_, activations(), hits(), forward_.all_inputs(), gradient,
                                     model_.owned_encoder(), model_.owned_encoder_bias(), step, encoder_norm, workspace);
   if (step == nullptr || !data_axis_.active()) return;
-  timers_.region("exchange");
+  timers_.phase("exchange");
   data_axis_.gather_weights(model_.encoder());
   data_axis_.gather_biases();
 }
@@ -434,7 +434,7 @@ void Trainer::backward_and_update() {
   backward(adam_step_.data());
   if (configuration_.optimizer.clip_norm > 0 && configuration_.optimizer.clip_mode == optimizer::ClipMode::previous)
     form_norm(true);  // of the clipped gradient, as the update saw it
-  timers_.region("biases");
+  timers_.phase("biases");
   biases_formed_.hold_back(execution_);
   kernels::adam_vector(execution_, model_.decoder_bias(), decoder_bias_gradient_.array(), adam_step_.data());
 }

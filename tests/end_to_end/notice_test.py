@@ -53,7 +53,7 @@ def check(weft):
     assert code == 75, code
     assert program.record(weft.folder / "start")["result"]["step"] > 0
     # The table of timings is printed between the last step and the evaluation.
-    code = train_with_notice(weft, "end", "region ", steps=20)
+    code = train_with_notice(weft, "end", "phase ", steps=20)
     assert code == 0, code
     assert "validation" in program.record(weft.folder / "end")["result"]
 

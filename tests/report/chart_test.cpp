@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts, numbers and charts of a page: nothing that comes from a file can be markup, and no value makes a broken
-// picture.
+// Texts, numbers and charts of a page: text from files is never markup, and every value gives a valid picture.
 #include "report/chart.hpp"
 
 #include <doctest/doctest.h>
@@ -9,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "report/format.hpp"
 #include "report/html.hpp"
 
 using namespace weft::report;
@@ -19,7 +19,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 const std::string kReplaced = "\xEF\xBF\xBD";
 
-/// No coordinate of the picture is a word.
+/// No coordinate of the picture is nan or inf.
 bool is_drawn(const std::string& svg) {
   for (const char* word : {"=\"nan", "=\"inf", "=\"-nan", "=\"-inf", " nan", " inf", "-nan", "Lnan", "Mnan"})
     if (svg.find(word) != std::string::npos) return false;
@@ -50,13 +50,13 @@ TEST_CASE("numbers have three significant digits") {
                                                      {1e20, "1e+20"},  {kNan, "not finite"}, {-5e-324, "-4.9e-324"},
                                                      {100.4, "100"}};
   for (const auto& [value, text] : expected) CHECK(short_number(value) == text);
-  CHECK(bytes_text(0) == "0 B");
-  CHECK(bytes_text(999) == "999 B");
-  CHECK(bytes_text(999'900) == "1 MB");
-  CHECK(bytes_text(2.82e9) == "2.82 GB");
+  CHECK(decimal_bytes_text(0) == "0 B");
+  CHECK(decimal_bytes_text(999) == "999 B");
+  CHECK(decimal_bytes_text(999'900) == "1 MB");
+  CHECK(decimal_bytes_text(2.82e9) == "2.82 GB");
 }
 
-TEST_CASE("a chart is whole whatever its values") {
+TEST_CASE("a chart is valid for all values") {
   for (const std::vector<double>& values : {std::vector<double>{},
                                             {kNan},
                                             {kNan, 2, kInfinite},
@@ -78,11 +78,11 @@ TEST_CASE("a chart is whole whatever its values") {
     BarChart bars;
     bars.values = values;
     CHECK(is_drawn(bar_chart(bars)));
-    LyingBars lying;
+    HorizontalBars lying;
     for (const double value : values) lying.bars.push_back({"a", value, "b", value, value, value});
-    CHECK(is_drawn(lying_bars(lying)));
+    CHECK(is_drawn(horizontal_bars(lying)));
     lying.limit_name = "limit";
-    CHECK(is_drawn(lying_bars(lying)));
+    CHECK(is_drawn(horizontal_bars(lying)));
     HeatMap map;
     if (!values.empty()) map.values.push_back(values);
     map.notes.emplace_back(values.size());

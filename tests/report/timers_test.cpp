@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Regions of time on several ranks: each rank spends its own time, and every rank learns of all.
+// Phases on several ranks: each rank measures its own, and every rank gets the times of all.
 #include "report/timers.hpp"
 
 #include <thread>
@@ -14,36 +14,36 @@ namespace {
 void wait(double milliseconds) { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds)); }
 }  // namespace
 
-TEST_CASE("regions follow one another and do not overlap") {
+TEST_CASE("phases follow one another and do not overlap") {
   const auto begin = std::chrono::steady_clock::now();
   report::Timers timers;
-  timers.region("a");
+  timers.phase("a");
   wait(20);
-  timers.region("b");
+  timers.phase("b");
   {
     const report::Timers::Scope inner(timers, "inner");
     wait(20);
   }
-  timers.region("a");
+  timers.phase("a");
   timers.stop();
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  wait(30);  // counted to nothing
+  wait(30);  // counted to no phase
   // A sleep lasts at least as long as asked; above it any load of the machine may be added.
   CHECK(timers.seconds("a") >= 0.020);
   CHECK(timers.seconds("inner") >= 0.020);
   CHECK(timers.seconds("none") == 0);
-  // Time inside the inner region is not counted to the outer one as well.
+  // Time inside the inner phase is not counted to the outer one as well.
   CHECK(timers.seconds("a") + timers.seconds("b") + timers.seconds("inner") <= elapsed);
 }
 
-TEST_CASE("every rank learns the smallest, mean and largest time of each region of any rank") {
+TEST_CASE("every rank gets the minimum, mean and maximum time of each phase") {
   const auto& ranks = testing::world().all();
   report::Timers timers;
-  timers.region("all");
+  timers.phase("all");
   wait(5.0 * (1 + ranks.rank()));
-  timers.region("all");
+  timers.phase("all");
   if (ranks.rank() == ranks.size() - 1) {
-    timers.region("last rank alone");
+    timers.phase("last rank alone");
     wait(5);
   }
   const auto statistics = timers.gather(ranks);

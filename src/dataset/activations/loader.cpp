@@ -13,6 +13,7 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "base/trace.hpp"
 #include "dataset/activations/row_exchange.hpp"
 #include "dataset/activations/window.hpp"
 #include "device/memory.hpp"
@@ -57,6 +58,7 @@ class BatchSource {
 
   /// Fills the next slot. Collective.
   RawBatch& produce() {
+    const trace::Scope scope(trace::Row::reader, "prepare batch");
     Slot& slot = slots_[produced_ % kSlots];
     RawBatch& batch = slot.batch;
     batch.begin = cursor_;
@@ -264,6 +266,7 @@ Loader::~Loader() = default;
 
 const RawBatch& Loader::next() {
   fault::point("data-wait");
+  const trace::Scope scope(trace::Row::host, "waiting for data");
   const auto began = Clock::now();
   RawBatch& batch = production_->next();
   batch.waited = seconds_since(began);

@@ -135,6 +135,7 @@ Traffic RowExchange::deliver(const Window& window, const Segment& segment, Batch
       if (stage < 1 || stage > n_pieces_) return;
       const Piece& piece = pieces[(stage - 1) % 3];
       const auto began = std::chrono::steady_clock::now();
+      const trace::Scope scope(trace::Row::reader, "exchange rows");
       ranks.all_to_all(send_[(stage - 1) % 2].data(), piece.send_bytes, receive_[(stage - 1) % 2].data(),
                        piece.receive_bytes);
       traffic.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();

@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "parallel/grid.hpp"
 
 namespace weft::dataset {
@@ -152,7 +153,10 @@ const Window& WindowReader::load(Cursor cursor) {
     std::swap(current_, next_);
     plan_next();
   }
-  run(jobs(current_, 1.0));
+  {
+    const trace::Scope scope(trace::Row::reader, "read");
+    run(jobs(current_, 1.0));
+  }
   agree();
   return current_;
 }

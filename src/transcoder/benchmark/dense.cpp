@@ -86,7 +86,7 @@ void DenseTrainer::step(const dataset::RawBatch& batch) {
 
 void DenseTrainer::encode(const dataset::RawBatch& batch) {
   const std::int64_t d = model_.shape().d_model, width = model_.shape().width();
-  timers_.region("normalise");
+  timers_.phase("normalise");
   device::zero(execution_, flag_.data(), flag_.bytes());
   const Matrix<float> x = inputs_.matrix(n_tokens_, width), y = targets_.matrix(n_tokens_, width);
   kernels::normalise_rows(execution_, batch.inputs, normalisation_.input_mean.array(),
@@ -95,15 +95,15 @@ void DenseTrainer::encode(const dataset::RawBatch& batch) {
                           normalisation_.target_scale.array(), any(y), flag_.data());
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
-  timers_.region("select");
+  timers_.phase("select");
   selection_.select(n_tokens_, bias, [&](const kernels::Execution&, const TileRequest& tile, AnyMatrix product) {
-    timers_.region("encode");
+    timers_.phase("encode");
     kernels::encode_tile(
         execution_, any(x).rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d),
         model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin, product, encode_workspace_.array());
-    timers_.region("select");
+    timers_.phase("select");
   });
-  timers_.region("scatter");
+  timers_.phase("scatter");
   for (std::int64_t s = 0; s < model_.shape().n_layers; ++s)
     kernels::scatter_activations(execution_, selection_.activations(), selection_.activations().value, s,
                                  activations(s));
@@ -111,7 +111,7 @@ void DenseTrainer::encode(const dataset::RawBatch& batch) {
 
 void DenseTrainer::decode_and_loss(const dataset::RawBatch& batch) {
   const std::int64_t n = model_.shape().n_layers, width = model_.shape().width();
-  timers_.region("decode");
+  timers_.phase("decode");
   std::vector<Matrix<const float>> active, decoder;
   for (std::int64_t s = 0; s < n; ++s) {
     active.push_back(activations(s));
@@ -119,7 +119,7 @@ void DenseTrainer::decode_and_loss(const dataset::RawBatch& batch) {
   }
   const Matrix<float> reconstruction = reconstruction_.matrix(n_tokens_, width);
   kernels::dense_decode(execution_, active, decoder, reconstruction);
-  timers_.region("loss");
+  timers_.phase("loss");
   const double values = static_cast<double>(batch.n_tokens) * static_cast<double>(model_.shape().d_model);
   const kernels::LossSums sums{{loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
   kernels::residual_and_loss(execution_, any(reconstruction), 1, any(targets_.matrix(n_tokens_, width)),
@@ -135,21 +135,21 @@ void DenseTrainer::backward() {
   const Matrix<float> g = gradient_rows_.matrix(n_tokens_, shape.width());
   const Matrix<float> x = inputs_.matrix(n_tokens_, shape.width());
   const Matrix<float> gradient = activation_gradient_.matrix(n_tokens_, shape.n_features);
-  timers_.region("biases");
+  timers_.phase("biases");
   kernels::column_sums(execution_, any(g), decoder_bias_gradient_.array());
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
     const std::size_t layer = static_cast<std::size_t>(s);
-    timers_.region("decoder backward");
+    timers_.phase("decoder backward");
     kernels::dense_decoder_gradient(execution_, activations(s), g,
                                     decoder_gradient_[layer].matrix(shape.n_features, shape.decoder_columns(s)));
     kernels::dense_activation_gradient(execution_, weights(model_.decoder()[layer]), g, gradient);
-    timers_.region("mask");
+    timers_.phase("mask");
     kernels::mask_gradient(execution_, activations(s), gradient);
-    timers_.region("encoder backward");
+    timers_.phase("encoder backward");
     kernels::dense_encoder_gradient(execution_, gradient,
                                     {x.data + s * shape.d_model, n_tokens_, shape.d_model, x.stride},
                                     encoder_gradient_[layer].matrix(shape.n_features, shape.d_model));
-    timers_.region("biases");
+    timers_.phase("biases");
     kernels::column_sums(execution_, any(gradient),
                          {encoder_bias_gradient_.data() + s * shape.n_features, shape.n_features});
   }
@@ -157,7 +157,7 @@ void DenseTrainer::backward() {
 
 void DenseTrainer::update() {
   const Shape& shape = model_.shape();
-  timers_.region("optimizer");
+  timers_.phase("optimizer");
   for (std::size_t s = 0; s < encoder_gradient_.size(); ++s) {
     const kernels::ParameterRows &encoder = model_.encoder()[s], &decoder = model_.decoder()[s];
     kernels::adam_rows(execution_, encoder, 0, encoder_gradient_[s].matrix(shape.n_features, encoder.columns),
