@@ -23,6 +23,9 @@
 
 namespace weft::kernels::cuda {
 
+/// Bytes of workspace that the library may use for a product.
+constexpr std::int64_t kGemmWorkspace = std::int64_t{32} << 20;
+
 struct GemmShape {
   std::int64_t n_tokens = 0;
   std::int64_t n_features = 0;

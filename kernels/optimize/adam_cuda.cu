@@ -6,7 +6,7 @@
 
 #include "kernels/matrix_cuda.cuh"
 #include "kernels/optimize/adam_cuda.cuh"
-#include "kernels/optimize/adam_cuda.hpp"
+#include "kernels/optimize/adam.hpp"
 
 namespace weft::kernels::cuda {
 namespace {

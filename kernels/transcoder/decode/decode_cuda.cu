@@ -2,7 +2,7 @@
 //
 // The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows stream (feature_stream_cuda.cuh);
 // all else walks feature by feature.
-#include "kernels/transcoder/decode/decode_cuda.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 
@@ -42,7 +42,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
               const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
               Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
               const LateRows& late) {
-  if (decoder.size() > kMostLayers) throw Error(ExitCode::usage, "decode_backward: more than 128 layers");
+  require_layers("decode_backward", decoder.size());
   const cudaStream_t queue = stream_of(execution);
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
   const std::int64_t n_features = activations.n_features, n_keys = n_layers * n_features;
@@ -105,7 +105,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
 }  // namespace
 
-std::int64_t decode_backward_workspace(std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
+std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
                                        std::int64_t capacity) {
   const std::int64_t groups = grouping_of(d_model).groups;
   return place_stream(nullptr, n_layers, n_features, capacity, n_layers * groups,

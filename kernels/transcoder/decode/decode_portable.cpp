@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <string>
-
-#include "base/error.hpp"
+#include "kernels/constants.hpp"
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
-#include "kernels/transcoder/decode/decode_cuda.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 
 namespace {
 
@@ -18,9 +15,6 @@ constexpr int kForwardColumns = 1024;
 #else
 constexpr int kForwardColumns = 4096;
 #endif
-
-// Enough for the deepest open models (126 layers); bounded because kernel arguments are.
-constexpr int kMostLayers = 256;
 
 struct DecoderWeights {
   const void* layer[kMostLayers];
@@ -101,12 +95,7 @@ void forward(const Execution& execution, const SparseActivations& activations, s
 void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
                     std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
                     AnyMatrix y) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::decode_forward(execution, activations, token_begin, token_count, decoder, target_begin, y);
-  if (decoder.size() > kMostLayers)
-    throw Error(ExitCode::usage, "decode_forward: " + std::to_string(decoder.size()) + " layers (at most " +
-                                     std::to_string(kMostLayers) + ")");
+  require_layers("decode_forward", decoder.size());
   DecoderWeights weights{};
   for (std::size_t s = 0; s < decoder.size(); ++s) {
     require_portable_storage(decoder[s]);
@@ -206,21 +195,14 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
 }  // namespace
 
-std::int64_t decode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
-                                       std::int64_t d_model, std::int64_t capacity) {
-  if constexpr (kCudaBuild)
-    if (backend == Backend::cuda) return cuda::decode_backward_workspace(n_layers, n_features, d_model, capacity);
+std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
   return 0;  // what a team needs is its scratch
 }
 
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
-                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte>,
                             const LateRows& late) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, step,
-                                          activation_gradient, squared_norm, workspace, late);
   if (late.wait) late.wait();
   for (std::size_t s = 0; s < decoder.size(); ++s)
     backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], step,
@@ -229,16 +211,12 @@ void decode_backward_update(const Execution& execution, const SparseActivations&
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
-                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte>,
                           const LateRows& late) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::decode_backward_norm(execution, activations, hits, gradient_rows, decoder, activation_gradient,
-                                        squared_norm, workspace, late);
   if (late.wait) late.wait();
   for (std::size_t s = 0; s < decoder.size(); ++s)
     backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], nullptr,
              activation_gradient.data, squared_norm.data);
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

@@ -2,7 +2,7 @@
 //
 // The encoder's backward pass: the stream of feature_stream_cuda.cuh without dot products, one target a source; then
 // the biases, whose gradients are sums over the same hits.
-#include "kernels/transcoder/encode/backward_cuda.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 
@@ -87,7 +87,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
               const AnyMatrix& x, Array<const float> preactivation_gradient, std::span<const ParameterRows> encoder,
               std::span<const ParameterVector> bias, const AdamStep* step, Array<double> squared_norm,
               Array<std::byte> workspace) {
-  if (activations.n_layers > kMostLayers) throw Error(ExitCode::usage, "encode_backward: more than 128 layers");
+  require_layers("encode_backward", static_cast<std::size_t>(activations.n_layers));
   const cudaStream_t queue = stream_of(execution);
   const std::int64_t n_layers = activations.n_layers, n_features = activations.n_features;
   const std::int64_t d_model = x.columns / n_layers;
@@ -151,7 +151,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
 }  // namespace
 
-std::int64_t encode_backward_workspace(std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
+std::int64_t encode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
                                        std::int64_t capacity) {
   return place_stream(nullptr, n_layers, n_features, capacity, 0, n_layers * grouping_of(d_model).groups, nullptr);
 }

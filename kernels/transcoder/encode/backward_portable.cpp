@@ -3,10 +3,9 @@
 // The sparse backward pass of the encoder: only features that fired contribute, every row is updated.
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
-#include "kernels/transcoder/encode/backward_cuda.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 namespace {
 
 struct BackwardScratch {
@@ -88,21 +87,14 @@ Hits hits_of(const FeatureHits& hits, Array<const float> preactivation_gradient)
 
 }  // namespace
 
-std::int64_t encode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
-                                       std::int64_t d_model, std::int64_t capacity) {
-  if constexpr (kCudaBuild)
-    if (backend == Backend::cuda) return cuda::encode_backward_workspace(n_layers, n_features, d_model, capacity);
+std::int64_t encode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
   return 0;  // what a team needs is its scratch
 }
 
 void encode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix x, Array<const float> preactivation_gradient,
                             std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
-                            const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::encode_backward_update(execution, activations, hits, x, preactivation_gradient, encoder, bias, step,
-                                          squared_norm, workspace);
+                            const AdamStep* step, Array<double> squared_norm, Array<std::byte>) {
   for (std::size_t s = 0; s < encoder.size(); ++s) {
     require_portable_storage(encoder[s]);
     const std::int64_t layer = static_cast<std::int64_t>(s);
@@ -113,11 +105,7 @@ void encode_backward_update(const Execution& execution, const SparseActivations&
 
 void encode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix x, Array<const float> preactivation_gradient, Array<double> squared_norm,
-                          Array<std::byte> workspace) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::encode_backward_norm(execution, activations, hits, x, preactivation_gradient, squared_norm,
-                                        workspace);
+                          Array<std::byte>) {
   const std::int64_t d_model = x.columns / activations.n_layers;
   ParameterRows shape;
   shape.rows = activations.n_features;
@@ -127,4 +115,4 @@ void encode_backward_norm(const Execution& execution, const SparseActivations& a
              shape, {}, nullptr, squared_norm.data);
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

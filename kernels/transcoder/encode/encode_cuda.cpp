@@ -10,7 +10,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kLibraryBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kLargestAlignment = 16;
 
 /// Products are prepared once for each shape: describing one and choosing its algorithm takes the host longer than the
@@ -47,7 +46,9 @@ std::int64_t address(const void* pointer) {
 
 }  // namespace
 
-std::int64_t encode_workspace() { return kLibraryBytes; }
+std::int64_t encode_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, Scalar, StatePolicy, Scalar) {
+  return kGemmWorkspace;
+}
 
 void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin,
                  AnyMatrix product, Array<std::byte> workspace) {

@@ -11,12 +11,6 @@
 
 namespace weft::kernels::cuda {
 
-/// Bytes of workspace that the library may use for a product.
-std::int64_t encode_workspace();
-
-void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
-                 Array<std::byte> workspace);
-
 /// The algorithms to take where a record fits shape, GPU and library; before the first product of a shape.
 void use_gemm_records(std::vector<GemmRecord>);
 /// Those taken so far in this process, one a shape.

@@ -8,9 +8,9 @@
 
 #include "base/error.hpp"
 #include "kernels/bf16.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
-#include "kernels/transcoder/encode/encode_cuda.hpp"
 
 #ifdef KOKKOS_ENABLE_CUDA
 #include <cublasLt.h>
@@ -18,14 +18,11 @@
 #include <cblas.h>
 #endif
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 namespace {
 
 /// Pieces of the workspace start at multiples of this.
 constexpr std::int64_t kAlignment = 256;
-#ifdef KOKKOS_ENABLE_CUDA
-constexpr std::int64_t kLibraryBytes = std::int64_t{32} << 20;
-#endif
 
 std::int64_t padded(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -127,8 +124,8 @@ void multiply(const Execution& execution, const AnyMatrix& x, const AnyMatrix& w
   const cublasOperation_t transposed = CUBLAS_OP_T;
   check(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
         "describing the encoder product");
-  const std::uint64_t library_bytes = kLibraryBytes;
-  void* library_workspace = workspace.take(kLibraryBytes);
+  const std::uint64_t library_bytes = cuda::kGemmWorkspace;
+  void* library_workspace = workspace.take(cuda::kGemmWorkspace);
   // Split-K adds partial sums, and how many depends on the GPU: left out, so that the choice is the shape's alone.
   const std::uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
   check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &library_bytes,
@@ -182,26 +179,21 @@ constexpr bool kLibraryTakesBf16 = false;
 
 }  // namespace
 
-std::int64_t encode_workspace(Backend backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
+std::int64_t encode_workspace(Backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
                               Scalar input, StatePolicy policy, Scalar product) {
-  if constexpr (kCudaBuild)
-    if (backend == Backend::cuda) return cuda::encode_workspace();
   // Whether the fp32 policy keeps two 16-bit planes is known only with the parameters: widening is always provided for
   // then.
   std::int64_t bytes = padded(n_tokens * d_model * (input == Scalar::fp32 ? 0 : 4)) +
                        padded(n_features * d_model * (policy == StatePolicy::fp32 && !kLibraryTakesBf16 ? 0 : 4)) +
                        padded(n_tokens * n_features * (product == Scalar::fp32 ? 0 : 4));
 #ifdef KOKKOS_ENABLE_CUDA
-  bytes += kLibraryBytes;
+  bytes += cuda::kGemmWorkspace;
 #endif
   return bytes;
 }
 
 void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin,
                  AnyMatrix product, Array<std::byte> workspace) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::encode_tile(execution, x, encoder, row_begin, product, workspace);
   if (product.rows == 0 || product.columns == 0) return;
   const Space space = space_of(execution);
   Workspace pieces{workspace};
@@ -223,4 +215,4 @@ void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& e
   narrow(space, {sums, product.rows, product.columns, product.columns}, product);
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

@@ -17,6 +17,7 @@
 // Limit: L2. The rows gathered (512 B x chunks a hit) and the state (8 to 24 B a parameter) both pass through it.
 #pragma once
 
+#include "kernels/constants.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -24,7 +25,6 @@ namespace weft::kernels::cuda {
 
 constexpr int kItemFeatures = 32;
 constexpr std::uint32_t kHotHits = 64;
-constexpr int kMostLayers = 128;  // bounded because kernel arguments are; the deepest open models have 126
 
 /// One hit as the stream reads it.
 struct Hit {

@@ -78,7 +78,7 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
     const device::Buffer<std::byte> input = random_rows(execution, shape.n_tokens, shape.input_stride),
                                     weight = random_rows(execution, shape.n_features, shape.weight_stride);
     const device::Buffer<std::byte> product(shape.n_tokens * shape.product_stride * kernels::bytes_of(shape.product)),
-        workspace(kernels::cuda::encode_workspace());
+        workspace(kernels::cuda::kGemmWorkspace);
     const GemmRecord best =
         kernels::cuda::Gemm::tune(execution, shape, input.data(), weight.data(), product.data(), workspace.array());
     const double teraflops = 2e-9 * static_cast<double>(shape.n_tokens) * static_cast<double>(shape.n_features) *

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Connects the implementations in {encode,backward}_portable.cpp, encode_cuda.cpp and backward_cuda.cu.
+#include "kernels/transcoder/encode/encode.hpp"
+
+#include "kernels/dispatch.hpp"
+
+namespace weft::kernels {
+
+namespace portable {
+decltype(kernels::encode_workspace) encode_workspace;
+decltype(kernels::encode_tile) encode_tile;
+decltype(kernels::encode_backward_workspace) encode_backward_workspace;
+decltype(kernels::encode_backward_update) encode_backward_update;
+decltype(kernels::encode_backward_norm) encode_backward_norm;
+}  // namespace portable
+
+namespace cuda {
+decltype(kernels::encode_workspace) encode_workspace;
+decltype(kernels::encode_tile) encode_tile;
+decltype(kernels::encode_backward_workspace) encode_backward_workspace;
+decltype(kernels::encode_backward_update) encode_backward_update;
+decltype(kernels::encode_backward_norm) encode_backward_norm;
+}  // namespace cuda
+
+std::int64_t encode_workspace(Backend backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
+                              Scalar input, StatePolicy policy, Scalar product) {
+  return dispatch<portable::encode_workspace, cuda::encode_workspace>(backend, n_tokens, n_features, d_model, input,
+                                                                      policy, product);
+}
+
+void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin,
+                 AnyMatrix product, Array<std::byte> workspace) {
+  dispatch<portable::encode_tile, cuda::encode_tile>(execution, x, encoder, row_begin, product, workspace);
+}
+
+std::int64_t encode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
+                                       std::int64_t d_model, std::int64_t capacity) {
+  return dispatch<portable::encode_backward_workspace, cuda::encode_backward_workspace>(backend, n_layers, n_features,
+                                                                                        d_model, capacity);
+}
+
+void encode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                            AnyMatrix x, Array<const float> preactivation_gradient,
+                            std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
+                            const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace) {
+  dispatch<portable::encode_backward_update, cuda::encode_backward_update>(
+      execution, activations, hits, x, preactivation_gradient, encoder, bias, step, squared_norm, workspace);
+}
+
+void encode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                          AnyMatrix x, Array<const float> preactivation_gradient, Array<double> squared_norm,
+                          Array<std::byte> workspace) {
+  dispatch<portable::encode_backward_norm, cuda::encode_backward_norm>(execution, activations, hits, x,
+                                                                       preactivation_gradient, squared_norm, workspace);
+}
+
+}  // namespace weft::kernels
