@@ -17,7 +17,8 @@ void adam_rows(const Execution& execution, const ParameterRows& parameters, std:
         const std::int64_t row = team.league_rank();
         AdamScratch& buffer = scratch<AdamScratch>(team);
         for_chunks(parameters.columns, parameters.segment, [&](std::int64_t column, int count) {
-          adam_chunk(team, parameters, row_begin + row, column, count, gradient.row(row) + column, adam, buffer);
+          update_chunk(team, parameters, row_begin + row, column, count, gradient.row(row) + column, AdamRule{}, adam,
+                       buffer);
         });
       });
 }

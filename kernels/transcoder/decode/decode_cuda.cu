@@ -38,10 +38,11 @@ __global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layer
   out[key] = scale * scale * sum;
 }
 
+template <class Epilogue>
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
               const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
               Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-              const LateRows& late) {
+              const LateRows& late, const Epilogue& epilogue) {
   require_layers("decode_backward", decoder.size());
   const cudaStream_t queue = stream_of(execution);
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
@@ -56,9 +57,11 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   if (!vector) {
     if (late.wait) late.wait();
     for (std::int64_t s = 0; s < n_layers; ++s)
-      launch_rows(queue, {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
-                          s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
-                          activation_gradient.data, squared_norm.data});
+      launch_rows(queue,
+                  {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
+                   s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
+                   activation_gradient.data, squared_norm.data},
+                  epilogue);
     return;
   }
 
@@ -86,9 +89,9 @@ void backward(const Execution& execution, const SparseActivations& activations, 
     a.items = units_before(end) * a.stream.blocks;
     require(cudaMemsetAsync(a.stream.next_item, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
     if (step != nullptr)
-      launch_stream<true, true>(queue, decoder[0].policy, grouping, a);
+      launch_stream<true, true>(queue, decoder[0].policy, grouping, a, epilogue);
     else
-      launch_stream<true, false>(queue, decoder[0].policy, grouping, a);
+      launch_stream<true, false>(queue, decoder[0].policy, grouping, a, epilogue);
   };
   const std::int64_t split = late.wait ? late.first : 0;
   stream_targets(split, n_layers);
@@ -117,7 +120,7 @@ void decode_backward_update(const Execution& execution, const SparseActivations&
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
                             const LateRows& late) {
   backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace,
-           late);
+           late, RowEpilogue<>{});
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
@@ -125,7 +128,7 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
                           const LateRows& late) {
   backward(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient, squared_norm, workspace,
-           late);
+           late, RowEpilogue<>{});
 }
 
 }  // namespace weft::kernels::cuda
