@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connects the implementations in {encode,backward}_portable.cpp, encode_cuda.cpp and backward_cuda.cu.
+// The forward product through gemm; the backward pass connects backward_portable.cpp and backward_cuda.cu.
 #include "kernels/transcoder/encode/encode.hpp"
 
+#include "base/error.hpp"
 #include "kernels/dispatch.hpp"
+#include "kernels/gemm/gemm.hpp"
 
 namespace weft::kernels {
 
 namespace portable {
-decltype(kernels::encode_workspace) encode_workspace;
-decltype(kernels::encode_tile) encode_tile;
 decltype(kernels::encode_backward_workspace) encode_backward_workspace;
 decltype(kernels::encode_backward_update) encode_backward_update;
 decltype(kernels::encode_backward_norm) encode_backward_norm;
 }  // namespace portable
 
 namespace cuda {
-decltype(kernels::encode_workspace) encode_workspace;
-decltype(kernels::encode_tile) encode_tile;
 decltype(kernels::encode_backward_workspace) encode_backward_workspace;
 decltype(kernels::encode_backward_update) encode_backward_update;
 decltype(kernels::encode_backward_norm) encode_backward_norm;
@@ -25,13 +23,22 @@ decltype(kernels::encode_backward_norm) encode_backward_norm;
 
 std::int64_t encode_workspace(Backend backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
                               Scalar input, StatePolicy policy, Scalar product) {
-  return dispatch<portable::encode_workspace, cuda::encode_workspace>(backend, n_tokens, n_features, d_model, input,
-                                                                      policy, product);
+  // The CUDA backend keeps fp32 weights as two planes, of which the product reads the bf16 one.
+  const bool narrow = policy != StatePolicy::fp32 || backend == Backend::cuda;
+  return gemm_workspace(input, narrow ? Scalar::bf16 : Scalar::fp32, product, n_tokens, n_features, d_model);
 }
 
 void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin,
                  AnyMatrix product, Array<std::byte> workspace) {
-  dispatch<portable::encode_tile, cuda::encode_tile>(execution, x, encoder, row_begin, product, workspace);
+  if (product.rows == 0 || product.columns == 0) return;
+  if (x.type == Scalar::fp32 && encoder.weight_rest != nullptr)
+    throw Error(ExitCode::internal,
+                "encode_tile: fp32 inputs with the bf16 plane of fp32 weights (only bf16 inputs are supported)");
+  const bool narrow = encoder.policy != StatePolicy::fp32 || encoder.weight_rest != nullptr;
+  const AnyMatrix weight{encoder.weight, narrow ? Scalar::bf16 : Scalar::fp32, encoder.rows, encoder.columns,
+                         encoder.columns};
+  gemm(execution, 1.0f, x, Form::plain, weight.rows_from(row_begin, product.columns), Form::transposed, 0.0f, product,
+       workspace);
 }
 
 std::int64_t encode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
