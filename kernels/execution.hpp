@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a kernel is to run. Passed by value to every kernel; `device/` makes it.
+// Where and in which order a kernel runs. First argument of every kernel; created by `device/`.
 #pragma once
 
 namespace weft::kernels {
 
 /// portable: written once in Kokkos, runs in Kokkos' default execution space. cuda: hand-written, NVIDIA only.
+/// dispatch.hpp selects between them.
 enum class Backend { portable, cuda };
 
-/// Whether this build has the hand-written kernels. A function that has one begins with
-///   if constexpr (kCudaBuild)
-///     if (execution.backend == Backend::cuda) return cuda::f(...);
+/// True if this build contains the hand-written CUDA kernels.
 #ifdef WEFT_ENABLE_CUDA
 constexpr bool kCudaBuild = true;
 #else

@@ -8,9 +8,9 @@
 // a step that reads what another lane wrote to scratch does (`team_barrier`, which is also all a single host thread
 // needs). Every output has one owning team and every sum a fixed order: results do not depend on the number of threads.
 //
-// To add a hand-written CUDA version of a function: NAME_cuda.cu and its plain header NAME_cuda.hpp in namespace `cuda`
-// (same name and arguments), and the two lines of execution.hpp at the head of the portable one. tests/gpu holds the
-// two against each other.
+// To add a hand-written CUDA implementation of a kernel: move the Kokkos one into namespace `portable`, write the other
+// in NAME_cuda.cu in namespace `cuda` with the same name and signature, and connect both in NAME.cpp (dispatch.hpp).
+// The kernel's test needs no change: for_each_backend (tests/kernels/support.hpp) runs both.
 #pragma once
 
 #include <Kokkos_Core.hpp>

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/convert/convert.hpp"
-#include "kernels/convert/convert_cuda.hpp"
 #include "kernels/portable.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 
 void normalise_rows(const Execution& execution, AnyMatrix raw, Array<const float> mean, Array<const float> scale,
                     AnyMatrix out, std::int32_t* flag) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::normalise_rows(execution, raw, mean, scale, out, flag);
   for_teams(
       execution, "normalise_rows", raw.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank();
@@ -26,8 +23,6 @@ void normalise_rows(const Execution& execution, AnyMatrix raw, Array<const float
 }
 
 void copy_rows(const Execution& execution, AnyMatrix in, AnyMatrix out) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::copy_rows(execution, in, out);
   for_teams(
       execution, "copy_rows", in.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank();
@@ -39,4 +34,4 @@ void copy_rows(const Execution& execution, AnyMatrix in, AnyMatrix out) {
       });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuBLASLt counts columns first. Seen that way a row-major [n, d] matrix is d x n, and the product [n, f] is
-// (f x n) = weight^T (d x f) * input (d x n).
+// cuBLASLt is column-major. It sees the transpose of each row-major matrix, so it computes C^T = op(B)^T op(A)^T: its
+// first operand is B, its second is A, and an operand that is stored plain here is plain there.
 #include "kernels/gemm/gemm_cuda.hpp"
 
 #include <cublasLt.h>
@@ -9,9 +9,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/gemm/dense_library.hpp"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -27,8 +31,8 @@ void check(cudaError_t status, const char* what) {
     throw Error(ExitCode::internal, std::string("CUDA: ") + what + " failed (" + cudaGetErrorString(status) + ")");
 }
 
-/// One handle a process: it only holds what the library knows of the device, and destroying it at exit would race with
-/// the driver's own shutdown.
+/// One handle per process. It holds only what the library knows of the device; it is not destroyed, which would race
+/// with the driver's own shutdown.
 cublasLtHandle_t library() {
   static const cublasLtHandle_t handle = [] {
     cublasLtHandle_t made = nullptr;
@@ -67,7 +71,7 @@ bool from_hexadecimal(const std::string& text, cublasLtMatmulAlgo_t& algorithm) 
   return true;
 }
 
-/// Whether the sum over d is cut into parts that are added later.
+/// True if the sum over `inner` is cut into parts that are added later.
 bool splits_sum(const cublasLtMatmulAlgo_t& algorithm) {
   int parts = 1;
   std::size_t written = 0;
@@ -80,7 +84,7 @@ bool splits_sum(const cublasLtMatmulAlgo_t& algorithm) {
 
 struct Gemm::Plan {
   cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t weight = nullptr, input = nullptr, product = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
   cublasLtMatmulAlgo_t algorithm{};
   GemmRecord record;
 
@@ -89,23 +93,36 @@ struct Gemm::Plan {
     record.gpu = gpu_name();
     record.library = gemm_library_version();
     check(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    check(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
-          "describing a product");
-    const cudaDataType in = type_of(shape.input), out = type_of(shape.product);
-    const auto d = static_cast<std::uint64_t>(shape.d_model), n = static_cast<std::uint64_t>(shape.n_tokens),
-               f = static_cast<std::uint64_t>(shape.n_features);
-    check(cublasLtMatrixLayoutCreate(&weight, in, d, f, shape.weight_stride), "describing a matrix");
-    check(cublasLtMatrixLayoutCreate(&input, in, d, n, shape.input_stride), "describing a matrix");
-    check(cublasLtMatrixLayoutCreate(&product, out, f, n, shape.product_stride), "describing a matrix");
+    set_form(CUBLASLT_MATMUL_DESC_TRANSA, shape.b_form);
+    set_form(CUBLASLT_MATMUL_DESC_TRANSB, shape.a_form);
+    const cudaDataType in = type_of(shape.input), out = type_of(shape.output);
+    a = layout_of(in, shape.a_form, shape.rows, shape.inner, shape.a_stride);
+    b = layout_of(in, shape.b_form, shape.inner, shape.columns, shape.b_stride);
+    c = layout_of(out, Form::plain, shape.rows, shape.columns, shape.c_stride);
   }
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
   ~Plan() {
-    cublasLtMatrixLayoutDestroy(product);
-    cublasLtMatrixLayoutDestroy(input);
-    cublasLtMatrixLayoutDestroy(weight);
+    cublasLtMatrixLayoutDestroy(c);
+    cublasLtMatrixLayoutDestroy(b);
+    cublasLtMatrixLayoutDestroy(a);
     cublasLtMatmulDescDestroy(operation);
+  }
+
+  void set_form(cublasLtMatmulDescAttributes_t which, Form form) {
+    const cublasOperation_t value = form == Form::plain ? CUBLAS_OP_N : CUBLAS_OP_T;
+    check(cublasLtMatmulDescSetAttribute(operation, which, &value, sizeof value), "describing a product");
+  }
+
+  /// Of a matrix that enters the product as [rows, columns].
+  static cublasLtMatrixLayout_t layout_of(cudaDataType type, Form form, std::int64_t rows, std::int64_t columns,
+                                          std::int64_t stride) {
+    cublasLtMatrixLayout_t layout = nullptr;
+    if (form == Form::transposed) std::swap(rows, columns);
+    check(cublasLtMatrixLayoutCreate(&layout, type, static_cast<std::uint64_t>(columns),
+                                     static_cast<std::uint64_t>(rows), stride),
+          "describing a matrix");
+    return layout;
   }
 
   std::vector<cublasLtMatmulHeuristicResult_t> candidates(std::int64_t workspace_bytes, int most) const {
@@ -122,8 +139,8 @@ struct Gemm::Plan {
     for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
       cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment, sizeof alignment);
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(library(), operation, weight, input, product, product,
-                                                                 preference, most, found.data(), &n);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(library(), operation, b, a, c, c, preference, most, found.data(), &n);
     cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS) n = 0;
     found.resize(static_cast<std::size_t>(n));
@@ -144,8 +161,7 @@ struct Gemm::Plan {
         !from_hexadecimal(given.algorithm, recorded))
       return false;
     cublasLtMatmulHeuristicResult_t result{};
-    if (cublasLtMatmulAlgoCheck(library(), operation, weight, input, product, product, &recorded, &result) !=
-            CUBLAS_STATUS_SUCCESS ||
+    if (cublasLtMatmulAlgoCheck(library(), operation, b, a, c, c, &recorded, &result) != CUBLAS_STATUS_SUCCESS ||
         static_cast<std::int64_t>(result.workspaceSize) > workspace_bytes)
       return false;
     use(recorded, static_cast<std::int64_t>(result.workspaceSize));
@@ -159,9 +175,8 @@ Gemm::Gemm(const GemmShape& shape, std::int64_t workspace_bytes, const GemmRecor
   if (record != nullptr && plan_->use_record(*record, workspace_bytes)) return;
   const auto found = plan_->candidates(workspace_bytes, 16);
   if (found.empty())
-    throw Error(ExitCode::internal, "cuBLASLt has no algorithm for a product of " + std::to_string(shape.n_tokens) +
-                                        " x " + std::to_string(shape.d_model) + " x " +
-                                        std::to_string(shape.n_features) + "");
+    throw Error(ExitCode::internal, "cuBLASLt has no algorithm for a product of " + std::to_string(shape.rows) + " x " +
+                                        std::to_string(shape.inner) + " x " + std::to_string(shape.columns));
   plan_->use(found.front().algo, static_cast<std::int64_t>(found.front().workspaceSize));
 }
 
@@ -169,12 +184,11 @@ Gemm::~Gemm() = default;
 Gemm::Gemm(Gemm&&) noexcept = default;
 Gemm& Gemm::operator=(Gemm&&) noexcept = default;
 
-void Gemm::run(const Execution& execution, const void* input, const void* weight, void* product,
-               Array<std::byte> workspace) const {
-  const float one = 1.0f, zero = 0.0f;
-  check(cublasLtMatmul(library(), plan_->operation, &one, weight, plan_->weight, input, plan_->input, &zero, product,
-                       plan_->product, product, plan_->product, &plan_->algorithm, workspace.data,
-                       static_cast<std::size_t>(workspace.size), static_cast<cudaStream_t>(execution.stream)),
+void Gemm::run(const Execution& execution, const void* a, const void* b, void* c, Array<std::byte> workspace,
+               float alpha, float beta) const {
+  check(cublasLtMatmul(library(), plan_->operation, &alpha, b, plan_->b, a, plan_->a, &beta, c, plan_->c, c, plan_->c,
+                       &plan_->algorithm, workspace.data, static_cast<std::size_t>(workspace.size),
+                       static_cast<cudaStream_t>(execution.stream)),
         "a product");
 }
 
@@ -190,8 +204,8 @@ std::vector<GemmRecord> Gemm::candidates(const GemmShape& shape, std::int64_t wo
   return records;
 }
 
-GemmRecord Gemm::tune(const Execution& execution, const GemmShape& shape, const void* input, const void* weight,
-                      void* product, Array<std::byte> workspace) {
+GemmRecord Gemm::tune(const Execution& execution, const GemmShape& shape, const void* a, const void* b, void* c,
+                      Array<std::byte> workspace) {
   constexpr int kWarmUp = 5, kTimed = 25;
   const auto stream = static_cast<cudaStream_t>(execution.stream);
   cudaEvent_t begin = nullptr, end = nullptr;
@@ -201,10 +215,10 @@ GemmRecord Gemm::tune(const Execution& execution, const GemmShape& shape, const 
   for (GemmRecord& candidate : candidates(shape, workspace.size)) {
     const Gemm gemm(shape, workspace.size, &candidate);
     std::vector<float> times(kTimed);
-    for (int i = 0; i < kWarmUp; ++i) gemm.run(execution, input, weight, product, workspace);
+    for (int i = 0; i < kWarmUp; ++i) gemm.run(execution, a, b, c, workspace);
     for (float& time : times) {
       check(cudaEventRecord(begin, stream), "timing a product");
-      gemm.run(execution, input, weight, product, workspace);
+      gemm.run(execution, a, b, c, workspace);
       check(cudaEventRecord(end, stream), "timing a product");
       check(cudaEventSynchronize(end), "timing a product");
       check(cudaEventElapsedTime(&time, begin, end), "timing a product");
@@ -219,6 +233,49 @@ GemmRecord Gemm::tune(const Execution& execution, const GemmShape& shape, const 
   return best;
 }
 
+namespace {
+
+/// A product is prepared once per shape: describing one and choosing its algorithm takes the host longer than the GPU
+/// needs for the product.
+struct Prepared {
+  std::vector<GemmRecord> records;
+  std::deque<Gemm> products;
+};
+Prepared& prepared() {
+  static Prepared all;
+  return all;
+}
+
+const Gemm& product_of(const GemmShape& shape, std::int64_t workspace_bytes) {
+  Prepared& all = prepared();
+  for (const Gemm& product : all.products)
+    if (product.record().shape == shape) return product;
+  const auto same = [&](const GemmRecord& record) { return record.shape == shape; };
+  const auto record = std::find_if(all.records.begin(), all.records.end(), same);
+  return all.products.emplace_back(shape, workspace_bytes, record == all.records.end() ? nullptr : &*record);
+}
+
+/// The largest power of two up to 16 that divides addresses and row lengths, in bytes.
+std::int64_t common_alignment(std::initializer_list<AnyMatrix> matrices) {
+  constexpr std::uintptr_t kLargest = 16;
+  std::uintptr_t alignment = kLargest;
+  for (const AnyMatrix& matrix : matrices) {
+    const auto row_bytes = static_cast<std::uintptr_t>(matrix.stride * bytes_of(matrix.type));
+    while ((reinterpret_cast<std::uintptr_t>(matrix.data) | row_bytes) % alignment != 0) alignment /= 2;
+  }
+  return static_cast<std::int64_t>(alignment);
+}
+
+}  // namespace
+
+void use_gemm_records(std::vector<GemmRecord> records) { prepared().records = std::move(records); }
+
+std::vector<GemmRecord> gemm_records_in_use() {
+  std::vector<GemmRecord> records;
+  for (const Gemm& product : prepared().products) records.push_back(product.record());
+  return records;
+}
+
 std::string gpu_name() {
   int device = 0;
   check(cudaGetDevice(&device), "finding the device");
@@ -230,3 +287,29 @@ std::string gpu_name() {
 std::int64_t gemm_library_version() { return static_cast<std::int64_t>(cublasLtGetVersion()); }
 
 }  // namespace weft::kernels::cuda
+
+namespace weft::kernels::dense_library {
+
+std::int64_t workspace_bytes() { return cuda::kGemmWorkspace; }
+
+bool takes(Scalar a, Scalar b, Scalar c) {
+  return a == b && (a == Scalar::bf16 || (a == Scalar::fp32 && c == Scalar::fp32));
+}
+
+void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
+              AnyMatrix c, Array<std::byte> workspace) {
+  const cuda::GemmShape shape{.rows = c.rows,
+                              .columns = c.columns,
+                              .inner = a_form == Form::plain ? a.columns : a.rows,
+                              .a_stride = a.stride,
+                              .b_stride = b.stride,
+                              .c_stride = c.stride,
+                              .input = a.type,
+                              .output = c.type,
+                              .alignment = cuda::common_alignment({a, b, c}),
+                              .a_form = a_form,
+                              .b_form = b_form};
+  cuda::product_of(shape, workspace.size).run(execution, a.data, b.data, c.data, workspace, alpha, beta);
+}
+
+}  // namespace weft::kernels::dense_library

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dense product of the encoder through cuBLASLt, row-major:
+// Dense products of gemm.hpp through cuBLASLt, and the records of the algorithms that they use.
 //
-//   product[n, f] = < input[n], weight[f] >       input [n_tokens, d], weight [n_features, d], fp32 sums
+// Invariant. The algorithm is fixed when a Gemm is made: that of a record, or the library's first that does not split
+// the sum. Nothing is timed unless `Gemm::tune` is called, so two runs of one build on one GPU type give the same bits.
+// fp32 operands are multiplied in fp32 (TF32 is off).
 //
-// Invariant. The algorithm is fixed when a Gemm is made: the one of a record, or the library's first that does not
-// split the sum over d. Nothing is timed unless `Gemm::tune` is called, so two runs of one build on one GPU type give
-// the same bits. Inputs stored in fp32 are multiplied in fp32 (TF32 is off).
-//
-// Measured on one H200, n = 4096, d = 768, f = 32768, bf16: see docs/performance.md. The limit is the tensor cores'
-// rate at the board's power limit.
+// Speed at the encoder's shapes: docs/performance.md. The limit is the tensor cores' rate at the board's power limit.
 #pragma once
 
 #include <cstddef>
@@ -20,25 +17,31 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/gemm/gemm.hpp"
 
 namespace weft::kernels::cuda {
 
+/// Bytes of workspace that the library may use for a product.
+constexpr std::int64_t kGemmWorkspace = std::int64_t{32} << 20;
+
+/// C [rows, columns] = op(A) [rows, inner] * op(B) [inner, columns]; the defaults are the encoder's forms and types.
 struct GemmShape {
-  std::int64_t n_tokens = 0;
-  std::int64_t n_features = 0;
-  std::int64_t d_model = 0;
-  std::int64_t input_stride = 0;  ///< elements from row to row
-  std::int64_t weight_stride = 0;
-  std::int64_t product_stride = 0;
-  Scalar input = Scalar::bf16;    ///< fp32 or bf16, of both inputs
-  Scalar product = Scalar::bf16;  ///< fp32 or bf16
-  std::int64_t alignment = 16;    ///< bytes that all three pointers and strides are a multiple of (16 is fastest)
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t inner = 0;
+  std::int64_t a_stride = 0;  ///< elements from row to row, as stored
+  std::int64_t b_stride = 0;
+  std::int64_t c_stride = 0;
+  Scalar input = Scalar::bf16;  ///< of A and B: fp32 or bf16
+  Scalar output = Scalar::bf16;
+  std::int64_t alignment = 16;  ///< bytes that all three addresses and row lengths are a multiple of (16 is fastest)
+  Form a_form = Form::plain;
+  Form b_form = Form::transposed;
 
   bool operator==(const GemmShape&) const = default;
 };
 
-/// Which algorithm a shape uses on a kind of GPU with one version of the library: plain values, to be written to and
-/// read from JSON.
+/// The algorithm of a shape on one GPU type with one library version: plain values, written to and read from JSON.
 struct GemmRecord {
   GemmShape shape;
   std::string gpu;             ///< the device's name
@@ -58,24 +61,30 @@ class Gemm {
   Gemm(Gemm&&) noexcept;
   Gemm& operator=(Gemm&&) noexcept;
 
-  /// Overwrites product. Pointers are aligned as the shape says; the workspace (at least record().workspace bytes,
-  /// aligned to 256) is free again when the product is there.
-  void run(const Execution&, const void* input, const void* weight, void* product, Array<std::byte> workspace) const;
+  /// C = alpha * op(A) * op(B) + beta * C. Addresses are aligned as the shape says; the workspace (at least
+  /// record().workspace bytes, aligned to 256) is free again when the product is done.
+  void run(const Execution&, const void* a, const void* b, void* c, Array<std::byte> workspace, float alpha = 1.0f,
+           float beta = 0.0f) const;
 
   const GemmRecord& record() const;
 
-  /// What the library offers for a shape, best guess first (at most 16, none that splits the sum over d), not timed.
+  /// The library's proposals for a shape, best guess first (at most 16, none that splits the sum), not timed.
   static std::vector<GemmRecord> candidates(const GemmShape&, std::int64_t workspace_bytes);
 
   /// Times the candidates on the given matrices and returns the fastest. Synchronises: for `weft benchmark --tune`
   /// only.
-  static GemmRecord tune(const Execution&, const GemmShape&, const void* input, const void* weight, void* product,
+  static GemmRecord tune(const Execution&, const GemmShape&, const void* a, const void* b, void* c,
                          Array<std::byte> workspace);
 
  private:
   struct Plan;
   std::unique_ptr<Plan> plan_;
 };
+
+/// Sets the algorithms to use where a record fits shape, GPU and library; before the first product of a shape.
+void use_gemm_records(std::vector<GemmRecord>);
+/// Those used so far in this process, one per shape.
+std::vector<GemmRecord> gemm_records_in_use();
 
 /// The name of the current device and the library's version: what a record must agree with.
 std::string gpu_name();

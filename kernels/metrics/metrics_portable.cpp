@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/metrics/metrics.hpp"
-#include "kernels/metrics/metrics_cuda.hpp"
 #include "kernels/portable.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 namespace {
 
 constexpr int kOwnColumns = 64;  // columns that one team sums over all tokens
@@ -17,9 +16,6 @@ struct DimensionScratch {
 
 void accumulate_dimensions(const Execution& execution, AnyMatrix y, AnyMatrix reconstruction, Array<const float> mean,
                            Array<const float> spread, Array<const float> pivot, DimensionSums sums) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::accumulate_dimensions(execution, y, reconstruction, mean, spread, pivot, sums);
   const std::int64_t n_teams = (y.columns + kOwnColumns - 1) / kOwnColumns;
   for_teams(
       execution, "accumulate_dimensions", n_teams, sizeof(DimensionScratch), KOKKOS_LAMBDA(const Team& team) {
@@ -54,8 +50,6 @@ void accumulate_dimensions(const Execution& execution, AnyMatrix y, AnyMatrix re
 }
 
 void accumulate_firing(const Execution& execution, const FeatureHits& hits, Array<std::int64_t> fired) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::accumulate_firing(execution, hits, fired);
   const std::int64_t* offsets = hits.offsets.data;
   for_all(
       execution, "accumulate_firing", fired.size,
@@ -64,8 +58,6 @@ void accumulate_firing(const Execution& execution, const FeatureHits& hits, Arra
 
 void advance_clocks(const Execution& execution, const FeatureHits& hits, std::int64_t tokens, const AdamStep* step,
                     Array<std::int64_t> tokens_since) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::advance_clocks(execution, hits, tokens, step, tokens_since);
   const std::int64_t* offsets = hits.offsets.data;
   for_all(
       execution, "advance_clocks", tokens_since.size, KOKKOS_LAMBDA(std::int64_t key) {
@@ -73,4 +65,4 @@ void advance_clocks(const Execution& execution, const FeatureHits& hits, std::in
       });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

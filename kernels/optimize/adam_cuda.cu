@@ -5,8 +5,8 @@
 #include <cfloat>
 
 #include "kernels/matrix_cuda.cuh"
+#include "kernels/optimize/adam.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
-#include "kernels/optimize/adam_cuda.hpp"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) update_rows(ParameterRows p, StatePo
       state.first_scale = p.first_scale[scale];
       state.second_scale = p.second_scale[scale];
     }
-    adam8(state, g, rate, pointers.first_element + static_cast<std::uint64_t>(at));
+    update8(AdamRule{}, state, g, rate, pointers.first_element + static_cast<std::uint64_t>(at));
     if (live) store_state(state, pointers, at);
     if constexpr (policy == StatePolicy::eight_bit)
       if (lane == 0) {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kLaneColumns; ++j)
       if (lane + kWarp * j < place.count) g[j] = gradient(place.row, place.column + lane + kWarp * j);
-    adam_strided(p, row_begin + place.row, place.column, place.count, g, adam, lane);
+    update_strided(AdamRule{}, p, row_begin + place.row, place.column, place.count, g, adam, lane);
   }
 }
 

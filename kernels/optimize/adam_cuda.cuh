@@ -11,8 +11,8 @@
 // fp32 weights are two planes: hi = bf16 rounded to nearest (halves away from zero), rest = bits(w) - (bits(hi) << 16).
 #pragma once
 
-#include "kernels/optimize/adam_rule.hpp"
 #include "kernels/optimize/codec.hpp"
+#include "kernels/optimize/epilogue.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/warp_cuda.cuh"
 
@@ -278,8 +278,8 @@ __device__ __forceinline__ float direction(float first, float root, const AdamRa
 /// whole warp calls this together: in the 8-bit policy its columns are one block, and lanes past the row's end hold
 /// zeros.
 template <StatePolicy policy>
-__device__ __forceinline__ void adam8(LaneState<policy>& state, const float (&gradient)[8], const AdamRate& rate,
-                                      std::uint64_t element) {
+__device__ __forceinline__ void update8(const AdamRule&, LaneState<policy>& state, const float (&gradient)[8],
+                                        const AdamRate& rate, std::uint64_t element) {
   float w[8];
   if constexpr (policy == StatePolicy::fp32) {
     const std::uint32_t high[4] = {state.weight.x, state.weight.y, state.weight.z, state.weight.w};
@@ -377,10 +377,12 @@ __device__ __forceinline__ void adam8(LaneState<policy>& state, const float (&gr
 
 // ---- any width: lane i holds columns i, i + 32, ... of a block
 
-/// Adam on columns [column, column + count), count <= 256, of a row, by the exact rule; gradient[j] belongs to column
-/// `column + lane + 32 * j`. Slow and simple: widths that are not multiples of 8.
-__device__ inline void adam_strided(const ParameterRows& p, std::int64_t row, std::int64_t column, int count,
-                                    const float (&gradient)[kLaneColumns], const AdamStep& adam, int lane) {
+/// Applies `rule` to columns [column, column + count), count <= 256, of a row; gradient[j] belongs to column
+/// `column + lane + 32 * j`. Slow and simple: for widths that are not multiples of 8.
+template <class Rule>
+__device__ inline void update_strided(const Rule& rule, const ParameterRows& p, std::int64_t row, std::int64_t column,
+                                      int count, const float (&gradient)[kLaneColumns], const AdamStep& adam,
+                                      int lane) {
   const std::int64_t first = row * p.columns + column;
   const std::int64_t block =
       row * p.blocks_per_row() + column / p.segment * p.blocks_per_segment() + column % p.segment / kBlockColumns;
@@ -404,7 +406,7 @@ __device__ inline void adam_strided(const ParameterRows& p, std::int64_t row, st
       float w = bits_float((static_cast<std::uint32_t>(*weight) << 16) +
                            static_cast<std::uint32_t>(static_cast<std::int32_t>(p.weight_rest[at])));
       float a = *first_moment, b = *second_moment;
-      adam_rule(adam, adam.weight_decay, gradient[j], w, a, b);
+      rule(adam, gradient[j], w, a, b);
       *weight = static_cast<std::uint16_t>((float_bits(w) + 0x8000u) >> 16);
       p.weight_rest[at] = static_cast<std::int16_t>(float_bits(w) & 0xffffu);
       *first_moment = a;
@@ -413,7 +415,7 @@ __device__ inline void adam_strided(const ParameterRows& p, std::int64_t row, st
       bf16* first_moment = static_cast<bf16*>(p.first_moment) + at;
       bf16* second_moment = static_cast<bf16*>(p.second_moment) + at;
       float w = bf16{*weight}, a = *first_moment, b = *second_moment;
-      adam_rule(adam, adam.weight_decay, gradient[j], w, a, b);
+      rule(adam, gradient[j], w, a, b);
       *weight = to_bf16_stochastic(w, rounding_bits(bits, part)).bits;
       *first_moment = to_bf16_stochastic(a, rounding_bits(bits, part ^ kFirstMomentPart));
       *second_moment = to_bf16_stochastic(b, rounding_bits(bits, part ^ kSecondMomentPart));
@@ -421,7 +423,7 @@ __device__ inline void adam_strided(const ParameterRows& p, std::int64_t row, st
       const float old_root = code_to_float(static_cast<const std::uint8_t*>(p.second_moment)[at]) * second_scale;
       float w = bf16{*weight}, v = old_root * old_root;
       m[j] = code_to_float(static_cast<const std::uint8_t*>(p.first_moment)[at]) * first_scale;
-      adam_rule(adam, adam.weight_decay, gradient[j], w, m[j], v);
+      rule(adam, gradient[j], w, m[j], v);
       root[j] = sqrtf(v);
       *weight = to_bf16_stochastic(w, rounding_bits(bits, part)).bits;
       largest_first = fmaxf(largest_first, fabsf(m[j]));

@@ -2,16 +2,13 @@
 #include <cfloat>
 
 #include "kernels/optimize/adam.hpp"
-#include "kernels/optimize/adam_cuda.hpp"
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 
 void adam_rows(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                Matrix<const float> gradient, const AdamStep* step) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::adam_rows(execution, parameters, row_begin, gradient, step);
   require_portable_storage(parameters);
   for_teams(
       execution, "adam_rows", gradient.rows, sizeof(AdamScratch), KOKKOS_LAMBDA(const Team& team) {
@@ -20,15 +17,14 @@ void adam_rows(const Execution& execution, const ParameterRows& parameters, std:
         const std::int64_t row = team.league_rank();
         AdamScratch& buffer = scratch<AdamScratch>(team);
         for_chunks(parameters.columns, parameters.segment, [&](std::int64_t column, int count) {
-          adam_chunk(team, parameters, row_begin + row, column, count, gradient.row(row) + column, adam, buffer);
+          update_chunk(team, parameters, row_begin + row, column, count, gradient.row(row) + column, AdamRule{}, adam,
+                       buffer);
         });
       });
 }
 
 void adam_vector(const Execution& execution, const ParameterVector& parameters, Array<const float> gradient,
                  const AdamStep* step) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::adam_vector(execution, parameters, gradient, step);
   for_all(
       execution, "adam_vector", gradient.size, KOKKOS_LAMBDA(std::int64_t i) {
         if (step->withheld == 0) adam_bias(parameters, i, gradient[i], *step);
@@ -37,9 +33,6 @@ void adam_vector(const Execution& execution, const ParameterVector& parameters, 
 
 void initialise_uniform(const Execution& execution, const ParameterRows& parameters, float bound, std::uint64_t seed,
                         Purpose purpose) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::initialise_uniform(execution, parameters, bound, seed, purpose);
   require_portable_storage(parameters);
   for_teams(
       execution, "initialise_uniform", parameters.rows, 0, KOKKOS_LAMBDA(const Team& team) {
@@ -62,8 +55,6 @@ void initialise_uniform(const Execution& execution, const ParameterRows& paramet
 
 void weights_to_float(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                       Matrix<float> out) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::weights_to_float(execution, parameters, row_begin, out);
   require_portable_storage(parameters);
   for_teams(
       execution, "weights_to_float", out.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
@@ -79,8 +70,6 @@ void weights_to_float(const Execution& execution, const ParameterRows& parameter
 
 void weights_from_float(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                         Matrix<const float> in) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::weights_from_float(execution, parameters, row_begin, in);
   require_portable_storage(parameters);
   const bool wide = parameters.policy == StatePolicy::fp32;
   for_teams(
@@ -96,8 +85,6 @@ void weights_from_float(const Execution& execution, const ParameterRows& paramet
 }
 
 void segment_norms(const Execution& execution, const ParameterRows& parameters, Matrix<float> out) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::segment_norms(execution, parameters, out);
   require_portable_storage(parameters);
   for_teams(
       execution, "segment_norms", parameters.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
@@ -117,8 +104,6 @@ void segment_norms(const Execution& execution, const ParameterRows& parameters, 
 }
 
 void flag_beyond(const Execution& execution, AnyMatrix matrix, float largest, std::int32_t* flag) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::flag_beyond(execution, matrix, largest, flag);
   for_teams(
       execution, "flag_beyond", matrix.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
         auto& buffer = scratch<float[kChunkColumns]>(team);
@@ -141,21 +126,19 @@ AnyMatrix matrix_of(void* data, Scalar type, std::int64_t rows, std::int64_t col
 }  // namespace
 
 void flag_nonfinite(const Execution& execution, const ParameterRows& parameters, std::int32_t* flag) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::flag_nonfinite(execution, parameters, flag);
   require_portable_storage(parameters);
   const std::int64_t rows = parameters.rows, columns = parameters.columns;
   const Scalar type = parameters.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
-  flag_beyond(execution, matrix_of(parameters.weight, type, rows, columns), FLT_MAX, flag);
+  portable::flag_beyond(execution, matrix_of(parameters.weight, type, rows, columns), FLT_MAX, flag);
   if (parameters.policy != StatePolicy::eight_bit) {
-    flag_beyond(execution, matrix_of(parameters.first_moment, type, rows, columns), FLT_MAX, flag);
-    flag_beyond(execution, matrix_of(parameters.second_moment, type, rows, columns), FLT_MAX, flag);
+    portable::flag_beyond(execution, matrix_of(parameters.first_moment, type, rows, columns), FLT_MAX, flag);
+    portable::flag_beyond(execution, matrix_of(parameters.second_moment, type, rows, columns), FLT_MAX, flag);
     return;
   }
   // A moment that is not finite shows in its block's scale (infinity) or its code (NaN).
   const std::int64_t blocks = parameters.blocks_per_row();
-  flag_beyond(execution, matrix_of(parameters.first_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
-  flag_beyond(execution, matrix_of(parameters.second_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
+  portable::flag_beyond(execution, matrix_of(parameters.first_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
+  portable::flag_beyond(execution, matrix_of(parameters.second_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
   const std::uint8_t* first = static_cast<const std::uint8_t*>(parameters.first_moment);
   const std::uint8_t* second = static_cast<const std::uint8_t*>(parameters.second_moment);
   for_teams(
@@ -168,4 +151,4 @@ void flag_nonfinite(const Execution& execution, const ParameterRows& parameters,
       });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One team's access to a chunk of a parameter row, whatever its storage policy: read the weights, apply Adam in place.
-// The decoder's and the encoder's backward pass and adam_rows all end here, so that they give the same bits for the
-// same gradient. A chunk is at most kChunkColumns columns inside one target segment and begins at a block border of the
-// 8-bit policy.
+// Access of one team to a parameter row, whatever its storage policy: read the weights, update in place. The backward
+// passes of decoder and encoder and adam_rows all end here, so that they give the same bits for the same gradient. A
+// chunk is at most kChunkColumns columns inside one target segment and begins at a block border of the 8-bit policy.
 #pragma once
 
 #include "base/contract.hpp"
 #include "kernels/optimize/adam_rule.hpp"
 #include "kernels/optimize/codec.hpp"
+#include "kernels/optimize/epilogue.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {
 
-static_assert(kChunkColumns == kBlockColumns, "one scale a chunk");
+static_assert(kChunkColumns == kBlockColumns, "one scale per chunk");
 
 struct AdamScratch {
   float first[kChunkColumns];
   float second[kChunkColumns];
-  // 16 random bits an element; the first element of a chunk may be any of the 8 of its group.
+  // 16 random bits per element; the first element of a chunk may be any of the 8 of its group.
   std::uint16_t random[3][kChunkColumns + 2 * kElementsPerRandom];
 };
 
-/// The weights of a chunk as fp32: where they are stored so the row itself, else widened into `buffer`.
+/// The weights of a chunk as fp32: the row itself if stored as fp32, else widened into `buffer`.
 KOKKOS_FORCEINLINE_FUNCTION const float* weight_chunk(const Team& team, const ParameterRows& parameters,
                                                       std::int64_t row, std::int64_t column, int count, float* buffer) {
   const Scalar type = parameters.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
@@ -48,10 +48,11 @@ KOKKOS_FORCEINLINE_FUNCTION const std::uint16_t* draw_rounding(const Team& team,
   return buffer + offset;
 }
 
-/// Adam on columns [column, column + count) of a row. gradient [count].
-KOKKOS_FORCEINLINE_FUNCTION void adam_chunk(const Team& team, const ParameterRows& parameters, std::int64_t row,
-                                            std::int64_t column, int count, const float* gradient, const AdamStep& adam,
-                                            AdamScratch& scratch) {
+/// Applies `rule` to columns [column, column + count) of a row. gradient [count].
+template <class Rule>
+KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterRows& parameters, std::int64_t row,
+                                              std::int64_t column, int count, const float* gradient, const Rule& rule,
+                                              const AdamStep& adam, AdamScratch& scratch) {
   const std::int64_t at = row * parameters.columns + column;
   if (parameters.policy == StatePolicy::fp32) {
     float* weight = static_cast<float*>(parameters.weight) + at;
@@ -59,7 +60,7 @@ KOKKOS_FORCEINLINE_FUNCTION void adam_chunk(const Team& team, const ParameterRow
     float* second = static_cast<float*>(parameters.second_moment) + at;
     for_columns(team, count, [&](int c) {
       float w = weight[c], m = first[c], v = second[c];
-      adam_rule(adam, adam.weight_decay, gradient[c], w, m, v);
+      rule(adam, gradient[c], w, m, v);
       weight[c] = w;
       first[c] = m;
       second[c] = v;
@@ -78,7 +79,7 @@ KOKKOS_FORCEINLINE_FUNCTION void adam_chunk(const Team& team, const ParameterRow
     bf16* second = static_cast<bf16*>(parameters.second_moment) + at;
     for_columns(team, count, [&](int c) {
       float w = weight[c], m = first[c], v = second[c];
-      adam_rule(adam, adam.weight_decay, gradient[c], w, m, v);
+      rule(adam, gradient[c], w, m, v);
       weight[c] = to_bf16_stochastic(w, weight_random[c]);
       first[c] = to_bf16_stochastic(m, first_random[c]);
       second[c] = to_bf16_stochastic(v, second_random[c]);
@@ -95,7 +96,7 @@ KOKKOS_FORCEINLINE_FUNCTION void adam_chunk(const Team& team, const ParameterRow
     for_columns(team, count, [&](int c) {
       const float root = code_to_float(second[c]) * second_scale;
       float w = weight[c], m = code_to_float(first[c]) * first_scale, v = root * root;
-      adam_rule(adam, adam.weight_decay, gradient[c], w, m, v);
+      rule(adam, gradient[c], w, m, v);
       weight[c] = to_bf16_stochastic(w, weight_random[c]);
       scratch.first[c] = m;
       scratch.second[c] = sqrtf(v);
@@ -116,7 +117,47 @@ KOKKOS_FORCEINLINE_FUNCTION void adam_chunk(const Team& team, const ParameterRow
   team.team_barrier();  // scratch is free again
 }
 
-/// A bias: fp32, no weight decay. Called by one lane.
+/// What a backward pass needs besides the memory of its parameters.
+struct RowScratch {
+  float gradient[kChunkColumns];  // dW of the chunk
+  float weight[kChunkColumns];
+  float row[kChunkColumns];  // a gradient or input row that is stored as bf16
+  AdamScratch update;
+};
+
+/// One row of a backward pass, chunk by chunk: form(column, count, weight) leaves dW of the chunk in buffer.gradient,
+/// then the epilogue. `weight` is null unless `needs_weight` or the epilogue reads weights. step == nullptr: no update.
+/// Returns the squared norm of the clipped gradient; 0 without `with_norm`, and for rows that have no gradient.
+template <class Epilogue, class Form>
+KOKKOS_FORCEINLINE_FUNCTION double walk_row(const Team& team, const ParameterRows& parameters, std::int64_t row,
+                                            std::int64_t key, bool has_hits, bool needs_weight, bool with_norm,
+                                            const Epilogue& epilogue, const AdamStep* step, const Form& form) {
+  const bool has_gradient = has_hits || Epilogue::kHasExtra;
+  if (step == nullptr && !has_gradient) return 0.0;
+  RowScratch& buffer = scratch<RowScratch>(team);
+  AdamStep adam{};
+  adam.gradient_scale = 1.0f;
+  if (step != nullptr) adam = *step;
+  double norm = 0.0;
+  for_chunks(parameters.columns, parameters.segment, [&](std::int64_t column, int count) {
+    const float* weight = needs_weight || Epilogue::kHasExtra
+                              ? weight_chunk(team, parameters, row, column, count, buffer.weight)
+                              : nullptr;
+    form(column, count, weight, buffer);
+    if constexpr (Epilogue::kHasExtra)
+      for_columns(team, count, [&](int c) { buffer.gradient[c] += epilogue.extra(key, column + c, weight[c]); });
+    if (with_norm && has_gradient)
+      norm += sum_columns<double>(team, count, [&](int c) {
+        const double g = adam.gradient_scale * buffer.gradient[c];
+        return g * g;
+      });
+    if (step != nullptr)
+      update_chunk(team, parameters, row, column, count, buffer.gradient, epilogue.rule, adam, buffer.update);
+  });
+  return norm;
+}
+
+/// Updates a bias: fp32, no weight decay. Called by one lane.
 KOKKOS_FORCEINLINE_FUNCTION void adam_bias(const ParameterVector& parameters, std::int64_t i, float gradient,
                                            const AdamStep& adam) {
   float w = parameters.weight[i], m = parameters.first_moment[i], v = parameters.second_moment[i];
@@ -126,7 +167,7 @@ KOKKOS_FORCEINLINE_FUNCTION void adam_bias(const ParameterVector& parameters, st
   parameters.second_moment[i] = v;
 }
 
-/// Refuses what these kernels cannot read, on the host, before a kernel starts.
+/// Asserts, on the host, that the storage is one that these kernels read.
 inline void require_portable_storage(const ParameterRows& parameters) {
   WEFT_ASSERT(parameters.weight_rest == nullptr);
   WEFT_ASSERT(parameters.segment > 0 && parameters.columns % parameters.segment == 0);

@@ -13,12 +13,13 @@
 #include "dataset/settings.hpp"
 #include "device/runtime.hpp"
 #include "input/schema.hpp"
+#include "kernels/transcoder/activation/activation.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/device_communicator.hpp"
 
 namespace weft::transcoder {
 
-enum class Activation { batch_topk, topk, relu };
+using kernels::Activation;
 enum class Scope { layer, all_layers };
 enum class Precision { fp32, bf16 };
 enum class NonFinite { stop, skip };

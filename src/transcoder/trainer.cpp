@@ -405,9 +405,7 @@ void Trainer::backward(const kernels::AdamStep* step) {
       norms ? kernels::Array<double>{squared_norm_.data(), n_keys()} : kernels::Array<double>{};
   const kernels::Array<double> encoder_norm =
       norms ? kernels::Array<double>{squared_norm_.data() + n_keys(), n_keys()} : kernels::Array<double>{};
-  // relu and both top-k rules pass the gradient where the activation is positive and nowhere else: dz = da on the
-  // lists.
-  const kernels::Array<float> gradient = activation_gradient_.array();
+  const kernels::Array<float> gradient = activation_gradient_.array();  // da, then dz
   const kernels::Array<std::byte> workspace = backward_workspace_.array();
   const bool some = n_keys() > 0;  // more ranks than features leave some without any
   timers_.phase("decoder backward");
@@ -418,6 +416,8 @@ void Trainer::backward(const kernels::AdamStep* step) {
     kernels::decode_backward_update(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
                                     step, gradient, decoder_norm, workspace, late_rows());
   timers_.phase("encoder backward");
+  if (const auto kind = configuration_.transcoder.activation; some && !kernels::activation_passes_gradient(kind))
+    kernels::activation_backward(execution_, {kind}, activations(), gradient, {gradient});
   if (some && step == nullptr)
     kernels::encode_backward_norm(execution_, activations(), hits(), forward_.all_inputs(), gradient, encoder_norm,
                                   workspace);

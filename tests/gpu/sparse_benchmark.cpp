@@ -14,13 +14,13 @@
 #include <random>
 #include <string>
 
-#include "kernels/convert/convert_cuda.hpp"
-#include "kernels/metrics/metrics_cuda.hpp"
-#include "kernels/optimize/adam_cuda.hpp"
-#include "kernels/transcoder/decode/decode_cuda.hpp"
-#include "kernels/transcoder/encode/backward_cuda.hpp"
-#include "kernels/transcoder/loss/loss_cuda.hpp"
-#include "kernels/transcoder/sparse/transpose_cuda.hpp"
+#include "kernels/convert/convert.hpp"
+#include "kernels/metrics/metrics.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/loss/loss.hpp"
+#include "kernels/transcoder/sparse/sparse.hpp"
 #include "tests/gpu/device_array.hpp"
 
 #ifdef WEFT_TUNE
@@ -146,7 +146,7 @@ void run(const Options& o) {
     p.second_moment = memory.second.data();
     p.first_scale = memory.first_scale.data();
     p.second_scale = memory.second_scale.data();
-    cuda::initialise_uniform(gpu, p, 0.05f, 3, Purpose::test);
+    initialise_uniform(gpu, p, 0.05f, 3, Purpose::test);
     memory.first.poison(0x38), memory.second.poison(0x34), memory.first_scale.poison(0x34),
         memory.second_scale.poison(0x34);
     storage.push_back(std::move(memory));
@@ -186,13 +186,13 @@ void run(const Options& o) {
                 11,
                 20};
   const DeviceArray<AdamStep> d_step(std::vector<AdamStep>{step});
-  DeviceArray<std::byte> workspace(
-      std::max({cuda::decode_backward_workspace(L, F, d, nnz), cuda::encode_backward_workspace(L, F, d, nnz),
-                cuda::transpose_workspace(keys, nnz), (N + 7) / 8 * L * 24}));
+  DeviceArray<std::byte> workspace(std::max({decode_backward_workspace(Backend::cuda, L, F, d, nnz),
+                                             encode_backward_workspace(Backend::cuda, L, F, d, nnz),
+                                             transpose_workspace(Backend::cuda, keys, nnz), (N + 7) / 8 * L * 24}));
 
   const double pairs = static_cast<double>(L * (L + 1) / 2), row_bytes = 2.0 * static_cast<double>(N * k * d);
   const double state = o.policy == StatePolicy::fp32 ? 24 : o.policy == StatePolicy::bf16 ? 12 : 8.0625;
-  double ms = median_ms(o.repeat, [&] { cuda::transpose(gpu, activations, hits, workspace.array()); });
+  double ms = median_ms(o.repeat, [&] { transpose(gpu, activations, hits, workspace.array()); });
   report("transpose", ms, 0, 0);
   const auto offsets = d_offsets.download();
   std::int64_t hot = 0, most = 0, untouched = 0;
@@ -215,48 +215,47 @@ void run(const Options& o) {
     cuda::tune = variant;
     std::snprintf(note, sizeof note, "variant %d", variant);
 #endif
-    ms = median_ms(o.repeat, [&] { cuda::decode_forward(gpu, activations, 0, N, decoder, 0, y); });
+    ms = median_ms(o.repeat, [&] { decode_forward(gpu, activations, 0, N, decoder, 0, y); });
     report("decode_forward", ms, 2 * decoder_parameters, row_bytes * pairs, note);
     ms = median_ms(o.repeat, [&] {
-      cuda::decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), {},
-                                   workspace.array());
+      decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), {}, workspace.array());
     });
     report("decode_backward_update", ms, state * decoder_parameters, row_bytes * pairs, note);
     ms = median_ms(o.repeat, [&] {
-      cuda::encode_backward_update(gpu, activations, hits, target, da.array(), encoder, bias, d_step.data(), {},
-                                   workspace.array());
+      encode_backward_update(gpu, activations, hits, target, da.array(), encoder, bias, d_step.data(), {},
+                             workspace.array());
     });
     report("encode_backward_update", ms, state * encoder_parameters, row_bytes * static_cast<double>(L), note);
   }
   DeviceArray<double> norm(keys);
   ms = median_ms(o.repeat, [&] {
-    cuda::decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), norm.array(),
-                                 workspace.array());
+    decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), norm.array(),
+                           workspace.array());
   });
   report("decode_backward_update with norms", ms, state * decoder_parameters, row_bytes * pairs);
   ms = median_ms(o.repeat, [&] {
-    cuda::decode_backward_norm(gpu, activations, hits, g, decoder, da.array(), norm.array(), workspace.array());
+    decode_backward_norm(gpu, activations, hits, g, decoder, da.array(), norm.array(), workspace.array());
   });
   report("decode_backward_norm", ms, 2 * decoder_parameters, row_bytes * pairs);
   DeviceArray<double> sums(3 * L);
   DeviceArray<float> vector(std::vector<float>(static_cast<std::size_t>(C), 0.5f)), out(C);
   ms = median_ms(o.repeat, [&] {
-    cuda::residual_and_loss(gpu, y, 1, target, vector.array(), vector.array(), vector.array(), L, 1e-3f, y,
-                            {{sums.data(), L}, {sums.data() + L, L}, {sums.data() + 2 * L, L}}, workspace.array());
+    residual_and_loss(gpu, y, 1, target, vector.array(), vector.array(), vector.array(), L, 1e-3f, y,
+                      {{sums.data(), L}, {sums.data() + L, L}, {sums.data() + 2 * L, L}}, workspace.array());
   });
   report("residual_and_loss", ms, 6.0 * static_cast<double>(N * C), 0);
-  ms = median_ms(o.repeat, [&] { cuda::column_sums(gpu, g, out.array()); });
+  ms = median_ms(o.repeat, [&] { column_sums(gpu, g, out.array()); });
   report("column_sums", ms, 2.0 * static_cast<double>(N * C), 0);
   DeviceArray<std::int32_t> flag(std::vector<std::int32_t>{0});
-  ms = median_ms(o.repeat, [&] { cuda::normalise_rows(gpu, g, vector.array(), vector.array(), y, flag.data()); });
+  ms = median_ms(o.repeat, [&] { normalise_rows(gpu, g, vector.array(), vector.array(), y, flag.data()); });
   report("normalise_rows", ms, 4.0 * static_cast<double>(N * C), 0);
   DeviceArray<std::int64_t> clocks(std::vector<std::int64_t>(static_cast<std::size_t>(keys)));
-  ms = median_ms(o.repeat, [&] { cuda::advance_clocks(gpu, hits, N, d_step.data(), clocks.array()); });
+  ms = median_ms(o.repeat, [&] { advance_clocks(gpu, hits, N, d_step.data(), clocks.array()); });
   report("advance_clocks", ms, 24.0 * static_cast<double>(keys), 0);
   DeviceArray<float> norms(F * L);
-  ms = median_ms(o.repeat, [&] { cuda::segment_norms(gpu, decoder[0], {norms.data(), F, L, L}); });
+  ms = median_ms(o.repeat, [&] { segment_norms(gpu, decoder[0], {norms.data(), F, L, L}); });
   report("segment_norms, source 0", ms, 2.0 * static_cast<double>(F * C), 0);
-  ms = median_ms(o.repeat, [&] { cuda::flag_nonfinite(gpu, decoder[0], flag.data()); });
+  ms = median_ms(o.repeat, [&] { flag_nonfinite(gpu, decoder[0], flag.data()); });
   report("flag_nonfinite, source 0", ms, state / 2 * static_cast<double>(F * C), 0);
 }
 

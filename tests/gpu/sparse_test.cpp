@@ -4,6 +4,8 @@
 // rows, a token with very many active features, features with very many hits, all three storage policies; and the same
 // bits in two runs. Exit 77 without a GPU.
 #define DOCTEST_CONFIG_IMPLEMENT
+#include "kernels/transcoder/sparse/sparse.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,22 +15,21 @@
 #include <random>
 #include <string>
 
-#include "kernels/convert/convert_cuda.hpp"
-#include "kernels/metrics/metrics_cuda.hpp"
-#include "kernels/optimize/adam_cuda.hpp"
+#include "kernels/convert/convert.hpp"
+#include "kernels/metrics/metrics.hpp"
+#include "kernels/optimize/adam.hpp"
 #include "kernels/optimize/adam_rule.hpp"
 #include "kernels/optimize/codec.hpp"
-#include "kernels/transcoder/decode/decode_cuda.hpp"
-#include "kernels/transcoder/encode/backward_cuda.hpp"
-#include "kernels/transcoder/loss/loss_cuda.hpp"
-#include "kernels/transcoder/sparse/restrict_cuda.hpp"
-#include "kernels/transcoder/sparse/transpose_cuda.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/loss/loss.hpp"
+#include "kernels/transcoder/sparse/restrict.hpp"
 #include "tests/gpu/device_array.hpp"
 
 namespace weft::testing {
 namespace {
 
-using namespace kernels;  // the functions under test are called as cuda::f
+using namespace kernels;  // functions under test and their types
 
 const Execution gpu{Backend::cuda, nullptr};
 constexpr double kUnit = 0x1p-24;  // unit roundoff of fp32
@@ -448,8 +449,8 @@ TEST_CASE("transpose gives every feature its hits in token order") {
     CAPTURE(name_of(shape));
     Batch b = make_batch(shape, random);
     b.d_offsets.poison(), b.d_token.poison(), b.d_position.poison();
-    DeviceArray<std::byte> workspace(cuda::transpose_workspace(b.keys(), b.capacity()));
-    cuda::transpose(gpu, b.activations(), b.hits(), workspace.array());
+    DeviceArray<std::byte> workspace(transpose_workspace(Backend::cuda, b.keys(), b.capacity()));
+    transpose(gpu, b.activations(), b.hits(), workspace.array());
     CHECK(b.d_offsets.download() == b.offsets);
     auto token = b.d_token.download(), position = b.d_position.download();
     token.resize(b.token.size()), position.resize(b.position.size());
@@ -499,9 +500,8 @@ TEST_CASE("restrict_features joins groups of tokens and keeps a range of feature
         DeviceArray<std::uint32_t> key(b.capacity());
         DeviceArray<float> value(b.capacity());
         row_offsets.poison(), key.poison(), value.poison();
-        cuda::restrict_features(
-            gpu, groups, from,
-            {shape.n_tokens, shape.n_layers, to - from, row_offsets.array(), key.array(), value.array()});
+        restrict_features(gpu, groups, from,
+                          {shape.n_tokens, shape.n_layers, to - from, row_offsets.array(), key.array(), value.array()});
         CHECK(row_offsets.download() == expected_offsets);
         auto got_key = key.download();
         auto got_value = value.download();
@@ -528,15 +528,14 @@ TEST_CASE("decode_forward is the plain sum, whatever the shape") {
       const std::int64_t begin = shape.n_tokens / 3, count = shape.n_tokens - begin;
       DeviceArray<std::byte> y(count * L * d * bytes_of(type));
       y.poison();
-      cuda::decode_forward(gpu, b.activations(), begin, count, views, 0, {y.data(), type, count, L * d, L * d});
+      decode_forward(gpu, b.activations(), begin, count, views, 0, {y.data(), type, count, L * d, L * d});
       const std::vector<float> got = floats_from(y.download(), type);
       // A range of target layers is the same columns, bit for bit.
       for (std::int64_t target = 0; target < L; ++target) {
         const std::int64_t columns = std::min<std::int64_t>(2, L - target) * d;
         DeviceArray<std::byte> some(count * columns * bytes_of(type));
         some.poison();
-        cuda::decode_forward(gpu, b.activations(), begin, count, views, target,
-                             {some.data(), type, count, columns, columns});
+        decode_forward(gpu, b.activations(), begin, count, views, target, {some.data(), type, count, columns, columns});
         const std::vector<float> part = floats_from(some.download(), type);
         bool same = true;
         for (std::int64_t n = 0; n < count; ++n)
@@ -589,21 +588,21 @@ TEST_CASE("decode_backward_update: activation gradients, Adam in place, norms; t
         for (const Parameters& p : decoder) views.push_back(p.view());
         DeviceArray<float> da(b.capacity());
         DeviceArray<double> norm(b.keys());
-        DeviceArray<std::byte> workspace(cuda::decode_backward_workspace(L, F, d, b.capacity()));
+        DeviceArray<std::byte> workspace(decode_backward_workspace(Backend::cuda, L, F, d, b.capacity()));
         workspace.poison();
         da.poison(), norm.poison();
 
         // The norm-only pass first: it must leave the parameters alone.
         const auto before = state_bytes(decoder);
-        cuda::decode_backward_norm(gpu, b.activations(), b.hits(), rows.matrix(), views, da.array(), norm.array(),
-                                   workspace.array());
+        decode_backward_norm(gpu, b.activations(), b.hits(), rows.matrix(), views, da.array(), norm.array(),
+                             workspace.array());
         CHECK(state_bytes(decoder) == before);
         const auto norm_only = norm.download();
         const auto da_only = da.download();
         da.poison(), norm.poison();
 
-        cuda::decode_backward_update(gpu, b.activations(), b.hits(), rows.matrix(), views, d_step.data(), da.array(),
-                                     norm.array(), workspace.array());
+        decode_backward_update(gpu, b.activations(), b.hits(), rows.matrix(), views, d_step.data(), da.array(),
+                               norm.array(), workspace.array());
         const auto after = state_bytes(decoder);
         const auto da_got = da.download();
         const auto norm_got = norm.download();
@@ -663,9 +662,9 @@ TEST_CASE("decode_backward_update: activation gradients, Adam in place, norms; t
         };
         arriving.poison();
         copy(late_columns, L * d - late_columns);
-        cuda::decode_backward_update(gpu, b.activations(), b.hits(),
-                                     {arriving.data(), type, all.rows, all.columns, all.stride}, views, d_step.data(),
-                                     da.array(), {}, workspace.array(), {L / 2, [&] { copy(0, late_columns); }});
+        decode_backward_update(gpu, b.activations(), b.hits(),
+                               {arriving.data(), type, all.rows, all.columns, all.stride}, views, d_step.data(),
+                               da.array(), {}, workspace.array(), {L / 2, [&] { copy(0, late_columns); }});
         CHECK(state_bytes(decoder) == after);
         const auto da_again = da.download();
         CHECK(std::memcmp(da_got.data(), da_again.data(), static_cast<std::size_t>(b.entries()) * 4) == 0);
@@ -707,14 +706,13 @@ TEST_CASE("encode_backward_update: rows, biases, norms; the same bits twice") {
         biases.push_back({bias_memory[3 * s].array(), bias_memory[3 * s + 1].array(), bias_memory[3 * s + 2].array()});
       }
       DeviceArray<double> norm(b.keys());
-      DeviceArray<std::byte> workspace(cuda::encode_backward_workspace(L, F, d, b.capacity()));
+      DeviceArray<std::byte> workspace(encode_backward_workspace(Backend::cuda, L, F, d, b.capacity()));
       workspace.poison(), norm.poison();
-      cuda::encode_backward_norm(gpu, b.activations(), b.hits(), x.matrix(), d_dz.array(), norm.array(),
-                                 workspace.array());
+      encode_backward_norm(gpu, b.activations(), b.hits(), x.matrix(), d_dz.array(), norm.array(), workspace.array());
       const auto norm_only = norm.download();
       norm.poison();
-      cuda::encode_backward_update(gpu, b.activations(), b.hits(), x.matrix(), d_dz.array(), views, biases,
-                                   d_step.data(), norm.array(), workspace.array());
+      encode_backward_update(gpu, b.activations(), b.hits(), x.matrix(), d_dz.array(), views, biases, d_step.data(),
+                             norm.array(), workspace.array());
       const auto norm_got = norm.download();
       const auto after = state_bytes(encoder);
       std::vector<double> norm_expected(static_cast<std::size_t>(b.keys()));
@@ -749,8 +747,8 @@ TEST_CASE("encode_backward_update: rows, biases, norms; the same bits twice") {
       for (double& v : norm_expected) v *= static_cast<double>(step.gradient_scale) * step.gradient_scale;
       check_norms(norm_got, norm_expected);
       for (Parameters& p : encoder) p.upload();
-      cuda::encode_backward_update(gpu, b.activations(), b.hits(), x.matrix(), d_dz.array(), views, biases,
-                                   d_step.data(), {}, workspace.array());
+      encode_backward_update(gpu, b.activations(), b.hits(), x.matrix(), d_dz.array(), views, biases, d_step.data(), {},
+                             workspace.array());
       CHECK(state_bytes(encoder) == after);
     }
 }
@@ -774,15 +772,15 @@ TEST_CASE("adam_rows, initialise_uniform, weights, norms, flags") {
       before.first_scale = p.first_scale, before.second_scale = p.second_scale;
 
       DeviceArray<std::int32_t> flag(std::vector<std::int32_t>{0});
-      cuda::flag_nonfinite(gpu, p.view(), flag.data());
+      flag_nonfinite(gpu, p.view(), flag.data());
       CHECK(flag.download()[0] == 0);
-      cuda::adam_rows(gpu, p.view(), 0, {d_g.data(), rows, columns, columns}, d_step.data());
+      adam_rows(gpu, p.view(), 0, {d_g.data(), rows, columns, columns}, d_step.data());
       p.download();
       check_step(before, p, {g.begin(), g.end()}, std::vector<double>(g.size()), step);
 
       DeviceArray<float> norms(rows * 3), wide(rows * columns);
-      cuda::segment_norms(gpu, p.view(), {norms.data(), rows, 3, 3});
-      cuda::weights_to_float(gpu, p.view(), 0, {wide.data(), rows, columns, columns});
+      segment_norms(gpu, p.view(), {norms.data(), rows, 3, 3});
+      weights_to_float(gpu, p.view(), 0, {wide.data(), rows, columns, columns});
       const auto got_norms = norms.download();
       const auto weights = wide.download();
       for (std::int64_t r = 0; r < rows; ++r)
@@ -797,7 +795,7 @@ TEST_CASE("adam_rows, initialise_uniform, weights, norms, flags") {
         }
       const auto high = p.d_high.download();
       const auto rest = p.d_rest.download();
-      cuda::weights_from_float(gpu, p.view(), 0, {wide.data(), rows, columns, columns});
+      weights_from_float(gpu, p.view(), 0, {wide.data(), rows, columns, columns});
       CHECK(p.d_high.download() == high);
       CHECK(p.d_rest.download() == rest);
 
@@ -805,7 +803,7 @@ TEST_CASE("adam_rows, initialise_uniform, weights, norms, flags") {
       std::vector<float> moments;
       for (std::int64_t i = 0; i < p.count(); ++i)
         moments.push_back(p.first_moment(i)), moments.push_back(p.second_moment(i));
-      cuda::initialise_uniform(gpu, p.view(), 0.1f, 99, Purpose::decoder_initial);
+      initialise_uniform(gpu, p.view(), 0.1f, 99, Purpose::decoder_initial);
       p.download();
       bool same = true, untouched = true;
       for (std::int64_t i = 0; i < p.count(); ++i) {
@@ -825,9 +823,9 @@ TEST_CASE("adam_rows, initialise_uniform, weights, norms, flags") {
         g[static_cast<std::size_t>(5 * columns + 4)] = bad;
         const DeviceArray<float> d_bad(g);
         flag.upload({0});
-        cuda::initialise_uniform(gpu, p.view(), 0.1f, 99, Purpose::decoder_initial);
-        cuda::adam_rows(gpu, p.view(), 0, {d_bad.data(), rows, columns, columns}, d_step.data());
-        cuda::flag_nonfinite(gpu, p.view(), flag.data());
+        initialise_uniform(gpu, p.view(), 0.1f, 99, Purpose::decoder_initial);
+        adam_rows(gpu, p.view(), 0, {d_bad.data(), rows, columns, columns}, d_step.data());
+        flag_nonfinite(gpu, p.view(), flag.data());
         CHECK(flag.download()[0] == 1);
       }
     }
@@ -843,7 +841,7 @@ TEST_CASE("a learning rate of zero changes no weight") {
     std::vector<float> g(16 * 768, 0.5f);
     const DeviceArray<float> d_g(g);
     const auto before = p.high;
-    cuda::adam_rows(gpu, p.view(), 0, {d_g.data(), 16, 768, 768}, d_step.data());
+    adam_rows(gpu, p.view(), 0, {d_g.data(), 16, 768, 768}, d_step.data());
     p.download();
     CHECK(p.high == before);
   }
@@ -868,8 +866,8 @@ TEST_CASE("residual_and_loss, column_sums, normalise_rows") {
       std::vector<double> first;
       for (int run = 0; run < 2; ++run) {
         rows.poison(), sums.poison(), workspace.poison();
-        cuda::residual_and_loss(gpu, partial.matrix(), parts, target.matrix(), bias.array(), centre.array(),
-                                scale.array(), L, factor, {rows.data(), type, N, C, C}, loss, workspace.array());
+        residual_and_loss(gpu, partial.matrix(), parts, target.matrix(), bias.array(), centre.array(), scale.array(), L,
+                          factor, {rows.data(), type, N, C, C}, loss, workspace.array());
         if (run == 0) first = sums.download();
       }
       const auto got = sums.download();
@@ -895,7 +893,7 @@ TEST_CASE("residual_and_loss, column_sums, normalise_rows") {
       for (std::size_t i = 0; i < expected.size(); ++i) CHECK(std::fabs(got[i] - expected[i]) <= 1e-6 * expected[i]);
       DeviceArray<float> out(C);
       out.poison();
-      cuda::column_sums(gpu, {rows.data(), type, N, C, C}, out.array());
+      column_sums(gpu, {rows.data(), type, N, C, C}, out.array());
       const auto sum = out.download();
       worst = 0;
       for (std::int64_t c = 0; c < C; ++c)
@@ -906,8 +904,8 @@ TEST_CASE("residual_and_loss, column_sums, normalise_rows") {
       DeviceArray<std::int32_t> flag(std::vector<std::int32_t>{0});
       DeviceArray<std::byte> normal(N * C * 4);
       normal.poison();
-      cuda::normalise_rows(gpu, target.matrix(), centre.array(), scale.array(), {normal.data(), Scalar::fp32, N, C, C},
-                           flag.data());
+      normalise_rows(gpu, target.matrix(), centre.array(), scale.array(), {normal.data(), Scalar::fp32, N, C, C},
+                     flag.data());
       const auto z = floats_from(normal.download(), Scalar::fp32);
       worst = 0;
       for (std::int64_t i = 0; i < N * C; ++i)
@@ -921,8 +919,8 @@ TEST_CASE("residual_and_loss, column_sums, normalise_rows") {
         check_cuda(cudaMemcpy(target.memory.data() + 4 * (N * C - 1), &bad, 4, cudaMemcpyHostToDevice), "bad");
       else
         check_cuda(cudaMemcpy(target.memory.data() + 2 * (N * C - 1), &bad16, 2, cudaMemcpyHostToDevice), "bad");
-      cuda::normalise_rows(gpu, target.matrix(), centre.array(), scale.array(), {normal.data(), Scalar::bf16, N, C, C},
-                           flag.data());
+      normalise_rows(gpu, target.matrix(), centre.array(), scale.array(), {normal.data(), Scalar::bf16, N, C, C},
+                     flag.data());
       CHECK(flag.download()[0] == 1);
     }
 }
@@ -938,9 +936,8 @@ TEST_CASE("evaluation sums, firing and clocks") {
     const DeviceArray<float> mean(std::vector<float>(v, v + C)), spread(std::vector<float>(v + C, v + 2 * C)),
         pivot(std::vector<float>(v + 2 * C, v + 3 * C));
     DeviceArray<double> sums(std::vector<double>(static_cast<std::size_t>(4 * C), 1.0));
-    cuda::accumulate_dimensions(
-        gpu, y.matrix(), r.matrix(), mean.array(), spread.array(), pivot.array(),
-        {{sums.data(), C}, {sums.data() + C, C}, {sums.data() + 2 * C, C}, {sums.data() + 3 * C, C}});
+    accumulate_dimensions(gpu, y.matrix(), r.matrix(), mean.array(), spread.array(), pivot.array(),
+                          {{sums.data(), C}, {sums.data() + C, C}, {sums.data() + 2 * C, C}, {sums.data() + 3 * C, C}});
     const auto got = sums.download();
     std::vector<double> expected(static_cast<std::size_t>(4 * C), 1.0);
     for (std::int64_t n = 0; n < N; ++n)
@@ -954,8 +951,8 @@ TEST_CASE("evaluation sums, firing and clocks") {
     DeviceArray<std::int64_t> fired(std::vector<std::int64_t>(static_cast<std::size_t>(b.keys()), 2)),
         since(std::vector<std::int64_t>(static_cast<std::size_t>(b.keys()), 5));
     const DeviceArray<AdamStep> d_step(std::vector<AdamStep>{AdamStep{}});
-    cuda::accumulate_firing(gpu, b.hits(), fired.array());
-    cuda::advance_clocks(gpu, b.hits(), 100, d_step.data(), since.array());
+    accumulate_firing(gpu, b.hits(), fired.array());
+    advance_clocks(gpu, b.hits(), 100, d_step.data(), since.array());
     const auto f = fired.download(), t = since.download();
     for (std::int64_t k = 0; k < b.keys(); ++k) {
       const std::int64_t hits = b.offsets[k + 1] - b.offsets[k];

@@ -15,7 +15,8 @@ struct Shape {
   std::int64_t rows, columns, segment;
 };
 // One element; short blocks; a block of exactly 256; three blocks of which the last is short, over two target layers.
-constexpr Shape kShapes[] = {{1, 1, 1}, {3, 14, 7}, {5, 256, 256}, {4, 1540, 770}, {2, 771, 257}};
+constexpr Shape kShapes[] = {{1, 1, 1},     {3, 14, 7},      {5, 256, 256},   {4, 1540, 770},
+                             {2, 771, 257}, {37, 1152, 384}, {5, 6912, 2304}, {16, 768, 768}};
 
 std::vector<double> wide(const std::vector<float>& values) { return {values.begin(), values.end()}; }
 
@@ -80,198 +81,248 @@ TEST_CASE("a second moment that is not zero never gets the code zero") {
 }
 
 TEST_CASE("adam_rows agrees with the rule in float64 on every storage policy and shape") {
-  for (const StatePolicy policy : kPolicies)
-    for (const Shape& shape : kShapes) {
-      CAPTURE(static_cast<int>(policy));
-      CAPTURE(shape.columns);
-      const std::int64_t size = shape.rows * shape.columns;
-      Parameters parameters(policy, shape.rows, shape.columns, shape.segment, 11, 1000);
-      parameters.set(random_state(size, 5));
-      const Values before = parameters.values();
-      const std::vector<float> gradient = random_floats(size, 9, 0.1f);
-      const DeviceArray<float> device_gradient(gradient);
-      const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
-      adam_rows(execution(), parameters.view(), 0, device_gradient.matrix(shape.rows, shape.columns), step.data());
-      CHECK(agrees_with_adam(parameters, before, wide(gradient), std::vector<double>(size, 0.0), test_step()));
-    }
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const StatePolicy policy : kPolicies)
+      for (const Shape& shape : kShapes) {
+        CAPTURE(static_cast<int>(policy));
+        CAPTURE(shape.columns);
+        const std::int64_t size = shape.rows * shape.columns;
+        Parameters parameters(execution.backend, policy, shape.rows, shape.columns, shape.segment, 11, 1000);
+        parameters.set(random_state(size, 5));
+        const Values before = parameters.values();
+        const std::vector<float> gradient = random_floats(size, 9, 0.1f);
+        const DeviceArray<float> device_gradient(gradient);
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
+        adam_rows(execution, parameters.view(), 0, device_gradient.matrix(shape.rows, shape.columns), step.data());
+        CHECK(agrees_with_adam(parameters, before, wide(gradient), std::vector<double>(size, 0.0), test_step()));
+      }
+  });
+}
+
+TEST_CASE("a first step from moments that are zero agrees with the rule; without a learning rate no weight moves") {
+  for_each_backend([&](const kernels::Execution& execution) {
+    const std::int64_t rows = 16, columns = 768, size = rows * columns;
+    const std::vector<float> gradient = random_floats(size, 9, 0.1f);
+    const DeviceArray<float> device_gradient(gradient);
+    for (const StatePolicy policy : kPolicies)
+      for (const bool moves : {true, false}) {
+        CAPTURE(static_cast<int>(policy));
+        Parameters parameters(execution.backend, policy, rows, columns, columns);  // all zero
+        initialise_uniform(execution, parameters.view(), 0.1f, 1, Purpose::test);
+        const Values before = parameters.values();
+        AdamStep adam = test_step();
+        if (!moves) adam.learning_rate = 0.0f;
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
+        adam_rows(execution, parameters.view(), 0, device_gradient.matrix(rows, columns), step.data());
+        if (moves)
+          CHECK(agrees_with_adam(parameters, before, wide(gradient), std::vector<double>(size, 0.0), adam));
+        else
+          CHECK(parameters.values().weight == before.weight);
+      }
+  });
 }
 
 TEST_CASE("rows updated in two shards get the bits of one update, and the same bits every time") {
-  const std::int64_t rows = 7, columns = 154, segment = 77, size = rows * columns, cut = 3;
-  const std::vector<float> gradient = random_floats(size, 9, 0.1f);
-  const DeviceArray<float> device_gradient(gradient);
-  const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
-  for (const StatePolicy policy : kPolicies) {
-    CAPTURE(static_cast<int>(policy));
-    const Values state = random_state(size, 3);
-    const auto updated = [&](std::int64_t begin, std::int64_t end) {
-      Parameters part(policy, end - begin, columns, segment, begin, 500);
-      const auto slice = [&](const std::vector<float>& all) {
-        return std::vector<float>(all.begin() + begin * columns, all.begin() + end * columns);
+  for_each_backend([&](const kernels::Execution& execution) {
+    const std::int64_t rows = 7, columns = 154, segment = 77, size = rows * columns, cut = 3;
+    const std::vector<float> gradient = random_floats(size, 9, 0.1f);
+    const DeviceArray<float> device_gradient(gradient);
+    const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
+    for (const StatePolicy policy : kPolicies) {
+      CAPTURE(static_cast<int>(policy));
+      const Values state = random_state(size, 3);
+      const auto updated = [&](std::int64_t begin, std::int64_t end) {
+        Parameters part(execution.backend, policy, end - begin, columns, segment, begin, 500);
+        const auto slice = [&](const std::vector<float>& all) {
+          return std::vector<float>(all.begin() + begin * columns, all.begin() + end * columns);
+        };
+        part.set({slice(state.weight), slice(state.first_moment), slice(state.second_moment)});
+        adam_rows(execution, part.view(), 0, {device_gradient.data() + begin * columns, end - begin, columns, columns},
+                  step.data());
+        return part;
       };
-      part.set({slice(state.weight), slice(state.first_moment), slice(state.second_moment)});
-      adam_rows(execution(), part.view(), 0, {device_gradient.data() + begin * columns, end - begin, columns, columns},
-                step.data());
-      return part;
-    };
-    const Parameters whole = updated(0, rows), again = updated(0, rows), low = updated(0, cut),
-                     high = updated(cut, rows);
-    CHECK((whole.bits() == again.bits()));
-    CHECK((whole.bits(0, cut) == low.bits()));
-    CHECK((whole.bits(cut, rows) == high.bits()));
-  }
+      const Parameters whole = updated(0, rows), again = updated(0, rows), low = updated(0, cut),
+                       high = updated(cut, rows);
+      CHECK((whole.bits() == again.bits()));
+      CHECK((whole.bits(0, cut) == low.bits()));
+      CHECK((whole.bits(cut, rows) == high.bits()));
+    }
+  });
 }
 
 TEST_CASE("stochastic rounding of the weights is unbiased: many steps of a hundredth of the spacing arrive") {
-  // The weight 1 of a bf16 matrix moves by learning_rate * 1 each step (gradient constant, moments in balance): a
-  // hundredth of the spacing above 1, 2^-7. Rounded to nearest it would never move; rounded stochastically the mean
-  // over 2,048 weights has moved by 4 spacings after 400 steps.
-  const std::int64_t rows = 8, columns = 256, size = rows * columns;
-  for (const StatePolicy policy : {StatePolicy::bf16, StatePolicy::eight_bit}) {
-    Parameters parameters(policy, rows, columns, columns);
-    parameters.set({std::vector<float>(size, 1.0f), std::vector<float>(size, -1.0f), std::vector<float>(size, 1.0f)});
-    const DeviceArray<float> gradient(std::vector<float>(size, -1.0f));
-    AdamStep adam{0x1p-7f / 100, 0.5f, 0.5f, 0.5f, 0.5f, 0.0f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
-    DeviceArray<AdamStep> step(1);
-    for (int i = 0; i < 400; ++i) {
-      adam.step = i + 1;
-      step.set({adam});
-      adam_rows(execution(), parameters.view(), 0, gradient.matrix(rows, columns), step.data());
+  for_each_backend([&](const kernels::Execution& execution) {
+    // The weight 1 of a bf16 matrix moves by learning_rate * 1 each step (gradient constant, moments in balance): a
+    // hundredth of the spacing above 1, 2^-7. Rounded to nearest it would never move; rounded stochastically the mean
+    // over 2,048 weights has moved by 4 spacings after 400 steps.
+    const std::int64_t rows = 8, columns = 256, size = rows * columns;
+    for (const StatePolicy policy : {StatePolicy::bf16, StatePolicy::eight_bit}) {
+      Parameters parameters(execution.backend, policy, rows, columns, columns);
+      parameters.set({std::vector<float>(size, 1.0f), std::vector<float>(size, -1.0f), std::vector<float>(size, 1.0f)});
+      const DeviceArray<float> gradient(std::vector<float>(size, -1.0f));
+      AdamStep adam{0x1p-7f / 100, 0.5f, 0.5f, 0.5f, 0.5f, 0.0f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
+      DeviceArray<AdamStep> step(1);
+      for (int i = 0; i < 400; ++i) {
+        adam.step = i + 1;
+        step.set({adam});
+        adam_rows(execution, parameters.view(), 0, gradient.matrix(rows, columns), step.data());
+      }
+      double mean = 0;
+      for (const float w : parameters.values().weight) mean += w / static_cast<double>(size);
+      // One rounding has variance at most spacing^2 * p (1 - p), p = 1 / 100; 400 of them over 2,048 weights.
+      const double deviation = 0x1p-7 * std::sqrt(400 * 0.01 * 0.99 / size);
+      CHECK(std::abs(mean - (1.0 + 4 * 0x1p-7)) < 6 * deviation);
     }
-    double mean = 0;
-    for (const float w : parameters.values().weight) mean += w / static_cast<double>(size);
-    // One rounding has variance at most spacing^2 * p (1 - p), p = 1 / 100; 400 of them over 2,048 weights.
-    const double deviation = 0x1p-7 * std::sqrt(400 * 0.01 * 0.99 / size);
-    CHECK(std::abs(mean - (1.0 + 4 * 0x1p-7)) < 6 * deviation);
-  }
+  });
 }
 
 TEST_CASE("8-bit second moments follow a change of scale as fp32 ones do") {
-  // sqrt(v) decays by 0.05 % a step where neighbouring codes are 12 % apart: rounded to nearest, nothing would move.
-  // One column keeps the block's scale up; the others lose their gradient after step 200 and must decay.
-  const std::int64_t columns = 256;
-  std::vector<float> means;
-  for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::eight_bit}) {
-    Parameters parameters(policy, 1, columns, columns);
-    initialise_uniform(execution(), parameters.view(), 1.0f, 1, Purpose::test);
-    AdamStep adam{1e-4f, 0.9f, 0.99f, 0.1f, 0.01f, 1e-8f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
-    DeviceArray<AdamStep> step(1);
-    for (int i = 0; i < 400; ++i) {
-      std::vector<float> gradient(columns, i < 200 ? 1.0f : 0.0f);
-      gradient[0] = 1.0f;
-      const DeviceArray<float> device_gradient(gradient);
-      adam.step = i + 1;
-      step.set({adam});
-      adam_rows(execution(), parameters.view(), 0, device_gradient.matrix(1, columns), step.data());
+  for_each_backend([&](const kernels::Execution& execution) {
+    // sqrt(v) decays by 0.05 % a step where neighbouring codes are 12 % apart: rounded to nearest, nothing would move.
+    // One column keeps the block's scale up; the others lose their gradient after step 200 and must decay.
+    const std::int64_t columns = 256;
+    std::vector<float> means;
+    for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::eight_bit}) {
+      Parameters parameters(execution.backend, policy, 1, columns, columns);
+      initialise_uniform(execution, parameters.view(), 1.0f, 1, Purpose::test);
+      AdamStep adam{1e-4f, 0.9f, 0.99f, 0.1f, 0.01f, 1e-8f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
+      DeviceArray<AdamStep> step(1);
+      for (int i = 0; i < 400; ++i) {
+        std::vector<float> gradient(columns, i < 200 ? 1.0f : 0.0f);
+        gradient[0] = 1.0f;
+        const DeviceArray<float> device_gradient(gradient);
+        adam.step = i + 1;
+        step.set({adam});
+        adam_rows(execution, parameters.view(), 0, device_gradient.matrix(1, columns), step.data());
+      }
+      const std::vector<float> v = parameters.values().second_moment;
+      float mean = 0;
+      for (std::int64_t c = 1; c < columns; ++c) mean += std::sqrt(v[c]) / (columns - 1);
+      means.push_back(mean);
     }
-    const std::vector<float> v = parameters.values().second_moment;
-    float mean = 0;
-    for (std::int64_t c = 1; c < columns; ++c) mean += std::sqrt(v[c]) / (columns - 1);
-    means.push_back(mean);
-  }
-  // Each of the 200 roundings after the change errs by up to 12 % of the value; the decay forgets none, so a column's
-  // random walk reaches sqrt(200 * 0.005 * 0.125) = 35 %, their mean over 255 columns 2.3 %: 4 sigma.
-  CHECK(std::abs(means[1] / means[0] - 1) < 0.1f);
+    // Each of the 200 roundings after the change errs by up to 12 % of the value; the decay forgets none, so a column's
+    // random walk reaches sqrt(200 * 0.005 * 0.125) = 35 %, their mean over 255 columns 2.3 %: 4 sigma.
+    CHECK(std::abs(means[1] / means[0] - 1) < 0.1f);
+  });
 }
 
 TEST_CASE("adam_vector is the rule without weight decay") {
-  const std::int64_t size = 333;
-  const Values state = random_state(size, 21);
-  const std::vector<float> gradient = random_floats(size, 22, 0.1f);
-  const DeviceArray<float> w(state.weight), m(state.first_moment), v(state.second_moment), g(gradient);
-  const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
-  adam_vector(execution(), {w.array(), m.array(), v.array()}, g.array(), step.data());
-  const std::vector<float> after = w.values();
-  for (std::int64_t i = 0; i < size; ++i) {
-    const double exact =
-        adam64(test_step(), 0.0, state.weight[i], state.first_moment[i], state.second_moment[i], gradient[i]).weight;
-    // The update is at most learning_rate * |direction| with some 20 roundings, the weight one.
-    REQUIRE(after[i] == doctest::Approx(exact).epsilon(1e-5));
-  }
+  for_each_backend([&](const kernels::Execution& execution) {
+    const std::int64_t size = 333;
+    const Values state = random_state(size, 21);
+    const std::vector<float> gradient = random_floats(size, 22, 0.1f);
+    const DeviceArray<float> w(state.weight), m(state.first_moment), v(state.second_moment), g(gradient);
+    const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
+    adam_vector(execution, {w.array(), m.array(), v.array()}, g.array(), step.data());
+    const std::vector<float> after = w.values();
+    for (std::int64_t i = 0; i < size; ++i) {
+      const double exact =
+          adam64(test_step(), 0.0, state.weight[i], state.first_moment[i], state.second_moment[i], gradient[i]).weight;
+      // The update is at most learning_rate * |direction| with some 20 roundings, the weight one.
+      REQUIRE(after[i] == doctest::Approx(exact).epsilon(1e-5));
+    }
+  });
 }
 
 TEST_CASE("initial weights depend on seed and global index alone and fill their range evenly") {
-  const std::int64_t rows = 40, columns = 130;
-  Parameters whole(StatePolicy::fp32, rows, columns, 65, 0, 7), part(StatePolicy::fp32, 15, columns, 65, 25, 7);
-  initialise_uniform(execution(), whole.view(), 0.25f, 77, Purpose::decoder_initial);
-  initialise_uniform(execution(), part.view(), 0.25f, 77, Purpose::decoder_initial);
-  CHECK((whole.bits(25, 40) == part.bits()));
-  const Values values = whole.values();
-  double mean = 0, square = 0;
-  for (const float w : values.weight) {
-    REQUIRE(std::abs(w) <= 0.25f);
-    mean += w;
-    square += static_cast<double>(w) * w;
-  }
-  const double n = rows * columns, variance = 0.25 * 0.25 / 3;
-  CHECK(std::abs(mean / n) < 5 * std::sqrt(variance / n));              // 5 sigma of the mean
-  CHECK(std::abs(square / n / variance - 1) < 5 * std::sqrt(0.8 / n));  // 5 sigma of the variance (kurtosis 9/5)
-  Parameters narrow(StatePolicy::eight_bit, rows, columns, 65, 0, 7);
-  initialise_uniform(execution(), narrow.view(), 0.25f, 77, Purpose::decoder_initial);
-  const Values rounded = narrow.values();
-  for (std::size_t i = 0; i < values.weight.size(); ++i) REQUIRE(rounded.weight[i] == to_bf16(values.weight[i]));
+  for_each_backend([&](const kernels::Execution& execution) {
+    const std::int64_t rows = 40, columns = 130;
+    Parameters whole(execution.backend, StatePolicy::fp32, rows, columns, 65, 0, 7),
+        part(execution.backend, StatePolicy::fp32, 15, columns, 65, 25, 7);
+    initialise_uniform(execution, whole.view(), 0.25f, 77, Purpose::decoder_initial);
+    initialise_uniform(execution, part.view(), 0.25f, 77, Purpose::decoder_initial);
+    CHECK((whole.bits(25, 40) == part.bits()));
+    const Values values = whole.values();
+    double mean = 0, square = 0;
+    for (const float w : values.weight) {
+      REQUIRE(std::abs(w) <= 0.25f);
+      mean += w;
+      square += static_cast<double>(w) * w;
+    }
+    const double n = rows * columns, variance = 0.25 * 0.25 / 3;
+    CHECK(std::abs(mean / n) < 5 * std::sqrt(variance / n));              // 5 sigma of the mean
+    CHECK(std::abs(square / n / variance - 1) < 5 * std::sqrt(0.8 / n));  // 5 sigma of the variance (kurtosis 9/5)
+    for (std::int64_t i = 0; i < rows * columns; ++i) {
+      const std::uint64_t element = whole.view().global_element(i / columns, i % columns);
+      const std::uint32_t word = philox(77, Purpose::decoder_initial, 0, element / 4).word[element % 4];
+      REQUIRE(values.weight[i] == 0.25f * (2.0f * uniform_float(word) - 1.0f));
+    }
+    Parameters narrow(execution.backend, StatePolicy::eight_bit, rows, columns, 65, 0, 7);
+    initialise_uniform(execution, narrow.view(), 0.25f, 77, Purpose::decoder_initial);
+    const Values rounded = narrow.values();
+    for (std::size_t i = 0; i < values.weight.size(); ++i) REQUIRE(rounded.weight[i] == to_bf16(values.weight[i]));
+  });
 }
 
 TEST_CASE("weights_to_float and segment_norms read every storage") {
-  const std::int64_t rows = 5, columns = 1540, segment = 770;
-  for (const StatePolicy policy : kPolicies) {
-    Parameters parameters(policy, rows, columns, segment);
-    parameters.set(random_state(rows * columns, 31));
-    const std::vector<float> weight = parameters.values().weight;
-    const DeviceArray<float> out(2 * columns), norms(rows * 2);
-    weights_to_float(execution(), parameters.view(), 2, out.matrix(2, columns));
-    CHECK(out.values() == std::vector<float>(weight.begin() + 2 * columns, weight.begin() + 4 * columns));
-    segment_norms(execution(), parameters.view(), norms.matrix(rows, 2));
-    const std::vector<float> values = norms.values();
-    for (std::int64_t row = 0; row < rows; ++row)
-      for (std::int64_t t = 0; t < 2; ++t) {
-        double sum = 0;
-        for (std::int64_t c = 0; c < segment; ++c) sum += std::pow(weight[row * columns + t * segment + c], 2.0);
-        // Summed in fp64, stored in fp32: one rounding.
-        CHECK(values[row * 2 + t] == doctest::Approx(std::sqrt(sum)).epsilon(2 * kRoundoff));
-      }
-  }
+  for_each_backend([&](const kernels::Execution& execution) {
+    const std::int64_t rows = 5, columns = 1540, segment = 770;
+    for (const StatePolicy policy : kPolicies) {
+      Parameters parameters(execution.backend, policy, rows, columns, segment);
+      parameters.set(random_state(rows * columns, 31));
+      const std::vector<float> weight = parameters.values().weight;
+      const DeviceArray<float> out(2 * columns), norms(rows * 2);
+      weights_to_float(execution, parameters.view(), 2, out.matrix(2, columns));
+      CHECK(out.values() == std::vector<float>(weight.begin() + 2 * columns, weight.begin() + 4 * columns));
+      const std::string stored = parameters.bits();
+      weights_from_float(execution, parameters.view(), 2, out.matrix(2, columns));
+      CHECK((parameters.bits() == stored));
+      segment_norms(execution, parameters.view(), norms.matrix(rows, 2));
+      const std::vector<float> values = norms.values();
+      for (std::int64_t row = 0; row < rows; ++row)
+        for (std::int64_t t = 0; t < 2; ++t) {
+          double sum = 0;
+          for (std::int64_t c = 0; c < segment; ++c) sum += std::pow(weight[row * columns + t * segment + c], 2.0);
+          // Summed in fp64, stored in fp32: one rounding.
+          CHECK(values[row * 2 + t] == doctest::Approx(std::sqrt(sum)).epsilon(2 * kRoundoff));
+        }
+    }
+  });
 }
 
 TEST_CASE("one value that is not finite raises the flag, wherever it stands") {
-  const std::int64_t rows = 3, columns = 300, size = rows * columns;
-  DeviceArray<std::int32_t> flag(1);
-  float largest = std::numeric_limits<float>::max();
-  const auto flagged = [&](const auto& what) {
-    flag.set({0});
-    if constexpr (std::is_same_v<std::decay_t<decltype(what)>, AnyMatrix>)
-      flag_beyond(execution(), what, largest, flag.data());
-    else
-      flag_nonfinite(execution(), what, flag.data());
-    return flag.values()[0] == 1;
-  };
-  for (const Scalar type : {Scalar::fp32, Scalar::bf16})
-    for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const std::int64_t columns : {300, 304}) {  // 304: the vectorised CUDA kernels
+      const std::int64_t rows = 3, size = rows * columns;
+      DeviceArray<std::int32_t> flag(1);
+      float largest = std::numeric_limits<float>::max();
+      const auto flagged = [&](const auto& what) {
+        flag.set({0});
+        if constexpr (std::is_same_v<std::decay_t<decltype(what)>, AnyMatrix>)
+          flag_beyond(execution, what, largest, flag.data());
+        else
+          flag_nonfinite(execution, what, flag.data());
+        return flag.values()[0] == 1;
+      };
+      for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+        for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+          std::vector<float> values = random_floats(size, 1);
+          CHECK(!flagged(TestMatrix(values, rows, columns, type).view()));
+          values[size - 1] = bad;
+          CHECK(flagged(TestMatrix(values, rows, columns, type).view()));
+        }
       std::vector<float> values = random_floats(size, 1);
-      CHECK(!flagged(TestMatrix(values, rows, columns, type).view()));
-      values[size - 1] = bad;
-      CHECK(flagged(TestMatrix(values, rows, columns, type).view()));
+      values[17] = -96.0f;
+      largest = 96.0f;
+      CHECK(!flagged(TestMatrix(values, rows, columns, Scalar::bf16).view()));
+      largest = 95.0f;
+      CHECK(flagged(TestMatrix(values, rows, columns, Scalar::bf16).view()));
+      // A gradient that is not finite makes moments and weights so; each of the three must show it on its own, the
+      // 8-bit ones through scale or code.
+      for (const StatePolicy policy : kPolicies)
+        for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+          Parameters parameters(execution.backend, policy, rows, columns, columns);
+          parameters.set(random_state(size, 8));
+          CHECK(!flagged(parameters.view()));
+          std::vector<float> gradient(size, 0.0f);
+          gradient[400] = bad;
+          const DeviceArray<float> device_gradient(gradient);
+          const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
+          adam_rows(execution, parameters.view(), 0, device_gradient.matrix(rows, columns), step.data());
+          CHECK(flagged(parameters.view()));
+        }
     }
-  std::vector<float> values = random_floats(size, 1);
-  values[17] = -96.0f;
-  largest = 96.0f;
-  CHECK(!flagged(TestMatrix(values, rows, columns, Scalar::bf16).view()));
-  largest = 95.0f;
-  CHECK(flagged(TestMatrix(values, rows, columns, Scalar::bf16).view()));
-  // A gradient that is not finite makes moments and weights so; each of the three must show it on its own, the 8-bit
-  // ones through scale or code.
-  for (const StatePolicy policy : kPolicies)
-    for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-      Parameters parameters(policy, rows, columns, columns);
-      parameters.set(random_state(size, 8));
-      CHECK(!flagged(parameters.view()));
-      std::vector<float> gradient(size, 0.0f);
-      gradient[400] = bad;
-      const DeviceArray<float> device_gradient(gradient);
-      const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
-      adam_rows(execution(), parameters.view(), 0, device_gradient.matrix(rows, columns), step.data());
-      CHECK(flagged(parameters.view()));
-    }
+  });
 }
 
 }  // namespace weft::testing

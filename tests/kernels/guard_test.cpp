@@ -15,6 +15,7 @@ namespace {
 
 /// The guard's state over several steps.
 struct Guarded {
+  Execution execution;
   DeviceArray<StepGuard> guard{std::vector<StepGuard>{StepGuard{0, 0}}};
   DeviceArray<AdamStep> step{std::vector<AdamStep>{AdamStep{}}};
   DeviceArray<StepOutcome> outcomes{std::vector<StepOutcome>(kOutcomes)};
@@ -24,7 +25,7 @@ struct Guarded {
     constants.step = number;
     step.set({constants});
     const DeviceArray<std::int32_t> flag(std::vector<std::int32_t>{finite ? 0 : 1});
-    guard_step(execution(), flag.data(), skip_at_most, guard.data(), step.data(), outcomes.data());
+    guard_step(execution, flag.data(), skip_at_most, guard.data(), step.data(), outcomes.data());
     const StepOutcome outcome = outcomes.values()[number % kOutcomes];
     CHECK(step.values()[0].withheld == static_cast<std::uint32_t>(outcome.withheld));
     return outcome;
@@ -34,61 +35,73 @@ struct Guarded {
 }  // namespace
 
 TEST_CASE("a step that is not finite is withheld, and without leave to skip so is every step after it") {
-  Guarded steps;
-  CHECK(steps.run(1, true, 0).withheld == 0);
-  const StepOutcome bad = steps.run(2, false, 0);
-  CHECK(bad.withheld == 1);
-  CHECK(bad.halted == 1);
-  CHECK(steps.run(3, true, 0).withheld == 1);
-  CHECK(steps.run(4, true, 0).withheld == 1);
+  for_each_backend([&](const kernels::Execution& execution) {
+    Guarded steps{execution};
+    CHECK(steps.run(1, true, 0).withheld == 0);
+    const StepOutcome bad = steps.run(2, false, 0);
+    CHECK(bad.withheld == 1);
+    CHECK(bad.halted == 1);
+    CHECK(steps.run(3, true, 0).withheld == 1);
+    CHECK(steps.run(4, true, 0).withheld == 1);
+  });
 }
 
 TEST_CASE("so many steps may be skipped, and the next one halts the run") {
-  Guarded steps;
-  for (std::uint64_t number : {1u, 3u}) {
-    const StepOutcome bad = steps.run(number, false, 2);
-    CHECK(bad.withheld == 1);
-    CHECK(bad.halted == 0);
-    CHECK(steps.run(number + 1, true, 2).withheld == 0);
-  }
-  const StepOutcome last = steps.run(5, false, 2);
-  CHECK(last.halted == 1);
-  CHECK(last.skipped == 2);
-  CHECK(steps.run(6, true, 2).withheld == 1);
+  for_each_backend([&](const kernels::Execution& execution) {
+    Guarded steps{execution};
+    for (std::uint64_t number : {1u, 3u}) {
+      const StepOutcome bad = steps.run(number, false, 2);
+      CHECK(bad.withheld == 1);
+      CHECK(bad.halted == 0);
+      CHECK(steps.run(number + 1, true, 2).withheld == 0);
+    }
+    const StepOutcome last = steps.run(5, false, 2);
+    CHECK(last.halted == 1);
+    CHECK(last.skipped == 2);
+    CHECK(steps.run(6, true, 2).withheld == 1);
+  });
 }
 
 TEST_CASE("a withheld step changes neither parameters nor moments, whatever its gradient") {
-  AdamStep constants{};
-  constants.learning_rate = 0.1f;
-  constants.gradient_scale = constants.first_correction = constants.second_correction = 1.0f;
-  constants.withheld = 1;
-  const DeviceArray<AdamStep> step(std::vector<AdamStep>{constants});
-  const DeviceArray<float> w(std::vector<float>{1.0f, 2.0f}), m(2), v(2);
-  const DeviceArray<float> gradient(std::vector<float>{std::numeric_limits<float>::quiet_NaN(), 3.0f});
-  adam_vector(execution(), {w.array(), m.array(), v.array()}, gradient.array(), step.data());
-  const ParameterRows rows{
-      .rows = 1, .columns = 2, .segment = 2, .weight = w.data(), .first_moment = m.data(), .second_moment = v.data()};
-  adam_rows(execution(), rows, 0, gradient.matrix(1, 2), step.data());
-  CHECK(w.values() == std::vector<float>{1.0f, 2.0f});
-  CHECK(m.values() == std::vector<float>{0.0f, 0.0f});
-  CHECK(v.values() == std::vector<float>{0.0f, 0.0f});
+  for_each_backend([&](const kernels::Execution& execution) {
+    AdamStep constants{};
+    constants.learning_rate = 0.1f;
+    constants.gradient_scale = constants.first_correction = constants.second_correction = 1.0f;
+    constants.withheld = 1;
+    const DeviceArray<AdamStep> step(std::vector<AdamStep>{constants});
+    const DeviceArray<float> w(std::vector<float>{1.0f, 2.0f}), m(2), v(2);
+    const DeviceArray<float> gradient(std::vector<float>{std::numeric_limits<float>::quiet_NaN(), 3.0f});
+    adam_vector(execution, {w.array(), m.array(), v.array()}, gradient.array(), step.data());
+    for (const StatePolicy policy : kPolicies) {
+      Parameters rows(execution.backend, policy, 1, 2, 2);
+      rows.set({{1.0f, 2.0f}, {0.0f, 0.0f}, {0.0f, 0.0f}});
+      const std::string before = rows.bits();
+      adam_rows(execution, rows.view(), 0, gradient.matrix(1, 2), step.data());
+      CHECK((rows.bits() == before));
+    }
+    CHECK(w.values() == std::vector<float>{1.0f, 2.0f});
+    CHECK(m.values() == std::vector<float>{0.0f, 0.0f});
+    CHECK(v.values() == std::vector<float>{0.0f, 0.0f});
+  });
 }
 
 TEST_CASE("norms before clipping are joined from what the kernels measured, and the clip follows from them") {
-  AdamStep constants{};
-  constants.gradient_scale = 0.5f;
-  const DeviceArray<AdamStep> step(std::vector<AdamStep>{constants});
-  const DeviceArray<double> rows(std::vector<double>{2.25}), bias(std::vector<double>{7.0}), squared(1), norm(1);
-  join_norms(execution(), rows.data(), true, bias.data(), step.data(), squared.data());
-  CHECK(squared.values()[0] == 16.0);  // 2.25 / 0.25 + 7
-  keep_norm(execution(), squared.data(), step.data(), norm.data());
-  CHECK(norm.values()[0] == 4.0);
-  clip_to_norm(execution(), norm.data(), 1.0, step.data());
-  CHECK(step.values()[0].gradient_scale == 0.25f);
-  clip_to_norm(execution(), norm.data(), 5.0, step.data());
-  CHECK(step.values()[0].gradient_scale == 1.0f);
-  join_norms(execution(), rows.data(), false, bias.data(), step.data(), squared.data());
-  CHECK(squared.values()[0] == 9.25);
+  for_each_backend([&](const kernels::Execution& execution) {
+    AdamStep constants{};
+    constants.gradient_scale = 0.5f;
+    const DeviceArray<AdamStep> step(std::vector<AdamStep>{constants});
+    const DeviceArray<double> rows(std::vector<double>{2.25}), bias(std::vector<double>{7.0}), squared(1), norm(1);
+    join_norms(execution, rows.data(), true, bias.data(), step.data(), squared.data());
+    CHECK(squared.values()[0] == 16.0);  // 2.25 / 0.25 + 7
+    keep_norm(execution, squared.data(), step.data(), norm.data());
+    CHECK(norm.values()[0] == 4.0);
+    clip_to_norm(execution, norm.data(), 1.0, step.data());
+    CHECK(step.values()[0].gradient_scale == 0.25f);
+    clip_to_norm(execution, norm.data(), 5.0, step.data());
+    CHECK(step.values()[0].gradient_scale == 1.0f);
+    join_norms(execution, rows.data(), false, bias.data(), step.data(), squared.data());
+    CHECK(squared.values()[0] == 9.25);
+  });
 }
 
 }  // namespace weft::testing

@@ -2,7 +2,7 @@
 //
 // The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows stream (feature_stream_cuda.cuh);
 // all else walks feature by feature.
-#include "kernels/transcoder/decode/decode_cuda.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 
@@ -38,11 +38,12 @@ __global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layer
   out[key] = scale * scale * sum;
 }
 
+template <class Epilogue>
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
               const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
               Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-              const LateRows& late) {
-  if (decoder.size() > kMostLayers) throw Error(ExitCode::usage, "decode_backward: more than 128 layers");
+              const LateRows& late, const Epilogue& epilogue) {
+  require_layers("decode_backward", decoder.size());
   const cudaStream_t queue = stream_of(execution);
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
   const std::int64_t n_features = activations.n_features, n_keys = n_layers * n_features;
@@ -56,9 +57,11 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   if (!vector) {
     if (late.wait) late.wait();
     for (std::int64_t s = 0; s < n_layers; ++s)
-      launch_rows(queue, {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
-                          s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
-                          activation_gradient.data, squared_norm.data});
+      launch_rows(queue,
+                  {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
+                   s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
+                   activation_gradient.data, squared_norm.data},
+                  epilogue);
     return;
   }
 
@@ -86,9 +89,9 @@ void backward(const Execution& execution, const SparseActivations& activations, 
     a.items = units_before(end) * a.stream.blocks;
     require(cudaMemsetAsync(a.stream.next_item, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
     if (step != nullptr)
-      launch_stream<true, true>(queue, decoder[0].policy, grouping, a);
+      launch_stream<true, true>(queue, decoder[0].policy, grouping, a, epilogue);
     else
-      launch_stream<true, false>(queue, decoder[0].policy, grouping, a);
+      launch_stream<true, false>(queue, decoder[0].policy, grouping, a, epilogue);
   };
   const std::int64_t split = late.wait ? late.first : 0;
   stream_targets(split, n_layers);
@@ -105,7 +108,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
 }  // namespace
 
-std::int64_t decode_backward_workspace(std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
+std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
                                        std::int64_t capacity) {
   const std::int64_t groups = grouping_of(d_model).groups;
   return place_stream(nullptr, n_layers, n_features, capacity, n_layers * groups,
@@ -117,7 +120,7 @@ void decode_backward_update(const Execution& execution, const SparseActivations&
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
                             const LateRows& late) {
   backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace,
-           late);
+           late, RowEpilogue<>{});
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
@@ -125,7 +128,7 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
                           const LateRows& late) {
   backward(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient, squared_norm, workspace,
-           late);
+           late, RowEpilogue<>{});
 }
 
 }  // namespace weft::kernels::cuda

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <string>
-
-#include "base/error.hpp"
+#include "kernels/constants.hpp"
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
-#include "kernels/transcoder/decode/decode_cuda.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 
 namespace {
 
@@ -18,9 +15,6 @@ constexpr int kForwardColumns = 1024;
 #else
 constexpr int kForwardColumns = 4096;
 #endif
-
-// Enough for the deepest open models (126 layers); bounded because kernel arguments are.
-constexpr int kMostLayers = 256;
 
 struct DecoderWeights {
   const void* layer[kMostLayers];
@@ -101,12 +95,7 @@ void forward(const Execution& execution, const SparseActivations& activations, s
 void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
                     std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
                     AnyMatrix y) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::decode_forward(execution, activations, token_begin, token_count, decoder, target_begin, y);
-  if (decoder.size() > kMostLayers)
-    throw Error(ExitCode::usage, "decode_forward: " + std::to_string(decoder.size()) + " layers (at most " +
-                                     std::to_string(kMostLayers) + ")");
+  require_layers("decode_forward", decoder.size());
   DecoderWeights weights{};
   for (std::size_t s = 0; s < decoder.size(); ++s) {
     require_portable_storage(decoder[s]);
@@ -120,13 +109,6 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
 }
 
 namespace {
-
-struct BackwardScratch {
-  float gradient[kChunkColumns];  // dW of the chunk
-  float weight[kChunkColumns];
-  float row[kChunkColumns];  // a gradient row, where it is stored as bf16
-  AdamScratch adam;
-};
 
 // What the hits of one feature need; plain pointers, so that kernels capture them by value.
 struct Hits {
@@ -163,82 +145,55 @@ KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const Hits& hits
   }
 }
 
-KOKKOS_FORCEINLINE_FUNCTION double squared_sum(const Team& team, const float* gradient, float scale, int count) {
-  return sum_columns<double>(team, count, [&](int c) {
-    const double g = scale * gradient[c];
-    return g * g;
-  });
-}
-
 // One layer: da, norms and, with `step`, the update.
+template <class Epilogue>
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& feature_hits,
-              const AnyMatrix& gradient_rows, std::int64_t layer, const ParameterRows& parameters, const AdamStep* step,
-              float* activation_gradient, double* squared_norm) {
+              const AnyMatrix& gradient_rows, std::int64_t layer, const ParameterRows& parameters,
+              const Epilogue& epilogue, const AdamStep* step, float* activation_gradient, double* squared_norm) {
   require_portable_storage(parameters);
   const Hits hits = hits_of(activations, feature_hits);
   const std::int64_t first_key = layer * activations.n_features;
   const std::int64_t first_column = layer * parameters.segment;
   for_teams(
-      execution, "decode_backward", parameters.rows, sizeof(BackwardScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "decode_backward", parameters.rows, sizeof(RowScratch), KOKKOS_LAMBDA(const Team& team) {
         if (step != nullptr && step->withheld != 0) return;
         const std::int64_t row = team.league_rank();
         const std::int64_t key = first_key + row;
         const bool has_hits = hits.offsets[key] < hits.offsets[key + 1];
-        double norm = 0.0;
-        if (step != nullptr || has_hits) {
-          BackwardScratch& buffer = scratch<BackwardScratch>(team);
-          AdamStep adam{};
-          adam.gradient_scale = 1.0f;
-          if (step != nullptr) adam = *step;
-          for_chunks(parameters.columns, parameters.segment, [&](std::int64_t column, int count) {
-            const float* weight =
-                has_hits ? weight_chunk(team, parameters, row, column, count, buffer.weight) : nullptr;
-            gather_chunk(team, hits, key, gradient_rows, first_column + column, count, weight, column == 0,
-                         activation_gradient, buffer.gradient, buffer.row);
-            if (squared_norm != nullptr && has_hits)
-              norm += squared_sum(team, buffer.gradient, adam.gradient_scale, count);
-            if (step != nullptr) adam_chunk(team, parameters, row, column, count, buffer.gradient, adam, buffer.adam);
-          });
-        }
+        const double norm =
+            walk_row(team, parameters, row, key, has_hits, has_hits, squared_norm != nullptr, epilogue, step,
+                     [&](std::int64_t column, int count, const float* weight, RowScratch& buffer) {
+                       gather_chunk(team, hits, key, gradient_rows, first_column + column, count, weight, column == 0,
+                                    activation_gradient, buffer.gradient, buffer.row);
+                     });
         if (squared_norm != nullptr) once(team, [&] { squared_norm[key] = norm; });
       });
 }
 
 }  // namespace
 
-std::int64_t decode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
-                                       std::int64_t d_model, std::int64_t capacity) {
-  if constexpr (kCudaBuild)
-    if (backend == Backend::cuda) return cuda::decode_backward_workspace(n_layers, n_features, d_model, capacity);
+std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
   return 0;  // what a team needs is its scratch
 }
 
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
-                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte>,
                             const LateRows& late) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, step,
-                                          activation_gradient, squared_norm, workspace, late);
   if (late.wait) late.wait();
   for (std::size_t s = 0; s < decoder.size(); ++s)
-    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], step,
-             activation_gradient.data, squared_norm.data);
+    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], RowEpilogue<>{},
+             step, activation_gradient.data, squared_norm.data);
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
-                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                          Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte>,
                           const LateRows& late) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::decode_backward_norm(execution, activations, hits, gradient_rows, decoder, activation_gradient,
-                                        squared_norm, workspace, late);
   if (late.wait) late.wait();
   for (std::size_t s = 0; s < decoder.size(); ++s)
-    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], nullptr,
-             activation_gradient.data, squared_norm.data);
+    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], RowEpilogue<>{},
+             nullptr, activation_gradient.data, squared_norm.data);
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

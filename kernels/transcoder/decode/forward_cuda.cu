@@ -5,7 +5,7 @@
 // Limit: L2. All tokens of a (target, group) are resident at once and walk the sources together, so that the slab of
 // weights in use (one source's features, one group of columns) is read from memory once and from L2 afterwards. More
 // tokens than that go block by block; deeper prefetch or more warps widen the slab and lose.
-#include "kernels/transcoder/decode/decode_cuda.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -156,7 +156,7 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
                     std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
                     AnyMatrix y) {
   if (token_count == 0 || y.columns == 0) return;
-  if (decoder.size() > kMostLayers) throw Error(ExitCode::usage, "decode_forward: more than 128 layers");
+  require_layers("decode_forward", decoder.size());
   ForwardArguments a{};
   a.offsets = activations.row_offsets.data + token_begin;
   a.key = activations.key.data;

@@ -2,7 +2,7 @@
 //
 // The encoder's backward pass: the stream of feature_stream_cuda.cuh without dot products, one target a source; then
 // the biases, whose gradients are sums over the same hits.
-#include "kernels/transcoder/encode/backward_cuda.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 
@@ -83,11 +83,12 @@ void launch_biases(cudaStream_t queue, const BiasArguments& a) {
   require_launch("encode_backward: biases");
 }
 
+template <class Epilogue>
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
               const AnyMatrix& x, Array<const float> preactivation_gradient, std::span<const ParameterRows> encoder,
               std::span<const ParameterVector> bias, const AdamStep* step, Array<double> squared_norm,
-              Array<std::byte> workspace) {
-  if (activations.n_layers > kMostLayers) throw Error(ExitCode::usage, "encode_backward: more than 128 layers");
+              Array<std::byte> workspace, const Epilogue& epilogue) {
+  require_layers("encode_backward", static_cast<std::size_t>(activations.n_layers));
   const cudaStream_t queue = stream_of(execution);
   const std::int64_t n_layers = activations.n_layers, n_features = activations.n_features;
   const std::int64_t d_model = x.columns / n_layers;
@@ -116,7 +117,8 @@ void backward(const Execution& execution, const SparseActivations& activations, 
       launch_rows(queue,
                   {hits.offsets.data, hits.token.data, hits.position.data, preactivation_gradient.data, x, s * d_model,
                    s * n_features, n_features, encoder.empty() ? shape : encoder[static_cast<std::size_t>(s)], step,
-                   nullptr, squared_norm.data});
+                   nullptr, squared_norm.data},
+                  epilogue);
     launch_biases(queue, b);
     return;
   }
@@ -140,9 +142,9 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.with_norm = squared_norm.data != nullptr;
   for (std::size_t s = 0; s < encoder.size(); ++s) a.layer[s] = pointers_of(encoder[s]);
   if (step != nullptr)
-    launch_stream<false, true>(queue, encoder[0].policy, grouping, a);
+    launch_stream<false, true>(queue, encoder[0].policy, grouping, a, epilogue);
   else
-    launch_stream<false, false>(queue, StatePolicy::bf16, grouping, a);
+    launch_stream<false, false>(queue, StatePolicy::bf16, grouping, a, epilogue);
   b.value_sum = a.stream.value_sum;
   b.row_norm = a.stream.norm;
   b.groups = grouping.groups;
@@ -151,7 +153,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
 }  // namespace
 
-std::int64_t encode_backward_workspace(std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
+std::int64_t encode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
                                        std::int64_t capacity) {
   return place_stream(nullptr, n_layers, n_features, capacity, 0, n_layers * grouping_of(d_model).groups, nullptr);
 }
@@ -160,13 +162,15 @@ void encode_backward_update(const Execution& execution, const SparseActivations&
                             AnyMatrix x, Array<const float> preactivation_gradient,
                             std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
                             const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace) {
-  backward(execution, activations, hits, x, preactivation_gradient, encoder, bias, step, squared_norm, workspace);
+  backward(execution, activations, hits, x, preactivation_gradient, encoder, bias, step, squared_norm, workspace,
+           RowEpilogue<>{});
 }
 
 void encode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix x, Array<const float> preactivation_gradient, Array<double> squared_norm,
                           Array<std::byte> workspace) {
-  backward(execution, activations, hits, x, preactivation_gradient, {}, {}, nullptr, squared_norm, workspace);
+  backward(execution, activations, hits, x, preactivation_gradient, {}, {}, nullptr, squared_norm, workspace,
+           RowEpilogue<>{});
 }
 
 }  // namespace weft::kernels::cuda

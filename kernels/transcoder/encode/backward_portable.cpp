@@ -3,17 +3,10 @@
 // The sparse backward pass of the encoder: only features that fired contribute, every row is updated.
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
-#include "kernels/transcoder/encode/backward_cuda.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 namespace {
-
-struct BackwardScratch {
-  float gradient[kChunkColumns];
-  float row[kChunkColumns];  // an input row, where it is stored as bf16
-  AdamScratch adam;
-};
 
 struct Hits {
   const std::int64_t* offsets;
@@ -45,40 +38,29 @@ KOKKOS_FORCEINLINE_FUNCTION float bias_gradient(const Hits& hits, std::int64_t k
   return sum;
 }
 
-// One layer. Without `step` only the norms: `parameters` then gives the shape alone.
+// One layer. Without `step` only the norms: `parameters` then gives the shape alone, so the epilogue must not read
+// weights.
+template <class Epilogue>
 void backward(const Execution& execution, const Hits& hits, const AnyMatrix& x, std::int64_t first_key,
               std::int64_t first_column, const ParameterRows& parameters, const ParameterVector& bias,
-              const AdamStep* step, double* squared_norm) {
+              const Epilogue& epilogue, const AdamStep* step, double* squared_norm) {
   for_teams(
-      execution, "encode_backward", parameters.rows, sizeof(BackwardScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "encode_backward", parameters.rows, sizeof(RowScratch), KOKKOS_LAMBDA(const Team& team) {
         if (step != nullptr && step->withheld != 0) return;
         const std::int64_t row = team.league_rank();
         const std::int64_t key = first_key + row;
         const bool has_hits = hits.offsets[key] < hits.offsets[key + 1];
-        double norm = 0.0;
-        if (step != nullptr || has_hits) {
-          BackwardScratch& buffer = scratch<BackwardScratch>(team);
-          AdamStep adam{};
-          adam.gradient_scale = 1.0f;
-          if (step != nullptr) adam = *step;
-          for_chunks(parameters.columns, parameters.segment, [&](std::int64_t column, int count) {
-            gather_chunk(team, hits, key, x, first_column + column, count, buffer.gradient, buffer.row);
-            if (squared_norm != nullptr && has_hits)
-              norm += sum_columns<double>(team, count, [&](int c) {
-                const double g = adam.gradient_scale * buffer.gradient[c];
-                return g * g;
-              });
-            if (step != nullptr) adam_chunk(team, parameters, row, column, count, buffer.gradient, adam, buffer.adam);
-          });
-          once(team, [&] {
-            const float gradient = bias_gradient(hits, key);
-            const double g = adam.gradient_scale * gradient;
-            if (squared_norm != nullptr) squared_norm[key] = norm + g * g;
-            if (step != nullptr) adam_bias(bias, row, gradient, adam);
-          });
-        } else if (squared_norm != nullptr) {
-          once(team, [&] { squared_norm[key] = 0.0; });
-        }
+        const double norm =
+            walk_row(team, parameters, row, key, has_hits, false, squared_norm != nullptr, epilogue, step,
+                     [&](std::int64_t column, int count, const float*, RowScratch& buffer) {
+                       gather_chunk(team, hits, key, x, first_column + column, count, buffer.gradient, buffer.row);
+                     });
+        once(team, [&] {
+          const float gradient = bias_gradient(hits, key);
+          const double g = (step != nullptr ? step->gradient_scale : 1.0f) * gradient;
+          if (squared_norm != nullptr) squared_norm[key] = norm + g * g;
+          if (step != nullptr) adam_bias(bias, row, gradient, *step);
+        });
       });
 }
 
@@ -88,43 +70,32 @@ Hits hits_of(const FeatureHits& hits, Array<const float> preactivation_gradient)
 
 }  // namespace
 
-std::int64_t encode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
-                                       std::int64_t d_model, std::int64_t capacity) {
-  if constexpr (kCudaBuild)
-    if (backend == Backend::cuda) return cuda::encode_backward_workspace(n_layers, n_features, d_model, capacity);
+std::int64_t encode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
   return 0;  // what a team needs is its scratch
 }
 
 void encode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix x, Array<const float> preactivation_gradient,
                             std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
-                            const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::encode_backward_update(execution, activations, hits, x, preactivation_gradient, encoder, bias, step,
-                                          squared_norm, workspace);
+                            const AdamStep* step, Array<double> squared_norm, Array<std::byte>) {
   for (std::size_t s = 0; s < encoder.size(); ++s) {
     require_portable_storage(encoder[s]);
     const std::int64_t layer = static_cast<std::int64_t>(s);
     backward(execution, hits_of(hits, preactivation_gradient), x, layer * activations.n_features,
-             layer * encoder[s].columns, encoder[s], bias[s], step, squared_norm.data);
+             layer * encoder[s].columns, encoder[s], bias[s], RowEpilogue<>{}, step, squared_norm.data);
   }
 }
 
 void encode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix x, Array<const float> preactivation_gradient, Array<double> squared_norm,
-                          Array<std::byte> workspace) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::encode_backward_norm(execution, activations, hits, x, preactivation_gradient, squared_norm,
-                                        workspace);
+                          Array<std::byte>) {
   const std::int64_t d_model = x.columns / activations.n_layers;
   ParameterRows shape;
   shape.rows = activations.n_features;
   shape.columns = shape.segment = d_model;
   for (std::int64_t layer = 0; layer < activations.n_layers; ++layer)
     backward(execution, hits_of(hits, preactivation_gradient), x, layer * activations.n_features, layer * d_model,
-             shape, {}, nullptr, squared_norm.data);
+             shape, {}, RowEpilogue<>{}, nullptr, squared_norm.data);
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

@@ -20,8 +20,18 @@ struct LossSums {
   Array<double> standardised_squared_target;  ///< sum of ((y - centre) * standardise)^2
 };
 
-/// Bytes of workspace.
-std::int64_t loss_workspace(std::int64_t n_tokens, std::int64_t n_layers);
+constexpr int kLossSums = 3;  ///< of LossSums
+/// Tokens that are summed together. Fixed: the order of the sums depends on n_tokens alone.
+constexpr int kTokensPerLossSum = 8;
+
+constexpr std::int64_t loss_blocks(std::int64_t n_tokens) {
+  return (n_tokens + kTokensPerLossSum - 1) / kTokensPerLossSum;
+}
+
+/// Bytes of workspace of residual_and_loss: partial sums [loss_blocks, n_layers, kLossSums] in fp64.
+constexpr std::int64_t loss_workspace(std::int64_t n_tokens, std::int64_t n_layers) {
+  return loss_blocks(n_tokens) * n_layers * kLossSums * static_cast<std::int64_t>(sizeof(double));
+}
 
 /// partial: n_parts matrices [n, L * d] one after the other (part p starts at row p * n of `partial`); target [n, L *
 /// d] raw normalised targets; bias [L * d]; centre and standardise [L * d] turn normalised targets into standardised

@@ -2,13 +2,11 @@
 //
 // Limit: memory. Residuals, gradient rows and the three sums in one pass over reconstructions and targets.
 #include "kernels/matrix_cuda.cuh"
-#include "kernels/transcoder/loss/loss_cuda.hpp"
+#include "kernels/transcoder/loss/loss.hpp"
 
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr int kSums = 3;          // of LossSums
-constexpr int kTokensPerSum = 8;  // as in the portable kernel: loss_workspace counts with it
 constexpr int kThreads = 128;
 
 struct LossArguments {
@@ -16,17 +14,17 @@ struct LossArguments {
   std::int64_t n_parts, d_model;
   const float *bias, *centre, *standardise;
   float factor;
-  double* block_sum;  // [blocks of tokens, L, kSums]
+  double* block_sum;  // [blocks of tokens, L, kLossSums]
 };
 
 /// A block for each (8 tokens, layer); threads walk the columns `kWidth` at a time.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) residuals(const __grid_constant__ LossArguments a) {
   const std::int64_t n_tokens = a.target.rows;
-  const std::int64_t token_begin = static_cast<std::int64_t>(blockIdx.x) * kTokensPerSum;
-  const std::int64_t token_end = min(token_begin + kTokensPerSum, n_tokens);
+  const std::int64_t token_begin = static_cast<std::int64_t>(blockIdx.x) * kTokensPerLossSum;
+  const std::int64_t token_end = min(token_begin + kTokensPerLossSum, n_tokens);
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * a.d_model;
-  double sums[kSums] = {};
+  double sums[kLossSums] = {};
   for (std::int64_t c = threadIdx.x * kWidth; c < a.d_model; c += kThreads * kWidth) {
     const std::int64_t column = first + c;
     float bias[kWidth], centre[kWidth], scale[kWidth];
@@ -45,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) residuals(const __grid_constant__ Lo
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) residual[i] += part[i];
       }
-      float sum[kSums] = {};
+      float sum[kLossSums] = {};
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         residual[i] = (residual[i] + bias[i]) - target[i];
@@ -57,20 +55,20 @@ __global__ void __launch_bounds__(kThreads) residuals(const __grid_constant__ Lo
       }
       store_columns(a.gradient_rows, token, column, residual);
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[i] += sum[i];
+      for (int i = 0; i < kLossSums; ++i) sums[i] += sum[i];
     }
   }
-  __shared__ double warp_sums[kThreads / kWarp][kSums];
+  __shared__ double warp_sums[kThreads / kWarp][kLossSums];
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) {
+  for (int i = 0; i < kLossSums; ++i) {
     const double sum = warp_sum(sums[i]);
     if (threadIdx.x % kWarp == 0) warp_sums[threadIdx.x / kWarp][i] = sum;
   }
   __syncthreads();
-  if (threadIdx.x < kSums) {
+  if (threadIdx.x < kLossSums) {
     double sum = 0.0;
     for (int w = 0; w < kThreads / kWarp; ++w) sum += warp_sums[w][threadIdx.x];
-    a.block_sum[(static_cast<std::int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * kSums + threadIdx.x] = sum;
+    a.block_sum[(static_cast<std::int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * kLossSums + threadIdx.x] = sum;
   }
 }
 
@@ -79,12 +77,12 @@ __global__ void finish_sums(const double* block_sum, std::int64_t n_blocks, std:
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t which = blockIdx.x;
   double sum = 0.0;
-  for (std::int64_t b = lane; b < n_blocks; b += kWarp) sum += block_sum[b * n_layers * kSums + which];
+  for (std::int64_t b = lane; b < n_blocks; b += kWarp) sum += block_sum[b * n_layers * kLossSums + which];
   sum = warp_sum(sum);
   if (lane != 0) return;
-  double* const out[kSums] = {sums.squared_error.data, sums.standardised_squared_error.data,
-                              sums.standardised_squared_target.data};
-  out[which % kSums][which / kSums] = sum;
+  double* const out[kLossSums] = {sums.squared_error.data, sums.standardised_squared_error.data,
+                                  sums.standardised_squared_target.data};
+  out[which % kLossSums][which / kLossSums] = sum;
 }
 
 // Column sums: a block owns 32 columns; 64 rows at a time, 4 lanes of 8 columns each.
@@ -126,8 +124,8 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
   const cudaStream_t queue = stream_of(execution);
   LossArguments a{partial,   target,      gradient_rows,    n_parts,         target.columns / n_layers,
                   bias.data, centre.data, standardise.data, gradient_factor, reinterpret_cast<double*>(workspace.data)};
-  const std::int64_t n_blocks = (target.rows + kTokensPerSum - 1) / kTokensPerSum;
-  if (workspace.size < n_blocks * n_layers * kSums * static_cast<std::int64_t>(sizeof(double)))
+  const std::int64_t n_blocks = loss_blocks(target.rows);
+  if (workspace.size < loss_workspace(target.rows, n_layers))
     throw Error(ExitCode::internal, "residual_and_loss: workspace is smaller than loss_workspace");
   if (n_blocks > 0) {
     const dim3 grid(static_cast<unsigned>(n_blocks), static_cast<unsigned>(n_layers));
@@ -136,7 +134,7 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
     else
       residuals<1><<<grid, kThreads, 0, queue>>>(a);
   }
-  finish_sums<<<static_cast<unsigned>(n_layers * kSums), kWarp, 0, queue>>>(a.block_sum, n_blocks, n_layers, sums);
+  finish_sums<<<static_cast<unsigned>(n_layers * kLossSums), kWarp, 0, queue>>>(a.block_sum, n_blocks, n_layers, sums);
   require_launch("residual_and_loss");
 }
 

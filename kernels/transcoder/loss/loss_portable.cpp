@@ -2,16 +2,9 @@
 #include "base/contract.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
-#include "kernels/transcoder/loss/loss_cuda.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 namespace {
-
-constexpr int kSums = 3;  // of LossSums
-constexpr int kTokensPerSum =
-    8;  // tokens whose sums one team makes; fixed, so that the order of sums depends on n alone
-
-std::int64_t token_blocks(std::int64_t n_tokens) { return (n_tokens + kTokensPerSum - 1) / kTokensPerSum; }
 
 struct LossScratch {
   float residual[kChunkColumns];
@@ -31,22 +24,14 @@ struct ColumnScratch {
 
 }  // namespace
 
-std::int64_t loss_workspace(std::int64_t n_tokens, std::int64_t n_layers) {
-  return token_blocks(n_tokens) * n_layers * kSums * static_cast<std::int64_t>(sizeof(double));
-}
-
 void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
                        Array<const float> bias, Array<const float> centre, Array<const float> standardise,
                        std::int64_t n_layers, float gradient_factor, AnyMatrix gradient_rows, LossSums sums,
                        Array<std::byte> workspace) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda)
-      return cuda::residual_and_loss(execution, partial, n_parts, target, bias, centre, standardise, n_layers,
-                                     gradient_factor, gradient_rows, sums, workspace);
   const std::int64_t n_tokens = target.rows;
   const std::int64_t d_model = target.columns / n_layers;
-  const std::int64_t n_blocks = token_blocks(n_tokens);
-  double* block_sums = reinterpret_cast<double*>(workspace.data);  // [n_blocks, n_layers, kSums]
+  const std::int64_t n_blocks = loss_blocks(n_tokens);
+  double* block_sums = reinterpret_cast<double*>(workspace.data);  // [n_blocks, n_layers, kLossSums]
   WEFT_ASSERT(workspace.size >= loss_workspace(n_tokens, n_layers));
 
   for_teams(
@@ -55,8 +40,8 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
         const std::int64_t layer = team.league_rank() % n_layers;
         LossScratch& buffer = scratch<LossScratch>(team);
         double error = 0.0, standardised_error = 0.0, standardised_target = 0.0;
-        const std::int64_t token_end = smaller((block + 1) * kTokensPerSum, n_tokens);
-        for (std::int64_t token = block * kTokensPerSum; token < token_end; ++token)
+        const std::int64_t token_end = smaller((block + 1) * kTokensPerLossSum, n_tokens);
+        for (std::int64_t token = block * kTokensPerLossSum; token < token_end; ++token)
           for_chunks(d_model, d_model, [&](std::int64_t chunk, int count) {
             const std::int64_t column = layer * d_model + chunk;
             const float* b = bias.data + column;
@@ -88,7 +73,7 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
             });
           });
         once(team, [&] {
-          double* to = block_sums + team.league_rank() * kSums;
+          double* to = block_sums + team.league_rank() * kLossSums;
           to[0] = error;
           to[1] = standardised_error;
           to[2] = standardised_target;
@@ -96,13 +81,13 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
       });
 
   for_all(
-      execution, "loss_sums", n_layers * kSums, KOKKOS_LAMBDA(std::int64_t i) {
+      execution, "loss_sums", n_layers * kLossSums, KOKKOS_LAMBDA(std::int64_t i) {
         double sum = 0.0;
-        for (std::int64_t block = 0; block < n_blocks; ++block) sum += block_sums[block * n_layers * kSums + i];
-        const std::int64_t layer = i / kSums;
-        if (i % kSums == 0)
+        for (std::int64_t block = 0; block < n_blocks; ++block) sum += block_sums[block * n_layers * kLossSums + i];
+        const std::int64_t layer = i / kLossSums;
+        if (i % kLossSums == 0)
           sums.squared_error[layer] = sum;
-        else if (i % kSums == 1)
+        else if (i % kLossSums == 1)
           sums.standardised_squared_error[layer] = sum;
         else
           sums.standardised_squared_target[layer] = sum;
@@ -110,8 +95,6 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
 }
 
 void column_sums(const Execution& execution, AnyMatrix matrix, Array<float> out) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::column_sums(execution, matrix, out);
   const std::int64_t n_teams = (matrix.columns + kOwnColumns - 1) / kOwnColumns;
   for_teams(
       execution, "column_sums", n_teams, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {
@@ -132,4 +115,4 @@ void column_sums(const Execution& execution, AnyMatrix matrix, Array<float> out)
       });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

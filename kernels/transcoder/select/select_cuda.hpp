@@ -43,6 +43,7 @@
 #include <vector>
 
 #include "kernels/array.hpp"
+#include "kernels/constants.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -50,8 +51,6 @@ namespace weft::kernels::cuda {
 
 enum class SelectionRule { batch_topk, topk, relu };
 
-/// Layers of a model at most: their biases' addresses travel as kernel arguments.
-constexpr int kMostLayers = 128;
 /// Entries that `topk` keeps at most for a token and group: its list lies in shared memory.
 constexpr std::int64_t kMostPerToken = 8192;
 

@@ -25,7 +25,8 @@ struct FeatureRows {
   double* norm;              // by key; null: none
 };
 
-static __global__ void walk_features(const FeatureRows a) {
+template <class Epilogue>
+__global__ void walk_features(const FeatureRows a, const Epilogue epilogue) {
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (row >= a.n_rows) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -42,7 +43,7 @@ static __global__ void walk_features(const FeatureRows a) {
       const std::int64_t column = segment + inside;
       const int count = static_cast<int>(min(std::int64_t{kBlockColumns}, p.segment - inside));
       float weight[kLaneColumns] = {}, sum[kLaneColumns] = {};
-      if (a.dots != nullptr && begin < end)
+      if (Epilogue::kHasExtra || (a.dots != nullptr && begin < end))
 #pragma unroll
         for (int j = 0; j < kLaneColumns; ++j)
           if (lane + kWarp * j < count)
@@ -64,6 +65,10 @@ static __global__ void walk_features(const FeatureRows a) {
           if (lane == 0) a.dots[at] = column == 0 ? dot : a.dots[at] + dot;
         }
       }
+      if constexpr (Epilogue::kHasExtra)
+#pragma unroll
+        for (int j = 0; j < kLaneColumns; ++j)
+          if (lane + kWarp * j < count) sum[j] += epilogue.extra(key, column + lane + kWarp * j, weight[j]);
       if (a.norm != nullptr) {
         double square = 0.0;
 #pragma unroll
@@ -73,14 +78,15 @@ static __global__ void walk_features(const FeatureRows a) {
         }
         norm += warp_sum(square);
       }
-      if (a.step != nullptr) adam_strided(p, row, column, count, sum, adam, lane);
+      if (a.step != nullptr) update_strided(epilogue.rule, p, row, column, count, sum, adam, lane);
     }
   if (a.norm != nullptr && lane == 0) a.norm[key] = norm;
 }
 
-inline void launch_rows(cudaStream_t queue, const FeatureRows& arguments) {
+template <class Epilogue>
+void launch_rows(cudaStream_t queue, const FeatureRows& arguments, const Epilogue& epilogue) {
   if (arguments.n_rows == 0) return;
-  walk_features<<<blocks_for(arguments.n_rows, 8), 256, 0, queue>>>(arguments);
+  walk_features<<<blocks_for(arguments.n_rows, 8), 256, 0, queue>>>(arguments, epilogue);
   require_launch("walk_features");
 }
 

@@ -17,6 +17,7 @@
 // Limit: L2. The rows gathered (512 B x chunks a hit) and the state (8 to 24 B a parameter) both pass through it.
 #pragma once
 
+#include "kernels/constants.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -24,7 +25,6 @@ namespace weft::kernels::cuda {
 
 constexpr int kItemFeatures = 32;
 constexpr std::uint32_t kHotHits = 64;
-constexpr int kMostLayers = 128;  // bounded because kernel arguments are; the deepest open models have 126
 
 /// One hit as the stream reads it.
 struct Hit {
@@ -290,8 +290,10 @@ struct RowStream {
   }
 };
 
-template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
-__global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const __grid_constant__ StreamArguments a) {
+template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate,
+          class Epilogue>
+__global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
+    stream_features(const __grid_constant__ StreamArguments a, const __grid_constant__ Epilogue epilogue) {
   if constexpr (kUpdate)
     if (constant_rate.withheld != 0) return;
   using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
@@ -393,6 +395,13 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
       for (int other = 0; other < kWarps; ++other)
 #pragma unroll
         for (int i = 0; i < 8; ++i) g[i] += sums[(other * kChunks + c) * kBlockColumns + lane * 8 + i];
+      if constexpr (Epilogue::kHasExtra)
+        if (live(c)) {
+          float w[8];
+          unpack8(load_weight(p, at + c * kBlockColumns), w);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) g[i] += epilogue.extra(hot.key, column + c * kBlockColumns + i, w[i]);
+        }
 #pragma unroll
       for (int i = 0; i < 8; ++i) square = fmaf(g[i], g[i], square);
       if constexpr (kUpdate) {
@@ -407,7 +416,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
           state.weight = load_weight(p, here);
           load_moments(state, p, here);
         }
-        adam8(state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
+        update8(epilogue.rule, state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
         if (live(c)) store_state(state, p, here);
         if constexpr (policy == StatePolicy::eight_bit)
           if (lane == 0) {
@@ -500,6 +509,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
       rows.value_sum = 0.0f;
       rows.run(static_cast<int>(__shfl_sync(kAllLanes, cold_end, i)), weight, sum);
       if (!(hot_mask >> i & 1)) {
+        if constexpr (Epilogue::kHasExtra) {
+          const std::int64_t key = unit.source * a.n_features + first + i;
+#pragma unroll
+          for (int j = 0; j < kChunks * 8; ++j)
+            if (live(j / 8)) sum[j] += epilogue.extra(key, column + j / 8 * kBlockColumns + j % 8, weight[j]);
+        }
         if constexpr (!kDecoder)
           if (lane == 0 && unit.group == 0) a.stream.value_sum[unit.source * a.n_features + first + i] = rows.value_sum;
         if (a.with_norm) {
@@ -520,7 +535,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
 #pragma unroll
             for (int j = 0; j < 8; ++j) g[j] = sum[c * 8 + j];
             const std::int64_t here = at + c * kBlockColumns;
-            adam8(state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
+            update8(epilogue.rule, state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
             if (live(c)) store_state(state[c], p, here);
             if constexpr (policy == StatePolicy::eight_bit)
               if (lane == i) {
@@ -545,49 +560,52 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks) stream_features(const 
   }
 }
 
-template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate>
-void launch_sized(cudaStream_t queue, const StreamArguments& arguments) {
+template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate,
+          class Epilogue>
+void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Epilogue& epilogue) {
   constexpr int kShared = kWarps * RowStream<kChunks, kRing, kDecoder, kFull>::kSharedBytes;
   static_assert(kBlocks * (kShared + 1024) <= 228 * 1024 && kShared <= 227 * 1024);
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
                 "the sums of a hot feature fit where the ring was");
-  const auto kernel = stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate>;
+  const auto kernel = stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate, Epilogue>;
   static const int resident = [&] {
     int blocks = 0;
     require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "stream_features");
     require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kWarps * kWarp, kShared), "stream_features");
     return blocks;
   }();
-  kernel<<<multiprocessors() * resident, kWarps * kWarp, kShared, queue>>>(arguments);
+  kernel<<<multiprocessors() * resident, kWarps * kWarp, kShared, queue>>>(arguments, epilogue);
   require_launch("stream_features");
 }
 
 /// Registers decide how many warps fit: 12 for the small states, 8 for fp32. Measured; see docs/performance.md.
-template <StatePolicy policy, bool kDecoder, bool kUpdate>
-void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamArguments& arguments) {
+template <StatePolicy policy, bool kDecoder, bool kUpdate, class Epilogue>
+void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamArguments& arguments,
+                    const Epilogue& epilogue) {
   constexpr bool kWide = policy == StatePolicy::fp32 && kUpdate;
   if (!grouping.full)
-    launch_sized<policy, 2, false, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments);
+    launch_sized<policy, 2, false, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments, epilogue);
   else if (grouping.chunks == 2)
-    launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments);
+    launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments, epilogue);
   else if (grouping.chunks == 3)
-    launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments);
+    launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments, epilogue);
   else
-    launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments);
+    launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments, epilogue);
 }
 
-template <bool kDecoder, bool kUpdate>
-void launch_stream(cudaStream_t queue, StatePolicy policy, const Grouping& grouping, const StreamArguments& arguments) {
+template <bool kDecoder, bool kUpdate, class Epilogue>
+void launch_stream(cudaStream_t queue, StatePolicy policy, const Grouping& grouping, const StreamArguments& arguments,
+                   const Epilogue& epilogue) {
   if constexpr (!kUpdate) {  // reads only the weights' bf16, which all policies have
-    launch_grouped<StatePolicy::bf16, kDecoder, false>(queue, grouping, arguments);
+    launch_grouped<StatePolicy::bf16, kDecoder, false>(queue, grouping, arguments, epilogue);
   } else {
     switch (policy) {
       case StatePolicy::fp32:
-        return launch_grouped<StatePolicy::fp32, kDecoder, true>(queue, grouping, arguments);
+        return launch_grouped<StatePolicy::fp32, kDecoder, true>(queue, grouping, arguments, epilogue);
       case StatePolicy::bf16:
-        return launch_grouped<StatePolicy::bf16, kDecoder, true>(queue, grouping, arguments);
+        return launch_grouped<StatePolicy::bf16, kDecoder, true>(queue, grouping, arguments, epilogue);
       case StatePolicy::eight_bit:
-        return launch_grouped<StatePolicy::eight_bit, kDecoder, true>(queue, grouping, arguments);
+        return launch_grouped<StatePolicy::eight_bit, kDecoder, true>(queue, grouping, arguments, epilogue);
     }
   }
 }

@@ -2,7 +2,7 @@
 //
 // A warp for each token, twice: once to count what is kept, once, when the counts are offsets, to take it. Counts stay
 // on the device. Limit: memory; 4 bytes an entry in the first pass, 8 and what is kept in the second.
-#include "kernels/transcoder/sparse/restrict_cuda.hpp"
+#include "kernels/transcoder/sparse/restrict.hpp"
 #include "kernels/transcoder/sparse/scan_cuda.cuh"
 #include "kernels/warp_cuda.cuh"
 

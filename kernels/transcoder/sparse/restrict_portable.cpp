@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
-#include "kernels/transcoder/sparse/restrict_cuda.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 
 void restrict_features(const Execution& execution, std::span<const SparseActivations> groups,
                        std::int64_t first_feature, SparseActivations out) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::restrict_features(execution, groups, first_feature, out);
   const std::int64_t first = first_feature, kept = out.n_features;
   for_all(
       execution, "restrict: first offset", 1, KOKKOS_LAMBDA(std::int64_t) { out.row_offsets[0] = 0; });
@@ -46,4 +43,4 @@ void restrict_features(const Execution& execution, std::span<const SparseActivat
   }
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

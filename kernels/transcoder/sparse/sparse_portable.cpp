@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
-#include "kernels/transcoder/sparse/transpose_cuda.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 namespace {
 
 WEFT_HOST_DEVICE inline void exchange(std::uint32_t& a, std::uint32_t& b) {
@@ -47,16 +46,12 @@ WEFT_HOST_DEVICE inline void sort_hits(std::uint32_t* token, std::uint32_t* posi
 
 }  // namespace
 
-std::int64_t transpose_workspace(Backend backend, std::int64_t n_keys, std::int64_t capacity) {
-  if constexpr (kCudaBuild)
-    if (backend == Backend::cuda) return cuda::transpose_workspace(n_keys, capacity);
+std::int64_t transpose_workspace(Backend, std::int64_t n_keys, std::int64_t) {
   return n_keys * static_cast<std::int64_t>(sizeof(std::uint32_t));
 }
 
 void transpose(const Execution& execution, const SparseActivations& activations, FeatureHits hits,
                Array<std::byte> workspace) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::transpose(execution, activations, hits, workspace);
   const Space space = space_of(execution);
   const SparseActivations a = activations;
   const std::int64_t n_keys = a.n_layers * a.n_features;
@@ -88,4 +83,4 @@ void transpose(const Execution& execution, const SparseActivations& activations,
       });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

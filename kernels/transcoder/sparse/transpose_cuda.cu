@@ -7,7 +7,7 @@
 //
 // Counts and the number of entries stay on the device. About eight passes over the entries, 4 to 12 bytes each.
 #include "kernels/transcoder/sparse/scan_cuda.cuh"
-#include "kernels/transcoder/sparse/transpose_cuda.hpp"
+#include "kernels/transcoder/sparse/sparse.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kScanThreads)
 
 }  // namespace
 
-std::int64_t transpose_workspace(std::int64_t n_keys, std::int64_t capacity) {
+std::int64_t transpose_workspace(Backend, std::int64_t n_keys, std::int64_t capacity) {
   return place(nullptr, n_keys, capacity, nullptr);
 }
 

@@ -6,14 +6,15 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "device/memory.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode_cuda.hpp"
 #include "report/run_record.hpp"
 
 namespace weft::commands {
 namespace {
 
+using kernels::Form;
 using kernels::Scalar;
 using kernels::cuda::GemmRecord;
 using kernels::cuda::GemmShape;
@@ -21,34 +22,36 @@ using kernels::cuda::GemmShape;
 report::Json to_json(const GemmRecord& record) {
   const GemmShape& shape = record.shape;
   const auto name = [](Scalar type) { return type == Scalar::bf16 ? "bf16" : "fp32"; };
-  return {{"n_tokens", shape.n_tokens},
-          {"n_features", shape.n_features},
-          {"d_model", shape.d_model},
-          {"input_stride", shape.input_stride},
-          {"weight_stride", shape.weight_stride},
-          {"product_stride", shape.product_stride},
-          {"input", name(shape.input)},
-          {"product", name(shape.product)},
-          {"alignment", shape.alignment},
-          {"gpu", record.gpu},
-          {"library", record.library},
-          {"algorithm", record.algorithm},
-          {"workspace", record.workspace},
-          {"milliseconds", record.milliseconds}};
+  report::Json json = {{"n_tokens", shape.rows},          {"n_features", shape.columns},
+                       {"d_model", shape.inner},          {"input_stride", shape.a_stride},
+                       {"weight_stride", shape.b_stride}, {"product_stride", shape.c_stride},
+                       {"input", name(shape.input)},      {"product", name(shape.output)},
+                       {"alignment", shape.alignment},    {"gpu", record.gpu},
+                       {"library", record.library},       {"algorithm", record.algorithm},
+                       {"workspace", record.workspace},   {"milliseconds", record.milliseconds}};
+  // The names are those of the encoder's product; other forms are marked.
+  if (shape.a_form == Form::transposed) json["input_transposed"] = true;
+  if (shape.b_form == Form::plain) json["weight_transposed"] = false;
+  return json;
 }
 
 GemmRecord from_json(const report::Json& json) {
   const auto type = [&](const char* key) { return json.at(key) == "bf16" ? Scalar::bf16 : Scalar::fp32; };
   GemmRecord record;
-  record.shape = {.n_tokens = json.at("n_tokens"),
-                  .n_features = json.at("n_features"),
-                  .d_model = json.at("d_model"),
-                  .input_stride = json.at("input_stride"),
-                  .weight_stride = json.at("weight_stride"),
-                  .product_stride = json.at("product_stride"),
+  const auto form = [&](const char* key, bool otherwise) {
+    return json.value(key, otherwise) ? Form::transposed : Form::plain;
+  };
+  record.shape = {.rows = json.at("n_tokens"),
+                  .columns = json.at("n_features"),
+                  .inner = json.at("d_model"),
+                  .a_stride = json.at("input_stride"),
+                  .b_stride = json.at("weight_stride"),
+                  .c_stride = json.at("product_stride"),
                   .input = type("input"),
-                  .product = type("product"),
-                  .alignment = json.at("alignment")};
+                  .output = type("product"),
+                  .alignment = json.at("alignment"),
+                  .a_form = form("input_transposed", false),
+                  .b_form = form("weight_transposed", true)};
   record.gpu = json.at("gpu");
   record.library = json.at("library");
   record.algorithm = json.at("algorithm");
@@ -75,17 +78,19 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
     return record;
   } else {
     const GemmShape& shape = record.shape;
-    const device::Buffer<std::byte> input = random_rows(execution, shape.n_tokens, shape.input_stride),
-                                    weight = random_rows(execution, shape.n_features, shape.weight_stride);
-    const device::Buffer<std::byte> product(shape.n_tokens * shape.product_stride * kernels::bytes_of(shape.product)),
-        workspace(kernels::cuda::encode_workspace());
+    const std::int64_t words = kernels::bytes_of(shape.input) / 2;
+    const device::Buffer<std::byte> a =
+        random_rows(execution, shape.a_form == Form::plain ? shape.rows : shape.inner, words * shape.a_stride);
+    const device::Buffer<std::byte> b =
+        random_rows(execution, shape.b_form == Form::plain ? shape.inner : shape.columns, words * shape.b_stride);
+    const device::Buffer<std::byte> c(shape.rows * shape.c_stride * kernels::bytes_of(shape.output)),
+        workspace(kernels::cuda::kGemmWorkspace);
     const GemmRecord best =
-        kernels::cuda::Gemm::tune(execution, shape, input.data(), weight.data(), product.data(), workspace.array());
-    const double teraflops = 2e-9 * static_cast<double>(shape.n_tokens) * static_cast<double>(shape.n_features) *
-                             static_cast<double>(shape.d_model) / std::max(best.milliseconds, 1e-9);
-    log::info("{} x {} x {}: {:.4f} ms, {:.0f} TFLOP/s{}", shape.n_tokens, shape.d_model, shape.n_features,
-              best.milliseconds, teraflops,
-              best.algorithm == record.algorithm ? " (what the library proposes first)" : "");
+        kernels::cuda::Gemm::tune(execution, shape, a.data(), b.data(), c.data(), workspace.array());
+    const double teraflops = 2e-9 * static_cast<double>(shape.rows) * static_cast<double>(shape.columns) *
+                             static_cast<double>(shape.inner) / std::max(best.milliseconds, 1e-9);
+    log::info("{} x {} x {}: {:.4f} ms, {:.0f} TFLOP/s{}", shape.rows, shape.inner, shape.columns, best.milliseconds,
+              teraflops, best.algorithm == record.algorithm ? " (what the library proposes first)" : "");
     return best;
   }
 }

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <utility>
 
+#include "base/trace.hpp"
+
 namespace weft::dataset {
 namespace {
 

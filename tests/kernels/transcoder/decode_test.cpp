@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/transcoder/decode/decode.hpp"
 
+#include "kernels/convert/convert.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/transcoder/dense/dense.hpp"
 #include "tests/kernels/support.hpp"
@@ -15,18 +16,22 @@ struct Shape {
   std::int64_t n_tokens, n_layers, n_features, d_model;
   double density;
 };
-// One of everything; uneven sizes; N = 1; d beyond one chunk and odd; a token with thousands of active features.
+// One of everything; uneven sizes; N = 1; d beyond one chunk and odd; a token with thousands of active features. Then
+// widths of the vectorised CUDA kernels: partly filled chunks (8, 384), whole ones (768), several column groups (2048,
+// 2304), and features with more hits than one warp takes; 13: their scalar path with such features.
 constexpr Shape kShapes[] = {
-    {1, 1, 1, 1, 1.0}, {7, 2, 13, 770, 0.2}, {1, 3, 50, 5, 0.3}, {40, 5, 31, 33, 0.1}, {9, 2, 6001, 3, 0.002},
+    {1, 1, 1, 1, 1.0},        {7, 2, 13, 770, 0.2},   {1, 3, 50, 5, 0.3},       {40, 5, 31, 33, 0.1},
+    {9, 2, 6001, 3, 0.002},   {1, 1, 33, 8, 0.2},     {129, 3, 100, 384, 0.03}, {300, 4, 70, 768, 0.03},
+    {2100, 1, 64, 256, 0.02}, {64, 2, 33, 2048, 0.1}, {50, 2, 20, 2304, 0.1},   {140, 2, 65, 13, 0.1},
 };
 
 /// A decoder for each layer, in a trained state.
-std::vector<Parameters> decoders(const Shape& shape, StatePolicy policy) {
+std::vector<Parameters> decoders(Backend backend, const Shape& shape, StatePolicy policy) {
   std::vector<Parameters> out;
   std::uint64_t base = 0;
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
     const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
-    out.emplace_back(policy, shape.n_features, columns, shape.d_model, 0, base);
+    out.emplace_back(backend, policy, shape.n_features, columns, shape.d_model, 0, base);
     out.back().set(random_state(shape.n_features * columns, 100 + s));
     base += shape.n_features * columns;
   }
@@ -39,13 +44,28 @@ std::vector<ParameterRows> views(const std::vector<Parameters>& parameters) {
   return out;
 }
 
+/// The workspace of the backward passes, filled with garbage.
+DeviceArray<std::byte> workspace_of(const Execution& execution, const Shape& shape, const Sparse& sparse) {
+  const std::int64_t bytes =
+      decode_backward_workspace(execution.backend, shape.n_layers, shape.n_features, shape.d_model, sparse.capacity());
+  return DeviceArray<std::byte>(std::vector<std::byte>(static_cast<std::size_t>(bytes), std::byte{0x5a}));
+}
+
+/// The values of the entries in use.
+std::vector<float> used(const DeviceArray<float>& by_position, const Sparse& sparse) {
+  std::vector<float> all = by_position.values();
+  all.resize(static_cast<std::size_t>(sparse.size()));
+  return all;
+}
+
 /// dW of every layer, as the first moments of fp32 state.
-std::vector<Parameters> explicit_gradients(const Shape& shape, const Sparse& sparse, const TestMatrix& rows) {
-  std::vector<Parameters> out = decoders(shape, StatePolicy::fp32);
-  const DeviceArray<float> activation_gradient(sparse.size());
+std::vector<Parameters> explicit_gradients(const Execution& execution, const Shape& shape, const Sparse& sparse,
+                                           const TestMatrix& rows) {
+  std::vector<Parameters> out = decoders(execution.backend, shape, StatePolicy::fp32);
+  const DeviceArray<float> activation_gradient(sparse.capacity());
   const DeviceArray<AdamStep> step(std::vector<AdamStep>{gradient_step()});
-  decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(out), step.data(),
-                         activation_gradient.array(), {}, {});
+  decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(out), step.data(),
+                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array());
   return out;
 }
 
@@ -107,249 +127,303 @@ std::int64_t most_entries(const std::vector<std::int64_t>& offsets) {
 }  // namespace
 
 TEST_CASE("decode_forward agrees with the plain sum, whatever shape and storage") {
-  for (const Shape& shape : kShapes)
-    for (const StatePolicy policy : kPolicies)
-      for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
-        CAPTURE(shape.d_model);
-        CAPTURE(static_cast<int>(policy));
-        const std::int64_t width = shape.n_layers * shape.d_model;
-        const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-        const std::vector<Parameters> parameters = decoders(shape, policy);
-        std::vector<std::vector<float>> weight;
-        for (const Parameters& p : parameters) weight.push_back(p.values().weight);
-        const Sums expected = forward64(shape, sparse, weight);
-        // Filled before: forward must overwrite everything, rows without entries with zeros.
-        const TestMatrix y(std::vector<float>(shape.n_tokens * width, 3.0f), shape.n_tokens, width, type);
-        decode_forward(execution(), sparse.csr(), 0, shape.n_tokens, views(parameters), 0, y.view());
-        const std::vector<float> values = y.values();
-        // k products and sums in fp32: k + 1 roundings on the sum of magnitudes; then one rounding to storage.
-        const double k = most_entries(sparse.row_offsets);
-        for (std::size_t i = 0; i < values.size(); ++i) {
-          const double sum_error = (k + 1) * kRoundoff * expected.magnitude[i];
-          const double storage = type == Scalar::bf16 ? kRoundoffBf16 * (std::abs(expected.value[i]) + sum_error) : 0.0;
-          REQUIRE(std::abs(values[i] - expected.value[i]) <= sum_error + storage);
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const Shape& shape : kShapes)
+      for (const StatePolicy policy : kPolicies)
+        for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+          CAPTURE(shape.d_model);
+          CAPTURE(static_cast<int>(policy));
+          const std::int64_t width = shape.n_layers * shape.d_model;
+          const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
+          const std::vector<Parameters> parameters = decoders(execution.backend, shape, policy);
+          std::vector<std::vector<float>> weight;
+          for (const Parameters& p : parameters) weight.push_back(p.read_weights());
+          const Sums expected = forward64(shape, sparse, weight);
+          // Filled before: forward must overwrite everything, rows without entries with zeros.
+          const TestMatrix y(std::vector<float>(shape.n_tokens * width, 3.0f), shape.n_tokens, width, type);
+          decode_forward(execution, sparse.csr(), 0, shape.n_tokens, views(parameters), 0, y.view());
+          const std::vector<float> values = y.values();
+          // k products and sums in fp32: k + 1 roundings on the sum of magnitudes; then one rounding to storage.
+          const double k = most_entries(sparse.row_offsets);
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            const double sum_error = (k + 1) * kRoundoff * expected.magnitude[i];
+            const double storage =
+                type == Scalar::bf16 ? kRoundoffBf16 * (std::abs(expected.value[i]) + sum_error) : 0.0;
+            REQUIRE(std::abs(values[i] - expected.value[i]) <= sum_error + storage);
+          }
+          // A range of tokens is the same rows, bit for bit.
+          if (shape.n_tokens > 3) {
+            const TestMatrix part(std::vector<float>(2 * width), 2, width, type);
+            decode_forward(execution, sparse.csr(), 2, 2, views(parameters), 0, part.view());
+            CHECK(part.values() == std::vector<float>(values.begin() + 2 * width, values.begin() + 4 * width));
+          }
+          // So is a range of target layers.
+          for (std::int64_t target = 0; target < shape.n_layers; ++target) {
+            const std::int64_t n = std::min<std::int64_t>(2, shape.n_layers - target), columns = n * shape.d_model;
+            const TestMatrix part(std::vector<float>(shape.n_tokens * columns, 3.0f), shape.n_tokens, columns, type);
+            decode_forward(execution, sparse.csr(), 0, shape.n_tokens, views(parameters), target, part.view());
+            const std::vector<float> some = part.values();
+            for (std::int64_t row = 0; row < shape.n_tokens; ++row)
+              CHECK(std::equal(some.begin() + row * columns, some.begin() + (row + 1) * columns,
+                               values.begin() + row * width + target * shape.d_model));
+          }
         }
-        // A range of tokens is the same rows, bit for bit.
-        if (shape.n_tokens > 3) {
-          const TestMatrix part(std::vector<float>(2 * width), 2, width, type);
-          decode_forward(execution(), sparse.csr(), 2, 2, views(parameters), 0, part.view());
-          CHECK(part.values() == std::vector<float>(values.begin() + 2 * width, values.begin() + 4 * width));
-        }
-        // So is a range of target layers.
-        for (std::int64_t target = 0; target < shape.n_layers; ++target) {
-          const std::int64_t n = std::min<std::int64_t>(2, shape.n_layers - target), columns = n * shape.d_model;
-          const TestMatrix part(std::vector<float>(shape.n_tokens * columns, 3.0f), shape.n_tokens, columns, type);
-          decode_forward(execution(), sparse.csr(), 0, shape.n_tokens, views(parameters), target, part.view());
-          const std::vector<float> some = part.values();
-          for (std::int64_t row = 0; row < shape.n_tokens; ++row)
-            CHECK(std::equal(some.begin() + row * columns, some.begin() + (row + 1) * columns,
-                             values.begin() + row * width + target * shape.d_model));
-        }
-      }
+  });
 }
 
 TEST_CASE("decode_backward_update: activation gradients, norms and updated parameters agree with float64") {
-  for (const Shape& shape : kShapes)
-    for (const StatePolicy policy : kPolicies)
-      for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
-        CAPTURE(shape.d_model);
-        CAPTURE(static_cast<int>(policy));
-        const std::int64_t width = shape.n_layers * shape.d_model;
-        const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-        const std::vector<Parameters> parameters = decoders(shape, policy);
-        std::vector<Values> before;
-        std::vector<std::vector<float>> weight;
-        for (const Parameters& p : parameters) {
-          before.push_back(p.values());
-          weight.push_back(before.back().weight);
-        }
-        const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, type);
-        const Gradients expected = backward64(shape, sparse, weight, rows.values());
-        const DeviceArray<float> activation_gradient(sparse.size());
-        const DeviceArray<double> norm_first(sparse.n_keys()), norm(sparse.n_keys());
-        AdamStep adam = test_step();
-        const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const Shape& shape : kShapes)
+      for (const StatePolicy policy : kPolicies)
+        for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+          CAPTURE(shape.d_model);
+          CAPTURE(static_cast<int>(policy));
+          const std::int64_t width = shape.n_layers * shape.d_model;
+          const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
+          const std::vector<Parameters> parameters = decoders(execution.backend, shape, policy);
+          std::vector<Values> before;
+          std::vector<std::vector<float>> weight;
+          for (const Parameters& p : parameters) {
+            before.push_back(p.values());
+            weight.push_back(p.read_weights());
+          }
+          const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, type);
+          const Gradients expected = backward64(shape, sparse, weight, rows.values());
+          const DeviceArray<float> activation_gradient(sparse.capacity());
+          const DeviceArray<double> norm_first(sparse.n_keys()), norm(sparse.n_keys());
+          AdamStep adam = test_step();
+          const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
 
-        decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                             activation_gradient.array(), norm_first.array(), {});
-        const std::vector<float> da_first = activation_gradient.values();
-        const std::vector<double> norms_first = norm_first.values();
-        for (std::size_t s = 0; s < parameters.size(); ++s) CHECK(parameters[s].values().weight == before[s].weight);
+          decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
+                               activation_gradient.array(), norm_first.array(),
+                               workspace_of(execution, shape, sparse).array());
+          const std::vector<float> da_first = used(activation_gradient, sparse);
+          const std::vector<double> norms_first = norm_first.values();
+          for (std::size_t s = 0; s < parameters.size(); ++s) CHECK(parameters[s].values().weight == before[s].weight);
 
-        decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
-                               activation_gradient.array(), norm.array(), {});
-        // da belongs to the weights before the update: the norm pass, which leaves them alone, gives the same bits.
-        const std::vector<float> da = activation_gradient.values();
-        CHECK(da == da_first);
-        for (std::size_t e = 0; e < da.size(); ++e)
-          // A dot product over the strip in fp32, in any order: at most (columns + 1) roundings on the magnitudes.
-          REQUIRE(std::abs(da[e] - expected.activation.value[e]) <=
-                  (width + 1) * kRoundoff * expected.activation.magnitude[e]);
+          decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
+                                 activation_gradient.array(), norm.array(),
+                                 workspace_of(execution, shape, sparse).array());
+          // da belongs to the weights before the update: the norm pass, which leaves them alone, gives the same bits.
+          const std::vector<float> da = used(activation_gradient, sparse);
+          CHECK(da == da_first);
+          for (std::size_t e = 0; e < da.size(); ++e)
+            // A dot product over the strip in fp32, in any order: at most (columns + 1) roundings on the magnitudes.
+            REQUIRE(std::abs(da[e] - expected.activation.value[e]) <=
+                    (width + 1) * kRoundoff * expected.activation.magnitude[e]);
 
-        const double most_hits = most_entries(sparse.offsets);
-        const std::vector<double> norms = norm.values();
-        for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-          const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
-          std::vector<double> error(shape.n_features * columns);
-          for (std::size_t i = 0; i < error.size(); ++i)
-            error[i] = (most_hits + 1) * kRoundoff * expected.weight[s].magnitude[i];
-          CHECK(agrees_with_adam(parameters[s], before[s], expected.weight[s].value, error, adam));
-          for (std::int64_t f = 0; f < shape.n_features; ++f) {
-            double square = 0, square_error = 0;
-            for (std::int64_t i = f * columns; i < (f + 1) * columns; ++i) {
-              const double g = expected.weight[s].value[i];
-              square += g * g;
-              square_error += 2 * std::abs(g) * error[i] + error[i] * error[i];
+          // Squares are summed in fp64, by the CUDA stream in fp32: at most 128 columns per lane and then a tree.
+          const double sum_roundings = execution.backend == Backend::cuda ? 140 * kRoundoff : 1e-14;
+          const double most_hits = most_entries(sparse.offsets);
+          const std::vector<double> norms = norm.values();
+          for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+            const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
+            std::vector<double> error(shape.n_features * columns);
+            for (std::size_t i = 0; i < error.size(); ++i)
+              error[i] = (most_hits + 1) * kRoundoff * expected.weight[s].magnitude[i];
+            CHECK(agrees_with_adam(parameters[s], before[s], expected.weight[s].value, error, adam));
+            for (std::int64_t f = 0; f < shape.n_features; ++f) {
+              double square = 0, square_error = 0;
+              for (std::int64_t i = f * columns; i < (f + 1) * columns; ++i) {
+                const double g = expected.weight[s].value[i];
+                square += g * g;
+                square_error += 2 * std::abs(g) * error[i] + error[i] * error[i];
+              }
+              // Squares of fp32 gradients: the gradients' errors, and one rounding of the scaling.
+              const std::int64_t key = s * shape.n_features + f;
+              REQUIRE(std::abs(norms_first[key] - square) <= square_error * 1.001 + sum_roundings * square);
+              const double scale = static_cast<double>(adam.gradient_scale) * adam.gradient_scale;
+              REQUIRE(std::abs(norms[key] - scale * square) <=
+                      scale * (square_error * 1.001 + (3 * kRoundoff + sum_roundings) * square));
             }
-            // Squares of fp32 gradients summed in fp64: the gradients' errors, and one rounding of the scaling.
-            const std::int64_t key = s * shape.n_features + f;
-            REQUIRE(std::abs(norms_first[key] - square) <= square_error * 1.001 + 1e-14 * square);
-            const double scale = static_cast<double>(adam.gradient_scale) * adam.gradient_scale;
-            REQUIRE(std::abs(norms[key] - scale * square) <= scale * (square_error * 1.001 + 3 * kRoundoff * square));
           }
         }
-      }
+  });
 }
 
 TEST_CASE("the norm-only pass gives the update's norms, bit for bit, when nothing is scaled") {
-  const Shape& shape = kShapes[3];
-  const std::int64_t width = shape.n_layers * shape.d_model;
-  const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-  const std::vector<Parameters> parameters = decoders(shape, StatePolicy::fp32);
-  const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, Scalar::fp32);
-  const DeviceArray<float> activation_gradient(sparse.size());
-  const DeviceArray<double> first(sparse.n_keys()), second(sparse.n_keys());
-  AdamStep adam = test_step();
-  adam.gradient_scale = 1.0f;
-  const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
-  decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                       activation_gradient.array(), first.array(), {});
-  decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
-                         activation_gradient.array(), second.array(), {});
-  CHECK(first.values() == second.values());
+  for_each_backend([&](const kernels::Execution& execution) {
+    const Shape& shape = kShapes[3];
+    const std::int64_t width = shape.n_layers * shape.d_model;
+    const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
+    const std::vector<Parameters> parameters = decoders(execution.backend, shape, StatePolicy::fp32);
+    const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, Scalar::fp32);
+    const DeviceArray<float> activation_gradient(sparse.capacity());
+    const DeviceArray<double> first(sparse.n_keys()), second(sparse.n_keys());
+    AdamStep adam = test_step();
+    adam.gradient_scale = 1.0f;
+    const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
+    decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
+                         activation_gradient.array(), first.array(), workspace_of(execution, shape, sparse).array());
+    decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
+                           activation_gradient.array(), second.array(), workspace_of(execution, shape, sparse).array());
+    CHECK(first.values() == second.values());
+  });
 }
 
 TEST_CASE("an explicit gradient and adam_rows give the bits of the fused update, on every policy") {
-  for (const Shape& shape : kShapes)
-    for (const StatePolicy policy : kPolicies) {
-      const std::int64_t width = shape.n_layers * shape.d_model;
-      const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-      const std::vector<Parameters> fused = decoders(shape, policy), apart = decoders(shape, policy);
-      const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, Scalar::bf16);
-      const DeviceArray<float> activation_gradient(sparse.size());
-      const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
-      decode_backward_update(execution(), sparse.csr(), sparse.csc(), rows.view(), views(fused), step.data(),
-                             activation_gradient.array(), {}, {});
-      const std::vector<Parameters> gradients = explicit_gradients(shape, sparse, rows);
-      for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-        // In two pieces.
-        const std::int64_t cut = shape.n_features / 2;
-        const Matrix<const float> gradient = first_moment(gradients[s]);
-        const auto update = [&](std::int64_t begin, std::int64_t end) {
-          if (begin < end)
-            adam_rows(execution(), apart[s].view(), begin,
-                      {gradient.row(begin), end - begin, gradient.columns, gradient.stride}, step.data());
-        };
-        update(0, cut);
-        update(cut, shape.n_features);
-        CHECK((fused[s].bits() == apart[s].bits()));
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const Shape& shape : kShapes)
+      for (const StatePolicy policy : kPolicies) {
+        const std::int64_t width = shape.n_layers * shape.d_model;
+        const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
+        const std::vector<Parameters> fused = decoders(execution.backend, shape, policy),
+                                      apart = decoders(execution.backend, shape, policy);
+        // The scalar CUDA kernels of the two leave the contraction of multiply-adds to the compiler.
+        if (execution.backend == Backend::cuda && shape.d_model % 8 != 0) continue;
+        const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, Scalar::bf16);
+        const DeviceArray<float> activation_gradient(sparse.capacity());
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
+        decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(fused), step.data(),
+                               activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array());
+        const std::vector<Parameters> gradients = explicit_gradients(execution, shape, sparse, rows);
+        for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+          // In two pieces.
+          const std::int64_t cut = shape.n_features / 2;
+          const Matrix<const float> gradient = first_moment(gradients[s]);
+          const auto update = [&](std::int64_t begin, std::int64_t end) {
+            if (begin < end)
+              adam_rows(execution, apart[s].view(), begin,
+                        {gradient.row(begin), end - begin, gradient.columns, gradient.stride}, step.data());
+          };
+          update(0, cut);
+          update(cut, shape.n_features);
+          CHECK((fused[s].bits() == apart[s].bits()));
+        }
       }
-    }
+  });
+}
+
+TEST_CASE("the update gives the same bits again, also when the rows of the first targets arrive late") {
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const int which : {3, 6, 7, 9})
+      for (const StatePolicy policy : kPolicies) {
+        const Shape& shape = kShapes[which];
+        CAPTURE(shape.d_model);
+        CAPTURE(static_cast<int>(policy));
+        const std::int64_t width = shape.n_layers * shape.d_model, late_columns = shape.n_layers / 2 * shape.d_model;
+        const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
+        const std::vector<Parameters> first = decoders(execution.backend, shape, policy),
+                                      again = decoders(execution.backend, shape, policy);
+        const std::vector<float> values = random_floats(shape.n_tokens * width, 2, 0.05f);
+        std::vector<float> incomplete = values;
+        for (std::int64_t i = 0; i < std::ssize(incomplete); ++i)
+          if (i % width < late_columns) incomplete[i] = std::nanf("");
+        const TestMatrix rows(values, shape.n_tokens, width, Scalar::bf16),
+            arriving(incomplete, shape.n_tokens, width, Scalar::bf16);
+        const DeviceArray<float> da_first(sparse.capacity()), da_again(sparse.capacity());
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
+        decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(first), step.data(),
+                               da_first.array(), {}, workspace_of(execution, shape, sparse).array());
+        decode_backward_update(execution, sparse.csr(), sparse.csc(), arriving.view(), views(again), step.data(),
+                               da_again.array(), {}, workspace_of(execution, shape, sparse).array(),
+                               {shape.n_layers / 2, [&] {
+                                  copy_rows(execution, rows.view().columns_from(0, late_columns),
+                                            arriving.view().columns_from(0, late_columns));
+                                }});
+        CHECK(used(da_first, sparse) == used(da_again, sparse));
+        for (std::size_t s = 0; s < first.size(); ++s) CHECK((first[s].bits() == again[s].bits()));
+      }
+  });
 }
 
 TEST_CASE("activation and decoder gradients are the derivatives of the squared error") {
-  // loss = sum (y - target)^2 / 2 in float64, g = y - target. Central differences of a quadratic function are exact but
-  // for rounding: fp32 gradients against them within 1e-4 of the largest.
-  const Shape shape{6, 3, 8, 5, 0.5};
-  const std::int64_t width = shape.n_layers * shape.d_model;
-  Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 4);
-  const std::vector<Parameters> parameters = decoders(shape, StatePolicy::fp32);
-  std::vector<std::vector<float>> weight;
-  for (const Parameters& p : parameters) weight.push_back(p.values().weight);
-  const std::vector<float> target = random_floats(shape.n_tokens * width, 6);
-  const auto loss = [&] {
+  for_each_backend([&](const kernels::Execution& execution) {
+    // loss = sum (y - target)^2 / 2 in float64, g = y - target. Central differences of a quadratic function are exact
+    // but for rounding: fp32 gradients against them within 1e-4 of the largest.
+    const Shape shape{6, 3, 8, 5, 0.5};
+    const std::int64_t width = shape.n_layers * shape.d_model;
+    Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 4);
+    const std::vector<Parameters> parameters = decoders(execution.backend, shape, StatePolicy::fp32);
+    std::vector<std::vector<float>> weight;
+    for (const Parameters& p : parameters) weight.push_back(p.read_weights());
+    const std::vector<float> target = random_floats(shape.n_tokens * width, 6);
+    const auto loss = [&] {
+      const Sums y = forward64(shape, sparse, weight);
+      double sum = 0;
+      for (std::size_t i = 0; i < target.size(); ++i) sum += (y.value[i] - target[i]) * (y.value[i] - target[i]) / 2;
+      return sum;
+    };
+    const auto slope = [&](float& x) {
+      const float kept = x, h = 0x1p-6f;
+      x = kept + h;
+      const double high_x = x, high = loss();
+      x = kept - h;
+      const double low_x = x, low = loss();
+      x = kept;
+      return (high - low) / (high_x - low_x);
+    };
     const Sums y = forward64(shape, sparse, weight);
-    double sum = 0;
-    for (std::size_t i = 0; i < target.size(); ++i) sum += (y.value[i] - target[i]) * (y.value[i] - target[i]) / 2;
-    return sum;
-  };
-  const auto slope = [&](float& x) {
-    const float kept = x, h = 0x1p-6f;
-    x = kept + h;
-    const double high_x = x, high = loss();
-    x = kept - h;
-    const double low_x = x, low = loss();
-    x = kept;
-    return (high - low) / (high_x - low_x);
-  };
-  const Sums y = forward64(shape, sparse, weight);
-  std::vector<float> g(target.size());
-  for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(y.value[i] - target[i]);
-  const TestMatrix rows(g, shape.n_tokens, width, Scalar::fp32);
-  const DeviceArray<float> activation_gradient(sparse.size());
-  decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                       activation_gradient.array(), {}, {});
-  const std::vector<float> da = activation_gradient.values();
-  for (std::size_t e = 0; e < da.size(); ++e) CHECK(da[e] == doctest::Approx(slope(sparse.value[e])).epsilon(1e-4));
-  const std::vector<Parameters> gradients = explicit_gradients(shape, sparse, rows);
-  for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-    const std::vector<float> dw = gradients[s].values().first_moment;
-    for (std::size_t i = 0; i < dw.size(); ++i) CHECK(dw[i] == doctest::Approx(slope(weight[s][i])).epsilon(1e-4));
-  }
+    std::vector<float> g(target.size());
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(y.value[i] - target[i]);
+    const TestMatrix rows(g, shape.n_tokens, width, Scalar::fp32);
+    const DeviceArray<float> activation_gradient(sparse.capacity());
+    decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
+                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array());
+    const std::vector<float> da = used(activation_gradient, sparse);
+    for (std::size_t e = 0; e < da.size(); ++e) CHECK(da[e] == doctest::Approx(slope(sparse.value[e])).epsilon(1e-4));
+    const std::vector<Parameters> gradients = explicit_gradients(execution, shape, sparse, rows);
+    for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+      const std::vector<float> dw = gradients[s].values().first_moment;
+      for (std::size_t i = 0; i < dw.size(); ++i) CHECK(dw[i] == doctest::Approx(slope(weight[s][i])).epsilon(1e-4));
+    }
+  });
 }
 
 #ifndef WEFT_ENABLE_CUDA
 TEST_CASE("the dense formulation computes the same step") {
-  const Shape shape{23, 3, 50, 33, 0.1};
-  const std::int64_t width = shape.n_layers * shape.d_model, n = shape.n_tokens, f = shape.n_features;
-  const Sparse sparse = random_sparse(n, shape.n_layers, f, shape.density, 4);
-  const std::vector<Parameters> parameters = decoders(shape, StatePolicy::fp32);
-  std::vector<DeviceArray<float>> activations, weights;
-  std::vector<Matrix<const float>> activation_views, weight_views;
-  for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-    activations.emplace_back(n * f);
-    weights.emplace_back(parameters[s].values().weight);
-    scatter_activations(execution(), sparse.csr(), sparse.device_value.array(), s, activations.back().matrix(n, f));
-    activation_views.push_back(activations.back().matrix(n, f));
-    weight_views.push_back(weights.back().matrix(f, (shape.n_layers - s) * shape.d_model));
-  }
-  // Two fp32 sums of the same terms in different order: within roundings of their magnitude, all of which are below 20
-  // here.
-  const double tolerance = 50 * kRoundoff * 20;
-  const auto agree = [&](const std::vector<float>& a, const std::vector<float>& b) {
-    REQUIRE(a.size() == b.size());
-    for (std::size_t i = 0; i < a.size(); ++i) REQUIRE(std::abs(a[i] - b[i]) <= tolerance);
-  };
-  const DeviceArray<float> dense_y(std::vector<float>(n * width, 5.0f));
-  dense_decode(execution(), activation_views, weight_views, dense_y.matrix(n, width));
-  const TestMatrix y(std::vector<float>(n * width), n, width, Scalar::fp32);
-  decode_forward(execution(), sparse.csr(), 0, n, views(parameters), 0, y.view());
-  agree(dense_y.values(), y.values());
+  for_each_backend([&](const kernels::Execution& execution) {
+    const Shape shape{23, 3, 50, 33, 0.1};
+    const std::int64_t width = shape.n_layers * shape.d_model, n = shape.n_tokens, f = shape.n_features;
+    const Sparse sparse = random_sparse(n, shape.n_layers, f, shape.density, 4);
+    const std::vector<Parameters> parameters = decoders(execution.backend, shape, StatePolicy::fp32);
+    std::vector<DeviceArray<float>> activations, weights;
+    std::vector<Matrix<const float>> activation_views, weight_views;
+    for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+      activations.emplace_back(n * f);
+      weights.emplace_back(parameters[s].values().weight);
+      scatter_activations(execution, sparse.csr(), sparse.device_value.array(), s, activations.back().matrix(n, f));
+      activation_views.push_back(activations.back().matrix(n, f));
+      weight_views.push_back(weights.back().matrix(f, (shape.n_layers - s) * shape.d_model));
+    }
+    // Two fp32 sums of the same terms in different order: within roundings of their magnitude, all of which are below
+    // 20 here.
+    const double tolerance = 50 * kRoundoff * 20;
+    const auto agree = [&](const std::vector<float>& a, const std::vector<float>& b) {
+      REQUIRE(a.size() == b.size());
+      for (std::size_t i = 0; i < a.size(); ++i) REQUIRE(std::abs(a[i] - b[i]) <= tolerance);
+    };
+    const DeviceArray<float> dense_y(std::vector<float>(n * width, 5.0f));
+    dense_decode(execution, activation_views, weight_views, dense_y.matrix(n, width));
+    const TestMatrix y(std::vector<float>(n * width), n, width, Scalar::fp32);
+    decode_forward(execution, sparse.csr(), 0, n, views(parameters), 0, y.view());
+    agree(dense_y.values(), y.values());
 
-  const TestMatrix rows(random_floats(n * width, 2, 0.05f), n, width, Scalar::fp32);
-  const Matrix<const float> row_view{static_cast<const float*>(rows.view().data), n, width, width};
-  const DeviceArray<float> activation_gradient(sparse.size());
-  decode_backward_norm(execution(), sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                       activation_gradient.array(), {}, {});
-  const std::vector<float> da = activation_gradient.values();
-  const std::vector<Parameters> gradients = explicit_gradients(shape, sparse, rows);
-  for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-    const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
-    const DeviceArray<float> dense_dw(f * columns), dense_da(n * f), dense_de(f * shape.d_model);
-    dense_decoder_gradient(execution(), activation_views[s], row_view, dense_dw.matrix(f, columns));
-    agree(dense_dw.values(), gradients[s].values().first_moment);
-    dense_activation_gradient(execution(), weight_views[s], row_view, dense_da.matrix(n, f));
-    const std::vector<float> all = dense_da.values();
-    for (std::int64_t token = 0; token < n; ++token)
-      for (std::int64_t e = sparse.row_offsets[token]; e < sparse.row_offsets[token + 1]; ++e)
-        if (sparse.key[e] / f == s) REQUIRE(std::abs(da[e] - all[token * f + sparse.key[e] % f]) <= tolerance);
-    // The encoder's product has the decoder gradient's form with the inputs in place of the gradient rows.
-    const Matrix<const float> x{row_view.data, n, shape.d_model, width};
-    dense_encoder_gradient(execution(), activation_views[s], x, dense_de.matrix(f, shape.d_model));
-    const DeviceArray<float> again(f * shape.d_model);
-    dense_decoder_gradient(execution(), activation_views[s], x, again.matrix(f, shape.d_model));
-    CHECK(dense_de.values() == again.values());
-  }
+    const TestMatrix rows(random_floats(n * width, 2, 0.05f), n, width, Scalar::fp32);
+    const Matrix<const float> row_view{static_cast<const float*>(rows.view().data), n, width, width};
+    const DeviceArray<float> activation_gradient(sparse.capacity());
+    decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
+                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array());
+    const std::vector<float> da = used(activation_gradient, sparse);
+    const std::vector<Parameters> gradients = explicit_gradients(execution, shape, sparse, rows);
+    for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+      const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
+      const DeviceArray<float> dense_dw(f * columns), dense_da(n * f), dense_de(f * shape.d_model);
+      dense_decoder_gradient(execution, activation_views[s], row_view, dense_dw.matrix(f, columns));
+      agree(dense_dw.values(), gradients[s].values().first_moment);
+      dense_activation_gradient(execution, weight_views[s], row_view, dense_da.matrix(n, f));
+      const std::vector<float> all = dense_da.values();
+      for (std::int64_t token = 0; token < n; ++token)
+        for (std::int64_t e = sparse.row_offsets[token]; e < sparse.row_offsets[token + 1]; ++e)
+          if (sparse.key[e] / f == s) REQUIRE(std::abs(da[e] - all[token * f + sparse.key[e] % f]) <= tolerance);
+      // The encoder's product has the decoder gradient's form with the inputs in place of the gradient rows.
+      const Matrix<const float> x{row_view.data, n, shape.d_model, width};
+      dense_encoder_gradient(execution, activation_views[s], x, dense_de.matrix(f, shape.d_model));
+      const DeviceArray<float> again(f * shape.d_model);
+      dense_decoder_gradient(execution, activation_views[s], x, again.matrix(f, shape.d_model));
+      CHECK(dense_de.values() == again.values());
+    }
+  });
 }
 #endif
 

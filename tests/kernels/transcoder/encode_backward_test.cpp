@@ -13,8 +13,11 @@ struct Shape {
   std::int64_t n_tokens, n_layers, n_features, d_model;
   double density;
 };
+// As in decode_test.cpp.
 constexpr Shape kShapes[] = {
-    {1, 1, 1, 1, 1.0}, {7, 2, 13, 770, 0.2}, {1, 3, 50, 5, 0.3}, {40, 5, 31, 33, 0.1}, {9, 2, 6001, 3, 0.002},
+    {1, 1, 1, 1, 1.0},        {7, 2, 13, 770, 0.2},   {1, 3, 50, 5, 0.3},       {40, 5, 31, 33, 0.1},
+    {9, 2, 6001, 3, 0.002},   {1, 1, 33, 8, 0.2},     {129, 3, 100, 384, 0.03}, {300, 4, 70, 768, 0.03},
+    {2100, 1, 64, 256, 0.02}, {64, 2, 33, 2048, 0.1}, {50, 2, 20, 2304, 0.1},   {140, 2, 65, 13, 0.1},
 };
 
 /// Encoders and biases of all layers in a trained state.
@@ -24,9 +27,9 @@ struct Encoder {
   std::vector<ParameterRows> weight_views;
   std::vector<ParameterVector> bias_views;
 
-  Encoder(const Shape& shape, StatePolicy policy) {
+  Encoder(Backend backend, const Shape& shape, StatePolicy policy) {
     for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-      weights.emplace_back(policy, shape.n_features, shape.d_model, shape.d_model, 0,
+      weights.emplace_back(backend, policy, shape.n_features, shape.d_model, shape.d_model, 0,
                            s * shape.n_features * shape.d_model);
       weights.back().set(random_state(shape.n_features * shape.d_model, 100 + s));
       const Values state = random_state(shape.n_features, 200 + s);
@@ -38,6 +41,13 @@ struct Encoder {
     }
   }
 };
+
+/// The workspace of the backward passes, filled with garbage.
+DeviceArray<std::byte> workspace_of(const Execution& execution, const Shape& shape, const Sparse& sparse) {
+  const std::int64_t bytes =
+      encode_backward_workspace(execution.backend, shape.n_layers, shape.n_features, shape.d_model, sparse.capacity());
+  return DeviceArray<std::byte>(std::vector<std::byte>(static_cast<std::size_t>(bytes), std::byte{0x5a}));
+}
 
 /// dW_enc and db of one layer in float64, with the sums of magnitudes that bound their rounding.
 struct Gradient64 {
@@ -70,131 +80,154 @@ Gradient64 gradient64(const Shape& shape, const Sparse& sparse, const std::vecto
 }  // namespace
 
 TEST_CASE("encode_backward_update: weights, biases and norms agree with float64") {
-  for (const Shape& shape : kShapes)
-    for (const StatePolicy policy : kPolicies)
-      for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
-        CAPTURE(shape.d_model);
-        CAPTURE(static_cast<int>(policy));
-        const std::int64_t d = shape.d_model, width = shape.n_layers * d, n_features = shape.n_features;
-        const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, n_features, shape.density, 1);
-        const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, type);
-        const std::vector<float> dz = random_floats(sparse.size(), 3, 0.1f), inputs = x.values();
-        const DeviceArray<float> device_dz(dz);
-        const Encoder encoder(shape, policy);
-        std::vector<Values> before;
-        for (const Parameters& p : encoder.weights) before.push_back(p.values());
-        const AdamStep adam = test_step();
-        const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
-        const DeviceArray<double> norm_first(sparse.n_keys()), norm(sparse.n_keys());
-        encode_backward_norm(execution(), sparse.csr(), sparse.csc(), x.view(), device_dz.array(), norm_first.array(),
-                             {});
-        encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), device_dz.array(),
-                               encoder.weight_views, encoder.bias_views, step.data(), norm.array(), {});
-        const std::vector<double> norms_first = norm_first.values(), norms = norm.values();
-        for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-          const Gradient64 expected = gradient64(shape, sparse, dz, inputs, s);
-          const Values bias = random_state(n_features, 200 + s);
-          const std::vector<float> bias_after = encoder.bias[s].values();
-          std::vector<double> error(n_features * d);
-          for (std::int64_t f = 0; f < n_features; ++f) {
-            const std::int64_t key = s * n_features + f;
-            // h products summed in fp32: at most h + 1 roundings on the magnitudes.
-            const double roundings = (sparse.offsets[key + 1] - sparse.offsets[key] + 1) * kRoundoff;
-            double square = expected.bias[f] * expected.bias[f],
-                   square_error = 2 * std::abs(expected.bias[f]) * roundings * expected.bias_magnitude[f];
-            for (std::int64_t i = f * d; i < (f + 1) * d; ++i) {
-              error[i] = roundings * expected.weight_magnitude[i];
-              square += expected.weight[i] * expected.weight[i];
-              square_error += 2 * std::abs(expected.weight[i]) * error[i];
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const Shape& shape : kShapes)
+      for (const StatePolicy policy : kPolicies)
+        for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+          CAPTURE(shape.d_model);
+          CAPTURE(static_cast<int>(policy));
+          const std::int64_t d = shape.d_model, width = shape.n_layers * d, n_features = shape.n_features;
+          const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, n_features, shape.density, 1);
+          const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, type);
+          const std::vector<float> dz = random_floats(sparse.size(), 3, 0.1f), inputs = x.values();
+          const DeviceArray<float> device_dz(dz);
+          const Encoder encoder(execution.backend, shape, policy);
+          std::vector<Values> before;
+          for (const Parameters& p : encoder.weights) before.push_back(p.values());
+          const AdamStep adam = test_step();
+          const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
+          const DeviceArray<double> norm_first(sparse.n_keys()), norm(sparse.n_keys());
+          encode_backward_norm(execution, sparse.csr(), sparse.csc(), x.view(), device_dz.array(), norm_first.array(),
+                               workspace_of(execution, shape, sparse).array());
+          encode_backward_update(execution, sparse.csr(), sparse.csc(), x.view(), device_dz.array(),
+                                 encoder.weight_views, encoder.bias_views, step.data(), norm.array(),
+                                 workspace_of(execution, shape, sparse).array());
+          // The CUDA stream sums squares in fp32 over at most 128 columns per lane and then a tree.
+          const double sum_roundings = execution.backend == Backend::cuda ? 140 * kRoundoff : 1e-12;
+          const std::vector<double> norms_first = norm_first.values(), norms = norm.values();
+          for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+            const Gradient64 expected = gradient64(shape, sparse, dz, inputs, s);
+            const Values bias = random_state(n_features, 200 + s);
+            const std::vector<float> bias_after = encoder.bias[s].values();
+            std::vector<double> error(n_features * d);
+            for (std::int64_t f = 0; f < n_features; ++f) {
+              const std::int64_t key = s * n_features + f;
+              // h products summed in fp32: at most h + 1 roundings on the magnitudes.
+              const double roundings = (sparse.offsets[key + 1] - sparse.offsets[key] + 1) * kRoundoff;
+              double square = expected.bias[f] * expected.bias[f],
+                     square_error = 2 * std::abs(expected.bias[f]) * roundings * expected.bias_magnitude[f];
+              for (std::int64_t i = f * d; i < (f + 1) * d; ++i) {
+                error[i] = roundings * expected.weight_magnitude[i];
+                square += expected.weight[i] * expected.weight[i];
+                square_error += 2 * std::abs(expected.weight[i]) * error[i];
+              }
+              REQUIRE(std::abs(norms_first[key] - square) <= square_error * 1.001 + sum_roundings * square);
+              const double scale = static_cast<double>(adam.gradient_scale) * adam.gradient_scale;
+              REQUIRE(std::abs(norms[key] - scale * square) <=
+                      scale * (square_error * 1.001 + (3 * kRoundoff + sum_roundings) * square));
+              const double b =
+                  adam64(adam, 0.0, bias.weight[f], bias.first_moment[f], bias.second_moment[f], expected.bias[f])
+                      .weight;
+              // The bias moves by at most learning_rate times a direction of order 1..100, all in fp32.
+              REQUIRE(std::abs(bias_after[f] - b) <= 1e-5 * (1 + std::abs(b)));
             }
-            REQUIRE(std::abs(norms_first[key] - square) <= square_error * 1.001 + 1e-12 * square);
-            const double scale = static_cast<double>(adam.gradient_scale) * adam.gradient_scale;
-            REQUIRE(std::abs(norms[key] - scale * square) <= scale * (square_error * 1.001 + 3 * kRoundoff * square));
-            const double b =
-                adam64(adam, 0.0, bias.weight[f], bias.first_moment[f], bias.second_moment[f], expected.bias[f]).weight;
-            // The bias moves by at most learning_rate times a direction of order 1..100, all in fp32.
-            REQUIRE(std::abs(bias_after[f] - b) <= 1e-5 * (1 + std::abs(b)));
+            CHECK(agrees_with_adam(encoder.weights[s], before[s], expected.weight, error, adam));
           }
-          CHECK(agrees_with_adam(encoder.weights[s], before[s], expected.weight, error, adam));
         }
-      }
+  });
 }
 
 TEST_CASE("explicit encoder gradients with adam_rows and adam_vector give the bits of the fused update") {
-  for (const Shape& shape : kShapes)
-    for (const StatePolicy policy : kPolicies) {
-      const std::int64_t d = shape.d_model, width = shape.n_layers * d;
-      const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-      const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, Scalar::bf16);
-      const DeviceArray<float> dz(random_floats(sparse.size(), 3, 0.1f));
-      const Encoder fused(shape, policy), apart(shape, policy);
-      const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
-      encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), fused.weight_views,
-                             fused.bias_views, step.data(), {}, {});
-      const Encoder gradients(shape, StatePolicy::fp32);
-      const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
-      encode_backward_update(execution(), sparse.csr(), sparse.csc(), x.view(), dz.array(), gradients.weight_views,
-                             gradients.bias_views, no_step.data(), {}, {});
-      for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-        adam_rows(execution(), apart.weight_views[s], 0, first_moment(gradients.weights[s]), step.data());
-        adam_vector(execution(), apart.bias_views[s], gradients.bias_first[s].array(), step.data());
-        CHECK((fused.weights[s].bits() == apart.weights[s].bits()));
-        CHECK(fused.bias[s].values() == apart.bias[s].values());
-        CHECK(fused.bias_second[s].values() == apart.bias_second[s].values());
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const Shape& shape : kShapes)
+      for (const StatePolicy policy : kPolicies) {
+        const std::int64_t d = shape.d_model, width = shape.n_layers * d;
+        const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
+        const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, Scalar::bf16);
+        const DeviceArray<float> dz(random_floats(sparse.size(), 3, 0.1f));
+        const Encoder fused(execution.backend, shape, policy), again(execution.backend, shape, policy),
+            apart(execution.backend, shape, policy);
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
+        encode_backward_update(execution, sparse.csr(), sparse.csc(), x.view(), dz.array(), fused.weight_views,
+                               fused.bias_views, step.data(), {}, workspace_of(execution, shape, sparse).array());
+        encode_backward_update(execution, sparse.csr(), sparse.csc(), x.view(), dz.array(), again.weight_views,
+                               again.bias_views, step.data(), {}, workspace_of(execution, shape, sparse).array());
+        for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+          CHECK((fused.weights[s].bits() == again.weights[s].bits()));
+          CHECK(fused.bias[s].values() == again.bias[s].values());
+        }
+        // The scalar CUDA kernels of the two leave the contraction of multiply-adds to the compiler.
+        if (execution.backend == Backend::cuda && d % 8 != 0) continue;
+        const Encoder gradients(execution.backend, shape, StatePolicy::fp32);
+        const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
+        encode_backward_update(execution, sparse.csr(), sparse.csc(), x.view(), dz.array(), gradients.weight_views,
+                               gradients.bias_views, no_step.data(), {},
+                               workspace_of(execution, shape, sparse).array());
+        for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+          adam_rows(execution, apart.weight_views[s], 0, first_moment(gradients.weights[s]), step.data());
+          adam_vector(execution, apart.bias_views[s], gradients.bias_first[s].array(), step.data());
+          CHECK((fused.weights[s].bits() == apart.weights[s].bits()));
+          if (execution.backend == Backend::cuda) continue;  // biases as above
+          CHECK(fused.bias[s].values() == apart.bias[s].values());
+          CHECK(fused.bias_second[s].values() == apart.bias_second[s].values());
+        }
       }
-    }
+  });
 }
 
 TEST_CASE("the encoder gradient is the derivative of a loss through the active entries") {
-  // loss = sum over active (n, f) of (<x, W_f> + b_f)^2 / 2, so dz = z on active entries. Central differences of a
-  // quadratic in float64 are exact but for rounding of h; gradients are fp32: 1e-4 of each.
-  const Shape shape{6, 2, 8, 5, 0.5};
-  const std::int64_t d = shape.d_model, width = shape.n_layers * d;
-  const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 4);
-  const std::vector<float> x = random_floats(shape.n_tokens * width, 2);
-  std::vector<float> weight = random_floats(shape.n_layers * shape.n_features * d, 5),
-                     bias = random_floats(sparse.n_keys(), 6);
-  const auto z = [&](std::int64_t n, std::int64_t key) {
-    double sum = bias[key];
-    for (std::int64_t i = 0; i < d; ++i)
-      sum += static_cast<double>(weight[key * d + i]) * x[n * width + key / shape.n_features * d + i];
-    return sum;
-  };
-  std::vector<float> dz;
-  const auto loss = [&] {
-    double sum = 0;
-    dz.clear();
-    for (std::int64_t n = 0; n < shape.n_tokens; ++n)
-      for (std::int64_t e = sparse.row_offsets[n]; e < sparse.row_offsets[n + 1]; ++e) {
-        dz.push_back(static_cast<float>(z(n, sparse.key[e])));
-        sum += z(n, sparse.key[e]) * z(n, sparse.key[e]) / 2;
-      }
-    return sum;
-  };
-  const auto slope = [&](float& value) {
-    const float kept = value, h = 0x1p-6f;
-    value = kept + h;
-    const double high_value = value, high = loss();
-    value = kept - h;
-    const double low_value = value, low = loss();
-    value = kept;
-    return (high - low) / (high_value - low_value);
-  };
-  loss();
-  const DeviceArray<float> device_dz(dz);
-  const TestMatrix inputs(x, shape.n_tokens, width, Scalar::fp32);
-  const Encoder gradients(shape, StatePolicy::fp32);
-  const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
-  encode_backward_update(execution(), sparse.csr(), sparse.csc(), inputs.view(), device_dz.array(),
-                         gradients.weight_views, gradients.bias_views, no_step.data(), {}, {});
-  for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-    const std::vector<float> dw = gradients.weights[s].values().first_moment, db = gradients.bias_first[s].values();
-    const std::int64_t first = s * shape.n_features;
-    for (std::int64_t i = 0; i < shape.n_features * d; ++i)
-      CHECK(dw[i] == doctest::Approx(slope(weight[first * d + i])).epsilon(1e-4));
-    for (std::int64_t f = 0; f < shape.n_features; ++f)
-      CHECK(db[f] == doctest::Approx(slope(bias[first + f])).epsilon(1e-4));
-  }
+  for_each_backend([&](const kernels::Execution& execution) {
+    // loss = sum over active (n, f) of (<x, W_f> + b_f)^2 / 2, so dz = z on active entries. Central differences of a
+    // quadratic in float64 are exact but for rounding of h; gradients are fp32: 1e-4 of each.
+    const Shape shape{6, 2, 8, 5, 0.5};
+    const std::int64_t d = shape.d_model, width = shape.n_layers * d;
+    const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 4);
+    const std::vector<float> x = random_floats(shape.n_tokens * width, 2);
+    std::vector<float> weight = random_floats(shape.n_layers * shape.n_features * d, 5),
+                       bias = random_floats(sparse.n_keys(), 6);
+    const auto z = [&](std::int64_t n, std::int64_t key) {
+      double sum = bias[key];
+      for (std::int64_t i = 0; i < d; ++i)
+        sum += static_cast<double>(weight[key * d + i]) * x[n * width + key / shape.n_features * d + i];
+      return sum;
+    };
+    std::vector<float> dz;
+    const auto loss = [&] {
+      double sum = 0;
+      dz.clear();
+      for (std::int64_t n = 0; n < shape.n_tokens; ++n)
+        for (std::int64_t e = sparse.row_offsets[n]; e < sparse.row_offsets[n + 1]; ++e) {
+          dz.push_back(static_cast<float>(z(n, sparse.key[e])));
+          sum += z(n, sparse.key[e]) * z(n, sparse.key[e]) / 2;
+        }
+      return sum;
+    };
+    const auto slope = [&](float& value) {
+      const float kept = value, h = 0x1p-6f;
+      value = kept + h;
+      const double high_value = value, high = loss();
+      value = kept - h;
+      const double low_value = value, low = loss();
+      value = kept;
+      return (high - low) / (high_value - low_value);
+    };
+    loss();
+    const DeviceArray<float> device_dz(dz);
+    const TestMatrix inputs(x, shape.n_tokens, width, Scalar::fp32);
+    const Encoder gradients(execution.backend, shape, StatePolicy::fp32);
+    const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
+    encode_backward_update(execution, sparse.csr(), sparse.csc(), inputs.view(), device_dz.array(),
+                           gradients.weight_views, gradients.bias_views, no_step.data(), {},
+                           workspace_of(execution, shape, sparse).array());
+    for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+      const std::vector<float> dw = gradients.weights[s].values().first_moment, db = gradients.bias_first[s].values();
+      const std::int64_t first = s * shape.n_features;
+      for (std::int64_t i = 0; i < shape.n_features * d; ++i)
+        CHECK(dw[i] == doctest::Approx(slope(weight[first * d + i])).epsilon(1e-4));
+      for (std::int64_t f = 0; f < shape.n_features; ++f)
+        CHECK(db[f] == doctest::Approx(slope(bias[first + f])).epsilon(1e-4));
+    }
+  });
 }
 
 }  // namespace weft::testing

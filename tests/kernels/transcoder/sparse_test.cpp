@@ -9,10 +9,12 @@
 #include "kernels/random.hpp"
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
-#include "tests/test.hpp"
+#include "tests/kernels/support.hpp"
 
 namespace weft::kernels {
 namespace {
+
+using testing::for_each_backend;
 
 template <class T>
 device::Buffer<T> to_device(const std::vector<T>& host) {
@@ -31,7 +33,8 @@ std::vector<T> to_host(const device::Buffer<T>& buffer) {
 }
 
 /// Whether the transpose of rows of ascending keys is what a walk over the rows gives.
-bool transposes(const std::vector<std::vector<std::uint32_t>>& rows, std::int64_t n_layers, std::int64_t n_features) {
+bool transposes(const Execution& execution, const std::vector<std::vector<std::uint32_t>>& rows, std::int64_t n_layers,
+                std::int64_t n_features) {
   const std::int64_t n_keys = n_layers * n_features;
   std::vector<std::int64_t> row_offsets{0};
   std::vector<std::uint32_t> keys;
@@ -49,8 +52,8 @@ bool transposes(const std::vector<std::vector<std::uint32_t>>& rows, std::int64_
   const device::Buffer<float> values(n_entries);
   const device::Buffer<std::int64_t> offsets(n_keys + 1);
   const device::Buffer<std::uint32_t> token(n_entries), position(n_entries);
-  const device::Buffer<std::byte> workspace(transpose_workspace(testing::execution().backend, n_keys, 0));
-  transpose(testing::execution(),
+  const device::Buffer<std::byte> workspace(transpose_workspace(execution.backend, n_keys, n_entries));
+  transpose(execution,
             {static_cast<std::int64_t>(rows.size()), n_layers, n_features, device_offsets.array(), device_keys.array(),
              values.array()},
             {offsets.array(), token.array(), position.array()}, workspace.array());
@@ -108,8 +111,9 @@ Lists lists_of(const std::vector<std::vector<std::uint32_t>>& rows, std::int64_t
 
 /// Whether the lists of tokens cut at `cuts`, restricted to features [first, first + kept), are what a walk over all
 /// tokens gives.
-bool restricts(const std::vector<std::vector<std::uint32_t>>& rows, const std::vector<std::int64_t>& cuts,
-               std::int64_t n_layers, std::int64_t n_features, std::int64_t first, std::int64_t kept) {
+bool restricts(const Execution& execution, const std::vector<std::vector<std::uint32_t>>& rows,
+               const std::vector<std::int64_t>& cuts, std::int64_t n_layers, std::int64_t n_features,
+               std::int64_t first, std::int64_t kept) {
   std::vector<Lists> memory;
   std::vector<SparseActivations> groups;
   for (std::size_t g = 0; g + 1 < cuts.size(); ++g) {
@@ -135,7 +139,7 @@ bool restricts(const std::vector<std::vector<std::uint32_t>>& rows, const std::v
   const device::Buffer<std::int64_t> got_offsets(n_tokens + 1);
   const device::Buffer<std::uint32_t> got_key(n_kept);
   const device::Buffer<float> got_value(n_kept);
-  restrict_features(testing::execution(), groups, first,
+  restrict_features(execution, groups, first,
                     {n_tokens, n_layers, kept, got_offsets.array(), got_key.array(), got_value.array()});
   return to_host(got_offsets) == offsets && to_host(got_key) == key && to_host(got_value) == value;
 }
@@ -143,37 +147,45 @@ bool restricts(const std::vector<std::vector<std::uint32_t>>& rows, const std::v
 }  // namespace
 
 TEST_CASE("restricting lists to a range of features joins the groups and keeps the order") {
-  const auto rows = random_rows(301, 3 * 97, 0.08f);
-  CHECK(restricts(rows, {0, 301}, 3, 97, 0, 97));            // everything
-  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 0, 33));  // the first, a middle and the last slice of three ranks
-  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 32, 33));
-  CHECK(restricts(rows, {0, 100, 200, 301}, 3, 97, 65, 32));
-  CHECK(restricts(rows, {0, 0, 300, 300, 301}, 3, 97, 96, 1));  // groups without tokens, a single feature
-  CHECK(restricts(rows, {0, 150, 301}, 3, 97, 40, 0));          // a rank that owns nothing
-  CHECK(restricts(random_rows(1, 4001, 0.7f), {0, 1}, 1, 4001, 1000, 2001));
-  CHECK(restricts(random_rows(2500, 40, 0.5f), {0, 1250, 2500}, 4, 10, 3, 4));
-  CHECK(restricts({{}, {3}, {}, {}, {0, 3, 7}, {}}, {0, 3, 6}, 2, 4, 3, 1));
-  CHECK(restricts({{}, {}}, {0, 1, 2}, 2, 4, 0, 2));
+  for_each_backend([&](const kernels::Execution& execution) {
+    const auto rows = random_rows(301, 3 * 97, 0.08f);
+    CHECK(restricts(execution, rows, {0, 301}, 3, 97, 0, 97));  // everything
+    CHECK(restricts(execution, rows, {0, 100, 200, 301}, 3, 97, 0,
+                    33));  // the first, a middle and the last slice of three ranks
+    CHECK(restricts(execution, rows, {0, 100, 200, 301}, 3, 97, 32, 33));
+    CHECK(restricts(execution, rows, {0, 100, 200, 301}, 3, 97, 65, 32));
+    CHECK(restricts(execution, rows, {0, 0, 300, 300, 301}, 3, 97, 96, 1));  // groups without tokens, a single feature
+    CHECK(restricts(execution, rows, {0, 150, 301}, 3, 97, 40, 0));          // a rank that owns nothing
+    CHECK(restricts(execution, random_rows(1, 4001, 0.7f), {0, 1}, 1, 4001, 1000, 2001));
+    CHECK(restricts(execution, random_rows(2500, 40, 0.5f), {0, 1250, 2500}, 4, 10, 3, 4));
+    CHECK(restricts(execution, {{}, {3}, {}, {}, {0, 3, 7}, {}}, {0, 3, 6}, 2, 4, 3, 1));
+    CHECK(restricts(execution, {{}, {}}, {0, 1, 2}, 2, 4, 0, 2));
+  });
 }
 
 TEST_CASE("transpose gives each feature's tokens in ascending order, whatever the shape") {
-  CHECK(transposes(random_rows(301, 3 * 97, 0.02f), 3, 97));
-  CHECK(transposes(random_rows(57, 1000, 0.6f), 1, 1000));
-  CHECK(transposes(random_rows(1, 4001, 0.7f), 1, 4001));  // one token with thousands of features
-  CHECK(transposes(random_rows(4097, 5, 0.9f), 5, 1));     // features with thousands of tokens: the other way to sort
-  CHECK(transposes({{}, {3}, {}, {}, {0, 3, 7}, {}}, 2, 4));  // empty rows, empty columns
-  CHECK(transposes({{}, {}}, 2, 4));
-  CHECK(transposes({{0}}, 1, 1));
-  auto rows = random_rows(501, 600, 0.003f);
-  rows[250].clear();
-  for (std::uint32_t k = 0; k < 600; ++k) rows[250].push_back(k);
-  CHECK(transposes(rows, 6, 100));
+  for_each_backend([&](const kernels::Execution& execution) {
+    CHECK(transposes(execution, random_rows(301, 3 * 97, 0.02f), 3, 97));
+    CHECK(transposes(execution, random_rows(57, 1000, 0.6f), 1, 1000));
+    CHECK(transposes(execution, random_rows(1, 4001, 0.7f), 1, 4001));  // one token with thousands of features
+    CHECK(transposes(execution, random_rows(4097, 5, 0.9f), 5,
+                     1));  // features with thousands of tokens: the other way to sort
+    CHECK(transposes(execution, {{}, {3}, {}, {}, {0, 3, 7}, {}}, 2, 4));  // empty rows, empty columns
+    CHECK(transposes(execution, {{}, {}}, 2, 4));
+    CHECK(transposes(execution, {{0}}, 1, 1));
+    auto rows = random_rows(501, 600, 0.003f);
+    rows[250].clear();
+    for (std::uint32_t k = 0; k < 600; ++k) rows[250].push_back(k);
+    CHECK(transposes(execution, rows, 6, 100));
+  });
 }
 
 TEST_CASE("transpose overwrites what was there and repeats bit for bit") {
-  // The threads meet in another order each time; the result must not.
-  const auto rows = random_rows(2000, 40, 0.5f);
-  for (int repeat = 0; repeat < 10; ++repeat) REQUIRE(transposes(rows, 4, 10));
+  for_each_backend([&](const kernels::Execution& execution) {
+    // The threads meet in another order each time; the result must not.
+    const auto rows = random_rows(2000, 40, 0.5f);
+    for (int repeat = 0; repeat < 10; ++repeat) REQUIRE(transposes(execution, rows, 4, 10));
+  });
 }
 
 }  // namespace weft::kernels

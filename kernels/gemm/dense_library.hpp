@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The dense library of this build, as gemm.hpp uses it: gemm_host.cpp (OpenBLAS) or gemm_cuda.cpp (cuBLASLt).
+#pragma once
+
+#include "kernels/gemm/gemm.hpp"
+
+namespace weft::kernels::dense_library {
+
+/// Bytes of workspace of `multiply`.
+std::int64_t workspace_bytes();
+
+/// True if the library multiplies operands of these types into a result of this type.
+bool takes(Scalar a, Scalar b, Scalar c);
+
+/// As gemm, for types that it takes and sizes above 0.
+void multiply(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
+              AnyMatrix c, Array<std::byte> workspace);
+
+}  // namespace weft::kernels::dense_library

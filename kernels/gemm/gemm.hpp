@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dense matrix product, row-major:
+//
+//   C = alpha * op(A) * op(B) + beta * C        op(A) [rows, inner], op(B) [inner, columns], C [rows, columns]
+//
+// A and B are fp32 or bf16, each on its own, C is fp32 or bf16; sums are fp32 and rounded once. Products run in the
+// dense library of the build: OpenBLAS on the host, cuBLASLt on a GPU (for both backends). Operands that the library
+// does not take are widened to fp32 in the workspace, which is exact.
+//
+// Invariant. The algorithm depends on shapes, types and alignment alone and never splits the sum over `inner`: equal
+// calls of one build on one machine type give the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels {
+
+/// How an operand is stored: as it enters the product, or transposed.
+enum class Form : int { plain, transposed };
+
+/// Bytes of workspace of `gemm`.
+std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std::int64_t columns, std::int64_t inner);
+
+/// beta == 0 overwrites C, whatever it held. The workspace (aligned to 256 bytes) is free again when the product is
+/// done. Throws Error(internal) if the workspace is too small or the library fails.
+void gemm(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta, AnyMatrix c,
+          Array<std::byte> workspace);
+
+}  // namespace weft::kernels

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What surrounds the dense library on both backends: operands in types that it does not take.
+#include <string>
+
+#include "base/error.hpp"
+#include "kernels/bf16.hpp"
+#include "kernels/gemm/dense_library.hpp"
+#include "kernels/portable.hpp"
+#include "kernels/workspace.hpp"
+
+namespace weft::kernels {
+namespace {
+
+/// fp32 copies of what the library does not take; null where it does.
+struct Pieces {
+  float *a = nullptr, *b = nullptr, *c = nullptr;
+  std::byte* library = nullptr;
+  std::int64_t bytes = 0;
+};
+
+Pieces place(std::byte* data, Scalar a, Scalar b, Scalar c, std::int64_t rows, std::int64_t columns,
+             std::int64_t inner) {
+  WorkspaceLayout layout(data);
+  Pieces pieces;
+  const bool native = dense_library::takes(a, b, c);
+  // Two operands that the library takes only with another result type stay as they are; their sums are fp32.
+  const bool operands = native || dense_library::takes(a, b, Scalar::fp32);
+  if (!operands && a != Scalar::fp32) pieces.a = layout.take<float>(rows * inner);
+  if (!operands && b != Scalar::fp32) pieces.b = layout.take<float>(inner * columns);
+  if (!native && c != Scalar::fp32) pieces.c = layout.take<float>(rows * columns);
+  pieces.library = layout.take<std::byte>(dense_library::workspace_bytes());
+  pieces.bytes = layout.bytes();
+  return pieces;
+}
+
+/// The matrix without gaps between rows, as fp32 in `data`.
+AnyMatrix in_fp32(float* data, const AnyMatrix& matrix) {
+  return {data, Scalar::fp32, matrix.rows, matrix.columns, matrix.columns};
+}
+
+void widen(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
+  const bf16* source = static_cast<const bf16*>(from.data);
+  float* target = static_cast<float*>(to.data);
+  const std::int64_t columns = from.columns, stride = from.stride;
+  for_all(
+      execution, "gemm: widen", from.rows * columns,
+      KOKKOS_LAMBDA(std::int64_t i) { target[i] = source[i / columns * stride + i % columns]; });
+}
+
+void narrow(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
+  const float* source = static_cast<const float*>(from.data);
+  bf16* target = static_cast<bf16*>(to.data);
+  const std::int64_t columns = to.columns, stride = to.stride;
+  for_all(
+      execution, "gemm: narrow", to.rows * columns,
+      KOKKOS_LAMBDA(std::int64_t i) { target[i / columns * stride + i % columns] = to_bf16(source[i]); });
+}
+
+/// C = beta * C: a product over no terms.
+void scale(const Execution& execution, float beta, const AnyMatrix& c) {
+  const AnyMatrix matrix = c;
+  for_all(
+      execution, "gemm: scale", c.rows * c.columns, KOKKOS_LAMBDA(std::int64_t i) {
+        const std::int64_t at = i / matrix.columns * matrix.stride + i % matrix.columns;
+        float* wide = static_cast<float*>(matrix.data) + at;
+        bf16* narrow = static_cast<bf16*>(matrix.data) + at;
+        const bool is_wide = matrix.type == Scalar::fp32;
+        const float value = beta == 0.0f ? 0.0f : beta * (is_wide ? *wide : static_cast<float>(*narrow));
+        if (is_wide)
+          *wide = value;
+        else
+          *narrow = to_bf16(value);
+      });
+}
+
+}  // namespace
+
+std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
+  return place(nullptr, a, b, c, rows, columns, inner).bytes;
+}
+
+void gemm(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
+          AnyMatrix c, Array<std::byte> workspace) {
+  if (c.rows == 0 || c.columns == 0) return;
+  const std::int64_t inner = a_form == Form::plain ? a.columns : a.rows;
+  if (inner == 0) return scale(execution, beta, c);
+  const Pieces pieces = place(workspace.data, a.type, b.type, c.type, c.rows, c.columns, inner);
+  if (pieces.bytes > workspace.size)
+    throw Error(ExitCode::internal, "gemm: the workspace has " + std::to_string(workspace.size) + " bytes (" +
+                                        std::to_string(pieces.bytes) + " are needed; see gemm_workspace)");
+  const auto widened = [&](const AnyMatrix& matrix, float* data, bool needed) {
+    const AnyMatrix wide = in_fp32(data, matrix);
+    if (needed) widen(execution, matrix, wide);
+    return wide;
+  };
+  if (pieces.a != nullptr) a = widened(a, pieces.a, true);
+  if (pieces.b != nullptr) b = widened(b, pieces.b, true);
+  const AnyMatrix sums = pieces.c != nullptr ? widened(c, pieces.c, beta != 0.0f) : c;
+  dense_library::multiply(execution, alpha, a, a_form, b, b_form, beta, sums,
+                          {pieces.library, dense_library::workspace_bytes()});
+  if (pieces.c != nullptr) narrow(execution, sums, c);
+}
+
+}  // namespace weft::kernels

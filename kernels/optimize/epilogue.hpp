@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What happens to the gradient of a parameter row in the kernels that form it:
+//
+//   dW  ->  + extra gradient  ->  clip (AdamStep::gradient_scale)  ->  update of w, m, v
+//
+// The fused backward kernels of encode/ and decode/ hold dW in registers or cache and never store it, so whatever acts
+// on it runs inside them. Each is written once for any RowEpilogue, on both backends; RowEpilogue<> is plain Adam and
+// adds no instruction. To add a penalty on the weights write an ExtraGradient, to add an optimizer write a Rule, and
+// instantiate `backward` of encode/ or decode/ with it.
+#pragma once
+
+#include "kernels/array.hpp"
+#include "kernels/optimize/adam_rule.hpp"
+
+namespace weft::kernels {
+
+/// No gradient besides that of the loss. Another ExtraGradient sets kPresent, so that rows without hits are not
+/// skipped, and returns the element to add before clipping. `key` = layer * n_features + row, `column` inside the row,
+/// `weight` before the update as the kernels read it (of two planes the bf16 one). Its members are kernel arguments.
+struct NoExtraGradient {
+  static constexpr bool kPresent = false;
+  WEFT_HOST_DEVICE float operator()(std::int64_t /*key*/, std::int64_t /*column*/, float /*weight*/) const {
+    return 0.0f;
+  }
+};
+
+/// Adam with decoupled weight decay. A rule clips the gradient and replaces one element's w, m and v; for the
+/// vectorised CUDA kernels it also overloads `update8` (adam_cuda.cuh).
+struct AdamRule {
+  WEFT_HOST_DEVICE void operator()(const AdamStep& step, float gradient, float& weight, float& first_moment,
+                                   float& second_moment) const {
+    adam_rule(step, step.weight_decay, gradient, weight, first_moment, second_moment);
+  }
+};
+
+template <class ExtraGradient = NoExtraGradient, class Rule = AdamRule>
+struct RowEpilogue {
+  static constexpr bool kHasExtra = ExtraGradient::kPresent;
+  ExtraGradient extra{};
+  Rule rule{};
+};
+
+}  // namespace weft::kernels
