@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gradients of parameters from the rows that an operation of a backward pass leaves: its inputs X [n, in] and the
-// gradients of its outputs G [n, out], fp32 or bf16.
+// gradients of its outputs G [n, out], fp32 or bf16. The gradient of a matrix, Gᵀ X, is a call of gemm/gemm.hpp.
 //
 // All functions add to fp32 arrays, so that micro-batches accumulate. Sums are fp32; their order depends on the shapes
 // alone, never on the number of threads. No atomics.
@@ -11,9 +11,6 @@
 #include "kernels/execution.hpp"
 
 namespace weft::kernels {
-
-/// out[i, j] += sum over n of a[n, i] * b[n, j]. Of a matrix [out, in]: a = G, b = X; of its transpose: a = X, b = G.
-void add_product(const Execution&, AnyMatrix a, AnyMatrix b, Matrix<float> out);
 
 /// out[j] += sum over n of g[n, j]: a bias.
 void add_column_sums(const Execution&, AnyMatrix g, Array<float> out);

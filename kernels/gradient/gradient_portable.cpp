@@ -13,16 +13,6 @@ constexpr int kOwnColumns = 64;
 struct ColumnScratch {
   float block[kOwnColumns], a[kOwnColumns], b[kOwnColumns];
 };
-struct ProductScratch {
-  float block[kChunkColumns], b[kChunkColumns];
-};
-
-KOKKOS_FORCEINLINE_FUNCTION float element(const AnyMatrix& matrix, std::int64_t row, std::int64_t column) {
-  const std::int64_t at = row * matrix.stride + column;
-  if (matrix.type == Scalar::fp32) return static_cast<const float*>(matrix.data)[at];
-  if (matrix.type == Scalar::bf16) return static_cast<const bf16*>(matrix.data)[at];
-  return static_cast<const half*>(matrix.data)[at];
-}
 
 /// out[j] += sum over n of a[n, j] * b[n, j]; without b (no memory) of a[n, j].
 void add_columns(const Execution& execution, const char* name, AnyMatrix a, AnyMatrix b, Array<float> out) {
@@ -50,26 +40,6 @@ void add_columns(const Execution& execution, const char* name, AnyMatrix a, AnyM
 }
 
 }  // namespace
-
-void add_product(const Execution& execution, AnyMatrix a, AnyMatrix b, Matrix<float> out) {
-  for_teams(
-      execution, "add_product", out.rows, sizeof(ProductScratch), KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t row = team.league_rank();
-        ProductScratch& buffer = scratch<ProductScratch>(team);
-        for_chunks(out.columns, out.columns, [&](std::int64_t column, int count) {
-          for (std::int64_t begin = 0; begin < a.rows; begin += kRowsPerBlock) {
-            const std::int64_t end = begin + smaller(kRowsPerBlock, a.rows - begin);
-            for_columns(team, count, [&](int c) { buffer.block[c] = 0.0f; });
-            for (std::int64_t n = begin; n < end; ++n) {
-              const float factor = element(a, n, row);
-              const float* x = row_chunk(team, b, n, column, count, buffer.b);
-              for_columns(team, count, [&](int c) { buffer.block[c] += factor * x[c]; });
-            }
-            for_columns(team, count, [&](int c) { out(row, column + c) += buffer.block[c]; });
-          }
-        });
-      });
-}
 
 void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out) {
   add_columns(execution, "add_column_sums", g, {}, out);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/gradient_sink.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
+#include "kernels/gemm/gemm.hpp"
 #include "kernels/gradient/gradient.hpp"
 
 namespace weft::training {
@@ -14,6 +17,18 @@ constexpr std::int64_t kAlignedElements = 64;
 
 std::int64_t aligned(std::int64_t elements) {
   return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
+}
+
+/// Workspace of a parameter's product, for rows in fp32 or bf16.
+std::int64_t workspace_bytes(const ParameterSpec& spec, const RowParts& parts, std::int64_t max_rows) {
+  using kernels::Scalar;
+  std::int64_t bytes = 0;
+  if (spec.is_matrix())
+    for (const Scalar a : {Scalar::fp32, Scalar::bf16})
+      for (const Scalar b : {Scalar::fp32, Scalar::bf16})
+        bytes =
+            std::max(bytes, kernels::gemm_workspace(a, b, Scalar::fp32, parts.held.size(), spec.columns(), max_rows));
+  return bytes;
 }
 
 /// Why rows do not fit the part [held, columns] of a parameter; "" if they do.
@@ -40,22 +55,29 @@ const char* misfit(const GradientRows& rows, const ParameterSpec& spec, std::int
 
 }  // namespace
 
-AccumulatingSink::AccumulatingSink(const Parameters& parameters, const kernels::Execution& execution)
+AccumulatingSink::AccumulatingSink(const Parameters& parameters, const kernels::Execution& execution,
+                                   std::int64_t max_rows)
     : parameters_(parameters), execution_(execution) {
-  std::int64_t elements = 0;
+  std::int64_t elements = 0, workspace = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     begin_.push_back(elements);
     elements += aligned(parameters.parts(i).held.size() * parameters.specs()[i].columns());
+    workspace = std::max(workspace, workspace_bytes(parameters.specs()[i], parameters.parts(i), max_rows));
   }
   gradients_ = device::Buffer<float>(elements);
+  workspace_ = device::Buffer<std::byte>(workspace);
   clear();
 }
 
 std::int64_t AccumulatingSink::bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
-                                     std::int64_t rank) {
-  std::int64_t elements = 0;
-  for (const ParameterSpec& spec : specs) elements += aligned(row_parts(spec, grid, rank).held.size() * spec.columns());
-  return 4 * elements;
+                                     std::int64_t rank, std::int64_t max_rows) {
+  std::int64_t elements = 0, workspace = 0;
+  for (const ParameterSpec& spec : specs) {
+    const RowParts parts = row_parts(spec, grid, rank);
+    elements += aligned(parts.held.size() * spec.columns());
+    workspace = std::max(workspace, workspace_bytes(spec, parts, max_rows));
+  }
+  return 4 * elements + workspace;
 }
 
 void AccumulatingSink::clear() { device::zero(execution_, gradients_.data(), gradients_.bytes()); }
@@ -67,9 +89,12 @@ void AccumulatingSink::take(const GradientRows& rows) {
     throw error(ExitCode::internal, "gradient rows do not fit parameter \"{}\" ({})", spec.name, why);
   const kernels::AnyMatrix &x = rows.inputs, &g = rows.gradients;
   switch (rows.form) {
-    case Form::product:
-      return kernels::add_product(execution_, spec.transposed() ? x : g, spec.transposed() ? g : x,
-                                  matrix(rows.parameter));
+    case Form::product: {
+      const kernels::Matrix<float> out = matrix(rows.parameter);
+      return kernels::gemm(execution_, 1, spec.transposed() ? x : g, kernels::Form::transposed,
+                           spec.transposed() ? g : x, kernels::Form::plain, 1,
+                           {out.data, kernels::Scalar::fp32, out.rows, out.columns, out.stride}, workspace_.array());
+    }
     case Form::lookup:
       return kernels::add_rows_by_id(execution_, rows.ids, g, held.begin, matrix(rows.parameter));
     case Form::column_sum:

@@ -61,14 +61,17 @@ class GradientSink {
 };
 
 /// Adds the gradients of all micro-batches of a step in fp32. Gradients have the stored shape of their parameters
-/// (parameters.hpp), all held rows. Deterministic.
+/// (parameters.hpp), all held rows. Deterministic: the same rows give the same bits. Products are those of the dense
+/// library (kernels/gemm/gemm.hpp), so a part of a cut matrix differs from the whole one by rounding.
 class AccumulatingSink final : public GradientSink {
  public:
-  /// Allocates gradients for all parameters on the device and clears them. `parameters` must outlive the sink.
-  AccumulatingSink(const Parameters& parameters, const kernels::Execution&);
+  /// Allocates gradients for all parameters on the device and clears them. `max_rows`: the most rows that one `take`
+  /// brings. `parameters` must outlive the sink.
+  AccumulatingSink(const Parameters& parameters, const kernels::Execution&, std::int64_t max_rows);
 
   /// What the constructor allocates on a rank.
-  static std::int64_t bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
+  static std::int64_t bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
+                            std::int64_t max_rows);
 
   /// Before the first micro-batch of a step.
   void clear();
@@ -85,6 +88,7 @@ class AccumulatingSink final : public GradientSink {
   kernels::Execution execution_;
   std::vector<std::int64_t> begin_;  // by parameter, in elements of gradients_
   device::Buffer<float> gradients_;
+  device::Buffer<std::byte> workspace_;  // of products
 };
 
 }  // namespace weft::training
