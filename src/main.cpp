@@ -17,7 +17,7 @@ using namespace weft;
 int give_up(const Error& failure, const parallel::World& world) {
   if (world.is_root() || failure.known_to() == KnownTo::one_rank)
     report::record_end(static_cast<int>(failure.code()), failure.what());
-  return world.abort(failure, report::current_step());
+  return parallel::end_run(world, failure, report::current_step());
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
     // 2. What was asked for: the same on every rank.
     const commands::Request request = commands::parse(argc, argv, world);
     // 3. Do it. A command starts the arithmetic that it needs and returns its exit code; it never exits.
-    const int code = world.agree(commands::run(request, world));
+    const int code = parallel::agreed_exit_code(world, commands::run(request, world));
     // 4. Record how it ended.
     if (world.is_root()) report::record_end(code, report::exit_reason(code));
     return code;

@@ -20,5 +20,5 @@ int main(int argc, char** argv) {
   weft::testing::current_world = &world;
   weft::testing::current_runtime = &runtime;
   doctest::Context context(argc, argv);
-  return world.agree(context.run());
+  return weft::parallel::agreed_exit_code(world, context.run());
 }

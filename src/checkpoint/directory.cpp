@@ -43,9 +43,9 @@ void remove_leftovers(const fs::path& directory) {
     std::error_code failed;
     fs::remove_all(path, failed);
     if (failed)
-      log::warning("{}: left over from an interrupted write, cannot be removed ({})", path.string(), failed.message());
+      log::warning("{}: left by an interrupted write; cannot be removed ({})", path.string(), failed.message());
     else
-      log::warning("{}: left over from an interrupted write; removed", path.string());
+      log::warning("{}: left by an interrupted write; removed", path.string());
   }
 }
 
@@ -53,7 +53,7 @@ void set_aside(const fs::path& step_directory) {
   fs::path target = step_directory.string() + ".abandoned";
   for (int n = 2; fs::exists(target); ++n) target = step_directory.string() + ".abandoned." + std::to_string(n);
   storage::rename_durably(step_directory, target);
-  log::warning("{}: newer than what this run goes on from; set aside as {}", step_directory.string(),
+  log::warning("{}: newer than the checkpoint this run resumes from; renamed to {}", step_directory.string(),
                target.filename().string());
 }
 

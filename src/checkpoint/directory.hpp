@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The names inside checkpoints/: step_XXXXXXXX is a checkpoint, *.tmp is a write or a deletion that did not end,
-// step_XXXXXXXX.abandoned belongs to a course of the run that was given up, `latest` is a hint for people.
+// Names in checkpoints/: step_XXXXXXXX is a checkpoint, *.tmp an incomplete write or deletion, step_XXXXXXXX.abandoned
+// a checkpoint that a run resumed from an earlier step has moved aside. `latest` names the newest checkpoint for users;
+// Weft does not read it.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +19,16 @@ constexpr const char* kLatestName = "latest";
 /// The step in "step_00001200"; -1 for any other name.
 std::int64_t step_of(const std::string& name);
 
-/// Steps of the checkpoints in a directory, valid or not, ascending; empty when it does not exist.
+/// Steps of the checkpoints in a directory, valid or not, ascending; empty if the directory does not exist.
 std::vector<std::int64_t> steps_in(const std::filesystem::path& directory);
 
-/// Removes every *.tmp and says so.
+/// Removes every *.tmp and logs a warning for each.
 void remove_leftovers(const std::filesystem::path& directory);
 
-/// Renames a checkpoint to *.abandoned and says so.
+/// Renames a checkpoint to *.abandoned and logs a warning.
 void set_aside(const std::filesystem::path& step_directory);
 
-/// Which of these (ascending) may go: all but the newest max(2, keep) and the multiples of keep_every.
+/// The steps to delete (`durable` ascending): all except the newest max(2, keep) and the multiples of keep_every.
 std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, const Settings& settings);
 
 }  // namespace weft::checkpoint

@@ -14,19 +14,19 @@ namespace {
 
 using nlohmann::json;
 
-// The two lines with which a manifest of every version begins.
+// The first two lines of a manifest of every version.
 constexpr std::string_view kFormatLine = "{\n  \"format\": \"weft-checkpoint\",\n";
 constexpr std::string_view kDigestLine = "  \"sha256\": \"";
 constexpr std::size_t kDigestAt = kFormatLine.size() + kDigestLine.size();
 constexpr std::size_t kDigestDigits = 64;
 
-// Far above every real number and far from overflow when two are added.
+// Far above every real size; two of them can be added without overflow.
 constexpr std::int64_t kLargest = std::int64_t{1} << 61;
 constexpr std::size_t kMostAxes = 8;
-// Of the maps `grid` and `cursor`.
+// Entries of the maps `grid` and `cursor`, and characters of their names.
 constexpr std::size_t kMostEntries = 64;
 constexpr std::size_t kLongestEntry = 64;
-// Of lists and objects inside one another: printing a deeper text would end the stack.
+// Nesting of lists and objects: the recursion of a deeper text would overflow the stack.
 constexpr int kDeepest = 64;
 
 constexpr std::pair<kernels::Scalar, std::string_view> kScalars[] = {
@@ -40,7 +40,7 @@ std::string dump(const json& value) { return value.dump(-1, ' ', false, json::er
 // --- reading -------------------------------------------------------------------------------------------------------
 
 const json& member(const json& object, const char* key) {
-  if (!object.is_object()) throw error(ExitCode::io, "\"{}\" is looked for in something that is no object", key);
+  if (!object.is_object()) throw error(ExitCode::io, "\"{}\" is expected in something that is not an object", key);
   const auto at = object.find(key);
   if (at == object.end()) throw error(ExitCode::io, "\"{}\" is missing", key);
   return *at;
@@ -49,7 +49,7 @@ const json& member(const json& object, const char* key) {
 std::int64_t integer(const json& value, const char* key, std::int64_t least, std::int64_t most = kLargest) {
   if (!value.is_number_integer() ||
       (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(kLargest)))
-    throw error(ExitCode::io, "\"{}\" is not a whole number in range", key);
+    throw error(ExitCode::io, "\"{}\" is not an integer in range", key);
   const std::int64_t number = value.get<std::int64_t>();
   if (number < least || number > most)
     throw error(ExitCode::io, "\"{}\" is {}, outside {} to {}", key, number, least, most);
@@ -57,7 +57,7 @@ std::int64_t integer(const json& value, const char* key, std::int64_t least, std
 }
 
 std::string text(const json& value, const char* key) {
-  if (!value.is_string()) throw error(ExitCode::io, "\"{}\" is not a text", key);
+  if (!value.is_string()) throw error(ExitCode::io, "\"{}\" is not a string", key);
   return value.get<std::string>();
 }
 
@@ -66,12 +66,12 @@ const json& array(const json& value, const char* key) {
   return value;
 }
 
-/// A map of short names to whole numbers of at least `least`.
+/// A map of names to integers from `least` to `most`, both within the bounds above.
 std::map<std::string, std::int64_t> numbers_of(const json& value, const char* key, std::int64_t least,
                                                std::int64_t most = kLargest) {
   if (!value.is_object()) throw error(ExitCode::io, "\"{}\" is not an object", key);
   if (value.size() > kMostEntries)
-    throw error(ExitCode::io, "\"{}\" has {} entries, at most {} are possible", key, value.size(), kMostEntries);
+    throw error(ExitCode::io, "\"{}\" has {} entries (at most {})", key, value.size(), kMostEntries);
   std::map<std::string, std::int64_t> numbers;
   for (const auto& [name, number] : value.items()) {
     if (!usable_name(name) || name.size() > kLongestEntry)
@@ -109,7 +109,7 @@ ShardEntry shard_of(const json& value, const std::vector<TensorEntry>& tensors) 
   for (const json& digest : array(member(value, "sha256"), "sha256")) {
     shard.sha256.push_back(text(digest, "sha256"));
     if (shard.sha256.back().size() != kDigestDigits)
-      throw error(ExitCode::io, "shard {} has a digest of a wrong length", shard.file);
+      throw error(ExitCode::io, "shard {} has a digest of the wrong length", shard.file);
   }
   if (static_cast<std::int64_t>(shard.sha256.size()) != storage::digest_segments(shard.bytes))
     throw error(ExitCode::io, "shard {} has {} digests for {} bytes", shard.file, shard.sha256.size(), shard.bytes);
@@ -125,7 +125,7 @@ ShardEntry shard_of(const json& value, const std::vector<TensorEntry>& tensors) 
   return shard;
 }
 
-/// Each row of each tensor stands in exactly one shard, and the shards are large enough to hold them.
+/// Each row of each tensor is in exactly one shard, and the shards are large enough to contain them.
 void require_cover(const Manifest& manifest) {
   std::int64_t claimed = 0, stored = 0;
   for (const ShardEntry& shard : manifest.shards)
@@ -166,9 +166,10 @@ std::string_view name_of(kernels::Scalar type) {
   return "unknown";
 }
 
-std::string to_text(const std::map<std::string, std::int64_t>& grid) {
+std::string to_text(const std::map<std::string, std::int64_t>& numbers, std::string_view separator) {
   std::string text;
-  for (const auto& [axis, ranks] : grid) text += fmt::format("{}{} {}", text.empty() ? "" : " x ", axis, ranks);
+  for (const auto& [name, number] : numbers)
+    text += fmt::format("{}{} {}", text.empty() ? "" : separator, name, number);
   return text;
 }
 
@@ -248,7 +249,7 @@ Manifest parse(std::string_view given) {
   constexpr std::int64_t kMostRanks = std::int64_t{1} << 30;
   manifest.world = integer(member(root, "world"), "world", 1, kMostRanks);
   manifest.grid = numbers_of(member(root, "grid"), "grid", 1, kMostRanks);
-  if (manifest.format_version == 1) {  // whose names are fixed
+  if (manifest.format_version == 1) {  // fixed names
     for (const char* name : {"epoch", "position"}) manifest.cursor_at(name);
     for (const char* axis : {"data", "feature"}) integer(member(root["grid"], axis), axis, 1, kMostRanks);
   }

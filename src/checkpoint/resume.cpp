@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "base/log.hpp"
-#include "checkpoint/agreement.hpp"
 #include "checkpoint/directory.hpp"
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
+#include "parallel/failure.hpp"
 #include "report/format.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
@@ -25,11 +25,11 @@ std::string text_of(const std::vector<std::int64_t>& shape) { return fmt::format
 Manifest read_manifest(const parallel::Communicator& world, const fs::path& directory) {
   std::string text;
   std::int64_t newer = 0;
-  const auto failure = on_root(world, [&] {
+  parallel::on_root(world, [&] {
     std::error_code ignored;
     if (!fs::is_directory(directory, ignored)) throw error(ExitCode::io, "it is not a directory");
     if (!fs::exists(directory / kManifestName, ignored))
-      throw error(ExitCode::io, "{} is missing (the write did not end)", kManifestName);
+      throw error(ExitCode::io, "{} is missing (incomplete write)", kManifestName);
     text = storage::read_text(directory / kManifestName, kLargestManifest);
     try {
       const Manifest manifest = parse(text);
@@ -42,7 +42,6 @@ Manifest read_manifest(const parallel::Communicator& world, const fs::path& dire
       throw error(ExitCode::io, "{}: {}", kManifestName, unreadable.what());
     }
   });
-  if (failure) throw Error(failure->code, failure->message, KnownTo::all_ranks);
   world.broadcast(&newer, sizeof newer);
   if (newer > 0) throw NewerFormat(newer);
   return parse(world.broadcast(std::move(text)));
@@ -60,37 +59,37 @@ void require_size(const fs::path& directory, const ShardEntry& shard) {
                 report::grouped(shard.bytes), size < shard.bytes ? "torn write" : "not the file that was written");
 }
 
-/// Shards against the manifest before HDF5 sees them; the work is spread over the ranks. Throws a collective Error(io).
+/// Compares the shards with the manifest before HDF5 opens them; the work is divided over the ranks. Throws a
+/// collective Error(io).
 void verify_shards(const parallel::Communicator& world, const fs::path& directory, const Manifest& manifest,
                    Verify verify) {
   if (verify == Verify::none) return;
   const auto n_shards = static_cast<std::int64_t>(manifest.shards.size());
-  throw_agreed(world, attempt([&] {
-                 const parallel::Range mine = parallel::part(n_shards, world.size(), world.rank());
-                 for (std::int64_t i = mine.begin; i < mine.end; ++i)
-                   require_size(directory, manifest.shards[static_cast<std::size_t>(i)]);
-               }));
+  parallel::on_all(world, [&] {
+    const parallel::Range mine = parallel::part(n_shards, world.size(), world.rank());
+    for (std::int64_t i = mine.begin; i < mine.end; ++i)
+      require_size(directory, manifest.shards[static_cast<std::size_t>(i)]);
+  });
   if (verify == Verify::size) return;
   std::int64_t n_segments = 0;
   for (const ShardEntry& shard : manifest.shards) n_segments += static_cast<std::int64_t>(shard.sha256.size());
-  throw_agreed(
-      world, attempt([&] {
-        const parallel::Range mine = parallel::part(n_segments, world.size(), world.rank());
-        std::int64_t first = 0;
-        for (const ShardEntry& shard : manifest.shards) {
-          const auto count = static_cast<std::int64_t>(shard.sha256.size());
-          const std::int64_t begin = std::clamp<std::int64_t>(mine.begin - first, 0, count);
-          const std::int64_t end = std::clamp<std::int64_t>(mine.end - first, 0, count);
-          const auto found =
-              storage::sha256_segments(directory / shard.file, shard.bytes, begin, end, storage::digest_threads());
-          for (std::int64_t i = begin; i < end; ++i)
-            if (found[static_cast<std::size_t>(i - begin)] != shard.sha256[static_cast<std::size_t>(i)])
-              throw error(ExitCode::io, "shard {} differs from its sha256 between byte {} and {} (damaged on disk)",
-                          shard.file, report::grouped(i * storage::kDigestSegment),
-                          report::grouped(std::min(shard.bytes, (i + 1) * storage::kDigestSegment)));
-          first += count;
-        }
-      }));
+  parallel::on_all(world, [&] {
+    const parallel::Range mine = parallel::part(n_segments, world.size(), world.rank());
+    std::int64_t first = 0;
+    for (const ShardEntry& shard : manifest.shards) {
+      const auto count = static_cast<std::int64_t>(shard.sha256.size());
+      const std::int64_t begin = std::clamp<std::int64_t>(mine.begin - first, 0, count);
+      const std::int64_t end = std::clamp<std::int64_t>(mine.end - first, 0, count);
+      const auto found =
+          storage::sha256_segments(directory / shard.file, shard.bytes, begin, end, storage::digest_threads());
+      for (std::int64_t i = begin; i < end; ++i)
+        if (found[static_cast<std::size_t>(i - begin)] != shard.sha256[static_cast<std::size_t>(i)])
+          throw error(ExitCode::io, "shard {} differs from its sha256 between byte {} and {} (damaged on disk)",
+                      shard.file, report::grouped(i * storage::kDigestSegment),
+                      report::grouped(std::min(shard.bytes, (i + 1) * storage::kDigestSegment)));
+      first += count;
+    }
+  });
 }
 
 /// Throws Errors whose text does not name the directory, and NewerFormat.
@@ -123,7 +122,7 @@ Found open(const parallel::Communicator& world, const fs::path& step_directory, 
 std::optional<Found> find(const parallel::Communicator& world, const fs::path& directory, const std::string& resume,
                           Verify verify, Leftovers leftovers) {
   std::vector<std::int64_t> steps;
-  const auto unreadable = on_root(world, [&] {
+  const auto unreadable = parallel::attempt_on_root(world, [&] {
     if (leftovers == Leftovers::remove) remove_leftovers(directory);
     steps = steps_in(directory);
   });
@@ -147,15 +146,15 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
       if (failure.code() != ExitCode::io) throw;
       if (world.rank() == 0)
         log::warning("{}: rejected, {}; {}", path.string(), failure.what(),
-                     i > 0 ? "trying " + directory_name(steps[i - 1]) : "there is none before it");
+                     i > 0 ? "trying " + directory_name(steps[i - 1]) : "there is no older one");
     }
   }
   if (count == 0) return std::nullopt;
-  throw collective_error(
-      ExitCode::io,
-      "{}: holds {} checkpoint{} and none is valid (see the reasons above); start afresh with --resume never "
-      "or another --output",
-      directory.string(), count, count == 1 ? "" : "s");
+  throw collective_error(ExitCode::io,
+                         "{}: contains {} checkpoint{} and none is valid (see the reasons above); start again from "
+                         "step 0 with --resume never "
+                         "or another --output",
+                         directory.string(), count, count == 1 ? "" : "s");
 }
 
 void load(const parallel::Communicator& world, const Found& found, const Registry& registry,
@@ -173,76 +172,73 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
                   text_of(tensor.shape));
     return static_cast<std::size_t>(at - manifest.tensors.begin());
   };
-  // What does not match, does so on every rank; reading is each rank's own.
-  throw_agreed(world, attempt([&] {
-                 for (const Tensor& tensor : registry.tensors()) entry_of(tensor);
-                 if (what == Load::part) return;
-                 for (const TensorEntry& entry : manifest.tensors)
-                   if (registry.find(entry.name) == nullptr)
-                     throw error(
-                         ExitCode::usage,
-                         "{}: has tensor {}, which this run does not have (was it written with other settings?)",
-                         found.path.string(), entry.name);
-               }));
-  throw_agreed(
-      world, attempt([&] {
-        std::int64_t largest = 0;
-        for (const Tensor& tensor : registry.tensors())
-          if (tensor.on_device || tensor.scatter)
-            largest = std::max(largest, std::min(tensor.held.size(), storage::piece_rows(tensor.type, tensor.shape)) *
-                                            tensor.row_bytes());
-        const device::Allocation bounce(largest, device::Allocation::Where::host);
-        for (std::size_t s = 0; s < manifest.shards.size(); ++s) {
-          const ShardEntry& shard = manifest.shards[s];
-          const fs::path path = found.path / shard.file;
-          storage::Handle file;
-          std::optional<storage::PosixFile> bytes;  // for what needs no second check
-          const auto read = [&](hid_t dataset, std::int64_t begin, std::int64_t count, void* to) {
-            if (found.verified)
-              storage::read_rows_verified(dataset, *bytes, begin, count, to);
-            else
-              storage::read_rows(dataset, begin, count, to);
-          };
-          for (const Tensor& tensor : registry.tensors()) {
-            const parallel::Range stored = shard.owned[entry_of(tensor)];
-            const parallel::Range wanted{std::max(stored.begin, tensor.held.begin),
-                                         std::min(stored.end, tensor.held.end)};
-            if (wanted.size() <= 0) continue;
-            try {
-              if (file < 0) {
-                file = storage::open_file(path);
-                if (found.verified) bytes.emplace(path.string());
-                if (storage::read_integer_attribute(file, "step") != manifest.step ||
-                    storage::read_integer_attribute(file, "rank") != static_cast<std::int64_t>(s))
-                  throw error(ExitCode::io, "is the shard of another step or rank");
-              }
-              std::vector<std::int64_t> shape = tensor.shape;
-              shape[0] = stored.size();
-              const storage::Handle dataset = storage::open_dataset(file, tensor.name, tensor.type, shape);
-              if (storage::read_integer_attribute(dataset, "first_row") != stored.begin)
-                throw error(ExitCode::io, "holds other rows than the manifest says");
-              char* to = static_cast<char*>(tensor.data) + (wanted.begin - tensor.held.begin) * tensor.row_bytes();
-              if (!tensor.on_device && !tensor.scatter) {
-                read(dataset, wanted.begin - stored.begin, wanted.size(), to);
-                continue;
-              }
-              const std::int64_t piece = bounce.bytes() / tensor.row_bytes();
-              for (std::int64_t begin = wanted.begin; begin < wanted.end; begin += piece) {
-                const parallel::Range rows{begin, std::min(wanted.end, begin + piece)};
-                read(dataset, rows.begin - stored.begin, rows.size(), bounce.data());
-                if (tensor.scatter)
-                  tensor.scatter(rows, bounce.data());
-                else
-                  device::copy(execution, to + (begin - wanted.begin) * tensor.row_bytes(), bounce.data(),
-                               rows.size() * tensor.row_bytes(), device::Direction::to_device);
-                kernels::fence(execution);
-              }
-            } catch (const Error& failure) {
-              throw error(ExitCode::io, "{}: /{}: {}", path.string(), tensor.name, failure.what());
-            }
+  // Names, types and shapes are checked before reading: mismatches are the same on every rank.
+  parallel::on_all(world, [&] {
+    for (const Tensor& tensor : registry.tensors()) entry_of(tensor);
+    if (what == Load::part) return;
+    for (const TensorEntry& entry : manifest.tensors)
+      if (registry.find(entry.name) == nullptr)
+        throw error(ExitCode::usage,
+                    "{}: has tensor {}, which this run does not have (was it written with other settings?)",
+                    found.path.string(), entry.name);
+  });
+  parallel::on_all(world, [&] {
+    std::int64_t largest = 0;
+    for (const Tensor& tensor : registry.tensors())
+      if (tensor.on_device || tensor.scatter)
+        largest = std::max(
+            largest, std::min(tensor.held.size(), storage::piece_rows(tensor.type, tensor.shape)) * tensor.row_bytes());
+    const device::Allocation bounce(largest, device::Allocation::Where::host);
+    for (std::size_t s = 0; s < manifest.shards.size(); ++s) {
+      const ShardEntry& shard = manifest.shards[s];
+      const fs::path path = found.path / shard.file;
+      storage::Handle file;
+      std::optional<storage::PosixFile> bytes;  // for reads without a second check
+      const auto read = [&](hid_t dataset, std::int64_t begin, std::int64_t count, void* to) {
+        if (found.verified)
+          storage::read_rows_verified(dataset, *bytes, begin, count, to);
+        else
+          storage::read_rows(dataset, begin, count, to);
+      };
+      for (const Tensor& tensor : registry.tensors()) {
+        const parallel::Range stored = shard.owned[entry_of(tensor)];
+        const parallel::Range wanted{std::max(stored.begin, tensor.held.begin), std::min(stored.end, tensor.held.end)};
+        if (wanted.size() <= 0) continue;
+        try {
+          if (file < 0) {
+            file = storage::open_file(path);
+            if (found.verified) bytes.emplace(path.string());
+            if (storage::read_integer_attribute(file, "step") != manifest.step ||
+                storage::read_integer_attribute(file, "rank") != static_cast<std::int64_t>(s))
+              throw error(ExitCode::io, "belongs to another step or rank");
           }
+          std::vector<std::int64_t> shape = tensor.shape;
+          shape[0] = stored.size();
+          const storage::Handle dataset = storage::open_dataset(file, tensor.name, tensor.type, shape);
+          if (storage::read_integer_attribute(dataset, "first_row") != stored.begin)
+            throw error(ExitCode::io, "contains other rows than the manifest says");
+          char* to = static_cast<char*>(tensor.data) + (wanted.begin - tensor.held.begin) * tensor.row_bytes();
+          if (!tensor.on_device && !tensor.scatter) {
+            read(dataset, wanted.begin - stored.begin, wanted.size(), to);
+            continue;
+          }
+          const std::int64_t piece = bounce.bytes() / tensor.row_bytes();
+          for (std::int64_t begin = wanted.begin; begin < wanted.end; begin += piece) {
+            const parallel::Range rows{begin, std::min(wanted.end, begin + piece)};
+            read(dataset, rows.begin - stored.begin, rows.size(), bounce.data());
+            if (tensor.scatter)
+              tensor.scatter(rows, bounce.data());
+            else
+              device::copy(execution, to + (begin - wanted.begin) * tensor.row_bytes(), bounce.data(),
+                           rows.size() * tensor.row_bytes(), device::Direction::to_device);
+            kernels::fence(execution);
+          }
+        } catch (const Error& failure) {
+          throw error(ExitCode::io, "{}: /{}: {}", path.string(), tensor.name, failure.what());
         }
-      }));
+      }
+    }
+  });
 }
 
 }  // namespace weft::checkpoint

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finds the checkpoint to go on from, and reads it on any number of ranks.
+// Finds the checkpoint to resume from and reads it on any number of ranks.
 //
-// Nothing is believed before it is verified: shards are compared with the manifest (existence, size, digests) before
-// HDF5 opens them. A run never starts afresh silently when checkpoints exist.
+// Files are verified before use: shards are compared with the manifest (existence, size, digests) before HDF5 opens
+// them. If checkpoints exist, a run never silently starts from step 0.
 #pragma once
 
 #include <filesystem>
@@ -22,28 +22,27 @@ namespace weft::checkpoint {
 struct Found {
   std::filesystem::path path;  ///< the step directory
   Manifest manifest;
-  bool verified = false;  ///< every byte of every shard is what its digest says
+  bool verified = false;  ///< every byte of every shard matches its digest
 };
 
-/// What to do with *.tmp: whoever only reads a run must keep them, a checkpoint may be on its way.
+/// What to do with *.tmp. Commands that only read a run keep them: a checkpoint may be in progress.
 enum class Leftovers { keep, remove };
 
 /// Collective; the same answer on every rank. `resume` is "auto", "never" or the path of a step directory.
-/// auto: the newest valid checkpoint of `directory`; each rejected one is reported in one line (warning); nullopt when
-/// there is none at all. Left over *.tmp are reported and removed by rank 0 when asked to. Throws a collective
-/// Error(io) when checkpoints exist and none is valid, when the one asked for is not valid, and when the newest is of a
-/// newer format.
+/// auto: the newest valid checkpoint of `directory`; rank 0 logs a warning for each rejected one; nullopt if there is
+/// no checkpoint. Rank 0 reports and removes *.tmp files if requested. Throws a collective Error(io) if checkpoints
+/// exist and none is valid, if the requested one is not valid, and if the newest has a newer format.
 std::optional<Found> find(const parallel::Communicator& world, const std::filesystem::path& directory,
                           const std::string& resume, Verify verify, Leftovers leftovers = Leftovers::remove);
 
-/// Reads and verifies one step directory. Collective; throws a collective Error(io) naming what is wrong.
+/// Reads and verifies one step directory. Collective. Throws a collective Error(io) that names the problem.
 Found open(const parallel::Communicator& world, const std::filesystem::path& step_directory, Verify verify);
 
 /// everything: the checkpoint and the registry name the same tensors. part: the registry may name fewer (evaluation).
 enum class Load { everything, part };
 
-/// Collective. Fills every tensor's held rows, whatever the grid that wrote them. Throws a collective Error(io) naming
-/// shard and dataset, and a collective Error(usage) when a tensor's type or shape is not the checkpoint's.
+/// Collective. Fills the held rows of every tensor, whatever grid wrote them. Throws a collective Error(io) that names
+/// shard and dataset, and a collective Error(usage) if the type or shape of a tensor differs from the checkpoint.
 void load(const parallel::Communicator& world, const Found& found, const Registry& registry,
           const kernels::Execution& execution, Load what = Load::everything);
 

@@ -13,11 +13,11 @@ enum class Staging { full, chunked };
 struct Settings {
   std::int64_t every = 500;      ///< steps between checkpoints; 0 = only the last step writes one
   std::int64_t keep = 2;         ///< newest checkpoints kept, at least 2
-  std::int64_t keep_every = 0;   ///< also keep every checkpoint whose step is a multiple; 0 = none
-  Verify verify = Verify::full;  ///< what is checked before a checkpoint is resumed from
+  std::int64_t keep_every = 0;   ///< also keep checkpoints whose step is a multiple of this; 0 = none
+  Verify verify = Verify::full;  ///< checks before resuming from a checkpoint
   Staging staging =
-      Staging::full;  ///< full: one host copy of the state; chunked: less memory, the step waits for the disk
-  std::int64_t failures_allowed = 3;  ///< checkpoints that may fail one after the other before the run ends with 6
+      Staging::full;  ///< full: one host copy of the state; chunked: less memory, training waits for the disk
+  std::int64_t failures_allowed = 3;  ///< consecutive failed checkpoints after which the run ends with 6
 };
 
 }  // namespace weft::checkpoint

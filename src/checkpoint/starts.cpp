@@ -15,7 +15,7 @@ constexpr int kStartsAllowed = 2;
 void append(const std::filesystem::path& path, const nlohmann::json& line) {
   std::ofstream file(path, std::ios::app);
   file << line.dump() << '\n' << std::flush;
-  if (!file) throw error(ExitCode::io, "{}: cannot be written (disk full, or not ours?)", path.string());
+  if (!file) throw error(ExitCode::io, "{}: cannot be written (disk full, or no permission?)", path.string());
 }
 
 }  // namespace
@@ -23,7 +23,7 @@ void append(const std::filesystem::path& path, const nlohmann::json& line) {
 Starts::Starts(std::filesystem::path run_directory) : path_(std::move(run_directory) / "starts.jsonl") {}
 
 void Starts::begin(std::int64_t step, bool ignore) {
-  int silent = 0;  // starts from this step, one after the other, that never ended
+  int silent = 0;  // consecutive starts from this step without an end
   std::ifstream file(path_);
   for (std::string text; std::getline(file, text);) {
     const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
@@ -36,9 +36,8 @@ void Starts::begin(std::int64_t step, bool ignore) {
   if (silent >= kStartsAllowed && !ignore)
     throw error(
         ExitCode::no_progress,
-        "the last {} starts of this run began at step {} and ended there without a checkpoint or a message (see "
-        "log.txt); "
-        "requeueing would repeat that: find the cause, then start once with --set resume.ignore_no_progress=true",
+        "the last {} starts of this run began at step {} and ended without a checkpoint or a message (see log.txt; "
+        "requeueing would repeat this); find the cause, then start once with --set resume.ignore_no_progress=true",
         silent, step);
   append(path_, {{"start", step}});
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The memory of a chain of jobs: from which step each start of a run went on, and whether it ended in an orderly way. A
-// job that dies again and again at one place must not be requeued for ever.
+// History of a chain of jobs: the step at which each start of a run began, and whether it ended cleanly. A job that
+// repeatedly dies at the same step must not be requeued forever.
 //
-// Kept in starts.jsonl in the run directory, one object a line, by rank 0 alone.
+// Stored in starts.jsonl in the run directory, one JSON object per line. Used by rank 0 only.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,11 @@ class Starts {
  public:
   explicit Starts(std::filesystem::path run_directory);
 
-  /// Notes a start from `step`. Throws Error(no_progress) when the last two starts began there too and ended without a
-  /// word, unless `ignore`. Unreadable lines are passed over: this file is advice, not state.
+  /// Records a start from `step`. Throws Error(no_progress) if the last two starts began there too and did not end
+  /// cleanly, unless `ignore`; Error(io) if the file cannot be written. Unreadable lines are ignored: no results depend
+  /// on this file.
   void begin(std::int64_t step, bool ignore);
-  /// Notes that the run that began last ended in an orderly way at `step`.
+  /// Records that the last start ended cleanly at `step`.
   void end(std::int64_t step);
 
  private:

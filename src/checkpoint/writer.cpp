@@ -12,11 +12,11 @@
 #include "base/fault.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
-#include "checkpoint/agreement.hpp"
 #include "checkpoint/directory.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "kernels/runtime.hpp"
+#include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/format.hpp"
 #include "storage/digest.hpp"
@@ -33,7 +33,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 constexpr std::int64_t kAlignment = 64;
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// The owned part as a tensor of its own: what stands in the shard.
+/// Shape of the owned rows: that of the dataset in the shard.
 std::vector<std::int64_t> owned_shape(const Tensor& tensor) {
   std::vector<std::int64_t> shape = tensor.shape;
   shape[0] = tensor.owned.size();
@@ -53,7 +53,7 @@ std::int64_t first_with_exponent(const void* data, std::int64_t count, Bits expo
   return -1;
 }
 
-/// Index of the first number that is not finite; -1 when all are.
+/// Index of the first number that is not finite; -1 if all are finite.
 std::int64_t first_nonfinite(kernels::Scalar type, const void* data, std::int64_t count) {
   switch (type) {
     case kernels::Scalar::fp32:
@@ -73,9 +73,8 @@ void require_finite(const Tensor& tensor, parallel::Range rows, const void* data
   const std::int64_t row_numbers = tensor.row_bytes() / kernels::bytes_of(tensor.type);
   const std::int64_t at = first_nonfinite(tensor.type, data, rows.size() * row_numbers);
   if (at >= 0)
-    throw error(ExitCode::numeric,
-                "{} is not finite in row {} (the checkpoint is not written: the last good one stays)", tensor.name,
-                rows.begin + at / row_numbers);
+    throw error(ExitCode::numeric, "{} is not finite in row {} (checkpoint not written; the last valid one is kept)",
+                tensor.name, rows.begin + at / row_numbers);
 }
 
 // --- one shard -----------------------------------------------------------------------------------------------------
@@ -85,10 +84,10 @@ struct Shard {
   std::vector<std::string> sha256;
 };
 
-/// A thread copies at once this much of the state.
+/// Bytes of the state that a thread copies per work item.
 constexpr std::int64_t kCopyBytes = std::int64_t{4} << 20;
 
-/// What every rank must register alike, as one digest.
+/// Digest of what every rank must register identically.
 std::string common_digest(const Registry& registry) {
   std::string text;
   for (const Tensor& tensor : registry.tensors())
@@ -96,10 +95,10 @@ std::string common_digest(const Registry& registry) {
   return storage::sha256(text);
 }
 
-/// Gives owned rows of tensor `index` as contiguous host memory, valid until the next call.
+/// Returns owned rows of tensor `index` as contiguous host memory, valid until the next call.
 using RowSource = std::function<const void*(std::size_t index, parallel::Range rows)>;
 
-/// Room at the shard's beginning for all that is not numbers.
+/// Bytes to reserve at the beginning of the shard for HDF5 metadata.
 std::int64_t metadata_bytes(const Registry& registry) {
   std::int64_t bytes = 4096;
   for (const Tensor& tensor : registry.tensors())
@@ -107,14 +106,13 @@ std::int64_t metadata_bytes(const Registry& registry) {
   return bytes;
 }
 
-/// Writes, closes, looks again, syncs and digests this rank's file. Throws at the first thing that is not as it should
-/// be.
+/// Writes, closes, checks, syncs and digests the file of this rank. Throws Error(io) or Error(numeric).
 Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, const Registry& registry,
                   const RowSource& source) {
   const auto pass = [&](const char* point) { fault::point(point, rank, manifest.step); };
   storage::Handle file = storage::create_file(path, metadata_bytes(registry));
   pass("after-open");
-  // Both follow the writing: the disk and another core are busy meanwhile.
+  // Both process what has been written so far, in parallel with the writing.
   const storage::Writeback disk(path);
   storage::FollowingDigests digests(path, disk);
   {
@@ -149,7 +147,7 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
     file.close();
   }
   {
-    // Closing proves nothing: with these version bounds a full disk can leave HDF5 content. So look at what is there.
+    // With these version bounds HDF5 may report success on a full disk: check what has been written.
     const storage::Handle written = storage::open_file(path);
     for (const Tensor& tensor : registry.tensors())
       if (tensor.owned.size() > 0)
@@ -159,10 +157,10 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   pass("before-fsync");
   Shard shard;
   shard.bytes = static_cast<std::int64_t>(fs::file_size(path));
-  // The disk is busy with one and the processor with the other.
-  std::optional<Failure> unsynced;
-  std::thread syncing([&] { unsynced = attempt([&] { disk.finish(); }); });
-  const auto undigested = attempt([&] { shard.sha256 = digests.finish(shard.bytes); });
+  // Sync and digest concurrently: one is bound by the disk, the other by the processor.
+  std::optional<parallel::Failure> unsynced;
+  std::thread syncing([&] { unsynced = parallel::attempt([&] { disk.finish(); }); });
+  const auto undigested = parallel::attempt([&] { shard.sha256 = digests.finish(shard.bytes); });
   syncing.join();
   for (const auto& failure : {unsynced, undigested})
     if (failure) throw Error(failure->code, failure->message);
@@ -181,14 +179,14 @@ struct Writer::State {
   const kernels::Execution execution;
 
   device::Allocation staging;         // full: this rank's share; chunked: one piece
-  std::vector<std::int64_t> offsets;  // full: where each tensor's owned rows begin in it
+  std::vector<std::int64_t> offsets;  // full: offset of the owned rows of each tensor in it
 
-  std::vector<std::int64_t> durable;  // steps of this course of the run, ascending; on rank 0 what retention works on
+  std::vector<std::int64_t> durable;  // steps of the checkpoints of this run, ascending; rank 0 only
   std::int64_t last_durable = -1;
   double last_seconds = 0;
-  std::int64_t failures = 0;  // one after the other
+  std::int64_t failures = 0;  // consecutive
 
-  // In flight. Each phase has a thread of its own: every rank's writes its shard, then rank 0's publishes.
+  // The checkpoint in progress. Each phase has its own thread: all ranks write their shards, then rank 0 publishes.
   enum class Phase { idle, writing, publishing } phase = Phase::idle;
   Manifest manifest;
   fs::path temporary;
@@ -196,9 +194,9 @@ struct Writer::State {
   double pause = 0;
   std::thread thread;
   std::atomic<bool> done{false};
-  std::atomic<bool> cancelled{false};  // the run ends with an error: nobody waits for this shard
-  Shard shard;                         // the thread's result, read after it has been joined
-  std::optional<Failure> failure;
+  std::atomic<bool> cancelled{false};  // the run ends with an error: the shard is not needed
+  Shard shard;                         // result of the thread, read after it has been joined
+  std::optional<parallel::Failure> failure;
 
   State(const parallel::Communicator& world_, fs::path directory_, const Settings& settings_, const Registry& registry_,
         const kernels::Execution& execution_)
@@ -208,7 +206,7 @@ struct Writer::State {
         registry(registry_),
         execution(execution_),
         staging(staging_bytes(settings_, registry_), device::Allocation::Where::host) {
-    // Touched now, not in the first checkpoint's pause.
+    // Touch the pages now, not during the pause of the first checkpoint.
     if (staging.bytes() > 0) std::memset(staging.data(), 0, static_cast<std::size_t>(staging.bytes()));
     std::int64_t at = 0;
     for (const Tensor& tensor : registry.tensors()) {
@@ -222,7 +220,7 @@ struct Writer::State {
     if (thread.joinable()) thread.join();
   }
 
-  /// Rows into `to`, without waiting for the copy where the device copies by itself.
+  /// Copies rows to `to`. Asynchronous copies from the device are not awaited.
   void copy_out(const Tensor& tensor, parallel::Range rows, void* to) const {
     const std::int64_t bytes = rows.size() * tensor.row_bytes();
     const char* from = static_cast<const char*>(tensor.data) + (rows.begin - tensor.held.begin) * tensor.row_bytes();
@@ -234,7 +232,7 @@ struct Writer::State {
       std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
 
-  /// All that training waits for: what lies in host memory as plain rows is therefore copied by several threads.
+  /// Training waits for this copy: plain rows in host memory are therefore copied by several threads.
   void stage_all() const {
     struct Piece {
       const Tensor* tensor;
@@ -270,7 +268,7 @@ struct Writer::State {
   }
 
   const void* staged(std::size_t t, parallel::Range rows) const {
-    if (cancelled) throw error(ExitCode::io, "given up, the run ends");
+    if (cancelled) throw error(ExitCode::io, "abandoned, the run ends");
     const Tensor& tensor = registry.tensors()[t];
     return static_cast<const char*>(staging.data()) + offsets[t] +
            (rows.begin - tensor.owned.begin) * tensor.row_bytes();
@@ -288,16 +286,16 @@ struct Writer::State {
   void write(const RowSource& source) {
     const trace::Scope scope(trace::Row::writer, "write shard");
     const fs::path path = temporary / shard_name(world.rank());
-    failure = attempt([&] { shard = write_shard(path, world.rank(), manifest, registry, source); });
+    failure = parallel::attempt([&] { shard = write_shard(path, world.rank(), manifest, registry, source); });
     if (failure) {
-      // A file that HDF5 could not close stays open inside it; its space must be free all the same.
+      // HDF5 keeps a file open that it could not close: truncate it to free its space.
       std::error_code ignored;
       fs::resize_file(path, 0, ignored);
     }
     done = true;
   }
 
-  /// Who wrote what, from all ranks. Collective.
+  /// Gathers sizes, digests and owned rows of all shards into the manifest. Collective.
   void collect_shards() {
     const std::size_t n_ranks = static_cast<std::size_t>(world.size()), n_tensors = registry.tensors().size();
     std::vector<std::int64_t> mine{shard.bytes}, all((1 + 2 * n_tensors) * n_ranks);
@@ -333,20 +331,20 @@ struct Writer::State {
 
   void pass(const char* point) const { fault::point(point, world.rank(), manifest.step); }
 
-  /// From agreed shards to a durable checkpoint: rank 0.
+  /// Turns complete shards into a durable checkpoint. Rank 0.
   void publish(const fs::path& path) {
     pass("before-manifest");
     const std::string text = to_text(manifest);
     try {
       parse(text);
-    } catch (const Error& failure) {  // ranks that registered different rows: found now, not when resuming
+    } catch (const Error& failure) {  // finds ranks that registered inconsistent rows now, not when resuming
       throw error(ExitCode::internal, "this checkpoint could not be read back: {}", failure.what());
     }
     storage::write_text(temporary / kManifestName, text);
     storage::sync_directory(temporary);
     pass("before-rename");
     if (fs::exists(path)) {
-      // Left by a course of the run that did not count; it must not stand in the way.
+      // Left by an earlier start from an older step: it does not belong to this run.
       const fs::path replaced = path.string() + ".replaced.tmp";
       fs::remove_all(replaced);
       fs::rename(path, replaced);
@@ -355,31 +353,31 @@ struct Writer::State {
     durable.push_back(manifest.step);
   }
 
-  /// What is good to do once the checkpoint exists: rank 0. A failure here costs disk space, not the checkpoint.
+  /// Updates `latest` and deletes expired checkpoints. Rank 0. A failure here does not invalidate the checkpoint.
   void tidy(const fs::path& path) {
     pass("after-rename");
     pass("before-latest");
     storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
     fs::remove_all(path.string() + ".replaced.tmp");
     for (const std::int64_t step : expired(durable, settings)) {
-      // Renamed first: what is half deleted must not look like a checkpoint.
+      // Rename first: a partly deleted directory must not look like a checkpoint.
       const fs::path old = directory / directory_name(step), doomed = old.string() + ".deleted.tmp";
       std::error_code failed;
       fs::rename(old, doomed, failed);
       pass("mid-delete");
       if (!failed) fs::remove_all(doomed, failed);
-      if (failed) log::warning("{}: cannot be deleted ({}); delete it by hand", old.string(), failed.message());
+      if (failed) log::warning("{}: cannot be deleted ({}); delete it manually", old.string(), failed.message());
       durable.erase(std::find(durable.begin(), durable.end(), step));
     }
   }
 
-  /// Rank 0's thread of the second phase.
+  /// Second phase. Rank 0, in a thread.
   void publish_and_tidy() {
     const trace::Scope scope(trace::Row::writer, "publish checkpoint");
     const fs::path path = directory / directory_name(manifest.step);
-    failure = attempt([&] { publish(path); });
+    failure = parallel::attempt([&] { publish(path); });
     if (!failure) {
-      const auto untidy = attempt([&] { tidy(path); });
+      const auto untidy = parallel::attempt([&] { tidy(path); });
       if (untidy && untidy->code == ExitCode::io)
         log::warning("{}: {} (the checkpoint itself is durable)", directory.string(), untidy->message);
       else
@@ -388,7 +386,7 @@ struct Writer::State {
     done = true;
   }
 
-  Report conclude(const std::optional<Failure>& agreed);
+  Report conclude(const std::optional<parallel::Failure>& agreed);
 };
 
 Writer::Writer(const parallel::Communicator& world, fs::path directory, const Settings& settings,
@@ -396,12 +394,12 @@ Writer::Writer(const parallel::Communicator& world, fs::path directory, const Se
   require_writable(world, directory);
   const std::string digest = common_digest(registry);
   const std::string root_digest = world.broadcast(digest);
-  throw_agreed(world, attempt([&] {
-                 if (digest != root_digest) throw error(ExitCode::internal, "it registered other tensors than rank 0");
-               }));
+  parallel::on_all(world, [&] {
+    if (digest != root_digest) throw error(ExitCode::internal, "it registered other tensors than rank 0");
+  });
   state_ = std::make_unique<State>(world, std::move(directory), settings, registry, execution);
   State& state = *state_;
-  std::optional<Failure> failure = on_root(world, [&] {
+  parallel::on_root(world, [&] {
     std::error_code elsewhere;
     const bool here = !resumed_from.empty() &&
                       fs::equivalent(resumed_from.parent_path().empty() ? fs::path(".") : resumed_from.parent_path(),
@@ -415,7 +413,6 @@ Writer::Writer(const parallel::Communicator& world, fs::path directory, const Se
     }
     state.last_durable = resumed_step;
   });
-  throw_agreed(world, failure);
   world.broadcast(&state.last_durable, sizeof state.last_durable);
 }
 
@@ -452,7 +449,7 @@ bool Writer::start(Manifest manifest) {
   state.shard = {};
   state.done = false;
   state.phase = State::Phase::writing;
-  state.failure = on_root(state.world, [&] {
+  state.failure = parallel::attempt_on_root(state.world, [&] {
     fs::remove_all(state.temporary);
     fs::create_directories(state.temporary);
   });
@@ -488,7 +485,7 @@ std::optional<Report> Writer::advance() {
   if (!busy()) return std::nullopt;
   const auto begin = Clock::now();
   if (state.thread.joinable()) state.thread.join();
-  const std::optional<Failure> failure = agree(state.world, state.failure);
+  const std::optional<parallel::Failure> failure = parallel::agree(state.world, state.failure);
   if (!failure && state.phase == State::Phase::writing) {
     state.collect_shards();
     state.phase = State::Phase::publishing;
@@ -507,18 +504,18 @@ std::optional<Report> Writer::advance() {
   return state.conclude(failure);
 }
 
-Report Writer::State::conclude(const std::optional<Failure>& agreed) {
+Report Writer::State::conclude(const std::optional<parallel::Failure>& agreed) {
   Report report;
   report.step = manifest.step;
   report.path = directory / directory_name(report.step);
   report.durable = !agreed;
-  // Nobody writes there any more: all ranks have agreed.
+  // All ranks have agreed: no thread writes there any more.
   if (agreed && world.rank() == 0) {
     std::error_code failed;
     fs::remove_all(temporary, failed);
     if (failed) log::warning("{}: cannot be removed ({})", temporary.string(), failed.message());
   }
-  // The slowest rank's times, so that every rank reports the same.
+  // Times of the slowest rank: the same on every rank.
   std::int64_t microseconds[] = {std::int64_t(seconds_since(begin) * 1e6), std::int64_t(pause * 1e6)};
   world.maximum(microseconds);
   report.seconds = static_cast<double>(microseconds[0]) * 1e-6;
@@ -537,12 +534,12 @@ Report Writer::State::conclude(const std::optional<Failure>& agreed) {
   const std::int64_t allowed = std::max<std::int64_t>(1, settings.failures_allowed);
   if (failures >= allowed)
     throw collective_error(ExitCode::io,
-                           "{}: {} checkpoint{} in a row could not be written ({}); the newest good one is {}",
+                           "{}: {} checkpoint{} in a row could not be written ({}); the newest valid one is {}",
                            directory.string(), failures, failures == 1 ? "" : "s", report.failure,
                            last_durable < 0 ? "none" : directory_name(last_durable));
   if (world.rank() == 0)
     log::warning(
-        "{}: not written, failure {} of {} in a row ({}; {} bytes free); training goes on, {}", report.path.string(),
+        "{}: not written, failure {} of {} in a row ({}; {} bytes free); training continues, {}", report.path.string(),
         failures, allowed, report.failure, report::grouped(storage::free_bytes(directory)),
         last_durable < 0 ? "there is no checkpoint yet" : "the newest checkpoint is " + directory_name(last_durable));
   return report;
@@ -555,19 +552,19 @@ std::string Report::line() const {
 }
 
 void require_writable(const parallel::Communicator& world, const fs::path& directory) {
-  const auto refuse = [&](const Failure& failure) {
+  const auto refuse = [&](const parallel::Failure& failure) {
     throw collective_error(ExitCode::io, "{}: checkpoints cannot be written there ({}); choose another --output",
                            directory.string(), failure.message);
   };
   const fs::path probe = directory / ".probe.tmp";
-  if (const auto failure = on_root(world, [&] {
+  if (const auto failure = parallel::attempt_on_root(world, [&] {
         fs::create_directories(directory);
         storage::write_text(probe, "");
       }))
     refuse(*failure);
-  // Also sees a directory that another node does not share.
-  const auto invisible = agree(world, attempt([&] { storage::sync_file(probe); }));
-  if (const auto failure = on_root(world, [&] { fs::remove(probe); })) refuse(*failure);
+  // On every rank: also finds a directory that is not shared between nodes.
+  const auto invisible = parallel::agree(world, parallel::attempt([&] { storage::sync_file(probe); }));
+  if (const auto failure = parallel::attempt_on_root(world, [&] { fs::remove(probe); })) refuse(*failure);
   if (invisible) refuse(*invisible);
 }
 

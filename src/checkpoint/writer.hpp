@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes checkpoints while training goes on. At a step boundary the state is copied into host staging memory; then:
+// Writes checkpoints while training continues. At a step boundary the state is copied into host staging memory; then:
 //
-//   every rank   write step_XXXXXXXX.tmp/rank_NNNNN.h5, close, reopen and look, fsync, sha256   (thread)
-//   all ranks    agree that every shard is good, or drop them all                               (a later step boundary)
+//   every rank   write step_XXXXXXXX.tmp/rank_NNNNN.h5, close, reopen and check, fsync, sha256  (thread)
+//   all ranks    agree that every shard is complete, or discard all                             (a later step boundary)
 //   rank 0       manifest.json, fsync, fsync of the directory, rename to step_XXXXXXXX, fsync of the parent, `latest`;
-//                only now delete what `keep` no longer covers                                   (thread)
-//   all ranks    learn that it is durable                                                       (a later step boundary)
+//                only then delete checkpoints that have expired                                 (thread)
+//   all ranks    agree that the checkpoint is durable                                           (a later step boundary)
 //
-// A checkpoint exists once it is renamed. Killed at any point, the directory holds the previous one, the new one, or
-// both; what else lies there ends in .tmp and is removed at the next start. The threads make no MPI call.
+// A checkpoint exists once its directory is renamed. If the job is killed at any point, the directory contains the
+// previous checkpoint, the new one, or both; incomplete files end in .tmp and are removed at the next start. The
+// threads make no MPI calls.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +27,15 @@
 
 namespace weft::checkpoint {
 
-/// How a checkpoint ended; the same on every rank.
+/// Result of one checkpoint; the same on every rank.
 struct Report {
   std::int64_t step = 0;
   bool durable = false;
   std::filesystem::path path;  ///< of the finished checkpoint
-  std::string failure;         ///< why it is not durable; already logged as a warning by rank 0
+  std::string failure;         ///< why it is not durable; rank 0 has logged it as a warning
   std::int64_t bytes = 0;      ///< all shards together
-  double seconds = 0;          ///< from `start` until durable, the slowest rank
-  double pause = 0;            ///< of those, what the main thread spent, the slowest rank
+  double seconds = 0;          ///< from `start` until durable, on the slowest rank
+  double pause = 0;            ///< part of it during which training waited, on the slowest rank
 
   double gigabytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes) * 1e-9 / seconds : 0; }
   /// "checkpoint step_00001200: 1.25 GB in 0.91 s (1.37 GB/s), training paused 0.11 s"
@@ -43,43 +44,43 @@ struct Report {
 
 class Writer {
  public:
-  /// Collective. `directory` is the run's checkpoints/; made when missing. Throws a collective Error(io) when a rank
-  /// cannot write there. `resumed_from`: the checkpoint this run continues, empty for a fresh start; checkpoints in
-  /// `directory` that are newer belong to an abandoned course of the run and are set aside as step_XXXXXXXX.abandoned.
-  /// The registry and the communicator must outlive the writer, and the registry may not change any more.
+  /// Collective. `directory`: checkpoints/ of the run, created if missing. Throws a collective Error(io) if a rank
+  /// cannot write there. `resumed_from`: the checkpoint from which this run resumes; empty for a new run. Newer
+  /// checkpoints in `directory` do not belong to this run any more and are renamed to step_XXXXXXXX.abandoned. Registry
+  /// and communicator must outlive the writer; the registry must not change.
   Writer(const parallel::Communicator& world, std::filesystem::path directory, const Settings& settings,
          const Registry& registry, const kernels::Execution& execution, const std::filesystem::path& resumed_from = {});
-  /// Gives up a checkpoint in flight, which stays a .tmp: call `finish` first unless the run ends with an error.
+  /// Abandons a checkpoint in progress, which stays a .tmp: call `finish` first unless the run ends with an error.
   ~Writer();
   Writer(const Writer&) = delete;
 
-  /// Host memory that staging takes for this rank's share.
+  /// Host memory for staging on this rank, in bytes.
   static std::int64_t staging_bytes(const Settings& settings, const Registry& registry);
 
-  /// Collective, at a step boundary, with nothing in flight. Copies the state and returns; with staging = "chunked" it
-  /// writes the shard before it returns. `manifest` as the caller fills it. Returns false, doing nothing, when this
-  /// step's checkpoint is already durable.
+  /// Collective, at a step boundary, while no checkpoint is in progress. Copies the state and returns; with staging =
+  /// "chunked" it writes the shard first. `manifest`: the fields of the caller. Returns false and does nothing if the
+  /// checkpoint of this step is already durable.
   bool start(Manifest manifest);
 
-  /// A checkpoint has been started and not finished.
+  /// True while a checkpoint is in progress.
   bool busy() const;
-  /// This rank's thread is done: with all ranks true, `advance` does not wait. Not collective: put `!shard_done()` into
-  /// the maximum that the ranks agree on each step.
+  /// True if the thread of this rank has finished: `advance` does not wait if it is true on all ranks. Not collective:
+  /// include `!shard_done()` in the maximum that the ranks form at each step.
   bool shard_done() const;
 
-  /// Collective. Waits for the threads of the present phase and goes to the next; a Report when that was the last.
-  /// Failing to write is a warning and a Report with durable = false, until `failures_allowed` in a row have failed:
-  /// then a collective Error(io). A state that is not finite is never written: collective Error(numeric) naming tensor
-  /// and row.
+  /// Collective. Waits for the threads of the current phase and starts the next one; returns a Report after the last.
+  /// If writing fails, logs a warning and returns a Report with durable = false; after `failures_allowed` consecutive
+  /// failures, throws a collective Error(io). A state that is not finite is never written: collective Error(numeric)
+  /// that names tensor and row.
   std::optional<Report> advance();
-  /// Collective: `advance` if no rank would wait (one small reduction), else nothing.
+  /// Collective. `advance` if it would not wait on any rank (one small reduction), else nullopt.
   std::optional<Report> poll();
-  /// Collective: `advance` until nothing is in flight; nullopt when nothing was.
+  /// Collective. `advance` until no checkpoint is in progress; nullopt if none was.
   std::optional<Report> finish();
 
-  /// The newest durable checkpoint's step; -1 when there is none.
+  /// Step of the newest durable checkpoint; -1 if there is none.
   std::int64_t last_durable() const;
-  /// Duration of the last durable checkpoint in seconds, 0 before the first: the margin of a wall limit.
+  /// Duration of the last durable checkpoint in seconds; 0 before the first. A margin for the wall-time limit.
   double last_seconds() const;
 
  private:
@@ -87,7 +88,7 @@ class Writer {
   std::unique_ptr<State> state_;
 };
 
-/// Collective. Throws a collective Error(io) unless every rank can write into `directory`, which is made when missing.
+/// Collective. Creates `directory` if missing. Throws a collective Error(io) unless every rank can write there.
 void require_writable(const parallel::Communicator& world, const std::filesystem::path& directory);
 
 }  // namespace weft::checkpoint

@@ -16,7 +16,7 @@
 namespace weft::parallel {
 namespace {
 
-// MPI-3 counts are int; larger messages go in pieces of this many bytes.
+// MPI-3 counts are int: larger messages are sent in pieces of this many bytes.
 constexpr std::int64_t kLargestMessage = std::int64_t{1} << 30;
 
 void check(int status, const char* what) {
@@ -46,7 +46,7 @@ void reduce(MPI_Comm comm, std::span<T> values, MPI_Op operation, const char* wh
 struct Communicator::Handle {
   MPI_Comm comm = MPI_COMM_NULL;
   bool owned = false;
-  std::optional<std::unique_ptr<nccl::Group>> gpus;  // nothing yet; then the group, or null
+  std::optional<std::unique_ptr<nccl::Group>> gpus;  // nullopt before first use; then the group or null
   std::optional<std::unique_ptr<Peers>> peers;       // as above
 
   ~Handle() {
@@ -72,9 +72,9 @@ Communicator Communicator::world() {
   return Communicator(std::move(handle));
 }
 
-Communicator Communicator::split(int color, int key) const {
+Communicator Communicator::split(int colour, int key) const {
   auto handle = std::make_unique<Handle>();
-  check(MPI_Comm_split(handle_->comm, color, key, &handle->comm), "splitting a communicator");
+  check(MPI_Comm_split(handle_->comm, colour, key, &handle->comm), "splitting a communicator");
   handle->owned = true;
   return Communicator(std::move(handle));
 }
@@ -156,7 +156,7 @@ void Communicator::all_to_all(const void* send, std::span<const std::int64_t> se
                               std::span<const std::int64_t> receive_bytes) const {
   WEFT_ASSERT(static_cast<int>(send_bytes.size()) == size_ && static_cast<int>(receive_bytes.size()) == size_);
   fault::point("collective");
-  // Pairwise messages instead of MPI_Alltoallv: its displacements are int and would overflow on large batches.
+  // Pairwise messages instead of MPI_Alltoallv: its displacements are int and overflow on large batches.
   std::vector<MPI_Request> requests;
   const auto post = [&](auto call, auto* base, std::span<const std::int64_t> bytes) {
     std::int64_t begin = 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A group of ranks and what they can do together on host memory. MPI is known here and nowhere else.
+// A group of ranks and its collective operations on host memory. Only parallel/ includes mpi.h.
 //
-// Sums of floating point numbers are formed in rank order from gathered values, never by MPI's own reduction, whose
-// order is the library's choice: the same bits on every rank and in every run. Integer sums are exact in any order. All
-// counts are 64-bit; messages beyond 2^31 bytes are cut into pieces.
+// Sums of floating-point numbers are formed in rank order from gathered values, never by MPI's own reduction, whose
+// order is implementation-defined: the same bits on every rank and in every run. Integer sums are exact in any order.
+// All counts are 64-bit; messages above 2^30 bytes are sent in pieces. Failed calls throw Error(communication).
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class Peers;
 
 class Communicator {
  public:
-  /// The ranks of the whole job; MPI must be running.
+  /// The ranks of the whole job. MPI must be initialised.
   static Communicator world();
 
   Communicator(Communicator&&) noexcept;
@@ -33,22 +33,22 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// Ranks that give the same color form a group, ordered by key. Collective.
-  Communicator split(int color, int key) const;
-  /// The ranks that run on this one's node, in the same order. Collective.
+  /// Ranks with the same colour form a group, ordered by key. Collective.
+  Communicator split(int colour, int key) const;
+  /// The ranks on the node of this rank, in the same order. Collective.
   Communicator split_by_node() const;
-  /// The same ranks with messages of their own: for another thread. Collective.
+  /// The same ranks with a separate communication context: for another thread. Collective.
   Communicator duplicate() const;
 
   void barrier() const;
   void broadcast(void* data, std::int64_t bytes, int root = 0) const;
   std::string broadcast(std::string text, int root = 0) const;
 
-  /// receive holds size() pieces of `bytes`, in rank order.
+  /// `receive` holds size() pieces of `bytes`, in rank order.
   void all_gather(const void* send, void* receive, std::int64_t bytes) const;
-  /// Piece r has receive_bytes[r] bytes; they follow one another in rank order.
+  /// Piece r has receive_bytes[r] bytes. Pieces are contiguous, in rank order.
   void all_gather_uneven(const void* send, void* receive, std::span<const std::int64_t> receive_bytes) const;
-  /// Piece r of `send` (send_bytes[r] long) goes to rank r; pieces lie one after the other on both sides.
+  /// Piece r of `send` (send_bytes[r] long) goes to rank r. Pieces are contiguous on both sides.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes) const;
 
@@ -58,7 +58,7 @@ class Communicator {
   void minimum(std::span<std::int64_t> values) const;
   void maximum(std::span<std::int64_t> values) const;
 
-  /// A maximum in flight: what ranks agree on travels beside the step. Complete it with `wait`.
+  /// A non-blocking maximum: ranks agree during a step without waiting. `wait` completes it.
   class PendingMaximum {
    public:
     PendingMaximum();
@@ -76,13 +76,13 @@ class Communicator {
   };
   PendingMaximum start_maximum(std::vector<std::int64_t> values) const;
 
-  /// The GPUs of these ranks, joined on first use (which is collective); null where they exchange by way of MPI
-  /// (parallel/nccl.hpp). They live as long as this object.
+  /// The NCCL group of these ranks (parallel/nccl.hpp), created on first use, which is collective; null if they
+  /// exchange through MPI. Lives as long as this object.
   nccl::Group* gpus() const;
-  /// The same GPUs, where each reaches the others' memory; null where they do not (parallel/peers.hpp).
+  /// The same for GPUs that can access each other's memory (parallel/peers.hpp); null if they cannot.
   Peers* peers() const;
 
-  /// MPI_Comm of this group, as an opaque word, for the other files of parallel/.
+  /// Pointer to the MPI_Comm of this group, for the other files of parallel/.
   void* native() const;
 
  private:

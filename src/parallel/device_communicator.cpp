@@ -17,8 +17,8 @@ namespace {
 
 using device::Direction;
 
-/// A passage is made for messages up to this size: for larger ones NCCL does as well.
-constexpr std::int64_t kLargestPassage = 64 << 20;
+/// Largest bounce buffer: larger messages are as fast through NCCL.
+constexpr std::int64_t kLargestBounce = 64 << 20;
 
 std::int64_t total(std::span<const std::int64_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
@@ -30,11 +30,11 @@ ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, Ex
     : bytes_(bytes), keep_(way.keep_buffers) {
   if (!keep_) return;
   if (Peers* const peers = way.direct ? ranks.peers() : nullptr; peers != nullptr && bytes > 0) {
-    reached_ = std::make_shared<Peers::Memory>(*peers, bytes);
-    data_ = static_cast<std::byte*>(reached_->data());
+    shared_ = std::make_shared<Peers::Memory>(*peers, bytes);
+    data_ = static_cast<std::byte*>(shared_->data());
   } else if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr && bytes > 0) {
-    known_ = std::make_shared<nccl::Memory>(*gpus, bytes);
-    data_ = static_cast<std::byte*>(known_->data());
+    registered_ = std::make_shared<nccl::Memory>(*gpus, bytes);
+    data_ = static_cast<std::byte*>(registered_->data());
   } else {
     plain_ = device::Buffer<std::byte>(bytes);
     data_ = plain_.data();
@@ -55,7 +55,7 @@ void ExchangeBuffer::close() {
   data_ = nullptr;
 }
 
-/// Adds what a call took to what is known of its name.
+/// Counts and times one call under its name.
 class DeviceCommunicator::Measured {
  public:
   Measured(DeviceCommunicator& axis, const char* name, std::int64_t bytes_sent)
@@ -98,7 +98,7 @@ DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels:
     staged_send_ = device::HostBuffer<std::byte>(largest_message);
     staged_receive_ = device::HostBuffer<std::byte>(largest_message);
   }
-  if (is_direct() && largest_message <= kLargestPassage) passage_ = {ranks, largest_message, way};
+  if (is_direct() && largest_message <= kLargestBounce) bounce_ = {ranks, largest_message, way};
   if (gpus_ != nullptr && !is_direct()) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
 }
 
@@ -118,14 +118,14 @@ void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const 
   if (std::byte* const place = static_cast<std::byte*>(all) + begin; is_direct(all)) {
     if (own != place) device::copy(execution_, place, own, own_bytes, Direction::on_device);
     return write_to_all(place, own_bytes, own, own_bytes, 1);
-  } else if (passage_.data() != nullptr) {
+  } else if (bounce_.data() != nullptr) {
     WEFT_ASSERT(total(bytes) <= largest_message_);
     if (own != place) device::copy(execution_, place, own, own_bytes, Direction::on_device);
-    write_to_all(passage_.data() + begin, own_bytes, own, own_bytes, 1);
-    // Free again for the next call, which waits for this one on every rank.
+    write_to_all(bounce_.data() + begin, own_bytes, own, own_bytes, 1);
+    // No further barrier: the next exchange begins with one, which orders it after these copies on every rank.
     const std::int64_t end = begin + own_bytes;
-    device::copy(execution_, all, passage_.data(), begin, Direction::on_device);
-    return device::copy(execution_, static_cast<std::byte*>(all) + end, passage_.data() + end, total(bytes) - end,
+    device::copy(execution_, all, bounce_.data(), begin, Direction::on_device);
+    return device::copy(execution_, static_cast<std::byte*>(all) + end, bounce_.data() + end, total(bytes) - end,
                         Direction::on_device);
   }
   if (gpus_ != nullptr) return gpus_->all_gather(own, all, bytes, execution_.stream);
@@ -137,13 +137,13 @@ void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const 
   device::copy(execution_, all, host, total(bytes), Direction::to_device);
 }
 
-/// From memory of the same pitch. Each begins with another peer, so that nobody is written to by all at once.
+/// From memory of the same pitch. Each rank begins with a different peer, so that not all write to one GPU at a time.
 void DeviceCommunicator::write_to_all(void* place, std::int64_t pitch, const void* from, std::int64_t row_bytes,
                                       std::int64_t rows) {
-  channel_->meet(execution_);
+  channel_->begin(execution_);
   for (int step = 1; step < size(); ++step)
     channel_->write(execution_, (rank() + step) % size(), place, pitch, from, pitch, row_bytes, rows);
-  channel_->part(execution_);
+  channel_->end(execution_);
 }
 
 void DeviceCommunicator::all_gather_rows(const kernels::AnyMatrix& all, std::span<const Range> of_rank,
@@ -162,15 +162,15 @@ void DeviceCommunicator::send_to_owners(const void* send, std::span<const std::i
   if (!is_direct(receive))
     return all_to_all(send, bytes, receive, std::vector<std::int64_t>(bytes.size(), own_bytes), name);
   const Measured measured(*this, name, total(bytes) - own_bytes);
-  channel_->meet(execution_);
+  channel_->begin(execution_);
   for (int step = 1; step <= size(); ++step) {
-    const int peer = (rank() + step) % size();  // at last this rank
+    const int peer = (rank() + step) % size();  // this rank is the last
     const std::int64_t piece = bytes[static_cast<std::size_t>(peer)];
     channel_->write(execution_, peer, static_cast<std::byte*>(receive) + rank() * piece, piece,
                     static_cast<const std::byte*>(send) + total(bytes.first(static_cast<std::size_t>(peer))), piece,
                     piece, 1);
   }
-  channel_->part(execution_);
+  channel_->end(execution_);
 }
 
 void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
@@ -184,7 +184,7 @@ void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64
   device::copy(execution_, receive, staged_receive_.data(), total(receive_bytes), Direction::to_device);
 }
 
-/// `combine` works on host memory: the values themselves, or a copy of the GPU's.
+/// Applies `combine` to a copy of the values in host memory.
 template <class T, class Combine>
 void DeviceCommunicator::through_the_host(kernels::Array<T> values, Combine&& combine) {
   std::vector<T> host(static_cast<std::size_t>(values.size));
@@ -193,7 +193,7 @@ void DeviceCommunicator::through_the_host(kernels::Array<T> values, Combine&& co
   kernels::fence(execution_);
   combine(std::span<T>(host));
   device::copy(execution_, values.data, host.data(), bytes, Direction::to_device);
-  kernels::fence(execution_);  // `host` goes
+  kernels::fence(execution_);  // before `host` is freed
 }
 
 void DeviceCommunicator::sum(kernels::Array<std::int64_t> values, const char* name) {

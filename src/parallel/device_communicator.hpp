@@ -1,16 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Collectives on the memory that kernels use, in the order of an execution's stream. On the host this is MPI itself.
-// Between GPUs it is NCCL: a call returns at once, the host waits for nothing, and a CUDA graph may hold it. GPUs of
-// one host that reach one another's memory write there themselves (parallel/peers.hpp) what goes from one
-// ExchangeBuffer to another, and the few values of a reduction. Without NCCL the bytes are staged through page-locked
-// host memory, so no CUDA-aware MPI is needed; then each call waits.
+// Collectives on the memory that kernels use, in the order of an execution's stream.
 //
-// Sums of floating point numbers are formed in rank order from gathered values, on NCCL as on MPI; integers are exact
-// in any order.
+//   host memory      MPI
+//   GPUs, direct     GPUs of one host that can access each other's memory write into it (parallel/peers.hpp), if the
+//                    receiving memory is an ExchangeBuffer or the message fits the bounce buffer; also small reductions
+//   GPUs, NCCL       the call returns at once and the host waits for nothing; a CUDA graph can contain it
+//   GPUs, staged     without NCCL: MPI through page-locked host memory (no CUDA-aware MPI needed); the call blocks
 //
-// Every call has a name, under which its bytes and seconds are counted (parallel/traffic.hpp) and a profiler shows it
-// (device/ranges.hpp). What a replayed graph sends is not seen here: who replays it counts it.
+// Floating-point sums are formed in rank order from gathered values in all cases; integer sums are exact in any order.
+//
+// Invariant of direct exchanges: each exchange begins and ends with a barrier of the GPUs (Peers::Channel) that
+// occupies a stream until all ranks have reached it. All ranks must therefore issue their direct exchanges in the same
+// order, also those of different axes and different streams: if rank 0 issues exchange A before B, and rank 1 issues B
+// before A, and the two share a hardware queue on either GPU, each waits for the other and the job hangs until the
+// watchdog ends it. In practice: decide whether an exchange takes place from values that all ranks share (settings,
+// global sizes), never from local ones; issue exchanges from one host thread; order streams with events, so that the
+// communication stream and the main stream do not overtake each other on some ranks only. A recorded graph keeps the
+// order in which it was recorded: record on all ranks at the same step. transcoder/exchange/ and the trainer keep it.
+//
+// Every call has a name, under which its bytes and seconds are counted (parallel/traffic.hpp) and profilers show it
+// (device/ranges.hpp). A replayed graph is not counted here: the caller that replays it adds its traffic.
 #pragma once
 
 #include <cstdint>
@@ -31,29 +41,29 @@ namespace nccl {
 class Memory;
 }
 
-/// How ranks exchange, where there is a choice.
+/// Strategy of the exchanges, where several are possible.
 struct ExchangeWay {
-  bool direct = true;        ///< GPUs that reach one another's memory write there themselves; false: through NCCL
-  bool keep_buffers = true;  ///< memory of exchanges stays; false: it is asked for anew each time
+  bool direct = true;        ///< GPUs write into each other's memory where they can; false: always NCCL
+  bool keep_buffers = true;  ///< exchange buffers persist; false: allocated for each use
 
-  /// Of memory that stays in any case.
+  /// The same strategy for buffers that always persist.
   ExchangeWay kept() const { return {direct && keep_buffers, true}; }
 };
 
-/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to the others, or to NCCL. What is
-/// not kept is plain memory, there only between `open` and `close`. Collective.
+/// Memory for the exchanges of an axis: shared with the peer GPUs, registered with NCCL, or plain. Without
+/// `keep_buffers` it is plain memory that exists only between `open` and `close`. Construction is collective.
 class ExchangeBuffer {
  public:
   ExchangeBuffer() = default;
-  /// As many bytes on every rank.
+  /// `bytes` must be equal on all ranks.
   ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way = {});
   std::byte* open();
   void close();
   std::byte* data() const { return data_; }
 
  private:
-  std::shared_ptr<nccl::Memory> known_;  // shared only because a header need not know its destructor
-  std::shared_ptr<Peers::Memory> reached_;
+  std::shared_ptr<nccl::Memory> registered_;  // shared_ptr: the type is incomplete here
+  std::shared_ptr<Peers::Memory> shared_;
   device::Buffer<std::byte> plain_;
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
@@ -62,21 +72,21 @@ class ExchangeBuffer {
 
 class DeviceCommunicator {
  public:
-  /// Floating point values that one `sum` can take: they are gathered.
+  /// Most floating-point values of one `sum`: they are gathered.
   static constexpr std::int64_t kMostValues = 64;
   static constexpr const char* kUnnamed = "other";
 
-  /// `largest_message`: the most bytes that a rank sends or receives in a call but reductions; staging memory is
-  /// sized from it. Collective.
+  /// `largest_message`: most bytes that a rank sends or receives in one call, except reductions; the size of the
+  /// staging memory and of the bounce buffer. Collective.
   DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution, std::int64_t largest_message,
                      ExchangeWay way = {});
 
   int rank() const { return ranks_->rank(); }
   int size() const { return ranks_->size(); }
-  /// Whether what is received into an ExchangeBuffer of these ranks is written straight to its place.
+  /// True if exchanges into an ExchangeBuffer of these ranks are direct.
   bool is_direct() const { return channel_ != nullptr; }
 
-  /// Piece r of `all` (bytes[r] long, one after the other) is filled from rank r's `own`, which may be that piece.
+  /// Fills piece r of `all` (bytes[r] long, contiguous) from `own` of rank r, which may be that piece.
   void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
   /// In place.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
@@ -84,34 +94,35 @@ class DeviceCommunicator {
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, const char* name = kUnnamed);
 
-  /// Rows of_rank[r] of `all` are filled from rank r's, whatever lies between them. Only where exchanges are direct;
-  /// `all` lies in an ExchangeBuffer.
+  /// Fills rows of_rank[r] of `all` from those of rank r. The rows may be strided. Requires direct exchanges and `all`
+  /// in an ExchangeBuffer.
   void all_gather_rows(const kernels::AnyMatrix& all, std::span<const Range> of_rank, const char* name = kUnnamed);
-  /// Piece p of `send` (bytes[p] long, the same on every rank) goes to rank p, who receives pieces of bytes[p] from
-  /// all, in rank order; pieces lie one after the other on both sides.
+  /// Sends piece p of `send` (bytes[p] long, equal on all ranks) to rank p, which receives one piece of bytes[p] from
+  /// each rank, in rank order. Pieces are contiguous on both sides.
   void send_to_owners(const void* send, std::span<const std::int64_t> bytes, void* receive,
                       const char* name = kUnnamed);
 
-  /// In place, elementwise, the same on all ranks.
+  /// In place, elementwise; the same result on all ranks.
   void sum(kernels::Array<std::int64_t> values, const char* name = kUnnamed);
   void sum(kernels::Array<double> values, const char* name = kUnnamed);  ///< in rank order; at most kMostValues
   void maximum(kernels::Array<std::int32_t> values, const char* name = kUnnamed);
 
-  /// Whether calls leave the host free: then a step that has them can be recorded and replayed.
+  /// True if no call blocks the host: then a graph can contain them.
   bool leaves_the_host_free() const { return !staged_; }
 
-  /// From now on the GPU and then the other ranks are waited for before each call, and the GPU behind it, so that
-  /// `seconds` is what the exchange itself takes.
+  /// From now on each call first waits for the GPU and for the other ranks, and afterwards for the GPU, so that
+  /// `seconds` is the duration of the exchange itself.
   void wait_for_each(bool wait) { wait_for_each_ = wait; }
-  /// From now on the host waits behind each call until it is done (parallel.wait).
+  /// From now on each call blocks the host until it has completed (parallel.wait).
   void block(bool wait) { blocks_ = wait; }
-  /// Whether seconds are seen: of NCCL only with `wait_for_each`; of MPI always, the wait for later ranks included.
+  /// True if `seconds` is measured: with NCCL only after `wait_for_each`; with MPI always, including the time spent
+  /// waiting for slower ranks.
   bool is_timed() const { return gpus_ == nullptr || wait_for_each_; }
   const Exchanges& exchanges() const { return exchanges_; }
   Traffic traffic() const { return exchanges_.total(); }
 
-  /// From now on calls are marked as places where the execution stands still: for an axis whose calls stand between
-  /// computations, not for one that works beside them.
+  /// From now on `idle` counts calls as idle time of the execution: for an axis whose exchanges are not overlapped with
+  /// computation.
   void mark(device::IdleClock* idle) { idle_ = idle; }
 
  private:
@@ -127,13 +138,13 @@ class DeviceCommunicator {
   nccl::Group* gpus_;  // null: MPI
   Peers* peers_;       // null: not direct
   std::unique_ptr<Peers::Channel> channel_;
-  bool staged_;  // bytes of a GPU go through the host
+  bool staged_;  // GPU memory, through the host
   bool wait_for_each_ = false, blocks_ = false;
   device::IdleClock* idle_ = nullptr;
   device::HostBuffer<std::byte> staged_send_, staged_receive_;
   device::Buffer<double> gathered_;  // [size, kMostValues], through NCCL
   std::int64_t largest_message_;
-  ExchangeBuffer passage_;  // direct: where pieces arrive that belong into other memory
+  ExchangeBuffer bounce_;  // direct: receives pieces whose destination is not an ExchangeBuffer
   Exchanges exchanges_;
 };
 

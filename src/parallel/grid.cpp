@@ -56,11 +56,11 @@ std::string GridShape::text() const {
 GridShape grid_shape(std::int64_t data, Axis inner, std::int64_t world) {
   if (inner.size == 0 && data > 0 && world % data == 0) inner.size = world / data;
   if (inner.size == 0)
-    throw collective_error(
-        ExitCode::usage,
-        "parallel.data = {} does not divide the {} rank{} of this job (each {} group has as many ranks); start "
-        "a multiple of {} ranks or change parallel.data",
-        data, world, world == 1 ? "" : "s", inner.name, data);
+    throw collective_error(ExitCode::usage,
+                           "parallel.data = {} does not divide the {} rank{} of this job (all {} groups have the same "
+                           "number of ranks); start "
+                           "a multiple of {} ranks or change parallel.data",
+                           data, world, world == 1 ? "" : "s", inner.name, data);
   if (data < 1 || inner.size < 1 || data * inner.size != world)
     throw collective_error(
         ExitCode::usage,
@@ -73,11 +73,11 @@ GridShape grid_shape(std::int64_t data, Axis inner, std::int64_t world) {
 Grid::Grid(const Communicator& ranks, GridShape shape) : shape_(std::move(shape)), world_(ranks.duplicate()) {
   WEFT_ASSERT(!shape_.axes().empty() && shape_.ranks() == ranks.size());
   for (const Axis& each : shape_.axes()) {
-    // Ranks of one axis have the same coordinates along all others: those, joined to one number, are the color.
-    std::int64_t color = 0;
+    // Ranks of one axis have equal coordinates along all other axes: the colour encodes those coordinates.
+    std::int64_t colour = 0;
     for (const Axis& other : shape_.axes())
-      if (other.name != each.name) color = color * other.size + shape_.index_of(ranks.rank(), other.name);
-    axes_.push_back(ranks.split(static_cast<int>(color), ranks.rank()));
+      if (other.name != each.name) colour = colour * other.size + shape_.index_of(ranks.rank(), other.name);
+    axes_.push_back(ranks.split(static_cast<int>(colour), ranks.rank()));
   }
 }
 

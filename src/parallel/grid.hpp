@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The process grid: ranks arranged along named axes. The last axis varies fastest with the world rank, so that the
-// ranks which exchange most (those of the last axis) are neighbours.
+// ranks that exchange most (those of the last axis) are neighbours.
 //
 //   data      each group of ranks has its own contiguous slice of the batch
 //   feature   transcoder: each rank holds a contiguous block of the features of every layer; all see the same tokens
@@ -31,7 +31,7 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-/// The items of both; where there are none, an empty range at or after the begin of `a`.
+/// The items in both; an empty range that begins at or after `a.begin` if there are none.
 constexpr Range intersection(Range a, Range b) {
   const std::int64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};
@@ -47,7 +47,7 @@ struct Axis {
   std::int64_t size = 1;
 };
 
-/// Sizes alone: what a plan for another machine needs.
+/// The sizes of the axes. Needs no communicator, so that a plan for another machine can use it.
 class GridShape {
  public:
   GridShape() = default;
@@ -55,20 +55,20 @@ class GridShape {
   GridShape(std::vector<Axis> axes) : axes_(std::move(axes)) {}
 
   const std::vector<Axis>& axes() const { return axes_; }
-  /// Ranks along an axis; 1 for an axis that the grid does not have.
+  /// Ranks along an axis; 1 if the grid has no axis of that name.
   std::int64_t size(std::string_view axis) const;
   /// All ranks.
   std::int64_t ranks() const;
-  /// Coordinate of a world rank along an axis; 0 for an axis that the grid does not have.
+  /// Coordinate of a world rank along an axis; 0 if the grid has no axis of that name.
   std::int64_t index_of(std::int64_t rank, std::string_view axis) const;
 
-  /// The part of n items that a rank has when they are cut over every axis, the outermost first: the tokens of a batch
-  /// whose residual the rank forms and whose rows it reads.
+  /// The part of n items that a rank has if they are divided over every axis, the outermost first: the tokens of a
+  /// batch whose residual the rank computes.
   Range part_of_rank(std::int64_t n, std::int64_t rank) const;
   /// Size of the largest of those parts.
   std::int64_t largest_part(std::int64_t n) const;
 
-  /// Axis name -> size, for records.
+  /// Axis name -> size, for manifests and run records.
   std::map<std::string, std::int64_t> sizes() const;
   /// "2 x 4 (data x feature)"
   std::string text() const;
@@ -82,35 +82,35 @@ inline GridShape data_by_feature(std::int64_t data, std::int64_t feature) {
   return GridShape({{std::string(kDataAxis), data}, {std::string(kFeatureAxis), feature}});
 }
 
-/// `data` groups of `inner.size` ranks; inner.size = 0 takes all ranks that data leaves. Throws a collective
-/// Error(usage) when their product is not `world`.
+/// `data` groups of `inner.size` ranks each; inner.size = 0 means world / data. Throws a collective Error(usage) if
+/// their product is not `world`.
 GridShape grid_shape(std::int64_t data, Axis inner, std::int64_t world);
 
 class Grid {
  public:
   Grid(const World& world, GridShape shape) : Grid(world.all(), std::move(shape)) {}
-  /// A grid of some of the processes. Collective over `ranks`. The shape has at least one axis.
+  /// A grid of the ranks of a communicator. Collective over `ranks`. The shape has at least one axis.
   Grid(const Communicator& ranks, GridShape shape);
 
   const Communicator& world() const { return world_; }
   /// The ranks that differ from this one only in their coordinate along this axis. The axis must exist.
   const Communicator& axis(std::string_view name) const;
-  /// All ranks, in the order of `world`: the communicator of an axis that has them all, so that their GPUs are
-  /// connected once.
+  /// All ranks, in the order of `world`: the communicator of an axis that contains all of them, if there is one, so
+  /// that their GPUs are connected only once.
   const Communicator& all_on_an_axis() const;
   const GridShape& shape() const { return shape_; }
   std::int64_t size(std::string_view axis) const { return shape_.size(axis); }
   /// This rank's coordinate along an axis.
   std::int64_t index(std::string_view axis) const { return shape_.index_of(world_.rank(), axis); }
 
-  /// This rank's part of n items cut over one axis.
+  /// This rank's part of n items divided over one axis.
   Range part(std::string_view axis, std::int64_t n) const { return parallel::part(n, size(axis), index(axis)); }
-  /// This rank's part of n items cut over every axis.
+  /// This rank's part of n items divided over every axis.
   Range own_part(std::int64_t n) const { return shape_.part_of_rank(n, world_.rank()); }
 
  private:
   GridShape shape_;
-  Communicator world_;  // a duplicate: separates the messages of the step from all others
+  Communicator world_;  // a duplicate: separates the messages of the step from those of other threads
   std::vector<Communicator> axes_;
 };
 

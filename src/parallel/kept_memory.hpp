@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of a GPU that other ranks have come to know. It is never given back before the group of ranks ends, but kept
-// for the next who wants as much: a peer may still have its address.
+// GPU memory whose address other ranks hold. Freed blocks are kept and reused until the group of ranks ends: a peer may
+// still use the address.
 //
-// Calls are collective in effect: all ranks take and give the same sizes in the same order, so they find the same
-// blocks.
+// All ranks call `take` and `give` with the same sizes in the same order, and therefore find corresponding blocks.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +18,7 @@ class KeptMemory {
     std::int64_t bytes = 0;
   };
 
-  /// The smallest block that holds `bytes` and is not in use; without data when there is none.
+  /// The smallest free block of at least `bytes`; with null data if there is none.
   Block take(std::int64_t bytes) {
     auto best = spare_.end();
     for (auto block = spare_.begin(); block != spare_.end(); ++block)

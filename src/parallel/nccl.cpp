@@ -29,11 +29,11 @@ namespace weft::parallel::nccl {
 #ifdef WEFT_ENABLE_CUDA
 namespace {
 
-/// Said by rank 0, once in a process: the exchange still works, but slowly.
-void say_staged(const Communicator& ranks, const std::string& why) {
-  static bool said = false;
-  if (ranks.rank() == 0 && !said) log::warning("ranks exchange through host memory and MPI, which is slow ({})", why);
-  said = true;
+/// Logged by rank 0, once per process.
+void warn_staged(const Communicator& ranks, const std::string& why) {
+  static bool warned = false;
+  if (ranks.rank() == 0 && !warned) log::warning("ranks exchange through host memory and MPI, which is slow ({})", why);
+  warned = true;
 }
 
 }  // namespace
@@ -45,21 +45,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kMakingLimit = std::chrono::seconds(300);
-constexpr auto kEndingLimit = std::chrono::seconds(10);
+constexpr auto kCreationTimeout = std::chrono::seconds(300);
+constexpr auto kDestructionTimeout = std::chrono::seconds(10);
 
 bool multicast_allowed = false;
 
-/// Whether any two ranks compute on one GPU. Collective.
+/// True if two ranks use the same GPU. Collective.
 bool share_gpus(const Communicator& ranks) {
-  using Name = std::array<char, sizeof(cudaUUID_t)>;
+  using Uuid = std::array<char, sizeof(cudaUUID_t)>;
   int device = 0;
   cudaDeviceProp properties{};
   if (cudaGetDevice(&device) != cudaSuccess || cudaGetDeviceProperties(&properties, device) != cudaSuccess)
-    throw error(ExitCode::internal, "the GPU of this process does not tell its name");
-  Name own;
+    throw error(ExitCode::internal, "cannot read the UUID of the GPU of this process");
+  Uuid own;
   std::memcpy(own.data(), properties.uuid.bytes, own.size());
-  std::vector<Name> all(static_cast<std::size_t>(ranks.size()));
+  std::vector<Uuid> all(static_cast<std::size_t>(ranks.size()));
   ranks.all_gather(own.data(), all.data(), static_cast<std::int64_t>(own.size()));
   std::sort(all.begin(), all.end());
   return std::adjacent_find(all.begin(), all.end()) != all.end();
@@ -69,7 +69,7 @@ bool share_gpus(const Communicator& ranks) {
 
 struct Group::State {
   ncclComm_t comm = nullptr;
-  std::mutex mutex;  // every call on `comm`: NCCL lets one thread at a time ask for its state
+  std::mutex mutex;  // for every call on `comm`, ncclCommGetAsyncError included
   int rank = 0, size = 1;
   bool aborted = false;
   KeptMemory kept;
@@ -83,13 +83,13 @@ struct Group::State {
     aborted = true;
     ncclCommAbort(comm);
   }
-  /// Waits while NCCL has not finished a call, at most until `limit`.
+  /// Polls a call in progress, at most until `limit`.
   ncclResult_t settle(ncclResult_t result, Clock::time_point limit) const;
 };
 
 namespace {
 
-/// The groups of this process, for `failure` and for the end of all of them.
+/// The groups of this process: for `failure` and `abort_all`.
 struct Groups {
   std::mutex mutex;
   std::set<Group::State*> all;
@@ -99,12 +99,13 @@ Groups& groups() {
   return all;
 }
 
-/// Ends what is under way on the GPU. The caller holds `mine`'s mutex; others are taken if they are free.
-void abort_all(Group::State& mine) {
-  Peers::give_up();
+/// Aborts all pending exchanges of this process. The caller holds the mutex of `own`; other groups are skipped while
+/// another thread uses them.
+void abort_all(Group::State& own) {
+  Peers::abort_all();
   const std::lock_guard lock(groups().mutex);
   for (Group::State* group : groups().all) {
-    if (group == &mine) {
+    if (group == &own) {
       group->abort();
     } else if (const std::unique_lock other(group->mutex, std::try_to_lock); other) {
       group->abort();
@@ -122,16 +123,16 @@ std::string described(ncclResult_t result, ncclComm_t comm) {
 void check(Group::State& group, ncclResult_t result, const char* what, Clock::time_point limit) {
   result = group.settle(result, limit);
   if (result == ncclSuccess) return;
-  const std::string why = result == ncclInProgress ? "its peers did not join in time" : described(result, group.comm);
+  const std::string why = result == ncclInProgress ? "timeout: not all ranks joined" : described(result, group.comm);
   abort_all(group);
   throw error(ExitCode::communication,
-              "{} of GPUs failed on rank {} of {} ({}); NCCL_DEBUG=INFO shows more; start again from the newest "
+              "{} of GPUs failed on rank {} of {} ({}); set NCCL_DEBUG=INFO for details; restart from the newest "
               "checkpoint",
               what, group.rank, group.size, why);
 }
 
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
-constexpr Clock::time_point never = Clock::time_point::max();  // the watchdog has the limit
+constexpr Clock::time_point never = Clock::time_point::max();  // the watchdog provides the timeout
 
 }  // namespace
 
@@ -146,10 +147,11 @@ Group::State::~State() {
     groups().all.erase(this);
   }
   const std::lock_guard lock(mutex);
-  // After an abort peers may still look at memory: the end of the process frees it.
+  // After an abort peers may still access the memory: leave it to the end of the process.
   if (comm == nullptr || aborted) return;
-  // On the way out after an error a peer may be gone: it must not be waited for.
-  if (std::uncaught_exceptions() > 0 || settle(ncclCommFinalize(comm), Clock::now() + kEndingLimit) != ncclSuccess) {
+  // After an error a peer may be gone: do not wait for it.
+  if (std::uncaught_exceptions() > 0 ||
+      settle(ncclCommFinalize(comm), Clock::now() + kDestructionTimeout) != ncclSuccess) {
     abort();
     return;
   }
@@ -185,7 +187,7 @@ void Group::all_gather(const void* own, void* all, std::span<const std::int64_t>
   check(group, ncclGroupStart(), "an all-gather", never);
   for (int r = 0; r < group.size; ++r) {
     const std::int64_t size = bytes[static_cast<std::size_t>(r)];
-    // A rank's piece for itself goes the same way, unless it is there already.
+    // The piece for this rank itself too, unless it is in place.
     if (r != group.rank || own != to) {
       if (own_bytes > 0)
         check(group, ncclSend(own, static_cast<std::size_t>(own_bytes), ncclUint8, r, group.comm, stream_of(stream)),
@@ -207,7 +209,7 @@ void Group::all_to_all(const void* send, std::span<const std::int64_t> send_byte
   const std::byte* from = static_cast<const std::byte*>(send);
   std::byte* to = static_cast<std::byte*>(receive);
   check(group, ncclGroupStart(), "an all-to-all", never);
-  // A rank's piece for itself goes the same way: NCCL makes a copy on the GPU of it.
+  // The piece for this rank itself too: NCCL copies it on the GPU.
   for (int r = 0; r < group.size; ++r) {
     const std::int64_t out = send_bytes[static_cast<std::size_t>(r)], in = receive_bytes[static_cast<std::size_t>(r)];
     if (out > 0)
@@ -232,8 +234,7 @@ Memory::Memory(Group& group, std::int64_t bytes) : group_(group.state()), counte
     block_ = {};
     throw error(
         ExitCode::usage,
-        "out of memory: {} bytes more are wanted on the GPU of rank {} for exchanges ({}); take a smaller batch or "
-        "more ranks",
+        "out of memory: exchanges need {} more bytes on the GPU of rank {} ({}); use a smaller batch or more ranks",
         bytes, group_.rank, ncclGetLastError(nullptr));
   }
 }
@@ -266,7 +267,7 @@ void allow_multicast(bool allowed) { multicast_allowed = allowed; }
 std::unique_ptr<Group> make_group(const Communicator& ranks) {
   if (ranks.size() == 1) return nullptr;
   if (share_gpus(ranks)) {
-    say_staged(ranks, "several of them share a GPU; start one process per GPU");
+    warn_staged(ranks, "several of them share a GPU; start one process per GPU");
     return nullptr;
   }
   if (!multicast_allowed) ::setenv("NCCL_NVLS_ENABLE", "0", 0);
@@ -274,14 +275,14 @@ std::unique_ptr<Group> make_group(const Communicator& ranks) {
   state->rank = ranks.rank();
   state->size = ranks.size();
   ncclUniqueId id{};
-  if (ranks.rank() == 0) check(*state, ncclGetUniqueId(&id), "naming a group", never);
+  if (ranks.rank() == 0) check(*state, ncclGetUniqueId(&id), "creating an NCCL id", never);
   ranks.broadcast(&id, sizeof id);
   {
     const std::lock_guard lock(state->mutex);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     check(*state, ncclCommInitRankConfig(&state->comm, ranks.size(), id, ranks.rank(), &config), "joining a group",
-          Clock::now() + kMakingLimit);
+          Clock::now() + kCreationTimeout);
   }
   return std::make_unique<Group>(std::move(state));
 }
@@ -290,14 +291,14 @@ std::string failure() {
   const std::unique_lock lock(groups().mutex, std::try_to_lock);
   if (!lock) return {};
   for (Group::State* group : groups().all) {
-    // Where the group is taken, its thread asks NCCL itself.
-    const std::unique_lock free(group->mutex, std::try_to_lock);
-    if (!free || group->comm == nullptr || group->aborted) continue;
+    // If the group is locked, the thread that holds it polls NCCL.
+    const std::unique_lock unused(group->mutex, std::try_to_lock);
+    if (!unused || group->comm == nullptr || group->aborted) continue;
     ncclResult_t state = ncclSuccess;
-    ncclResult_t asked = ncclCommGetAsyncError(group->comm, &state);
-    if (asked == ncclSuccess) asked = state;
-    if (asked != ncclSuccess && asked != ncclInProgress)
-      return fmt::format("NCCL says of the group of {} GPUs: {}", group->size, described(asked, group->comm));
+    ncclResult_t result = ncclCommGetAsyncError(group->comm, &state);
+    if (result == ncclSuccess) result = state;
+    if (result != ncclSuccess && result != ncclInProgress)
+      return fmt::format("NCCL error in the group of {} GPUs: {}", group->size, described(result, group->comm));
   }
   return {};
 }
@@ -326,7 +327,7 @@ void allow_multicast(bool) {}
 std::unique_ptr<Group> make_group(const Communicator& ranks) {
 #ifdef WEFT_ENABLE_CUDA
   if (ranks.size() > 1)
-    say_staged(ranks, "this program was built without NCCL; configure it with -DWEFT_ENABLE_NCCL=ON");
+    warn_staged(ranks, "this program was built without NCCL; configure it with -DWEFT_ENABLE_NCCL=ON");
 #else
   static_cast<void>(ranks);
 #endif

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NCCL: what ranks exchange between their GPUs, in the order of a stream, without the host. Known here and nowhere
-// else. A program built without NCCL has these functions too; `make_group` then finds that it is not possible.
+// NCCL: collectives between GPUs in the order of a stream, without the host. Only this module includes nccl.h. A
+// program built without NCCL has these functions too; `make_group` then returns null.
 //
-// A group is made once for a set of ranks and lives as long as their communicator. Groups are non-blocking: a call that
-// needs its peers (to connect) is waited for by asking, so that an error ends the wait. Whatever fails aborts all
-// groups of the process first: a kernel that waits for a lost peer would otherwise never let go of the GPU. Nothing
-// here waits for ever: making and ending a group have time limits; between them the watchdog has one.
+// A group is created once for a set of ranks and lives as long as their communicator. Groups are non-blocking: calls
+// that connect to peers are polled, so that an error ends the wait. A failing call first aborts all groups of the
+// process: otherwise a kernel that waits for a lost peer would occupy the GPU forever. Creating and destroying a group
+// have timeouts; during training the watchdog provides one.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ class Communicator;
 
 namespace nccl {
 
-/// "NCCL 2.28.9", the library's at run time; "" in a program built without it.
+/// Version of the library at run time, "NCCL 2.28.9"; "" in a program built without NCCL.
 std::string version();
 
-/// Whether NCCL may use NVLink multicast (parallel.nvls). False, the default, sets NCCL_NVLS_ENABLE=0 unless the
-/// environment has a value. Before the first group.
+/// Allows NVLink multicast (parallel.nvls). False, the default, sets NCCL_NVLS_ENABLE=0 unless the environment defines
+/// it. Call it before the first group.
 void allow_multicast(bool allowed);
 
 /// Elementwise; integers only, whose sums are exact in any order.
@@ -41,8 +41,8 @@ class Group {
   Group(const Group&) = delete;
   ~Group();
 
-  /// As the calls of DeviceCommunicator. Memory of the GPU; work goes to `stream` (cudaStream_t), also while it is
-  /// captured. Throw Error(communication).
+  /// As DeviceCommunicator, on GPU memory. Work is enqueued on `stream` (cudaStream_t), which may be captured. Throw
+  /// Error(communication).
   void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, void* stream);
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, void* stream);
@@ -54,12 +54,12 @@ class Group {
   std::unique_ptr<State> state_;
 };
 
-/// Memory of the GPU for what a group exchanges. NCCL lets peers reach it directly once a step is recorded, and
-/// remembers the address; so it is kept memory. (With NCCL 2.28.3 memory that was registered, freed and allocated anew
-/// at the same address made the next exchange wait for ever.)
+/// GPU memory for the exchanges of a group. NCCL gives peers direct access once a step is captured and remembers the
+/// address: the memory is therefore kept (kept_memory.hpp). With NCCL 2.28.3, an exchange hangs if memory was
+/// registered, freed and allocated again at the same address.
 class Memory {
  public:
-  /// Throws Error(communication).
+  /// Throws Error(usage) if out of memory.
   Memory(Group&, std::int64_t bytes);
   Memory(const Memory&) = delete;
   ~Memory();
@@ -71,11 +71,11 @@ class Memory {
   KeptMemory::Block block_;
 };
 
-/// The group of `ranks`, each with a GPU of its own; null where there is none to make: one rank, no GPU, no NCCL, or
-/// ranks that share a GPU (the last two are said once, by rank 0). Collective. Throws Error(communication).
+/// The group of `ranks`, each with its own GPU; null for one rank, without GPU, without NCCL, or if ranks share a GPU
+/// (rank 0 logs a warning for the last two). Collective. Throws Error(communication).
 std::unique_ptr<Group> make_group(const Communicator& ranks);
 
-/// What has gone wrong in any group of this process; "" = nothing that is known. From any thread; never waits.
+/// Asynchronous error of any group of this process; "" if none is known. From any thread; does not block.
 std::string failure();
 
 }  // namespace nccl

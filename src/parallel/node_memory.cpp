@@ -14,15 +14,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <utility>
+
+#include "parallel/failure.hpp"
 
 namespace weft::parallel {
 namespace {
 
-// Reserved at a time: a signal that interrupts it costs no more than this.
+// Bytes per reservation call: an interrupting signal repeats at most this much.
 constexpr std::int64_t kReservedAtOnce = std::int64_t{64} << 20;
 
-/// A file that closes itself.
+/// A file descriptor with an owner.
 class Descriptor {
  public:
   explicit Descriptor(int number = -1) : number_(number) {}
@@ -40,18 +43,17 @@ class Descriptor {
   int number_;
 };
 
-/// Where a rank's piece can be opened, and how to tell that it is the right one.
+/// Where the other ranks can open a rank's piece; device and inode number identify the file.
 struct Offer {
   char path[64] = "";
   std::uint64_t device = 0, number = 0;
   std::int64_t bytes = 0;
 };
 
-/// What the lowest failing rank says, on all; "" when none fails.
-std::string first_failure(const Communicator& node, std::string mine) {
-  std::int64_t failing = mine.empty() ? node.size() : node.rank();
-  node.minimum({&failing, 1});
-  return failing == node.size() ? "" : node.broadcast(std::move(mine), static_cast<int>(failing));
+/// The message of the lowest failing rank, on all ranks; "" if none fails.
+std::string agreed_refusal(const Communicator& node, const std::string& own) {
+  const auto failure = first_failure(node, own.empty() ? std::nullopt : std::optional(Failure{ExitCode::io, own}));
+  return failure ? failure->message : "";
 }
 
 Descriptor create(NodeMemory::Backing backing, Offer& offer) {
@@ -74,7 +76,7 @@ Descriptor create(NodeMemory::Backing backing, Offer& offer) {
 }
 
 Descriptor open(const Offer& offer) {
-  // Where ranks see different processes under one number, the path leads anywhere: not into a pipe or a terminal.
+  // In separate process namespaces the path may name an unrelated file. Do not block on a pipe or a terminal.
   Descriptor file(::open(offer.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat status {};
   if (file < 0 || ::fstat(file, &status) != 0) return Descriptor();
@@ -83,22 +85,23 @@ Descriptor open(const Offer& offer) {
   return Descriptor();
 }
 
-/// Makes the file `bytes` long and takes the memory for all of it. Returns an errno; 0 = done.
+/// Extends the file to `bytes` and reserves all of its memory. Returns an errno value; 0 on success.
 int reserve(int file, std::int64_t bytes) {
   rlimit limit{};
-  // Beyond the limit a signal would come before the error.
+  // Above the limit SIGXFSZ would precede the error.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes) > limit.rlim_cur) return EFBIG;
-  // What cannot be had is not taken for a moment either; a file system without a limit says 0 blocks.
-  struct statvfs room {};
-  if (::fstatvfs(file, &room) == 0 && room.f_blocks > 0 &&
-      room.f_bavail < static_cast<std::uint64_t>(bytes) / room.f_frsize)
+  // Check first: a failing reservation would exhaust the memory for a moment. A file system without a limit has 0
+  // blocks.
+  struct statvfs space {};
+  if (::fstatvfs(file, &space) == 0 && space.f_blocks > 0 &&
+      space.f_bavail < static_cast<std::uint64_t>(bytes) / space.f_frsize)
     return ENOSPC;
   for (std::int64_t begin = 0; begin < bytes;) {
-    const std::int64_t some = std::min(kReservedAtOnce, bytes - begin);
-    const int failed = ::posix_fallocate(file, begin, some);
+    const std::int64_t size = std::min(kReservedAtOnce, bytes - begin);
+    const int failed = ::posix_fallocate(file, begin, size);
     if (failed == EINTR) continue;
     if (failed != 0) return failed;
-    begin += some;
+    begin += size;
   }
   return 0;
 }
@@ -134,17 +137,17 @@ std::string NodeMemory::share(const Communicator& node, std::int64_t own_bytes, 
   Offer offer;
   offer.bytes = own_bytes;
   const Descriptor mine = create(backing, offer);
-  if (mine < 0) fails("cannot be made", errno);
+  if (mine < 0) fails("cannot be created", errno);
   std::vector<Offer> offers(pieces_.size());
   node.all_gather(&offer, offers.data(), sizeof offer);
   std::vector<Descriptor> files(pieces_.size());
   for (std::size_t rank = 0; rank < files.size() && failure.empty(); ++rank) {
     if (rank == own_ || offers[rank].path[0] == '\0') continue;
     files[rank] = open(offers[rank]);
-    if (files[rank] < 0) fails("a rank cannot open that of another", errno);
+    if (files[rank] < 0) fails("a rank cannot open the piece of another rank", errno);
   }
-  std::string refused = first_failure(node, failure);
-  // Everybody has it or gives up: the name goes before there is anything in the file.
+  std::string refused = agreed_refusal(node, failure);
+  // All ranks have opened the file or given up: remove its name before it contains data.
   if (mine >= 0 && backing == Backing::directory) ::unlink(offer.path);
   if (!refused.empty()) return refused;
 
@@ -160,7 +163,7 @@ std::string NodeMemory::share(const Communicator& node, std::int64_t own_bytes, 
     else
       pieces_[rank].data = mapped;
   }
-  return first_failure(node, failure);
+  return agreed_refusal(node, failure);
 }
 
 }  // namespace weft::parallel

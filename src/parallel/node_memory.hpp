@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that the processes of a node share: each owns a piece and writes it, all can read every piece.
+// Shared memory of the processes of a node. Each process owns and writes one piece; all can read every piece.
 //
-// Room is reserved before a piece is used, so that too little of it is a refusal that all hear, and no process dies of
-// SIGBUS at a first touch (MPI's shared windows are files that are only mapped). Nothing is left behind, however a job
-// ends: a piece lives as long as a process has it mapped and has no name while it holds anything.
+// Memory is reserved before it is used: a shortage is reported on all ranks, and no process receives SIGBUS at a first
+// access (MPI shared windows are files that are only mapped). Nothing remains after the job, however it ends: a piece
+// exists while a process has it mapped, and its file has no name once it contains data.
 //
-// Processes order their reading and writing themselves: what a rank wrote is there for the others after a collective
-// call in which all took part.
+// Processes must order their reads and writes: a write is visible to the other ranks after a collective call of all.
 #pragma once
 
 #include <cstddef>
@@ -23,20 +22,20 @@ namespace weft::parallel {
 class NodeMemory {
  public:
   enum class Backing {
-    anonymous,  ///< no file system: any free memory will do; not across user namespaces (Apptainer, one for each rank)
-    directory   ///< /dev/shm, as far as it has room (64 MB in many containers)
+    anonymous,  ///< memfd: any free memory; not across user namespaces (one Apptainer instance per rank)
+    directory   ///< /dev/shm, within its size limit (64 MB in many containers)
   };
 
-  /// Collective over `node`: ranks of one host. `own_bytes` may differ between ranks. The first backing that all of
-  /// them can use is taken; when there is none, `refusal` says why, on all of them alike.
+  /// Collective over `node`, the ranks of one host. `own_bytes` may differ between ranks. Uses the first backing that
+  /// works on all ranks; if none does, `refusal` is the same text on all ranks.
   NodeMemory(const Communicator& node, std::int64_t own_bytes,
              std::initializer_list<Backing> backings = {Backing::anonymous, Backing::directory});
   NodeMemory(const NodeMemory&) = delete;
   ~NodeMemory();
 
-  /// "": the memory is there.
+  /// Why the memory could not be allocated; "" if it was.
   const std::string& refusal() const { return refusal_; }
-  /// This rank's piece, zero at first.
+  /// This rank's piece, initially zero.
   std::byte* own() const { return static_cast<std::byte*>(pieces_[own_].data); }
   /// The piece of a rank of `node`.
   const std::byte* of(int rank) const {
@@ -49,7 +48,7 @@ class NodeMemory {
     std::size_t bytes = 0;
   };
 
-  /// Returns the refusal.
+  /// Returns the refusal; "" on success.
   std::string share(const Communicator& node, std::int64_t own_bytes, Backing backing);
   void unmap();
 

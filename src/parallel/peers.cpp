@@ -25,28 +25,28 @@ namespace weft::parallel {
 namespace {
 
 constexpr std::size_t kChannels = 16;
-/// What the driver shares is whole pages of this size; less would be shared together with its neighbours.
+/// The driver shares memory in pages of this size: a smaller block would expose its neighbours.
 constexpr std::int64_t kPage = 2 << 20;
 
 void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess)
-    throw error(ExitCode::communication, "{} failed ({}); start again from the newest checkpoint", what,
+    throw error(ExitCode::communication, "{} failed ({}); restart from the newest checkpoint", what,
                 cudaGetErrorString(status));
 }
 
-/// A word for the process, which no group outlives; null before the first. Not zero: `Peers::give_up`.
-std::atomic<int*> given_up{nullptr};
+/// A flag in host memory that all groups of the process read; null before the first group. Set by `Peers::abort_all`.
+std::atomic<int*> aborted{nullptr};
 
 }  // namespace
 
 struct Peers::State {
   struct Shared {
     KeptMemory::Block own;
-    std::vector<void*> of_rank;  // as this rank's GPU sees them
+    std::vector<void*> of_rank;  // addresses on this rank's GPU
   };
 
   Communicator ranks;
-  std::vector<Shared> shared;  // the first: pages of the channels, PeerPage after PeerPage
+  std::vector<Shared> shared;  // the first: one PeerPage per channel
   KeptMemory kept;
   std::array<bool, kChannels> channel_is_used{};
 
@@ -62,10 +62,10 @@ struct Peers::State {
     return found == shared.end() ? nullptr : &*found;
   }
   bool share(std::int64_t bytes, std::string& why);
-  bool arrives() const;
+  bool writes_arrive() const;
 };
 
-/// New memory, known to all ranks; false, on all, when one of them could not.
+/// Allocates memory and maps it on all ranks. Returns false on all ranks if one of them failed. Collective.
 bool Peers::State::share(std::int64_t bytes, std::string& why) {
   struct Offer {
     cudaIpcMemHandle_t handle;
@@ -88,15 +88,15 @@ bool Peers::State::share(std::int64_t bytes, std::string& why) {
       opened = cudaIpcOpenMemHandle(&made.of_rank[r], all[r].handle, cudaIpcMemLazyEnablePeerAccess);
   worst = std::max<std::int64_t>(worst, opened);
   ranks.maximum({&worst, 1});
-  cudaGetLastError();  // what went wrong is known
+  cudaGetLastError();  // clear the error: it is reported in `why`
   shared.push_back(std::move(made));
   if (worst != 0) why = cudaGetErrorString(static_cast<cudaError_t>(worst));
   return worst == 0;
 }
 
-/// Whether what each writes to each is there afterwards: drivers offer ways between GPUs that lose data where the host
-/// redirects them (IOMMU, PCIe access control). Leaves the pages cleared. Collective.
-bool Peers::State::arrives() const {
+/// Tests writes between all pairs of ranks: with some host settings (IOMMU, PCIe access control) the driver reports
+/// peer access, but data are lost. Leaves the pages zeroed. Collective.
+bool Peers::State::writes_arrive() const {
   using kernels::cuda::PeerPage;
   constexpr std::size_t kWords = 4096, kBytes = kWords * sizeof(std::uint32_t);
   static_assert(kernels::cuda::kMostPeers * kBytes <= kernels::cuda::kPeerStage);
@@ -114,16 +114,16 @@ bool Peers::State::arrives() const {
   std::vector<std::uint32_t> words(kWords);
   for (std::size_t to = 0; to < n; ++to) {
     for (std::size_t i = 0; i < kWords; ++i) words[i] = word(own, to, i);
-    check(cudaMemcpy(page(own)->stage[1], words.data(), kBytes, cudaMemcpyHostToDevice), "trying the way to a GPU");
+    check(cudaMemcpy(page(own)->stage[1], words.data(), kBytes, cudaMemcpyHostToDevice), "testing peer access");
     check(cudaMemcpy(page(to)->stage[0] + own * kBytes, page(own)->stage[1], kBytes, cudaMemcpyDeviceToDevice),
-          "trying the way to a GPU");
-    check(cudaDeviceSynchronize(), "trying the way to a GPU");
+          "testing peer access");
+    check(cudaDeviceSynchronize(), "testing peer access");
   }
   ranks.barrier();
   std::int64_t wrong = 0;
   for (std::size_t from = 0; from < n; ++from) {
     check(cudaMemcpy(words.data(), page(own)->stage[0] + from * kBytes, kBytes, cudaMemcpyDeviceToHost),
-          "trying the way to a GPU");
+          "testing peer access");
     for (std::size_t i = 0; i < kWords; ++i) wrong += words[i] == word(from, own, i) ? 0 : 1;
   }
   ranks.maximum({&wrong, 1});
@@ -132,7 +132,7 @@ bool Peers::State::arrives() const {
 }
 
 Peers::State::~State() {
-  // On the way out after an error a peer may be gone, or still look here: the end of the process frees it all.
+  // After an error a peer may be gone or still access this memory: leave it to the end of the process.
   int mpi_is_over = 0;
   MPI_Finalized(&mpi_is_over);
   if (std::uncaught_exceptions() > 0 || mpi_is_over != 0) return;
@@ -140,7 +140,7 @@ Peers::State::~State() {
     for (std::size_t r = 0; r < one.of_rank.size(); ++r)
       if (static_cast<int>(r) != ranks.rank() && one.of_rank[r] != nullptr) cudaIpcCloseMemHandle(one.of_rank[r]);
   try {
-    ranks.barrier();  // nobody has it open any more
+    ranks.barrier();  // all ranks have closed their mappings
   } catch (const Error&) {
     return;
   }
@@ -159,17 +159,17 @@ std::unique_ptr<Peers> Peers::join(const Communicator& ranks) {
   else if (ranks.split_by_node().size() != ranks.size())
     why = "several hosts";
   else if (state->share(static_cast<std::int64_t>(kChannels * sizeof(kernels::cuda::PeerPage)), why) &&
-           !state->arrives())
-    why = "what is written there does not arrive: look at the host's IOMMU and PCIe access control";
+           !state->writes_arrive())
+    why = "written data do not arrive; check the IOMMU and PCIe access control settings of the host";
   if (why.empty()) {
-    if (void* word = nullptr; given_up == nullptr) {
-      check(cudaHostAlloc(&word, sizeof(int), cudaHostAllocPortable), "making a flag");
+    if (void* word = nullptr; aborted == nullptr) {
+      check(cudaHostAlloc(&word, sizeof(int), cudaHostAllocPortable), "allocating a flag");
       *static_cast<int*>(word) = 0;
-      given_up = static_cast<int*>(word);
+      aborted = static_cast<int*>(word);
     }
     return std::make_unique<Peers>(std::move(state));
   }
-  if (ranks.rank() == 0) log::info("the {} GPUs do not reach one another's memory ({})", ranks.size(), why);
+  if (ranks.rank() == 0) log::info("the {} GPUs cannot access each other's memory ({})", ranks.size(), why);
   return nullptr;
 }
 
@@ -182,8 +182,7 @@ Peers::Memory::Memory(Peers& peers, std::int64_t bytes) : peers_(peers), counted
     if (!state.share(bytes, why))
       throw collective_error(
           ExitCode::usage,
-          "out of memory: {} bytes more are wanted on each of {} GPUs for exchanges ({}); take a smaller batch or more "
-          "ranks",
+          "out of memory: exchanges need {} more bytes on each of {} GPUs ({}); use a smaller batch or more ranks",
           bytes, state.ranks.size(), why);
     block = state.shared.back().own;
   }
@@ -199,38 +198,38 @@ Peers::Channel::Channel(Peers& peers) : peers_(peers) {
   State& state = *peers.state_;
   const auto free = std::find(state.channel_is_used.begin(), state.channel_is_used.end(), false);
   if (free == state.channel_is_used.end())
-    throw error(ExitCode::internal, "more than {} exchanges at the same time between GPUs", kChannels);
+    throw error(ExitCode::internal, "more than {} concurrent exchanges between GPUs", kChannels);
   *free = true;
   index_ = static_cast<std::size_t>(free - state.channel_is_used.begin());
-  meetings_.given_up = given_up;
-  meetings_.rank = state.ranks.rank();
-  meetings_.size = state.ranks.size();
+  barriers_.given_up = aborted;
+  barriers_.rank = state.ranks.rank();
+  barriers_.size = state.ranks.size();
   const std::vector<void*>& pages = state.shared.front().of_rank;
   for (std::size_t r = 0; r < pages.size(); ++r)
-    meetings_.page[r] = static_cast<kernels::cuda::PeerPage*>(pages[r]) + index_;
+    barriers_.page[r] = static_cast<kernels::cuda::PeerPage*>(pages[r]) + index_;
 }
 
-// The next who has it goes on counting.
+// The barrier count stays in the page: the next user of the channel continues it.
 Peers::Channel::~Channel() { peers_.state_->channel_is_used[index_] = false; }
 
 bool Peers::has(const void* place) const { return state_->holder(place) != nullptr; }
 
-void Peers::Channel::meet(const kernels::Execution& execution) {
+void Peers::Channel::begin(const kernels::Execution& execution) {
   fault::point("collective");
-  kernels::cuda::meet(execution, meetings_);
+  kernels::cuda::meet(execution, barriers_);
 }
-void Peers::Channel::part(const kernels::Execution& execution) { kernels::cuda::part(execution, meetings_); }
+void Peers::Channel::end(const kernels::Execution& execution) { kernels::cuda::part(execution, barriers_); }
 void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<std::int64_t> values) {
   fault::point("collective");
-  kernels::cuda::sum(execution, meetings_, values);
+  kernels::cuda::sum(execution, barriers_, values);
 }
 void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<double> values) {
   fault::point("collective");
-  kernels::cuda::sum(execution, meetings_, values);
+  kernels::cuda::sum(execution, barriers_, values);
 }
 void Peers::Channel::maximum(const kernels::Execution& execution, kernels::Array<std::int32_t> values) {
   fault::point("collective");
-  kernels::cuda::maximum(execution, meetings_, values);
+  kernels::cuda::maximum(execution, barriers_, values);
 }
 
 void Peers::Channel::write(const kernels::Execution& execution, int rank, void* place, std::int64_t pitch,
@@ -249,8 +248,8 @@ void Peers::Channel::write(const kernels::Execution& execution, int rank, void* 
           "writing to a GPU");
 }
 
-void Peers::give_up() {
-  if (int* const word = given_up; word != nullptr) *static_cast<volatile int*>(word) = 1;
+void Peers::abort_all() {
+  if (int* const word = aborted; word != nullptr) *static_cast<volatile int*>(word) = 1;
 }
 
 #else
@@ -269,8 +268,8 @@ Peers::Memory::~Memory() = default;
 Peers::Channel::Channel(Peers& peers) : peers_(peers), index_(0) { not_built(); }
 Peers::Channel::~Channel() = default;
 bool Peers::has(const void*) const { return false; }
-void Peers::Channel::meet(const kernels::Execution&) { not_built(); }
-void Peers::Channel::part(const kernels::Execution&) { not_built(); }
+void Peers::Channel::begin(const kernels::Execution&) { not_built(); }
+void Peers::Channel::end(const kernels::Execution&) { not_built(); }
 void Peers::Channel::sum(const kernels::Execution&, kernels::Array<std::int64_t>) { not_built(); }
 void Peers::Channel::sum(const kernels::Execution&, kernels::Array<double>) { not_built(); }
 void Peers::Channel::maximum(const kernels::Execution&, kernels::Array<std::int32_t>) { not_built(); }
@@ -278,7 +277,7 @@ void Peers::Channel::write(const kernels::Execution&, int, void*, std::int64_t, 
                            std::int64_t) {
   not_built();
 }
-void Peers::give_up() {}
+void Peers::abort_all() {}
 
 #endif
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks whose GPUs are in one host and reach one another's memory: what they exchange is written straight to its place
-// by the GPUs' copy engines, which leaves all processors to the computation. Flags in that memory say when
-// (kernels/peers/peers_cuda.hpp); no host waits, and a graph may hold it.
+// Ranks whose GPUs are in one host and can access each other's memory. The copy engines write each piece to its
+// destination, so that no multiprocessor is occupied. Barriers are flags in that memory (kernels/peers/peers_cuda.hpp):
+// the host does not wait, and a CUDA graph can contain them.
 //
-// A group is made once for a set of ranks and lives as long as their communicator. In a program built without CUDA
-// there is none.
+// A group is created once for a set of ranks and lives as long as their communicator. A program built without CUDA has
+// none. All ranks must issue barriers in the same order (parallel/device_communicator.hpp, "Invariant").
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,14 @@ class Peers {
   Peers(const Peers&) = delete;
   ~Peers();
 
-  /// The group of `ranks`, each with a GPU of its own; null where their memory cannot be reached (several hosts, no
-  /// way between two GPUs, processes kept apart), which is said once, by rank 0. Collective. Throws Error(usage).
+  /// The group of `ranks`, each with its own GPU; null if the GPUs cannot access each other's memory (several hosts, no
+  /// peer access, isolated containers); rank 0 then logs the reason. Collective. Throws Error(communication).
   static std::unique_ptr<Peers> join(const Communicator& ranks);
 
-  /// Memory that every rank of the group reaches, as large on each. Collective.
+  /// Memory that every rank of the group can access, of the same size on each. Collective.
   class Memory {
    public:
-    /// Throws Error(usage), on all ranks, when there is not enough on one.
+    /// Throws a collective Error(usage) if one rank cannot allocate it.
     Memory(Peers&, std::int64_t bytes);
     Memory(const Memory&) = delete;
     ~Memory();
@@ -47,39 +47,41 @@ class Peers {
     [[maybe_unused]] std::int64_t bytes_ = 0;
   };
 
-  /// A sequence of exchanges on one stream. Collective, and so are its calls but `write`.
+  /// A sequence of exchanges on one stream. Construction and all calls except `write` are collective.
   class Channel {
    public:
-    /// Bytes of a reduction at most.
+    /// Most bytes of a reduction.
     static constexpr std::int64_t kMostReduced = kernels::cuda::kPeerStage;
 
     explicit Channel(Peers&);
     Channel(const Channel&) = delete;
     ~Channel();
 
-    /// As kernels/peers/peers_cuda.hpp.
-    void meet(const kernels::Execution&);
-    void part(const kernels::Execution&);
+    /// Barrier before the writes of an exchange: work enqueued later runs once all ranks have reached it, so the memory
+    /// they receive into is free.
+    void begin(const kernels::Execution&);
+    /// Barrier after the writes: work enqueued later runs once all ranks have completed theirs.
+    void end(const kernels::Execution&);
+    /// A complete exchange: elementwise reduction in rank order, of at most kMostReduced bytes.
     void sum(const kernels::Execution&, kernels::Array<std::int64_t> values);
     void sum(const kernels::Execution&, kernels::Array<double> values);
     void maximum(const kernels::Execution&, kernels::Array<std::int32_t> values);
-    /// Between the two: `rows` rows of `row_bytes` go to where `place`, which lies in the group's memory, is on `rank`.
-    /// `from` is own memory; pitches are bytes from row to row.
+    /// Between `begin` and `end`: copies `rows` rows of `row_bytes` from own memory to `rank`, to the address that
+    /// corresponds to `place` (in memory of the group) there. Pitches are the bytes between rows.
     void write(const kernels::Execution&, int rank, void* place, std::int64_t pitch, const void* from,
                std::int64_t from_pitch, std::int64_t row_bytes, std::int64_t rows);
 
    private:
     [[maybe_unused]] Peers& peers_;  // unused without CUDA
     [[maybe_unused]] std::size_t index_;
-    kernels::cuda::Meetings meetings_{};
+    kernels::cuda::Meetings barriers_{};
   };
 
-  /// Whether `place` lies in such memory.
+  /// True if `place` is in memory of this group.
   bool has(const void* place) const;
 
-  /// Nobody is waited for any more, in any group of this process: what comes out of its exchanges means nothing. Ends
-  /// what is under way, so that the process can end.
-  static void give_up();
+  /// Aborts pending exchanges of all groups of this process, so that the process can end; their results are undefined.
+  static void abort_all();
 
  private:
   std::unique_ptr<State> state_;

@@ -48,16 +48,16 @@ Signals::Signals() {
       action.sa_handler = SIG_IGN;
     else
       action.sa_handler = note_signal;
-    action.sa_flags = SA_RESTART;  // reads and writes in progress go on
+    action.sa_flags = SA_RESTART;  // reads and writes in progress continue
     sigemptyset(&action.sa_mask);
-    if (sigaction(kHandled[i], &action, &former_[i]) != 0)
+    if (sigaction(kHandled[i], &action, &previous_[i]) != 0)
       throw error(ExitCode::internal, "cannot install the handler of signal {} ({})", kHandled[i],
                   std::strerror(errno));
   }
 }
 
 Signals::~Signals() {
-  for (std::size_t i = 0; i < std::size(kHandled); ++i) sigaction(kHandled[i], &former_[i], nullptr);
+  for (std::size_t i = 0; i < std::size(kHandled); ++i) sigaction(kHandled[i], &previous_[i], nullptr);
 }
 
 void Signals::let_stop() {
@@ -66,7 +66,7 @@ void Signals::let_stop() {
 
 Signals::Requested Signals::requested() {
   Requested request;
-  // Somebody who wants the job ended outranks the scheduler that wants it requeued: the larger code is the decision.
+  // The larger code wins: a request to end the job has priority over a request to requeue it.
   if (requeue) request.stop = static_cast<std::int64_t>(ExitCode::requeue);
   if (interrupted) request.stop = std::max(request.stop, static_cast<std::int64_t>(stopped_by(SIGINT)));
   if (terminated) request.stop = std::max(request.stop, static_cast<std::int64_t>(stopped_by(SIGTERM)));

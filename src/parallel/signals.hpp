@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests from outside: a scheduler before its limit, a user. Handlers set flags and nothing else; what ranks do about
-// them is agreed in the step. A second SIGINT leaves at once.
+// Requests by signal, from a scheduler before its time limit or from a user. Handlers only set flags; the ranks agree
+// on the action during the step. A second SIGINT ends the process at once.
 //
-//   SIGUSR1          checkpoint and stop with 75, to be requeued
-//   SIGUSR2          checkpoint and go on
-//   SIGTERM, SIGINT  checkpoint and stop with 128 + signal
-//   SIGXFSZ          ignored: a file-size limit becomes an error of the write
+//   SIGUSR1          write a checkpoint and stop with 75, to be requeued
+//   SIGUSR2          write a checkpoint and continue
+//   SIGTERM, SIGINT  write a checkpoint and stop with 128 + signal
+//   SIGXFSZ          ignored: exceeding a file-size limit becomes an error of the write
 #pragma once
 
 #include <csignal>
@@ -14,7 +14,7 @@
 
 namespace weft::parallel {
 
-/// Installs the handlers; restores the former ones at its end. One object at a time.
+/// Installs the handlers; the destructor restores the previous ones. One object at a time.
 class Signals {
  public:
   Signals();
@@ -22,17 +22,17 @@ class Signals {
   ~Signals();
 
   struct Requested {
-    std::int64_t stop = 0;        ///< exit code to stop with, 0 = go on: over ranks the maximum is the agreement
-    std::int64_t checkpoint = 0;  ///< 1 = write one
+    std::int64_t stop = 0;        ///< exit code to stop with; 0 = continue. The ranks take the maximum
+    std::int64_t checkpoint = 0;  ///< 1 = write a checkpoint
   };
-  /// What was asked for. `stop` stays; a `checkpoint` is told once.
+  /// The requests so far. `stop` persists; a `checkpoint` is returned once.
   static Requested requested();
 
-  /// Everything is saved and only reading is left: from now on SIGTERM and SIGINT end the process at once.
+  /// From now on SIGTERM and SIGINT end the process at once: all results are saved.
   static void let_stop();
 
  private:
-  struct sigaction former_[5];
+  struct sigaction previous_[5];
 };
 
 }  // namespace weft::parallel

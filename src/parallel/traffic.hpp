@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks send one another, by name ("partial sums", "gradient rows", …): bytes, time and bus bandwidth of every
-// kind of exchange in a step.
+// Communication statistics by name of the exchange ("partial sums", "gradient rows", …): bytes, time and bus bandwidth
+// per step.
 #pragma once
 
 #include <chrono>
@@ -14,11 +14,11 @@ namespace weft::parallel {
 
 class Communicator;
 
-/// Of one rank. Bytes are counted as nccl-tests count those of the bus, so that bytes over time compare with its
-/// tables: what the rank sends to others; of a reduction what it would send in a ring (`bytes_of_reduction`).
+/// Of one rank. Bytes are counted as the bus bandwidth of nccl-tests counts them, so that bytes / seconds compares with
+/// its tables: bytes sent to other ranks; for a reduction those sent in a ring (`bytes_of_reduction`).
 struct Traffic {
   std::int64_t bytes_sent = 0;
-  double seconds = 0;  ///< in the calls, where that can be seen (DeviceCommunicator)
+  double seconds = 0;  ///< in the calls, if they are timed (DeviceCommunicator::is_timed)
   std::int64_t calls = 0;
 
   Traffic& operator+=(const Traffic& other);
@@ -45,14 +45,14 @@ class Exchanges {
   const std::vector<Named>& all() const { return all_; }
 
   Exchanges& operator+=(const Exchanges& other);
-  /// What came to `earlier`.
+  /// The traffic since `earlier`.
   Exchanges since(const Exchanges& earlier) const;
 
  private:
   std::vector<Named> all_;
 };
 
-/// Counts a call: its bytes, and its time until the end of this object's life.
+/// Counts one call: its bytes, and the lifetime of this object as its duration.
 class TimedExchange {
  public:
   TimedExchange(Exchanges& exchanges, std::string_view name, std::int64_t bytes_sent);
@@ -65,14 +65,14 @@ class TimedExchange {
   std::chrono::steady_clock::time_point begin_;
 };
 
-/// Means over the ranks, in each of `n_steps` steps.
+/// Means over the ranks, per step.
 struct ExchangeProfile {
   std::string name;
   double bytes = 0, seconds = 0, calls = 0;
-  /// Bus bandwidth; 0 when no time was seen.
+  /// Bus bandwidth; 0 if the exchange was not timed.
   double gb_per_second() const { return seconds > 0 ? 1e-9 * bytes / seconds : 0; }
 };
-/// Collective. The names are those of rank 0: every kind of exchange has all ranks of an axis in it.
+/// Collective. The names are those of rank 0: all ranks of an axis take part in each of its exchanges.
 std::vector<ExchangeProfile> profile(const Exchanges&, std::int64_t n_steps, const Communicator& ranks);
 
 }  // namespace weft::parallel

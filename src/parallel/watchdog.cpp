@@ -2,7 +2,6 @@
 #include "parallel/watchdog.hpp"
 
 #include <fcntl.h>
-#include <mpi.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +14,6 @@
 #include <utility>
 
 #include "base/fault.hpp"
-#include "base/log.hpp"
 #include "parallel/nccl.hpp"
 
 namespace weft::parallel {
@@ -25,24 +23,22 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLookEvery = std::chrono::milliseconds(200);
 constexpr auto kPublishEvery = std::chrono::milliseconds(500);
-/// Seconds after which a record tells that nobody writes it; clocks of nodes may differ by less.
+/// Age in seconds above which a record is stale: its process does not run. Clocks of nodes may differ by less.
 constexpr long long kOldRecord = 2;
-/// MPI_Abort can itself hang on a broken network: then the process just ends.
-constexpr auto kAbortLimit = std::chrono::seconds(30);
 
-/// One rank's line of the file: fixed width, so that every rank writes its own place only.
+/// Record of one rank in the file. Of fixed width, so that ranks write without coordination.
 struct Record {
   char text[128];
 };
 
-/// What a rank published last.
+/// The last published state of a rank.
 struct Entry {
   long long time = 0, step = 0;
   unsigned long long progress = 0;
   char host[sizeof(Record)] = "", phase[sizeof(Record)] = "";
 };
 
-/// False where this rank has published nothing yet.
+/// False if this rank has published nothing yet.
 bool read_entry(int file, int rank, Entry& entry) {
   Record record{};
   if (::pread(file, &record, sizeof record, rank * static_cast<off_t>(sizeof record)) <= 0) return false;
@@ -55,8 +51,8 @@ std::atomic<std::int64_t> present_step{0};
 std::atomic<const char*> present_phase{"starting"};
 std::atomic<std::uint64_t> progress{0};
 
-/// The same pointer for equal names, valid for ever: the watching thread may read it at any time.
-const char* kept(std::string_view name) {
+/// The same pointer for equal names, valid until the process ends: the monitoring thread may read it at any time.
+const char* interned(std::string_view name) {
   static std::mutex mutex;
   static std::set<std::string, std::less<>> names;
   const std::lock_guard lock(mutex);
@@ -75,7 +71,7 @@ void note_step(std::int64_t step) {
 void note_progress() { ++progress; }
 
 void note_phase(std::string_view phase) {
-  present_phase = kept(phase);
+  present_phase = interned(phase);
   ++progress;
 }
 
@@ -99,7 +95,7 @@ void Watchdog::publish(std::int64_t step, const char* phase) const {
   Record record{};
   std::snprintf(record.text, sizeof record.text, "%lld\t%lld\t%llu\t%s\t%s", static_cast<long long>(std::time(nullptr)),
                 static_cast<long long>(step), static_cast<unsigned long long>(progress), world_.host().c_str(), phase);
-  // A record that is lost costs a name in a message, nothing else.
+  // A failed write is ignored: it only makes a later message less precise.
   if (::pwrite(file_, &record, sizeof record, world_.rank() * static_cast<off_t>(sizeof record)) < 0) return;
 }
 
@@ -111,7 +107,7 @@ std::uint64_t Watchdog::job_progress() const {
 }
 
 std::string Watchdog::diagnosis(double silent) const {
-  // A rank whose record is old does not even look any more: it is the cause. Else the one with the least steps is.
+  // The cause is a rank with a stale record, else the rank with the fewest steps.
   int cause = world_.rank();
   long long least = present_step, now = std::time(nullptr);
   bool cause_is_old = false;
@@ -127,32 +123,22 @@ std::string Watchdog::diagnosis(double silent) const {
     host = entry.host;
     phase = entry.phase;
   }
-  // The last words of a rank that is gone may be many short steps old. Ranks go in step: it is where this one waits.
+  // The last record of a dead rank may be many short steps old. Ranks are in step: it died where this rank waits.
   if (cause_is_old) least = std::max<long long>(least, present_step);
   return fmt::format(
-      "rank {} on {}: no progress for {:.0f} s in \"{}\", at step {} ({}); ending the job, which goes on from its "
-      "newest checkpoint "
-      "when it is started again",
+      "rank {} on {}: no progress for {:.0f} s in \"{}\", at step {} ({}); ending the job; a restart resumes from the "
+      "newest checkpoint",
       cause, host, silent, phase, least,
-      cause_is_old ? "dead or stopped: it does not answer" : "it answers, but does not get on");
-}
-
-void Watchdog::end_job(const std::string& why) {
-  log::error("error: {}", why);
-  std::thread([] {
-    std::this_thread::sleep_for(kAbortLimit);
-    ::_exit(static_cast<int>(ExitCode::communication));
-  }).detach();
-  MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
+      cause_is_old ? "dead or stopped: it does not respond" : "it responds, but makes no progress");
 }
 
 void Watchdog::watch() {
   std::uint64_t seen = progress;
   Clock::time_point since = Clock::now();
   Clock::time_point published{};
-  // The others are looked at only when this rank has been silent for half the time, and again at the end of it.
+  // The records of the other ranks are read only after half the timeout without progress here, and again at its end.
   const auto half = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_ / 2));
-  std::uint64_t seen_of_all = 0;
+  std::uint64_t all_seen = 0;
   bool looked = false;
   while (!ended_) {
     std::this_thread::sleep_for(kLookEvery);
@@ -160,12 +146,12 @@ void Watchdog::watch() {
       publish(present_step, present_phase);
       published = Clock::now();
     }
-    // The GPUs of other nodes may report a lost peer long before the time is up.
+    // NCCL may report a lost peer of another node long before the timeout.
     if (const std::string lost = nccl::failure(); !lost.empty())
-      end_job(
-          fmt::format("rank {} on {}: {}, in \"{}\" at step {}; ending the job, which goes on from its newest "
-                      "checkpoint when it is started again",
-                      world_.rank(), world_.host(), lost, present_phase.load(), present_step.load()));
+      end_job(ExitCode::communication,
+              fmt::format("rank {} on {}: {}, in \"{}\" at step {}; ending the job; a restart resumes from the newest "
+                          "checkpoint",
+                          world_.rank(), world_.host(), lost, present_phase.load(), present_step.load()));
     if (const std::uint64_t now = progress; now != seen) {
       seen = now;
       since = Clock::now();
@@ -173,14 +159,14 @@ void Watchdog::watch() {
       continue;
     }
     const double silent = std::chrono::duration<double>(Clock::now() - since).count();
-    if (silent >= timeout_ / 2 && !std::exchange(looked, true)) seen_of_all = job_progress();
+    if (silent >= timeout_ / 2 && !std::exchange(looked, true)) all_seen = job_progress();
     if (silent < timeout_) continue;
-    if (const std::uint64_t now = job_progress(); now != seen_of_all) {
-      seen_of_all = now;
+    if (const std::uint64_t now = job_progress(); now != all_seen) {
+      all_seen = now;
       since = Clock::now() - half;
       continue;
     }
-    end_job(diagnosis(silent));
+    end_job(ExitCode::communication, diagnosis(silent));
   }
 }
 

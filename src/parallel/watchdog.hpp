@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ends a job that hangs. A rank that waits for a dead or stopped one waits for ever: MPI has no time limit. So a thread
-// of every process looks whether its process gets on; when neither it nor any other rank has for `timeout` seconds, the
-// thread names the rank that is furthest behind, its host and what it was doing, and ends all ranks with code 5. A rank
-// that waits for a slow one therefore goes on waiting. An error that the GPUs' communication reports by itself ends the
-// job at once, in the same way.
+// Ends a job that hangs. MPI calls have no time limit: a rank that waits for a dead or stopped rank waits forever. A
+// thread of every process therefore monitors progress. If no rank makes progress for `timeout` seconds, the thread
+// names the rank that is furthest behind, its host and its phase, and ends all ranks with code 5 (parallel::end_job).
+// While any rank makes progress, ranks that wait for it are not ended. An error that NCCL reports asynchronously ends
+// the job at once.
 //
-// What each rank is doing stands in a file of the run directory, a record a rank, so that the thread can say it of the
-// others without talking to them (they may not answer).
+// Each rank publishes its step and phase in a file of the run directory, one record per rank, so that the message can
+// describe ranks that do not respond.
 #pragma once
 
 #include <atomic>
@@ -21,26 +21,23 @@
 
 namespace weft::parallel {
 
-/// What this process is doing. Cheap; called at every step and phase of it, which is progress.
+/// Step and phase of this process. Each call counts as progress; cheap enough for every phase of every step.
 void note_step(std::int64_t step);
 void note_phase(std::string_view phase);
-/// Progress inside a phase, from any thread: long work says so, piece by piece (a checkpoint on a slow disk).
+/// Progress within a long phase, such as a checkpoint on a slow disk. From any thread.
 void note_progress();
 
 class Watchdog {
  public:
-  /// Watches from now on. timeout in seconds; 0 = nothing is watched. Throws Error(io) when `file` cannot be made.
+  /// Starts monitoring. `timeout` in seconds; 0 = no monitoring. Throws Error(io) if `file` cannot be created.
   Watchdog(const World& world, std::filesystem::path file, double timeout);
   Watchdog(const Watchdog&) = delete;
   ~Watchdog();
 
  private:
   void watch();
-  /// Says why and ends all ranks with code 5; this process by force when even that hangs. The end of the process frees
-  /// its GPU, whatever still waits there.
-  static void end_job(const std::string& why);
   void publish(std::int64_t step, const char* phase) const;
-  /// Progress of all ranks together, as far as they have published it: it moves while any of them does.
+  /// Sum of the published progress counters: changes while any rank makes progress.
   std::uint64_t job_progress() const;
   /// "rank 5 on node03: no progress for 600 s in "exchange", last finished step 4812; ending the job"
   std::string diagnosis(double silent) const;

@@ -7,7 +7,6 @@
 #include <cstdlib>
 
 #include "base/fault.hpp"
-#include "base/log.hpp"
 
 namespace weft::parallel {
 
@@ -15,9 +14,9 @@ World::Session::Session(int* argc, char*** argv) {
   int provided = 0;
   MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided);
   if (provided < MPI_THREAD_MULTIPLE) {
-    // The prefetch thread exchanges rows while the main thread trains: without this level that would corrupt memory.
+    // The prefetch thread exchanges rows while the main thread trains: a lower level would corrupt memory.
     std::fprintf(stderr, "this MPI library offers no MPI_THREAD_MULTIPLE; use one built with thread support\n");
-    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::usage));
+    abort_job(ExitCode::usage);
   }
 }
 
@@ -33,28 +32,9 @@ World::World(int* argc, char*** argv) : session_(argc, argv), all_(Communicator:
 
 World::~World() = default;
 
-int World::agree(int code) const {
-  std::int64_t worst = code;
-  all_.maximum({&worst, 1});
-  return static_cast<int>(worst);
-}
-
-int World::abort(const Error& failure, std::int64_t step) const {
-  const int code = static_cast<int>(failure.code());
-  const std::string at = step < 0 ? "" : fmt::format(" at step {}", step);
-  if (failure.known_to() == KnownTo::all_ranks || size() == 1) {
-    if (is_root()) log::error("error{}: {}", at, failure.what());
-    return code;
-  }
-  log::error("error on rank {} ({}){}: {}", rank(), host_, at, failure.what());
-  std::fflush(nullptr);
-  MPI_Abort(MPI_COMM_WORLD, code);
-  std::abort();  // MPI_Abort does not return; this tells the compiler
-}
-
 void require_matching_launcher(const World& world) {
-  // What the launcher says of itself. SLURM_NTASKS is no witness: in a batch script it is the job's, not this
-  // program's.
+  // Variables that the launcher sets. SLURM_NTASKS is not among them: in a batch script it counts the tasks of the job,
+  // not of this program.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const char* value = std::getenv(name);
     if (value == nullptr) continue;

@@ -30,7 +30,7 @@ namespace {
 const parallel::Communicator& world() { return weft::testing::world().all(); }
 bool root() { return world().rank() == 0; }
 
-/// One directory for all ranks, gone at the end. Collective.
+/// A temporary directory that all ranks share. Collective.
 struct Scratch {
   fs::path path;
   Scratch() {
@@ -44,7 +44,7 @@ struct Scratch {
   }
 };
 
-/// Warnings of this rank while it lives.
+/// Collects the warnings of this rank during its lifetime.
 struct Warnings {
   std::vector<std::string> lines;
   Warnings() {
@@ -69,7 +69,7 @@ Settings settings_of(Staging staging = Staging::full, std::int64_t keep = 2, std
   return settings;
 }
 
-/// Writes steps one after the other with a fresh writer that continues nothing. Collective over `group`.
+/// Writes checkpoints of these steps with a new writer. Collective over `group`.
 void write_steps(const parallel::Communicator& group, const fs::path& directory, Sample& sample,
                  std::vector<std::int64_t> steps, const Settings& settings = settings_of(),
                  const fs::path& resumed_from = {}) {
@@ -86,7 +86,7 @@ void write_steps(const parallel::Communicator& group, const fs::path& directory,
   }
 }
 
-/// Changes one byte. On rank 0.
+/// Changes one byte. Call it on rank 0.
 void flip(const fs::path& path, std::int64_t at, unsigned char mask = 0x10) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(at);
@@ -105,7 +105,7 @@ ExitCode code_of_find(const fs::path& directory, const std::string& resume = "au
   return ExitCode::finished;
 }
 
-/// Collective: nobody has begun anything else there.
+/// Collective: the barriers exclude concurrent changes by other ranks.
 std::vector<std::string> names_in(const fs::path& directory) {
   world().barrier();
   std::vector<std::string> names;
@@ -117,7 +117,7 @@ std::vector<std::string> names_in(const fs::path& directory) {
 
 }  // namespace
 
-TEST_CASE("what n ranks write, m ranks read bit for bit, whatever the grids") {
+TEST_CASE("checkpoints of n ranks are read by m ranks bit for bit, for all grids") {
   Warnings warnings;
   for (int n = 1; n <= world().size(); ++n)
     for (int n_data = 1; n_data <= n; ++n_data) {
@@ -149,7 +149,7 @@ TEST_CASE("what n ranks write, m ranks read bit for bit, whatever the grids") {
   CHECK(warnings.lines.empty());
 }
 
-TEST_CASE("the manifest says everything the caller said") {
+TEST_CASE("the manifest contains all fields set by the caller") {
   const Scratch scratch;
   Sample sample(world(), 1);
   write_steps(world(), scratch.path, sample, {12});
@@ -157,8 +157,8 @@ TEST_CASE("the manifest says everything the caller said") {
   REQUIRE(found);
   const Manifest &got = found->manifest, given = manifest_of(12);
   CHECK(got.tokens == given.tokens);
-  CHECK(got.epoch == given.epoch);
-  CHECK(got.position == given.position);
+  CHECK(got.cursor == given.cursor);
+  CHECK(got.grid == given.grid);
   CHECK(got.input == given.input);
   CHECK(got.libraries == given.libraries);
   CHECK(got.dataset_fingerprint == given.dataset_fingerprint);
@@ -176,7 +176,7 @@ TEST_CASE("the same state gives the same files") {
         storage::read_text(b.path / "step_00000003/manifest.json", 1 << 20));
 }
 
-TEST_CASE("chunked staging writes the same, and packed tensors pass through their hooks") {
+TEST_CASE("chunked staging writes the same files, and packed tensors use their functions") {
   for (const Staging staging : {Staging::full, Staging::chunked}) {
     const Scratch scratch;
     Sample packed(world(), 1, 0, true), plain(world(), 1);
@@ -185,7 +185,7 @@ TEST_CASE("chunked staging writes the same, and packed tensors pass through thei
     REQUIRE(found);
     plain.clear();
     load(world(), *found, plain.registry, execution());
-    CHECK(plain.holds(7));  // in the file the tensor is not inverted
+    CHECK(plain.holds(7));  // the tensor is not inverted in the file
     packed.clear();
     load(world(), *found, packed.registry, execution());
     CHECK(packed.holds(7));
@@ -194,7 +194,7 @@ TEST_CASE("chunked staging writes the same, and packed tensors pass through thei
   }
 }
 
-TEST_CASE("training goes on while the thread writes, and poll ends it on all ranks together") {
+TEST_CASE("training continues while the thread writes, and poll completes on all ranks at once") {
   const Scratch scratch;
   Sample sample(world(), 1, 300'001);
   Writer writer(world(), scratch.path, settings_of(), sample.registry, execution());
@@ -209,13 +209,13 @@ TEST_CASE("training goes on while the thread writes, and poll ends it on all ran
   CHECK(report->seconds >= report->pause);
   CHECK(!writer.busy());
   CHECK(writer.shard_done());
-  CHECK(!writer.start(manifest_of(1)));  // already there
+  CHECK(!writer.start(manifest_of(1)));  // already durable
   sample.clear();
   load(world(), *find(world(), scratch.path, "auto", Verify::full), sample.registry, execution());
   CHECK(sample.holds(1));
 }
 
-TEST_CASE("a changed byte in shard or manifest never passes, every 97th tried") {
+TEST_CASE("a changed byte in shard or manifest is always detected (every 97th byte)") {
   if (world().size() > 2) return;  // the same checks, slower
   const Scratch scratch;
   Sample sample(world(), 1);
@@ -244,7 +244,7 @@ TEST_CASE("a changed byte in shard or manifest never passes, every 97th tried") 
   CHECK_NOTHROW(open(world(), step, Verify::full));
 }
 
-TEST_CASE("without digests, HDF5's own checksums still let no changed number through") {
+TEST_CASE("without digests, the checksums of HDF5 detect changed numbers") {
   if (world().size() > 1) return;
   const Scratch scratch;
   Sample sample(world(), 1);
@@ -267,7 +267,7 @@ TEST_CASE("without digests, HDF5's own checksums still let no changed number thr
   CHECK(silent == 0);
 }
 
-TEST_CASE("torn, missing and foreign files: each rejected with its reason, the one before is taken") {
+TEST_CASE("torn, missing and foreign files are rejected with the reason, and the previous checkpoint is used") {
   const std::string last = shard_name(world().size() - 1);
   struct Damage {
     const char* reason;
@@ -311,12 +311,12 @@ TEST_CASE("torn, missing and foreign files: each rejected with its reason, the o
       CHECK(warnings.mention("step_00000002: rejected"));
       CHECK(warnings.mention("trying step_00000001"));
     }
-    // Asked for by name it is an error, not a detour.
+    // Requested by name, it is an error.
     CHECK(code_of_find(scratch.path, (scratch.path / "step_00000002").string()) == ExitCode::io);
   }
 }
 
-TEST_CASE("a shard of another step is also noticed without digests") {
+TEST_CASE("a shard of another step is detected without digests") {
   const Scratch scratch;
   Sample sample(world(), 1);
   write_steps(world(), scratch.path, sample, {1, 2});
@@ -337,7 +337,7 @@ TEST_CASE("a shard of another step is also noticed without digests") {
   }
 }
 
-TEST_CASE("a run starts afresh only when there is no checkpoint at all") {
+TEST_CASE("a run starts from step 0 only if there is no checkpoint") {
   const Scratch scratch;
   CHECK(!find(world(), scratch.path / "absent", "auto", Verify::full));
   CHECK(!find(world(), scratch.path, "auto", Verify::full));
@@ -355,7 +355,7 @@ TEST_CASE("a run starts afresh only when there is no checkpoint at all") {
   CHECK(code_of_find(scratch.path) == ExitCode::io);
 }
 
-TEST_CASE("what an interrupted write left is reported and removed, a dangling hint is ignored") {
+TEST_CASE("files of an interrupted write are reported and removed, and a dangling `latest` is ignored") {
   const Scratch scratch;
   Sample sample(world(), 1);
   write_steps(world(), scratch.path, sample, {1});
@@ -376,19 +376,19 @@ TEST_CASE("what an interrupted write left is reported and removed, a dangling hi
   CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001"});
 }
 
-TEST_CASE("old checkpoints go once the new one is durable, multiples of keep_every stay") {
+TEST_CASE("old checkpoints are deleted once the new one is durable, except multiples of keep_every") {
   const Scratch scratch;
   Sample sample(world(), 1);
   write_steps(world(), scratch.path, sample, {100, 200, 300, 400, 500}, settings_of(Staging::full, 2, 300));
   CHECK(names_in(scratch.path) ==
         std::vector<std::string>{"latest", "step_00000300", "step_00000400", "step_00000500"});
-  // The one resumed from stays until two newer ones exist, also when fewer are asked for.
+  // The checkpoint resumed from is kept until two newer ones exist, even if `keep` is smaller.
   world().barrier();
   write_steps(world(), scratch.path, sample, {600}, settings_of(Staging::full, 0), scratch.path / "step_00000500");
   CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000500", "step_00000600"});
 }
 
-TEST_CASE("what is newer than the checkpoint resumed from is set aside, so that courses never mix") {
+TEST_CASE("checkpoints newer than the one resumed from are renamed, so that histories never mix") {
   const Scratch scratch;
   Sample sample(world(), 1);
   write_steps(world(), scratch.path, sample, {1, 2, 3}, settings_of(Staging::full, 5));
@@ -399,8 +399,9 @@ TEST_CASE("what is newer than the checkpoint resumed from is set aside, so that 
   CHECK(warnings.lines.size() == (root() ? 2 : 0));
 }
 
-TEST_CASE("a failed write keeps the previous checkpoint, cleans up, and training goes on until too many fail") {
-  const parallel::Signals signals;  // ignores SIGXFSZ: the limit becomes an error of the write
+TEST_CASE(
+    "after a failed write the previous checkpoint remains, files are removed, and training continues up to a limit") {
+  const parallel::Signals signals;  // ignores SIGXFSZ: exceeding the limit becomes an error of the write
   Settings settings = settings_of();
   settings.failures_allowed = 2;
   for (const Staging staging : {Staging::full, Staging::chunked})
@@ -414,7 +415,7 @@ TEST_CASE("a failed write keeps the previous checkpoint, cleans up, and training
         rlimit former;
         getrlimit(RLIMIT_FSIZE, &former);
         rlimit small = former;
-        if (full_disk && world().rank() == world().size() - 1) small.rlim_cur = limit;  // the disk of one rank
+        if (full_disk && world().rank() == world().size() - 1) small.rlim_cur = limit;  // on one rank
         sample.fill(step);
         setrlimit(RLIMIT_FSIZE, &small);
         std::optional<Report> report;
@@ -439,7 +440,7 @@ TEST_CASE("a failed write keeps the previous checkpoint, cleans up, and training
       CHECK((!root() || warnings.mention("bytes free")));
       CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001"});
       CHECK(find(world(), scratch.path, "auto", Verify::full)->manifest.step == 1);
-      // The next one is written, and the failure forgotten.
+      // The next one succeeds and resets the count of failures.
       CHECK(write(3, false).first->durable);
       sample.clear();
       load(world(), *find(world(), scratch.path, "auto", Verify::full), sample.registry, execution());
@@ -450,8 +451,8 @@ TEST_CASE("a failed write keeps the previous checkpoint, cleans up, and training
     }
 }
 
-TEST_CASE("a shard of several segments: digested while it is written, and a disk that fills up meanwhile") {
-  if (world().size() > 1) return;  // of one rank; 160 MB
+TEST_CASE("a shard of several segments is digested during the write, also if the disk becomes full") {
+  if (world().size() > 1) return;  // one rank only: 160 MB
   const parallel::Signals signals;
   const Scratch scratch;
   Sample sample(world(), 1, 8'000'001);
@@ -465,7 +466,7 @@ TEST_CASE("a shard of several segments: digested while it is written, and a disk
   rlimit former;
   getrlimit(RLIMIT_FSIZE, &former);
   rlimit small = former;
-  small.rlim_cur = 2 * storage::kDigestSegment;  // two segments are through by then
+  small.rlim_cur = 2 * storage::kDigestSegment;  // after two digested segments
   setrlimit(RLIMIT_FSIZE, &small);
   Warnings warnings;
   writer.start(manifest_of(2));
@@ -477,7 +478,7 @@ TEST_CASE("a shard of several segments: digested while it is written, and a disk
   CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001"});
 }
 
-TEST_CASE("a state that is not finite never becomes a checkpoint") {
+TEST_CASE("a state that is not finite is never written") {
   const Scratch scratch;
   Sample sample(world(), 1);
   write_steps(world(), scratch.path, sample, {1});
@@ -488,7 +489,7 @@ TEST_CASE("a state that is not finite never becomes a checkpoint") {
                     scratch.path / "step_00000001");
       sample.fill(2);
       const Tensor& tensor = *sample.registry.find(name);
-      if (tensor.owned.size() > 0)  // every owner spoils its last number
+      if (tensor.owned.size() > 0)  // every owner makes its last number infinite or NaN
         std::memset(static_cast<char*>(tensor.data) + tensor.held.size() * tensor.row_bytes() - 2, 0x7f, 1),
             std::memset(static_cast<char*>(tensor.data) + tensor.held.size() * tensor.row_bytes() - 1, 0x7f, 1);
       if (tensor.owned.size() > 0 &&
@@ -509,7 +510,7 @@ TEST_CASE("a state that is not finite never becomes a checkpoint") {
     }
 }
 
-TEST_CASE("a full disk at any point of the protocol leaves the previous checkpoint or the new one") {
+TEST_CASE("after a full disk at any point of the protocol the previous checkpoint or the new one is intact") {
   for (const char* point : {"after-open", "mid-dataset", "before-close", "before-fsync", "before-manifest",
                             "before-rename", "after-rename", "before-latest", "mid-delete"})
     for (int rank = 0; rank < world().size(); ++rank) {
@@ -538,7 +539,7 @@ TEST_CASE("a full disk at any point of the protocol leaves the previous checkpoi
         if (root() && (rank == 0 || !report->durable)) CHECK(!warnings.lines.empty());
         load(world(), *found, sample.registry, execution());
         CHECK(sample.holds(found->manifest.step));
-        // and the next one succeeds
+        // The next checkpoint succeeds.
         sample.fill(4);
         writer.start(manifest_of(4));
         CHECK(writer.finish()->durable);
@@ -546,7 +547,7 @@ TEST_CASE("a full disk at any point of the protocol leaves the previous checkpoi
     }
 }
 
-TEST_CASE("ranks that disagree on the state are found out before anything is published") {
+TEST_CASE("inconsistent registries of the ranks are detected before a checkpoint is published") {
   const Scratch scratch;
   std::vector<float> numbers(4);
   const auto code = [&](Tensor tensor) {
@@ -562,7 +563,7 @@ TEST_CASE("ranks that disagree on the state are found out before anything is pub
     }
     return ExitCode::finished;
   };
-  // A row that nobody owns; a row that two own; another shape on one rank.
+  // A row without owner, a row with two owners, a different shape on one rank.
   const parallel::Range all{0, 4}, none{0, 0};
   CHECK(code({"w",
               kernels::Scalar::fp32,
@@ -582,7 +583,7 @@ TEST_CASE("ranks that disagree on the state are found out before anything is pub
         ExitCode::finished);
 }
 
-TEST_CASE("a run that ends with an error does not wait for its checkpoint to be written") {
+TEST_CASE("a run that ends with an error does not wait for its checkpoint") {
   const Scratch scratch;
   Sample sample(world(), 1, 300'001);
   sample.fill(1);

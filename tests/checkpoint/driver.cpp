@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// checkpoint_driver DIRECTORY STEPS EVERY: a run without arithmetic, to be killed. Goes on from what it finds, checks
-// that bit for bit, and "trains" to STEPS. Prints the step it began from; exit 9 when a checkpoint held other bits than
-// were written.
+// checkpoint_driver DIRECTORY STEPS EVERY: a run without arithmetic, for tests that kill it. Resumes from the newest
+// checkpoint, compares it bit for bit with the expected state, and writes checkpoints up to STEPS. Prints the step at
+// which it began; exits with 9 if a checkpoint has wrong bits.
 #include <cstdio>
 #include <cstdlib>
 
@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
     if (found) {
       checkpoint::load(world.all(), *found, sample.registry, runtime.execution());
       step = found->manifest.step;
-      if (!sample.holds(step)) return world.agree(9);
+      if (!sample.holds(step)) return parallel::agreed_exit_code(world, 9);
     }
     if (world.is_root()) std::printf("from %lld\n", static_cast<long long>(step));
     checkpoint::Settings settings;
@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
     }
     writer.finish();
   } catch (const Error& failure) {
-    return world.abort(failure, step);
+    return parallel::end_run(world, failure, step);
   }
-  return world.agree(0);
+  return parallel::agreed_exit_code(world, 0);
 }

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of every released format are read for ever: each golden one is evaluated and gone on from, and the numbers are
-those of the day on which it was written.
+"""Checkpoints of every released format stay readable: each golden checkpoint is evaluated and resumed, and the numbers must be
+those recorded when it was written.
 
-golden_test.py WEFT               tests what lies in golden/
-golden_test.py WEFT --make        writes golden/format_N of the present format: once, when the format is released
+golden_test.py WEFT               tests the checkpoints in golden/
+golden_test.py WEFT --make        writes golden/format_N of the current format: once, when the format is released
 
-golden/format_N: data/ (a dataset of 256 tokens), one run directory each state policy with one checkpoint of two ranks, and
-expected.json: what evaluation says of it, and the losses of the steps after it.
+golden/format_N: data/ (a dataset of 256 tokens), one run directory per state policy with one checkpoint of two ranks, and
+expected.json: the result of evaluation, and the losses of the following steps.
 """
 import json
 import re
@@ -20,8 +20,8 @@ import program
 GOLDEN = Path(__file__).parent / "golden"
 STEP, MORE = 20, 10
 STATES = ("fp32", "8bit")
-# Sums are added in the order of the processor's vector width: fp32 runs differ by rounding. In 8 bits one such
-# difference is one of the last bit kept.
+# The order of sums depends on the vector width of the processor: fp32 runs differ by rounding. With 8-bit state such a
+# difference can change the last stored bit.
 TOLERANCE = {"fp32": 1e-4, "8bit": 1e-2}
 INPUT = """
 [synthetic]
@@ -114,7 +114,7 @@ def check_format(weft, golden):
             assert f"going on behind step {STEP} of {STEP + MORE}" in output and not re.search("rejected|changed", output), output
             found = losses(weft, run)
             worst = max(abs(a - b) / b for a, b in zip(found, numbers["losses"]))
-            print(f"{golden.name}, {state}, {ranks} ranks: {MORE} steps further, losses within {worst:.1e}")
+            print(f"{golden.name}, {state}, {ranks} ranks: {MORE} more steps, losses within {worst:.1e}")
             close(found, numbers["losses"], TOLERANCE[state], f"{golden.name}, {state}, {ranks} ranks")
 
 

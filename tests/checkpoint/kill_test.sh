@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kill_test.sh DRIVER RANKS MPIEXEC FLAGS...: kills a rank at every point of the checkpoint protocol, then starts again. The second start must
-# find the previous checkpoint or the new one, whole, and reach the end.
+# kill_test.sh DRIVER RANKS MPIEXEC FLAGS...: kills each rank at every point of the checkpoint protocol and restarts. The second start must
+# resume from an intact checkpoint, the previous or the new one, and finish.
 set -u
 driver=$1 ranks=$2
 shift 2
@@ -22,7 +22,7 @@ for point in after-open mid-dataset mid-dataset@5 before-close before-fsync befo
       failures=$((failures + 1))
       continue
     fi
-    # Killed while writing step 6: steps 2 and 4 exist, and 6 if its rename was done.
+    # Killed while writing step 6: steps 2 and 4 exist, and 6 if it was renamed.
     if ! run "$@" -n "$ranks" "$driver" "$directory" 10 2; then
       echo "$point on rank $rank: the second start failed"
       cat "$scratch/out" "$scratch/err"

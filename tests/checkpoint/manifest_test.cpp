@@ -24,7 +24,7 @@ Manifest small() {
   return manifest;
 }
 
-/// The digest written anew over a changed text: what somebody who means harm would do.
+/// A changed text with a matching digest, as an attacker would write it.
 std::string resealed(std::string text) {
   const std::string key = "\"sha256\": \"";
   const std::size_t at = text.find(key) + key.size();
@@ -56,6 +56,21 @@ TEST_CASE("grid and cursor may have any names") {
   CHECK(read.cursor_at("document") == 7);
   CHECK_THROWS_AS(read.cursor_at("epoch"), Error);
   CHECK(to_text(read.grid) == "data 1 x tensor 2");
+  CHECK(to_text(read.cursor, ", ") == "document 7, stage 1, token 123456789012");
+}
+
+TEST_CASE("grid and cursor have bounded names and numbers of entries") {
+  Manifest manifest = small();
+  for (int i = 0; i < 64; ++i) manifest.cursor[fmt::format("n{}", i)] = i;
+  manifest.cursor.erase("epoch");
+  manifest.cursor.erase("position");
+  CHECK(parse(to_text(manifest)).cursor.size() == 64);
+  manifest.cursor["one_more"] = 0;
+  CHECK_THROWS_AS(parse(to_text(manifest)), Error);
+  manifest.cursor = {{std::string(64, 'a'), 1}};
+  CHECK(parse(to_text(manifest)).cursor.size() == 1);
+  manifest.cursor = {{std::string(65, 'a'), 1}};
+  CHECK_THROWS_AS(parse(to_text(manifest)), Error);
 }
 
 TEST_CASE("format 1 has a grid of data x feature and a cursor of epoch and position") {
@@ -66,7 +81,7 @@ TEST_CASE("format 1 has a grid of data x feature and a cursor of epoch and posit
   CHECK_THROWS_AS(parse(to_text(old)), Error);
 }
 
-TEST_CASE("every changed byte of a manifest is noticed") {
+TEST_CASE("every changed byte of a manifest is detected") {
   const std::string text = to_text(small());
   for (std::size_t at = 0; at < text.size(); ++at) {
     std::string changed = text;
@@ -107,7 +122,7 @@ TEST_CASE("a manifest with a valid digest and impossible content is refused") {
            {"[[0,2],", "[[2,0],"},
            {"[[0,2],", "[[0,2,2],"},
            {"[[0,2],[0,3]]", "[[0,2]]"},
-           {"\"bytes\":1000", "\"bytes\":100000000000"},  // more than one digest's worth
+           {"\"bytes\":1000", "\"bytes\":100000000000"},  // more than one digest covers
            {"\"extra\": {", "\"extra\": [{}], \"other\": {"},
            {"\"extra\": {",
             "\"extra\": {\"deep\": " + std::string(300'000, '[') + std::string(300'000, ']') + "}, \"other\": {"},
@@ -121,7 +136,7 @@ TEST_CASE("a manifest with a valid digest and impossible content is refused") {
   CHECK_THROWS_AS(parse(resealed(text + std::string(100'000, '['))), Error);
 }
 
-TEST_CASE("a later format is told from a damaged manifest") {
+TEST_CASE("a newer format is distinguished from a damaged manifest") {
   const std::string text = to_text(small());
   CHECK_THROWS_AS(parse(replaced(text, "\"format_version\": 2", "\"format_version\": 3")), NewerFormat);
   std::string damaged = text;
@@ -129,7 +144,7 @@ TEST_CASE("a later format is told from a damaged manifest") {
   CHECK_THROWS_AS(parse(damaged), Error);
 }
 
-TEST_CASE("only names that the writer makes count as checkpoints") {
+TEST_CASE("only names in the format of the writer are checkpoints") {
   CHECK(step_of("step_00001200") == 1200);
   CHECK(step_of("step_123456789") == 123456789);
   for (const char* name : {"step_1200", "step_00001200.tmp", "step_", "step_0000120x", "latest", "step_-0000001",

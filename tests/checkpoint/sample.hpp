@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small state with every kind of tensor a run has, whose bits are a pure function of (step, tensor, element): any
-// rank of any grid can say what it must be.
+// A small state with all kinds of tensors of a run. Its bits are a pure function of (step, tensor, element), so that
+// any rank of any grid can verify them.
 #pragma once
 
 #include <cstring>
@@ -18,8 +18,8 @@ struct Sample {
   Registry registry;
   std::vector<std::vector<unsigned char>> memory;
 
-  /// feature x data = ranks of `world`; `wide` > 0 adds a tensor of that many columns, `hooks` one that is packed by
-  /// functions.
+  /// feature x data = ranks of `world`. `wide` > 0 adds a tensor of that many columns; with `hooks` one tensor is
+  /// packed and unpacked by functions.
   Sample(const parallel::Communicator& world, int data, std::int64_t wide = 0, bool hooks = false) {
     using kernels::Scalar;
     const int feature = world.size() / data, feature_index = world.rank() % feature,
@@ -35,7 +35,7 @@ struct Sample {
         {"encoder_0/weight.first_moment", Scalar::bf16, {13, 7}, false},
         {"encoder_0/weight.codes", Scalar::u8, {13, 301}, false},
         {"encoder_0/tokens_since_fired", Scalar::i64, {13}, false},
-        {"decoder_0/weight", Scalar::fp16, {2, 3, 5}, false},  // fewer rows than ranks: some own nothing
+        {"decoder_0/weight", Scalar::fp16, {2, 3, 5}, false},  // fewer rows than ranks: some ranks own none
         {"decoder_bias", Scalar::fp32, {11}, true},
         {"statistics/mean_inputs", Scalar::fp64, {4, 5}, true},
         {"schedule/words", Scalar::u64, {1}, true}};
@@ -53,7 +53,7 @@ struct Sample {
       memory.emplace_back(static_cast<std::size_t>(tensor.held.size() * tensor.row_bytes()) + 1);
       unsigned char* bytes = memory.back().data();
       tensor.data = bytes;
-      if (hooks && tensor.name == "encoder_0/weight") {  // kept inverted in memory
+      if (hooks && tensor.name == "encoder_0/weight") {  // stored inverted in memory
         const std::int64_t row = tensor.row_bytes(), first = tensor.held.begin;
         tensor.data = nullptr;
         tensor.gather = [=](parallel::Range rows, void* to) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft benchmark with benchmark.checkpoint = true: what it reports is there and fits together, and nothing is left on the
-disk. How fast it is belongs to the machine, and is no test.
+"""weft benchmark with benchmark.checkpoint = true: the report is complete and consistent, and no files remain. The speed
+depends on the machine and is not tested.
 
 throughput_test.py WEFT
 """
@@ -30,7 +30,7 @@ def check(weft):
         source.write_text(INPUT.format(state=state))
         output = weft.run("benchmark", source, "--output", weft.folder / state, ranks=ranks)
         result = json.loads((weft.folder / state / "benchmark.json").read_text())["checkpoint"]
-        # 5000 features of two layers: 2 * 16 + 3 * 16 weights each; biases, scales and headers come on top.
+        # 5000 features of two layers: 2 * 16 + 3 * 16 weights each; plus biases, scales and headers.
         assert bytes_of_state < result["bytes"] < 1.5 * bytes_of_state, result
         assert result["writers"] == ranks and result["cores"] >= 1, result
         for direction in ("write", "read"):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that are full, limited, read-only or not there: the last good checkpoint stays, training goes on while it may, and
-what cannot work is said before the first step.
+"""Disks that are full, limited, read-only or missing: the last valid checkpoint remains, training continues up to the limit of
+failures, and impossible configurations are refused before the first step.
 
-disk_test.py WEFT         What needs a mount (a small tmpfs, a read-only one) runs where this process may mount in a
-                          namespace of its own, and is counted as skipped elsewhere.
+disk_test.py WEFT         Cases that need a mount (a small tmpfs, a read-only one) run if this process may mount in a
+                          separate namespace; otherwise they count as skipped.
 """
 import os
 import re
@@ -13,7 +13,7 @@ import subprocess
 import jobs
 import program
 
-# MPI's own files stay below (shared memory of 4 MiB), no shard does: 19 MB by one rank, or by two together.
+# The limit allows the files of MPI (4 MiB of shared memory), but no shard: 19 MB for one rank, or for two together.
 FEATURES = 20_000
 LIMITED = ("prlimit", "--fsize=8000000:")
 
@@ -29,21 +29,22 @@ def mounts_are_possible(folder):
 
 
 def inside(mount, at):
-    """Runs the rest of a command in a namespace of its own where `mount` is mounted at `at`."""
+    """Prefix that runs a command in a separate namespace with `mount` mounted at `at`."""
     return ("unshare", "--mount", "sh", "-c", f'mount {mount} tmpfs "{at}" && exec "$@"', "sh")
 
 
 def check_limit(job):
-    """RLIMIT_FSIZE: every shard fails, the run ends with 6 once too many have; lifted, it goes on to the same end."""
+    """RLIMIT_FSIZE: every shard fails and the run ends with 6 after too many failures; without the limit it completes with the
+    same result."""
     for ranks in (1, 2):
         name = f"limited_{ranks}"
         output = job.run(name, ranks=ranks, code=6, wrapper=LIMITED)
-        assert "File too large" in output and "training goes on" in output and "failure 1 of 3" in output, output
+        assert "File too large" in output and "training continues" in output and "failure 1 of 3" in output, output
         assert "3 checkpoints in a row could not be written" in output and "bytes free" in output, output
         assert job.steps_of(name) == [] and not list((job.folder / name / "checkpoints").glob("*.tmp"))
         assert program.record(job.folder / name)["exit"]["code"] == 6
         job.run(name, ranks=ranks)
-        # The limit comes while a run is going on, between two checkpoints, and goes again.
+        # The limit is set during a run, between two checkpoints, and removed again.
         name = f"pinched_{ranks}"
         job.run(name, ranks=ranks, fault="step:0:22:usr1", code=75)
         output = job.run(name, "--set", "checkpoint.failures_allowed=100", ranks=ranks, code=6, wrapper=LIMITED)
@@ -54,26 +55,26 @@ def check_limit(job):
 
 
 def check_small_disk(job):
-    """checkpoints/ on a small disk that something else has filled, all but room for one checkpoint."""
+    """checkpoints/ on a small disk with other files, with space for one checkpoint left."""
     name = "small"
     place = job.folder / name / "checkpoints"
     place.mkdir(parents=True)
-    # What the namespace's end would take with it is copied out before.
+    # Copy the files out before the namespace ends.
     script = f'mount -t tmpfs -o size=70m tmpfs "{place}" && "$@"; code=$?; cp -a "{place}" "{job.folder}/rescued"; exit $code'
     wrapper = ("unshare", "--mount", "sh", "-c", script, "sh")
     output = job.run(name, wrapper=wrapper)
-    assert "No space left" not in output, output  # room for the three that exist at one time
+    assert "No space left" not in output, output  # space for the three that exist at the same time
     shutil.rmtree(job.folder / name)
     shutil.rmtree(job.folder / "rescued")
     place.mkdir(parents=True)
     script = script.replace('&& "$@"', f'&& head -c 40m /dev/zero > "{place}/others" && "$@"')
     wrapper = ("unshare", "--mount", "sh", "-c", script, "sh")
     output = job.run(name, wrapper=wrapper, code=6)
-    assert "No space left on device" in output and "training goes on" in output, output
+    assert "No space left on device" in output and "training continues" in output, output
     rescued = job.folder / "rescued"
     kept = sorted(path.name for path in rescued.glob("step_*"))
     assert kept and not any(path.endswith(".tmp") for path in kept), (kept, output)
-    # What was kept is whole: moved to a larger disk, the run ends like the one that had room.
+    # The kept checkpoints are intact: on a larger disk, the run completes with the same result.
     shutil.rmtree(place)
     shutil.copytree(rescued, place)
     output = job.run(name)
@@ -82,7 +83,7 @@ def check_small_disk(job):
 
 
 def check_full_run_directory(job):
-    """The whole run directory on a full disk: not even the metrics can be written. An I/O error that says so."""
+    """The whole run directory on a full disk: the metrics cannot be written either. The run ends with an I/O error."""
     place = job.folder / "full"
     place.mkdir()
     wrapper = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=48k tmpfs "{place}" && exec "$@"', "sh")
@@ -91,7 +92,7 @@ def check_full_run_directory(job):
 
 
 def check_refusals(job):
-    """Where nothing can be written: 6 before the first step, from --dry-run too."""
+    """If nothing can be written: 6 before the first step, also with --dry-run."""
     (job.folder / "a_file").touch()
     places = [job.folder / "a_file" / "run"]
     wrappers = [()]
@@ -109,7 +110,7 @@ def check_refusals(job):
         for arguments in ((), ("--dry-run",)):
             output = job.run(str(place), *arguments, code=6, wrapper=wrapper)
             assert "step " not in output.replace("steps", "") and str(place) in output, output
-    # A directory that is taken away while the run goes on comes back with the next checkpoint.
+    # A removed checkpoint directory is created again.
     name = "taken"
     job.run(name, fault="step:0:22:usr1", code=75)
     shutil.rmtree(job.folder / name / "checkpoints")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that are disturbed: what the fault tests share."""
+"""Starts jobs with injected faults: shared by the fault tests."""
 import os
 import subprocess
 
@@ -38,7 +38,7 @@ every = 1
 
 
 class Jobs:
-    """Starts one input again and again, into run directories of a test's folder."""
+    """Starts one input repeatedly, with run directories in the folder of the test."""
 
     def __init__(self, weft, steps=60, every=10, features=40):
         self.weft, self.folder, self.steps = weft, weft.folder, steps
@@ -48,7 +48,7 @@ class Jobs:
             weft.run("synth", self.source)
 
     def start(self, name, *arguments, ranks=1, fault="", wrapper=(), **options):
-        """A Popen, through mpiexec where ranks > 1. `wrapper`: the command that starts the program in every rank."""
+        """A Popen, through mpiexec if ranks > 1. `wrapper`: a command that starts the program on every rank."""
         command = [*wrapper, str(self.weft.binary), "train", str(self.source), "--output", str(self.folder / name),
                    *map(str, arguments)]
         if ranks > 1:
@@ -57,7 +57,7 @@ class Jobs:
                                 stderr=subprocess.STDOUT, **options)
 
     def run(self, name, *arguments, code=0, **options):
-        """Until it ends: its output. Fails unless the exit code is `code` (None: any but 0)."""
+        """Returns the output of the completed job. Fails unless the exit code is `code` (None: any but 0)."""
         process = self.start(name, *arguments, **options)
         output, _ = process.communicate(timeout=240)
         assert process.returncode == code if code is not None else process.returncode != 0, (process.returncode, output)
@@ -68,7 +68,7 @@ class Jobs:
         return sorted(files.checkpoints(self.folder / name))
 
     def outcome(self, name):
-        """Bytes of the last checkpoint's shards, and the metrics without their times."""
+        """Bytes of the shards of the last checkpoint, and the metrics without times."""
         run = self.folder / name
         last = files.checkpoints(run)[self.steps]
         return ({path.name: path.read_bytes() for path in sorted(last.glob("rank_*.h5"))},
@@ -76,7 +76,7 @@ class Jobs:
 
 
 def alive(path):
-    """Processes with this path on their command line."""
+    """Processes with this path in their command line."""
     found = []
     for entry in os.listdir("/proc"):
         try:

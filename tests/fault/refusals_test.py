@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run must not do: go on with numbers that are not finite, die again and again at one place, or touch a checkpoint of
-a later format. Each ends with its own code and a message that names the cause, and harms nothing.
+"""A run must not continue with numbers that are not finite, die repeatedly at the same step, or modify a checkpoint of a
+newer format. Each case ends with its own exit code and a message that names the cause, and damages nothing.
 
 refusals_test.py WEFT
 """
@@ -15,7 +15,7 @@ import program
 
 
 def check_nonfinite(job):
-    """A batch with a NaN in it is seen before any update: the run stops with 4 and names the rows, or leaves the step out."""
+    """A NaN in a batch is detected before any update: the run stops with 4 and names the rows, or skips the step."""
     for ranks, grid in ((1, ()), (2, ("--set", "parallel.data=2")), (3, ())):
         name = f"nan_{ranks}"
         fault = f"data-read:{ranks - 1}:15:nan"
@@ -26,17 +26,17 @@ def check_nonfinite(job):
         for step in files.checkpoints(job.folder / name).values():
             for tensor, values in files.read_tensors(step).items():
                 assert values.dtype.kind != "f" or np.isfinite(values).all(), tensor
-        # It was this start's accident, and is gone: the run ends like one that never met it.
+        # The fault was injected into this start only: the restarted run ends like an undisturbed one.
         job.run(name, *grid, ranks=ranks)
         job.run(f"whole_{ranks}", *grid, ranks=ranks)
         assert job.outcome(name) == job.outcome(f"whole_{ranks}")
-        # skip: one step is left out, and counted; the second is one too many.
+        # skip: one step is skipped and counted; a second one exceeds the limit.
         skip = ("--set", "run.nonfinite=skip", "--set", "run.skip_at_most=1")
         output = job.run(f"skip_{ranks}", *grid, *skip, ranks=ranks, fault=fault)
         assert "skipped" in output and program.metrics(job.folder / f"skip_{ranks}")[-1]["skipped_steps"] == 1, output
         output = job.run(f"too_many_{ranks}", *grid, *skip[:2], "--set", "run.skip_at_most=0", ranks=ranks, fault=fault, code=4)
         assert "run.skip_at_most = 0" in output, output
-    # Parameters that run away are no batch's fault: the run stops, whatever the policy for batches.
+    # Divergence of the parameters stops the run, whatever the policy for batches.
     output = job.run("away", "--set", "optimizer.learning_rate=1e38", "--set", "run.nonfinite=skip", "--set", "run.skip_at_most=3",
                      code=4)
     assert "not finite" in output, output
@@ -44,7 +44,7 @@ def check_nonfinite(job):
 
 
 def check_crash_loop(job):
-    """Two starts that died without a word at one step: the third refuses with 93, unless told to try."""
+    """After two starts that died at the same step without a message the third refuses with 93, unless overridden."""
     for ranks in (1, 2):
         name = f"loop_{ranks}"
         job.run(name, ranks=ranks, fault="step:0:13:usr1", code=75)
@@ -55,34 +55,34 @@ def check_crash_loop(job):
         assert program.record(job.folder / name)["exit"]["code"] == 93
         job.run(name, "--set", "resume.ignore_no_progress=true", ranks=ranks)
         assert job.steps_of(name)[-1] == job.steps
-    # Deaths that have moved on in between are no loop.
+    # Starts that made progress in between are not a loop.
     for step in (10, 20, 30):
         job.run("moving", fault=f"after-rename:0:{step}:kill", code=None)
     job.run("moving")
 
 
 def check_newer_format(job):
-    """A checkpoint of a later format is refused by name, not skipped in favour of an older one, and stays as it is."""
+    """A checkpoint of a newer format is refused, not skipped in favour of an older one, and remains unchanged."""
     name = "newer"
     job.run(name)
     path = files.checkpoints(job.folder / name)[job.steps] / "manifest.json"
     text = path.read_text()
-    zeros = re.sub(r'"sha256": "[0-9a-f]{64}"', f'"sha256": "{"0" * 64}"', text, count=1).replace('"format_version": 1', '"format_version": 2')
+    zeros = re.sub(r'"sha256": "[0-9a-f]{64}"', f'"sha256": "{"0" * 64}"', text, count=1).replace('"format_version": 2', '"format_version": 3')
     digest = hashlib.sha256(zeros.encode()).hexdigest()
     newer = zeros.replace("0" * 64, digest, 1)
     path.write_text(newer)
     for arguments in ((), ("--resume", str(path.parent))):
         output = job.run(name, *arguments, code=6)
-        assert "has checkpoint format 2 (this program reads up to 1)" in output and str(path.parent) in output, output
+        assert "has checkpoint format 3 (this program reads up to 2)" in output and str(path.parent) in output, output
     assert path.read_text() == newer
-    # One changed digit more, and it is a damaged manifest: rejected, the one before is taken.
+    # With a wrong digest it is a damaged manifest: rejected, and the previous checkpoint is used.
     path.write_text(newer.replace(digest, digest[::-1]))
     output = job.run(name)
     assert "rejected, manifest.json" in output and f"going on behind step {job.steps - 10} " in output, output
 
 
 def check_no_silent_start(job):
-    """Checkpoints that are all damaged stop the run; it does not begin again as if there were none."""
+    """If all checkpoints are damaged the run stops; it does not start again from step 0."""
     name = "damaged"
     job.run(name, ranks=2)
     for step in files.checkpoints(job.folder / name).values():
@@ -93,7 +93,7 @@ def check_no_silent_start(job):
 
 
 def check_changed_data(job):
-    """Other activations under the same name are refused with 2, unless accepted."""
+    """Different training data are refused with 2, unless accepted."""
     name, other = "changed", job.folder / "other"
     job.run(name, fault="step:0:12:usr1", code=75)
     job.weft.run("synth", job.source, "--set", f"synthetic.output={other}", "--set", "synthetic.seed=2")

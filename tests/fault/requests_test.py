@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests from outside (signals to the process and to mpiexec, files, the wall limit), whatever the run is doing: a valid
-checkpoint, the right exit code, and the run goes on from there.
+"""Stop requests (signals to the process and to mpiexec, files, the wall-time limit) in all phases of a run: a valid
+checkpoint, the correct exit code, and a restart that resumes from it.
 
 requests_test.py WEFT
 """
@@ -14,7 +14,7 @@ ENDLESS = 10_000_000
 
 
 class Run:
-    """A run that is under way: some steps are done."""
+    """A run in progress, after some steps."""
 
     def __init__(self, job, name, ranks=1, *arguments):
         self.job, self.name, self.ranks, self.path = job, name, ranks, job.folder / name
@@ -29,7 +29,7 @@ class Run:
             time.sleep(0.02)
 
     def end(self, code):
-        """Ends in time, with the code (None: any but 0), a record of it, and a checkpoint that the run goes on from."""
+        """The run ends in time with the code (None: any but 0), a record of it, and a checkpoint from which it can be resumed."""
         output, _ = self.process.communicate(timeout=30)
         got = self.process.returncode
         assert got == code if code is not None else got != 0, (self.name, got, output)
@@ -52,7 +52,7 @@ def check_process(job):
         for number in signals:
             run.process.send_signal(number)
         run.end(code)
-    # A scheduler that repeats itself until the very end changes nothing.
+    # Repeated signals until the end change nothing.
     run = Run(job, "usr1_again_and_again")
     while run.process.poll() is None:
         run.process.send_signal(signal.SIGUSR1)
@@ -61,8 +61,8 @@ def check_process(job):
 
 
 def check_launcher(job):
-    """Through mpiexec: it passes USR1 and USR2 on; with TERM and INT it ends the job itself, in which the ranks may or may
-    not have the time for a checkpoint: the code is the launcher's."""
+    """Through mpiexec: it forwards USR1 and USR2. On TERM and INT it ends the job itself, with its own code; the ranks may or
+    may not have time for a checkpoint."""
     for name, number, code in (("mpi_usr1", signal.SIGUSR1, 75), ("mpi_term", signal.SIGTERM, None), ("mpi_int", signal.SIGINT, None)):
         run = Run(job, name, 2, "--set", "checkpoint.every=10")
         run.wait(lambda run=run: job.steps_of(run.name), "checkpoint")
@@ -87,7 +87,7 @@ def check_files(job):
 
 
 def check_walltime(job):
-    # Ten million steps end by nothing else; a slow machine may spend the whole limit on starting, and still stops cleanly.
+    # Only the limit ends ten million steps. A slow machine may spend all of it on starting, and still stops cleanly.
     output = job.run("walltime", "--walltime", "00:00:02", "--set", "log.every=1000", ranks=2, code=75)
     record, step = program.record(job.folder / "walltime"), max(job.steps_of("walltime"))
     assert "checkpoint step_" in output and record["exit"]["reason"] == "stopped cleanly, more to do", output
@@ -95,7 +95,7 @@ def check_walltime(job):
 
 
 def check_moments(job):
-    """In the step, in the wait for data, in the loader's thread, in a collective, while a checkpoint is written."""
+    """In the step, while waiting for data, in the loader thread, in a collective, while a checkpoint is written."""
     for point in ("step:{}:15", "data-wait:{}:15", "data-read:{}:15", "collective:{}:15", "mid-dataset:{}:10", "before-rename:{}:10"):
         for ranks, kind, code in ((1, "term", 143), (2, "usr1", 75)):
             name = f"{point.split(':')[0]}_{kind}"

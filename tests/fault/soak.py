@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver of soak.sh: see there. A round is one run that suffers two blows and is started again after each; its last
-checkpoint must then have the bytes, and its metrics the records, of the run that nobody disturbed.
+"""Driver of soak.sh. A round is one run with two injected faults that is restarted after each; its last checkpoint must then
+have the bytes, and its metrics the records, of an undisturbed run.
 
-What is dealt out is decided by the seed before the first round: every point of the checkpoint protocol is killed at least
-three times (as often as the rounds allow), at least half of the blows fall inside the protocol. Only the moment of a kill
-from outside, and which step a blow meets, depend on how the runs go.
+The seed determines the faults before the first round: every point of the checkpoint protocol is killed at least three times
+(if there are enough rounds), and at least half of the faults are inside the protocol. Only the time of a kill from outside,
+and the step at which a fault occurs, depend on the progress of the runs.
 """
 import argparse
 import collections
@@ -26,10 +26,10 @@ PROTOCOL = ("after-open", "mid-dataset", "before-close", "before-fsync", "before
             "before-latest", "mid-delete")
 ELSEWHERE = ("step", "data-wait", "data-read", "collective", "outside")
 EACH_POINT, PROTOCOL_SHARE = 3, 0.5
-# How a blow is dealt, and how often. Every protocol point gets its kills first.
+# Kinds of faults and their relative frequency, after the kills at every protocol point.
 KINDS = {"kill": 60, "segfault": 8, "exit": 8, "throw": 8, "enospc": 6, "term": 5, "usr1": 5}
 STEPS, EVERY, LAYERS = 40, 5, 2
-# ranks -> (data axis, optimizer state, precision): every policy of the state, both axes.
+# ranks -> (data axis, optimizer state, precision): all state policies and both axes.
 GRIDS = {1: (1, "fp32", "fp32"), 2: (2, "8bit", "bf16"), 3: (1, "bf16", "fp32"), 4: (2, "8bit", "fp32")}
 INPUT = """
 [synthetic]
@@ -62,30 +62,30 @@ precision = "{precision}"
 [checkpoint]
 every = {every}
 [resume]
-ignore_no_progress = true     # two blows may well fall before the first checkpoint
+ignore_no_progress = true     # both faults may occur before the first checkpoint
 [log]
 every = 1
 """
 
-Blow = collections.namedtuple("Blow", "point kind")
-Landed = collections.namedtuple("Landed", "point kind ranks outcome")
+Fault = collections.namedtuple("Fault", "point kind")
+Result = collections.namedtuple("Result", "point kind ranks outcome")
 
 
-def deal(rounds, rng):
-    """Two blows a round."""
-    blows = [Blow(point, "kill") for point in PROTOCOL for _ in range(EACH_POINT)][:2 * rounds]
-    while len(blows) < 2 * rounds:
+def plan(rounds, rng):
+    """Two faults per round."""
+    faults = [Fault(point, "kill") for point in PROTOCOL for _ in range(EACH_POINT)][:2 * rounds]
+    while len(faults) < 2 * rounds:
         inside = rng.random() < PROTOCOL_SHARE
         point = rng.choice(PROTOCOL if inside else ELSEWHERE)
         kind = "kill" if point == "outside" else rng.choices(*zip(*KINDS.items()))[0]
         if kind == "enospc" and not inside:
-            kind = "kill"  # a full disk is an error of the checkpoint, not of the step
-        blows.append(Blow(point, kind))
-    rng.shuffle(blows)
+            kind = "kill"  # a full disk affects checkpoints only
+        faults.append(Fault(point, kind))
+    rng.shuffle(faults)
     pairs = []
-    for pair in zip(blows[::2], blows[1::2]):
-        # A disk that was full once does not end a run: what came after it would find a finished run.
-        first, second = sorted(pair, key=lambda blow: blow.kind == "enospc")
+    for pair in zip(faults[::2], faults[1::2]):
+        # A run survives one failed write and may complete: a full disk comes last.
+        first, second = sorted(pair, key=lambda injected: injected.kind == "enospc")
         pairs.append((first._replace(kind="kill") if first.kind == "enospc" else first, second))
     return pairs
 
@@ -136,80 +136,80 @@ class Soak:
         records = program.metrics_without_times(run)
         return shards, records
 
-    def order(self, blow, ranks, run, last_blow):
-        """The words of WEFT_FAULT: a step that this start will come to, early enough for what is still to follow."""
+    def order(self, injected, ranks, run, is_last):
+        """The value of WEFT_FAULT: a step that this start will reach, early enough for the next fault."""
         rng, rank, done = self.rng, self.rng.randrange(ranks), newest(run)
-        limit = STEPS if last_blow else STEPS // 2
-        if blow.point in PROTOCOL:
-            first = max(done - done % EVERY + EVERY, 3 * EVERY if blow.point == "mid-delete" else 0)
+        limit = STEPS if is_last else STEPS // 2
+        if injected.point in PROTOCOL:
+            first = max(done - done % EVERY + EVERY, 3 * EVERY if injected.point == "mid-delete" else 0)
             step = rng.randrange(first, max(first, limit) + 1, EVERY)
-            times = f"@{rng.randint(1, 10)}" if blow.point == "mid-dataset" else ""
-            if blow.kind == "enospc" and blow.point in PROTOCOL[4:]:
-                rank = 0  # the others write nothing there
-            return f"{blow.point}{times}:{rank}:{step}:{blow.kind}"
+            times = f"@{rng.randint(1, 10)}" if injected.point == "mid-dataset" else ""
+            if injected.kind == "enospc" and injected.point in PROTOCOL[4:]:
+                rank = 0  # other ranks write nothing there
+            return f"{injected.point}{times}:{rank}:{step}:{injected.kind}"
         step = rng.randint(done + 1, max(done + 1, limit))
-        if blow.point == "data-read":  # counts the batches of this start
+        if injected.point == "data-read":  # counts the batches of this start
             step = rng.randint(1, max(1, limit - done))
-        times = f"@{rng.randint(1, 4 if ranks > 1 else 1)}" if blow.point == "collective" else ""
-        return f"{blow.point}{times}:{rank}:{step}:{blow.kind}"
+        times = f"@{rng.randint(1, 4 if ranks > 1 else 1)}" if injected.point == "collective" else ""
+        return f"{injected.point}{times}:{rank}:{step}:{injected.kind}"
 
     def kill_from_outside(self, process, ranks):
-        """SIGKILL to a random process of the job at a random moment of its life."""
+        """SIGKILL to a random process of the job at a random time."""
         time.sleep(self.rng.uniform(0, 0.9 * self.seconds[ranks]))
         victims = [process.pid] if ranks == 1 else children(process.pid)
         if process.poll() is None and victims:
             os.kill(self.rng.choice(victims), signal.SIGKILL)
 
-    def strike(self, blow, ranks, run, last_blow):
+    def inject(self, injected, ranks, run, is_last):
         before = newest(run)
-        fault = "" if blow.point == "outside" else self.order(blow, ranks, run, last_blow)
+        fault = "" if injected.point == "outside" else self.order(injected, ranks, run, is_last)
         process = self.start(ranks, run, fault)
-        if blow.point == "outside":
+        if injected.point == "outside":
             self.kill_from_outside(process, ranks)
         output, _ = process.communicate(timeout=300)
         code = process.returncode
         self.check_start(output, before)
         if code == 0:
-            # A disk that was full once costs a checkpoint, not the run. A kill from outside may come too late.
-            went_on = blow.kind == "enospc" and ("not written" in output or "the checkpoint itself is durable" in output)
-            # So late that the run ended before the ranks had agreed.
-            went_on = went_on or (blow.kind in ("term", "usr1") and last_blow)
-            assert went_on or blow.point == "outside", f"{fault} did not strike:\n{output}"
-            return "went on" if went_on else "missed"
-        if blow.point == "outside" and not last_blow and newest(run) == STEPS:
-            return "missed"  # nothing is left for the next blow
-        if blow.kind in ("term", "usr1"):
-            assert ranks > 1 or code == {"term": 143, "usr1": 75}[blow.kind], (fault, code, output)
+            # One failed write costs a checkpoint, not the run. A kill from outside may come too late.
+            continued = injected.kind == "enospc" and ("not written" in output or "the checkpoint itself is durable" in output)
+            # Or the run ended before the ranks agreed on the request.
+            continued = continued or (injected.kind in ("term", "usr1") and is_last)
+            assert continued or injected.point == "outside", f"{fault} did not occur:\n{output}"
+            return "continued" if continued else "missed"
+        if injected.point == "outside" and not is_last and newest(run) == STEPS:
+            return "missed"  # no steps are left for the next fault
+        if injected.kind in ("term", "usr1"):
+            assert ranks > 1 or code == {"term": 143, "usr1": 75}[injected.kind], (fault, code, output)
             return "stopped"
-        if blow.point in PROTOCOL and fault:
+        if injected.point in PROTOCOL and fault:
             step = int(fault.split(":")[2])
             return "new one" if step in files.checkpoints(run) else "previous one"
         return "previous one"
 
     @staticmethod
     def check_start(output, before):
-        """Whatever the blow before did: what stands there as a checkpoint is one, and the run goes on from the newest."""
+        """After any fault all checkpoints are valid, and the run resumes from the newest."""
         assert "rejected" not in output, output
         begun = re.search(r"(going on behind|starting at) step (\d+) of", output)
         assert not begun or int(begun.group(2)) == before, (before, output)
 
-    def round(self, number, blows, ranks, log):
+    def round(self, number, faults, ranks, log):
         whole = self.reference(ranks)
         run = self.folder / f"round_{number}"
-        landed = []
-        for i, blow in enumerate(blows):
+        results = []
+        for i, injected in enumerate(faults):
             before, outcome = self.folder / "before", "missed"
             shutil.rmtree(before, ignore_errors=True)
             if run.exists():
                 shutil.copytree(run, before)
-            # A kill from outside can come too late, or before there is a process: once more from where it stood.
+            # A kill from outside can come too late, or before the process exists: repeat from the same state.
             while outcome == "missed":
-                outcome = self.strike(blow, ranks, run, i + 1 == len(blows))
+                outcome = self.inject(injected, ranks, run, i + 1 == len(faults))
                 if outcome == "missed":
                     shutil.rmtree(run, ignore_errors=True)
                     if before.exists():
                         shutil.copytree(before, run)
-            landed.append(Landed(blow.point, blow.kind, ranks, outcome))
+            results.append(Result(injected.point, injected.kind, ranks, outcome))
         before = newest(run)
         process = self.start(ranks, run)
         output, _ = process.communicate(timeout=300)
@@ -220,13 +220,13 @@ class Soak:
             name for name in whole[0] if shards.get(name) != whole[0][name])
         assert records == whole[1], "the metrics differ"
         left = [path.name for path in (run / "checkpoints").iterdir() if path.name.endswith(".tmp")]
-        assert not left, f"left behind: {left}"
+        assert not left, f"remaining files: {left}"
         shutil.rmtree(run)
-        log.extend(landed)
+        log.extend(results)
 
 
 def children(pid):
-    """Processes that mpiexec started itself."""
+    """Processes that mpiexec started directly."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -240,9 +240,9 @@ def children(pid):
 
 
 def table(log):
-    counts = collections.Counter((blow.point, blow.kind, blow.outcome) for blow in log)
+    counts = collections.Counter((injected.point, injected.kind, injected.outcome) for injected in log)
     order = {point: i for i, point in enumerate(PROTOCOL + ELSEWHERE)}
-    lines = ["| point | kind | blows | found afterwards |", "|---|---|---:|---|"]
+    lines = ["| point | kind | faults | found afterwards |", "|---|---|---:|---|"]
     for (point, kind), total in sorted(collections.Counter((b.point, b.kind) for b in log).items(),
                                        key=lambda item: (order[item[0][0]], list(KINDS).index(item[0][1]))):
         found = ", ".join(f"{n} {outcome}" for (p, k, outcome), n in sorted(counts.items()) if (p, k) == (point, kind))
@@ -259,39 +259,39 @@ def main():
     parser.add_argument("--table", default=None)
     options = parser.parse_args()
     if not Path(options.weft).is_file() or options.rounds < 1:
-        parser.error(f"{options.weft} is no program; build it, or say --weft PATH" if options.rounds > 0 else "--rounds")
+        parser.error(f"{options.weft} is not a program; build it, or give --weft PATH" if options.rounds > 0 else "--rounds")
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     rng = random.Random(seed)
     print(f"soak: {options.rounds} rounds, seed {seed}", flush=True)
 
     folder = tempfile.mkdtemp(prefix="weft_soak_")
     soak, log, begin = Soak(str(Path(options.weft).resolve()), folder, rng), [], time.monotonic()
-    rounds = deal(options.rounds, rng)
-    for number, blows in enumerate(rounds, 1):
+    rounds = plan(options.rounds, rng)
+    for number, faults in enumerate(rounds, 1):
         ranks = options.ranks or rng.randint(1, 3)
         try:
-            soak.round(number, blows, ranks, log)
+            soak.round(number, faults, ranks, log)
         except (AssertionError, subprocess.TimeoutExpired) as failure:
-            print(f"round {number} on {ranks} ranks, {blows}: {failure}\nkept: {folder}/round_{number}")
+            print(f"round {number} on {ranks} ranks, {faults}: {failure}\nkept: {folder}/round_{number}")
             return 1
         if number % 25 == 0:
-            print(f"{number} rounds, {len(log)} blows, {time.monotonic() - begin:.0f} s", flush=True)
+            print(f"{number} rounds, {len(log)} faults, {time.monotonic() - begin:.0f} s", flush=True)
     shutil.rmtree(folder)
 
-    deaths = [blow for blow in log if blow.outcome != "went on"]
-    inside = [blow for blow in deaths if blow.point in PROTOCOL]
-    text = table(log) + (f"\n\nseed {seed}: {len(rounds)} rounds, {len(deaths)} interruptions ({len(log)} blows), "
+    deaths = [injected for injected in log if injected.outcome != "continued"]
+    inside = [injected for injected in deaths if injected.point in PROTOCOL]
+    text = table(log) + (f"\n\nseed {seed}: {len(rounds)} rounds, {len(deaths)} interruptions ({len(log)} faults), "
                          f"{100 * len(inside) / len(deaths):.0f} % of them inside the checkpoint protocol, on "
                          f"{', '.join(map(str, sorted({b.ranks for b in log})))} ranks.\n"
-                         "Each run ended with the bits of the run that nobody disturbed.")
+                         "Each run ended with the bits of the undisturbed run.")
     print(text)
     if options.table:
         Path(options.table).write_text(text + "\n")
-    kills = collections.Counter(blow.point for blow in log if blow.kind == "kill")
+    kills = collections.Counter(injected.point for injected in log if injected.kind == "kill")
     wanted = min(EACH_POINT, 2 * options.rounds // len(PROTOCOL))
     too_few = [point for point in PROTOCOL if kills[point] < wanted]
     if too_few or len(inside) < 0.3 * len(deaths):
-        print(f"too few blows landed: {too_few or 'inside the protocol'}")
+        print(f"too few faults occurred: {too_few or 'inside the protocol'}")
         return 1
     return 0
 

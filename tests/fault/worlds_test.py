@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that changes its number of ranks and its grid at every start: the same rows in the same order, and a training curve
-that is, within rounding, the one of a single rank that was never interrupted.
+"""A run that changes its number of ranks and its grid at every start: the same rows in the same order, and, within rounding,
+the training curve of an uninterrupted run on one rank.
 
 worlds_test.py WEFT
 """
@@ -12,8 +12,8 @@ import program
 
 # (last step, data axis, feature axis): 4 ranks -> 2 -> 3 -> 1, then back to 4 on the other axis.
 STARTS = ((12, 2, 2), (24, 1, 2), (36, 3, 1), (48, 1, 1), (60, 4, 1))
-# decisions: between grids the loss of the first 10 steps agrees to 1e-5 and the NMSE at the end to 1 %. Here every start
-# is ten steps and more; what a changed order of summation does to a loss grows slowly.
+# Between grids the loss of the first 10 steps agrees to 1e-5 and the final NMSE to 1 %. The effect of a changed order of
+# summation on the loss grows slowly in later steps.
 LOSS_TOLERANCE, LATER_TOLERANCE, NMSE_TOLERANCE = 1e-5, 1e-3, 0.01
 
 
@@ -27,7 +27,7 @@ def check(weft):
     keep = ("--set", "checkpoint.keep=9")
     job.run("whole", *keep)
     for before, (last, data, feature) in zip((None, *STARTS), STARTS):
-        # Stopped by request and not by run.steps, which the learning rate depends on; the last start ends by itself.
+        # Stopped by a signal and not by run.steps, on which the learning rate depends; the last start completes.
         fault = f"step:0:{last - 2}:usr1" if last < job.steps else ""
         output = job.run("wandering", *keep, "--set", f"parallel.data={data}", "--set", f"parallel.feature={feature}",
                          ranks=data * feature, fault=fault, code=75 if fault else 0)

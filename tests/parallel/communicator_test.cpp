@@ -11,7 +11,7 @@
 namespace weft::parallel {
 namespace {
 
-/// What `values` become where the kernels run.
+/// Applies `work` to a copy of `values` in the memory of the kernels and returns the result.
 template <class T, class Work>
 std::vector<T> on_device(std::vector<T> values, Work&& work) {
   const kernels::Execution& execution = testing::execution();
@@ -44,7 +44,7 @@ TEST_CASE("pieces of uneven size reach their ranks in order") {
     for (int i = 0; i < (a + 1) * (r + 2); ++i) REQUIRE(receive[at++] == 100 * a + r);
 }
 
-TEST_CASE("floating point sums are formed in rank order") {
+TEST_CASE("floating-point sums are formed in rank order") {
   const Communicator& all = testing::world().all();
   // 1e16, 1, -1e16, 1, ...: any other order of these rounds differently.
   const double terms[] = {1e16, 1, -1e16, 1};
@@ -55,7 +55,7 @@ TEST_CASE("floating point sums are formed in rank order") {
   CHECK(value == expected);
 }
 
-TEST_CASE("collectives where the kernels run give what those of the host give, and count what is sent") {
+TEST_CASE("collectives on kernel memory agree with those on host memory, and count the bytes sent") {
   const Communicator& all = testing::world().all();
   const kernels::Execution& execution = testing::execution();
   const int p = all.size(), r = all.rank();
@@ -63,7 +63,7 @@ TEST_CASE("collectives where the kernels run give what those of the host give, a
   DeviceCommunicator axis(all, execution, 1 << 12);
   CHECK(axis.size() == p);
 
-  // Rank a's piece has a + 1 words of value 7 a; then all have one.
+  // The piece of rank a has a + 1 words of value 7 a; then one word each.
   for (const bool even : {false, true}) {
     std::vector<std::int64_t> bytes, values;
     for (int a = 0; a < p; ++a) {
@@ -95,7 +95,7 @@ TEST_CASE("collectives where the kernels run give what those of the host give, a
   for (int i = 0; i < p * r; ++i) REQUIRE(received[static_cast<std::size_t>(i)] == 10 * (i / r) + r);
   CHECK(axis.traffic().bytes_sent - before == 8 * (p * (p - 1) / 2 - r));
 
-  // Integers: exact beyond 2^53. Floating point: in rank order, as on the host.
+  // Integers are exact above 2^53; floating-point sums are in rank order, as on the host.
   const std::int64_t large = std::int64_t{1} << 60;
   const auto sums = on_device(std::vector<std::int64_t>{large + r, -r, 3}, [&](std::int64_t* data) {
     axis.sum(kernels::Array<std::int64_t>{data, 3});
@@ -114,9 +114,9 @@ TEST_CASE("collectives where the kernels run give what those of the host give, a
   CHECK(ordered[0] == expected);
 }
 
-/// Many rounds without a pause, as steps follow one another: a rank that wrote before the other was ready, or read
-/// before all had come, would leave a wrong value somewhere.
-TEST_CASE("pieces go from exchange buffer to exchange buffer, round after round") {
+/// Many rounds without synchronisation of the host, as in consecutive steps: a write before the receiver is ready, or a
+/// read before all pieces have arrived, results in a wrong value.
+TEST_CASE("pieces are exchanged between exchange buffers, in many rounds") {
   const Communicator& all = testing::world().all();
   const kernels::Execution& execution = testing::execution();
   const std::int64_t p = all.size(), r = all.rank();
@@ -145,7 +145,7 @@ TEST_CASE("pieces go from exchange buffer to exchange buffer, round after round"
     for (std::int64_t round = 0; round < kRounds; ++round)
       for (std::int64_t i = 0; i < received; ++i) {
         const std::int64_t piece = kWords * (r + 1), a = i / piece;
-        const std::int64_t at = kWords * r * (r + 1) / 2 + i % piece;  // in what rank a sends
+        const std::int64_t at = kWords * r * (r + 1) / 2 + i % piece;  // in the send buffer of rank a
         wrong += results.data()[round * received + i] == (round * p + a) * sent + at ? 0 : 1;
       }
     CHECK(wrong == 0);
@@ -153,9 +153,8 @@ TEST_CASE("pieces go from exchange buffer to exchange buffer, round after round"
   }
 }
 
-/// Of GPUs that reach one another's memory; elsewhere rows have no way of their own, and it is seen that they have
-/// none.
-TEST_CASE("direct exchanges gather some columns of uneven rows in their place, and reduce, round after round") {
+/// Only for GPUs that can access each other's memory; elsewhere exchanges must not be direct.
+TEST_CASE("direct exchanges gather columns of uneven rows in place, and reduce, in many rounds") {
   const Communicator& all = testing::world().all();
   const kernels::Execution& execution = testing::execution();
   const std::int64_t p = all.size(), r = all.rank();
@@ -164,14 +163,14 @@ TEST_CASE("direct exchanges gather some columns of uneven rows in their place, a
   ExchangeBuffer buffer(all, 4 * kRows * kColumns);
   CHECK(axis.is_direct() == (all.peers() != nullptr));
   if (kernels::kCudaBuild && p > 1 && !axis.is_direct())
-    MESSAGE("these GPUs do not reach one another's memory, or ranks share one: direct exchanges are not tested");
+    MESSAGE("these GPUs cannot access each other's memory, or ranks share one: direct exchanges are not tested");
   if (!axis.is_direct()) return;
   const kernels::AnyMatrix whole{buffer.data(), kernels::Scalar::fp32, kRows, kColumns, kColumns};
   std::vector<Range> rows;
   for (std::int64_t a = 0; a < p; ++a) rows.push_back(parallel::part(kRows, p, a));
   const Range own = rows[static_cast<std::size_t>(r)];
   constexpr std::int64_t kSize = kRows * kColumns;
-  // What a rank has: its number everywhere, and the round. So what it may not touch stays its own.
+  // Each value encodes rank and round: values outside the exchanged columns must not change.
   device::HostBuffer<float> values(kRounds * kSize), results(kRounds * kSize);
   for (std::int64_t i = 0; i < kRounds * kSize; ++i) values.data()[i] = static_cast<float>(100 * (i / kSize) + r);
   for (std::int64_t round = 0; round < kRounds; ++round) {
@@ -191,14 +190,14 @@ TEST_CASE("direct exchanges gather some columns of uneven rows in their place, a
   CHECK(wrong == 0);
   CHECK(axis.exchanges().total().bytes_sent == kRounds * 4 * own.size() * kSome * (p - 1));
 
-  // Sizes of one value, of a histogram, of the largest that goes directly, and of one more.
+  // One value, a histogram, the largest direct reduction, and one value more.
   for (const std::int64_t size :
        {std::int64_t{1}, std::int64_t{2048}, Peers::Channel::kMostReduced / 8, Peers::Channel::kMostReduced / 8 + 1}) {
     device::Buffer<std::int64_t> sums(size);
     std::vector<std::int64_t> host(static_cast<std::size_t>(size));
     for (std::int64_t i = 0; i < size; ++i) host[static_cast<std::size_t>(i)] = r + i;
     device::copy(execution, sums.data(), host.data(), 8 * size, device::Direction::to_device);
-    // Every round adds up what the one before made: p times as much after the first.
+    // Each round reduces the result of the previous one: a factor of p after the first.
     for (std::int64_t round = 0; round < 5; ++round) axis.sum(sums.array(), "sums");
     device::copy(execution, host.data(), sums.data(), 8 * size, device::Direction::to_host);
     kernels::fence(execution);
@@ -209,7 +208,7 @@ TEST_CASE("direct exchanges gather some columns of uneven rows in their place, a
   }
 }
 
-TEST_CASE("what is exchanged is counted by name, and its mean over ranks is the same everywhere") {
+TEST_CASE("exchanges are counted by name, and the mean over ranks is the same on all ranks") {
   const Communicator& all = testing::world().all();
   const int p = all.size(), r = all.rank();
   DeviceCommunicator axis(all, testing::execution(), 1 << 12);
@@ -223,7 +222,7 @@ TEST_CASE("what is exchanged is counted by name, and its mean over ranks is the 
     CHECK(axis.exchanges().all().empty());
     return;
   }
-  // Rows: 24 bytes to each of the others. Flags: 8 p bytes through a ring, 2 (p - 1) / p of them.
+  // Rows: 24 bytes to each other rank. Flags: 8 p bytes in a ring, 2 (p - 1) / p of them.
   const Exchanges two = axis.exchanges().since(before);
   CHECK(axis.traffic().bytes_sent == (p - 1) * (5 * 24 + 16));
   CHECK(two.total().bytes_sent == (p - 1) * (24 + 16));
@@ -245,7 +244,7 @@ TEST_CASE("what is exchanged is counted by name, and its mean over ranks is the 
   CHECK(means[1].bytes == doctest::Approx(16.0 * (p - 1) / 5));
 }
 
-TEST_CASE("a maximum in flight arrives on every rank") {
+TEST_CASE("a non-blocking maximum completes on every rank") {
   const Communicator& all = testing::world().all();
   auto pending = all.start_maximum({all.rank(), -all.rank(), 7});
   const auto result = pending.wait();
@@ -253,7 +252,7 @@ TEST_CASE("a maximum in flight arrives on every rank") {
   CHECK(!pending.active());
 }
 
-TEST_CASE("the parts of a batch cover it once, whatever the grid") {
+TEST_CASE("the parts of a batch cover it exactly once, for all grids") {
   const World& world = testing::world();
   for (std::int64_t data = 1; data <= world.size(); ++data) {
     if (world.size() % data != 0) continue;
@@ -270,7 +269,7 @@ TEST_CASE("the parts of a batch cover it once, whatever the grid") {
   }
 }
 
-TEST_CASE("a grid that does not fit the world is a usage error known to all") {
+TEST_CASE("a grid that does not match the world is a usage error known to all ranks") {
   try {
     grid_shape(2, {"feature", 3}, 4);
     FAIL("accepted");
@@ -278,17 +277,6 @@ TEST_CASE("a grid that does not fit the world is a usage error known to all") {
     CHECK(e.code() == ExitCode::usage);
     CHECK(e.known_to() == KnownTo::all_ranks);
   }
-}
-
-TEST_CASE("what the root throws is thrown everywhere") {
-  try {
-    testing::world().on_root([]() -> std::string { throw error(ExitCode::data, "chunk_0.hdf5: torn"); });
-    FAIL("not thrown");
-  } catch (const Error& e) {
-    CHECK(e.code() == ExitCode::data);
-    CHECK(std::string(e.what()) == "chunk_0.hdf5: torn");
-  }
-  CHECK(testing::world().on_root([] { return std::string("text"); }) == "text");
 }
 
 }  // namespace weft::parallel

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs on 1 to 4 ranks: pieces are seen by all ranks, nothing stays behind, and what one rank cannot have is refused on
-// all.
+// Runs on 1 to 4 ranks: all ranks can read all pieces, no files remain, and a failure of one rank is reported on all.
 #include "parallel/node_memory.hpp"
 
 #include <sys/resource.h>
@@ -17,7 +16,7 @@ namespace {
 
 using Backing = NodeMemory::Backing;
 
-/// Files of this name hold nothing while they have it: anybody's, also those of jobs that were killed.
+/// Bytes in files of this name prefix. They are empty while they have a name, also those of killed jobs.
 std::uintmax_t bytes_left_behind() {
   std::uintmax_t bytes = 0;
   std::error_code gone;
@@ -29,13 +28,13 @@ std::uintmax_t bytes_left_behind() {
 
 }  // namespace
 
-TEST_CASE("the processes of a node are found, in the order of their ranks") {
+TEST_CASE("the node communicator contains the ranks of the node in order") {
   // All ranks of a test run on one machine.
   CHECK(testing::world().node().size() == testing::world().size());
   CHECK(testing::world().node().rank() == testing::world().rank());
 }
 
-TEST_CASE("each rank sees what the others wrote, now and later") {
+TEST_CASE("each rank reads what the others wrote, repeatedly") {
   const Communicator& node = testing::world().node();
   const auto bytes_of = [](int rank) { return rank == 2 ? std::int64_t{0} : (rank + 1) * std::int64_t{3'000'001}; };
   for (const Backing backing : {Backing::anonymous, Backing::directory}) {
@@ -57,7 +56,7 @@ TEST_CASE("each rank sees what the others wrote, now and later") {
   }
 }
 
-TEST_CASE("what one rank cannot have is refused on all, which say the same") {
+TEST_CASE("a failure on one rank is refused on all, with the same text") {
   const Communicator& node = testing::world().node();
   rlimit former{};
   getrlimit(RLIMIT_FSIZE, &former);

@@ -8,17 +8,17 @@
 
 namespace weft::parallel {
 
-TEST_CASE("signals become requests, a stop outranks a requeue") {
+TEST_CASE("signals become requests, and a stop has priority over a requeue") {
   const Signals signals;
   CHECK(Signals::requested().stop == 0);
   CHECK(Signals::requested().checkpoint == 0);
   std::raise(SIGUSR2);
   CHECK(Signals::requested().checkpoint == 1);
-  CHECK(Signals::requested().checkpoint == 0);  // told once, or every step would write one
+  CHECK(Signals::requested().checkpoint == 0);  // returned once: else every step would write one
   std::raise(SIGUSR1);
   std::raise(SIGUSR1);
   CHECK(Signals::requested().stop == 75);
-  CHECK(Signals::requested().stop == 75);  // stays
+  CHECK(Signals::requested().stop == 75);  // persists
   std::raise(SIGINT);
   CHECK(Signals::requested().stop == 130);
   std::raise(SIGTERM);
@@ -26,7 +26,7 @@ TEST_CASE("signals become requests, a stop outranks a requeue") {
   CHECK(Signals::requested().stop == 143);
 }
 
-TEST_CASE("a file-size limit does not kill, and former handlers come back") {
+TEST_CASE("exceeding a file-size limit does not kill, and previous handlers are restored") {
   {
     const Signals signals;
     std::raise(SIGXFSZ);
@@ -36,7 +36,7 @@ TEST_CASE("a file-size limit does not kill, and former handlers come back") {
   CHECK((now.sa_handler == SIG_DFL));
 }
 
-TEST_CASE("a second interrupt leaves at once with 130") {
+TEST_CASE("a second interrupt ends the process at once with 130") {
   const pid_t child = fork();
   if (child == 0) {
     const Signals signals;
@@ -50,8 +50,7 @@ TEST_CASE("a second interrupt leaves at once with 130") {
   CHECK(WEXITSTATUS(status) == 130);
 }
 
-TEST_CASE(
-    "when everything is saved, a request to stop ends the process at once, and a scheduler's notice still does not") {
+TEST_CASE("after let_stop a stop request ends the process at once, and the notice of a scheduler does not") {
   const pid_t child = fork();
   if (child == 0) {
     const Signals signals;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the watchdog must not do: end a job in which somebody gets on. That it ends the others is tested from outside
-// (tests/fault/hang_test.py): it ends the process.
+// The watchdog must not end a job in which a rank makes progress. That it ends jobs without progress is tested on
+// complete programs (tests/fault/hang_test.py).
 #include "parallel/watchdog.hpp"
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace weft::parallel {
 
-TEST_CASE("ranks that wait for a slow one are not ended while it says that it gets on") {
+TEST_CASE("ranks that wait for a slow rank are not ended while it reports progress") {
   const World& world = weft::testing::world();
   const double timeout = 1;
   std::string folder = (std::filesystem::temp_directory_path() / "weft_watchdog_XXXXXX").string();

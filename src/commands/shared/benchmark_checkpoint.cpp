@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "checkpoint/agreement.hpp"
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
+#include "parallel/failure.hpp"
 
 namespace weft::commands {
 namespace fs = std::filesystem;
@@ -38,7 +38,7 @@ double median(std::vector<double> values) {
 double timed(const parallel::Communicator& world, const std::function<void()>& action) {
   world.barrier();
   const Clock::time_point begin = Clock::now();
-  checkpoint::throw_agreed(world, checkpoint::attempt(action));
+  parallel::on_all(world, action);
   std::int64_t nanoseconds = (Clock::now() - begin) / std::chrono::nanoseconds(1);
   world.maximum({&nanoseconds, 1});
   return 1e-9 * static_cast<double>(nanoseconds);
@@ -101,8 +101,7 @@ void settle(const parallel::Communicator& world, std::int64_t bytes) {
 
 void remove_all(const parallel::Communicator& world, const fs::path& path) {
   world.barrier();
-  if (const auto failure = checkpoint::on_root(world, [&] { fs::remove_all(path); }))
-    throw Error(failure->code, failure->message, KnownTo::all_ranks);
+  parallel::on_root(world, [&] { fs::remove_all(path); });
 }
 
 /// One copy of `bytes` from where the kernels run into host memory. Measured on a part of it: rates do not depend on

@@ -40,10 +40,11 @@ std::string check_parameters(const std::filesystem::path& path, const checkpoint
 void inspect_checkpoint(const std::filesystem::path& path, const parallel::World& world) {
   const checkpoint::Found found = checkpoint::open(world.all(), path, checkpoint::Verify::full);
   const checkpoint::Manifest& manifest = found.manifest;
-  std::string text = fmt::format(
-      "{}: checkpoint, format {}, step {}, {} tokens, written by {} rank{} ({}), program {}\n", path.string(),
-      manifest.format_version, manifest.step, report::grouped(manifest.tokens), manifest.world,
-      manifest.world == 1 ? "" : "s", checkpoint::to_text(manifest.grid), manifest.code_revision);
+  std::string text =
+      fmt::format("{}: checkpoint, format {}, step {}, {} tokens ({}), written by {} rank{} ({}), program {}\n",
+                  path.string(), manifest.format_version, manifest.step, report::grouped(manifest.tokens),
+                  checkpoint::to_text(manifest.cursor, ", "), manifest.world, manifest.world == 1 ? "" : "s",
+                  checkpoint::to_text(manifest.grid), manifest.code_revision);
   text += check_parameters(path, manifest);
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -217,18 +216,6 @@ void check_normalised(const SideStatistics& own, const json& said, const std::st
   }
 }
 
-/// Throws, on all ranks, the failure of the first rows in stored order, if any rank failed. Collective.
-void agree(const parallel::World& world, std::int64_t failed_at, std::int64_t code, std::string message) {
-  std::int64_t first = failed_at;
-  world.all().minimum({&first, 1});
-  if (first == std::numeric_limits<std::int64_t>::max()) return;
-  std::int64_t speaker = failed_at == first ? world.rank() : world.size();
-  world.all().minimum({&speaker, 1});
-  world.all().broadcast(&code, sizeof code, static_cast<int>(speaker));
-  message = world.all().broadcast(std::move(message), static_cast<int>(speaker));
-  throw Error(static_cast<ExitCode>(code), message, KnownTo::all_ranks);
-}
-
 }  // namespace
 
 Statistics compute_statistics(const parallel::World& world, const Description& description, int n_threads) {
@@ -248,9 +235,8 @@ Statistics compute_statistics(const parallel::World& world, const Description& d
   // Each rank sums complete segments.
   const parallel::Range mine = parallel::part(n_segments, world.size(), world.rank());
   std::vector<double> records(static_cast<std::size_t>(mine.size() * record));
-  std::int64_t failed_at = std::numeric_limits<std::int64_t>::max(), code = 0, piece = -1;
-  std::string message;
-  try {
+  std::int64_t piece = 0;
+  const auto own_failure = parallel::attempt([&] {
     Pass pass(description, n_threads);
     for (std::int64_t segment = mine.begin; segment < mine.end; ++segment) {
       Sums sums(columns, layers);
@@ -265,12 +251,9 @@ Statistics compute_statistics(const parallel::World& world, const Description& d
       out = std::copy(sums.squares.begin(), sums.squares.end(), out);
       std::copy(sums.norm.begin(), sums.norm.end(), out);
     }
-  } catch (const Error& failure) {
-    failed_at = std::max<std::int64_t>(piece, 0);
-    code = static_cast<std::int64_t>(failure.code());
-    message = failure.what();
-  }
-  agree(world, failed_at, code, std::move(message));
+  });
+  // The first in stored order: the message does not depend on the number of ranks.
+  if (const auto failure = parallel::first_failure(world.all(), own_failure, piece)) failure->raise();
 
   // All ranks merge all segments in stored order.
   std::vector<std::int64_t> bytes;

@@ -177,25 +177,18 @@ void WindowReader::run(std::span<const Job> jobs, const std::function<void()>& c
   if (failed) std::rethrow_exception(failed);
 }
 
-/// All ranks return, or all throw the failure of the lowest rank that has one.
+/// Throws, on all ranks, the failure of the lowest rank that has one.
 void WindowReader::agree() {
-  std::int64_t worst = failure_ ? ranks_.size() - ranks_.rank() : 0;
-  ranks_.maximum({&worst, 1});
-  if (worst == 0) return;
-  const int failed_rank = static_cast<int>(ranks_.size() - worst);
-  std::int64_t code = static_cast<std::int64_t>(ExitCode::internal);
-  std::string message;
-  if (ranks_.rank() == failed_rank) try {
-      std::rethrow_exception(failure_);
-    } catch (const Error& failed) {
-      code = static_cast<std::int64_t>(failed.code());
-      message = failed.what();
+  const auto own = parallel::attempt([this] {
+    try {
+      if (failure_) std::rethrow_exception(failure_);
+    } catch (const Error&) {
+      throw;
     } catch (const std::exception& failed) {
-      message = fmt::format("reading activations failed ({})", failed.what());
+      throw error(ExitCode::internal, "reading activations failed ({})", failed.what());
     }
-  ranks_.broadcast(&code, sizeof code, failed_rank);
-  message = ranks_.broadcast(std::move(message), failed_rank);
-  throw Error(static_cast<ExitCode>(code), message, KnownTo::all_ranks);
+  });
+  if (const auto failure = parallel::first_failure(ranks_, own)) failure->raise();
 }
 
 }  // namespace weft::dataset

@@ -81,6 +81,6 @@ int main(int argc, char** argv) {
     weft::measure(world, argc, argv);
     return 0;
   } catch (const weft::Error& failure) {
-    return world.abort(failure, -1);
+    return weft::parallel::end_run(world, failure, -1);
   }
 }

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/failure.hpp"
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <system_error>
+#include <thread>
+
+#include "base/log.hpp"
+#include "parallel/world.hpp"
+
+namespace weft::parallel {
+namespace {
+
+/// MPI_Abort can itself hang on a broken network.
+constexpr std::chrono::seconds kAbortTimeout{30};
+
+/// The chosen failure and its rank.
+std::optional<Failure> choose(const Communicator& ranks, const std::optional<Failure>& own, std::int64_t order,
+                              int& rank) {
+  constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+  std::int64_t first = own ? order * ranks.size() + ranks.rank() : kNone;
+  ranks.minimum({&first, 1});
+  if (first == kNone) return std::nullopt;
+  rank = static_cast<int>(first % ranks.size());
+  std::int64_t code = own ? static_cast<std::int64_t>(own->code) : 0;
+  ranks.broadcast(&code, sizeof code, rank);
+  return Failure{static_cast<ExitCode>(code), ranks.broadcast(own ? own->message : std::string(), rank)};
+}
+
+}  // namespace
+
+void Failure::raise() const { throw Error(code, message, KnownTo::all_ranks); }
+
+Failure current_failure() {
+  try {
+    throw;
+  } catch (const Error& failure) {
+    return {failure.code(), failure.what()};
+  } catch (const std::system_error& failure) {  // std::filesystem
+    return {ExitCode::io, failure.what()};
+  } catch (const std::bad_alloc&) {
+    return {ExitCode::internal, "out of host memory"};
+  } catch (const std::exception& failure) {
+    return {ExitCode::internal, failure.what()};
+  }
+}
+
+std::optional<Failure> first_failure(const Communicator& ranks, const std::optional<Failure>& own, std::int64_t order) {
+  int rank = 0;
+  return choose(ranks, own, order, rank);
+}
+
+std::optional<Failure> agree(const Communicator& ranks, const std::optional<Failure>& own) {
+  int rank = 0;
+  std::optional<Failure> failure = choose(ranks, own, own && own->code == ExitCode::io ? 1 : 0, rank);
+  if (failure && ranks.size() > 1) failure->message = fmt::format("rank {}: {}", rank, failure->message);
+  return failure;
+}
+
+int agreed_exit_code(const World& world, int code) {
+  std::int64_t highest = code;
+  world.all().maximum({&highest, 1});
+  return static_cast<int>(highest);
+}
+
+int end_run(const World& world, const Error& failure, std::int64_t step) {
+  const std::string at = step < 0 ? "" : fmt::format(" at step {}", step);
+  if (failure.known_to() == KnownTo::all_ranks || world.size() == 1) {
+    if (world.is_root()) log::error("error{}: {}", at, failure.what());
+    return static_cast<int>(failure.code());
+  }
+  log::error("error on rank {} ({}){}: {}", world.rank(), world.host(), at, failure.what());
+  abort_job(failure.code());
+}
+
+void end_job(ExitCode code, const std::string& why) {
+  log::error("error: {}", why);
+  std::thread([code] {
+    std::this_thread::sleep_for(kAbortTimeout);
+    ::_exit(static_cast<int>(code));
+  }).detach();
+  abort_job(code);
+}
+
+void abort_job(ExitCode code) {
+  std::fflush(nullptr);
+  MPI_Abort(MPI_COMM_WORLD, static_cast<int>(code));
+  std::abort();  // MPI_Abort does not return; this tells the compiler
+}
+
+}  // namespace weft::parallel
