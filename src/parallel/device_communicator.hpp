@@ -21,44 +21,12 @@
 #include "device/stream.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/communicator.hpp"
+#include "parallel/exchange_buffer.hpp"
 #include "parallel/grid.hpp"
 #include "parallel/peers.hpp"
 #include "parallel/traffic.hpp"
 
 namespace weft::parallel {
-
-namespace nccl {
-class Memory;
-}
-
-/// How ranks exchange, where there is a choice.
-struct ExchangeWay {
-  bool direct = true;        ///< GPUs that reach one another's memory write there themselves; false: through NCCL
-  bool keep_buffers = true;  ///< memory of exchanges stays; false: it is asked for anew each time
-
-  /// Of memory that stays in any case.
-  ExchangeWay kept() const { return {direct && keep_buffers, true}; }
-};
-
-/// Memory that an axis of ranks exchanges, where the kernels run: between GPUs known to the others, or to NCCL. What is
-/// not kept is plain memory, there only between `open` and `close`. Collective.
-class ExchangeBuffer {
- public:
-  ExchangeBuffer() = default;
-  /// As many bytes on every rank.
-  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way = {});
-  std::byte* open();
-  void close();
-  std::byte* data() const { return data_; }
-
- private:
-  std::shared_ptr<nccl::Memory> known_;  // shared only because a header need not know its destructor
-  std::shared_ptr<Peers::Memory> reached_;
-  device::Buffer<std::byte> plain_;
-  std::byte* data_ = nullptr;
-  std::int64_t bytes_ = 0;
-  bool keep_ = true;
-};
 
 class DeviceCommunicator {
  public:
@@ -100,13 +68,12 @@ class DeviceCommunicator {
   /// Whether calls leave the host free: then a step that has them can be recorded and replayed.
   bool leaves_the_host_free() const { return !staged_; }
 
-  /// From now on the GPU and then the other ranks are waited for before each call, and the GPU behind it, so that
-  /// `seconds` is what the exchange itself takes.
-  void wait_for_each(bool wait) { wait_for_each_ = wait; }
-  /// From now on the host waits behind each call until it is done (parallel.wait).
-  void block(bool wait) { blocks_ = wait; }
-  /// Whether seconds are seen: of NCCL only with `wait_for_each`; of MPI always, the wait for later ranks included.
-  bool is_timed() const { return gpus_ == nullptr || wait_for_each_; }
+  /// Replaces the observer given at construction (ExchangeWay); null: none.
+  void observe(const ExchangeObserver* observer) { observer_ = observer; }
+  const ExchangeObserver* observer() const { return observer_; }
+  /// Whether `exchanges` counts seconds: of GPUs only under an observer that isolates exchanges; of MPI always, the
+  /// wait for later ranks included.
+  bool is_timed() const { return gpus_ == nullptr || (observer_ != nullptr && observer_->isolates()); }
   const Exchanges& exchanges() const { return exchanges_; }
   Traffic traffic() const { return exchanges_.total(); }
 
@@ -128,7 +95,7 @@ class DeviceCommunicator {
   Peers* peers_;       // null: not direct
   std::unique_ptr<Peers::Channel> channel_;
   bool staged_;  // bytes of a GPU go through the host
-  bool wait_for_each_ = false, blocks_ = false;
+  const ExchangeObserver* observer_;
   device::IdleClock* idle_ = nullptr;
   device::HostBuffer<std::byte> staged_send_, staged_receive_;
   device::Buffer<double> gathered_;  // [size, kMostValues], through NCCL
