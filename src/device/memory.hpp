@@ -80,6 +80,10 @@ enum class Direction { to_device, to_host, on_device };
 void copy(const kernels::Execution&, void* to, const void* from, std::int64_t bytes, Direction);
 /// Fills with zero bytes, on the execution's stream.
 void zero(const kernels::Execution&, void* data, std::int64_t bytes);
+template <class T>
+void zero(const kernels::Execution& execution, kernels::Array<T> values) {
+  zero(execution, values.data, values.size * static_cast<std::int64_t>(sizeof(T)));
+}
 
 /// Allocated bytes, current and peak since `reset_peak`, on device and host.
 struct MemoryUse {

@@ -161,22 +161,23 @@ void Graph::replay(const kernels::Execution&) const {}
 
 #endif
 
-Upload::Upload(const kernels::Execution& execution) : copies_(execution) {}
+Upload::Upload(const kernels::Execution& execution, const Slot& even, const Slot& odd)
+    : copies_(execution), slots_{even, odd} {}
 
 Upload::Blocks Upload::bring(const kernels::Execution& execution, Blocks host, std::int64_t first_bytes,
                              std::int64_t second_bytes) {
   if (!is_asynchronous(execution)) return host;
   slot_ = 1 - slot_;
-  const auto copy_into = [&](Buffer<std::byte>& slot, const void* from, std::int64_t bytes) {
-    if (slot.size() < bytes) slot = Buffer<std::byte>(bytes);
-    copy(copies_.execution(), slot.data(), from, bytes, Direction::to_device);
-  };
+  const Slot& slot = slots_[slot_];
+  if (first_bytes > slot.first.size || second_bytes > slot.second.size)
+    throw error(ExitCode::internal, "a batch of {} and {} bytes does not fit into an upload slot of {} and {}",
+                first_bytes, second_bytes, slot.first.size, slot.second.size);
   free_[slot_].hold_back(copies_.execution());
-  copy_into(first_[slot_], host.first, first_bytes);
-  copy_into(second_[slot_], host.second, second_bytes);
+  copy(copies_.execution(), slot.first.data, host.first, first_bytes, Direction::to_device);
+  copy(copies_.execution(), slot.second.data, host.second, second_bytes, Direction::to_device);
   arrived_[slot_].record(copies_.execution());
   arrived_[slot_].hold_back(execution);
-  return {first_[slot_].data(), second_[slot_].data()};
+  return {slot.first.data, slot.second.data};
 }
 
 void Upload::consumed(const kernels::Execution& execution) { free_[slot_].record(execution); }

@@ -97,26 +97,32 @@ class Graph {
   void* executable_ = nullptr;  // cudaGraphExec_t
 };
 
-/// Copies batches from host memory to the GPU, concurrently with the computation. Double buffered. Without a GPU
-/// `bring` returns the host memory itself.
+/// Copies one batch of host memory after the other to the GPU while it computes. Two slots: the batch that is computed
+/// on and the next. On the host `bring` returns the memory itself.
 class Upload {
  public:
-  explicit Upload(const kernels::Execution&);
-
-  /// Starts copies of both blocks of a batch and returns their destinations. Later work on the execution waits for
-  /// them. Device memory is allocated by the first batches and reused.
+  /// Two blocks of a batch (inputs and targets), where the kernels run.
+  struct Slot {
+    kernels::Array<std::byte> first, second;
+  };
   struct Blocks {
     void *first, *second;
   };
+
+  /// Slots large enough for every batch; not used on the host.
+  Upload(const kernels::Execution&, const Slot& even, const Slot& odd);
+
+  /// Starts to copy both blocks of a batch; later work on the execution waits for them. Returns where they will be.
+  /// Throws Error(internal) when a slot is too small.
   Blocks bring(const kernels::Execution&, Blocks host, std::int64_t first_bytes, std::int64_t second_bytes);
-  /// To be called after all work that reads the batch was submitted to the execution.
+  /// All work that reads the batch has been submitted to the execution.
   void consumed(const kernels::Execution&);
   /// Blocks the host until the batch was copied: host memory may then be reused.
   void finish() const;
 
  private:
   Stream copies_;
-  Buffer<std::byte> first_[2], second_[2];
+  Slot slots_[2];
   Event arrived_[2], free_[2];
   int slot_ = 0;
 };

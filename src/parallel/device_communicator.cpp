@@ -26,35 +26,6 @@ std::int64_t total(std::span<const std::int64_t> bytes) {
 
 }  // namespace
 
-ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way)
-    : bytes_(bytes), keep_(way.keep_buffers) {
-  if (!keep_) return;
-  if (Peers* const peers = way.direct ? ranks.peers() : nullptr; peers != nullptr && bytes > 0) {
-    shared_ = std::make_shared<Peers::Memory>(*peers, bytes);
-    data_ = static_cast<std::byte*>(shared_->data());
-  } else if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr && bytes > 0) {
-    registered_ = std::make_shared<nccl::Memory>(*gpus, bytes);
-    data_ = static_cast<std::byte*>(registered_->data());
-  } else {
-    plain_ = device::Buffer<std::byte>(bytes);
-    data_ = plain_.data();
-  }
-}
-
-std::byte* ExchangeBuffer::open() {
-  if (!keep_) {
-    plain_ = device::Buffer<std::byte>(bytes_);
-    data_ = plain_.data();
-  }
-  return data_;
-}
-
-void ExchangeBuffer::close() {
-  if (keep_) return;
-  plain_ = {};
-  data_ = nullptr;
-}
-
 /// Counts and times one call under its name.
 class DeviceCommunicator::Measured {
  public:
@@ -63,14 +34,14 @@ class DeviceCommunicator::Measured {
     traffic_.bytes_sent += bytes_sent;
     ++traffic_.calls;
     // What is staged waits for the GPU anyway: not the exchange's time.
-    if (axis.wait_for_each_ || axis.staged_) kernels::fence(axis.execution_);
-    if (axis.wait_for_each_) axis.ranks_->barrier();
+    if (axis.staged_) kernels::fence(axis.execution_);
+    if (axis.observer_ != nullptr) axis.observer_->before(axis.execution_, *axis.ranks_);
     if (axis.idle_ != nullptr) axis.idle_->begin(axis.execution_);
     begin_ = std::chrono::steady_clock::now();
   }
   ~Measured() {
     if (axis_.idle_ != nullptr) axis_.idle_->end(axis_.execution_);
-    if (axis_.wait_for_each_ || axis_.blocks_) kernels::fence(axis_.execution_);
+    if (axis_.observer_ != nullptr) axis_.observer_->after(axis_.execution_);
     if (!axis_.is_timed()) return;
     const auto end = std::chrono::steady_clock::now();
     traffic_.seconds += std::chrono::duration<double>(end - begin_).count();
@@ -90,9 +61,10 @@ DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels:
     : ranks_(&ranks),
       execution_(execution),
       gpus_(ranks.gpus()),
-      peers_(way.direct && way.keep_buffers ? ranks.peers() : nullptr),
+      peers_(way.is_direct(ranks) ? ranks.peers() : nullptr),
       channel_(peers_ != nullptr ? std::make_unique<Peers::Channel>(*peers_) : nullptr),
       staged_(kernels::kCudaBuild && ranks.size() > 1 && gpus_ == nullptr),
+      observer_(way.observer),
       largest_message_(largest_message) {
   if (staged_) {
     staged_send_ = device::HostBuffer<std::byte>(largest_message);

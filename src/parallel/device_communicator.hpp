@@ -31,44 +31,12 @@
 #include "device/stream.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/communicator.hpp"
+#include "parallel/exchange_buffer.hpp"
 #include "parallel/grid.hpp"
 #include "parallel/peers.hpp"
 #include "parallel/traffic.hpp"
 
 namespace weft::parallel {
-
-namespace nccl {
-class Memory;
-}
-
-/// Strategy of the exchanges, where several are possible.
-struct ExchangeWay {
-  bool direct = true;        ///< GPUs write into each other's memory where they can; false: always NCCL
-  bool keep_buffers = true;  ///< exchange buffers persist; false: allocated for each use
-
-  /// The same strategy for buffers that always persist.
-  ExchangeWay kept() const { return {direct && keep_buffers, true}; }
-};
-
-/// Memory for the exchanges of an axis: shared with the peer GPUs, registered with NCCL, or plain. Without
-/// `keep_buffers` it is plain memory that exists only between `open` and `close`. Construction is collective.
-class ExchangeBuffer {
- public:
-  ExchangeBuffer() = default;
-  /// `bytes` must be equal on all ranks.
-  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way = {});
-  std::byte* open();
-  void close();
-  std::byte* data() const { return data_; }
-
- private:
-  std::shared_ptr<nccl::Memory> registered_;  // shared_ptr: the type is incomplete here
-  std::shared_ptr<Peers::Memory> shared_;
-  device::Buffer<std::byte> plain_;
-  std::byte* data_ = nullptr;
-  std::int64_t bytes_ = 0;
-  bool keep_ = true;
-};
 
 class DeviceCommunicator {
  public:
@@ -110,14 +78,12 @@ class DeviceCommunicator {
   /// True if no call blocks the host: then a graph can contain them.
   bool leaves_the_host_free() const { return !staged_; }
 
-  /// From now on each call first waits for the GPU and for the other ranks, and afterwards for the GPU, so that
-  /// `seconds` is the duration of the exchange itself.
-  void wait_for_each(bool wait) { wait_for_each_ = wait; }
-  /// From now on each call blocks the host until it has completed (parallel.wait).
-  void block(bool wait) { blocks_ = wait; }
-  /// True if `seconds` is measured: with NCCL only after `wait_for_each`; with MPI always, including the time spent
-  /// waiting for slower ranks.
-  bool is_timed() const { return gpus_ == nullptr || wait_for_each_; }
+  /// Replaces the observer given at construction (ExchangeWay); null: none.
+  void observe(const ExchangeObserver* observer) { observer_ = observer; }
+  const ExchangeObserver* observer() const { return observer_; }
+  /// True if `exchanges` counts seconds: on GPUs only under an observer that isolates exchanges; with MPI always,
+  /// including the time spent waiting for slower ranks.
+  bool is_timed() const { return gpus_ == nullptr || (observer_ != nullptr && observer_->isolates()); }
   const Exchanges& exchanges() const { return exchanges_; }
   Traffic traffic() const { return exchanges_.total(); }
 
@@ -139,7 +105,7 @@ class DeviceCommunicator {
   Peers* peers_;       // null: not direct
   std::unique_ptr<Peers::Channel> channel_;
   bool staged_;  // GPU memory, through the host
-  bool wait_for_each_ = false, blocks_ = false;
+  const ExchangeObserver* observer_;
   device::IdleClock* idle_ = nullptr;
   device::HostBuffer<std::byte> staged_send_, staged_receive_;
   device::Buffer<double> gathered_;  // [size, kMostValues], through NCCL

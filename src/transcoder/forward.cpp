@@ -8,6 +8,7 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
+#include "transcoder/benchmark/exchange_observers.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -21,12 +22,6 @@ device::Buffer<float> on_device(const std::vector<float>& values, const kernels:
   return buffer;
 }
 
-std::int64_t largest_block(std::int64_t n_layers, std::int64_t n_blocks) {
-  std::int64_t largest = 0;
-  for (const parallel::Range& block : layer_blocks(n_layers, n_blocks)) largest = std::max(largest, block.size());
-  return largest;
-}
-
 /// Largest number of own tokens that one chunk can hold: slices are contiguous, so it is bounded by both.
 std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t feature_ranks) {
   return std::min(chunk, parallel::largest_part(group, feature_ranks));
@@ -35,7 +30,9 @@ std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t fe
 }  // namespace
 
 SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
-  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20, configuration.parallel.manner};
+  ExchangeManner manner = configuration.parallel.manner;
+  manner.way = exchange_way(manner);
+  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20, manner};
 }
 
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
@@ -69,21 +66,6 @@ NormalisationOnDevice::NormalisationOnDevice(const dataset::Normalisation& norma
   pivot = on_device(mean, execution);
 }
 
-kernels::Scalar scalar_of(Precision precision) {
-  return precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
-}
-
-bool exchanges_go_beside(const Configuration& configuration, const parallel::GridShape& grid) {
-  return kernels::kCudaBuild && grid.size(parallel::kFeatureAxis) > 1 && configuration.parallel.blocks > 1 &&
-         !configuration.parallel.manner.wait;
-}
-
-std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers,
-                             const parallel::GridShape& grid) {
-  if (grid.size(parallel::kFeatureAxis) > 1 && !configuration.parallel.manner.together) return n_layers;
-  return exchanges_go_beside(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
-}
-
 std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t columns,
                                kernels::Scalar scalar) {
   const std::int64_t fits = std::max<std::int64_t>(1, kLargestPartial / (columns * kernels::bytes_of(scalar)));
@@ -92,75 +74,67 @@ std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tok
 
 Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                       std::int64_t max_tokens)
-    : scalar(scalar_of(configuration.precision)),
-      group(parallel::largest_part(max_tokens, grid.size(parallel::kDataAxis))),
-      own(parallel::largest_part(group, grid.size(parallel::kFeatureAxis))),
-      n_blocks(exchange_blocks(configuration, shape.n_layers, grid)),
-      columns(largest_block(shape.n_layers, n_blocks) * shape.d_model),
+    : FeatureAxisSizes(configuration, shape, grid, max_tokens),
       chunk(decoded_at_a_time(configuration.data.micro_tokens, group, columns, scalar)),
-      inputs(max_tokens * shape.width()),
-      arriving(n_blocks > 1 ? group * columns : 0),
-      beside(exchanges_go_beside(configuration, grid)),
-      n_slots(beside ? 2 : 1),
+      inputs(max_tokens * width),
       partial(chunk * columns),
-      received(grid.size(parallel::kFeatureAxis) > 1
-                   ? grid.size(parallel::kFeatureAxis) * largest_own(chunk, group, grid.size(parallel::kFeatureAxis)) *
-                         columns
-                   : 0) {}
+      received(0),
+      n_slots(overlap ? 2 : 1) {
+  if (const std::int64_t ranks = grid.size(parallel::kFeatureAxis); ranks > 1)
+    received = ranks * largest_own(chunk, group, ranks) * columns;
+}
 
-std::int64_t Forward::bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                            std::int64_t max_tokens, kernels::Backend backend) {
+Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+                          std::int64_t max_tokens, training::StepArena& arena) {
   const Sizes sizes(configuration, shape, grid, max_tokens);
   const SelectionSizes selection =
       selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
-                      configuration.precision, backend);
-  return sizes.bytes(sizes.inputs + sizes.arriving + sizes.n_slots * (sizes.partial + sizes.received)) +
-         RowGather::bytes(sizes.own, shape.width(), sizes.n_blocks, sizes.scalar) + selection.device_bytes +
-         selection.rank_0_device_bytes +
-         kernels::encode_workspace(backend, selection.tile_tokens, selection.tile_features, shape.d_model, sizes.scalar,
-                                   configuration.optimizer.state, sizes.scalar);
+                      configuration.precision, arena.backend());
+  const auto exchange = [&](std::int64_t elements, const parallel::ExchangeWay& way) {
+    return arena.exchange(parallel::kFeatureAxis, sizes.bytes(elements), way);
+  };
+  arena.purpose("forward pass");
+  staging = exchange(sizes.staged(arena) ? sizes.group * sizes.columns : 0, {});
+  inputs = exchange(sizes.inputs, sizes.way.kept());
+  own_inputs = RowGather::Buffers(sizes, arena);
+  for (std::size_t slot = 0; slot < sizes.n_slots; ++slot)
+    chunks.push_back({exchange(sizes.partial, sizes.way), exchange(sizes.received, sizes.way)});
+  encode_workspace = arena.take<std::byte>(
+      kernels::encode_workspace(arena.backend(), selection.tile_tokens, selection.tile_features, shape.d_model,
+                                sizes.scalar, configuration.optimizer.state, sizes.scalar));
+  not_finite = arena.take<std::int32_t>(1);
+  arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
+  arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
 }
 
 Forward::Forward(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
                  const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
-                 std::int64_t max_tokens)
+                 std::int64_t max_tokens, training::StepArena& arena)
     : model_(model),
       normalisation_(normalisation),
       grid_(grid),
       execution_(execution),
       timers_(timers),
       sizes_(configuration, model.shape(), grid.shape(), max_tokens),
-      stream_(sizes_.beside ? std::make_unique<device::Stream>(execution) : nullptr),
-      beside_(stream_ ? stream_->execution() : execution),
-      exchange_(grid.axis(parallel::kFeatureAxis), beside_, sizes_.bytes(sizes_.group * model.shape().width()),
-                configuration.parallel.manner.way),
-      arriving_(grid.axis(parallel::kFeatureAxis), exchange_.is_direct() ? 0 : sizes_.bytes(sizes_.arriving)),
-      lane_{grid.axis(parallel::kFeatureAxis),
-            exchange_,
+      stream_(sizes_.overlap ? std::make_unique<device::Stream>(execution) : nullptr),
+      communication_(stream_ ? stream_->execution() : execution),
+      exchange_(grid.axis(parallel::kFeatureAxis), communication_, sizes_.bytes(sizes_.group * sizes_.width),
+                sizes_.way),
+      buffers_(configuration, model.shape(), grid.shape(), max_tokens, arena),
+      axis_{exchange_,
             execution_,
-            beside_,
+            communication_,
             idle_,
             layer_blocks(model.shape().n_layers, sizes_.n_blocks),
             model.shape().d_model,
             sizes_.scalar,
-            arriving_.data()},
+            buffers_.staging.data()},
       selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
                  configuration.precision),
-      inputs_(grid.axis(parallel::kFeatureAxis), sizes_.bytes(sizes_.inputs), configuration.parallel.manner.way.kept()),
-      input_gather_(lane_, "inputs", sizes_.own, model.shape().width()),
-      slots_(static_cast<std::size_t>(sizes_.n_slots)),
-      not_finite_(1) {
-  for (Slot& slot : slots_) {
-    slot.partial = {grid.axis(parallel::kFeatureAxis), sizes_.bytes(sizes_.partial), configuration.parallel.manner.way};
-    slot.received = {grid.axis(parallel::kFeatureAxis), sizes_.bytes(sizes_.received),
-                     configuration.parallel.manner.way};
-  }
+      input_gather_(axis_, "inputs", buffers_.own_inputs),
+      events_(sizes_.n_slots) {
   if (!stream_) exchange_.mark(&idle_);
   selection_.mark(&idle_);
-  const SelectionSizes& sizes = selection_.sizes();
-  encode_workspace_ = device::Buffer<std::byte>(
-      kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, model.shape().d_model,
-                                sizes_.scalar, configuration.optimizer.state, sizes_.scalar));
 }
 
 kernels::AnyMatrix Forward::inputs() const {
@@ -169,27 +143,27 @@ kernels::AnyMatrix Forward::inputs() const {
 
 kernels::AnyMatrix Forward::all_inputs() const {
   const std::int64_t width = model_.shape().width();
-  return {inputs_.data(), sizes_.scalar, layout_->total, width, width};
+  return {buffers_.inputs.data(), sizes_.scalar, layout_->total, width, width};
 }
 
 void Forward::load(const dataset::RawBatch& batch) {
   timers_.phase("normalise");
   layout_.emplace(batch.n_tokens, grid_);
-  device::zero(execution_, not_finite_.data(), not_finite_.bytes());
+  device::zero(execution_, buffers_.not_finite);
   const std::int64_t d = model_.shape().d_model;
-  for (std::size_t block = 0; block < lane_.blocks.size(); ++block) {
-    const std::int64_t first = lane_.blocks[block].begin * d, columns = lane_.blocks[block].size() * d;
+  for (std::size_t block = 0; block < axis_.blocks.size(); ++block) {
+    const std::int64_t first = axis_.blocks[block].begin * d, columns = axis_.blocks[block].size() * d;
     kernels::normalise_rows(execution_, batch.inputs.columns_from(first, columns),
                             {normalisation_.input_mean.data() + first, columns},
                             {normalisation_.input_scale.data() + first, columns},
-                            input_gather_.own(*layout_, inputs(), block), not_finite_.data());
+                            input_gather_.own(*layout_, inputs(), block), not_finite());
   }
 }
 
-/// Before the first product of a layer: its inputs must have come. Layers ascend in the first pass over the tiles, and
-/// later passes come after it.
-void Forward::bring_inputs(std::int64_t layer, const kernels::Execution& execution) {
-  for (; blocks_here_ < lane_.blocks.size() && lane_.blocks[blocks_here_].begin <= layer; ++blocks_here_)
+/// Later work on `execution` waits until the inputs of a layer have arrived. Called before each product: layers ascend
+/// in the first pass over the tiles, and later passes come after it.
+void Forward::await_inputs(std::int64_t layer, const kernels::Execution& execution) {
+  for (; blocks_here_ < axis_.blocks.size() && axis_.blocks[blocks_here_].begin <= layer; ++blocks_here_)
     input_gather_.wait(blocks_here_, execution);
 }
 
@@ -199,17 +173,17 @@ void Forward::encode() {
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.phase("exchange");
-  for (std::size_t block = 0; block < lane_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
+  for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
   timers_.phase("select");
   selection_.select(layout_->total, bias,
                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
                       timers_.phase("encode");
-                      bring_inputs(tile.layer, execution);
+                      await_inputs(tile.layer, execution);
                       const kernels::AnyMatrix x =
                           inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
                       kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
-                                           tile.feature_begin, product, encode_workspace_.array());
+                                           tile.feature_begin, product, buffers_.encode_workspace);
                       timers_.phase("select");
                     });
 }
@@ -222,52 +196,53 @@ void Forward::by_feature() {
 void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
   struct Decoded {
     OwnPart part;
-    Slot* slot;
+    std::size_t slot;
   };
   const std::int64_t d = model_.shape().d_model;
   const auto give = [&](const Decoded& decoded) {
     if (stream_) {
       idle_.begin(execution_);
-      decoded.slot->arrived.hold_back(execution_);
+      events_[decoded.slot].arrived.hold_back(execution_);
       idle_.end(execution_);
     }
     if (decoded.part.count > 0) consume(decoded.part);
-    decoded.slot->partial.close();
-    decoded.slot->received.close();
+    buffers_.chunks[decoded.slot].partial.close();
+    buffers_.chunks[decoded.slot].received.close();
   };
 
   std::optional<Decoded> under_way;
-  std::size_t next_slot = 0;
-  // The last layers have the longest sums: what is exchanged first has most to hide behind.
-  for (std::size_t block = lane_.blocks.size(); block-- > 0;)
+  std::size_t slot = 0;
+  // The last layers have the longest sums: what is exchanged first has most computation to overlap with.
+  for (std::size_t block = axis_.blocks.size(); block-- > 0;)
     for (std::int64_t begin = 0; begin < layout_->group.size(); begin += sizes_.chunk) {
       timers_.phase("decode");
-      Slot& slot = slots_[next_slot++ % slots_.size()];
-      const parallel::Range layers = lane_.blocks[block];
+      ChunkBuffers& buffers = buffers_.chunks[slot];
+      const parallel::Range layers = axis_.blocks[block];
       const parallel::Range chunk{begin, std::min(begin + sizes_.chunk, layout_->group.size())};
       const parallel::Range own = intersection(chunk, layout_->own);
       const std::int64_t columns = layers.size() * d;
-      const kernels::AnyMatrix partial{slot.partial.open(), sizes_.scalar, chunk.size(), columns, columns};
+      const kernels::AnyMatrix partial{buffers.partial.open(), sizes_.scalar, chunk.size(), columns, columns};
       kernels::decode_forward(execution_, activations(), chunk.begin, chunk.size(), model_.decoder(), layers.begin,
                               partial);
       OwnPart part{own.begin - layout_->own.begin, own.size(), block, layers, partial, 1};
       if (exchange_.size() > 1) {
         timers_.phase("exchange");
-        // Own slices lie in rank order, so the chunk's rows already stand in the order of their destinations.
+        // Own slices lie in rank order, so the rows of the chunk are already in the order of their destinations.
         std::vector<std::int64_t> bytes;
         for (const parallel::Range& slice : layout_->own_of_rank)
           bytes.push_back(sizes_.bytes(intersection(chunk, slice).size() * columns));
-        slot.decoded.record(execution_);
-        slot.decoded.hold_back(beside_);
-        exchange_.send_to_owners(slot.partial.data(), bytes, slot.received.open(), "partial sums");
-        slot.arrived.record(beside_);
+        events_[slot].decoded.record(execution_);
+        events_[slot].decoded.hold_back(communication_);
+        exchange_.send_to_owners(partial.data, bytes, buffers.received.open(), "partial sums");
+        events_[slot].arrived.record(communication_);
         part.n_parts = exchange_.size();
-        part.partial = {slot.received.data(), sizes_.scalar, part.n_parts * own.size(), columns, columns};
+        part.partial = {buffers.received.data(), sizes_.scalar, part.n_parts * own.size(), columns, columns};
       }
       // With a second slot the next chunk is decoded before this one is used.
       if (under_way) give(*under_way);
-      under_way = Decoded{part, &slot};
-      if (slots_.size() == 1) give(*std::exchange(under_way, std::nullopt));
+      under_way = Decoded{part, slot};
+      if (sizes_.n_slots == 1) give(*std::exchange(under_way, std::nullopt));
+      slot = (slot + 1) % sizes_.n_slots;
     }
   if (under_way) give(*under_way);
 }

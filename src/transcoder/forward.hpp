@@ -7,9 +7,9 @@
 // slices (parallel/grid.hpp). Each rank brings the inputs of its own slice and sees those of its group; it forms the
 // residual of its own slice only.
 //
-// Several GPUs. Inputs, partial reconstructions and gradient rows travel in blocks of layers on a stream beside the
-// computation's: inputs of a block arrive while layers before it are encoded; a block's partial reconstructions travel
-// while the next block is decoded. The same bits as without.
+// Several GPUs. Inputs and partial reconstructions travel in blocks of layers on the communication stream
+// (exchange/feature_axis.hpp): inputs of a block arrive while layers before it are encoded; a block's partial
+// reconstructions travel while the next block is decoded.
 //
 // Invariant. Every buffer is allocated once, for the largest batch; a smaller batch uses the front of it.
 #pragma once
@@ -25,14 +25,16 @@
 #include "device/memory.hpp"
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
+#include "training/step_arena.hpp"
 #include "transcoder/configuration.hpp"
+#include "transcoder/exchange/feature_axis.hpp"
 #include "transcoder/exchange/row_gather.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/selection/selection.hpp"
 
 namespace weft::transcoder {
 
-/// Who has which tokens of a batch of `total`.
+/// Which rank has which tokens of a batch of `total`.
 struct TokenLayout {
   TokenLayout(std::int64_t total, const parallel::Grid& grid);
 
@@ -53,21 +55,44 @@ struct NormalisationOnDevice {
   device::Buffer<float> pivot;                ///< raw training mean: what metrics are summed about
 };
 
-kernels::Scalar scalar_of(Precision);
-
-/// What the selection of batches of at most `max_tokens` works on.
+/// Sizes of the selection of batches of at most `max_tokens`, over all ranks.
 SelectionShape selection_shape(const Configuration&, const Shape&, std::int64_t max_tokens);
 
 class Forward {
  public:
-  /// Bytes of all buffers of this class on one rank, for the memory plan. Less is taken where GPUs write rows straight
-  /// to their place, which a plan cannot know.
-  static std::int64_t bytes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens,
-                            kernels::Backend);
+  /// Sizes on the largest rank.
+  struct Sizes : FeatureAxisSizes {
+    Sizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
 
-  /// `max_tokens`: the largest batch, over all ranks.
+    std::int64_t chunk;     ///< tokens decoded at a time
+    std::int64_t inputs;    ///< elements: of the whole batch,
+    std::int64_t partial;   ///< of a chunk and the largest block of layers,
+    std::int64_t received;  ///< of the own tokens of a chunk, from all feature ranks; 0 with one
+    std::size_t n_slots;    ///< of both: two where exchange and computation overlap
+  };
+
+  /// What is decoded and what arrives.
+  struct ChunkBuffers {
+    parallel::ExchangeBuffer partial;   ///< [chunk, columns of the largest block]
+    parallel::ExchangeBuffer received;  ///< [n_parts * chunk's own tokens, the same]
+  };
+
+  /// Includes what the selection allocates. Less is taken where GPUs write rows straight to their place, which a plan
+  /// cannot know.
+  struct Buffers {
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens,
+            training::StepArena&);
+    parallel::ExchangeBuffer staging;  ///< FeatureAxis::staging
+    parallel::ExchangeBuffer inputs;   ///< [largest batch, L * d]
+    RowGather::Buffers own_inputs;
+    std::vector<ChunkBuffers> chunks;  ///< by slot
+    kernels::Array<std::byte> encode_workspace;
+    kernels::Array<std::int32_t> not_finite;  ///< [1]
+  };
+
+  /// `max_tokens`: the largest batch, over all ranks. What is passed by reference must outlive this object. Collective.
   Forward(const Configuration&, const Model&, const NormalisationOnDevice&, const parallel::Grid&,
-          const kernels::Execution&, report::Timers&, std::int64_t max_tokens);
+          const kernels::Execution&, report::Timers&, std::int64_t max_tokens, training::StepArena&);
 
   /// Takes a batch: the inputs of the own tokens, normalised. They may be anywhere the kernels reach.
   void load(const dataset::RawBatch& batch);
@@ -78,7 +103,7 @@ class Forward {
   struct OwnPart {
     std::int64_t begin;  ///< first token, counted from the first own token
     std::int64_t count;
-    std::size_t block;           ///< of `lane().blocks`
+    std::size_t block;           ///< of `axis().blocks`
     parallel::Range layers;      ///< of that block
     kernels::AnyMatrix partial;  ///< [n_parts * count, layers * d], part after part in rank order
     std::int64_t n_parts;
@@ -89,8 +114,8 @@ class Forward {
 
   const TokenLayout& layout() const { return *layout_; }
   kernels::AnyMatrix inputs() const;  ///< x~ [group tokens, L * d]
-  /// [all tokens of the batch, L * d]: room for x~ of every group, this one's in its place. The backward pass of the
-  /// data axis brings the others (data_axis.hpp).
+  /// [all tokens of the batch, L * d]: space for x~ of every group, this one's in its place. The backward pass of the
+  /// data axis gathers the others (data_axis.hpp).
   kernels::AnyMatrix all_inputs() const;
   const kernels::SparseActivations& activations() const { return selection_.activations(); }
   /// The same entries by feature, once `by_feature` has formed them.
@@ -98,30 +123,17 @@ class Forward {
   const kernels::FeatureHits& hits() const { return selection_.hits(); }
   Selection& selection() { return selection_; }
   const Selection& selection() const { return selection_; }
-  /// The feature axis, beside the computation, for all that travels in a step.
-  const RowGather::Lane& lane() const { return lane_; }
-  /// What the computation has waited for others since the last `encode` began.
+  /// For all exchanges of a step along the feature axis.
+  const FeatureAxis& axis() const { return axis_; }
+  /// How long the computation has waited for exchanges since the last `encode` began.
   device::IdleClock& idle() { return idle_; }
   const device::IdleClock& idle() const { return idle_; }
   /// Where the kernels run: not zero when a raw input of this rank was not finite. Others may add their
   /// findings; `load` clears it.
-  std::int32_t* not_finite() const { return not_finite_.data(); }
+  std::int32_t* not_finite() const { return buffers_.not_finite.data; }
 
  private:
-  /// Of the largest batch on the largest rank; buffers in elements.
-  struct Sizes {
-    Sizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
-
-    kernels::Scalar scalar;
-    std::int64_t group, own;         // tokens
-    std::int64_t n_blocks, columns;  // of layers; columns of the largest block
-    std::int64_t chunk;              // tokens decoded at a time
-    std::int64_t inputs, arriving;
-    bool beside;
-    std::int64_t n_slots, partial, received;
-    std::int64_t bytes(std::int64_t elements) const { return elements * kernels::bytes_of(scalar); }
-  };
-  void bring_inputs(std::int64_t layer, const kernels::Execution&);
+  void await_inputs(std::int64_t layer, const kernels::Execution&);
 
   const Model& model_;
   const NormalisationOnDevice& normalisation_;
@@ -130,31 +142,20 @@ class Forward {
   report::Timers& timers_;
   const Sizes sizes_;
   device::IdleClock idle_;
-  std::unique_ptr<device::Stream> stream_;  // beside the computation's, where there is one
-  kernels::Execution beside_;
+  std::unique_ptr<device::Stream> stream_;  // null without overlap
+  kernels::Execution communication_;
   parallel::DeviceCommunicator exchange_;
-  parallel::ExchangeBuffer arriving_;
-  RowGather::Lane lane_;
+  Buffers buffers_;
+  FeatureAxis axis_;
   std::optional<TokenLayout> layout_;
   Selection selection_;
-  parallel::ExchangeBuffer inputs_;  // [largest batch, L * d]
   RowGather input_gather_;
   std::size_t blocks_here_ = 0;  // of inputs, that the computation has waited for
-  // What is decoded and what arrives; two of each where the exchange of one goes on while the next is decoded.
-  struct Slot {
-    parallel::ExchangeBuffer partial;   // [chunk, columns of the largest block]
-    parallel::ExchangeBuffer received;  // [n_parts * chunk's own tokens, the same]; only with several feature ranks
+  struct ChunkEvents {
     device::Event decoded, arrived;
   };
-  std::vector<Slot> slots_;
-  device::Buffer<std::byte> encode_workspace_;
-  device::Buffer<std::int32_t> not_finite_;
+  std::vector<ChunkEvents> events_;  // by slot
 };
-
-/// Whether ranks of a feature axis exchange while they compute.
-bool exchanges_go_beside(const Configuration&, const parallel::GridShape&);
-/// Blocks of layers that travel one by one between the ranks of a feature axis.
-std::int64_t exchange_blocks(const Configuration&, std::int64_t n_layers, const parallel::GridShape&);
 
 /// Tokens decoded at a time on a rank that works on `group_tokens`: data.micro_tokens, or as many as keep partial
 /// reconstructions of `columns` within 512 MiB.

@@ -9,8 +9,6 @@
 #include "checkpoint/writer.hpp"
 #include "dataset/activations/loader.hpp"
 #include "report/format.hpp"
-#include "transcoder/exchange/data_axis.hpp"
-#include "transcoder/forward.hpp"
 #include "transcoder/trainer.hpp"
 
 namespace weft::transcoder {
@@ -21,21 +19,21 @@ std::int64_t total(const std::vector<std::pair<std::string, std::int64_t>>& part
                          [](std::int64_t sum, const auto& part) { return sum + part.second; });
 }
 
-/// What one rank sends in a step: inputs and gradient rows to all and partial reconstructions to their owners, in a
-/// feature group; inputs, gradient rows, lists and new weights between groups.
+/// Bytes that the largest rank sends per step. In a feature group: inputs and gradient rows to all, partial
+/// reconstructions to their owners. Between groups: inputs, gradient rows, lists and new weights.
 struct SentBytes {
   std::int64_t feature = 0, data = 0;
+  std::int64_t total() const { return feature + data; }
 };
 
 SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
-  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis)),
-                     own = parallel::largest_part(group, grid.size(parallel::kFeatureAxis)),
-                     row = shape.width() * kernels::bytes_of(scalar_of(configuration.precision));
-  return {(group - own) * row + 2 * own * (grid.size(parallel::kFeatureAxis) - 1) * row,
+  const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
+  const std::int64_t row = sizes.bytes(sizes.width);
+  return {(sizes.group - sizes.own) * row + 2 * sizes.own * (grid.size(parallel::kFeatureAxis) - 1) * row,
           DataAxis::sent_bytes(configuration, shape, grid)};
 }
 
-/// What NCCL 2.28 takes for each communicator of n GPUs joined by NVLink, measured on 2 and 4 H200: 1.30 and 1.95 GiB.
+/// Memory of NCCL 2.28 for each communicator of n GPUs joined by NVLink, measured on 2 and 4 H200: 1.30 and 1.95 GiB.
 std::int64_t connection_bytes(const parallel::GridShape& grid) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   const auto communicator = [](std::int64_t n) { return n > 1 ? (665 + 333 * n) * kMiB : 0; };
@@ -44,7 +42,7 @@ std::int64_t connection_bytes(const parallel::GridShape& grid) {
          (both ? communicator(grid.ranks()) : 0);
 }
 
-/// A grid that sends this much more than the best is worth a word.
+/// Advice is given when a grid sends this many times the bytes of the best.
 constexpr double kNoticeably = 1.1;
 
 }  // namespace
@@ -65,22 +63,18 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
   const std::int64_t batch = configuration.data.batch_tokens,
                      group = parallel::largest_part(batch, grid.size(parallel::kDataAxis));
   const std::int64_t width = shape.width();
-  const SelectionSizes selection = selection_sizes(
-      configuration.transcoder, selection_shape(configuration, shape, batch), grid, configuration.precision, backend);
-
   const std::vector<training::ParameterSpec> parameters = parameter_specs(shape);
   const training::StateBytes state = training::largest_state_bytes(parameters, grid, policy, backend, Moments::held);
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"dead-feature clocks", state.row_state},
-                 {"conversion of weights", state.conversion},
-                 {"forward pass", Forward::bytes(configuration, shape, grid, batch, backend)},
-                 {"backward pass", Trainer::bytes(configuration, shape, grid, description.row_bytes(), backend)},
-                 {"lists of the data axis", DataAxis::bytes(configuration, shape, grid, backend)},
-                 {"CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0},
-                 {"connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0}};
+                 {"conversion of weights", state.conversion}};
+  const training::StepArena step = measure_step(configuration, shape, grid, description.row_bytes(), backend);
+  for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
+  plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
+  plan.device.emplace_back("connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0);
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
-               {"selection staging", selection.host_bytes + selection.rank_0_host_bytes}};
+               {"step staging", step.host_bytes()}};
   plan.checkpoint_bytes = training::checkpoint_bytes(parameters, policy);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
@@ -97,9 +91,9 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
     if (world % groups != 0) continue;
     const parallel::GridShape other = parallel::data_by_feature(groups, world / groups);
     const SentBytes there = sent_bytes(configuration, shape, other);
-    if (groups > 1 && there.feature + there.data >= plan.quietest_bytes_per_step) continue;
+    if (groups > 1 && there.total() >= plan.quietest_bytes_per_step) continue;
     plan.quietest = other;
-    plan.quietest_bytes_per_step = there.feature + there.data;
+    plan.quietest_bytes_per_step = there.total();
   }
   plan.encoder_flops_per_step =
       2.0 * static_cast<double>(group) * static_cast<double>(rows) * static_cast<double>(width);
@@ -127,7 +121,7 @@ std::int64_t micro_tokens_that_fit(const Configuration& configuration, const dat
     tried.data.batch_tokens = (fits + too_large) / 2;
     (total() <= available ? fits : too_large) = tried.data.batch_tokens;
   }
-  throw collective_error(ExitCode::usage, "data.batch_tokens = {} needs {} on each device, {} are there; {}",
+  throw collective_error(ExitCode::usage, "data.batch_tokens = {} needs {} on each device, {} are available; {}",
                          configuration.data.batch_tokens, report::binary_bytes_text(wanted),
                          report::binary_bytes_text(available),
                          fits > 0 ? fmt::format("the largest batch that fits is {} tokens", fits)
@@ -158,7 +152,7 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row("on the device, per rank", report::binary_bytes_text(plan.device_total()));
   for (const auto& [name, bytes] : plan.host)
     if (bytes > 0) row(name, report::binary_bytes_text(bytes));
-  row("on the host beside it, per rank", report::binary_bytes_text(plan.host_total()));
+  row("on the host, per rank", report::binary_bytes_text(plan.host_total()));
   row("one checkpoint", report::binary_bytes_text(plan.checkpoint_bytes));
   row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
       report::binary_bytes_text(plan.disk_bytes));

@@ -103,7 +103,7 @@ struct Run {
       const parallel::Communicator& ranks)
       : grid(ranks, shape),
         trainer(configuration, {kLayers, kWidth, configuration.transcoder.features}, data.normalisation,
-                data.statistics, grid, testing::execution(),
+                data.statistics, grid, testing::execution(), kLayers * kWidth * 4,
                 [](const dataset::RawBatch&) { return std::string("test rows"); }) {
     trainer.initialise();
   }
@@ -271,6 +271,65 @@ TEST_CASE("ranks send the bytes that the method asks for, and the plan says no l
     const Plan planned = plan(configuration, dataset::imagined("none", settings), shape);
     CHECK(ranks * planned.feature_bytes_per_step >= sent[0]);
     CHECK(ranks * planned.data_bytes_per_step >= sent[1]);
+  }
+}
+
+TEST_CASE("a trainer takes the memory that the plan of its step says, on every grid") {
+  const Data data;
+  Configuration plain = configuration_for(Scope::layer), clipped = configuration_for(Scope::all_layers), narrow = plain,
+                per_token = plain, whole = plain, by_layer = plain;
+  clipped.optimizer.clip_norm = 0.02;
+  narrow.optimizer.state = kernels::StatePolicy::eight_bit;
+  narrow.precision = Precision::bf16;
+  per_token.transcoder.activation = Activation::topk;
+  per_token.transcoder.k = 3;
+  whole.transcoder.activation = Activation::relu;
+  whole.data.micro_tokens = 0;
+  by_layer.parallel.manner.together = false;
+  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer})
+    for (const parallel::GridShape& shape : grids()) {
+      CAPTURE(shape.text());
+      const Shape sizes{kLayers, kWidth, configuration.transcoder.features};
+      const training::StepArena planned =
+          measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
+      const device::MemoryUse before = device::memory_use();
+      std::int64_t normalisation = 0;
+      {
+        const NormalisationOnDevice vectors(data.normalisation, data.statistics, testing::execution());
+        normalisation = device::memory_use().device_bytes - before.device_bytes;
+      }
+      const Run run(configuration, data, shape);
+      const training::StepArena& taken = run.trainer.memory();
+      REQUIRE(taken.bytes().size() == planned.bytes().size());
+      for (std::size_t i = 0; i < planned.bytes().size(); ++i) {
+        CAPTURE(planned.bytes()[i].purpose);
+        CHECK(taken.bytes()[i].purpose == planned.bytes()[i].purpose);
+        CHECK(taken.bytes()[i].device == planned.bytes()[i].device);
+        CHECK(taken.bytes()[i].host == planned.bytes()[i].host);
+      }
+      const device::MemoryUse now = device::memory_use();
+      CHECK(now.device_bytes - before.device_bytes ==
+            taken.device_bytes() + run.trainer.model().parameters().bytes().total() + normalisation);
+      CHECK(now.host_bytes - before.host_bytes == taken.host_bytes());
+    }
+}
+
+TEST_CASE("with the selection on rank 0, the plan is that of rank 0") {
+  const Data data;
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.parallel.manner.selection = SelectionPlace::rank_0;
+  for (const parallel::GridShape& shape : grids()) {
+    const Shape sizes{kLayers, kWidth, configuration.transcoder.features};
+    const training::StepArena planned =
+        measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
+    const device::MemoryUse before = device::memory_use();
+    const Run run(configuration, data, shape);
+    const std::int64_t state = run.trainer.model().parameters().bytes().total() + 8 * 4 * kLayers * kWidth,
+                       taken = device::memory_use().device_bytes - before.device_bytes - state;
+    if (testing::world().rank() == 0)
+      CHECK(taken == planned.device_bytes());
+    else
+      CHECK(taken <= planned.device_bytes());
   }
 }
 

@@ -149,7 +149,7 @@ class Measurement {
   /// One step.
   void make_products() {
     transcoder::Trainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
-                                execution_, [](const dataset::RawBatch&) { return std::string("resident batch"); });
+                                execution_, 0, [](const dataset::RawBatch&) { return std::string("resident batch"); });
     trainer.initialise();
     trainer.step(batches_.next());
     trainer.settle();
@@ -160,7 +160,8 @@ class Measurement {
     device::reset_peak();
     if (settings_.formulation == Formulation::sparse) {
       transcoder::Trainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
-                                  execution_, [](const dataset::RawBatch&) { return std::string("resident batch"); });
+                                  execution_, 0,
+                                  [](const dataset::RawBatch&) { return std::string("resident batch"); });
       measure(trainer, before);
       sizes_ = step_sizes(configuration_, shape_, grid_, trainer.metrics().l0);
     } else {
@@ -259,7 +260,7 @@ CheckpointResult measure_own_checkpoint(const Input& input, const parallel::Worl
   const transcoder::ResidentBatches batches(shape, configuration.data.batch_tokens, 1, input.benchmark.zipf,
                                             static_cast<std::uint64_t>(configuration.run.seed), grid, execution,
                                             runtime.threads());
-  transcoder::Trainer trainer(configuration, shape, batches.normalisation(), batches.statistics(), grid, execution,
+  transcoder::Trainer trainer(configuration, shape, batches.normalisation(), batches.statistics(), grid, execution, 0,
                               [](const dataset::RawBatch&) { return std::string("resident batch"); });
   trainer.initialise();
   return measure_checkpoint(std::filesystem::path(configuration.run.output) / "benchmark_checkpoint",

@@ -68,8 +68,9 @@ int evaluate(const Request& request, const parallel::World& world) {
 
   // 3. Measure, print, record.
   report::Timers timers;
+  training::StepArena arena(execution, grid);
   transcoder::Forward forward(configuration, model, normalisation, grid, execution, timers,
-                              configuration.data.batch_tokens);
+                              configuration.data.batch_tokens, arena);
   const transcoder::EvaluationResult result = transcoder::evaluate(description, model, normalisation, forward, world,
                                                                    grid, execution, configuration.data.batch_tokens);
   report::Json record = {{"checkpoint", found.path.string()}, {"step", found.manifest.step}, {"data", path}};

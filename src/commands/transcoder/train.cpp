@@ -109,7 +109,8 @@ class Run {
                                                        runtime.threads())),
         trainer_(configuration_, {data.train.n_layers, data.train.d_model, configuration_.transcoder.features},
                  dataset::normalisation(statistics_, data.train, configuration_.data.normalise), statistics_, grid_,
-                 runtime.execution(), [this](const dataset::RawBatch& batch) { return locate(batch); }),
+                 runtime.execution(), data.train.row_bytes(),
+                 [this](const dataset::RawBatch& batch) { return locate(batch); }),
         metrics_(world.is_root()
                      ? std::make_optional<report::MetricsWriter>(directory_.path / "metrics.jsonl",
                                                                  opened.found ? opened.found->manifest.step : -1)

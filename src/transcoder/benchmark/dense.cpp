@@ -50,10 +50,10 @@ DenseTrainer::DenseTrainer(const Configuration& configuration, const Shape& shap
     *rows = device::Buffer<float>(n * width);
   activations_ = device::Buffer<float>(n_layers * n * shape.n_features);
   activation_gradient_ = device::Buffer<float>(n * shape.n_features);
-  for (std::int64_t s = 0; s < n_layers; ++s) {
-    encoder_gradient_.emplace_back(shape.n_features * shape.d_model);
-    decoder_gradient_.emplace_back(shape.n_features * shape.decoder_columns(s));
-  }
+  for (const kernels::ParameterRows& encoder : model_.encoder())
+    encoder_gradient_.emplace_back(encoder.rows * encoder.columns);
+  for (const kernels::ParameterRows& decoder : model_.decoder())
+    decoder_gradient_.emplace_back(decoder.rows * decoder.columns);
   encoder_bias_gradient_ = device::Buffer<float>(n_layers * shape.n_features);
   decoder_bias_gradient_ = device::Buffer<float>(width);
   loss_sums_ = device::Buffer<double>(3 * n_layers);
@@ -141,7 +141,7 @@ void DenseTrainer::backward() {
     const std::size_t layer = static_cast<std::size_t>(s);
     timers_.phase("decoder backward");
     kernels::dense_decoder_gradient(execution_, activations(s), g,
-                                    decoder_gradient_[layer].matrix(shape.n_features, shape.decoder_columns(s)));
+                                    decoder_gradient_[layer].matrix(shape.n_features, model_.decoder()[layer].columns));
     kernels::dense_activation_gradient(execution_, weights(model_.decoder()[layer]), g, gradient);
     timers_.phase("mask");
     kernels::mask_gradient(execution_, activations(s), gradient);

@@ -5,6 +5,7 @@
 
 #include "kernels/convert/convert.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
+#include "transcoder/benchmark/exchange_observers.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/selection/selection.hpp"
 
@@ -15,14 +16,30 @@ SelectionShape selection_of(const Configuration& configuration, const Shape& sha
   return selection_shape(configuration, shape, configuration.data.batch_tokens);
 }
 
-/// Features per layer that the largest rank updates.
-std::int64_t most_owned(const Shape& shape, const parallel::GridShape& grid) {
-  return parallel::largest_part(parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
-                                grid.size(parallel::kDataAxis));
-}
-
 std::int64_t row_bytes(const Configuration& configuration, const Shape& shape) {
   return shape.width() * kernels::bytes_of(scalar_of(configuration.precision));
+}
+
+/// Bytes of the weights that a rank (the largest) updates for the other ranks of the data axis.
+std::int64_t updated_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
+  std::int64_t bytes = 0;
+  for (const training::ParameterSpec& spec : parameter_specs(shape)) {
+    if (spec.update != training::Update::own_rows) continue;
+    const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over)),
+                       owned = parallel::largest_part(held, grid.size(parallel::kDataAxis));
+    bytes += spec.is_matrix() ? weight_bytes(spec.policy.value_or(configuration.optimizer.state), owned, spec.columns())
+                              : 4 * owned;
+  }
+  return bytes;
+}
+
+/// Bytes of the largest matrix on this rank: what one call of `gather` moves.
+std::int64_t largest_matrix(const Model& model) {
+  std::int64_t largest = 0;
+  for (const auto matrices : {model.encoder(), model.decoder()})
+    for (const kernels::ParameterRows& matrix : matrices)
+      largest = std::max(largest, weight_bytes(matrix.policy, matrix.rows, matrix.columns));
+  return largest;
 }
 
 }  // namespace
@@ -31,97 +48,90 @@ DataAxis::Lists::Lists(const Configuration& configuration, const Shape& shape, c
     : offsets(parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis)) + 1),
       entries(list_capacity(configuration.transcoder, selection_of(configuration, shape), grid)) {}
 
+DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+                           training::StepArena& arena) {
+  const std::int64_t groups = grid.size(parallel::kDataAxis);
+  if (groups == 1) return;
+  const Lists lists(configuration, shape, grid);
+  const std::int64_t n_local = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
+                     n_keys = shape.n_layers * parallel::largest_part(n_local, groups),
+                     entries = capacity(configuration, shape, grid);
+  arena.purpose("lists of the data axis");
+  group_offsets = arena.take<std::int64_t>(groups * lists.offsets);
+  group_key = arena.take<std::uint32_t>(groups * lists.entries);
+  group_value = arena.take<float>(groups * lists.entries);
+  row_offsets = arena.take<std::int64_t>(configuration.data.batch_tokens + 1);
+  key = arena.take<std::uint32_t>(entries);
+  value = arena.take<float>(entries);
+  hit_offsets = arena.take<std::int64_t>(n_keys + 1);
+  hit_token = arena.take<std::uint32_t>(entries);
+  hit_position = arena.take<std::uint32_t>(entries);
+  transpose_workspace = arena.take<std::byte>(kernels::transpose_workspace(arena.backend(), n_keys, entries));
+  biases = arena.take<float>(shape.n_layers * n_local);
+}
+
 std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape,
                                 const parallel::GridShape& grid) {
-  // A slice of the features over all tokens: what a rank would have were all ranks on the feature axis.
+  // A slice of the features over all tokens: the lists of a rank if all ranks were on the feature axis.
   return list_capacity(configuration.transcoder, selection_of(configuration, shape),
                        parallel::data_by_feature(1, grid.ranks()));
 }
 
-std::int64_t DataAxis::bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                             kernels::Backend backend) {
-  if (grid.size(parallel::kDataAxis) == 1) return 0;
-  const std::int64_t n_keys = shape.n_layers * most_owned(shape, grid), entries = capacity(configuration, shape, grid);
-  return grid.size(parallel::kDataAxis) * Lists(configuration, shape, grid).bytes() +
-         8 * (configuration.data.batch_tokens + 1) + 8 * (n_keys + 1) + 16 * entries +
-         4 * shape.n_layers * parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)) +
-         kernels::transpose_workspace(backend, n_keys, entries);
-}
-
 std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shape& shape,
                                   const parallel::GridShape& grid) {
-  if (grid.size(parallel::kDataAxis) == 1) return 0;
-  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis)),
-                     owned = most_owned(shape, grid);
-  std::int64_t weights = 4 * shape.n_layers * owned;  // biases
-  for (std::int64_t s = 0; s < shape.n_layers; ++s)
-    for (const std::int64_t columns : {shape.d_model, shape.decoder_columns(s)})
-      weights += weight_bytes(configuration.optimizer.state, owned, columns);
-  return (grid.size(parallel::kDataAxis) - 1) *
-         (2 * group * row_bytes(configuration, shape) + Lists(configuration, shape, grid).bytes() + weights);
+  const std::int64_t groups = grid.size(parallel::kDataAxis);
+  if (groups == 1) return 0;
+  const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, groups);
+  return (groups - 1) * (2 * group * row_bytes(configuration, shape) + Lists(configuration, shape, grid).bytes() +
+                         updated_bytes(configuration, shape, grid));
 }
 
 DataAxis::DataAxis(const Configuration& configuration, const Model& model, const parallel::Grid& grid,
-                   const kernels::Execution& execution)
+                   const kernels::Execution& execution, training::StepArena& arena)
     : model_(model),
       execution_(execution),
+      lists_(configuration, model.shape(), grid.shape()),
       ranks_(grid.axis(parallel::kDataAxis), execution,
-             grid.size(parallel::kDataAxis) == 1
-                 ? 0
-                 : std::max({configuration.data.batch_tokens * row_bytes(configuration, model.shape()),
-                             grid.size(parallel::kDataAxis) * Lists(configuration, model.shape(), grid.shape()).bytes(),
-                             weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width())}),
-             configuration.parallel.manner.way),
+             std::max({configuration.data.batch_tokens * row_bytes(configuration, model.shape()),
+                       grid.size(parallel::kDataAxis) * lists_.bytes(), largest_matrix(model)}),
+             exchange_way(configuration.parallel.manner)),
       stream_(execution),
-      beside_(grid.axis(parallel::kDataAxis), stream_.execution(),
-              weight_bytes(configuration.optimizer.state, model.n_local(), model.shape().width()),
-              configuration.parallel.manner.way),
-      lists_(configuration, model.shape(), grid.shape()) {
+      overlapped_(grid.axis(parallel::kDataAxis), stream_.execution(), largest_matrix(model),
+                  exchange_way(configuration.parallel.manner)),
+      buffers_(configuration, model.shape(), grid.shape(), arena) {
   if (!active()) return;
-  const Shape& shape = model.shape();
-  const std::int64_t n_keys = shape.n_layers * model.owned().size(),
-                     entries = capacity(configuration, shape, grid.shape());
-  group_offsets_ = device::Buffer<std::int64_t>(ranks_.size() * lists_.offsets);
-  group_key_ = device::Buffer<std::uint32_t>(ranks_.size() * lists_.entries);
-  group_value_ = device::Buffer<float>(ranks_.size() * lists_.entries);
-  row_offsets_ = device::Buffer<std::int64_t>(configuration.data.batch_tokens + 1);
-  key_ = device::Buffer<std::uint32_t>(entries);
-  value_ = device::Buffer<float>(entries);
-  hit_offsets_ = device::Buffer<std::int64_t>(n_keys + 1);
-  hit_token_ = device::Buffer<std::uint32_t>(entries);
-  hit_position_ = device::Buffer<std::uint32_t>(entries);
-  transpose_workspace_ = device::Buffer<std::byte>(kernels::transpose_workspace(execution.backend, n_keys, entries));
-  biases_ = device::Buffer<float>(shape.n_layers * model.n_local());
-  hits_ = {hit_offsets_.array(), hit_token_.array(), hit_position_.array()};
-  device::zero(execution, hit_offsets_.data(), hit_offsets_.bytes());  // also where nothing is owned
+  hits_ = {{buffers_.hit_offsets.data, model.shape().n_layers * model.owned().size() + 1},
+           buffers_.hit_token,
+           buffers_.hit_position};
+  device::zero(execution, hits_.offsets);  // also where nothing is owned
 }
 
 void DataAxis::gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens) {
-  const auto gather = [this](auto from, const auto& to) {
-    const std::int64_t bytes = to.bytes() / ranks_.size();
-    ranks_.all_gather(from.data, to.data(), std::vector<std::int64_t>(static_cast<std::size_t>(ranks_.size()), bytes),
+  const auto gather = [this](const auto* from, auto to) {
+    const std::int64_t bytes = to.size * static_cast<std::int64_t>(sizeof *to.data) / ranks_.size();
+    ranks_.all_gather(from, to.data, std::vector<std::int64_t>(static_cast<std::size_t>(ranks_.size()), bytes),
                       "lists");
   };
-  gather(of_group.row_offsets, group_offsets_);
-  gather(of_group.key, group_key_);
-  gather(of_group.value, group_value_);
+  gather(of_group.row_offsets.data, buffers_.group_offsets);
+  gather(of_group.key.data, buffers_.group_key);
+  gather(of_group.value.data, buffers_.group_value);
   std::vector<kernels::SparseActivations> groups;
   for (std::int64_t r = 0; r < ranks_.size(); ++r) {
     const std::int64_t n_group = parallel::part(n_tokens, ranks_.size(), r).size();
     groups.push_back({n_group,
                       model_.shape().n_layers,
                       model_.n_local(),
-                      {group_offsets_.data() + r * lists_.offsets, n_group + 1},
-                      {group_key_.data() + r * lists_.entries, lists_.entries},
-                      {group_value_.data() + r * lists_.entries, lists_.entries}});
+                      {buffers_.group_offsets.data + r * lists_.offsets, n_group + 1},
+                      {buffers_.group_key.data + r * lists_.entries, lists_.entries},
+                      {buffers_.group_value.data + r * lists_.entries, lists_.entries}});
   }
-  activations_ = {n_tokens,     model_.shape().n_layers, model_.owned().size(), row_offsets_.array(),
-                  key_.array(), value_.array()};
+  activations_ = {n_tokens,     model_.shape().n_layers, model_.owned().size(), buffers_.row_offsets,
+                  buffers_.key, buffers_.value};
   if (model_.owned().size() > 0) kernels::restrict_features(execution_, groups, model_.owned().begin, activations_);
 }
 
 void DataAxis::by_feature() {
-  if (model_.owned().size() > 0) kernels::transpose(execution_, activations_, hits_, transpose_workspace_.array());
+  if (model_.owned().size() > 0) kernels::transpose(execution_, activations_, hits_, buffers_.transpose_workspace);
 }
 
 void DataAxis::gather_rows(kernels::AnyMatrix rows) {
@@ -149,7 +159,7 @@ void DataAxis::gather_weights(std::span<const kernels::ParameterRows> matrices) 
 void DataAxis::start_weights(std::span<const kernels::ParameterRows> matrices) {
   updated_.record(execution_);
   updated_.hold_back(stream_.execution());
-  for (const kernels::ParameterRows& matrix : matrices) gather(beside_, matrix);
+  for (const kernels::ParameterRows& matrix : matrices) gather(overlapped_, matrix);
   gathered_.record(stream_.execution());
 }
 
@@ -167,14 +177,14 @@ void DataAxis::gather_biases() {
     owned.push_back(parallel::part(all.columns, ranks_.size(), r));
     bytes.push_back(4 * all.rows * owned.back().size());
   }
-  // A slice of every layer: they travel together.
+  // One message for the slices of all layers.
   const auto together = [&](parallel::Range features) -> kernels::AnyMatrix {
-    return {biases_.data() + all.rows * features.begin, all.type, all.rows, features.size(), features.size()};
+    return {buffers_.biases.data + all.rows * features.begin, all.type, all.rows, features.size(), features.size()};
   };
   const auto apart = [&](parallel::Range features) { return all.columns_from(features.begin, features.size()); };
   const std::size_t own = static_cast<std::size_t>(ranks_.rank());
   kernels::copy_rows(execution_, apart(owned[own]), together(owned[own]));
-  ranks_.all_gather(biases_.data(), bytes, "biases");
+  ranks_.all_gather(buffers_.biases.data, bytes, "biases");
   for (std::size_t r = 0; r < owned.size(); ++r)
     if (r != own) kernels::copy_rows(execution_, together(owned[r]), apart(owned[r]));
 }

@@ -268,16 +268,10 @@ parallel::Exchanges Selection::exchanges() const {
   return all;
 }
 
-void Selection::wait_for_each(bool wait) {
-  if (shards_) shards_->wait_for_each(wait);
-  if (all_) all_->wait_for_each(wait);
-  if (on_rank_0_) on_rank_0_->exchange().wait_for_each(wait);
-}
-
-void Selection::block(bool wait) {
-  if (shards_) shards_->block(wait);
-  if (all_) all_->block(wait);
-  if (on_rank_0_) on_rank_0_->exchange().block(wait);
+void Selection::observe(const parallel::ExchangeObserver* observer) {
+  if (shards_) shards_->observe(observer);
+  if (all_) all_->observe(observer);
+  if (on_rank_0_) on_rank_0_->exchange().observe(observer);
 }
 
 /// The one place that says by which way a selection on the GPU reaches the other ranks.

@@ -136,8 +136,7 @@ class Selection {
   /// All under the name "selection". Of a rank, since the start.
   parallel::Exchanges exchanges() const;
   /// As DeviceCommunicator's.
-  void wait_for_each(bool wait);
-  void block(bool wait);
+  void observe(const parallel::ExchangeObserver*);
 
   /// The filter's threshold key of each group for the next batch (empty but for batch_topk): goes into the checkpoint.
   /// Any content is safe.

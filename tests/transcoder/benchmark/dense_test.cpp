@@ -34,7 +34,7 @@ TEST_CASE("four steps of the dense formulation are four steps of the sparse one"
   const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, 1));
   ResidentBatches batches(kShape, c.data.batch_tokens, 2, 1.0, 7, grid, testing::execution(), 2);
   const dataset::Normalisation normalisation = batches.normalisation();
-  Trainer sparse(c, kShape, normalisation, batches.statistics(), grid, testing::execution(),
+  Trainer sparse(c, kShape, normalisation, batches.statistics(), grid, testing::execution(), 0,
                  [](const dataset::RawBatch&) { return std::string(); });
   DenseTrainer dense(c, kShape, normalisation, batches.statistics(), grid, testing::execution());
   sparse.initialise();

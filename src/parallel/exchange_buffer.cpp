@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/exchange_buffer.hpp"
+
+#include "device/memory.hpp"
+#include "parallel/nccl.hpp"
+#include "parallel/peers.hpp"
+
+namespace weft::parallel {
+
+/// No memory; base of the implementations. Those that keep their memory have nothing to open or close.
+class ExchangeBuffer::Memory {
+ public:
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  virtual ~Memory() = default;
+  virtual void open() {}
+  virtual void close() {}
+  std::byte* data() const { return data_; }
+
+ protected:
+  explicit Memory(void* data) : data_(static_cast<std::byte*>(data)) {}
+  std::byte* data_ = nullptr;
+};
+
+namespace {
+
+/// Memory that a library or the peers know, or plain memory: any type with `data()`.
+template <class Block>
+class Kept : public ExchangeBuffer::Memory {
+ public:
+  template <class... Arguments>
+  explicit Kept(Arguments&&... arguments) : block_(std::forward<Arguments>(arguments)...) {
+    data_ = static_cast<std::byte*>(block_.data());
+  }
+
+ private:
+  const Block block_;
+};
+
+/// Allocated anew for each use (parallel.keep_buffers = false).
+class Fresh : public ExchangeBuffer::Memory {
+ public:
+  explicit Fresh(std::int64_t bytes) : bytes_(bytes) {}
+  void open() override {
+    block_ = device::Buffer<std::byte>(bytes_);
+    data_ = block_.data();
+  }
+  void close() override {
+    block_ = {};
+    data_ = nullptr;
+  }
+
+ private:
+  const std::int64_t bytes_;
+  device::Buffer<std::byte> block_;
+};
+
+std::unique_ptr<ExchangeBuffer::Memory> memory_for(const Communicator& ranks, std::int64_t bytes,
+                                                   const ExchangeWay& way) {
+  if (!way.keep_buffers) return std::make_unique<Fresh>(bytes);
+  if (bytes == 0) return std::make_unique<ExchangeBuffer::Memory>();
+  if (way.is_direct(ranks)) return std::make_unique<Kept<Peers::Memory>>(*ranks.peers(), bytes);
+  if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr)
+    return std::make_unique<Kept<nccl::Memory>>(*gpus, bytes);
+  return std::make_unique<Kept<device::Buffer<std::byte>>>(bytes);
+}
+
+}  // namespace
+
+ExchangeBuffer::ExchangeBuffer() : memory_(std::make_unique<Memory>()) {}
+ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way)
+    : memory_(memory_for(ranks, bytes, way)) {}
+ExchangeBuffer::ExchangeBuffer(ExchangeBuffer&&) noexcept = default;
+ExchangeBuffer& ExchangeBuffer::operator=(ExchangeBuffer&&) noexcept = default;
+ExchangeBuffer::~ExchangeBuffer() = default;
+
+std::byte* ExchangeBuffer::open() {
+  memory_->open();
+  return data();
+}
+void ExchangeBuffer::close() { memory_->close(); }
+std::byte* ExchangeBuffer::data() const { return memory_->data(); }
+
+}  // namespace weft::parallel

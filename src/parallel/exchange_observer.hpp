@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What happens around every exchange of a DeviceCommunicator besides the exchange itself. Training has no observer; a
+// benchmark or a baseline installs one.
+#pragma once
+
+#include "kernels/execution.hpp"
+
+namespace weft::parallel {
+
+class Communicator;
+
+class ExchangeObserver {
+ public:
+  virtual ~ExchangeObserver() = default;
+  /// Before an exchange of `ranks` on the stream of `execution`. Collective where the implementation says so.
+  virtual void before(const kernels::Execution& execution, const Communicator& ranks) const = 0;
+  /// After the call that started it.
+  virtual void after(const kernels::Execution& execution) const = 0;
+  /// True if the exchange alone lies between `before` and `after`, so that the host can time it on GPUs too.
+  virtual bool isolates() const = 0;
+};
+
+}  // namespace weft::parallel

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the steps of a run are given to the device, whatever the model.
+//
+// On a GPU the host only submits work. It runs up to kStepsAhead steps ahead, and from the second step on the whole
+// step is one recorded graph: the first step runs eagerly and prepares what is prepared on first use, the second is
+// recorded, and from then on the graph is replayed. What differs from step to step (rows, constants) is copied into
+// fixed places before it.
+//
+// Whether a step may update anything is decided on the device (kernels/optimize/guard.hpp). The host reads the outcome
+// from a ring in its own memory kStepsAhead steps later, and always in `settle`.
+//
+// One step:
+//
+//   runner.begin(constants);                  // copied to the device
+//   …                                         // copy the batch to the device
+//   runner.run([&] { compute(); });           // eager, recorded or replayed; calls runner.guard before any update
+//   runner.end([=] { return "which rows"; }); // outcomes of earlier steps
+//
+// On the host every call returns when its work is done, and `end` reports the outcome of its own step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "device/stream.hpp"
+#include "kernels/optimize/guard.hpp"
+#include "parallel/traffic.hpp"
+#include "report/timers.hpp"
+#include "training/step_arena.hpp"
+
+namespace weft::training {
+
+class StepRunner {
+ public:
+  /// Steps that the host may be ahead of a GPU: enough that the GPU never runs out of work.
+  static constexpr std::int64_t kStepsAhead = 2;
+
+  struct Settings {
+    bool record = true;             ///< record and replay, where the execution can (device.graphs)
+    bool runs_ahead = true;         ///< exchanges of a step do not wait for the host
+    bool skip = false;              ///< skip steps that are not finite (run.nonfinite = "skip"); false: stop
+    std::int64_t skip_at_most = 0;  ///< skips in a run
+  };
+
+  struct Buffers {
+    Buffers() = default;
+    explicit Buffers(StepArena&);
+    kernels::Array<kernels::AdamStep> constants;       ///< [1], of the present step
+    kernels::Array<kernels::StepGuard> guard;          ///< [1]
+    kernels::Array<kernels::AdamStep> host_constants;  ///< ring by step number
+    kernels::Array<kernels::StepOutcome> outcomes;     ///< ring by step number
+  };
+
+  /// Exchanges since the start, in groups that the model chooses (one per axis, say).
+  using ExchangeGroups = std::vector<parallel::Exchanges>;
+
+  /// `exchanges`: what the model's communicators have counted. The timers and the arena of the buffers must outlive the
+  /// runner.
+  StepRunner(const Settings&, const kernels::Execution&, report::Timers&, const Buffers&,
+             std::function<ExchangeGroups()> exchanges);
+
+  /// Starts step `steps_done() + 1`.
+  void begin(const kernels::AdamStep& constants);
+  /// Submits `compute`, which must launch the same work in every step: neither allocate nor wait when recorded.
+  void run(const std::function<void()>& compute);
+  /// In `compute`: withholds the update of this step (constants()->withheld) when *not_finite is not 0, and halts all
+  /// later steps when no more may be skipped. The same on all ranks if *not_finite is.
+  void guard(const std::int32_t* not_finite);
+  /// Ends the step. `rows` says which rows it worked on, for messages; called for steps without an update only. Throws
+  /// a collective Error(numeric) when an earlier step halted the run.
+  void end(std::function<std::string()> rows);
+  /// Waits for all steps and their outcomes. Throws as `end`.
+  void settle();
+
+  /// False: from now on every step runs eagerly, so that its phases can be timed.
+  void record(bool record) { records_ = record && recordable_; }
+
+  kernels::AdamStep* constants() const { return buffers_.constants.data; }
+  /// Steps without an update since the start of the run; where the kernels run, for the checkpoint.
+  std::int64_t* skipped() const { return &buffers_.guard.data->skipped; }
+  std::int64_t steps_done() const { return steps_done_; }
+  std::int64_t steps_here() const { return steps_here_; }  ///< by this object
+  /// After a resume: the step of the loaded state.
+  void resume_at(std::int64_t step) { steps_done_ = steps_known_ = step; }
+
+  /// Exchanges since the start, replayed steps included.
+  ExchangeGroups exchanges() const;
+  /// Of the last step.
+  const parallel::Traffic& step_traffic() const { return step_traffic_; }
+
+ private:
+  static constexpr std::int64_t kRing = kernels::kOutcomes;
+  static_assert(kStepsAhead < kRing);
+
+  struct Pending {
+    std::function<std::string()> rows;
+    device::Event done;
+  };
+  void learn_outcomes(std::int64_t last);
+  [[noreturn]] void refuse(const std::string& what, std::int64_t step) const;
+  parallel::Traffic total_traffic() const;
+
+  const Settings settings_;
+  const kernels::Execution execution_;
+  report::Timers& timers_;
+  const std::function<ExchangeGroups()> counted_;  // by calls; a replay makes none
+  const Buffers buffers_;
+  const std::int64_t ahead_;
+  const bool recordable_;
+  bool records_;
+  device::Graph graph_;
+  ExchangeGroups recorded_, replayed_;  // of one replay; of all
+  parallel::Traffic before_step_, step_traffic_;
+  Pending pending_[kRing];
+  std::int64_t steps_done_ = 0;   // submitted
+  std::int64_t steps_known_ = 0;  // with known outcome
+  std::int64_t steps_here_ = 0;
+};
+
+}  // namespace weft::training

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/benchmark/exchange_observers.hpp"
+
+#include "kernels/runtime.hpp"
+#include "parallel/communicator.hpp"
+
+namespace weft::transcoder {
+
+void WaitAfterExchange::after(const kernels::Execution& execution) const { kernels::fence(execution); }
+
+void IsolateExchange::before(const kernels::Execution& execution, const parallel::Communicator& ranks) const {
+  kernels::fence(execution);
+  ranks.barrier();
+}
+void IsolateExchange::after(const kernels::Execution& execution) const { kernels::fence(execution); }
+
+parallel::ExchangeWay exchange_way(const ExchangeManner& manner) {
+  static const WaitAfterExchange wait;
+  parallel::ExchangeWay way = manner.way;
+  if (manner.wait) way.observer = &wait;
+  return way;
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The feature axis of a step: ranks that work on the same tokens and hold different features. Inputs, partial
+// reconstructions and gradient rows travel along it.
+//
+// Several GPUs. What travels is cut into blocks of layers and exchanged on a communication stream while the computation
+// works on other blocks. Elsewhere there is one block, exchanged on the computation's stream. The bits are the same.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "device/stream.hpp"
+#include "parallel/device_communicator.hpp"
+#include "parallel/grid.hpp"
+#include "training/step_arena.hpp"
+#include "transcoder/configuration.hpp"
+#include "transcoder/model.hpp"
+
+namespace weft::transcoder {
+
+/// fp32 or bf16: the type of inputs, products, partial reconstructions and gradient rows.
+kernels::Scalar scalar_of(Precision);
+
+/// Layers [0, L) cut into blocks of growing size. The first block is exchanged with nothing to overlap with, both as
+/// the first that is encoded and as the last that is decoded; so it is the smallest.
+std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_blocks);
+
+/// Sizes of the exchanges of one step, on the largest rank.
+struct FeatureAxisSizes {
+  /// `max_tokens`: of the largest batch, over all ranks.
+  FeatureAxisSizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
+
+  parallel::ExchangeWay way;
+  kernels::Scalar scalar;
+  bool overlap;             ///< exchanges have a stream of their own
+  std::int64_t group, own;  ///< tokens of a feature group; of them, those of one rank
+  std::int64_t width;       ///< L * d
+  std::int64_t n_blocks;    ///< of layers
+  std::int64_t columns;     ///< of the largest block
+
+  std::int64_t bytes(std::int64_t elements) const { return elements * kernels::bytes_of(scalar); }
+  /// True if rows of a block pass through staging memory (row_gather.hpp).
+  bool staged(const training::StepArena&) const;
+};
+
+/// What all exchanges of a step share.
+struct FeatureAxis {
+  parallel::DeviceCommunicator& ranks;      ///< works on the communication stream
+  const kernels::Execution& computation;    ///< its stream
+  const kernels::Execution& communication;  ///< the communication stream; the computation's without overlap
+  device::IdleClock& idle;                  ///< of the computation
+  std::vector<parallel::Range> blocks;      ///< of layers
+  std::int64_t d_model;
+  kernels::Scalar scalar;
+  std::byte* staging;  ///< [group tokens, columns of the largest block]; null where rows need none
+};
+
+}  // namespace weft::transcoder
