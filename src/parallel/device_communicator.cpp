@@ -61,7 +61,7 @@ class DeviceCommunicator::Measured {
       : axis_(axis), range_(name), traffic_(axis.exchanges_.of(name)) {
     traffic_.bytes_sent += bytes_sent;
     ++traffic_.calls;
-    // What is staged waits for the GPU anyway: not the exchange's time.
+    // Staged exchanges wait for the GPU: that time is not part of the exchange.
     if (axis.wait_for_each_ || axis.staged_) kernels::fence(axis.execution_);
     if (axis.wait_for_each_) axis.ranks_->barrier();
     if (axis.idle_ != nullptr) axis.idle_->begin(axis.execution_);
