@@ -344,7 +344,7 @@ struct Writer::State {
     storage::sync_directory(temporary);
     pass("before-rename");
     if (fs::exists(path)) {
-      // Left by an earlier start from an older step: it does not belong to this run.
+      // An invalid checkpoint of this step, or one that was abandoned: replace it.
       const fs::path replaced = path.string() + ".replaced.tmp";
       fs::remove_all(replaced);
       fs::rename(path, replaced);

@@ -33,7 +33,7 @@ class DeviceCommunicator::Measured {
       : axis_(axis), name_(name), range_(name, &axis.execution_), traffic_(axis.exchanges_.of(name)) {
     traffic_.bytes_sent += bytes_sent;
     ++traffic_.calls;
-    // What is staged waits for the GPU anyway: not the exchange's time.
+    // Staged exchanges wait for the GPU: that time is not part of the exchange.
     if (axis.staged_) kernels::fence(axis.execution_);
     if (axis.observer_ != nullptr) axis.observer_->before(axis.execution_, *axis.ranks_);
     if (axis.idle_ != nullptr) axis.idle_->begin(axis.execution_);

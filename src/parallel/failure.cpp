@@ -77,6 +77,7 @@ int end_run(const World& world, const Error& failure, std::int64_t step) {
     return static_cast<int>(failure.code());
   }
   log::error("error on rank {} ({}){}: {}", world.rank(), world.host(), at, failure.what());
+  std::fflush(nullptr);
   abort_job(failure.code());
 }
 
@@ -90,7 +91,6 @@ void end_job(ExitCode code, const std::string& why) {
 }
 
 void abort_job(ExitCode code) {
-  std::fflush(nullptr);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(code));
   std::abort();  // MPI_Abort does not return; this tells the compiler
 }

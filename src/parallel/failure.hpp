@@ -98,7 +98,7 @@ int end_run(const World& world, const Error& failure, std::int64_t step);
 /// of the process frees its GPU. From any thread.
 [[noreturn]] void end_job(ExitCode code, const std::string& why);
 
-/// MPI_Abort after flushing all output.
+/// MPI_Abort, without flushing buffered output: a blocked stream must not delay it.
 [[noreturn]] void abort_job(ExitCode code);
 
 }  // namespace weft::parallel
