@@ -202,7 +202,7 @@ Peers::Channel::Channel(Peers& peers) : peers_(peers) {
     throw error(ExitCode::internal, "more than {} exchanges at the same time between GPUs", kChannels);
   *free = true;
   index_ = static_cast<std::size_t>(free - state.channel_is_used.begin());
-  meetings_.given_up = given_up;
+  meetings_.aborted = given_up;
   meetings_.rank = state.ranks.rank();
   meetings_.size = state.ranks.size();
   const std::vector<void*>& pages = state.shared.front().of_rank;
@@ -217,9 +217,9 @@ bool Peers::has(const void* place) const { return state_->holder(place) != nullp
 
 void Peers::Channel::meet(const kernels::Execution& execution) {
   fault::point("collective");
-  kernels::cuda::meet(execution, meetings_);
+  kernels::cuda::begin_exchange(execution, meetings_);
 }
-void Peers::Channel::part(const kernels::Execution& execution) { kernels::cuda::part(execution, meetings_); }
+void Peers::Channel::part(const kernels::Execution& execution) { kernels::cuda::end_exchange(execution, meetings_); }
 void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<std::int64_t> values) {
   fault::point("collective");
   kernels::cuda::sum(execution, meetings_, values);

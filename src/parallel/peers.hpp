@@ -71,7 +71,7 @@ class Peers {
    private:
     [[maybe_unused]] Peers& peers_;  // unused without CUDA
     [[maybe_unused]] std::size_t index_;
-    kernels::cuda::Meetings meetings_{};
+    kernels::cuda::PeerGroup meetings_{};
   };
 
   /// Whether `place` lies in such memory.
