@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plain views of memory that somebody else owns: what kernels take and give. They say nothing about where the memory
-// is; every view handed to a kernel must be reachable from its Execution (device memory in a GPU build).
+// Non-owning views of memory: the arguments of kernels. Every view passed to a kernel must be accessible where it runs
+// (device memory in a GPU build).
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ struct Matrix {
   constexpr operator Matrix<const T>() const requires(!std::is_const_v<T>) { return {data, rows, columns, stride}; }
 };
 
-/// How one number is stored.
+/// Storage type of one number.
 enum class Scalar : int { fp32, fp16, bf16, fp64, u8, u16, i16, i32, i64, u32, u64 };
 
 constexpr std::int64_t bytes_of(Scalar type) {

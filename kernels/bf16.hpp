@@ -23,6 +23,8 @@ WEFT_HOST_DEVICE inline float bits_float(std::uint32_t bits) {
   return value;
 }
 
+WEFT_HOST_DEVICE inline bool is_finite(float value) { return (float_bits(value) & 0x7f800000u) != 0x7f800000u; }
+
 struct bf16 {
   std::uint16_t bits;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The three functions of the GPU's driver that Kokkos calls, loaded when they are called. A program linked to the
-// driver itself would not even start on a machine without one, and Weft plans, inspects and reports there.
+// The three functions of the GPU driver that Kokkos calls, loaded on first use. A program linked to the driver itself
+// does not start on a machine without one, where Weft plans, inspects and reports.
 #include <dlfcn.h>
 
 namespace {

@@ -7,7 +7,7 @@
 
 namespace weft::kernels::cuda {
 
-/// Whether every row can be read eight columns at a time.
+/// True if every row can be read eight columns at a time.
 inline bool has_vectors(const AnyMatrix& matrix) { return matrix.stride % 8 == 0 && is_aligned(matrix.data, 32); }
 
 __device__ __forceinline__ void load_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,

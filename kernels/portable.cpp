@@ -8,7 +8,7 @@ namespace weft::kernels {
 namespace {
 
 std::mutex mutex;
-std::map<void*, Space> spaces;  // node-based: references stay good while others are added
+std::map<void*, Space> spaces;  // node-based: references stay valid on insertion
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the portable kernels share: one team for each row of work (one thread on the host, one warp on a GPU) that walks
-// the row's columns together. Only kernels/*.cpp include this.
+// Shared by the portable kernels: one team per row of work (one thread on the host, one warp on a GPU) that walks the
+// columns of the row together. Only kernels/*.cpp include this.
 //
 // A kernel is written once: `for_columns` and the `sum_…` functions are plain vectorised loops on the host and lanes of
 // the warp on a GPU. Element c is always handled by the same lane, so element-wise steps need no barrier between them;
@@ -25,13 +25,13 @@ using Space = Kokkos::DefaultExecutionSpace;
 using Teams = Kokkos::TeamPolicy<Space, Kokkos::Schedule<Kokkos::Dynamic>>;
 using Team = Teams::member_type;
 
-/// Kokkos' space on the stream of `execution`. Kept from call to call (making one allocates) until `forget_spaces`.
+/// Kokkos' execution space on the stream of `execution`. Cached until `forget_spaces`, because creating one allocates.
 const Space& space_of(const Execution& execution);
-/// Before Kokkos stops.
+/// To be called before Kokkos is finalised.
 void forget_spaces();
 
-/// Columns that a team handles at a time: fits the first cache with everything that goes with a column. A multiple of
-/// the optimizer's block, so that a block never spans two chunks.
+/// Columns that a team processes at a time: with all data per column they fit the first-level cache. A multiple of the
+/// optimizer's block, so that a block never spans two chunks.
 constexpr int kChunkColumns = 256;
 
 #if defined(KOKKOS_ENABLE_CUDA)
@@ -40,7 +40,7 @@ constexpr int kTeamLanes = 32;
 constexpr int kTeamLanes = 1;
 #endif
 
-/// `count` teams (at most 2^31 - 1), each with `scratch_bytes` of scratch.
+/// Runs body on `count` teams (at most 2^31 - 1), each with `scratch_bytes` of scratch.
 template <class Body>
 void for_teams(const Execution& execution, const char* name, std::int64_t count, std::size_t scratch_bytes,
                const Body& body) {
@@ -109,7 +109,7 @@ KOKKOS_FORCEINLINE_FUNCTION Value sum_columns(const Team& team, int count, const
 #endif
 }
 
-/// Largest of value(c) >= 0 over c in [0, count), the same on every lane; 0 without columns. NaN is passed over.
+/// Largest of value(c) >= 0 over c in [0, count), the same on every lane; 0 without columns. NaN is ignored.
 template <class Value>
 KOKKOS_FORCEINLINE_FUNCTION float max_columns(const Team& team, int count, const Value& value) {
 #ifdef __CUDA_ARCH__
@@ -150,7 +150,7 @@ KOKKOS_FORCEINLINE_FUNCTION void for_chunks(std::int64_t columns, std::int64_t s
     for (std::int64_t c = 0; c < segment; c += kChunkColumns) body(begin + c, smaller(kChunkColumns, segment - c));
 }
 
-/// Columns [column, column + count) of a row as fp32: the row itself where it is stored so, else widened into `buffer`.
+/// Columns [column, column + count) of a row as fp32: the row itself if stored as fp32, else widened into `buffer`.
 KOKKOS_FORCEINLINE_FUNCTION const float* row_chunk(const Team& team, const AnyMatrix& matrix, std::int64_t row,
                                                    std::int64_t column, int count, float* buffer) {
   const std::int64_t first = row * matrix.stride + column;
@@ -165,8 +165,8 @@ KOKKOS_FORCEINLINE_FUNCTION const float* row_chunk(const Team& team, const AnyMa
   return buffer;
 }
 
-/// Asks for the cache lines of a chunk that is read next; rows of a list lie anywhere, so the processor cannot guess
-/// them. Nothing on a GPU, where other warps hide the wait.
+/// Prefetches the cache lines of the chunk that is read next: rows of a list are scattered, so the hardware prefetcher
+/// cannot predict them. No effect on a GPU, where other warps hide the latency.
 KOKKOS_FORCEINLINE_FUNCTION void prefetch_chunk(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
                                                 int count) {
 #ifdef __CUDA_ARCH__
@@ -193,9 +193,7 @@ KOKKOS_FORCEINLINE_FUNCTION void store_chunk(const Team& team, const AnyMatrix& 
   }
 }
 
-KOKKOS_FORCEINLINE_FUNCTION bool is_finite(float value) { return (float_bits(value) & 0x7f800000u) != 0x7f800000u; }
-
-/// Once for the team (on its first lane).
+/// Runs body once per team, on its first lane.
 template <class Body>
 KOKKOS_FORCEINLINE_FUNCTION void once(const Team& team, const Body& body) {
   Kokkos::single(Kokkos::PerTeam(team), body);

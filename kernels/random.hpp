@@ -12,7 +12,7 @@
 
 namespace weft::kernels {
 
-/// What a number is for: keeps streams apart. Values are part of the file contract; never renumber.
+/// Purpose of a random number; separates the streams. Values are part of the file contract: never renumber.
 enum class Purpose : std::uint32_t {
   encoder_initial = 1,
   decoder_initial = 2,

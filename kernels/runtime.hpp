@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Start and stop of the libraries behind the kernels. Only `device/` calls this.
+// Initialisation and finalisation of the libraries that the kernels use. Only `device/` calls this.
 #pragma once
 
 #include <string>
@@ -13,12 +13,12 @@ namespace weft::kernels {
 void start(int threads, int device);
 void stop();
 
-/// Waits until everything given to `execution` has finished.
+/// Blocks until all work enqueued on `execution` has finished.
 void fence(const Execution& execution);
 
-/// "OpenMP", "Serial" or "Cuda": where the portable kernels run.
+/// Execution space of the portable kernels: "OpenMP", "Serial" or "Cuda".
 std::string portable_space();
-/// Versions of Kokkos and the dense library at run time, for the record of a run.
+/// Versions of Kokkos and the dense library at run time, for run.json.
 std::string library_versions();
 
 }  // namespace weft::kernels

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the hand-written CUDA kernels share: launching, packed bf16, sums over a warp in a fixed order, asynchronous
+// Shared by the hand-written CUDA kernels: launches, packed bf16, sums over a warp in a fixed order, asynchronous
 // copies to shared memory. Only kernels/*_cuda.cu include this.
 #pragma once
 
@@ -22,13 +22,15 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline cudaStream_t stream_of(const Execution& execution) { return static_cast<cudaStream_t>(execution.stream); }
 
-/// After a launch: a kernel that could not start is an error here, not at the next synchronisation.
+/// Throws Error(internal) on failure. After a launch: reports a kernel that could not start here, not at the next
+/// synchronisation.
 inline void require(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw Error(ExitCode::internal, std::string(what) + ": " + cudaGetErrorString(status));
 }
 inline void require_launch(const char* what) { require(cudaGetLastError(), what); }
 
-/// Multiprocessors of the current device; asked once (one process drives one GPU).
+/// Number of multiprocessors of the current device, queried once (one process drives one GPU). Launches that fill the
+/// GPU derive their size from it.
 inline int multiprocessors() {
   static const int count = [] {
     int device = 0, value = 0;
@@ -39,7 +41,7 @@ inline int multiprocessors() {
   return count;
 }
 
-/// Blocks for `count` items, `per_block` each, at most `most` (kernels stride over the rest).
+/// Number of blocks for `count` items, `per_block` each, at most `most` (kernels stride over the rest).
 inline unsigned blocks_for(std::int64_t count, std::int64_t per_block,
                            std::int64_t most = (std::int64_t{1} << 31) - 1) {
   const std::int64_t blocks = (count + per_block - 1) / per_block;
@@ -116,8 +118,6 @@ __device__ __forceinline__ void store_element(void* data, Scalar type, std::int6
   else
     static_cast<bf16*>(data)[at] = to_bf16(value);
 }
-
-__device__ __forceinline__ bool is_finite(float value) { return (float_bits(value) & 0x7f800000u) != 0x7f800000u; }
 
 inline bool is_aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;

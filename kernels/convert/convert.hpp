@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Raw rows as they stand in the file (fp32, fp16 or bf16 bits) -> normalised rows for the arithmetic; rows to their
-// place.
+// Conversion of raw rows as stored in a file (fp32, fp16 or bf16) to normalised rows, and copies of rows.
 #pragma once
 
 #include "kernels/array.hpp"

@@ -8,7 +8,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsPerThread = 8;  // share one read of mean and scale
+constexpr int kRowsPerThread = 8;  // that share one read of mean and scale
 
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!finite) atomicOr(flag, 1);
 }
 
-/// A thread for each word; `columns` and strides count words.
+/// One thread per word; `columns` and strides count words.
 template <class Word>
 __global__ void __launch_bounds__(kThreads) copy(const Word* in, std::int64_t in_stride, Word* out,
                                                  std::int64_t out_stride, std::int64_t rows, std::int64_t columns) {
@@ -81,7 +81,7 @@ void copy_rows(const Execution& execution, AnyMatrix in, AnyMatrix out) {
   if (in.columns * element % 16 == 0 && wide(in) && wide(out))
     launch_copy<uint4>(stream_of(execution), in, out);
   else
-    launch_copy<std::uint16_t>(stream_of(execution), in, out);  // of every type that rows have
+    launch_copy<std::uint16_t>(stream_of(execution), in, out);  // every type of rows is a multiple of 2 bytes
   require_launch("copy_rows");
 }
 

@@ -26,7 +26,7 @@ enum class Form : int { plain, transposed };
 /// Bytes of workspace of `gemm`.
 std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std::int64_t columns, std::int64_t inner);
 
-/// beta == 0 overwrites C, whatever it held. The workspace (aligned to 256 bytes) is free again when the product is
+/// beta == 0 overwrites C without reading it. The workspace (aligned to 256 bytes) is free again when the product is
 /// done. Throws Error(internal) if the workspace is too small or the library fails.
 void gemm(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta, AnyMatrix c,
           Array<std::byte> workspace);

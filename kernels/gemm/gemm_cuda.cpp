@@ -45,7 +45,7 @@ cublasLtHandle_t library() {
 cudaDataType type_of(Scalar type) {
   if (type == Scalar::fp32) return CUDA_R_32F;
   if (type == Scalar::bf16) return CUDA_R_16BF;
-  throw Error(ExitCode::internal, "a dense product takes fp32 or bf16");
+  throw Error(ExitCode::internal, "gemm: operands must be fp32 or bf16");
 }
 
 std::string to_hexadecimal(const cublasLtMatmulAlgo_t& algorithm) {
@@ -127,7 +127,7 @@ struct Gemm::Plan {
 
   std::vector<cublasLtMatmulHeuristicResult_t> candidates(std::int64_t workspace_bytes, int most) const {
     cublasLtMatmulPreference_t preference = nullptr;
-    check(cublasLtMatmulPreferenceCreate(&preference), "asking for algorithms");
+    check(cublasLtMatmulPreferenceCreate(&preference), "querying algorithms");
     const std::uint64_t bytes = static_cast<std::uint64_t>(workspace_bytes);
     const std::uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
     std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<std::size_t>(most));
@@ -154,7 +154,7 @@ struct Gemm::Plan {
     record.workspace = workspace_bytes;
   }
 
-  /// False when the record is of something else or the library does not take it.
+  /// False if the record does not match or the library does not accept it.
   bool use_record(const GemmRecord& given, std::int64_t workspace_bytes) {
     cublasLtMatmulAlgo_t recorded;
     if (given.shape != record.shape || given.gpu != record.gpu || given.library != record.library ||
@@ -280,7 +280,7 @@ std::string gpu_name() {
   int device = 0;
   check(cudaGetDevice(&device), "finding the device");
   cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, device), "asking for the device's name");
+  check(cudaGetDeviceProperties(&properties, device), "querying the device's name");
   return properties.name;
 }
 

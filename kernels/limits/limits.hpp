@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the machine can do, for the percentages of `weft benchmark`. The dense product is timed with encode_tile itself.
+// Measured limits of the machine, for the percentages of `weft benchmark`. The dense product is timed with encode_tile.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace weft::kernels {
 
-/// to = from (equally long), by all threads of the step, as fast as the memory allows: on the host past the caches
-/// where the C library does so. Moves 2 * size bytes.
+/// Copies `from` to `to` (equal sizes) with all threads, at the speed of the memory: on the host with non-temporal
+/// stores if the C library uses them. Moves 2 * size bytes.
 void copy_memory(const Execution&, Array<const std::byte> from, Array<std::byte> to);
 
 }  // namespace weft::kernels

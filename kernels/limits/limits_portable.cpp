@@ -13,7 +13,7 @@ void copy_memory(const Execution& execution, Array<const std::byte> from, Array<
   Kokkos::deep_copy(space, Kokkos::View<std::byte*, Space, Unmanaged>(to.data, static_cast<std::size_t>(to.size)),
                     Kokkos::View<const std::byte*, Space, Unmanaged>(from.data, static_cast<std::size_t>(from.size)));
 #else
-  // One piece a thread: long enough for memcpy to write past the caches.
+  // One piece per thread: long enough for memcpy to bypass the caches.
   const std::int64_t n_pieces = space.concurrency(), size = from.size;
   Kokkos::parallel_for(
       "copy_memory", Kokkos::RangePolicy<Space>(space, 0, n_pieces), KOKKOS_LAMBDA(std::int64_t i) {

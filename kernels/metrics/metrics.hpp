@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums over an evaluation set (transcoder.md section 11: NMSE, explained variance) and the bookkeeping of firing.
+// Sums over an evaluation set, from which NMSE and explained variance follow, and firing counts of features.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -27,8 +27,8 @@ void accumulate_dimensions(const Execution&, AnyMatrix y, AnyMatrix reconstructi
 /// fired[key] += number of hits of the feature: [L * F], for density and dead fraction.
 void accumulate_firing(const Execution&, const FeatureHits&, Array<std::int64_t> fired);
 
-/// tokens_since[key] = 0 where the feature fired in the batch, else += tokens (global tokens of the batch); not for a
-/// step that is withheld.
+/// tokens_since[key] = 0 if the feature fired in the batch, else += tokens (global tokens of the batch). No effect if
+/// the step is withheld.
 void advance_clocks(const Execution&, const FeatureHits&, std::int64_t tokens, const AdamStep* step,
                     Array<std::int64_t> tokens_since);
 

@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRowLanes = kThreads / kWarp;
 
-/// A block owns 32 columns, one a lane; its warps take rows in turn and their sums are added in order.
+/// A block owns 32 columns, one per lane; its warps take rows in turn and their sums are added in order.
 __global__ void __launch_bounds__(kThreads)
     sum_dimensions(AnyMatrix y, AnyMatrix reconstruction, const float* mean, const float* spread, const float* pivot,
                    DimensionSums sums) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adam with bias correction and decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019), on gradients that
-// exist in memory, and the filling of fresh parameters:
+// Adam with bias correction and decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019) on gradients in
+// memory, and the initialisation of parameters:
 //
 //   g' = gradient_scale * g      m = b1*m + (1-b1)*g'      v = b2*v + (1-b2)*g'^2
 //   w  = w - lr * ( m*first_correction / (sqrt(v*second_correction) + eps) + weight_decay * w )
 //
-// All arithmetic is fp32; how w, m and v are stored is ParameterRows' policy. `decode/` and `encode/` apply the same
+// All arithmetic is fp32; ParameterRows::policy says how w, m and v are stored. `decode/` and `encode/` apply the same
 // rule inside their backward kernels, where the gradient is never stored.
 #pragma once
 
@@ -26,15 +26,15 @@ void adam_vector(const Execution&, const ParameterVector& parameters, Array<cons
                  const AdamStep* step);
 
 /// Weights uniform in [-bound, bound]; a weight depends on the seed and its global index alone. Moments are not touched
-/// (their owner zeroes them, and they may be elsewhere).
+/// (the caller zeroes them; they may be elsewhere).
 void initialise_uniform(const Execution&, const ParameterRows& parameters, float bound, std::uint64_t seed,
                         Purpose purpose);
 
-/// weight rows as fp32 [rows, columns], whatever the storage: for evaluation, export and tests.
+/// weight rows as fp32 [rows, columns], independent of the storage: for evaluation, export and tests.
 void weights_to_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin, Matrix<float> out);
 
-/// The inverse: in [n, columns] becomes rows [row_begin, row_begin + n), exactly for fp32 weights (also those kept as
-/// two planes), rounded to nearest for bf16.
+/// The inverse: in [n, columns] becomes rows [row_begin, row_begin + n), exactly for fp32 weights (also if stored
+/// as two planes), rounded to nearest for bf16.
 void weights_from_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin,
                         Matrix<const float> in);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parameters whose gradients exist in memory, fresh parameters, and what is asked of all of them.
-// Limit: memory, one pass each.
+// Updates from gradients in memory, initialisation, conversions and checks of parameters. Limit: memory, one pass each.
 #include <cfloat>
 
 #include "kernels/matrix_cuda.cuh"
@@ -14,7 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 
-/// A block of 256 columns of a row, for each warp in turn.
+/// A block of 256 columns of a row: the work item of a warp.
 struct Place {
   std::int64_t row, column, block;  // block: of the row
   int count;
@@ -168,7 +167,7 @@ __global__ void find_beyond(AnyMatrix matrix, float largest, std::int32_t* flag)
   if (!inside) atomicOr(flag, 1);
 }
 
-/// The joined weights of two planes: the high plane alone may show infinity for a number that rounds up to it.
+/// Joins the two planes: the high plane alone is infinite for a finite number that rounds up to infinity.
 __global__ void find_nonfinite_planes(ParameterRows p, std::int32_t* flag) {
   const std::int64_t total = p.rows * p.columns;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
@@ -182,7 +181,7 @@ __global__ void find_nan_codes(const std::uint8_t* codes, std::int64_t count, st
   static_assert(kCodeNaN == 0x7f);
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  std::uint32_t carry = 0;  // bit 7 of a byte: one of those codes had all lower bits set
+  std::uint32_t carry = 0;  // bit 7 of a byte: one of these codes had all lower bits set
   const std::int64_t words = count / 16;
   for (std::int64_t i = index; i < words; i += step) {
     const uint4 word = __ldcs(reinterpret_cast<const uint4*>(codes) + i);
@@ -284,7 +283,7 @@ void flag_nonfinite(const Execution& execution, const ParameterRows& p, std::int
     cuda::flag_beyond(execution, matrix(p.first_moment, type, p.columns), FLT_MAX, flag);
     cuda::flag_beyond(execution, matrix(p.second_moment, type, p.columns), FLT_MAX, flag);
   } else {
-    // A moment that is not finite shows in its block's scale (infinity) or its code (NaN).
+    // A moment that is not finite has an infinite block scale or a NaN code.
     cuda::flag_beyond(execution, matrix(p.first_scale, Scalar::fp32, p.blocks_per_row()), FLT_MAX, flag);
     cuda::flag_beyond(execution, matrix(p.second_scale, Scalar::fp32, p.blocks_per_row()), FLT_MAX, flag);
     find_nan_codes<<<blocks_of(count), kThreads, 0, queue>>>(static_cast<const std::uint8_t*>(p.first_moment), count,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adam for the eight columns that one lane of a warp holds; a warp's 256 columns are one block of the 8-bit policy. All
-// kernels that update matrices on the GPU end here: decoder, encoder and explicit gradients.
+// Adam for the eight columns that one lane of a warp holds; the 256 columns of a warp are one block of the 8-bit
+// policy. Used by all kernels that update matrices on the GPU: decoder, encoder and explicit gradients.
 //
-// Against adam_rule.hpp the same rule with its constants folded and the GPU's approximate square root and reciprocal
+// The rule is that of adam_rule.hpp with folded constants and the GPU's approximate square root and reciprocal
 // (each within 2^-22): an update differs from the exact rule by less than 1e-6 of itself. An exact square root and
-// division cost as many instructions as all else together, and the 8-bit kernels are near the limit of instruction
+// division cost as many instructions as everything else, and the 8-bit kernels are close to the limit of instruction
 // issue. Codes, random bits and their use are those of codec.hpp and adam_rule.hpp, bit for bit for equal moments.
 //
 // fp32 weights are two planes: hi = bf16 rounded to nearest (halves away from zero), rest = bits(w) - (bits(hi) << 16).
@@ -32,8 +32,8 @@ struct AdamRate {
   std::uint32_t round_key[10][2];  // of philox, from the seed
 };
 
-/// philox of random.hpp for Purpose::weight_rounding with its round keys at hand: where `rate` is in constant memory
-/// they are operands of the instructions, and a third of the work is gone.
+/// philox of random.hpp for Purpose::weight_rounding with precomputed round keys: if `rate` is in constant memory they
+/// are operands of the instructions, which saves a third of the work.
 __device__ __forceinline__ Random4 rounding_random(const AdamRate& rate, std::uint64_t group) {
   std::uint32_t c0 = static_cast<std::uint32_t>(group), c1 = static_cast<std::uint32_t>(group >> 32);
   std::uint32_t c2 = static_cast<std::uint32_t>(rate.step);
@@ -68,8 +68,8 @@ __device__ inline AdamRate adam_rate(const AdamStep& step) {
   rate.beta2 = step.beta2;
   rate.second_factor = sqrtf(step.second_gain) * step.gradient_scale;
   rate.root_beta2 = sqrtf(step.beta2);
-  // lr * c1 / (sqrt(v c2) + eps) with everything constant moved below the line. A learning rate of 0 leaves numbers
-  // there whose reciprocal is exactly 0.
+  // lr * c1 / (sqrt(v c2) + eps) with all constants moved into the denominator. With a learning rate of 0 the
+  // reciprocal of the denominator is exactly 0.
   constexpr float kHuge = 3e38f;
   const float inverse = 1.0f / (step.learning_rate * step.first_correction);
   rate.denominator = fminf(sqrtf(step.second_correction) * inverse, kHuge);
@@ -118,7 +118,7 @@ struct LaneState<StatePolicy::eight_bit> {
   float first_scale, second_scale;  // kept by the caller
 };
 
-/// The arrays of one ParameterRows, as kernels take them.
+/// The arrays of one ParameterRows as kernel arguments.
 struct StatePointers {
   std::uint16_t* weight;
   std::int16_t* rest;
@@ -150,7 +150,7 @@ inline bool has_vector_storage(const ParameterRows& p) {
          is_aligned(p.second_moment, 16);
 }
 
-// State passes through once a step: .cs keeps it from pushing the shared rows out of L2.
+// State is accessed once per step: .cs keeps it from evicting the shared rows from L2.
 template <StatePolicy policy>
 __device__ __forceinline__ void load_moments(LaneState<policy>& state, const StatePointers& p, std::int64_t at) {
   if constexpr (policy == StatePolicy::fp32) {
@@ -205,7 +205,7 @@ __device__ __forceinline__ uint4 round8(const float (&value)[8], const Random4& 
                           __float_as_uint(value[2 * i + 1]) + (random.word[i] >> 16), 0x7632);
   return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
-/// The same when infinity or NaN is among them: rare, so kept out of line.
+/// The same for values among which are infinity or NaN: rare, so not inlined.
 __device__ __noinline__ inline uint4 round8_any(float a, float b, float c, float d, float e, float f, float g, float h,
                                                 Random4 random) {
   const float value[8] = {a, b, c, d, e, f, g, h};
@@ -318,7 +318,7 @@ __device__ __forceinline__ void update8(const AdamRule&, LaneState<policy>& stat
   unpack8(state.weight, w);
   const Random4 weight_random = rounding_random(rate, element / kElementsPerRandom);
   const Random4 second_random = second_moment_random(weight_random);
-  // 0 while every result is finite (a moment that is not makes its weight NaN): NaN must not be rounded away.
+  // 0 while every result is finite (a moment that is not makes its weight NaN): NaN must survive rounding.
   float poison = 0.0f;
   if constexpr (policy == StatePolicy::bf16) {
     float m[8], v[8];

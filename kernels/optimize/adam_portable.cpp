@@ -135,7 +135,7 @@ void flag_nonfinite(const Execution& execution, const ParameterRows& parameters,
     portable::flag_beyond(execution, matrix_of(parameters.second_moment, type, rows, columns), FLT_MAX, flag);
     return;
   }
-  // A moment that is not finite shows in its block's scale (infinity) or its code (NaN).
+  // A moment that is not finite has an infinite block scale or a NaN code.
   const std::int64_t blocks = parameters.blocks_per_row();
   portable::flag_beyond(execution, matrix_of(parameters.first_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);
   portable::flag_beyond(execution, matrix_of(parameters.second_scale, Scalar::fp32, rows, blocks), FLT_MAX, flag);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one Adam rule, for one parameter, in fp32, and the random bits with which results are rounded to storage: what
-// every kernel that updates parameters shares, portable and CUDA alike.
+// The Adam rule for one parameter, in fp32, and the random bits with which results are rounded to storage: shared by
+// all kernels that update parameters, portable and CUDA.
 #pragma once
 
 #include <cmath>
@@ -12,8 +12,8 @@
 
 namespace weft::kernels {
 
-/// w, m and v of the step, from the gradient as the kernel found it (gradient_scale is applied here). The update uses m
-/// and v before they are rounded to storage.
+/// Replaces w, m and v. `gradient` is not clipped yet (gradient_scale is applied here). The update uses m and v before
+/// they are rounded to storage.
 WEFT_HOST_DEVICE inline void adam_rule(const AdamStep& adam, float weight_decay, float gradient, float& weight,
                                        float& first_moment, float& second_moment) {
   const float g = adam.gradient_scale * gradient;
@@ -25,11 +25,11 @@ WEFT_HOST_DEVICE inline void adam_rule(const AdamStep& adam, float weight_decay,
   second_moment = v;
 }
 
-/// Stochastic rounding takes 16 bits a number. Element e (ParameterRows::global_element) of a group of 8 takes 16-bit
+/// Stochastic rounding takes 16 bits per number. Element e (ParameterRows::global_element) of a group of 8 takes 16-bit
 /// part e % 8 of the four words of philox(seed, weight_rounding, step, e / 8), low half first, for its weight, part (e
 /// % 8) ^ kSecondMomentPart for its second moment and part (e % 8) ^ kFirstMomentPart for its first: one call serves 24
 /// numbers. The three of one element are independent; a part that two elements of a group share rounds different
-/// things. The bits depend neither on the grid nor on how a kernel cuts a row.
+/// quantities. The bits depend neither on the grid nor on how a kernel divides a row.
 constexpr int kElementsPerRandom = 8;
 constexpr int kFirstMomentPart = 2;
 constexpr int kSecondMomentPart = 4;

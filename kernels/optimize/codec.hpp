@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // 8-bit codes for Adam's moments: e4m3 (1 sign, 4 exponent, 3 mantissa bits, bias 7; OCP 8-bit floating point, 2023: no
-// infinity, 0x7f is NaN, largest 448, smallest 2^-9) times one fp32 scale a block. The largest magnitude of a block
+// infinity, 0x7f is NaN, largest 448, smallest 2^-9) times one fp32 scale per block. The largest magnitude of a block
 // becomes 448.
 //
 // Integer arithmetic on the bits of an fp32 number alone: the same code on host and GPU, and the code that the GPU's

@@ -8,13 +8,13 @@
 //   bf16       bf16, stochastic rounding       bf16, bf16, stochastic rounding       6
 //   8bit       bf16, stochastic rounding       e4m3 codes (codec.hpp), of m to       4 + 8 / block
 //                                              nearest, of sqrt(v) stochastic, one
-//                                              fp32 scale a block each
+//                                              fp32 scale per block each
 //
-// sqrt(v) needs the stochastic rounding: in one step it changes by 0.05 % where codes are 6 to 12 % apart, so rounded
-// to nearest it would stand still until a gradient is some ten times its root mean square.
+// sqrt(v) needs stochastic rounding: it changes by 0.05 % per step while codes are 6 to 12 % apart, so rounded to
+// nearest it would not change until a gradient is about ten times its root mean square.
 //
-// A block is at most 256 columns and never crosses the border of a target layer inside a row: with d columns a target,
-// a target has ceil(d / 256) blocks, the last one short.
+// A block is at most 256 columns and never crosses the border of a target layer inside a row: with d columns per
+// target, a target has ceil(d / 256) blocks, the last one short.
 #pragma once
 
 #include <cstdint>
@@ -53,14 +53,14 @@ struct ParameterRows {
   }
 };
 
-/// A vector of parameters (biases): always fp32 with fp32 moments, whatever the policy.
+/// A vector of parameters (biases): always fp32 with fp32 moments, independent of the policy.
 struct ParameterVector {
   Array<float> weight;
   Array<float> first_moment;
   Array<float> second_moment;
 };
 
-/// What one optimizer step needs to know; lives in memory the kernels can read, so that a captured step replays.
+/// Constants of one optimizer step, in memory that kernels read, so that a captured step can be replayed.
 struct AdamStep {
   float learning_rate;
   float beta1;
@@ -71,10 +71,10 @@ struct AdamStep {
   float weight_decay;       ///< decoupled (AdamW): w -= learning_rate * weight_decay * w
   float first_correction;   ///< 1 / (1 - beta1^t)
   float second_correction;  ///< 1 / (1 - beta2^t)
-  float gradient_scale;     ///< clipping: every gradient is multiplied by this first
+  float gradient_scale;     ///< clipping: every gradient is first multiplied by this
   std::uint64_t seed;
   std::uint64_t step;          ///< t, from 1
-  std::uint32_t withheld = 0;  ///< not 0: the step updates nothing (guard.hpp decides, where the kernels run)
+  std::uint32_t withheld = 0;  ///< not 0: the step updates nothing (set by guard_step)
 };
 
 }  // namespace weft::kernels

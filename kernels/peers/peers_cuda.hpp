@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks whose GPUs reach one another's memory: how they meet in the order of their streams, and reductions of a few
-// values. No host takes part, and a graph may hold all of it.
+// Barriers in stream order between ranks whose GPUs access each other's memory, and reductions of a few values. The
+// host takes no part, so all of it can be captured in a graph.
 //
-// Each rank has a page that all others have mapped. A meeting has a number, which every rank counts for itself: they
-// are the same because all ranks meet equally often. To come to a meeting a rank writes its number into a word of each
-// other rank's page (a word has one writer) and waits until all words of its own page have reached it.
+// Each rank has a page that all others have mapped. Exchanges are numbered; every rank counts for itself, and the
+// counts agree because all ranks make the same sequence of calls. To enter a barrier a rank writes the number into its
+// word of each other rank's page (a word has one writer) and waits until all words of its own page have reached it.
 #pragma once
 
 #include <cstddef>
@@ -20,34 +20,34 @@ constexpr int kMostPeers = 16;
 /// Values of a reduction, in bytes, at most.
 constexpr std::int64_t kPeerStage = 256 << 10;
 
-/// What lies in a page. Zero at the beginning.
+/// Contents of a page. Initially zero.
 struct PeerPage {
-  std::uint32_t come[kMostPeers];      ///< by rank: the number of the last meeting it has come to
-  std::uint32_t finished[kMostPeers];  ///< by rank: the last meeting after which it has written all it had to
-  std::uint32_t number;                ///< meetings that are over; of the page's own rank
-  std::uint32_t unused[31];            ///< stages begin at a multiple of 256 bytes
-  std::byte stage[2][kPeerStage];      ///< values of this rank, of meetings with even and odd numbers
+  std::uint32_t begun[kMostPeers];  ///< by rank: the last exchange that it has begun
+  std::uint32_t ended[kMostPeers];  ///< by rank: the last exchange in which it has written all its data
+  std::uint32_t completed;          ///< exchanges completed by the page's own rank
+  std::uint32_t unused[31];         ///< stages begin at a multiple of 256 bytes
+  std::byte stage[2][kPeerStage];   ///< values of this rank in exchanges with even and odd numbers
 };
 
-/// One sequence of meetings. Work on one stream at a time.
-struct Meetings {
-  PeerPage* page[kMostPeers];  ///< by rank, as this rank's GPU sees them
-  const int* given_up;         ///< host memory that the GPU sees: not zero once nobody is to be waited for any more
+/// The ranks of one sequence of exchanges. Used by one stream at a time.
+struct PeerGroup {
+  PeerPage* page[kMostPeers];  ///< by rank, as mapped by this rank's GPU
+  const int* aborted;          ///< host memory mapped by the GPU; not 0: pending barriers return, results are undefined
   int rank = 0;
   int size = 1;
 };
 
-/// What comes after it runs once all ranks have come here: what lies before it on their streams is done, so memory that
-/// they are about to receive into is free.
-void meet(const Execution&, const Meetings&);
-/// Ends a meeting: what comes after it runs once all ranks have done what they enqueued since `meet`: what they wrote
-/// into this rank's memory is there.
-void part(const Execution&, const Meetings&);
+/// Barrier: later work on the stream runs once all ranks have reached it. Their earlier work is then done, so the
+/// memory that they receive into is free.
+void begin_exchange(const Execution&, const PeerGroup&);
+/// Barrier at the end of an exchange: later work on the stream runs once all ranks have completed the work that they
+/// enqueued since begin_exchange; what they wrote into this rank's memory is then visible.
+void end_exchange(const Execution&, const PeerGroup&);
 
-/// A meeting of its own: values become their sum (maximum) over the ranks, formed in rank order. At most kPeerStage
+/// An exchange of its own: values become their sum (maximum) over the ranks, formed in rank order. At most kPeerStage
 /// bytes.
-void sum(const Execution&, const Meetings&, Array<std::int64_t> values);
-void sum(const Execution&, const Meetings&, Array<double> values);
-void maximum(const Execution&, const Meetings&, Array<std::int32_t> values);
+void sum(const Execution&, const PeerGroup&, Array<std::int64_t> values);
+void sum(const Execution&, const PeerGroup&, Array<double> values);
+void maximum(const Execution&, const PeerGroup&, Array<std::int32_t> values);
 
 }  // namespace weft::kernels::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums whose order is fixed: what several ranks contributed is added in rank order, in fp32; scalars are formed in fp64
-// from blocks of fixed size. The result never depends on the number of threads.
+// Sums in a fixed order: contributions of ranks are added in rank order, in fp32; scalars are formed in fp64 from
+// blocks of fixed size. Results do not depend on the number of threads.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -23,7 +23,7 @@ void accumulate(const Execution&, Array<const double> from, Array<double> into);
 void accumulate_layer_counts(const Execution&, Array<const std::int64_t> hit_offsets, std::int64_t n_features,
                              Array<double> counts);
 
-/// *out = how many values are at least `bound`.
+/// *out = number of values that are at least `bound`.
 void count_at_least(const Execution&, Array<const std::int64_t> values, std::int64_t bound, std::int64_t* out);
 
 /// *out = sum of values; workspace holds ceil(size / 4096) doubles.

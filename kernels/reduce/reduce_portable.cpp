@@ -58,7 +58,7 @@ void accumulate_layer_counts(const Execution& execution, Array<const std::int64_
 
 void count_at_least(const Execution& execution, Array<const std::int64_t> values, std::int64_t bound,
                     std::int64_t* out) {
-  // One thread: this is asked for when a line is logged, and integer atomics would need a cleared counter first.
+  // One thread: called only for logged steps, and integer atomics would need a cleared counter first.
   for_all(
       execution, "count_at_least", 1, KOKKOS_LAMBDA(std::int64_t) {
         std::int64_t count = 0;

@@ -201,12 +201,12 @@ Peers::Channel::Channel(Peers& peers) : peers_(peers) {
     throw error(ExitCode::internal, "more than {} concurrent exchanges between GPUs", kChannels);
   *free = true;
   index_ = static_cast<std::size_t>(free - state.channel_is_used.begin());
-  barriers_.given_up = aborted;
-  barriers_.rank = state.ranks.rank();
-  barriers_.size = state.ranks.size();
+  group_.aborted = aborted;
+  group_.rank = state.ranks.rank();
+  group_.size = state.ranks.size();
   const std::vector<void*>& pages = state.shared.front().of_rank;
   for (std::size_t r = 0; r < pages.size(); ++r)
-    barriers_.page[r] = static_cast<kernels::cuda::PeerPage*>(pages[r]) + index_;
+    group_.page[r] = static_cast<kernels::cuda::PeerPage*>(pages[r]) + index_;
 }
 
 // The barrier count stays in the page: the next user of the channel continues it.
@@ -216,20 +216,20 @@ bool Peers::has(const void* place) const { return state_->holder(place) != nullp
 
 void Peers::Channel::begin(const kernels::Execution& execution) {
   fault::point("collective");
-  kernels::cuda::meet(execution, barriers_);
+  kernels::cuda::begin_exchange(execution, group_);
 }
-void Peers::Channel::end(const kernels::Execution& execution) { kernels::cuda::part(execution, barriers_); }
+void Peers::Channel::end(const kernels::Execution& execution) { kernels::cuda::end_exchange(execution, group_); }
 void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<std::int64_t> values) {
   fault::point("collective");
-  kernels::cuda::sum(execution, barriers_, values);
+  kernels::cuda::sum(execution, group_, values);
 }
 void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<double> values) {
   fault::point("collective");
-  kernels::cuda::sum(execution, barriers_, values);
+  kernels::cuda::sum(execution, group_, values);
 }
 void Peers::Channel::maximum(const kernels::Execution& execution, kernels::Array<std::int32_t> values) {
   fault::point("collective");
-  kernels::cuda::maximum(execution, barriers_, values);
+  kernels::cuda::maximum(execution, group_, values);
 }
 
 void Peers::Channel::write(const kernels::Execution& execution, int rank, void* place, std::int64_t pitch,

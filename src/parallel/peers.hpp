@@ -74,7 +74,7 @@ class Peers {
    private:
     [[maybe_unused]] Peers& peers_;  // unused without CUDA
     [[maybe_unused]] std::size_t index_;
-    kernels::cuda::Meetings barriers_{};
+    kernels::cuda::PeerGroup group_{};
   };
 
   /// True if `place` is in memory of this group.

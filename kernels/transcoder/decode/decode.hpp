@@ -33,16 +33,17 @@ void decode_forward(const Execution&, const SparseActivations&, std::int64_t tok
 std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
                                        std::int64_t capacity);
 
-/// Gradient rows that are still on their way when the backward pass begins: those of the targets from `first` on are
-/// there, all are once `wait` has been called, which enqueues. Kernels that can begin with the last targets do.
+/// Gradient rows that are still being exchanged when the backward pass begins. Those of targets >= `first` are
+/// complete; all are complete for work enqueued after `wait()`, which enqueues and does not block. Empty `wait`: all
+/// are complete.
 struct LateRows {
   std::int64_t first = 0;
   std::function<void()> wait;
 };
 
 /// da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d]; then Adam on every row of
-/// every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double a row of all layers, key
-/// order) receives |gradient_scale * dW|^2 when its data is not null.
+/// every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double per row of all layers,
+/// in key order) receives |gradient_scale * dW|^2 when its data is not null.
 void decode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                             std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,

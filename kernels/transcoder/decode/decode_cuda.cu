@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows stream (feature_stream_cuda.cuh);
-// all else walks feature by feature.
+// The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows use the stream
+// (feature_stream_cuda.cuh), all others walk feature by feature (feature_rows_cuda.cuh).
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
@@ -9,7 +9,8 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// The stream leaves one dot product a (target, group): their sum, targets ascending, at the entry's CSR position.
+/// The stream leaves one dot product per (target, group): writes their sum, targets ascending, to the entry's CSR
+/// position.
 __global__ void sum_dots(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* keys,
                          std::int64_t n_features, int n_layers, int groups, HitStream stream, float* out) {
   const std::int64_t total = offsets[n_keys];

@@ -8,8 +8,8 @@ namespace weft::kernels::portable {
 
 namespace {
 
-// Columns of y that one team sums at a time. On the host as many as the first two caches hold, so that a strip is read
-// in one piece; on a GPU fewer, for more teams and little shared memory.
+// Columns of y that one team sums at a time. On the host as many as the first two cache levels hold, so that a strip is
+// read in one piece; on a GPU fewer, for more teams and less shared memory.
 #ifdef KOKKOS_ENABLE_CUDA
 constexpr int kForwardColumns = 1024;
 #else
@@ -20,7 +20,7 @@ struct DecoderWeights {
   const void* layer[kMostLayers];
 };
 
-// to[c] += sum over i of activation[i] * strip[i][c], entry after entry.
+// to[c] += sum over i of activation[i] * strip[i][c], in the order of the entries.
 template <int n_entries, class Weight>
 KOKKOS_FORCEINLINE_FUNCTION void add_strips(const Team& team, const float* activation, const Weight* const* strip,
                                             float* to, int count) {
@@ -110,7 +110,7 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
 
 namespace {
 
-// What the hits of one feature need; plain pointers, so that kernels capture them by value.
+// Arrays of the hits as plain pointers, captured by value.
 struct Hits {
   const std::int64_t* offsets;
   const std::uint32_t* token;

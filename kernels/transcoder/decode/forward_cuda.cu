@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[n, t] = sum of the active features' strips, token-major: one warp for each (token, target, group of columns).
+// y[n, t] = sum of the active features' strips, token-major: one warp per (token, target, group of columns).
 //
 // Limit: L2. All tokens of a (target, group) are resident at once and walk the sources together, so that the slab of
 // weights in use (one source's features, one group of columns) is read from memory once and from L2 afterwards. More
-// tokens than that go block by block; deeper prefetch or more warps widen the slab and lose.
+// tokens than that are processed block by block; deeper prefetch or more warps widen the slab and are slower.
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 
@@ -12,7 +12,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kForwardWarps = 8;
-constexpr int kForwardBlocks = 4;  // resident a multiprocessor
+constexpr int kForwardBlocks = 4;  // resident per multiprocessor
 
 struct ForwardArguments {
   const std::int64_t* offsets;  // of token_begin
@@ -26,7 +26,8 @@ struct ForwardArguments {
   const std::uint16_t* weight[kMostLayers];
 };
 
-/// Up to 32 entries of a token's list, one a lane: where the strip's segment for the target begins, and the activation.
+/// Up to 32 entries of a token's list, one per lane: where the strip's segment for the target begins, and the
+/// activation.
 struct EntryWindow {
   const std::uint16_t* from;
   float value;
@@ -46,7 +47,7 @@ __device__ __forceinline__ EntryWindow entry_window(const ForwardArguments& a, s
       entry.value = __ldg(a.value + at + lane);
     }
   }
-  count = __popc(__ballot_sync(kAllLanes, inside));  // sources ascend: those inside come first
+  count = __popc(__ballot_sync(kAllLanes, inside));  // sources ascend: the entries inside come first
   return entry;
 }
 
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
   }
 }
 
-/// Any width: a warp for each (token, 256 columns of a target).
+/// Any width: one warp per (token, 256 columns of a target).
 __global__ void forward_any(const __grid_constant__ ForwardArguments a) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kForwardWarps + threadIdx.x / kWarp;
@@ -186,7 +187,7 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   }
   const Grouping grouping = grouping_of(a.d_model);
   a.groups = grouping.groups;
-  // As many tokens as fit on the GPU together, then evenly.
+  // As many tokens as are resident on the GPU together, evenly divided.
   const std::int64_t most = static_cast<std::int64_t>(multiprocessors()) * kForwardBlocks * kForwardWarps;
   const std::int64_t blocks = (token_count + most - 1) / most;
   a.tokens_at_once = (token_count + blocks - 1) / blocks;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Calls CBLAS directly: gemm divides products among threads differently, which would change the last bits.
 #include <cblas.h>
 
 #include "kernels/portable.hpp"
@@ -19,7 +20,7 @@ void product(Form a_form, Matrix<const float> a, Form b_form, Matrix<const float
               static_cast<blasint>(out.stride));
 }
 
-// The last `columns` columns: the targets that a source layer writes to.
+// The last `columns` columns: the targets of a source layer.
 template <class T>
 Matrix<T> last_columns(Matrix<T> matrix, std::int64_t columns) {
   return {matrix.data + (matrix.columns - columns), matrix.rows, columns, matrix.stride};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The encoder's backward pass: the stream of feature_stream_cuda.cuh without dot products, one target a source; then
+// The encoder's backward pass: the stream of feature_stream_cuda.cuh without dot products, one target per source; then
 // the biases, whose gradients are sums over the same hits.
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
@@ -16,7 +16,7 @@ struct BiasArguments {
   const std::int64_t* offsets;
   const std::uint32_t* position;
   const float* value;      // dz by CSR position
-  const float* value_sum;  // the gradients, where the stream has summed them; or null
+  const float* value_sum;  // the gradients if the stream has summed them, or null
   std::int64_t n_keys, n_features;
   const AdamStep* step;   // null: no update
   const float* row_norm;  // [L * groups, F] of the stream, or null
@@ -25,8 +25,8 @@ struct BiasArguments {
   BiasPointers layer[kMostLayers];
 };
 
-// A warp for each 32 features. Every lane sums the hits of its own feature, in order; of a hot one all lanes sum
-// together.
+// One warp per 32 features. Every lane sums the hits of its own feature, in order; those of a hot one are summed by all
+// lanes together.
 __global__ void finish_biases(const __grid_constant__ BiasArguments a) {
   if (a.step != nullptr && a.step->withheld != 0) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The encoder: the one dense product left in a step, and its sparse backward pass.
+// The encoder: the only dense product of a step, and its sparse backward pass.
 //
-//   product[n, f] = < x[n], W_enc[f] >                      the bias is added where the product is consumed (select/)
+//   product[n, f] = < x[n], W_enc[f] >                      the bias is added by the consumer of the product (select/)
 //   dW_enc[f]     = sum over tokens with f active: dz[n,f] * x[n]          db[f] = sum of dz[n,f]
 //
 // Invariant: the product is stored in the type of `product` (device.precision) before the bias is added in fp32, so
-// selection sees the same key whatever consumed the tile.
+// selection sees the same key on every path.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +19,15 @@
 
 namespace weft::kernels {
 
-/// Bytes of workspace that encode_tile wants for tiles of at most n_tokens x n_features: what is stored in bf16 is
-/// widened there where the dense library does not take it.
+/// Bytes of workspace of encode_tile for tiles of at most n_tokens x n_features (gemm_workspace: operands that the
+/// dense library does not take are widened there).
 std::int64_t encode_workspace(Backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
                               Scalar input, StatePolicy policy, Scalar product);
 
 /// Overwrites product [n_tokens, n] (fp32 or bf16) with x [n_tokens, d] (fp32 or bf16) times rows [row_begin, row_begin
 /// + n) of the encoder; fp32 sums. The same shapes give the same bits. Throws Error(internal) when the dense library
 /// fails.
-/// Of fp32 weights kept as two 16-bit planes (weight_rest) only the bf16 plane enters.
+/// Of fp32 weights stored as two 16-bit planes (weight_rest) only the bf16 plane enters; x must then be bf16.
 void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
                  Array<std::byte> workspace);
 
@@ -36,7 +36,7 @@ std::int64_t encode_backward_workspace(Backend, std::int64_t n_layers, std::int6
                                        std::int64_t capacity);
 
 /// Adam on every encoder row and bias of every layer, from dz (`preactivation_gradient`, by CSR position) and the
-/// inputs x [N, L * d]. encoder[s] is [F, d], bias[s] is [F]. squared_norm as in decode_backward_update: one double a
+/// inputs x [N, L * d]. encoder[s] is [F, d], bias[s] is [F]. squared_norm as in decode_backward_update: one double per
 /// row, bias included.
 void encode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
                             Array<const float> preactivation_gradient, std::span<const ParameterRows> encoder,

@@ -17,7 +17,7 @@ struct LossArguments {
   double* block_sum;  // [blocks of tokens, L, kLossSums]
 };
 
-/// A block for each (8 tokens, layer); threads walk the columns `kWidth` at a time.
+/// One block per (8 tokens, layer); threads walk the columns `kWidth` at a time.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) residuals(const __grid_constant__ LossArguments a) {
   const std::int64_t n_tokens = a.target.rows;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) residuals(const __grid_constant__ Lo
   }
 }
 
-/// A warp for each (layer, sum): lanes stride over the blocks, then a tree.
+/// One warp per (layer, sum): lanes stride over the blocks, then a tree.
 __global__ void finish_sums(const double* block_sum, std::int64_t n_blocks, std::int64_t n_layers, LossSums sums) {
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t which = blockIdx.x;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The feature-major backward pass at any width and type: one warp walks one feature, column
-// block after column block. Simple and right; the stream (feature_stream_cuda.cuh) is what training at widths that are
-// multiples of 8, with bf16 rows, runs.
+// The feature-major backward pass for any width and type: one warp walks one feature, one column block after another.
+// Simple; widths that are multiples of 8 with bf16 rows use the stream (feature_stream_cuda.cuh) instead.
 #pragma once
 
 #include "kernels/optimize/adam_cuda.cuh"
@@ -19,7 +18,7 @@ struct FeatureRows {
   std::int64_t first_column;  // of `rows`, for column 0 of the parameters
   std::int64_t first_key;     // of row 0
   std::int64_t n_rows;
-  ParameterRows parameters;  // without storage where only the shape counts
+  ParameterRows parameters;  // without storage if only the shape is needed
   const AdamStep* step;      // null: no update
   float* dots;               // by CSR position; null: none
   double* norm;              // by key; null: none

@@ -6,27 +6,29 @@
 // feature's hits, and for each hit its row of `rows` (gradient rows or inputs): dot product with the weights (decoder:
 // the activation gradient), scaled sum (dW, in registers), then Adam in place.
 //
-// How it is cut. An item is 32 consecutive features of one (source, target, column group). Their hits are one
-// contiguous list, so the rows flow through a private ring in shared memory (cp.async, one group a row; each lane
-// copies and reads back its own 16 bytes: no barrier) without a stop between features: with four hits a feature on
-// average, a warp that begins anew for each feature waits on offsets -> list -> row most of the time. Persistent warps
-// take items from a counter. Items go target by target, so that the [N, columns] slab of `rows` in use stays in L2. A
-// hot feature (more than kHotHits hits) is done by a whole block, hits split evenly over its warps, dW summed over the
-// warps in their order. Which warp works on what changes no sum: every result has one owner and a fixed order.
+// Work distribution. An item is 32 consecutive features of one (source, target, column group). Their hits are one
+// contiguous list, so the rows flow through a private ring in shared memory (cp.async, one group per row; each lane
+// copies and reads back its own 16 bytes: no barrier) without a pause between features: with four hits per feature on
+// average, a warp that restarted for each feature would spend most of its time on the latency of offsets -> list ->
+// row. Persistent warps take items from a counter. Items go target by target, so that the [N, columns] slab of `rows`
+// in use stays in L2. A hot feature (more than kHotHits hits) is processed by a whole block, hits split evenly over its
+// warps, dW summed over the warps in their order. The assignment of items to warps changes no sum: every result has one
+// owner and a fixed order.
 //
-// Limit: L2. The rows gathered (512 B x chunks a hit) and the state (8 to 24 B a parameter) both pass through it.
+// Limit: L2. The rows gathered (512 B x chunks per hit) and the state (8 to 24 B per parameter) both pass through it.
 #pragma once
 
 #include "kernels/constants.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
+#include "kernels/workspace.hpp"
 
 namespace weft::kernels::cuda {
 
 constexpr int kItemFeatures = 32;
 constexpr std::uint32_t kHotHits = 64;
 
-/// One hit as the stream reads it.
+/// One hit in the layout of the stream.
 struct Hit {
   std::uint32_t token;
   float value;
@@ -35,8 +37,8 @@ struct HotFeature {
   std::uint32_t key, begin, count;  // begin: in the regrouped list
 };
 
-/// The hits regrouped: within each 32 features first those of the others, then those of the hot ones, features
-/// ascending.
+/// The regrouped hits: within each 32 features first those of the cold features, then those of the hot ones, each with
+/// features ascending.
 struct HitStream {
   Hit* hit;                 // [capacity]
   std::uint32_t* position;  // [capacity] CSR position
@@ -45,26 +47,22 @@ struct HitStream {
   std::uint32_t* hot_mask;  // [L * blocks]
   HotFeature* hot;          // [capacity / (kHotHits + 1)]
   std::uint32_t* n_hot;
-  std::uint32_t* next_item;  // beyond those that the warps begin with
+  std::uint32_t* next_item;  // items after the first of each warp
   float* partial;            // [slots, capacity] dot products by (target, column group)
-  AdamRate* rate;            // the step's constants, on their way to constant memory
+  AdamRate* rate;            // the step's constants, before they are copied to constant memory
   float* norm;               // [units, F] sums of squares of dW
   float* value_sum;          // [L * F] sums of the hits' values (encoder: the bias gradients)
   std::int64_t capacity;
   std::int64_t blocks;  // of 32 features in a layer
 };
 
-constexpr std::int64_t round_up(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
 /// Cuts `workspace` into a HitStream; with data == nullptr only counts bytes.
 inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::int64_t n_features, std::int64_t capacity,
                                  std::int64_t slots, std::int64_t units, HitStream* stream) {
   const std::int64_t blocks = (n_features + kItemFeatures - 1) / kItemFeatures;
-  std::int64_t used = 0;
+  WorkspaceLayout layout(data);
   const auto take = [&](auto*& pointer, std::int64_t count) {
-    using T = std::remove_reference_t<decltype(*pointer)>;
-    pointer = reinterpret_cast<T*>(data + used);
-    used += round_up(count * static_cast<std::int64_t>(sizeof(T)));
+    pointer = layout.take<std::remove_reference_t<decltype(*pointer)>>(count);
   };
   HitStream s{};
   s.capacity = capacity;
@@ -82,11 +80,11 @@ inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::in
   take(s.norm, units * n_features);
   take(s.value_sum, n_layers * n_features);
   if (stream != nullptr) *stream = s;
-  return used;
+  return layout.bytes();
 }
 
-/// Columns a warp holds at once, in chunks of 256, and how many such groups a target has. `full`: no lane is ever past
-/// the end of a target, and nothing is asked of it.
+/// Columns that a warp holds at once, in chunks of 256, and the number of such groups per target. `full`: no lane is
+/// ever past the end of a target, so no check is needed.
 struct Grouping {
   int chunks;
   int groups;
@@ -101,10 +99,10 @@ inline Grouping grouping_of(std::int64_t d_model) {
 
 // ---- preparation
 
-/// The step's constants as operands of the instructions that use them: they would take thirty registers.
+/// The step's constants, in constant memory: operands of the instructions that use them instead of thirty registers.
 static __constant__ AdamRate constant_rate;
 
-/// A warp for each 32 features: where their hits go.
+/// One warp per 32 features: computes where their hits go.
 static __global__ void plan_stream(const std::int64_t* offsets, std::int64_t n_layers, std::int64_t n_features,
                                    const AdamStep* step, HitStream stream) {
   const std::int64_t block = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -129,13 +127,13 @@ static __global__ void plan_stream(const std::int64_t* offsets, std::int64_t n_l
   if (lane == 0) stream.hot_mask[block] = mask;
   if (feature < n_features) stream.begin[key] = regrouped;
   if (hot) {
-    // The order of this list decides who works when, never a sum.
+    // The order of this list affects scheduling only, never a sum.
     const std::uint32_t at = atomicAdd(stream.n_hot, 1u);
     stream.hot[at] = {static_cast<std::uint32_t>(key), regrouped, count};
   }
 }
 
-/// A thread for each hit: (token, value) to its place.
+/// One thread per hit: writes (token, value) to its index.
 static __global__ void fill_stream(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* token,
                                    const std::uint32_t* position, const std::uint32_t* keys, const float* value,
                                    std::int64_t n_features, HitStream stream) {
@@ -176,8 +174,8 @@ struct StreamArguments {
   const char* rows;             // bf16
   std::int64_t row_bytes;
   std::int64_t n_features;
-  std::int64_t target_begin, target_end;  // what this launch does
-  std::int64_t first_item, items;         // of these targets' units: [first_item, items), units * blocks
+  std::int64_t target_begin, target_end;  // targets of this launch
+  std::int64_t first_item, items;         // of the units of these targets: [first_item, items), units * blocks
   int n_layers;
   int d_model;
   int groups;
@@ -185,8 +183,8 @@ struct StreamArguments {
   StatePointers layer[kMostLayers];
 };
 
-/// (source, target, column group) of a unit; units go target by target. A decoder has a unit for each source up to the
-/// target, an encoder only source = target.
+/// (source, target, column group) of a unit; units are ordered by target. A decoder has a unit for each source up to
+/// the target, an encoder only source = target.
 struct Unit {
   int source, target, group;
 };
@@ -309,7 +307,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   rows.row_bytes = a.row_bytes;
   rows.lane = lane;
 
-  // What follows from a unit: the row geometry of its source and this lane's first column.
+  // Depends on the unit: the row geometry of its source and this lane's first column.
   std::int64_t columns = 0, column = 0, row_blocks = 0, block_column = 0;
   const auto enter = [&](const Unit& unit) {
     columns = static_cast<std::int64_t>(kDecoder ? a.n_layers - unit.source : 1) * a.d_model;
@@ -333,7 +331,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   };
   const auto live = [&](int c) { return kFull || (rows.live >> c & 1) != 0; };
 
-  // 1. Hot features, a block for each.
+  // 1. Hot features, one block each.
   const std::int64_t n_hot = *a.stream.n_hot, of_target = n_hot * a.groups;
   for (std::int64_t item = a.target_begin * of_target + blockIdx.x; item < a.target_end * of_target;
        item += gridDim.x) {
@@ -440,7 +438,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     __syncthreads();
   }
 
-  // 2. All other features, an item for each warp.
+  // 2. All other features, one item per warp at a time.
   const std::uint32_t first_item = static_cast<std::uint32_t>(a.first_item);
   std::uint32_t item = first_item + blockIdx.x * kWarps + warp;
   while (item < a.items) {
@@ -470,7 +468,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     rows.total = static_cast<int>(__shfl_sync(kAllLanes, cold_end, kItemFeatures - 1));
     rows.start();
 
-    // Lane i keeps the block scales of feature i: whole sectors, once an item.
+    // Lane i keeps the block scales of feature i: whole sectors, once per item.
     constexpr int kScales = kUpdate && policy == StatePolicy::eight_bit ? kChunks : 1;
     float first_scale[kScales] = {}, second_scale[kScales] = {};
     const std::int64_t scale_at = (first + lane) * row_blocks + block_column;
@@ -566,7 +564,7 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Ep
   constexpr int kShared = kWarps * RowStream<kChunks, kRing, kDecoder, kFull>::kSharedBytes;
   static_assert(kBlocks * (kShared + 1024) <= 228 * 1024 && kShared <= 227 * 1024);
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
-                "the sums of a hot feature fit where the ring was");
+                "the sums of a hot feature fit into the memory of the rings");
   const auto kernel = stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate, Epilogue>;
   static const int resident = [&] {
     int blocks = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sparse lists of several groups of tokens, cut down to some of the features: what a rank of the data axis updates is a
+// Joins the sparse lists of several groups of tokens and keeps a range of features: a rank of the data axis updates a
 // slice of the features over the tokens of all groups.
 #pragma once
 
@@ -11,9 +11,9 @@
 namespace weft::kernels {
 
 /// Joins the lists of `groups`, whose tokens follow one another, and keeps the entries of the features [first_feature,
-/// first_feature + out.n_features) of every layer, numbered from 0. Order within a token stays, so that the result is
-/// what one list over all tokens would give. `groups` agree in n_layers and n_features; out.n_tokens is the sum of
-/// theirs, and out.key and out.value must have room for every entry kept. Overwrites `out`.
+/// first_feature + out.n_features) of every layer, numbered from 0. The order within a token is kept, so the result
+/// equals that of one list over all tokens. `groups` agree in n_layers and n_features; out.n_tokens is the sum of
+/// theirs, and out.key and out.value must hold every entry that is kept. Overwrites `out`.
 void restrict_features(const Execution&, std::span<const SparseActivations> groups, std::int64_t first_feature,
                        SparseActivations out);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A warp for each token, twice: once to count what is kept, once, when the counts are offsets, to take it. Counts stay
-// on the device. Limit: memory; 4 bytes an entry in the first pass, 8 and what is kept in the second.
+// One warp per token in two passes: the first counts the entries to keep, the second, once the counts are offsets,
+// copies them. Counts stay on the device. Limit: memory; 4 bytes per entry in the first pass, 8 and the kept ones in
+// the second.
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "kernels/transcoder/sparse/scan_cuda.cuh"
 #include "kernels/warp_cuda.cuh"
@@ -34,7 +35,7 @@ __global__ void count_kept(const Lists from, std::int64_t* counts) {
   if (lane == 0) counts[token] = count;
 }
 
-/// A stretch of 32 entries at a time; each finds its place from those kept in the lanes below.
+/// 32 entries at a time; the number kept in the lanes below gives the index of each.
 __global__ void take_kept(const Lists from, const std::int64_t* offsets, std::uint32_t* key, float* value) {
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (token >= from.n_tokens) return;

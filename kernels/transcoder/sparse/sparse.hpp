@@ -4,7 +4,7 @@
 //
 // Symbols: N tokens, L layers, F features per layer on this rank (its shard). A feature of layer s has the key s*F + f.
 // Invariants. Within a token entries ascend by key; within a feature they ascend by token: the order of every sum over
-// entries is thereby fixed. Counts live beside the data (offsets), so no kernel needs them on the host.
+// entries is therefore fixed. Counts are stored with the data (offsets), so no kernel needs them on the host.
 #pragma once
 
 #include <cstddef>
@@ -29,13 +29,13 @@ struct SparseActivations {
 struct FeatureHits {
   Array<std::int64_t> offsets;    ///< [n_layers * n_features + 1]
   Array<std::uint32_t> token;     ///< [capacity]
-  Array<std::uint32_t> position;  ///< [capacity] where the entry stands in the CSR arrays
+  Array<std::uint32_t> position;  ///< [capacity] index of the entry in the CSR arrays
 };
 
-/// Bytes of workspace that `transpose` wants; n_keys = n_layers * n_features, capacity as SparseActivations::key.size.
+/// Bytes of workspace of `transpose`; n_keys = n_layers * n_features, capacity as SparseActivations::key.size.
 std::int64_t transpose_workspace(Backend, std::int64_t n_keys, std::int64_t capacity);
 
-/// CSR -> CSC. Hits of a feature ascend by token, whatever the number of threads. Overwrites `hits`.
+/// CSR -> CSC. Hits of a feature ascend by token, for any number of threads. Overwrites `hits`.
 void transpose(const Execution&, const SparseActivations&, FeatureHits hits, Array<std::byte> workspace);
 
 }  // namespace weft::kernels

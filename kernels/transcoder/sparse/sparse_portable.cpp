@@ -23,7 +23,8 @@ WEFT_HOST_DEVICE inline void sift_down(std::uint32_t* token, std::uint32_t* posi
   }
 }
 
-/// Sorts one feature's hits by token; tokens differ. Mostly there is nothing to do, or two or three hits.
+/// Sorts the hits of one feature by token; tokens are distinct. Most lists are sorted already or have two or three
+/// hits.
 WEFT_HOST_DEVICE inline void sort_hits(std::uint32_t* token, std::uint32_t* position, std::int64_t n) {
   std::int64_t sorted = 1;
   while (sorted < n && token[sorted - 1] < token[sorted]) ++sorted;
@@ -75,7 +76,7 @@ void transpose(const Execution& execution, const SparseActivations& activations,
           hits.position[at] = static_cast<std::uint32_t>(i);
         }
       });
-  // The threads met in any order; sorting makes the order theirs no longer.
+  // Threads arrive in any order; sorting makes the result independent of it.
   Kokkos::parallel_for(
       "transpose: sort", Kokkos::RangePolicy<Space>(space, 0, n_keys), KOKKOS_LAMBDA(std::int64_t k) {
         const std::int64_t begin = hits.offsets[k];

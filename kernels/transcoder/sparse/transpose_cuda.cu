@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CSR -> CSC by counting: hits per feature, their prefix sums, then every entry to its feature in whatever order the
-// threads meet, then by rank to its place. An entry's rank is the number of hits of its feature with a smaller CSR
-// position (those ascend with the token), so the result does not depend on who came first. Ranks are counted directly
-// for short lists; the tokens of a long one are marked in a bit map and counted from that.
+// CSR -> CSC by counting: hits per feature, their prefix sums, every entry to its feature in any order, then to its
+// index by rank. The rank of an entry is the number of hits of its feature with a smaller CSR position (positions
+// ascend with the token), so the result does not depend on the order of the threads. Ranks are counted directly in
+// short lists; for a long one the tokens are marked in a bit map and counted there.
 //
-// Counts and the number of entries stay on the device. About eight passes over the entries, 4 to 12 bytes each.
+// Counts and the number of entries stay on the device. About eight passes over the entries, 4 to 12 bytes per entry
+// each.
 #include "kernels/transcoder/sparse/scan_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "kernels/warp_cuda.cuh"
+#include "kernels/workspace.hpp"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -22,7 +24,7 @@ struct Entry {
   std::uint32_t position, token;
 };
 struct Workspace {
-  std::uint32_t* cursor;     // [n_keys] hits met so far
+  std::uint32_t* cursor;     // [n_keys] hits written so far
   std::int64_t* block_sum;   // [blocks of the scan]
   std::uint32_t* counters;   // [1] long lists
   std::uint32_t* long_list;  // [capacity / (kLongList + 1) + 1] their keys
@@ -30,10 +32,9 @@ struct Workspace {
 };
 
 std::int64_t place(std::byte* data, std::int64_t n_keys, std::int64_t capacity, Workspace* workspace) {
-  std::int64_t used = 0;
+  WorkspaceLayout layout(data);
   const auto take = [&](auto*& pointer, std::int64_t count) {
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(data + used);
-    used += (count * static_cast<std::int64_t>(sizeof *pointer) + 255) / 256 * 256;
+    pointer = layout.take<std::remove_reference_t<decltype(*pointer)>>(count);
   };
   Workspace w{};
   take(w.cursor, n_keys);
@@ -42,7 +43,7 @@ std::int64_t place(std::byte* data, std::int64_t n_keys, std::int64_t capacity, 
   take(w.long_list, capacity / (kLongList + 1) + 1);
   take(w.entry, capacity);
   if (workspace != nullptr) *workspace = w;
-  return used;
+  return layout.bytes();
 }
 
 __global__ void count_hits(const std::int64_t* row_offsets, std::int64_t n_tokens, const std::uint32_t* key,
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kScanThreads)
   if (threadIdx.x == 0) block_sum[blockIdx.x] = sum;
 }
 
-/// Offsets from counts; counts become cursors; long lists are noted.
+/// Turns counts into offsets and cursors and collects the long lists.
 __global__ void __launch_bounds__(kScanThreads)
     write_offsets(std::uint32_t* count, std::int64_t n_keys, const std::int64_t* block_sum, std::int64_t* offsets,
                   std::uint32_t* counters, std::uint32_t* long_list) {
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-/// A warp for each token.
+/// One warp per token.
 __global__ void scatter_entries(const std::int64_t* row_offsets, std::int64_t n_tokens, const std::uint32_t* key,
                                 const std::int64_t* offsets, std::uint32_t* cursor, Entry* entry) {
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -114,7 +115,7 @@ __global__ void rank_entries(const std::int64_t* offsets, std::int64_t n_keys, c
   }
 }
 
-/// A block for each long list.
+/// One block per long list.
 __global__ void __launch_bounds__(kScanThreads)
     rank_long(const std::int64_t* offsets, const Entry* entry, const std::uint32_t* counters,
               const std::uint32_t* long_list, int n_words, std::uint32_t* token, std::uint32_t* position) {
@@ -172,7 +173,7 @@ void transpose(const Execution& execution, const SparseActivations& a, FeatureHi
                                                          w.long_list);
   scatter_entries<<<blocks_for(a.n_tokens, kThreads / kWarp), kThreads, 0, queue>>>(
       a.row_offsets.data, a.n_tokens, a.key.data, hits.offsets.data, w.cursor, w.entry);
-  // Batches too large for the bit map count every rank directly.
+  // For batches too large for the bit map every rank is counted directly.
   const bool marked = a.n_tokens <= kMarkedTokens;
   rank_entries<<<entry_blocks, kThreads, 0, queue>>>(hits.offsets.data, n_keys, a.key.data, w.entry,
                                                      marked ? kLongList : ~0u, hits.token.data, hits.position.data);
