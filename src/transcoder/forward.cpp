@@ -144,8 +144,8 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
             model.shape().d_model,
             sizes_.scalar,
             arriving_.data()},
-      selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
-                 configuration.precision),
+      selection_(make_selector(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens),
+                               grid, execution, configuration.precision)),
       inputs_(grid.axis(parallel::kFeatureAxis), sizes_.bytes(sizes_.inputs), configuration.parallel.manner.way.kept()),
       input_gather_(lane_, "inputs", sizes_.own, model.shape().width()),
       slots_(static_cast<std::size_t>(sizes_.n_slots)),
@@ -156,8 +156,8 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
                      configuration.parallel.manner.way};
   }
   if (!stream_) exchange_.mark(&idle_);
-  selection_.mark(&idle_);
-  const SelectionSizes& sizes = selection_.sizes();
+  selection_->mark(&idle_);
+  const SelectionSizes& sizes = selection_->sizes();
   encode_workspace_ = device::Buffer<std::byte>(
       kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, model.shape().d_model,
                                 sizes_.scalar, configuration.optimizer.state, sizes_.scalar));
@@ -202,7 +202,7 @@ void Forward::encode() {
   for (std::size_t block = 0; block < lane_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
   timers_.region("select");
-  selection_.select(layout_->total, bias,
+  selection_->select(layout_->total, bias,
                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
                       timers_.region("encode");
                       bring_inputs(tile.layer, execution);
@@ -216,7 +216,7 @@ void Forward::encode() {
 
 void Forward::by_feature() {
   timers_.region("transpose");
-  selection_.transpose();
+  selection_->transpose();
 }
 
 void Forward::decode(const std::function<void(const OwnPart&)>& consume) {

@@ -92,12 +92,12 @@ class Forward {
   /// [all tokens of the batch, L * d]: room for x~ of every group, this one's in its place. The backward pass of the
   /// data axis brings the others (data_axis.hpp).
   kernels::AnyMatrix all_inputs() const;
-  const kernels::SparseActivations& activations() const { return selection_.activations(); }
+  const kernels::SparseActivations& activations() const { return selection_->activations(); }
   /// The same entries by feature, once `by_feature` has formed them.
   void by_feature();
-  const kernels::FeatureHits& hits() const { return selection_.hits(); }
-  Selection& selection() { return selection_; }
-  const Selection& selection() const { return selection_; }
+  const kernels::FeatureHits& hits() const { return selection_->hits(); }
+  Selector& selection() { return *selection_; }
+  const Selector& selection() const { return *selection_; }
   /// The feature axis, beside the computation, for all that travels in a step.
   const RowGather::Lane& lane() const { return lane_; }
   /// What the computation has waited for others since the last `encode` began.
@@ -136,7 +136,7 @@ class Forward {
   parallel::ExchangeBuffer arriving_;
   RowGather::Lane lane_;
   std::optional<TokenLayout> layout_;
-  Selection selection_;
+  std::unique_ptr<Selector> selection_;
   parallel::ExchangeBuffer inputs_;  // [largest batch, L * d]
   RowGather input_gather_;
   std::size_t blocks_here_ = 0;  // of inputs, that the computation has waited for

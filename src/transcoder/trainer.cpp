@@ -115,7 +115,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
                    .data = data,
                    .on_device = on_device});
   };
-  const Selection::ControllerState thresholds = forward_.selection().controller_state();
+  const Selector::ControllerState thresholds = forward_.selection().controller_state();
   if (thresholds.keys.size > 0)
     replicated("selection/threshold", kernels::Scalar::u32, thresholds.keys.size, thresholds.keys.data,
                thresholds.on_device);
