@@ -129,12 +129,12 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
             model.shape().d_model,
             sizes_.scalar,
             buffers_.staging.data()},
-      selection_(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens), grid, execution,
-                 configuration.precision),
+      selection_(make_selector(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens),
+                               grid, execution, configuration.precision)),
       input_gather_(axis_, "inputs", buffers_.own_inputs),
       events_(sizes_.n_slots) {
   if (!stream_) exchange_.mark(&idle_);
-  selection_.mark(&idle_);
+  selection_->mark(&idle_);
 }
 
 kernels::AnyMatrix Forward::inputs() const {
@@ -176,21 +176,21 @@ void Forward::encode() {
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
   timers_.phase("select");
-  selection_.select(layout_->total, bias,
-                    [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
-                      timers_.phase("encode");
-                      await_inputs(tile.layer, execution);
-                      const kernels::AnyMatrix x =
-                          inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
-                      kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
-                                           tile.feature_begin, product, buffers_.encode_workspace);
-                      timers_.phase("select");
-                    });
+  selection_->select(layout_->total, bias,
+                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+                       timers_.phase("encode");
+                       await_inputs(tile.layer, execution);
+                       const kernels::AnyMatrix x =
+                           inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
+                       kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
+                                            tile.feature_begin, product, buffers_.encode_workspace);
+                       timers_.phase("select");
+                     });
 }
 
 void Forward::by_feature() {
   timers_.phase("transpose");
-  selection_.transpose();
+  selection_->transpose();
 }
 
 void Forward::decode(const std::function<void(const OwnPart&)>& consume) {

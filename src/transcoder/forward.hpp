@@ -117,12 +117,12 @@ class Forward {
   /// [all tokens of the batch, L * d]: space for x~ of every group, this one's in its place. The backward pass of the
   /// data axis gathers the others (data_axis.hpp).
   kernels::AnyMatrix all_inputs() const;
-  const kernels::SparseActivations& activations() const { return selection_.activations(); }
+  const kernels::SparseActivations& activations() const { return selection_->activations(); }
   /// The same entries by feature, once `by_feature` has formed them.
   void by_feature();
-  const kernels::FeatureHits& hits() const { return selection_.hits(); }
-  Selection& selection() { return selection_; }
-  const Selection& selection() const { return selection_; }
+  const kernels::FeatureHits& hits() const { return selection_->hits(); }
+  Selector& selection() { return *selection_; }
+  const Selector& selection() const { return *selection_; }
   /// For all exchanges of a step along the feature axis.
   const FeatureAxis& axis() const { return axis_; }
   /// How long the computation has waited for exchanges since the last `encode` began.
@@ -148,7 +148,7 @@ class Forward {
   Buffers buffers_;
   FeatureAxis axis_;
   std::optional<TokenLayout> layout_;
-  Selection selection_;
+  std::unique_ptr<Selector> selection_;
   RowGather input_gather_;
   std::size_t blocks_here_ = 0;  // of inputs, that the computation has waited for
   struct ChunkEvents {

@@ -115,7 +115,7 @@ void Trainer::name_state() {
                    .data = data,
                    .on_device = on_device});
   };
-  const Selection::ControllerState thresholds = forward_.selection().controller_state();
+  const Selector::ControllerState thresholds = forward_.selection().controller_state();
   if (thresholds.keys.size > 0)
     replicated("selection/threshold", kernels::Scalar::u32, thresholds.keys.size, thresholds.keys.data,
                thresholds.on_device);

@@ -24,7 +24,6 @@ namespace {
 using namespace weft::kernels;
 using cuda::DeviceSelection;
 using cuda::SelectionRequest;
-using cuda::SelectionRule;
 using cuda::TileRange;
 
 void ok(cudaError_t status) {

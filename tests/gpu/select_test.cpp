@@ -35,7 +35,6 @@ namespace {
 using namespace weft::kernels;
 using cuda::DeviceSelection;
 using cuda::SelectionRequest;
-using cuda::SelectionRule;
 using cuda::TileRange;
 
 void cuda_ok(cudaError_t status) { REQUIRE_MESSAGE(status == cudaSuccess, cudaGetErrorString(status)); }
@@ -561,7 +560,7 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
     SelectionRequest request = whole;
     request.n_tokens = (sizes.tokens + n_data - 1) / n_data;
     request.n_features = end - begin;
-    request.place = {n_feature, f, n_data, d, begin, sizes.features};
+    request.position = {n_feature, f, n_data, d, begin, sizes.features};
     Csr own;
     own.offsets.push_back(0);
     for (std::int64_t n = token_begin; n < token_end; ++n) {

@@ -1,52 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Exact selection of active features from pre-activations that pass by tile by tile.
-//
-// The rule (Weft's own; the peers' differ). r = fp32(stored product + bias). Candidates are entries with r > 0, ordered
-// by (r descending, then token, layer, feature ascending, all global). Of each group the first min(budget, #candidates)
-// stay.
-//   batch_topk  one group a layer (scope layer) or one for all (all_layers), over the whole batch; budget round(k N
-//   [L]) topk        one group a token and layer, or a token relu        everything positive
-// The bits of r > 0 are an unsigned integer that orders as r does: the key. Thresholds and histograms work on keys, so
-// the search for the K-th largest is exact and a sum over ranks of integer counts.
-//
-// Here are the steps on one rank; transcoder/selection.hpp says how they make a selection over all ranks. Every list
-// has a fixed order, so results are the same bits whatever the number of threads.
+// Exact selection of active features from pre-activations that are computed tile by tile and never stored whole: the
+// portable kernels. The rule is in rule.hpp; transcoder/selection/host_selector.hpp combines these steps into a
+// selection over all ranks. Every list has a fixed order, so results have the same bits for any number of threads.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/array.hpp"
-#include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/transcoder/select/rule.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels {
 
-/// Order-preserving key of r; 0 for everything that is not positive (also NaN: finiteness is judged elsewhere).
-WEFT_HOST_DEVICE inline std::uint32_t selection_key(float r) { return r > 0.0f ? float_bits(r) : 0u; }
-constexpr std::uint32_t kLargestKey = 0x7f800000u;  ///< of infinity
-
-/// A key is searched in three rounds of at most 2048 bins: bits 30..20, 19..9, 8..0.
-constexpr int kHistogramRounds = 3;
-constexpr int kHistogramBins = 2048;
-WEFT_HOST_DEVICE constexpr int histogram_shift(int round) { return round == 0 ? 20 : round == 1 ? 9 : 0; }
-WEFT_HOST_DEVICE constexpr int histogram_width(int round) { return round == 2 ? 9 : 11; }
-
-/// The keys of one round: those whose bits above the round's bins equal `prefix` (round 0: 0).
-struct HistogramRound {
-  int round = 0;
-  std::uint32_t prefix = 0;
-
-  /// The bin of a key, -1 when it is not of this round or not a candidate.
-  WEFT_HOST_DEVICE int bin(std::uint32_t key) const {
-    const int shift = histogram_shift(round), width = histogram_width(round);
-    if (key == 0 || (key >> (shift + width)) != prefix) return -1;
-    return static_cast<int>((key >> shift) & ((1u << width) - 1u));
-  }
-};
-
-/// One tile of products with what places it. Token and features are indices of this rank.
+/// One tile of products and its position. Token and feature are indices of this rank.
 struct Tile {
   AnyMatrix product;        ///< [tokens, features] fp32 or bf16
   Array<const float> bias;  ///< [features] of this tile
@@ -57,8 +25,8 @@ struct Tile {
 
 // ---- over the batch ------------------------------------------------------------------------------------------------
 
-/// What passed the filter, in the order (layer, feature block, token, feature): one segment for each of the first
-/// three. The tiles of a feature block all have its features, and their tokens cover all tokens in ascending order.
+/// Entries that passed the filter, in the order (layer, feature block, token, feature): one segment for each (layer,
+/// feature block, token). Every tile of a feature block has all its features, and the tiles' tokens ascend.
 struct CandidateLists {
   std::int64_t n_tokens = 0;
   std::int64_t n_layers = 0;
@@ -73,15 +41,15 @@ struct CandidateLists {
   }
 };
 
-/// What passes: key > threshold; with `admit` also key == threshold for the first admit(token, layer) of its token and
-/// layer.
+/// An entry passes if key > threshold; with `admit` also the first admit(token, layer) entries of each token and layer
+/// with key == threshold.
 struct Filter {
   std::uint32_t threshold = 0;
   Matrix<const std::int32_t> admit;  ///< [tokens, n_layers] or null
-  Matrix<std::int32_t> admitted;     ///< [tokens, n_layers] or null: ties let in so far; zero before the first tile
+  Matrix<std::int32_t> admitted;     ///< [tokens, n_layers] or null: ties admitted so far; zero before the first tile
 };
 
-/// Appends what passes to the lists. Entries beyond their capacity are counted in segment_begin, not stored.
+/// Appends the entries that pass to the lists. Entries beyond their capacity are counted in segment_begin, not stored.
 void filter_tile(const Execution&, const Tile&, std::int64_t block, const Filter&, const CandidateLists&);
 
 /// histogram [2048] += the tile's keys of this round, by bin.
@@ -105,13 +73,8 @@ void take_candidates(const Execution&, const CandidateLists&, Array<const std::u
 
 // ---- per token -----------------------------------------------------------------------------------------------------
 
-/// An entry with its place in the order, as one word: larger words come first, no two are equal. 0 is no entry.
-WEFT_HOST_DEVICE inline std::uint64_t selection_word(std::uint32_t key, std::uint32_t index) {
-  return static_cast<std::uint64_t>(key) << 32 | (0xffffffffu - index);
-}
-
-/// The best words so far of each (token, group), a row each, as a heap with the least in front. `index` of a word is
-/// layer * n_features_total + global feature.
+/// The best words (rule.hpp) so far, one row per (token, group), as a heap with the least word in front. Features per
+/// layer in a word's index: n_features_total.
 struct BestLists {
   std::int64_t n_groups = 0;          ///< rows of a token: layers, or 1
   std::int64_t n_features_total = 0;  ///< per layer, over all ranks
@@ -119,15 +82,15 @@ struct BestLists {
   Matrix<std::uint64_t> word;         ///< [tokens * n_groups, budget], zeroed by the caller before the first tile
 };
 
-/// Layers ascending, and features ascending within a layer (ties at the least word lose to what is there).
+/// Updates the lists. Call for ascending layers, and ascending features within a layer: an entry equal to the least
+/// word is not taken.
 void keep_best_tile(const Execution&, const Tile&, const BestLists&);
 
-/// cut_off[row] = the budget-th largest word of `n_lists` lists of the same rows, which lie one after the other in
-/// `words`
-/// ([n_lists * rows, budget], each row a heap); 0 when there are fewer. Overwrites the first list.
+/// cut_off[row] = the budget-th largest word among `n_lists` lists of the same rows; 0 if there are fewer. `words`:
+/// [n_lists * rows, budget], list after list, each row a heap. Overwrites the first list.
 void merge_best(const Execution&, Matrix<std::uint64_t> words, std::int64_t n_lists, Array<std::uint64_t> cut_off);
 
-/// Words >= cut_off[row] (null: all) as CSR. Destroys the lists; sets all arrays of `activations`.
+/// The words >= cut_off[row] (null: all) as CSR. Overwrites the lists; sets all arrays of `activations`.
 void take_best(const Execution&, const BestLists&, Array<const std::uint64_t> cut_off,
                const SparseActivations& activations);
 

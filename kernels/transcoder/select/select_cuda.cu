@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The class that strings the kernels together. They stand in the order in which a batch passes through them:
-// select_pass_cuda.cuh, select_rows_cuda.cuh; select_topk_cuda.cuh has what only that rule needs. What only several
-// ranks need stands where they need it, and does nothing to one.
+// Launches the kernels of a selection in order: select_pass_cuda.cuh (passes over the tiles), select_rows_cuda.cuh
+// (from the list to rows); select_topk_cuda.cuh is for topk only. Steps that only several ranks need are skipped for
+// one.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -13,21 +13,17 @@
 #include "kernels/transcoder/select/select_pass_cuda.cuh"
 #include "kernels/transcoder/select/select_rows_cuda.cuh"
 #include "kernels/transcoder/select/select_topk_cuda.cuh"
+#include "kernels/transcoder/select/workspace.hpp"
+#include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
-
-void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess)
-    throw Error(ExitCode::internal,
-                std::string("selection on the GPU: ") + what + " failed (" + cudaGetErrorString(status) + ")");
-}
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
 constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
 std::int64_t total_features(const SelectionRequest& request) {
-  return request.place.n_features_total > 0 ? request.place.n_features_total : request.n_features;
+  return request.position.n_features_total > 0 ? request.position.n_features_total : request.n_features;
 }
 
 /// Sizes that follow from a request.
@@ -43,8 +39,8 @@ struct Sizes {
     blocks = tile_features > 0 ? divide_up(request.n_features, tile_features) : 0;
     padded_features = round_up(request.n_features, 8);
     const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
-    ranks = request.place.feature_ranks * request.place.data_ranks;
-    // A budget, should all of it be this rank's, and two of its share.
+    ranks = request.position.feature_ranks * request.position.data_ranks;
+    // One budget, in case all of it is on this rank, and twice this rank's share.
     const std::int64_t wanted = request.budget + divide_up(2 * request.budget, ranks) + 65536;
     capacity = std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : wanted);
     most = 0;
@@ -55,31 +51,14 @@ struct Sizes {
   }
 };
 
-/// Cuts a workspace into arrays, or only counts its bytes (base null).
-class Cutter {
- public:
-  explicit Cutter(std::byte* base) : base_(base) {}
-  template <class T>
-  T* take(std::int64_t n) {
-    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += round_up(n * static_cast<std::int64_t>(sizeof(T)), 256);
-    return at;
-  }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  std::int64_t bytes_ = 0;
-};
-
 struct Layout {
   View view{};
   std::byte* tile = nullptr;
-  Count* received = nullptr;  // [shards, tokens of a slice, groups, most] the lists of this rank's slice of the tokens
+  Count* received = nullptr;  // [shards, tokens of a slice, groups, most] lists of this rank's slice of the tokens
   Count* cut_off = nullptr;   // [tokens, groups]
 };
 
-Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
+Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
   const Sizes sizes(request);
   const std::int64_t element = bytes_of(request.product);
   const bool topk = request.rule == SelectionRule::topk;
@@ -95,59 +74,60 @@ Layout lay_out(const SelectionRequest& request, Cutter& cutter) {
   view.capacity = sizes.capacity;
   view.most = sizes.most;
   view.n_ranks = static_cast<int>(sizes.ranks);
-  view.n_shards = static_cast<int>(request.place.feature_ranks);
-  view.shard = static_cast<int>(request.place.feature_index);
-  view.n_slices = static_cast<int>(request.place.data_ranks);
-  view.slice = static_cast<int>(request.place.data_index);
+  view.n_shards = static_cast<int>(request.position.feature_ranks);
+  view.shard = static_cast<int>(request.position.feature_index);
+  view.n_slices = static_cast<int>(request.position.data_ranks);
+  view.slice = static_cast<int>(request.position.data_index);
   view.several = sizes.ranks > 1 && request.rule == SelectionRule::batch_topk;
   view.n_features_total = static_cast<std::uint32_t>(total_features(request));
-  view.feature_begin = static_cast<std::uint32_t>(request.place.feature_begin);
-  view.threshold = cutter.take<std::uint32_t>(sizes.groups);
-  view.control = cutter.take<Control>(1);
-  view.group = cutter.take<Group>(sizes.groups);
-  view.limit = cutter.take<std::byte>(request.n_layers * sizes.padded_features * element);
-  view.histogram = cutter.take<Count>(kRounds * sizes.groups * kBins);
-  view.above = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
-  view.admit = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+  view.feature_begin = static_cast<std::uint32_t>(request.position.feature_begin);
+  view.threshold = workspace.take<std::uint32_t>(sizes.groups).data;
+  view.control = workspace.take<Control>(1).data;
+  view.group = workspace.take<Group>(sizes.groups).data;
+  view.limit = workspace.take<std::byte>(request.n_layers * sizes.padded_features * element).data;
+  view.histogram = workspace.take<Count>(kHistogramRounds * sizes.groups * kHistogramBins).data;
+  view.above = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
+  view.admit = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
   if (topk) {
-    view.word = cutter.take<Count>(sizes.groups * request.n_tokens * sizes.most);
+    view.word = workspace.take<Count>(sizes.groups * request.n_tokens * sizes.most).data;
     if (view.n_shards > 1) {
-      layout.received =
-          cutter.take<Count>(view.n_shards * divide_up(request.n_tokens, view.n_shards) * sizes.groups * sizes.most);
-      layout.cut_off = cutter.take<Count>(request.n_tokens * sizes.groups);
+      const std::int64_t of_slice = divide_up(request.n_tokens, view.n_shards) * sizes.groups;
+      layout.received = workspace.take<Count>(view.n_shards * of_slice * sizes.most).data;
+      layout.cut_off = workspace.take<Count>(request.n_tokens * sizes.groups).data;
     }
   } else {
-    view.survey = cutter.take<Count>(sizes.groups * kBins);
-    view.key = cutter.take<std::uint32_t>(sizes.groups * sizes.capacity);
-    view.value = cutter.take<float>(sizes.groups * sizes.capacity);
-    view.segment = cutter.take<uint2>(request.n_tokens * request.n_layers * sizes.blocks);
-    view.tied = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
-    view.used = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
+    view.survey = workspace.take<Count>(sizes.groups * kHistogramBins).data;
+    view.key = workspace.take<std::uint32_t>(sizes.groups * sizes.capacity).data;
+    view.value = workspace.take<float>(sizes.groups * sizes.capacity).data;
+    view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.blocks).data;
+    view.tied = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
+    view.used = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
     view.everyone = view.tied;
     if (view.several) {
-      view.agreement = cutter.take<Agreement>(sizes.groups);
-      view.tie = cutter.take<std::uint32_t>(view.n_shards * request.n_tokens * request.n_layers);
-      view.everyone = cutter.take<std::uint32_t>(sizes.groups * request.n_tokens);
-      view.of_slice = cutter.take<Count>((view.n_slices + 1) * sizes.groups);
+      view.agreement = workspace.take<Agreement>(sizes.groups).data;
+      view.tie = workspace.take<std::uint32_t>(view.n_shards * request.n_tokens * request.n_layers).data;
+      view.everyone = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
+      view.of_slice = workspace.take<Count>((view.n_slices + 1) * sizes.groups).data;
     }
   }
-  layout.tile = cutter.take<std::byte>(sizes.tile_tokens * sizes.tile_stride * element);
+  layout.tile = workspace.take<std::byte>(sizes.tile_tokens * sizes.tile_stride * element).data;
   return layout;
 }
 
 void check_request(const SelectionRequest& request) {
   const auto refuse = [](const std::string& why) { throw Error(ExitCode::usage, "selection on the GPU: " + why); };
-  const SelectionPlace& place = request.place;
-  if (place.feature_ranks < 1 || place.data_ranks < 1 || place.feature_index < 0 || place.data_index < 0 ||
-      place.feature_index >= place.feature_ranks || place.data_index >= place.data_ranks)
-    refuse("a rank must have a place in its grid");
-  if (place.feature_ranks * place.data_ranks > kMostRanks) refuse("more than " + std::to_string(kMostRanks) + " ranks");
+  const ShardPosition& position = request.position;
+  if (position.feature_ranks < 1 || position.data_ranks < 1 || position.feature_index < 0 || position.data_index < 0 ||
+      position.feature_index >= position.feature_ranks || position.data_index >= position.data_ranks)
+    refuse("a rank must have a position in its grid");
+  if (position.feature_ranks * position.data_ranks > kMostRanks)
+    refuse("more than " + std::to_string(kMostRanks) + " ranks");
   if (request.n_tokens < 1 || request.n_layers < 1 || total_features(request) < 1 || request.budget < 1)
     refuse("tokens, layers, features and budget must be positive");
-  if (request.n_features < 0 || place.feature_begin < 0 ||
-      place.feature_begin + request.n_features > total_features(request))
+  if (request.n_features < 0 || position.feature_begin < 0 ||
+      position.feature_begin + request.n_features > total_features(request))
     refuse("a rank's features must be among all");
-  if (request.n_layers > kMostLayers) refuse("more than " + std::to_string(kMostLayers) + " layers");
+  require_layers("selection on the GPU", static_cast<std::size_t>(request.n_layers));
   if (request.n_layers * total_features(request) > 0xffffffffll) refuse("more than 2^32 features in all layers");
   if (request.product != Scalar::fp32 && request.product != Scalar::bf16) refuse("products must be fp32 or bf16");
   const Sizes sizes(request);
@@ -156,21 +136,40 @@ void check_request(const SelectionRequest& request) {
     refuse("more than " + std::to_string(kMostPerToken) + " entries of a token in one group");
 }
 
-/// Words of shared memory for keep_best: the list, one chunk of products, and a power of two for sorting.
+/// Words of shared memory for keep_best: the list and one chunk of products, rounded up to a power of two for sorting.
 int room_of(std::int64_t budget) {
   int room = 4096;
   while (room < budget + kThreads * 8) room *= 2;
   return room;
 }
 
+struct DestroyStream {
+  void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+};
+struct FreeHost {
+  void operator()(void* memory) const { cudaFreeHost(memory); }
+};
+
 }  // namespace
 
 struct DeviceSelection::Parts {
+  Parts(const SelectionRequest& for_request, Array<std::byte> memory, SelectionExchange collectives)
+      : request(for_request), exchange(std::move(collectives)) {
+    Workspace workspace(memory.data);
+    layout = lay_out(request, workspace);
+    cudaStream_t stream = nullptr;
+    require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "selection on the GPU, stream");
+    loop_stream.reset(stream);
+    Control* control = nullptr;
+    require(cudaMallocHost(&control, sizeof(Control)), "selection on the GPU, page-locked memory");
+    control_on_host.reset(control);
+  }
+
   SelectionRequest request;
   SelectionExchange exchange;
   Layout layout;
-  cudaStream_t looper = nullptr;  // captures the loop's body
-  Control* seen = nullptr;        // pinned
+  std::unique_ptr<CUstream_st, DestroyStream> loop_stream;  // captures the loop's body
+  std::unique_ptr<Control, FreeHost> control_on_host;       // page-locked
 
   bool relu() const { return request.rule == SelectionRule::relu; }
   bool topk() const { return request.rule == SelectionRule::topk; }
@@ -199,8 +198,8 @@ struct DeviceSelection::Parts {
                                                                                    static_cast<int>(budget), room);
       return;
     }
-    // Vectors: long enough to keep loads in flight; short enough that a row of many entries, which its warp reads
-    // twice, does not keep a whole block waiting where there are few (narrow tiles: shards of the features).
+    // Vectors per warp: enough to keep loads in flight; few enough that a row of many entries, which its warp reads
+    // twice, does not hold up the whole block in narrow tiles (shards of the features).
     constexpr std::int64_t per_warp = 128;
     const std::int64_t vectors = divide_up(piece.columns, Vector<T>::kSize);
     if (vectors > 4 * per_warp)
@@ -212,19 +211,19 @@ struct DeviceSelection::Parts {
     else
       launch_filter<T, 1>(view, piece, stream);
     if (!first) {
-      const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(divide_up(piece.rows, kWarps), 1056));
+      const auto blocks = blocks_for(piece.rows, kWarps, 8 * multiprocessors());
       survey_tile<T><<<blocks, kThreads, 0, stream>>>(view, piece);
     }
   }
 
-  /// All tiles once.
+  /// Computes and reads all tiles once.
   void pass(const Execution& execution, const View& view, const LayerBias& bias, std::int64_t budget,
             const Producer& producer, bool first) const {
     const Sizes sizes(request);
-    const auto stream = static_cast<cudaStream_t>(execution.stream);
+    const auto stream = stream_of(execution);
     const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
     with_type([&](auto type) {
-      begin_pass<decltype(type)><<<264, kThreads, 0, stream>>>(view, bias, first, wanted, relu());
+      begin_pass<decltype(type)><<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, first, wanted, relu());
     });
     for (std::int64_t layer = 0; layer < request.n_layers; ++layer)
       for (std::int64_t block = 0; block < sizes.blocks; ++block)
@@ -245,22 +244,24 @@ struct DeviceSelection::Parts {
                             bias.layer[layer] + range.feature_begin};
           with_type([&](auto type) { consume<decltype(type)>(view, piece, first, budget, stream); });
         }
-    check(cudaGetLastError(), "a pass over the tiles");
+    require(cudaGetLastError(), "selection on the GPU, pass over the tiles");
   }
 
-  /// `values` become their sums over all ranks.
+  /// Replaces `values` by their sums over all ranks.
   void sum(const Execution& execution, Count* values, std::int64_t n) const {
     exchange.sum(execution, {reinterpret_cast<std::int64_t*>(values), n});
   }
 
   /// Tokens of a feature shard's slice: [begin, end) of n.
-  std::int64_t slice_begin(std::int64_t n, std::int64_t shard) const { return shard * n / request.place.feature_ranks; }
+  std::int64_t slice_begin(std::int64_t n, std::int64_t shard) const {
+    return shard * n / request.position.feature_ranks;
+  }
 
-  /// Each shard judges a slice of the tokens: it has the lists of all shards for them, and tells all from where on an
-  /// entry stays.
-  void cut_to_the_best_of_all(const Execution& execution, const View& view, std::int64_t budget) const {
-    const auto stream = static_cast<cudaStream_t>(execution.stream);
-    const std::int64_t n_shards = request.place.feature_ranks, shard = request.place.feature_index;
+  /// Cuts the lists to the best entries over all shards: each shard receives all lists of a slice of the tokens and
+  /// returns a cut-off for each.
+  void cut_to_best_of_all_shards(const Execution& execution, const View& view, std::int64_t budget) const {
+    const auto stream = stream_of(execution);
+    const std::int64_t n_shards = request.position.feature_ranks, shard = request.position.feature_index;
     const std::int64_t first = slice_begin(view.n_tokens, shard) * view.n_groups;
     const std::int64_t rows = slice_begin(view.n_tokens, shard + 1) * view.n_groups - first;
     const std::int64_t row_bytes = view.most * static_cast<std::int64_t>(sizeof(Count));
@@ -282,10 +283,10 @@ struct DeviceSelection::Parts {
   }
 
   void finish(const Execution& execution, const View& view, std::int64_t budget, const SparseActivations& out) const {
-    const auto stream = static_cast<cudaStream_t>(execution.stream);
+    const auto stream = stream_of(execution);
     const auto groups = static_cast<unsigned>(view.n_groups);
     if (topk()) {
-      if (request.place.feature_ranks > 1) cut_to_the_best_of_all(execution, view, budget);
+      if (request.position.feature_ranks > 1) cut_to_best_of_all_shards(execution, view, budget);
       make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
       if (view.n_tokens > 0)
         take_best<<<static_cast<unsigned>(view.n_tokens), 128,
@@ -293,14 +294,14 @@ struct DeviceSelection::Parts {
             view, static_cast<int>(budget), out);
       set_hints<<<groups, 1024, 0, stream>>>(view);
     } else {
-      const unsigned per_group = std::max(1u, 132u / groups);
+      const unsigned per_group = std::max(1u, static_cast<unsigned>(multiprocessors()) / groups);
       const auto token_blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kWarps)));
       if (!relu())
-        for (int round = 0; round < kRounds; ++round) {
+        for (int round = 0; round < kHistogramRounds; ++round) {
           search<<<dim3(per_group, groups), 512, 0, stream>>>(view, round);
           if (!view.several) continue;
-          sum(execution, view.histogram + static_cast<std::int64_t>(round) * view.n_groups * kBins,
-              view.n_groups * static_cast<std::int64_t>(kBins));
+          sum(execution, view.histogram + static_cast<std::int64_t>(round) * view.n_groups * kHistogramBins,
+              view.n_groups * static_cast<std::int64_t>(kHistogramBins));
           choose_bin<<<groups, 512, 0, stream>>>(view, round);
         }
       const unsigned counters = groups * 2 + (view.several ? static_cast<unsigned>(view.n_layers) : 0u);
@@ -319,10 +320,10 @@ struct DeviceSelection::Parts {
       make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
       write_rows<<<token_blocks, kThreads, 0, stream>>>(view, out);
     }
-    check(cudaGetLastError(), "taking what stays");
+    require(cudaGetLastError(), "selection on the GPU, rows");
   }
 
-  /// Captures the loop behind what `stream` has captured so far: while `loop` is set, another pass and its decision.
+  /// Appends a loop to what `stream` has captured so far: while the condition `loop` is set, `body`.
   template <class Body>
   void capture_loop(cudaStream_t stream, cudaGraphConditionalHandle loop, Body&& body) const {
     cudaStreamCaptureStatus status;
@@ -337,71 +338,64 @@ struct DeviceSelection::Parts {
     parameters.conditional.size = 1;
 #if CUDART_VERSION >= 13000
     const cudaGraphEdgeData* edges = nullptr;
-    check(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, &before, &edges, &n_before), "capturing a loop");
-    check(cudaGraphAddNode(&node, graph, before, edges, n_before, &parameters), "capturing a loop");
+    require(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, &before, &edges, &n_before),
+            "selection on the GPU, capture of the loop");
+    require(cudaGraphAddNode(&node, graph, before, edges, n_before, &parameters),
+            "selection on the GPU, capture of the loop");
 #else
-    check(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, &before, &n_before), "capturing a loop");
-    check(cudaGraphAddNode(&node, graph, before, n_before, &parameters), "capturing a loop");
+    require(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, &before, &n_before),
+            "selection on the GPU, capture of the loop");
+    require(cudaGraphAddNode(&node, graph, before, n_before, &parameters), "selection on the GPU, capture of the loop");
 #endif
     cudaGraph_t inside = parameters.conditional.phGraph_out[0];
-    check(cudaStreamBeginCaptureToGraph(looper, inside, nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed),
-          "capturing a loop");
-    body(looper);
-    check(cudaStreamEndCapture(looper, &inside), "capturing a loop");
+    require(cudaStreamBeginCaptureToGraph(loop_stream.get(), inside, nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed),
+            "selection on the GPU, capture of the loop");
+    body(loop_stream.get());
+    require(cudaStreamEndCapture(loop_stream.get(), &inside), "selection on the GPU, capture of the loop");
 #if CUDART_VERSION >= 13000
-    check(cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1, cudaStreamSetCaptureDependencies),
-          "capturing a loop");
+    require(cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1, cudaStreamSetCaptureDependencies),
+            "selection on the GPU, capture of the loop");
 #else
-    check(cudaStreamUpdateCaptureDependencies(stream, &node, 1, cudaStreamSetCaptureDependencies), "capturing a loop");
+    require(cudaStreamUpdateCaptureDependencies(stream, &node, 1, cudaStreamSetCaptureDependencies),
+            "selection on the GPU, capture of the loop");
 #endif
   }
 };
 
 std::int64_t DeviceSelection::workspace_bytes(const SelectionRequest& request) {
   check_request(request);
-  Cutter cutter(nullptr);
-  lay_out(request, cutter);
-  return cutter.bytes();
+  Workspace workspace(nullptr);
+  lay_out(request, workspace);
+  return workspace.bytes();
 }
 
 DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byte> workspace,
-                                 const Execution& execution, SelectionExchange exchange)
-    : parts_(nullptr) {
+                                 const Execution& execution, SelectionExchange exchange) {
   if (workspace.size < workspace_bytes(request))
     throw Error(ExitCode::internal, "selection on the GPU: the workspace is too small");
-  auto parts = std::make_unique<Parts>();
-  parts->request = request;
-  parts->exchange = std::move(exchange);
-  Cutter cutter(workspace.data);
-  parts->layout = lay_out(request, cutter);
-  check(cudaStreamCreateWithFlags(&parts->looper, cudaStreamNonBlocking), "making a stream");
-  check(cudaMallocHost(&parts->seen, sizeof(Control)), "taking pinned memory");
-  const auto stream = static_cast<cudaStream_t>(execution.stream);
-  set_thresholds<<<1, 128, 0, stream>>>(parts->layout.view.threshold, parts->layout.view.n_groups, kUnknown);
+  parts_ = std::make_unique<Parts>(request, workspace, std::move(exchange));
+  const View& view = parts_->layout.view;
+  set_thresholds<<<1, 128, 0, stream_of(execution)>>>(view.threshold, view.n_groups, kUnknown);
   const int bytes = room_of(request.rule == SelectionRule::topk ? request.budget : 1) * static_cast<int>(sizeof(Count));
-  check(cudaFuncSetAttribute(keep_best<bf16>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "asking for memory");
-  check(cudaFuncSetAttribute(keep_best<float>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "asking for memory");
-  check(cudaGetLastError(), "the initial state");
-  parts_ = parts.release();
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(keep_best<bf16>), reinterpret_cast<const void*>(keep_best<float>)})
+    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+            "selection on the GPU, shared memory");
+  require(cudaGetLastError(), "selection on the GPU, initial state");
 }
 
-DeviceSelection::~DeviceSelection() {
-  cudaStreamDestroy(parts_->looper);
-  cudaFreeHost(parts_->seen);
-  delete parts_;
-}
+DeviceSelection::~DeviceSelection() = default;
 
 void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, std::int64_t budget,
                              std::span<const Array<const float>> bias_of_layer, const Producer& producer,
                              const SparseActivations& activations) {
   const SelectionRequest& request = parts_->request;
-  const std::int64_t fewest = request.place.data_ranks > 1 ? 0 : 1;
+  const std::int64_t fewest = request.position.data_ranks > 1 ? 0 : 1;
   if (n_tokens < fewest || n_tokens > request.n_tokens || budget < 1 ||
       (request.rule != SelectionRule::relu && budget > request.budget) ||
       static_cast<std::int64_t>(bias_of_layer.size()) != request.n_layers)
-    throw Error(ExitCode::internal, "selection on the GPU: the batch is not what was asked for");
-  const auto stream = static_cast<cudaStream_t>(execution.stream);
+    throw Error(ExitCode::internal, "selection on the GPU: the batch does not fit the request");
+  const auto stream = stream_of(execution);
   View view = parts_->layout.view;
   view.n_tokens = n_tokens;
   LayerBias bias{};
@@ -414,17 +408,20 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
       parts_->sum(execution, &view.agreement->passed, view.n_groups * kAgreementCounts);
     }
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &status), "asking for the capture");
+    require(cudaStreamIsCapturing(stream, &status), "selection on the GPU, state of the capture");
     const bool relu = parts_->relu();
     if (status == cudaStreamCaptureStatusActive) {
       cudaGraph_t graph = nullptr;
 #if CUDART_VERSION >= 13000
-      check(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr), "capturing a loop");
+      require(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr),
+              "selection on the GPU, capture of the loop");
 #else
-      check(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr), "capturing a loop");
+      require(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr),
+              "selection on the GPU, capture of the loop");
 #endif
       cudaGraphConditionalHandle loop;
-      check(cudaGraphConditionalHandleCreate(&loop, graph, 0, cudaGraphCondAssignDefault), "making a loop");
+      require(cudaGraphConditionalHandleCreate(&loop, graph, 0, cudaGraphCondAssignDefault),
+              "selection on the GPU, capture of the loop");
       decide<<<1, 1024, 0, stream>>>(view, relu, true, loop);
       parts_->capture_loop(stream, loop, [&](cudaStream_t inside) {
         const Execution body{execution.backend, inside};
@@ -434,10 +431,11 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
     } else {
       for (;;) {
         decide<<<1, 1024, 0, stream>>>(view, relu, false, cudaGraphConditionalHandle{});
-        check(cudaMemcpyAsync(parts_->seen, view.control, sizeof(Control), cudaMemcpyDeviceToHost, stream),
-              "reading the decision");
-        check(cudaStreamSynchronize(stream), "a pass over the tiles");
-        if (parts_->seen->again == 0) break;
+        require(cudaMemcpyAsync(parts_->control_on_host.get(), view.control, sizeof(Control), cudaMemcpyDeviceToHost,
+                                stream),
+                "selection on the GPU, decision on another pass");
+        require(cudaStreamSynchronize(stream), "selection on the GPU, pass over the tiles");
+        if (parts_->control_on_host->again == 0) break;
         parts_->pass(execution, view, bias, budget, producer, false);
       }
     }
@@ -449,20 +447,23 @@ Array<std::uint32_t> DeviceSelection::thresholds() const {
   return {parts_->layout.view.threshold, parts_->layout.view.n_groups};
 }
 
+Array<const std::uint32_t> DeviceSelection::failure() const { return {parts_->layout.view.control->failure, 2}; }
+
 SelectionReport DeviceSelection::report(const Execution& execution) const {
-  const auto stream = static_cast<cudaStream_t>(execution.stream);
+  const auto stream = stream_of(execution);
   const View& view = parts_->layout.view;
   std::vector<Group> groups(static_cast<std::size_t>(view.n_groups));
   Control control{};
-  check(cudaMemcpyAsync(groups.data(), view.group, groups.size() * sizeof(Group), cudaMemcpyDeviceToHost, stream),
-        "reading the report");
-  check(cudaMemcpyAsync(&control, view.control, sizeof control, cudaMemcpyDeviceToHost, stream), "reading the report");
-  check(cudaStreamSynchronize(stream), "reading the report");
+  require(cudaMemcpyAsync(groups.data(), view.group, groups.size() * sizeof(Group), cudaMemcpyDeviceToHost, stream),
+          "selection on the GPU, report");
+  require(cudaMemcpyAsync(&control, view.control, sizeof control, cudaMemcpyDeviceToHost, stream),
+          "selection on the GPU, report");
+  require(cudaStreamSynchronize(stream), "selection on the GPU, report");
   SelectionReport report;
   report.passes = control.passes;
-  report.overflow = control.overflow != 0;
-  if (control.failed != 0)
-    throw Error(ExitCode::internal, "selection on the GPU: a tile was not the same when it was made again");
+  report.overflow = control.failure[kOverflow] != 0;
+  if (control.failure[kUnsettled] != 0)
+    throw Error(ExitCode::internal, "selection on the GPU: a tile had other bits when it was computed again");
   for (const Group& group : groups) {
     report.threshold.push_back(bits_float(group.kth));
     report.candidates.push_back(static_cast<std::int64_t>(group.cursor));

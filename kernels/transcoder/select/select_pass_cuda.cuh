@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A pass over the tiles: limits before it, the filter and the passes that are not the rule, and whether there must be
-// another.
-// Part of select_cuda.cu, which alone includes it.
+// A pass over the tiles: the limits computed before it, the filter, the repeated passes, and the decision whether there
+// is another pass. Included by select_cuda.cu only.
 #pragma once
 
 #include "kernels/transcoder/select/select_view_cuda.cuh"
@@ -10,26 +9,27 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Limits for the filter, and with `first` the state of a new batch.
+/// Computes the limits for the filter; with `first` also resets the state for a new batch.
 ///
 /// fp32(product + bias) > threshold implies product > threshold - bias exactly (rounding is monotone and the threshold
-/// is a float), so product > limit for any limit that is not above the difference. The few that pass falsely are seen
-/// when the sum is made.
+/// is a float), so product > limit for any limit that is not above the difference. The few that pass by mistake are
+/// rejected when the sum is formed.
 template <class T>
 __global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias, bool first, Count budget, bool relu) {
   const std::int64_t thread = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   const std::int64_t n_threads = gridDim.x * static_cast<std::int64_t>(kThreads);
   if (first) {
-    for (std::int64_t i = thread; i < kRounds * view.n_groups * kBins; i += n_threads) view.histogram[i] = 0;
+    for (std::int64_t i = thread; i < kHistogramRounds * view.n_groups * kHistogramBins; i += n_threads)
+      view.histogram[i] = 0;
     if (thread < view.n_groups) {
       Group& group = view.group[thread];
       group = {};
-      group.budget = budget;
+      group.search.wanted = budget;
     }
-    if (thread == 0) *view.control = {0, 1, 0, 0};
+    if (thread == 0) *view.control = {0, 1, {0, 0}};
     if (view.several)
       for (std::int64_t i = thread; i < (view.n_slices + 1) * view.n_groups; i += n_threads) view.of_slice[i] = 0;
-    if (view.n_features == 0 && view.word != nullptr) {  // a shard without tiles: nobody else writes its lists
+    if (view.n_features == 0 && view.word != nullptr) {  // a shard without tiles: no tile resets its lists
       const std::int64_t lists = view.n_groups * view.n_tokens;
       for (std::int64_t i = thread; i < lists; i += n_threads) view.above[i] = view.admit[i] = 0;
       for (std::int64_t i = thread; i < lists * view.most; i += n_threads) view.word[i] = 0;
@@ -44,16 +44,15 @@ __global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias
     const int g = view.group_of(layer);
     if (!first && view.group[g].mode != kFilter) continue;
     const std::uint32_t threshold = relu ? 0 : view.threshold[g];
-    limit[i] = feature >= view.n_features || threshold >= kInfinity
+    limit[i] = feature >= view.n_features || threshold >= kLargestKey
                    ? Vector<T>::nothing()
                    : Vector<T>::below(__fsub_rd(__uint_as_float(threshold), bias.layer[layer][feature]));
   }
 }
 
-/// What an entry must exceed. relu has no threshold, whatever stands in the controller's state; there a key beyond
-/// infinity lets nothing pass.
+/// The threshold that an entry must exceed. relu ignores the checkpointed one. Beyond infinity nothing passes.
 __device__ __forceinline__ float threshold_of(const View& view, int g, bool relu) {
-  return relu ? 0.0f : __uint_as_float(min(view.threshold[g], kInfinity));
+  return relu ? 0.0f : __uint_as_float(min(view.threshold[g], kLargestKey));
 }
 
 // ---- the pass over a tile ------------------------------------------------------------------------------------------
@@ -70,9 +69,9 @@ __device__ __forceinline__ void scan_span(const T* row, const float* bias, int b
   }
 }
 
-/// What exceeds the threshold goes into the list. kWarpsPerRow warps share kShared rows, each with a span of columns of
-/// its own; the block reserves room for all its rows at once. The loop only compares with the limits, which serve all
-/// shared rows; biases are added afterwards to the few that passed. Reads the tile once: the limit is memory.
+/// Appends what exceeds the threshold to the list. kWarpsPerRow warps share kShared rows, each with its own span of
+/// columns; the block reserves space for all its rows at once. The loop only compares with the limits, which serve all
+/// shared rows; biases are added afterwards to the few that passed. Reads the tile once; bound by memory bandwidth.
 template <class T, int kWarpsPerRow>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(View view, Piece piece, bool relu) {
   using V = Vector<T>;
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
 #pragma unroll
           for (int j = 0; j < V::kSize; ++j) above |= V::get(x[r][i], j) > V::get(limit[i], j) ? 1u << j : 0u;
         }
-        // Mostly one lane has one; then the vote says where it goes.
+        // Usually at most one entry per lane; then the ballot gives its place.
         const unsigned voters = __ballot_sync(kAll, above != 0);
         int total = __popc(voters);
         int to = n[r] + __popc(voters & ((1u << lane) - 1));
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
           }
       }
   }
-  // What passed the limits: add the bias and look again. A crowded span is counted by reading it once more.
+  // Entries above the limits: add the bias and compare again. A crowded span is counted by reading it once more.
   constexpr int kChunks = kBuffer / 32;
   bool crowded[kShared];
   uint2 entry[kShared][kChunks];
@@ -216,19 +215,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
   }
 }
 
-/// The passes that are not the rule: histograms, counts of ties, admission of ties. A warp takes whole rows.
+/// Repeated passes: histograms, counts of ties, admission of ties. A warp processes whole rows.
 template <class T>
 __global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) {
-  __shared__ std::uint32_t bins[kBins];
+  __shared__ std::uint32_t bins[kHistogramBins];
   const int g = view.group_of(piece.layer);
   Group& group = view.group[g];
   const std::uint32_t mode = group.mode;
   if (mode == kFilter || mode == kSettled) return;
   const int lane = threadIdx.x & 31;
-  const std::uint32_t threshold = view.threshold[g], prefix = group.prefix;
-  const int round = static_cast<int>(group.round);
+  const std::uint32_t threshold = view.threshold[g];
+  const HistogramRound round = group.search.round();
   if (mode == kHistogram) {
-    for (int b = threadIdx.x; b < kBins; b += kThreads) bins[b] = 0;
+    for (int b = threadIdx.x; b < kHistogramBins; b += kThreads) bins[b] = 0;
     __syncthreads();
   }
   const std::uint32_t key_base = static_cast<std::uint32_t>(piece.layer * view.n_features + piece.feature_begin);
@@ -237,11 +236,11 @@ __global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) 
     const T* product = static_cast<const T*>(piece.data) + row * piece.stride;
     const std::int64_t token = piece.token_begin + row;
     const auto key_at = [&](int at) {
-      return at < piece.columns ? key_of(static_cast<float>(product[at]) + piece.bias[at]) : 0u;
+      return at < piece.columns ? selection_key(static_cast<float>(product[at]) + piece.bias[at]) : 0u;
     };
     if (mode == kHistogram) {
       for (int at = lane; at < piece.columns; at += 32) {
-        const int bin = bin_of(key_at(at), round, prefix);
+        const int bin = round.bin(key_at(at));
         if (bin >= 0) atomicAdd(&bins[bin], 1u);
       }
       continue;
@@ -286,76 +285,66 @@ __global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) 
   }
   if (mode == kHistogram) {
     __syncthreads();
-    for (int b = threadIdx.x; b < kBins; b += kThreads)
-      if (bins[b] != 0) atomicAdd(&view.survey[g * kBins + b], static_cast<Count>(bins[b]));
+    for (int b = threadIdx.x; b < kHistogramBins; b += kThreads)
+      if (bins[b] != 0) atomicAdd(&view.survey[g * kHistogramBins + b], static_cast<Count>(bins[b]));
   }
 }
 
-/// What the next pass must do for a group, after this one: filter -> (settled | histograms -> filter | ties -> admit).
+/// The next task of a group: filter -> (settled | histograms -> filter | ties -> admit). All threads of a block call
+/// it.
 __device__ void advance(const View& view, int g) {
   Group& group = view.group[g];
-  Count* survey = view.survey + g * static_cast<std::int64_t>(kBins);
+  Count* survey = view.survey + g * static_cast<std::int64_t>(kHistogramBins);
   const auto clear_survey = [&] {
-    for (int b = threadIdx.x; b < kBins; b += blockDim.x) survey[b] = 0;
+    for (int b = threadIdx.x; b < kHistogramBins; b += blockDim.x) survey[b] = 0;
   };
   const std::uint32_t mode = group.mode;
   const std::int64_t tokens = g * view.n_tokens;
+  KeySearch<Count> search = group.search;
   __syncthreads();
   if (mode == kFilter) {
     clear_survey();
     if (threadIdx.x == 0) {
       group.mode = kHistogram;
-      group.round = 0;
-      group.prefix = 0;
-      group.above = 0;
+      group.search = {search.wanted};
     }
   } else if (mode == kHistogram) {
-    const int round = static_cast<int>(group.round);
-    const Picked picked = pick(survey, group.budget - group.above);
-    const Count with = group.above + picked.above + picked.in;  // keys from the bin's lower edge
-    const std::uint32_t edge = (group.prefix << width_of(round) | static_cast<std::uint32_t>(max(picked.bin, 0)))
-                               << shift_of(round);
-    __syncthreads();
-    if (picked.bin < 0 || with <= static_cast<Count>(view.capacity)) {
-      if (threadIdx.x == 0) {  // fewer positive keys than the budget: take them all
+    search.advance(pick_bin_by_block(survey, search.rank()));
+    if (search.exhausted || search.reaching() <= static_cast<Count>(view.capacity)) {
+      if (threadIdx.x == 0) {
         group.mode = kFilter;
         group.cursor = 0;
-        view.threshold[g] = picked.bin < 0 || edge == 0 ? 0 : edge - 1;
+        view.threshold[g] = search.threshold();
       }
-    } else if (round + 1 < kRounds) {
+    } else if (search.rounds < kHistogramRounds) {
       clear_survey();
-      if (threadIdx.x == 0) {
-        group.prefix = group.prefix << width_of(round) | static_cast<std::uint32_t>(picked.bin);
-        group.above += picked.above;
-        group.round = round + 1;
-      }
     } else {
       for (std::int64_t n = threadIdx.x; n < view.n_tokens; n += blockDim.x) view.tied[tokens + n] = 0;
       if (threadIdx.x == 0) {
         group.mode = kCountTies;
-        group.above += picked.above;
-        view.threshold[g] = edge;
+        view.threshold[g] = search.key();
       }
     }
+    if (threadIdx.x == 0) group.search = search;
   } else if (mode == kCountTies) {
-    const Count room = group.budget - group.above;
-    Count granted = 0;
+    const Count kept = search.ties_kept();
+    Count total_before = 0;
     for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
       const std::int64_t n = first + threadIdx.x;
       const Count tied = n < view.n_tokens ? view.tied[tokens + n] : 0;
       Count total;
-      const Count before = granted + block_exclusive(tied, total);
+      const Count before = total_before + block_exclusive(tied, total);
       if (n < view.n_tokens) {
-        view.admit[tokens + n] = static_cast<std::uint32_t>(before >= room ? 0 : min(tied, room - before));
+        view.admit[tokens + n] = static_cast<std::uint32_t>(ties_admitted(tied, before, kept));
         view.used[tokens + n] = 0;
       }
-      granted += total;
+      total_before += total;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
       group.mode = kAdmit;
       group.cursor = 0;
-      group.ties_cut = granted - room;
+      group.ties_cut = total_before - kept;
     }
   } else if (mode == kAdmit) {
     if (threadIdx.x == 0) group.mode = kSettled;
@@ -363,7 +352,7 @@ __device__ void advance(const View& view, int g) {
   __syncthreads();
 }
 
-/// Several ranks: what this one found with its threshold, to be added up over all.
+/// Several ranks: what this rank found with its threshold, to be summed over all.
 __global__ void __launch_bounds__(kMostLayers) tell_pass(View view) {
   const int g = threadIdx.x;
   if (g >= view.n_groups) return;
@@ -373,19 +362,19 @@ __global__ void __launch_bounds__(kMostLayers) tell_pass(View view) {
   view.agreement[g] = {view.group[g].cursor, upper, upper * upper, lower, lower * lower};
 }
 
-/// Several ranks: all of them filtered with one threshold, and at least the budget passed. Then nothing at or below it
-/// is wanted, however few of the entries are this rank's. Where it does not hold every rank sees to it that its own
-/// list reaches down to its own K-th key, which is never above that of all; so the loop over tiles is of one rank.
+/// Several ranks: true if all of them filtered with the same threshold and at least K entries passed. Then nothing at
+/// or below the threshold is selected, however few of the entries are this rank's. If not, every rank continues until
+/// its own list reaches down to its own K-th key, which is never above that of all; so the loop over tiles needs no
+/// exchange.
 __device__ bool reached(const View& view, int g) {
   if (!view.several) return false;
   const Agreement& all = view.agreement[g];
   const Count n = static_cast<Count>(view.n_ranks);
   return n * all.upper_squared == all.upper * all.upper && n * all.lower_squared == all.lower * all.lower &&
-         all.passed >= view.group[g].budget;
+         all.passed >= view.group[g].search.wanted;
 }
 
-/// One block. Says in control->again, and to the loop of a graph when there is one, whether the tiles must be made
-/// again.
+/// Sets control->again, and the condition of the graph's loop if there is one: another pass over the tiles. One block.
 __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_graph, cudaGraphConditionalHandle loop) {
   const int t = threadIdx.x;
   bool open = false;
@@ -393,8 +382,8 @@ __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_gra
     Group& group = view.group[t];
     if (group.mode == kFilter) {
       const bool fits = group.cursor <= static_cast<Count>(view.capacity);
-      if (relu && !fits) view.control->overflow = 1;
-      if (relu || (fits && (group.cursor >= group.budget || view.threshold[t] == 0 || reached(view, t))))
+      if (relu && !fits) view.control->failure[kOverflow] = 1;
+      if (relu || (fits && (group.cursor >= group.search.wanted || view.threshold[t] == 0 || reached(view, t))))
         group.mode = kSettled;
     }
     open = group.mode != kSettled;
@@ -405,7 +394,7 @@ __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_gra
   const bool unsettled = __syncthreads_or(t < view.n_groups && view.group[t].mode != kSettled) != 0;
   const bool again = unsettled && view.control->passes < kMostPasses;
   if (t == 0) {
-    if (unsettled && !again) view.control->failed = 1;
+    if (unsettled && !again) view.control->failure[kUnsettled] = 1;
     view.control->again = again;
     if (in_graph) cudaGraphSetConditional(loop, again);
   }

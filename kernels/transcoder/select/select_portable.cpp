@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One work item a token row. A row is read twice, once to count and once to write, but the product tile is still in the
+// One work item per token row. A row is read twice, to count and to write, but the tile of products is still in the
 // cache and few entries pass: blocks without any are skipped after one vectorised comparison.
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/select/select.hpp"
@@ -14,7 +14,7 @@ using HistogramTeams = Kokkos::TeamPolicy<Space>;
 constexpr std::int64_t kBlock = 32;  // entries compared at once
 #ifdef KOKKOS_ENABLE_CUDA
 constexpr int kTeamSize = 256;
-int n_teams(const Space&) { return 264; }
+int n_teams(const Space& space) { return 2 * space.cuda_device_prop().multiProcessorCount; }
 #else
 constexpr int kTeamSize = 1;
 int n_teams(const Space& space) { return space.concurrency(); }
@@ -29,7 +29,7 @@ struct Row {
 
   WEFT_HOST_DEVICE float operator[](std::int64_t j) const { return static_cast<float>(product[j]) + bias[j]; }
 
-  /// Whether any of the entries [begin, begin + kBlock) is at least `value`.
+  /// True if any of the entries [begin, begin + kBlock) is at least `value`.
   WEFT_HOST_DEVICE bool any_from(std::int64_t begin, float value) const {
     int any = 0;
     if (begin + kBlock <= size) {
@@ -107,7 +107,7 @@ void filter_rows(const Execution& execution, const Tile tile, std::int64_t block
       });
 }
 
-/// A team's own histogram; added to the common one at the end.
+/// A team's own histogram, added to the common one at the end.
 struct TeamHistogram {
   std::uint32_t* bins;
 
@@ -196,7 +196,7 @@ WEFT_HOST_DEVICE inline void sort_words(std::uint64_t* words, std::int64_t n) {
     }
     return;
   }
-  // Heap with the least in front, hence of complements: taking the front to the end again and again ascends.
+  // Heap sort with the least in front, hence of complements: moving the front to the end repeatedly sorts ascending.
   for (std::int64_t i = 0; i < n; ++i) words[i] = ~words[i];
   for (std::int64_t i = 1; i < n; ++i)
     for (std::int64_t child = i, parent = (i - 1) / 2; child > 0 && words[child] < words[parent];
@@ -222,7 +222,7 @@ void keep_best_rows(const Execution& execution, const Tile tile, const BestLists
         const Row<T> row = row_of<T>(tile, i);
         std::uint64_t* heap = best.word.row((tile.token_begin + i) * best.n_groups + group);
         const std::int64_t base = tile.layer * best.n_features_total + best.feature_offset + tile.feature_begin;
-        float least = bits_float(static_cast<std::uint32_t>(heap[0] >> 32));
+        float least = bits_float(key_of_word(heap[0]));
         for (std::int64_t begin = 0; begin < row.size; begin += kBlock) {
           if (!row.any_from(begin, least)) continue;
           const std::int64_t last = begin + kBlock < row.size ? begin + kBlock : row.size;
@@ -231,7 +231,7 @@ void keep_best_rows(const Execution& execution, const Tile tile, const BestLists
             if (!(r > least)) continue;
             heap[0] = selection_word(float_bits(r), static_cast<std::uint32_t>(base + j));
             sift_down(heap, best.word.columns);
-            least = bits_float(static_cast<std::uint32_t>(heap[0] >> 32));
+            least = bits_float(key_of_word(heap[0]));
           }
         }
       });
@@ -290,7 +290,7 @@ void take_candidates(const Execution& execution, const CandidateLists& candidate
   const Space space = space_of(execution);
   const CandidateLists lists = candidates;
   const SparseActivations out = activations;
-  // The same walk counts (write = false) and writes.
+  // The first pass counts, the second writes.
   for (const bool write : {false, true}) {
     Kokkos::parallel_for(
         "take candidates", Rows(space, 0, lists.n_tokens + 1), KOKKOS_LAMBDA(std::int64_t row) {
@@ -369,8 +369,8 @@ void take_best(const Execution& execution, const BestLists& lists, Array<const s
           std::int64_t n = 0;
           for (std::int64_t j = 0; j < best.word.columns; ++j)
             if (words[j] >= least) {
-              const std::uint64_t index = 0xffffffffu - (words[j] & 0xffffffffu);
-              words[n++] = index << 32 | words[j] >> 32;
+              // Ascending by index, with the key behind it.
+              words[n++] = static_cast<std::uint64_t>(index_of_word(words[j])) << 32 | key_of_word(words[j]);
             }
           sort_words(words, n);
           for (std::int64_t j = 0; j < n; ++j, ++to) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the list that passed to rows: the exact K-th key, ties in order, offsets, entries.
-// Part of select_cuda.cu, which alone includes it.
+// From the list of entries that passed to rows: the exact K-th key, ties in order, offsets, entries.
+// Included by select_cuda.cu only.
 #pragma once
 
 #include "kernels/transcoder/select/select_view_cuda.cuh"
@@ -9,37 +9,32 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Takes the bin of the K-th key. All threads of a block call it.
+/// Finishes a round of the search for the K-th key. All threads of a block call it.
 __device__ void take_bin(Group& group, const Count* histogram, int round) {
-  const std::uint32_t prefix = round == 0 ? 0 : group.prefix;
-  const Count above = round == 0 ? 0 : group.above;
-  const Picked picked = pick(histogram, group.budget - above);
+  KeySearch<Count> search = group.search;
+  if (round == 0) search = {search.wanted};
+  search.advance(pick_bin_by_block(histogram, search.rank()));
   if (threadIdx.x != 0) return;
-  if (picked.bin < 0) {
-    group.exhausted = 1;  // kth = 0: all stay
-    return;
-  }
-  group.prefix = prefix << width_of(round) | static_cast<std::uint32_t>(picked.bin);
-  group.above = above + picked.above;
+  group.search = search;
   group.ticket = 0;
-  if (round + 1 == kRounds) {
-    group.kth = group.prefix;
-    group.room = group.budget - group.above;
-  }
+  if (search.exhausted || search.rounds < kHistogramRounds) return;  // kth = 0: all entries are selected
+  group.kth = search.key();
+  group.room = search.ties_kept();
 }
 
-/// One round of the search among a group's candidates. The last block of a group picks the bin; of several ranks
-/// `choose_bin` does, from the sum over all. Grid (blocks, groups).
+/// One round of the search among a group's candidates. The last block of a group picks the bin; with several ranks
+/// `choose_bin` does, from the sum over all ranks. Grid (blocks, groups).
 __global__ void __launch_bounds__(512) search(View view, int round) {
-  __shared__ std::uint32_t bins[kReplicas][kBins];
+  __shared__ std::uint32_t bins[kReplicas][kHistogramBins];
   __shared__ bool last;
   const int g = blockIdx.y;
   Group& group = view.group[g];
   const Count n = min(group.cursor, static_cast<Count>(view.capacity));
-  if (view.several ? round > 0 && group.exhausted != 0 : n < group.budget) return;  // kth = 0: all stay
-  for (int b = threadIdx.x; b < kReplicas * kBins; b += blockDim.x) (&bins[0][0])[b] = 0;
+  const bool all_selected = view.several ? round > 0 && group.search.exhausted : n < group.search.wanted;
+  if (all_selected) return;  // kth = 0
+  for (int b = threadIdx.x; b < kReplicas * kHistogramBins; b += blockDim.x) (&bins[0][0])[b] = 0;
   __syncthreads();
-  const std::uint32_t prefix = group.prefix;
+  const HistogramRound keys{round, round == 0 ? 0 : group.search.prefix};
   const float* value = view.value + g * view.capacity;
   std::uint32_t* own = bins[threadIdx.x % kReplicas];
   const Count stride = static_cast<Count>(gridDim.x) * blockDim.x;
@@ -50,13 +45,13 @@ __global__ void __launch_bounds__(512) search(View view, int round) {
     for (int j = 0; j < kAtOnce; ++j) key[j] = i + j * stride < n ? __float_as_uint(value[i + j * stride]) : 0;
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const int bin = bin_of(key[j], round, round == 0 ? 0 : prefix);
+      const int bin = keys.bin(key[j]);
       if (bin >= 0) atomicAdd(own + bin, 1u);
     }
   }
   __syncthreads();
-  Count* histogram = view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + g) * kBins;
-  for (int b = threadIdx.x; b < kBins; b += blockDim.x) {
+  Count* histogram = view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + g) * kHistogramBins;
+  for (int b = threadIdx.x; b < kHistogramBins; b += blockDim.x) {
     std::uint32_t sum = 0;
 #pragma unroll
     for (int r = 0; r < kReplicas; ++r) sum += bins[r][b];
@@ -72,15 +67,16 @@ __global__ void __launch_bounds__(512) search(View view, int round) {
   take_bin(group, histogram, round);
 }
 
-/// A block a group.
+/// One block per group.
 __global__ void __launch_bounds__(512) choose_bin(View view, int round) {
   Group& group = view.group[blockIdx.x];
-  if (round > 0 && group.exhausted != 0) return;
-  take_bin(group, view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + blockIdx.x) * kBins, round);
+  if (round > 0 && group.search.exhausted) return;
+  take_bin(group, view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + blockIdx.x) * kHistogramBins,
+           round);
 }
 
-/// The entries of one token in key order, 32 at a time over its warp. `segment` of an entry is its place among the
-/// token's segments. Calls visit(in use, segment, position in the list) with the whole warp.
+/// Visits the entries of one token in key order, 32 at a time: visit(in use, segment, position in the list) is called
+/// by the whole warp; `segment` counts the token's segments.
 template <class Visit>
 __device__ __forceinline__ void for_each_entry(const View& view, std::int64_t token, int lane, Visit&& visit) {
   const int n_segments = view.n_layers * view.n_blocks;
@@ -104,10 +100,10 @@ __device__ __forceinline__ void for_each_entry(const View& view, std::int64_t to
   }
 }
 
-/// Entries above and at the K-th key, for each group and token; of several ranks also those at it for each layer. A
-/// warp a token.
+/// Counts entries above and at the K-th key for each group and token; with several ranks also those at it for each
+/// layer. One warp per token.
 __global__ void __launch_bounds__(kThreads) count_entries(View view) {
-  extern __shared__ std::uint32_t counters[];  // [warps, groups * 2 + layers of several ranks]
+  extern __shared__ std::uint32_t counters[];  // [warps, groups * 2 + layers if several ranks]
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(kWarps) + warp;
   if (token >= view.n_tokens) return;
@@ -157,51 +153,35 @@ __global__ void __launch_bounds__(kThreads) total_ties(View view) {
   }
   own = __reduce_add_sync(kAll, own);
   if ((threadIdx.x & 31) == 0 && own > 0) atomicAdd(view.of_slice + view.slice * view.n_groups + g, Count{own});
-  // Ties that an overflowing list left out, if the K-th key is the same for all ranks as it was here.
+  // Ties that an overflowing list left out, if the K-th key of all ranks is the one found here.
   if (n == 0 && view.threshold[g] == view.group[g].kth && view.group[g].ties_cut > 0)
     atomicAdd(view.of_slice + view.n_slices * view.n_groups + g, view.group[g].ties_cut);
 }
 
-/// Of the `left` first ties of a token, in (layer, feature) order over all shards: how many are this rank's.
-__device__ Count own_share(const View& view, int g, std::int64_t n, Count left) {
+/// Of the first `kept` ties of a token, in (layer, feature) order over all shards: how many are this rank's.
+__device__ Count own_share(const View& view, int g, std::int64_t n, Count kept) {
   const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
-  Count own = 0;
+  Count own = 0, before = 0;
   for (int layer = first; layer < last; ++layer)
     for (int shard = 0; shard < view.n_shards; ++shard) {
-      const Count taken = min(left, Count{view.tie[(shard * view.n_tokens + n) * view.n_layers + layer]});
-      if (shard == view.shard) own += taken;
-      left -= taken;
+      const Count ties = view.tie[(shard * view.n_tokens + n) * view.n_layers + layer];
+      if (shard == view.shard) own += ties_admitted(ties, before, kept);
+      before += ties;
     }
   return own;
 }
 
-/// Where the next batch's filter should stand so that about 1.375 budgets pass. Between the threshold and the K-th
-/// value the logarithm of the rank falls about linearly with the value; that line is followed to the wanted rank. One
-/// thread.
-///
-/// Several ranks go by what all of them found in the first pass, so that their thresholds stay the same. When that told
-/// nothing, the next one stands a little below the K-th value.
+/// The threshold of the next batch. Several ranks use what all of them found in the first pass, so that their
+/// thresholds stay the same. One thread.
 __device__ void set_next_threshold(const View& view, int g) {
   const Group& group = view.group[g];
-  const float now = __uint_as_float(view.several ? group.guess : view.threshold[g]);
-  const Count candidates =
-      view.several ? view.agreement[g].passed : min(group.cursor, static_cast<Count>(view.capacity));
-  float next = 0;
-  if (view.several && !reached(view, g)) {
-    next = 0.95f * __uint_as_float(group.kth);
-  } else if (candidates > group.budget) {
-    const float kth = __uint_as_float(group.kth);
-    const float range = logf(static_cast<float>(candidates) / static_cast<float>(group.budget));
-    next = kth - 0.31845f * (kth - now) / fmaxf(range, 1e-6f);
-    next = fminf(fmaxf(next, 0.93f * kth), 0.9999f * kth);
-  } else if (candidates == group.budget) {
-    next = 0.98f * now;
-  }
-  view.threshold[g] = key_of(next);
+  const Count passed = view.several ? view.agreement[g].passed : min(group.cursor, static_cast<Count>(view.capacity));
+  view.threshold[g] = next_threshold_device(group.kth, view.several ? group.guess : view.threshold[g],
+                                            !view.several || reached(view, g), passed, group.search.wanted);
 }
 
-/// How many of its ties each token may keep: the first `room` in token order, over the slices of the batch and the
-/// shards of the features. A block a group.
+/// How many of its ties each token keeps: the first `room` in token order, over the slices of the batch and the shards
+/// of the features. One block per group.
 __global__ void __launch_bounds__(1024) admit_ties(View view) {
   const int g = blockIdx.x;
   Group& group = view.group[g];
@@ -213,33 +193,32 @@ __global__ void __launch_bounds__(1024) admit_ties(View view) {
       if (slice < view.slice) earlier += ties;
       total_of_slices += ties;
     }
-  const Count room = group.room - min(group.room, earlier);
-  Count granted = 0;
+  Count total_before = 0;
   for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
     const std::int64_t n = first + threadIdx.x;
     const Count tied = n < view.n_tokens ? view.everyone[tokens + n] : 0;
     Count total;
-    const Count before = granted + block_exclusive(tied, total);
+    const Count before = earlier + total_before + block_exclusive(tied, total);
     if (n < view.n_tokens) {
-      const Count left = before >= room ? 0 : min(tied, room - before);
-      Count own = left == tied ? view.tied[tokens + n] : left;
-      if (view.several && left > 0 && left < tied) own = own_share(view, g, n, left);  // one token at most
+      const Count kept = ties_admitted(tied, before, group.room);
+      Count own = kept == tied ? view.tied[tokens + n] : kept;
+      if (view.several && kept > 0 && kept < tied) own = own_share(view, g, n, kept);  // one token at most
       view.admit[tokens + n] = static_cast<std::uint32_t>(own);
     }
-    granted += total;
+    total_before += total;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    if (view.several) granted = total_of_slices;
-    if (granted > group.room)
-      group.ties_cut = granted - group.room;
+    const Count ties = view.several ? total_of_slices : total_before;
+    if (ties > group.room)
+      group.ties_cut = ties - group.room;
     else if (view.several)
       group.ties_cut = 0;
-    if (group.budget != kNoBudget) set_next_threshold(view, g);
+    if (group.search.wanted != kNoBudget) set_next_threshold(view, g);
   }
 }
 
-/// row_offsets from above + admit of all groups. One block.
+/// row_offsets: prefix sums of above + admit over all groups. One block.
 __global__ void __launch_bounds__(1024) make_offsets(View view, std::int64_t* row_offsets) {
   Count sum = 0;
   for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
@@ -257,7 +236,7 @@ __global__ void __launch_bounds__(1024) make_offsets(View view, std::int64_t* ro
   if (threadIdx.x == 0) row_offsets[view.n_tokens] = static_cast<std::int64_t>(sum);
 }
 
-/// The rows. A warp a token.
+/// Writes the rows. One warp per token.
 __global__ void __launch_bounds__(kThreads) write_rows(View view, SparseActivations out) {
   const int lane = threadIdx.x & 31;
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(kWarps) + (threadIdx.x >> 5);

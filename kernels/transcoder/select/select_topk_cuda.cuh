@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// topk: the best of each token, and what shards of the features tell each other about them.
-// Part of select_cuda.cu, which alone includes it.
+// topk: the best entries of each token, and their exchange between shards of the features.
+// Included by select_cuda.cu only.
 #pragma once
 
 #include "kernels/transcoder/select/select_view_cuda.cuh"
@@ -9,8 +9,8 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Sorts the first n words of `words` descending and keeps `budget` of them. All threads of the block call it. Room for
-/// the next power of two.
+/// Sorts the first n words of `words` descending; returns how many of them count, at most `budget`. All threads of the
+/// block call it. `words` has space for the next power of two.
 __device__ int keep_largest(Count* words, int n, int budget) {
   __syncthreads();
   constexpr int kRanked = 2 * kThreads;
@@ -50,8 +50,8 @@ __device__ int keep_largest(Count* words, int n, int budget) {
   return min(n, budget);
 }
 
-/// Merges a tile's rows into the tokens' lists. A block a row; dynamic shared memory: `room` words, a power of two of
-/// at least budget + kThreads * 8.
+/// Merges a tile's rows into the tokens' lists. One block per row; dynamic shared memory: `room` words, a power of two
+/// of at least budget + kThreads * 8.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     keep_best(View view, Piece piece, bool first_of_group, int budget, int room) {
@@ -71,9 +71,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < old; i += kThreads) words[i] = list[i];
   if (threadIdx.x == 0) n_words = old;
   __syncthreads();
-  const std::uint32_t hint = view.threshold[g] >= kInfinity ? 0 : view.threshold[g];
+  const std::uint32_t hint = view.threshold[g] >= kLargestKey ? 0 : view.threshold[g];
   // A full list raises the bar to its least word: later entries of equal key lose to it.
-  std::uint32_t bar = old == budget ? static_cast<std::uint32_t>(words[budget - 1] >> 32) : hint;
+  std::uint32_t bar = old == budget ? key_of_word(words[budget - 1]) : hint;
   __syncthreads();
 
   const auto look = [&](const uint4& x, int at) {
@@ -84,12 +84,12 @@ __global__ void __launch_bounds__(kThreads)
       const float r = V::get(x, j) + __ldg(piece.bias + column);
       if (r > __uint_as_float(bar)) {
         const int to = atomicAdd(&n_words, 1);
-        if (to < room) words[to] = word_of(__float_as_uint(r), index_base + column);
+        if (to < room) words[to] = selection_word(__float_as_uint(r), index_base + column);
       }
     }
   };
-  // The limits are made from the hint: they exclude nothing as long as the bar is not below it.
-  const bool limited = bar >= hint && view.threshold[g] < kInfinity;
+  // The limits follow from the hint: they exclude nothing that exceeds a bar at or above it.
+  const bool limited = bar >= hint && view.threshold[g] < kLargestKey;
   constexpr int kAtOnce = 4;
   for (int first = 0; first < vectors; first += kThreads * kAtOnce) {
     uint4 x[kAtOnce];
@@ -106,13 +106,13 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   int n = n_words;
-  // Is the hint below the budget-th entry? Only what exceeds it counts: some of the old list may not.
+  // Is the hint below the budget-th entry? Only entries above it count: some of the old list may not be.
   int counted = n;
   if (old < budget)
-    for (int i = old - 1; i >= 0 && static_cast<std::uint32_t>(words[i] >> 32) <= bar; --i) --counted;
+    for (int i = old - 1; i >= 0 && key_of_word(words[i]) <= bar; --i) --counted;
   const bool too_many = n > room, too_few = old < budget && counted < budget && bar > 0;
   if (too_many || too_few) {
-    // Again, with a look at the list's length after every chunk. Too few: the hint was too high for this token.
+    // Read the row again, checking the list's length after every chunk. Too few: the hint was too high for this token.
     __syncthreads();
     if (too_few) bar = 0;
     if (threadIdx.x == 0) n_words = old;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
       if (full) {
         const int kept = keep_largest(words, n_words, budget);
         if (threadIdx.x == 0) n_words = kept;
-        if (kept == budget) bar = max(bar, static_cast<std::uint32_t>(words[budget - 1] >> 32));
+        if (kept == budget) bar = max(bar, key_of_word(words[budget - 1]));
         __syncthreads();
       }
       const int at = first + static_cast<int>(threadIdx.x);
@@ -141,9 +141,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Several shards: of each row of a slice of the tokens the budget-th word among the lists of all; 0 when there are
-/// fewer. `lists` [n_lists, rows, most], descending, then 0. A word's rank is its place in its own list and what is
-/// greater in the others: no two are equal. A warp a row.
+/// Several shards: for each row of a slice of the tokens the budget-th word among the lists of all shards; 0 if there
+/// are fewer. `lists` [n_lists, rows, most], descending, then 0. A word's rank is its position in its own list plus the
+/// number of greater words in the others: no two are equal. One warp per row.
 __global__ void __launch_bounds__(kThreads)
     find_cut_offs(const Count* lists, int n_lists, std::int64_t rows, std::int64_t most, int budget, Count* cut_off) {
   const int lane = threadIdx.x & 31;
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) cut_off[row] = found;
 }
 
-/// Several shards: shortens each list to what reaches its cut-off [tokens, groups]. A thread a list.
+/// Several shards: shortens each list to the words that reach its cut-off [tokens, groups]. One thread per list.
 __global__ void __launch_bounds__(kThreads) cut_lists(View view, const Count* cut_off) {
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   if (row >= view.n_tokens * view.n_groups) return;
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(kThreads) cut_lists(View view, const Count* cu
   n = begin;
 }
 
-/// The lists as rows, and a histogram of the least keys of full ones. A block of 128 a token; dynamic shared memory:
-/// `budget` indices.
+/// Writes the lists as rows, and a histogram of the budget-th keys. One block of 128 threads per token; dynamic shared
+/// memory: `budget` indices.
 __global__ void __launch_bounds__(128) take_best(View view, int budget, SparseActivations out) {
   extern __shared__ std::uint32_t index[];
   const std::int64_t token = blockIdx.x;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(128) take_best(View view, int budget, SparseAc
     const Count* list = view.word + (token * view.n_groups + g) * view.most;
     const int n = static_cast<int>(view.above[place]);
     __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) index[i] = 0xffffffffu - static_cast<std::uint32_t>(list[i]);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) index[i] = index_of_word(list[i]);
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
       const std::uint32_t own = index[i];
@@ -215,24 +215,25 @@ __global__ void __launch_bounds__(128) take_best(View view, int budget, SparseAc
         const std::uint32_t layer = own / view.n_features_total;
         const std::uint32_t feature = own - layer * view.n_features_total - view.feature_begin;
         out.key.data[to + rank] = layer * static_cast<std::uint32_t>(view.n_features) + feature;
-        out.value.data[to + rank] = __uint_as_float(static_cast<std::uint32_t>(list[i] >> 32));
+        out.value.data[to + rank] = __uint_as_float(key_of_word(list[i]));
       }
     }
     if (threadIdx.x == 0) {
-      const std::uint32_t least = static_cast<std::uint32_t>(list[budget - 1] >> 32);
-      atomicAdd(&view.histogram[g * kBins + (least >> shift_of(0))], Count{1});
+      const std::uint32_t least = key_of_word(list[budget - 1]);
+      atomicAdd(&view.histogram[g * kHistogramBins + (least >> histogram_shift(0))], Count{1});
     }
     to += n;
   }
 }
 
-/// The hint for the next batch: 63 of 64 tokens had their budget-th key above it. A block a group.
+/// The hint for the next batch: 63 of 64 tokens had their budget-th key above it. One block per group.
 __global__ void __launch_bounds__(1024) set_hints(View view) {
   const int g = blockIdx.x;
   const Count n = static_cast<Count>(view.n_tokens);
-  const Picked picked = pick(view.histogram + g * static_cast<std::int64_t>(kBins), n - n / 64);
+  const PickedBin<Count> picked =
+      pick_bin_by_block(view.histogram + g * static_cast<std::int64_t>(kHistogramBins), n - n / 64);
   if (threadIdx.x == 0)
-    view.threshold[g] = picked.bin <= 0 ? 0 : (static_cast<std::uint32_t>(picked.bin) << shift_of(0)) - 1;
+    view.threshold[g] = picked.bin <= 0 ? 0 : (static_cast<std::uint32_t>(picked.bin) << histogram_shift(0)) - 1;
 }
 
 __global__ void set_thresholds(std::uint32_t* threshold, int n, std::uint32_t value) {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels of the selection share: the lists, histograms and counters of a batch as they lie in memory (View),
-// one tile of products (Piece), and small tools. Part of select_cuda.cu, which alone includes it.
+// Shared by the kernels of the selection: the lists, histograms and counters of a batch in memory (View), one tile of
+// products (Piece), prefix sums and packed comparisons. Included by select_cuda.cu only.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "kernels/bf16.hpp"
+#include "kernels/constants.hpp"
+#include "kernels/transcoder/select/rule.hpp"
 #include "kernels/transcoder/select/select_cuda.hpp"
 
 namespace weft::kernels::cuda {
@@ -17,82 +19,58 @@ using Count = unsigned long long;  // what integer atomics take
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// Of the filter: 4 loads of 16 bytes in flight for each of 1280 threads. Measured equal within 2 %: (4, 2, 3) and (2,
-// 4, 3).
-constexpr int kInFlight = 2;            // vectors of 16 bytes of each row that a lane loads before it looks at them
+// The filter keeps 4 loads of 16 bytes in flight for each of 1280 threads per multiprocessor. On an H200 (kInFlight,
+// kShared, kBlocksPerProcessor) = (4, 2, 3) and (2, 4, 3) take the same time within 2 %.
+constexpr int kInFlight = 2;            // vectors of 16 bytes of each row that a lane loads before it compares them
 constexpr int kShared = 2;              // rows that a warp compares with the same limits
-constexpr int kBlocksPerProcessor = 5;  // registers are rationed for so many
-constexpr int kBuffer = 64;   // entries of a row that a warp collects in shared memory; beyond, it reads its span again
-constexpr int kBins = 2048;   // of a histogram
-constexpr int kRounds = 3;    // bits 30..20, 19..9, 8..0 of a key
-constexpr int kReplicas = 4;  // histograms of one block: neighbouring lanes often meet in one bin
-constexpr unsigned kAll = 0xffffffffu;
-constexpr std::uint32_t kUnknown = 0xffffffffu;
-constexpr std::uint32_t kInfinity = 0x7f800000u;
-/// Six are enough when a tile is the same each time it is made; a graph must not loop for ever when it is not.
+constexpr int kBlocksPerProcessor = 5;  // resident; bounds the registers
+constexpr int kBuffer = 64;  // entries of a row that a warp collects in shared memory; if more, it reads its span again
+constexpr int kReplicas = 4;                     // histograms per block: neighbouring lanes often hit the same bin
+constexpr unsigned kAll = 0xffffffffu;           // lanes of a warp
+constexpr std::uint32_t kUnknown = 0xffffffffu;  // a threshold
+/// Six passes suffice if a tile has the same bits each time it is computed; a graph must not loop forever if not.
 constexpr std::uint32_t kMostPasses = 12;
 constexpr Count kNoBudget = ~Count{0};
 
-__device__ constexpr int shift_of(int round) { return round == 0 ? 20 : round == 1 ? 9 : 0; }
-__device__ constexpr int width_of(int round) { return round == 2 ? 9 : 11; }
-
-/// The bin of a key in a round whose higher bits are `prefix`; -1: not of this round.
-__device__ __forceinline__ int bin_of(std::uint32_t key, int round, std::uint32_t prefix) {
-  if (key == 0 || (key >> (shift_of(round) + width_of(round))) != prefix) return -1;
-  return static_cast<int>((key >> shift_of(round)) & ((1u << width_of(round)) - 1u));
-}
-
-__device__ __forceinline__ std::uint32_t key_of(float r) { return r > 0.0f ? __float_as_uint(r) : 0u; }
-
-/// Larger words come first: by key, then by lower index. No two are equal.
-__device__ __forceinline__ Count word_of(std::uint32_t key, std::uint32_t index) {
-  return static_cast<Count>(key) << 32 | (0xffffffffu - index);
-}
-
-/// What a pass over the tiles does for a group.
+/// Task of a pass over the tiles for a group.
 enum Mode : std::uint32_t {
-  kFilter,     // keys above the threshold go into the list
-  kHistogram,  // keys of a round are counted by bin
-  kCountTies,  // keys equal to the threshold are counted for each token
+  kFilter,     // append keys above the threshold to the list
+  kHistogram,  // count keys of a round by bin
+  kCountTies,  // count keys equal to the threshold for each token
   kAdmit,      // as kFilter, and of the keys equal to the threshold the first `admit` of each token
-  kSettled     // the list is good
+  kSettled     // none: the list is complete
 };
 
 struct Group {
+  KeySearch<Count> search;  // of the K-th key; in repeated passes among all keys of this rank, then in the lists
   std::uint32_t mode;
-  std::uint32_t round;   // of the histogram
-  std::uint32_t prefix;  // bits of the K-th key that are known
-  std::uint32_t kth;     // the K-th key; 0: everything in the list stays
-  Count above;           // keys above those of the prefix
-  Count budget;
-  Count cursor;    // entries that passed the filter, stored or not
-  Count room;      // entries equal to the K-th key that stay
-  Count ties_cut;  // and that do not
+  std::uint32_t kth;  // the K-th key; 0: every entry of the list is selected
+  Count cursor;       // entries that passed the filter, stored or not
+  Count room;         // entries equal to the K-th key that are selected
+  Count ties_cut;     // and that are not
   std::uint32_t ticket;
-  std::uint32_t guess;      // several ranks: the threshold of the first pass
-  std::uint32_t exhausted;  // several ranks: all of them have fewer keys than the budget
-  std::uint32_t unused;
+  std::uint32_t guess;  // several ranks: the threshold of the first pass
 };
 
-/// What ranks add up for a group after the first pass. The sums of halves and of their squares say whether all
-/// thresholds were one: n values are equal if and only if n times the sum of squares is the square of the sum.
+/// Summed over ranks for each group after the first pass. The sums of halves and of their squares tell if all ranks had
+/// the same threshold: n values are equal if and only if n times the sum of squares is the square of the sum.
 struct Agreement {
   Count passed;  // entries above the threshold
   Count upper, upper_squared;
   Count lower, lower_squared;
 };
 constexpr std::int64_t kAgreementCounts = sizeof(Agreement) / sizeof(Count);
-/// Beyond, the squares would not fit.
+/// With more ranks the sums of squares would overflow.
 constexpr std::int64_t kMostRanks = 65536;
 
 struct Control {
   std::uint32_t again;  // another pass is needed
   std::uint32_t passes;
-  std::uint32_t overflow;
-  std::uint32_t failed;
+  std::uint32_t failure[2];  // DeviceSelection::failure
 };
+enum Failure { kOverflow = 0, kUnsettled = 1 };
 
-/// Sizes and memory, as every kernel sees them.
+/// Sizes and memory: the argument of every kernel.
 struct View {
   int n_groups;
   int n_layers;
@@ -118,7 +96,7 @@ struct View {
   std::uint32_t* used;       // [groups, tokens] how many a pass over the tiles has admitted
   Count* word;               // [tokens, groups, most] best words of a token, descending, then 0 (topk)
 
-  // Of several ranks; `several` is of batch_topk, the others of topk too.
+  // Several ranks. `several` is for batch_topk only, the other members also for topk.
   bool several;
   int n_ranks, n_shards, shard, n_slices, slice;  // all; of the feature axis; of the data axis
   std::uint32_t n_features_total;                 // per layer
@@ -126,7 +104,7 @@ struct View {
   Agreement* agreement;     // [groups]
   std::uint32_t* tie;       // [shards, tokens, layers] entries equal to the K-th key
   std::uint32_t* everyone;  // [groups, tokens] of all shards; of one rank: `tied`
-  Count* of_slice;          // [slices + 1, groups] ties of each slice of the batch; last: those no list holds
+  Count* of_slice;          // [slices + 1, groups] ties of each slice of the batch; last row: ties that no list holds
 
   __device__ int group_of(int layer) const { return all_layers ? 0 : layer; }
 };
@@ -135,7 +113,7 @@ struct LayerBias {
   const float* layer[kMostLayers];
 };
 
-/// A tile as a kernel sees it. Rows are padded to a multiple of 8 elements; what stands there is arbitrary.
+/// A tile of products. Rows are padded to a multiple of 8 elements; the padding is arbitrary.
 struct Piece {
   const void* data;
   std::int64_t stride;
@@ -148,7 +126,7 @@ struct Piece {
   const float* bias;  // of the first column
 };
 
-// ---- small tools ---------------------------------------------------------------------------------------------------
+// ---- prefix sums ---------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int warp_exclusive(int value, int lane, int& total) {
   int sum = value;
@@ -188,24 +166,18 @@ __device__ Count block_exclusive(Count value, Count& total) {
   return (warp > 0 ? of_warp[warp - 1] : 0) + sum - value;
 }
 
-struct Picked {
-  int bin;      // the highest bin such that it and those above hold at least `rank` keys; -1: all hold fewer
-  Count above;  // keys in the bins above it
-  Count in;     // keys in it
-};
-
-/// All threads of the block call it and get the same.
-__device__ Picked pick(const Count* histogram, Count rank) {
-  __shared__ Picked result;
-  const int per = kBins / blockDim.x;
-  if (threadIdx.x == 0) result = {-1, 0, 0};
+/// pick_bin (rule.hpp) by a block of threads: all of them call it and get the same. Rank 0 gives bin -1.
+__device__ PickedBin<Count> pick_bin_by_block(const Count* histogram, Count rank) {
+  __shared__ PickedBin<Count> result;
+  const int per = kHistogramBins / blockDim.x;
   Count own = 0;
-  for (int i = 0; i < per; ++i) own += __ldcg(histogram + kBins - 1 - (threadIdx.x * per + i));
+  for (int i = 0; i < per; ++i) own += __ldcg(histogram + kHistogramBins - 1 - (threadIdx.x * per + i));
   Count total;
   Count before = block_exclusive(own, total);
+  if (threadIdx.x == 0 && (rank == 0 || total < rank)) result = {-1, total, 0};
   if (before < rank && before + own >= rank) {
     for (int i = 0; i < per; ++i) {
-      const int bin = kBins - 1 - (static_cast<int>(threadIdx.x) * per + i);
+      const int bin = kHistogramBins - 1 - (static_cast<int>(threadIdx.x) * per + i);
       const Count in = __ldcg(histogram + bin);
       if (before + in >= rank) {
         result = {bin, before, in};
@@ -215,7 +187,7 @@ __device__ Picked pick(const Count* histogram, Count rank) {
     }
   }
   __syncthreads();
-  const Picked copy = result;
+  const PickedBin<Count> copy = result;
   __syncthreads();
   return copy;
 }
@@ -234,7 +206,7 @@ struct Vector<bf16> {
   static __device__ __forceinline__ std::uint32_t greater(std::uint32_t x, std::uint32_t y) {
     return __hgt2_mask(*reinterpret_cast<const __nv_bfloat162*>(&x), *reinterpret_cast<const __nv_bfloat162*>(&y));
   }
-  /// Whether any element is greater than its limit.
+  /// True if any element is greater than its limit.
   static __device__ __forceinline__ bool any(const uint4& x, const uint4& limit) {
     return (greater(x.x, limit.x) | greater(x.y, limit.y) | greater(x.z, limit.z) | greater(x.w, limit.w)) != 0;
   }
@@ -258,9 +230,9 @@ struct Vector<float> {
     return __uint_as_float(x.x) > __uint_as_float(limit.x) || __uint_as_float(x.y) > __uint_as_float(limit.y) ||
            __uint_as_float(x.z) > __uint_as_float(limit.z) || __uint_as_float(x.w) > __uint_as_float(limit.w);
   }
-  static __device__ __forceinline__ float below(float c) { return c == c ? c : __uint_as_float(kInfinity); }
-  static __device__ __forceinline__ float nothing() { return __uint_as_float(kInfinity); }
-  static __device__ __forceinline__ std::uint32_t nothing_word() { return kInfinity; }
+  static __device__ __forceinline__ float below(float c) { return c == c ? c : __uint_as_float(kLargestKey); }
+  static __device__ __forceinline__ float nothing() { return __uint_as_float(kLargestKey); }
+  static __device__ __forceinline__ std::uint32_t nothing_word() { return kLargestKey; }
 };
 
 }  // namespace

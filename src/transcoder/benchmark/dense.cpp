@@ -41,10 +41,10 @@ DenseTrainer::DenseTrainer(const Configuration& configuration, const Shape& shap
       model_(shape, configuration.optimizer.state, grid, execution, Moments::held),
       normalisation_(normalisation, statistics, execution),
       // A tile as large as a layer: one product per source layer.
-      selection_(configuration.transcoder,
-                 {shape.n_layers, shape.n_features, configuration.data.batch_tokens,
-                  configuration.data.batch_tokens * shape.n_features * 4},
-                 grid, execution, configuration.precision) {
+      selection_(make_selector(configuration.transcoder,
+                               {shape.n_layers, shape.n_features, configuration.data.batch_tokens,
+                                configuration.data.batch_tokens * shape.n_features * 4},
+                               grid, execution, configuration.precision)) {
   const std::int64_t n = configuration.data.batch_tokens, width = shape.width(), n_layers = shape.n_layers;
   for (device::Buffer<float>* rows : {&inputs_, &targets_, &reconstruction_, &gradient_rows_})
     *rows = device::Buffer<float>(n * width);
@@ -58,7 +58,7 @@ DenseTrainer::DenseTrainer(const Configuration& configuration, const Shape& shap
   decoder_bias_gradient_ = device::Buffer<float>(width);
   loss_sums_ = device::Buffer<double>(3 * n_layers);
   loss_workspace_ = device::Buffer<std::byte>(kernels::loss_workspace(n, n_layers));
-  const SelectionSizes& sizes = selection_.sizes();
+  const SelectionSizes& sizes = selection_->sizes();
   encode_workspace_ = device::Buffer<std::byte>(
       kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, Scalar::fp32,
                                 kernels::StatePolicy::fp32, Scalar::fp32));
@@ -96,7 +96,7 @@ void DenseTrainer::encode(const dataset::RawBatch& batch) {
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.phase("select");
-  selection_.select(n_tokens_, bias, [&](const kernels::Execution&, const TileRequest& tile, AnyMatrix product) {
+  selection_->select(n_tokens_, bias, [&](const kernels::Execution&, const TileRequest& tile, AnyMatrix product) {
     timers_.phase("encode");
     kernels::encode_tile(
         execution_, any(x).rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d),
@@ -105,7 +105,7 @@ void DenseTrainer::encode(const dataset::RawBatch& batch) {
   });
   timers_.phase("scatter");
   for (std::int64_t s = 0; s < model_.shape().n_layers; ++s)
-    kernels::scatter_activations(execution_, selection_.activations(), selection_.activations().value, s,
+    kernels::scatter_activations(execution_, selection_->activations(), selection_->activations().value, s,
                                  activations(s));
 }
 

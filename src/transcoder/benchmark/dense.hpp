@@ -31,7 +31,7 @@ class DenseTrainer {
   double loss() const { return loss_; }  ///< of the last step, before its update: as TrainingMetrics::loss
   checkpoint::Registry& registry() { return registry_; }
   const Model& model() const { return model_; }
-  Selection& selection() { return selection_; }
+  Selector& selection() { return *selection_; }
   report::Timers& timers() { return timers_; }
 
  private:
@@ -46,7 +46,7 @@ class DenseTrainer {
   report::Timers timers_;
   Model model_;
   NormalisationOnDevice normalisation_;
-  Selection selection_;
+  std::unique_ptr<Selector> selection_;
   std::int64_t n_tokens_ = 0;
 
   device::Buffer<float> inputs_, targets_, reconstruction_, gradient_rows_;  // [N, L * d]

@@ -5,21 +5,22 @@
 
 #include "kernels/convert/convert.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
+#include "parallel/device_communicator.hpp"
 
 namespace weft::transcoder {
 namespace {
 
-constexpr const char* kName = "selection";  // of its exchanges
-
-/// Rows of products begin at multiples of 16 bytes, whatever their type.
+/// Rows of products begin at multiples of 16 bytes for either type.
 std::int64_t padded(std::int64_t features) { return (features + 7) / 8 * 8; }
 
-SelectionShape shape_alone(SelectionShape shape) {
+/// Of the selection of all products on one rank.
+SelectionShape shape_of_one_rank(SelectionShape shape) {
   shape.manner = {};
   return shape;
 }
 
-std::int64_t largest_own(const SelectionSizes& sizes) { return sizes.max_tokens * padded(sizes.max_features); }
+/// Elements of this rank's products of one layer.
+std::int64_t own_elements(const SelectionSizes& sizes) { return sizes.max_tokens * padded(sizes.max_features); }
 
 /// Elements of the products of one layer on all ranks.
 std::int64_t largest_layer(const SelectionShape& shape, const parallel::GridShape& grid) {
@@ -29,106 +30,115 @@ std::int64_t largest_layer(const SelectionShape& shape, const parallel::GridShap
   return shape.max_tokens * columns;
 }
 
-/// Bytes that some rank sends or receives in one call, at most: a layer's products, or one of the lists.
+/// Most bytes that a rank sends or receives in one call: a layer's products, or one of the lists.
 std::int64_t largest_message(const SelectionShape& shape, const parallel::GridShape& grid, std::int64_t element,
                              std::int64_t capacity) {
   return std::max({largest_layer(shape, grid) * element, 8 * (shape.max_tokens + 1), 4 * capacity});
 }
 
-}  // namespace
-
-SelectionOnRankZero::Memory SelectionOnRankZero::memory(const ModelSettings& settings, const SelectionShape& shape,
-                                                        const parallel::GridShape& grid, Precision precision,
-                                                        kernels::Backend backend) {
-  const std::int64_t element = precision == Precision::bf16 ? 2 : 4;
-  const SelectionSizes alone = selection_sizes(settings, shape_alone(shape), {}, precision, backend);
-  const std::int64_t own = parallel::largest_part(shape.max_tokens, grid.size(parallel::kDataAxis)) *
-                           padded(parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)));
-  return {(own + shape.n_layers * largest_layer(shape, grid)) * element + shape.n_layers * shape.n_features * 4 +
-              alone.device_bytes,
-          alone.host_bytes +
-              (backend == kernels::Backend::cuda ? 2 * largest_message(shape, grid, element, alone.capacity) : 0)};
-}
-
-SelectionOnRankZero::SelectionOnRankZero(const ModelSettings& settings, const SelectionShape& shape,
-                                         const SelectionSizes& sizes, const parallel::Grid& grid,
-                                         const kernels::Execution& execution, Precision precision)
-    : shape_(shape),
-      sizes_(sizes),
-      lists_capacity_(list_capacity(settings, shape, {})),
-      grid_(grid),
-      execution_(execution),
-      type_(precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32),
-      alone_(grid.world().split(grid.world().rank(), 0), parallel::data_by_feature(1, 1)),
-      exchange_(grid.all_on_an_axis(), execution,
-                largest_message(shape, grid.shape(), kernels::bytes_of(type_), lists_capacity_), shape.manner.way),
-      own_(buffer(largest_own(sizes) * kernels::bytes_of(type_))) {
-  if (grid.world().rank() == 0) {
-    all_ = buffer(shape.n_layers * largest_layer(shape, grid.shape()) * kernels::bytes_of(type_));
-    bias_ = buffer(shape.n_layers * shape.n_features * 4);
-    select_.emplace(settings, shape_alone(shape), alone_, execution, precision);
-  } else {
-    row_offsets_ = buffer((shape.max_tokens + 1) * 8);
-    key_ = buffer(lists_capacity_ * 4);
-    value_ = buffer(lists_capacity_ * 4);
+class SelectorOnRankZero final : public Selector {
+ public:
+  SelectorOnRankZero(const SelectionSpec& spec, const SelectionSizes& sizes, const parallel::Grid& grid,
+                     const kernels::Execution& execution)
+      : Selector(spec, sizes, grid, execution),
+        lists_capacity_(list_capacity(spec.settings, spec.shape, {})),
+        alone_(grid.world().split(grid.world().rank(), 0), parallel::data_by_feature(1, 1)),
+        exchange_(grid.all_on_an_axis(), execution, largest_message(spec.shape, spec.grid, element_, lists_capacity_),
+                  spec.shape.manner.way),
+        own_(buffer(own_elements(sizes) * element_)) {
+    const SelectionShape& shape = spec.shape;
+    if (grid.world().rank() == 0) {
+      all_ = buffer(shape.n_layers * largest_layer(shape, spec.grid) * element_);
+      bias_ = buffer(shape.n_layers * shape.n_features * 4);
+      select_ = make_selector(spec.settings, shape_of_one_rank(shape), alone_, execution, spec.precision);
+    } else {
+      row_offsets_ = buffer((shape.max_tokens + 1) * 8);
+      key_ = buffer(lists_capacity_ * 4);
+      value_ = buffer(lists_capacity_ * 4);
+    }
+    // Other ranks have a state of the same size, which is never used.
+    controller_.assign(static_cast<std::size_t>(sizes.n_groups), 0);
   }
-}
 
-/// Of this rank alone: NCCL need not know gigabytes that live for a measurement.
-parallel::ExchangeBuffer SelectionOnRankZero::buffer(std::int64_t bytes) const {
-  return {alone_.world(), bytes, shape_.manner.way};
-}
+  ControllerState controller_state() override {
+    if (select_) return select_->controller_state();
+    return {{controller_.data(), static_cast<std::int64_t>(controller_.size())}, false};
+  }
+  parallel::Exchanges exchanges() const override { return exchange_.exchanges(); }
+  void observe(const parallel::ExchangeObserver* observer) override { exchange_.observe(observer); }
+  void mark(device::IdleClock* idle) override { exchange_.mark(idle); }
 
-std::optional<Selection::ControllerState> SelectionOnRankZero::controller_state() {
-  return select_ ? std::optional(select_->controller_state()) : std::nullopt;
-}
+ private:
+  /// The products of one layer on one rank: their tokens and features, and their position among those of all ranks.
+  struct Piece {
+    parallel::Range tokens, features;
+    std::int64_t offset, stride;  // elements
+  };
 
-std::vector<SelectionOnRankZero::Piece> SelectionOnRankZero::pieces_of_layer(std::int64_t n_tokens_total) const {
+  void select_batch(const Batch&) override;
+  std::vector<Piece> pieces_of_layer(std::int64_t n_tokens_total) const;  // of all ranks, in their order
+  void gather(const Batch&);
+  void fill(const kernels::Execution&, std::int64_t n_tokens_total, const TileRequest&,
+            kernels::AnyMatrix product) const;
+  void share_lists(const Batch&);
+  /// Known to this rank only: NCCL need not register gigabytes that exist for a measurement.
+  parallel::ExchangeBuffer buffer(std::int64_t bytes) const { return {alone_.world(), bytes, spec_.shape.manner.way}; }
+
+  const std::int64_t element_ = kernels::bytes_of(spec_.product());
+  std::int64_t lists_capacity_;  // entries of all ranks
+  parallel::Grid alone_;         // this rank
+  parallel::DeviceCommunicator exchange_;
+  parallel::ExchangeBuffer own_;                        // this rank's products of a layer
+  parallel::ExchangeBuffer all_;                        // rank 0: [L] products of a layer, rank after rank
+  parallel::ExchangeBuffer bias_;                       // rank 0: [L, F]
+  std::unique_ptr<Selector> select_;                    // rank 0
+  parallel::ExchangeBuffer row_offsets_, key_, value_;  // other ranks: the lists of rank 0
+  kernels::SparseActivations lists_;
+  std::vector<std::uint32_t> controller_;
+};
+
+std::vector<SelectorOnRankZero::Piece> SelectorOnRankZero::pieces_of_layer(std::int64_t n_tokens_total) const {
   std::vector<Piece> pieces;
   std::int64_t offset = 0;
   for (std::int64_t d = 0; d < grid_.size(parallel::kDataAxis); ++d)
     for (std::int64_t g = 0; g < grid_.size(parallel::kFeatureAxis); ++g) {
       const parallel::Range tokens = parallel::part(n_tokens_total, grid_.size(parallel::kDataAxis), d),
-                            features = parallel::part(shape_.n_features, grid_.size(parallel::kFeatureAxis), g);
+                            features = parallel::part(spec_.shape.n_features, grid_.size(parallel::kFeatureAxis), g);
       pieces.push_back({tokens, features, offset, padded(features.size())});
       offset += tokens.size() * pieces.back().stride;
     }
   return pieces;
 }
 
-void SelectionOnRankZero::select(std::int64_t n_tokens_total,
-                                 std::span<const kernels::Array<const float>> bias_of_layer,
-                                 const Selection::Producer& produce, const kernels::SparseActivations& activations,
-                                 SelectionStatistics& statistics) {
-  gather(n_tokens_total, bias_of_layer, produce);
+void SelectorOnRankZero::select_batch(const Batch& batch) {
+  gather(batch);
   if (select_) {
+    const SelectionShape& shape = spec_.shape;
     std::vector<kernels::Array<const float>> bias;
-    for (std::int64_t layer = 0; layer < shape_.n_layers; ++layer)
-      bias.push_back({reinterpret_cast<const float*>(bias_.data()) + layer * shape_.n_features, shape_.n_features});
-    select_->select(n_tokens_total, bias,
+    for (std::int64_t layer = 0; layer < shape.n_layers; ++layer)
+      bias.push_back({reinterpret_cast<const float*>(bias_.data()) + layer * shape.n_features, shape.n_features});
+    select_->select(batch.n_tokens_total, bias,
                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
-                      fill(execution, n_tokens_total, tile, product);
+                      fill(execution, batch.n_tokens_total, tile, product);
                     });
-    statistics = select_->statistics();
+    statistics_ = select_->statistics();
     lists_ = select_->activations();
     all_.close();
     bias_.close();
   }
-  statistics.passes = 1;
-  share_lists(n_tokens_total, activations, statistics);
-  statistics.entries = 0;  // of this rank: whoever asks counts them
+  statistics_.passes = 1;
+  share_lists(batch);
+  statistics_.entries = 0;  // of this rank: `statistics` counts them
 }
 
-/// All products and biases, on rank 0.
-void SelectionOnRankZero::gather(std::int64_t n_tokens_total,
-                                 std::span<const kernels::Array<const float>> bias_of_layer,
-                                 const Selection::Producer& produce) {
-  const std::vector<Piece> pieces = pieces_of_layer(n_tokens_total);
-  const bool receives = select_.has_value();
-  const std::int64_t element = kernels::bytes_of(type_), rank = grid_.world().rank();
+/// Collects all products and biases on rank 0.
+void SelectorOnRankZero::gather(const Batch& batch) {
+  const std::vector<Piece> pieces = pieces_of_layer(batch.n_tokens_total);
+  const bool receives = select_ != nullptr;
+  const std::int64_t element = element_, rank = grid_.world().rank();
   const Piece& own = pieces[static_cast<std::size_t>(rank)];
   const std::int64_t n_tokens = own.tokens.size(), n_features = own.features.size(),
-                     layer_elements = largest_layer(shape_, grid_.shape());
+                     layer_elements = largest_layer(spec_.shape, spec_.grid);
 
   std::vector<std::int64_t> nothing(pieces.size(), 0);
   std::vector<std::int64_t> product_out = nothing, product_in = nothing, bias_out = nothing, bias_in = nothing;
@@ -142,36 +152,36 @@ void SelectionOnRankZero::gather(std::int64_t n_tokens_total,
 
   std::byte* const all = receives ? all_.open() : nullptr;
   std::byte* const bias = receives ? bias_.open() : nullptr;
-  for (std::int64_t layer = 0; layer < shape_.n_layers; ++layer) {
-    // The tiles of a selection everywhere: the dense library gives the same bits for the same shapes.
-    const kernels::AnyMatrix products{own_.open(), type_, n_tokens, n_features, own.stride};
+  for (std::int64_t layer = 0; layer < spec_.shape.n_layers; ++layer) {
+    // In the tiles of the other selectors: the dense library gives the same bits for the same shapes.
+    const kernels::AnyMatrix products{own_.open(), spec_.product(), n_tokens, n_features, own.stride};
     for (std::int64_t feature = 0; feature < n_features; feature += sizes_.tile_features)
       for (std::int64_t token = 0; token < n_tokens; token += sizes_.tile_tokens) {
         const TileRequest tile{layer, token, std::min(sizes_.tile_tokens, n_tokens - token), feature,
                                std::min(sizes_.tile_features, n_features - feature)};
-        produce(execution_, tile,
-                products.rows_from(token, tile.token_count).columns_from(feature, tile.feature_count));
+        (*batch.produce)(execution_, tile,
+                         products.rows_from(token, tile.token_count).columns_from(feature, tile.feature_count));
       }
     exchange_.all_to_all(products.data, product_out, receives ? all + layer * layer_elements * element : nullptr,
                          product_in, kName);
-    exchange_.all_to_all(bias_of_layer[static_cast<std::size_t>(layer)].data, bias_out,
-                         receives ? bias + layer * shape_.n_features * 4 : nullptr, bias_in, kName);
+    exchange_.all_to_all(batch.bias[static_cast<std::size_t>(layer)].data, bias_out,
+                         receives ? bias + layer * spec_.shape.n_features * 4 : nullptr, bias_in, kName);
     own_.close();
   }
 }
 
 /// A tile of the gathered products.
-void SelectionOnRankZero::fill(const kernels::Execution& execution, std::int64_t n_tokens_total,
-                               const TileRequest& tile, kernels::AnyMatrix product) const {
-  const std::int64_t element = kernels::bytes_of(type_);
-  std::byte* const layer = all_.data() + tile.layer * largest_layer(shape_, grid_.shape()) * element;
+void SelectorOnRankZero::fill(const kernels::Execution& execution, std::int64_t n_tokens_total, const TileRequest& tile,
+                              kernels::AnyMatrix product) const {
+  const std::int64_t element = element_;
+  std::byte* const layer = all_.data() + tile.layer * largest_layer(spec_.shape, spec_.grid) * element;
   const parallel::Range tokens{tile.token_begin, tile.token_begin + tile.token_count},
       features{tile.feature_begin, tile.feature_begin + tile.feature_count};
   for (const Piece& piece : pieces_of_layer(n_tokens_total)) {
     const parallel::Range n = intersection(tokens, piece.tokens), f = intersection(features, piece.features);
     if (n.size() == 0 || f.size() == 0) continue;
-    const kernels::AnyMatrix from{layer + piece.offset * element, type_, piece.tokens.size(), piece.features.size(),
-                                  piece.stride};
+    const kernels::AnyMatrix from{layer + piece.offset * element, spec_.product(), piece.tokens.size(),
+                                  piece.features.size(), piece.stride};
     kernels::copy_rows(
         execution,
         from.rows_from(n.begin - piece.tokens.begin, n.size()).columns_from(f.begin - piece.features.begin, f.size()),
@@ -179,40 +189,59 @@ void SelectionOnRankZero::fill(const kernels::Execution& execution, std::int64_t
   }
 }
 
-/// Rank 0's lists to all; each keeps the part of its own tokens and features.
-void SelectionOnRankZero::share_lists(std::int64_t n_tokens_total, const kernels::SparseActivations& activations,
-                                      SelectionStatistics& statistics) {
+/// Sends rank 0's lists to all ranks; each keeps the part of its own tokens and features.
+void SelectorOnRankZero::share_lists(const Batch& batch) {
+  const std::int64_t n_tokens_total = batch.n_tokens_total;
   const parallel::Communicator& world = grid_.world();
-  std::int64_t counts[] = {statistics.entries, statistics.redos, statistics.ties_cut};
+  std::int64_t counts[] = {statistics_.entries, statistics_.redos, statistics_.ties_cut};
   world.broadcast(counts, sizeof counts);
-  statistics.redos = counts[1];
-  statistics.ties_cut = counts[2];
-  statistics.threshold.resize(static_cast<std::size_t>(sizes_.n_groups));
-  world.broadcast(statistics.threshold.data(), sizes_.n_groups * 4);
+  statistics_.redos = counts[1];
+  statistics_.ties_cut = counts[2];
+  statistics_.threshold.resize(static_cast<std::size_t>(sizes_.n_groups));
+  world.broadcast(statistics_.threshold.data(), sizes_.n_groups * 4);
 
   if (!select_)
     lists_ = {n_tokens_total,
-              shape_.n_layers,
-              shape_.n_features,
+              spec_.shape.n_layers,
+              spec_.shape.n_features,
               {reinterpret_cast<std::int64_t*>(row_offsets_.open()), n_tokens_total + 1},
               {reinterpret_cast<std::uint32_t*>(key_.open()), counts[0]},
               {reinterpret_cast<float*>(value_.open()), counts[0]}};
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(world.size()), 0);
   const auto broadcast = [&](void* data, std::int64_t size) {
-    bytes[0] = size;  // the piece of rank 0 is all there is
+    bytes[0] = size;  // rank 0 has the only piece
     exchange_.all_gather(data, bytes, kName);
   };
   broadcast(lists_.row_offsets.data, (n_tokens_total + 1) * 8);
   broadcast(lists_.key.data, counts[0] * 4);
   broadcast(lists_.value.data, counts[0] * 4);
   kernels::SparseActivations of_group = lists_;
-  of_group.n_tokens = activations.n_tokens;
+  of_group.n_tokens = activations().n_tokens;
   of_group.row_offsets.data += grid_.part(parallel::kDataAxis, n_tokens_total).begin;
-  kernels::restrict_features(execution_, {&of_group, 1}, grid_.part(parallel::kFeatureAxis, shape_.n_features).begin,
-                             activations);
+  kernels::restrict_features(execution_, {&of_group, 1},
+                             grid_.part(parallel::kFeatureAxis, spec_.shape.n_features).begin, activations());
   row_offsets_.close();
   key_.close();
   value_.close();
+}
+
+}  // namespace
+
+void add_bytes_on_rank_0(const SelectionSpec& spec, SelectionSizes& sizes) {
+  const SelectionShape& shape = spec.shape;
+  const std::int64_t element = kernels::bytes_of(spec.product());
+  const SelectionSizes alone =
+      selection_sizes(spec.settings, shape_of_one_rank(shape), {}, spec.precision, spec.backend);
+  sizes.rank_0_device_bytes = (own_elements(sizes) + shape.n_layers * largest_layer(shape, spec.grid)) * element +
+                              shape.n_layers * shape.n_features * 4 + alone.device_bytes;
+  sizes.rank_0_host_bytes = alone.host_bytes;
+  if (spec.backend == kernels::Backend::cuda)  // staging memory of the communicator
+    sizes.rank_0_host_bytes += 2 * largest_message(shape, spec.grid, element, alone.capacity);
+}
+
+std::unique_ptr<Selector> make_selector_on_rank_0(const SelectionSpec& spec, const SelectionSizes& sizes,
+                                                  const parallel::Grid& grid, const kernels::Execution& execution) {
+  return std::make_unique<SelectorOnRankZero>(spec, sizes, grid, execution);
 }
 
 }  // namespace weft::transcoder

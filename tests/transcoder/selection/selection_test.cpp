@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The selected set against a full sort on one process, bit for bit, for given pre-activations: the producer copies from
-// an array, so that the dense library plays no part. Each case runs on every grid that the ranks allow.
+// an array, so that the dense library is not involved. Each case runs with every driver of the build (host; in a CUDA
+// build also device) on every grid that the ranks allow.
 #include "transcoder/selection/selection.hpp"
 
 #include <algorithm>
@@ -135,47 +136,72 @@ std::vector<Entry> full_sort(const Problem& problem, const ModelSettings& settin
   return kept;
 }
 
-/// A selection of one rank with what it needs, fed from a problem.
+/// The selector of one rank, fed from a problem.
 class Harness {
  public:
-  Harness(const Problem& problem, const ModelSettings& settings, const parallel::Grid& grid,
-          std::int64_t max_tokens = 0, std::int64_t tile_bytes = 8192, const ExchangeManner& manner = {})
-      : problem_(problem),
+  struct Options {
+    std::int64_t max_tokens = 0;  ///< 0: those of the problem
+    std::int64_t tile_bytes = 8192;
+    ExchangeManner manner = {};
+  };
+
+  Harness(const kernels::Execution& execution, const Problem& problem, const ModelSettings& settings,
+          const parallel::Grid& grid, const Options& options)
+      : execution_(execution),
+        problem_(problem),
         grid_(grid),
-        selection_(settings,
-                   {problem.n_layers, problem.n_features, std::max(max_tokens, problem.n_tokens), tile_bytes, manner},
-                   grid, testing::execution(), Precision::fp32),
+        selector_(make_selector(settings,
+                                {problem.n_layers, problem.n_features, std::max(options.max_tokens, problem.n_tokens),
+                                 options.tile_bytes, options.manner},
+                                grid, execution, Precision::fp32)),
         features_(grid.part(parallel::kFeatureAxis, problem.n_features)),
         tokens_(grid.part(parallel::kDataAxis, problem.n_tokens)) {
     for (std::int64_t s = 0; s < problem.n_layers; ++s) {
       bias_.emplace_back(features_.size());
-      device::copy(testing::execution(), bias_.back().data(),
-                   problem.bias.data() + s * problem.n_features + features_.begin, features_.size() * 4,
-                   device::Direction::to_device);
+      device::copy(execution, bias_.back().data(), problem.bias.data() + s * problem.n_features + features_.begin,
+                   features_.size() * 4, device::Direction::to_device);
     }
   }
+  Harness(const kernels::Execution& execution, const Problem& problem, const ModelSettings& settings,
+          const parallel::Grid& grid)
+      : Harness(execution, problem, settings, grid, Options{}) {}
 
-  Selection& run() {
+  Selector& run() {
     std::vector<kernels::Array<const float>> bias;
     for (const auto& b : bias_) bias.push_back(b.array());
-    selection_.select(
-        problem_.n_tokens, bias, [&](const kernels::Execution&, const TileRequest& tile, kernels::AnyMatrix product) {
+    selector_->select(
+        problem_.n_tokens, bias,
+        [&](const kernels::Execution& where, const TileRequest& tile, kernels::AnyMatrix product) {
           for (std::int64_t i = 0; i < tile.token_count; ++i)
             device::copy(
-                testing::execution(), static_cast<float*>(product.data) + i * product.stride,
+                where, static_cast<float*>(product.data) + i * product.stride,
                 &problem_.product[static_cast<std::size_t>(
                     ((tokens_.begin + tile.token_begin + i) * problem_.n_layers + tile.layer) * problem_.n_features +
                     features_.begin + tile.feature_begin)],
                 tile.feature_count * 4, device::Direction::to_device);
         });
-    return selection_;
+    return *selector_;
   }
 
-  Selection& selection() { return selection_; }
+  Selector& selector() { return *selector_; }
 
-  /// Whether CSR and CSC hold exactly this rank's part of `expected`, in their order.
+  /// Replaces the filter's thresholds of the next batch on this rank.
+  template <class Key>
+  void set_thresholds(Key&& key_of_group) {
+    const Selector::ControllerState state = selector_->controller_state();
+    std::vector<std::uint32_t> keys;
+    for (std::int64_t g = 0; g < state.keys.size; ++g) keys.push_back(key_of_group(static_cast<std::size_t>(g)));
+    if (!state.on_device) {
+      std::copy(keys.begin(), keys.end(), state.keys.data);
+      return;
+    }
+    device::copy(execution_, state.keys.data, keys.data(), state.keys.size * 4, device::Direction::to_device);
+    kernels::fence(execution_);
+  }
+
+  /// True if the CSR holds exactly this rank's part of `expected`, in order.
   bool holds(const std::vector<Entry>& expected) {
-    const kernels::SparseActivations& a = selection_.activations();
+    const kernels::SparseActivations& a = selector_->activations();
     if (a.n_tokens != tokens_.size() || a.n_layers != problem_.n_layers || a.n_features != features_.size())
       return false;
     std::vector<Entry> own;
@@ -183,7 +209,7 @@ class Harness {
       if (e.token >= tokens_.begin && e.token < tokens_.end && e.feature >= features_.begin &&
           e.feature < features_.end)
         own.push_back(e);
-    if (selection_.statistics().entries != static_cast<std::int64_t>(own.size()) ||
+    if (selector_->statistics().entries != static_cast<std::int64_t>(own.size()) ||
         a.key.size < static_cast<std::int64_t>(own.size()))
       return false;
     const auto offsets = to_host(a.row_offsets.data, tokens_.size() + 1);
@@ -211,21 +237,30 @@ class Harness {
   }
 
  private:
+  kernels::Execution execution_;
   const Problem& problem_;
   const parallel::Grid& grid_;
-  Selection selection_;
+  std::unique_ptr<Selector> selector_;
   parallel::Range features_, tokens_;
   std::vector<device::Buffer<float>> bias_;
 };
 
+bool on_host(const kernels::Execution& execution) { return execution.backend == kernels::Backend::portable; }
+
+/// function(execution, grid) for every driver of the build and every grid of the ranks.
 template <class Function>
-void for_each_grid(Function&& function) {
+void for_each_driver_and_grid(Function&& function) {
   const parallel::World& world = testing::world();
-  for (std::int64_t data = 1; data <= world.size(); ++data) {
-    if (world.size() % data != 0) continue;
-    const parallel::Grid grid(world, parallel::grid_shape(data, {"feature", 0}, world.size()));
-    INFO("grid ", data, " x ", world.size() / data);
-    function(grid);
+  for (const kernels::Backend backend : {kernels::Backend::portable, kernels::Backend::cuda}) {
+    if (backend == kernels::Backend::cuda && !kernels::kCudaBuild) continue;
+    kernels::Execution execution = testing::execution();
+    execution.backend = backend;
+    for (std::int64_t data = 1; data <= world.size(); ++data) {
+      if (world.size() % data != 0) continue;
+      const parallel::Grid grid(world, parallel::grid_shape(data, {"feature", 0}, world.size()));
+      INFO((on_host(execution) ? "host" : "device"), " driver, grid ", data, " x ", world.size() / data);
+      function(static_cast<const kernels::Execution&>(execution), grid);
+    }
   }
 }
 
@@ -240,31 +275,29 @@ ModelSettings settings_of(Activation activation, Scope scope, double k, std::int
 
 }  // namespace
 
-TEST_CASE("batch selection equals a full sort on every grid, whatever the filter's state") {
+TEST_CASE("batch selection equals a full sort on every grid, for any thresholds of the filter") {
   const auto all = cases();
   for (const Scope scope : {Scope::layer, Scope::all_layers})
     for (const double k : {0.7, 16.0 + 2.0 / 3})
       for (const Case& c : all) {
         const ModelSettings settings = settings_of(Activation::batch_topk, scope, k, c.problem.n_features);
         const auto expected = full_sort(c.problem, settings);
-        for_each_grid([&](const parallel::Grid& grid) {
+        for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
           INFO(c.name, ", k = ", k, ", scope ", scope == Scope::layer ? "layer" : "all_layers");
-          Harness harness(c.problem, settings, grid);
-          Selection& selection = harness.selection();
+          Harness harness(execution, c.problem, settings, grid);
           harness.run();
           CHECK(harness.holds(expected));
-          harness.run();  // with the state that the first left
+          harness.run();  // with the thresholds that the first batch left
           CHECK(harness.holds(expected));
-          CHECK(selection.statistics().redos == 0);
-          const auto repeat = [&](auto&& state_of) {
-            const kernels::Array<std::uint32_t> state = selection.controller_state().keys;
-            for (std::int64_t g = 0; g < state.size; ++g) state[g] = state_of(static_cast<std::size_t>(g));
+          CHECK(harness.selector().statistics().redos == 0);
+          const auto repeat = [&](auto&& key_of_group) {
+            harness.set_thresholds(key_of_group);
             harness.run();
             CHECK(harness.holds(expected));
           };
           repeat([](std::size_t) { return 0x7f800000u; });
           repeat([](std::size_t) { return 0xffffffffu; });
-          for (std::uint64_t seed = 0; seed < 3; ++seed)  // another state on every rank
+          for (std::uint64_t seed = 0; seed < 3; ++seed)  // different thresholds on every rank
             repeat([&](std::size_t g) {
               const auto random = philox(seed, Purpose::test, static_cast<std::uint64_t>(grid.world().rank()), g);
               return kernels::float_bits(kernels::uniform_float(random.word[0]) *
@@ -274,7 +307,7 @@ TEST_CASE("batch selection equals a full sort on every grid, whatever the filter
       }
 }
 
-TEST_CASE("selection on rank 0, and exchange histogram by histogram, give the same") {
+TEST_CASE("selection on rank 0, and exchange histogram by histogram, have the same result") {
   const auto all = cases();
   ExchangeManner on_rank_0, one_by_one;
   on_rank_0.selection = SelectionPlace::rank_0;
@@ -285,9 +318,9 @@ TEST_CASE("selection on rank 0, and exchange histogram by histogram, give the sa
       for (const Case& c : all) {
         const ModelSettings settings = settings_of(Activation::batch_topk, scope, 5.3, c.problem.n_features);
         const auto expected = full_sort(c.problem, settings);
-        for_each_grid([&](const parallel::Grid& grid) {
+        for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
           INFO(c.name, ", scope ", scope == Scope::layer ? "layer" : "all_layers");
-          Harness harness(c.problem, settings, grid, 50, 8192, manner);
+          Harness harness(execution, c.problem, settings, grid, {.max_tokens = 50, .manner = manner});
           for (int repeat = 0; repeat < 2; ++repeat) {
             harness.run();
             CHECK(harness.holds(expected));
@@ -298,25 +331,27 @@ TEST_CASE("selection on rank 0, and exchange histogram by histogram, give the sa
     const Problem problem = Problem(n, 2, f).fill([](auto t, auto s, auto i) { return noise(20, t, s, i); });
     const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 1.5, f);
     const auto expected = full_sort(problem, settings);
-    for_each_grid([&](const parallel::Grid& grid) {
-      Harness harness(problem, settings, grid, 100, 8192, on_rank_0);
+    for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+      Harness harness(execution, problem, settings, grid, {.max_tokens = 100, .manner = on_rank_0});
       harness.run();
       CHECK(harness.holds(expected));
     });
   }
 }
 
-TEST_CASE("on rank 0 a selection allocates what its sizes say, on other ranks less") {
+TEST_CASE("selection on rank 0 allocates the bytes of its sizes there, and fewer on other ranks") {
   ExchangeManner manner;
   manner.selection = SelectionPlace::rank_0;
   const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 5, 200);
-  for_each_grid([&](const parallel::Grid& grid) {
+  for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
     const device::MemoryUse before = device::memory_use();
-    const Selection selection(settings, {3, 200, 50, 0, manner}, grid, testing::execution(), Precision::bf16);
+    const auto selector = make_selector(settings, {3, 200, 50, 0, manner}, grid, execution, Precision::bf16);
     const device::MemoryUse after = device::memory_use();
-    const SelectionSizes& sizes = selection.sizes();
+    const SelectionSizes& sizes = selector->sizes();
     const std::int64_t device = after.device_bytes - before.device_bytes, host = after.host_bytes - before.host_bytes;
     CHECK((sizes.rank_0_device_bytes > 0) == (grid.world().size() > 1));
+    // Between GPUs the communicator allocates too, as their connection requires.
+    if (kernels::kCudaBuild && grid.world().size() > 1) return;
     if (grid.world().rank() == 0) {
       CHECK(device == sizes.device_bytes + sizes.rank_0_device_bytes);
       CHECK(host == sizes.host_bytes + sizes.rank_0_host_bytes);
@@ -342,9 +377,9 @@ TEST_CASE("per-token selection and relu equal a full sort on every grid") {
     for (const Case& c : all) {
       const ModelSettings settings = settings_of(v.activation, v.scope, v.k, c.problem.n_features);
       const auto expected = full_sort(c.problem, settings);
-      for_each_grid([&](const parallel::Grid& grid) {
+      for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
         INFO(c.name, ", k = ", v.k, ", activation ", static_cast<int>(v.activation));
-        Harness harness(c.problem, settings, grid);
+        Harness harness(execution, c.problem, settings, grid);
         for (int repeat = 0; repeat < 2; ++repeat) {
           harness.run();
           CHECK(harness.holds(expected));
@@ -359,8 +394,8 @@ TEST_CASE("more ranks than features or tokens, and batches shorter than the larg
       const Problem problem = Problem(n, 2, f).fill([](auto t, auto s, auto i) { return noise(20, t, s, i); });
       const ModelSettings settings = settings_of(activation, Scope::all_layers, 1.5, f);
       const auto expected = full_sort(problem, settings);
-      for_each_grid([&](const parallel::Grid& grid) {
-        Harness harness(problem, settings, grid, 100);
+      for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+        Harness harness(execution, problem, settings, grid, {.max_tokens = 100});
         harness.run();
         CHECK(harness.holds(expected));
         harness.run();
@@ -374,62 +409,66 @@ TEST_CASE("tiles of the real size") {
   const Problem problem = Problem(1030, 1, 2100).fill([](auto n, auto s, auto f) { return noise(21, n, s, f); });
   const ModelSettings settings = settings_of(Activation::batch_topk, Scope::layer, 8, 2100);
   const auto expected = full_sort(problem, settings);
-  for_each_grid([&](const parallel::Grid& grid) {
-    Harness harness(problem, settings, grid, 0, std::int64_t{8} << 20);
+  for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+    Harness harness(execution, problem, settings, grid, {.tile_bytes = std::int64_t{8} << 20});
     harness.run();
     CHECK(harness.holds(expected));
-    CHECK(harness.selection().statistics().passes > 1);  // nothing was known yet
+    CHECK(harness.selector().statistics().passes > 1);  // the threshold is not known yet
     for (int repeat = 0; repeat < 4; ++repeat) {
       harness.run();
       CHECK(harness.holds(expected));
     }
-    CHECK(harness.selection().statistics().passes == 1);
-    CHECK(harness.selection().statistics().threshold.at(0) > 0);
+    CHECK(harness.selector().statistics().passes == 1);
+    CHECK(harness.selector().statistics().threshold.at(0) > 0);
   });
 }
 
-TEST_CASE("the state settles: other data of the same kind take one pass") {
+TEST_CASE("the thresholds settle: other data of the same distribution take one pass") {
   const ModelSettings settings = settings_of(Activation::batch_topk, Scope::layer, 4, 700);
   Problem problem(128, 2, 700);
-  for_each_grid([&](const parallel::Grid& grid) {
-    Harness harness(problem, settings, grid);
+  for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+    Harness harness(execution, problem, settings, grid);
     for (std::uint64_t step = 0; step < 6; ++step) {
       problem.fill([&](auto n, auto s, auto f) { return noise(30 + step, n, s, f) + noise(60 + step, n, s, f); });
       harness.run();
       CHECK(harness.holds(full_sort(problem, settings)));
-      if (step > 0) CHECK(harness.selection().statistics().passes == 1);
+      if (step > (on_host(execution) ? 0 : 1)) CHECK(harness.selector().statistics().passes == 1);
     }
   });
 }
 
-TEST_CASE("a threshold that was too high is noticed by all ranks; the result's ties are counted") {
+TEST_CASE("a threshold that is too high on one rank costs a pass; ties of the result are counted") {
   const Problem problem = Problem(8, 2, 60).fill([](auto, auto, auto) { return 1.0f; });
   const ModelSettings settings = settings_of(Activation::batch_topk, Scope::layer, 3, 60);
-  for_each_grid([&](const parallel::Grid& grid) {
-    Harness harness(problem, settings, grid);
-    Selection& selection = harness.selection();
-    if (grid.world().rank() == 0) selection.controller_state().keys[1] = kernels::float_bits(2.0f);
+  for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+    Harness harness(execution, problem, settings, grid);
+    Selector& selector = harness.selector();
+    harness.set_thresholds(
+        [&](std::size_t g) { return grid.world().rank() == 0 && g == 1 ? kernels::float_bits(2.0f) : 0u; });
     harness.run();
-    CHECK(selection.statistics().redos == 1);
-    CHECK(selection.statistics().ties_cut == 2 * (8 * 60 - 8 * 3));
-    CHECK(selection.statistics().threshold == std::vector<float>{1.0f, 1.0f});
+    CHECK(selector.statistics().redos == (on_host(execution) ? 1 : 0));
+    CHECK(selector.statistics().ties_cut == 2 * (8 * 60 - 8 * 3));
+    CHECK(selector.statistics().threshold == std::vector<float>{1.0f, 1.0f});
     CHECK(harness.holds(full_sort(problem, settings)));
   });
 }
 
-TEST_CASE("what a selection allocates is what its sizes say, and the transpose fits its result") {
+TEST_CASE("a selector allocates the bytes of its sizes, and the transpose has its entries") {
   const Problem problem = Problem(50, 3, 200).fill([](auto n, auto s, auto f) { return noise(40, n, s, f); });
   for (const Activation activation : {Activation::batch_topk, Activation::topk, Activation::relu}) {
     const ModelSettings settings = settings_of(activation, Scope::all_layers, 5, 200);
-    for_each_grid([&](const parallel::Grid& grid) {
+    for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
       const device::MemoryUse before = device::memory_use();
-      Selection selection(settings, {3, 200, 50}, grid, testing::execution(), Precision::bf16);
+      const auto selector = make_selector(settings, {3, 200, 50}, grid, execution, Precision::bf16);
       const device::MemoryUse after = device::memory_use();
-      CHECK(after.device_bytes - before.device_bytes == selection.sizes().device_bytes);
-      CHECK(after.host_bytes - before.host_bytes == selection.sizes().host_bytes);
+      if (on_host(execution) || grid.world().size() == 1) {  // between GPUs the communicators allocate too
+        CHECK(after.device_bytes - before.device_bytes == selector->sizes().device_bytes);
+        CHECK(after.host_bytes - before.host_bytes == selector->sizes().host_bytes);
+      }
+      CHECK((selector->failure().size > 0) == !on_host(execution));
 
-      Harness harness(problem, settings, grid);
-      Selection& filled = harness.run();
+      Harness harness(execution, problem, settings, grid);
+      Selector& filled = harness.run();
       filled.transpose();
       const kernels::SparseActivations& a = filled.activations();
       const std::int64_t n = filled.statistics().entries, n_keys = a.n_layers * a.n_features;
@@ -451,31 +490,31 @@ TEST_CASE("bf16 products: the key is the stored product plus the bias in fp32") 
   for (std::size_t i = 0; i < problem.bias.size(); ++i) problem.bias[i] = static_cast<float>(i % 7) * 0.001f;
   const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 4, n_features);
   const auto expected = full_sort(problem, settings);
-  for_each_grid([&](const parallel::Grid& grid) {
+  for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
     const parallel::Range features = grid.part(parallel::kFeatureAxis, n_features),
                           tokens = grid.part(parallel::kDataAxis, n_tokens);
-    Selection selection(settings, {2, n_features, n_tokens, 8192}, grid, testing::execution(), Precision::bf16);
+    const auto selector = make_selector(settings, {2, n_features, n_tokens, 8192}, grid, execution, Precision::bf16);
     device::Buffer<float> bias(2 * n_features);
-    device::copy(testing::execution(), bias.data(), problem.bias.data(), bias.bytes(), device::Direction::to_device);
+    device::copy(execution, bias.data(), problem.bias.data(), bias.bytes(), device::Direction::to_device);
     const std::vector<kernels::Array<const float>> of_layer{
         {bias.data() + features.begin, features.size()}, {bias.data() + n_features + features.begin, features.size()}};
-    selection.select(
-        n_tokens, of_layer, [&](const kernels::Execution&, const TileRequest& tile, kernels::AnyMatrix product) {
-          REQUIRE(product.type == kernels::Scalar::bf16);
-          for (std::int64_t i = 0; i < tile.token_count; ++i) {
-            std::vector<kernels::bf16> row;
-            for (std::int64_t j = 0; j < tile.feature_count; ++j)
-              row.push_back(kernels::to_bf16(problem.at(tokens.begin + tile.token_begin + i, tile.layer,
-                                                        features.begin + tile.feature_begin + j)));
-            device::copy(testing::execution(), static_cast<kernels::bf16*>(product.data) + i * product.stride,
-                         row.data(), tile.feature_count * 2, device::Direction::to_device);
-            kernels::fence(testing::execution());
-          }
-        });
-    std::int64_t total = selection.statistics().entries;
+    selector->select(n_tokens, of_layer,
+                     [&](const kernels::Execution& where, const TileRequest& tile, kernels::AnyMatrix product) {
+                       REQUIRE(product.type == kernels::Scalar::bf16);
+                       for (std::int64_t i = 0; i < tile.token_count; ++i) {
+                         std::vector<kernels::bf16> row;
+                         for (std::int64_t j = 0; j < tile.feature_count; ++j)
+                           row.push_back(kernels::to_bf16(problem.at(tokens.begin + tile.token_begin + i, tile.layer,
+                                                                     features.begin + tile.feature_begin + j)));
+                         device::copy(where, static_cast<kernels::bf16*>(product.data) + i * product.stride, row.data(),
+                                      tile.feature_count * 2, device::Direction::to_device);
+                         kernels::fence(where);
+                       }
+                     });
+    std::int64_t total = selector->statistics().entries;
     grid.world().sum({&total, 1});
     CHECK(total == static_cast<std::int64_t>(expected.size()));
-    const auto values = Harness::to_host(selection.activations().value.data, selection.statistics().entries);
+    const auto values = Harness::to_host(selector->activations().value.data, selector->statistics().entries);
     std::size_t i = 0;
     for (const Entry& e : expected)
       if (e.token >= tokens.begin && e.token < tokens.end && e.feature >= features.begin && e.feature < features.end)

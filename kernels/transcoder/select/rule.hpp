@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The rule by which activations of a batch are selected, and the arithmetic of finding them: the same functions on host
+// and device, for the portable kernels (select.hpp) and the hand-written ones (select_cuda.hpp).
+//
+// r = fp32(stored product + bias). Candidates are entries with r > 0, ordered by (r descending, then token, layer and
+// feature ascending, all indices global). Of each group the first min(K, #candidates) are selected.
+//
+// clang-format off
+//   rule         groups, by scope layer | all_layers          K, with k = entries per token (and layer)
+//   batch_topk   one per layer          | one                 round(k N) | round(k N L), N tokens of the whole batch
+//   topk         one per token and layer| one per token       round(k)   | round(k L)
+//   relu         -                                            every candidate
+// clang-format on
+//
+// The bits of r > 0, read as an unsigned integer, order as r does: the key. Thresholds and histograms work on keys, so
+// the search for the K-th largest is exact, and sums over ranks are sums of integers.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/array.hpp"
+#include "kernels/bf16.hpp"
+
+namespace weft::kernels {
+
+enum class SelectionRule { batch_topk, topk, relu };
+
+/// K of a group with `n_layers` layers (1 for scope layer) and `n_tokens` tokens (1 for topk). Halves round up; at
+/// least 1.
+inline std::int64_t selection_budget(double k, std::int64_t n_layers, std::int64_t n_tokens) {
+  return std::max<std::int64_t>(1, std::llround(k * static_cast<double>(n_layers) * static_cast<double>(n_tokens)));
+}
+
+// ---- order ----------------------------------------------------------------------------------------------------------
+
+/// Order-preserving key of r; 0 for everything that is not positive, NaN included (finiteness is checked elsewhere).
+WEFT_HOST_DEVICE inline std::uint32_t selection_key(float r) { return r > 0.0f ? float_bits(r) : 0u; }
+constexpr std::uint32_t kLargestKey = 0x7f800000u;  ///< of infinity
+
+/// An entry and its position in the order as one word: larger words come first, no two are equal, 0 is no entry.
+/// `index` = layer * features per layer + feature, both global: of equal keys in a token the lower index comes first.
+WEFT_HOST_DEVICE constexpr std::uint64_t selection_word(std::uint32_t key, std::uint32_t index) {
+  return static_cast<std::uint64_t>(key) << 32 | (0xffffffffu - index);
+}
+WEFT_HOST_DEVICE constexpr std::uint32_t key_of_word(std::uint64_t word) {
+  return static_cast<std::uint32_t>(word >> 32);
+}
+WEFT_HOST_DEVICE constexpr std::uint32_t index_of_word(std::uint64_t word) {
+  return 0xffffffffu - static_cast<std::uint32_t>(word);
+}
+
+// ---- search for the K-th key ----------------------------------------------------------------------------------------
+
+/// A key is found in three rounds of at most 2048 bins: bits 30..20, 19..9, 8..0.
+constexpr int kHistogramRounds = 3;
+constexpr int kHistogramBins = 2048;
+WEFT_HOST_DEVICE constexpr int histogram_shift(int round) { return round == 0 ? 20 : round == 1 ? 9 : 0; }
+WEFT_HOST_DEVICE constexpr int histogram_width(int round) { return round == 2 ? 9 : 11; }
+
+/// The keys of one round: those whose bits above the round's bins equal `prefix` (0 in round 0).
+struct HistogramRound {
+  int round = 0;
+  std::uint32_t prefix = 0;
+
+  /// Bin of a key; -1 if it is not of this round or not a candidate.
+  WEFT_HOST_DEVICE constexpr int bin(std::uint32_t key) const {
+    const int shift = histogram_shift(round), width = histogram_width(round);
+    if (key == 0 || (key >> (shift + width)) != prefix) return -1;
+    return static_cast<int>((key >> shift) & ((1u << width) - 1u));
+  }
+};
+
+/// The highest bin such that it and the bins above hold at least `rank` keys (>= 1); -1 if all hold fewer.
+template <class Count>
+struct PickedBin {
+  int bin;
+  Count above;   ///< keys in the bins above it (bin -1: all)
+  Count inside;  ///< keys in it
+};
+
+template <class Count>
+PickedBin<Count> pick_bin(const Count* histogram, Count rank) {
+  PickedBin<Count> picked{kHistogramBins - 1, 0, 0};
+  while (picked.bin >= 0 && picked.above + histogram[picked.bin] < rank) picked.above += histogram[picked.bin--];
+  if (picked.bin >= 0) picked.inside = histogram[picked.bin];
+  return picked;
+}
+
+/// The search for the K-th key of a group through the rounds. `Count` is an integer of 64 bits.
+template <class Count>
+struct KeySearch {
+  Count wanted = 0;          ///< K
+  Count greater = 0;         ///< keys with larger upper bits than the K-th (exhausted: all)
+  Count inside = 0;          ///< keys with its upper bits; after the last round its ties, itself included
+  std::uint32_t prefix = 0;  ///< upper bits of the K-th key, as far as they are known
+  int rounds = 0;            ///< done
+  bool exhausted = false;    ///< there are fewer than K keys: all count
+
+  /// Keys of the next round.
+  WEFT_HOST_DEVICE HistogramRound round() const { return {rounds, prefix}; }
+  /// Rank of the K-th key among the keys of the next round.
+  WEFT_HOST_DEVICE Count rank() const { return wanted - greater; }
+  /// Takes the bin of `rank()` in the histogram of `round()`.
+  WEFT_HOST_DEVICE void advance(const PickedBin<Count>& picked) {
+    if (exhausted) return;
+    greater += picked.above;
+    inside = picked.inside;
+    exhausted = picked.bin < 0;  // only possible in the first round
+    if (!exhausted) prefix = prefix << histogram_width(rounds) | static_cast<std::uint32_t>(picked.bin);
+    ++rounds;
+  }
+  /// The least key with the prefix; after the last round the K-th key. 0: every candidate counts.
+  WEFT_HOST_DEVICE std::uint32_t key() const { return exhausted ? 0 : prefix << histogram_shift(rounds - 1); }
+  /// Keys that reach key().
+  WEFT_HOST_DEVICE Count reaching() const { return greater + inside; }
+  /// The threshold that exactly the keys from key() on exceed.
+  WEFT_HOST_DEVICE std::uint32_t threshold() const { return key() == 0 ? 0 : key() - 1; }
+  /// Entries at the K-th key that are selected, and those that are not. After the last round.
+  WEFT_HOST_DEVICE Count ties_kept() const { return wanted - greater; }
+  WEFT_HOST_DEVICE Count ties_cut() const { return exhausted ? 0 : reaching() - wanted; }
+};
+
+/// Ties are selected in the order (token, layer, feature). Of `ties` entries at the K-th key with `before` others ahead
+/// of them, how many are among the first `kept`.
+template <class Count>
+WEFT_HOST_DEVICE constexpr Count ties_admitted(Count ties, Count before, Count kept) {
+  return before >= kept ? 0 : ties < kept - before ? ties : kept - before;
+}
+
+// ---- threshold of the next batch ------------------------------------------------------------------------------------
+//
+// A filter threshold slightly below the K-th key lets a little more than K entries pass. Near the K-th value the
+// logarithm of the rank falls about linearly with the value; both functions follow that line from the threshold of this
+// batch to the wanted rank of the next. Any threshold gives the same result; a bad one costs a second pass.
+//
+// The two backends use different constants and precision. Both are kept: the thresholds are checkpointed and must
+// repeat bit for bit on each backend.
+
+/// Host driver: aims at 1.5 + 4 / sqrt(K) times K entries (small batches fluctuate), in fp64. `passed`: entries of all
+/// ranks above `threshold`; `overflow`: too many for the list of some rank, so that `passed` is not known.
+inline std::uint32_t next_threshold_host(std::uint32_t kth_key, std::uint32_t threshold, bool overflow,
+                                         std::int64_t passed, std::int64_t wanted) {
+  if (kth_key == 0) return 0;
+  const double kth = bits_float(std::min(kth_key, kLargestKey - 1));
+  double below = kth / 16;
+  if (threshold > 0 && threshold < kth_key) {
+    const double width = kth - bits_float(threshold);
+    const double k = static_cast<double>(wanted);
+    const double target = 1.5 + 4 / std::sqrt(k);
+    const double growth = std::log(static_cast<double>(std::max(passed, wanted)) / k);
+    below = overflow ? width / 4 : width * std::log(target) / std::max(growth, 0.05);
+  }
+  below = std::clamp(below, kth / 4096, kth / 4);
+  return std::min(selection_key(static_cast<float>(kth - below)), kth_key - 1);
+}
+
+/// Device driver: aims at 1.375 times K entries, in fp32. `passed`: entries of all ranks above `threshold`, if `known`.
+WEFT_HOST_DEVICE inline std::uint32_t next_threshold_device(std::uint32_t kth_key, std::uint32_t threshold, bool known,
+                                                            std::uint64_t passed, std::uint64_t wanted) {
+  constexpr float kLogTarget = 0.31845f;  // log(1.375)
+  const float kth = bits_float(kth_key), now = bits_float(threshold);
+  float next = 0;
+  if (!known) {
+    next = 0.95f * kth;
+  } else if (passed > wanted) {
+    const float growth = logf(static_cast<float>(passed) / static_cast<float>(wanted));
+    next = kth - kLogTarget * (kth - now) / fmaxf(growth, 1e-6f);
+    next = fminf(fmaxf(next, 0.93f * kth), 0.9999f * kth);
+  } else if (passed == wanted) {
+    next = 0.98f * now;
+  }
+  return selection_key(next);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Selector by the hand-written CUDA kernels (kernels/transcoder/select/select_cuda.hpp): the same steps as the host
+// driver, on the GPU, with two differences. Only ranks whose list is not complete compute their tiles again, without an
+// exchange in between; and ties are always counted. The host waits for nothing while the stream is captured.
+//
+//   bytes sent per rank and step   8 * groups * (3 * 2048 + D + 6) to be summed, and N/D * L * 4 on the feature axis
+//
+// CUDA builds only: other builds declare these functions and do not define them.
+#pragma once
+
+#include "transcoder/selection/selection.hpp"
+
+namespace weft::transcoder {
+
+/// Adds the driver's buffers to sizes.device_bytes and host_bytes; sets on_gpu_bytes.
+void add_device_selector_bytes(const SelectionSpec&, SelectionSizes& sizes);
+
+/// Collective over the grid.
+std::unique_ptr<Selector> make_device_selector(const SelectionSpec&, const SelectionSizes&, const parallel::Grid&,
+                                               const kernels::Execution&, const SumDecorator&);
+
+}  // namespace weft::transcoder

@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/selection/host_selector.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/contract.hpp"
+#include "base/error.hpp"
+#include "kernels/runtime.hpp"
+#include "kernels/transcoder/select/select.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+using kernels::Array;
+using kernels::kHistogramBins;
+using kernels::kHistogramRounds;
+using Search = kernels::KeySearch<std::int64_t>;
+
+constexpr std::int64_t kCandidateSlack = 1024;
+
+/// Buffers of the driver. Unused ones have size 0.
+struct Arrays {
+  Arrays(const SelectionSpec&, const SelectionSizes&, kernels::Workspace& device, kernels::Workspace& on_host);
+
+  kernels::AnyMatrix tile;  // [tile_tokens, tile_features]
+  // batch_topk, relu
+  Array<std::uint32_t> candidate_key;  // [candidates]
+  Array<float> candidate_value;
+  Array<std::int64_t> segment_begin;          // [layers * feature blocks * tokens + 1]
+  Array<std::int64_t> histogram;              // [n_groups, bins]
+  Array<std::uint32_t> threshold;             // [n_layers]
+  Array<std::int32_t> ties, admit, admitted;  // [tokens, n_layers]
+  // topk
+  Array<std::uint64_t> best;           // [tokens, n_groups, budget]
+  Array<std::uint64_t> best_received;  // [feature ranks, tokens of a slice, n_groups, budget]
+  Array<std::uint64_t> cut_off_slice;  // [tokens of a slice, n_groups]
+  Array<std::uint64_t> cut_off;        // [tokens, n_groups]
+
+  struct {
+    Array<std::int64_t> count;      // [1]
+    Array<std::int64_t> histogram;  // [n_groups * bins + 1]: the last element counts ranks whose list overflowed
+    Array<std::uint32_t> threshold;
+    Array<std::int32_t> admit;  // [tokens, n_layers]
+    Array<std::int32_t> ties;   // [feature ranks, tokens, n_layers]
+    Array<std::uint64_t> best, best_received, cut_off_slice, cut_off;
+  } host;
+
+  std::int64_t budget_of_token = 0;  // topk: columns of the lists
+};
+
+Arrays::Arrays(const SelectionSpec& spec, const SelectionSizes& sizes, kernels::Workspace& device,
+               kernels::Workspace& on_host) {
+  const SelectionShape& shape = spec.shape;
+  const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
+  const std::int64_t layers_of_group = spec.settings.scope == Scope::layer ? 1 : shape.n_layers;
+  const auto bytes =
+      device.take<std::byte>(sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(spec.product()));
+  tile = {bytes.data, spec.product(), sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
+  if (spec.settings.activation == Activation::topk) {
+    budget_of_token =
+        std::min(selection_budget(spec.settings, shape.n_layers, shape.max_tokens), layers_of_group * shape.n_features);
+    const std::int64_t rows = sizes.max_tokens * sizes.n_groups;
+    best = device.take<std::uint64_t>(rows * budget_of_token);
+    if (n_shards == 1) return;
+    const std::int64_t slice_rows = parallel::largest_part(sizes.max_tokens, n_shards) * sizes.n_groups;
+    best_received = device.take<std::uint64_t>(n_shards * slice_rows * budget_of_token);
+    cut_off_slice = device.take<std::uint64_t>(slice_rows);
+    cut_off = device.take<std::uint64_t>(rows);
+    host.best = on_host.take<std::uint64_t>(best.size);
+    host.best_received = on_host.take<std::uint64_t>(best_received.size);
+    host.cut_off_slice = on_host.take<std::uint64_t>(cut_off_slice.size);
+    host.cut_off = on_host.take<std::uint64_t>(cut_off.size);
+    return;
+  }
+  const std::int64_t all_entries = sizes.max_tokens * shape.n_layers * sizes.max_features;
+  // About half as many again as are selected pass the filter; a bin of the first histogram may admit more.
+  const std::int64_t candidates = std::min(all_entries, sizes.capacity * 5 / 2 + kCandidateSlack);
+  const std::int64_t n_blocks =
+      sizes.tile_features > 0 ? (sizes.max_features + sizes.tile_features - 1) / sizes.tile_features : 0;
+  candidate_key = device.take<std::uint32_t>(candidates);
+  candidate_value = device.take<float>(candidates);
+  segment_begin = device.take<std::int64_t>(shape.n_layers * n_blocks * sizes.max_tokens + 1);
+  threshold = device.take<std::uint32_t>(shape.n_layers);
+  host.count = on_host.take<std::int64_t>(1);
+  host.threshold = on_host.take<std::uint32_t>(shape.n_layers);
+  if (spec.settings.activation != Activation::batch_topk) return;
+  const std::int64_t per_layer = sizes.max_tokens * shape.n_layers;
+  histogram = device.take<std::int64_t>(sizes.n_groups * kHistogramBins);
+  ties = device.take<std::int32_t>(per_layer);
+  admit = device.take<std::int32_t>(per_layer);
+  admitted = device.take<std::int32_t>(per_layer);
+  host.histogram = on_host.take<std::int64_t>(histogram.size + 1);
+  host.admit = on_host.take<std::int32_t>(per_layer);
+  host.ties = on_host.take<std::int32_t>(n_shards * per_layer);
+}
+
+class HostSelector final : public Selector {
+ public:
+  HostSelector(const SelectionSpec& spec, const SelectionSizes& sizes, const parallel::Grid& grid,
+               const kernels::Execution& execution, const SumDecorator& decorate)
+      : Selector(spec, sizes, grid, execution), arrays_(spec, sizes), sum_(decorate([this](Array<std::int64_t> values) {
+          const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(values.size));
+          grid_.world().sum(std::span<std::int64_t>(values.data, static_cast<std::size_t>(values.size)));
+        })) {
+    if (spec.settings.activation == Activation::batch_topk)
+      controller_.assign(static_cast<std::size_t>(sizes.n_groups), 0);
+  }
+
+  ControllerState controller_state() override {
+    return {{controller_.data(), static_cast<std::int64_t>(controller_.size())}, false};
+  }
+  parallel::Exchanges exchanges() const override { return exchanges_; }
+
+ private:
+  void select_batch(const Batch&) override;
+
+  template <class Visit>
+  bool for_each_tile(const Batch&, Visit&& visit);
+  kernels::CandidateLists candidates(const Batch&) const;
+  kernels::Matrix<std::int32_t> per_layer(const Array<std::int32_t>& counts, const Batch& batch) const {
+    return {counts.data, batch.n_tokens, spec_.shape.n_layers, spec_.shape.n_layers};
+  }
+  std::int64_t n_blocks(const Batch& batch) const {
+    return (batch.features.size() + sizes_.tile_features - 1) / sizes_.tile_features;
+  }
+  std::int64_t group_of(std::int64_t layer) const { return sizes_.n_groups == 1 ? 0 : layer; }
+  std::vector<Search> new_searches(const Batch& batch) const {
+    return std::vector<Search>(static_cast<std::size_t>(sizes_.n_groups), Search{.wanted = batch.budget});
+  }
+  std::int64_t reduced_bytes(std::int64_t n_words) const {
+    return parallel::bytes_of_reduction(n_words * 8, grid_.world().size());
+  }
+  void copy_to_host(void* to, const void* from, std::int64_t bytes) {
+    device::copy(execution_, to, from, bytes, device::Direction::to_host);
+    kernels::fence(execution_);
+  }
+  void copy_to_device(void* to, const void* from, std::int64_t bytes) {
+    device::copy(execution_, to, from, bytes, device::Direction::to_device);
+  }
+
+  void select_over_batch(const Batch&);
+  bool collect(const Batch&, std::span<const std::uint32_t> threshold);
+  bool filter_tiles(const Batch&, std::span<const std::uint32_t> threshold, bool ordered);
+  std::vector<Search> search_own_tiles(const Batch&);
+  std::vector<Search> search_candidates(const Batch&, bool complete, bool& overflow);
+  void count_ties_of_tiles(const Batch&, std::span<const Search> found);
+  bool admit_ties(const Batch&, std::span<const Search> found);
+  void take_candidates(const Batch&, std::span<const Search> found, bool ties_are_cut);
+  void select_per_token(const Batch&);
+  Array<const std::uint64_t> cut_offs(const Batch&);
+
+  PlacedArrays<Arrays> arrays_;
+  std::vector<std::uint32_t> controller_;  // thresholds of the next batch, by group
+  std::vector<std::int64_t> passed_;       // by group: entries of all ranks that passed the filter
+  parallel::Exchanges exchanges_;
+  SumOverRanks sum_;
+};
+
+void HostSelector::select_batch(const Batch& batch) {
+  switch (spec_.settings.activation) {
+    case Activation::batch_topk:
+      select_over_batch(batch);
+      break;
+    case Activation::topk:
+      select_per_token(batch);
+      break;
+    case Activation::relu: {
+      const std::vector<std::uint32_t> zero(static_cast<std::size_t>(sizes_.n_groups), 0);
+      filter_tiles(batch, zero, false);
+      take_candidates(batch, {}, false);
+      break;
+    }
+  }
+}
+
+kernels::CandidateLists HostSelector::candidates(const Batch& batch) const {
+  return {batch.n_tokens,         spec_.shape.n_layers,     n_blocks(batch),       batch.features.size(),
+          arrays_->candidate_key, arrays_->candidate_value, arrays_->segment_begin};
+}
+
+/// Computes the products of every tile in the order (layer, feature block, tokens) and calls visit(tile, block) until
+/// it returns false. Returns true if all tiles were visited.
+template <class Visit>
+bool HostSelector::for_each_tile(const Batch& batch, Visit&& visit) {
+  ++statistics_.passes;
+  for (std::int64_t layer = 0; layer < spec_.shape.n_layers; ++layer)
+    for (std::int64_t block = 0; block < n_blocks(batch); ++block)
+      for (std::int64_t token = 0; token < batch.n_tokens; token += sizes_.tile_tokens) {
+        const std::int64_t feature = block * sizes_.tile_features;
+        const TileRequest request{layer, token, std::min(sizes_.tile_tokens, batch.n_tokens - token), feature,
+                                  std::min(sizes_.tile_features, batch.features.size() - feature)};
+        kernels::AnyMatrix product = arrays_->tile;
+        product.rows = request.token_count;
+        product.columns = product.stride = request.feature_count;
+        (*batch.produce)(execution_, request, product);
+        const Array<const float> bias{batch.bias[static_cast<std::size_t>(layer)].data + feature,
+                                      request.feature_count};
+        if (!visit(kernels::Tile{product, bias, layer, token, feature}, block)) return false;
+      }
+  return true;
+}
+
+// ---- over the batch
+
+void HostSelector::select_over_batch(const Batch& batch) {
+  std::vector<std::uint32_t> threshold = controller_;
+  for (std::uint32_t& key : threshold) key = std::min(key, kernels::kLargestKey);
+  // The maximum over ranks is formed while they encode.
+  auto pending = grid_.world().start_maximum({threshold.begin(), threshold.end()});
+  bool complete = collect(batch, threshold), overflow = false;
+  const std::vector<std::int64_t> largest = [&] {
+    const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(sizes_.n_groups));
+    return pending.wait();
+  }();
+  std::vector<std::int64_t> filtered_with = largest;
+
+  std::vector<Search> found = search_candidates(batch, complete, overflow);
+  // A rank has not collected keys up to its threshold. If the K-th key is not above all thresholds, some of these keys
+  // may be selected: all ranks begin again without a threshold.
+  const auto too_high = [&] {
+    for (std::size_t g = 0; g < found.size(); ++g)
+      if (filtered_with[g] >= std::max<std::int64_t>(1, found[g].key())) return true;
+    return false;
+  };
+  if (too_high()) {
+    ++statistics_.redos;
+    std::fill(threshold.begin(), threshold.end(), 0);
+    std::fill(filtered_with.begin(), filtered_with.end(), 0);
+    complete = collect(batch, threshold);
+    found = search_candidates(batch, complete, overflow);
+    WEFT_ASSERT(!too_high());
+  }
+  const bool ties_are_cut = admit_ties(batch, found);
+  take_candidates(batch, found, ties_are_cut);
+
+  for (std::size_t g = 0; g < found.size(); ++g) {
+    controller_[g] = kernels::next_threshold_host(found[g].key(), static_cast<std::uint32_t>(largest[g]), overflow,
+                                                  passed_[g], batch.budget);
+    statistics_.threshold.push_back(kernels::bits_float(found[g].key()));
+  }
+}
+
+/// Fills the candidate lists so that no selected entry is missing, unless a threshold was too high. Returns true if the
+/// list was complete after the first pass.
+bool HostSelector::collect(const Batch& batch, std::span<const std::uint32_t> threshold) {
+  if (filter_tiles(batch, threshold, false)) return true;
+  const std::vector<Search> found = search_own_tiles(batch);
+  std::vector<std::uint32_t> lower;
+  std::int64_t passing = 0;
+  for (const Search& search : found) {
+    lower.push_back(search.threshold());
+    passing += search.reaching();
+  }
+  const bool ordered = passing > arrays_->candidate_key.size;
+  if (ordered) {
+    // Ties alone overflow the list: of each group only the first that could be selected enter.
+    count_ties_of_tiles(batch, found);
+    for (std::size_t g = 0; g < found.size(); ++g) lower[g] = found[g].key();
+  }
+  if (!filter_tiles(batch, lower, ordered))
+    throw error(ExitCode::internal,
+                "more pre-activations passed the filter than were counted before (the encoder's products differ "
+                "between two passes over the same tiles); the dense library must give the same bits for the same "
+                "shapes");
+  return false;
+}
+
+/// Sets arrays_->admit for a filter with the keys found, from this rank's own ties.
+void HostSelector::count_ties_of_tiles(const Batch& batch, std::span<const Search> found) {
+  const std::int64_t n = batch.n_tokens * spec_.shape.n_layers;
+  device::zero(execution_, arrays_->ties.data, n * 4);
+  for_each_tile(batch, [&](const kernels::Tile& tile, std::int64_t) {
+    const std::uint32_t key = found[static_cast<std::size_t>(group_of(tile.layer))].key();
+    if (key > 0) kernels::count_ties_tile(execution_, tile, key, per_layer(arrays_->ties, batch));
+    return true;
+  });
+  copy_to_host(arrays_->host.admit.data, arrays_->ties.data, n * 4);
+  std::vector<std::int64_t> before(found.size(), 0);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto g = static_cast<std::size_t>(group_of(i % spec_.shape.n_layers));
+    std::int32_t& count = arrays_->host.admit[i];
+    const std::int64_t ties = count;
+    count = static_cast<std::int32_t>(kernels::ties_admitted(ties, before[g], found[g].ties_kept()));
+    before[g] += ties;
+  }
+  copy_to_device(arrays_->admit.data, arrays_->host.admit.data, n * 4);
+}
+
+/// One pass over the tiles. Returns false if more entries passed than the list holds.
+bool HostSelector::filter_tiles(const Batch& batch, std::span<const std::uint32_t> threshold, bool ordered) {
+  const kernels::CandidateLists lists = candidates(batch);
+  device::zero(execution_, arrays_->segment_begin.data, sizeof(std::int64_t));
+  kernels::Filter filter;
+  if (ordered) {
+    filter.admit = per_layer(arrays_->admit, batch);
+    filter.admitted = per_layer(arrays_->admitted, batch);
+    device::zero(execution_, arrays_->admitted.data, batch.n_tokens * spec_.shape.n_layers * 4);
+  }
+  return for_each_tile(batch, [&](const kernels::Tile& tile, std::int64_t block) {
+    filter.threshold = threshold[static_cast<std::size_t>(group_of(tile.layer))];
+    kernels::filter_tile(execution_, tile, block, filter, lists);
+    const std::int64_t next_segment = lists.segment(tile.layer, block, tile.token_begin + tile.product.rows);
+    copy_to_host(arrays_->host.count.data, lists.segment_begin.data + next_segment, sizeof(std::int64_t));
+    return arrays_->host.count[0] <= lists.key.size;
+  });
+}
+
+/// For each group a key that at least K of this rank's entries reach (or all its candidates), refined until the entries
+/// that reach it fit the list or the key is exact.
+std::vector<Search> HostSelector::search_own_tiles(const Batch& batch) {
+  std::vector<Search> searches = new_searches(batch);
+  std::int64_t* host = arrays_->host.histogram.data;
+  for (int round = 0; round < kHistogramRounds; ++round) {
+    device::zero(execution_, arrays_->histogram.data, sizes_.n_groups * kHistogramBins * 8);
+    for_each_tile(batch, [&](const kernels::Tile& tile, std::int64_t) {
+      const std::int64_t group = group_of(tile.layer);
+      kernels::histogram_tile(execution_, tile, {round, searches[static_cast<std::size_t>(group)].prefix},
+                              {arrays_->histogram.data + group * kHistogramBins, kHistogramBins});
+      return true;
+    });
+    copy_to_host(host, arrays_->histogram.data, sizes_.n_groups * kHistogramBins * 8);
+    std::int64_t passing = 0;
+    for (std::size_t g = 0; g < searches.size(); ++g) {
+      searches[g].advance(kernels::pick_bin(host + static_cast<std::int64_t>(g) * kHistogramBins, searches[g].rank()));
+      passing += searches[g].reaching();
+    }
+    if (passing <= arrays_->candidate_key.size) break;
+  }
+  return searches;
+}
+
+/// The exact K-th key of each group among the candidates of all ranks. Sets `overflow` if the list of some rank was not
+/// complete. Collective.
+std::vector<Search> HostSelector::search_candidates(const Batch& batch, bool complete, bool& overflow) {
+  const kernels::CandidateLists lists = candidates(batch);
+  std::vector<Search> searches = new_searches(batch);
+  const Array<std::int64_t> host = arrays_->host.histogram;
+  for (int round = 0; round < kHistogramRounds; ++round) {
+    device::zero(execution_, arrays_->histogram.data, sizes_.n_groups * kHistogramBins * 8);
+    for (std::int64_t g = 0; g < sizes_.n_groups; ++g)
+      kernels::histogram_candidates(execution_, lists, g, sizes_.n_groups == 1 ? spec_.shape.n_layers : g + 1,
+                                    {round, searches[static_cast<std::size_t>(g)].prefix},
+                                    {arrays_->histogram.data + g * kHistogramBins, kHistogramBins});
+    copy_to_host(host.data, arrays_->histogram.data, sizes_.n_groups * kHistogramBins * 8);
+    host[host.size - 1] = complete ? 0 : 1;
+    sum_(host);
+    if (round == 0) {
+      overflow = host[host.size - 1] > 0;
+      passed_.assign(searches.size(), 0);
+      for (std::size_t g = 0; g < searches.size(); ++g) {
+        const std::int64_t* own = host.data + static_cast<std::int64_t>(g) * kHistogramBins;
+        passed_[g] = std::accumulate(own, own + kHistogramBins, std::int64_t{0});
+      }
+    }
+    for (std::size_t g = 0; g < searches.size(); ++g)
+      searches[g].advance(
+          kernels::pick_bin(host.data + static_cast<std::int64_t>(g) * kHistogramBins, searches[g].rank()));
+  }
+  return searches;
+}
+
+/// If more entries than K reach a K-th key: sets arrays_->admit to the number of its ties that each (token, layer) of
+/// this rank keeps. Returns true in that case, the same on all ranks. Collective.
+bool HostSelector::admit_ties(const Batch& batch, std::span<const Search> found) {
+  for (const Search& search : found) statistics_.ties_cut += search.ties_cut();
+  if (statistics_.ties_cut == 0) return false;
+
+  const std::int64_t n_layers = spec_.shape.n_layers, n = batch.n_tokens * n_layers;
+  for (std::int64_t layer = 0; layer < n_layers; ++layer)
+    arrays_->host.threshold[layer] = found[static_cast<std::size_t>(group_of(layer))].key();
+  copy_to_device(arrays_->threshold.data, arrays_->host.threshold.data, n_layers * 4);
+  kernels::count_ties(execution_, candidates(batch), arrays_->threshold, per_layer(arrays_->ties, batch));
+  copy_to_host(arrays_->host.admit.data, arrays_->ties.data, n * 4);
+  const std::int64_t n_shards = grid_.size(parallel::kFeatureAxis), own = grid_.index(parallel::kFeatureAxis);
+  {
+    const parallel::TimedExchange timed(exchanges_, kName, n * 4 * (n_shards - 1));
+    grid_.axis(parallel::kFeatureAxis).all_gather(arrays_->host.admit.data, arrays_->host.ties.data, n * 4);
+  }
+
+  // Earlier tokens are those of the data groups before this one.
+  std::vector<std::int64_t> ties_of_group(found.size(), 0);
+  for (std::int64_t i = 0; i < n_shards * n; ++i)
+    ties_of_group[static_cast<std::size_t>(group_of(i % n_layers))] += arrays_->host.ties[i];
+  std::vector<std::int64_t> of_all(found.size() * static_cast<std::size_t>(grid_.size(parallel::kDataAxis)));
+  {
+    const std::int64_t bytes = static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
+    const parallel::TimedExchange timed(exchanges_, kName, bytes * (grid_.size(parallel::kDataAxis) - 1));
+    grid_.axis(parallel::kDataAxis).all_gather(ties_of_group.data(), of_all.data(), bytes);
+  }
+  std::vector<std::int64_t> before(found.size(), 0);
+  for (std::size_t g = 0; g < found.size(); ++g)
+    for (std::int64_t d = 0; d < grid_.index(parallel::kDataAxis); ++d)
+      before[g] += of_all[static_cast<std::size_t>(d) * found.size() + g];
+
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto g = static_cast<std::size_t>(group_of(i % n_layers));
+    for (std::int64_t shard = 0; shard < n_shards; ++shard) {
+      const std::int64_t ties = arrays_->host.ties[shard * n + i];
+      if (shard == own)
+        arrays_->host.admit[i] =
+            static_cast<std::int32_t>(kernels::ties_admitted(ties, before[g], found[g].ties_kept()));
+      before[g] += ties;
+    }
+  }
+  copy_to_device(arrays_->admit.data, arrays_->host.admit.data, n * 4);
+  return true;
+}
+
+/// The result: candidates from the K-th keys on. found = {}: all.
+void HostSelector::take_candidates(const Batch& batch, std::span<const Search> found, bool ties_are_cut) {
+  const std::int64_t n_layers = spec_.shape.n_layers;
+  for (std::int64_t layer = 0; layer < n_layers; ++layer)
+    arrays_->host.threshold[layer] = found.empty() ? 0 : found[static_cast<std::size_t>(group_of(layer))].key();
+  copy_to_device(arrays_->threshold.data, arrays_->host.threshold.data, n_layers * 4);
+  kernels::Matrix<const std::int32_t> admit;
+  if (ties_are_cut) admit = per_layer(arrays_->admit, batch);
+  kernels::take_candidates(execution_, candidates(batch), arrays_->threshold, admit, activations());
+}
+
+// ---- per token
+
+void HostSelector::select_per_token(const Batch& batch) {
+  const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = arrays_->budget_of_token;
+  const kernels::BestLists best{
+      sizes_.n_groups, spec_.shape.n_features, batch.features.begin, {arrays_->best.data, n_rows, budget, budget}};
+  device::zero(execution_, best.word.data, n_rows * budget * 8);
+  for_each_tile(batch, [&](const kernels::Tile& tile, std::int64_t) {
+    kernels::keep_best_tile(execution_, tile, best);
+    return true;
+  });
+  const Array<const std::uint64_t> least =
+      grid_.size(parallel::kFeatureAxis) > 1 ? cut_offs(batch) : Array<const std::uint64_t>{};
+  kernels::take_best(execution_, best, least, activations());
+}
+
+/// For each (token, group) the least word that is selected. Each rank of the feature axis merges the lists of all ranks
+/// for a slice of the tokens and returns the cut-offs to all. Collective.
+Array<const std::uint64_t> HostSelector::cut_offs(const Batch& batch) {
+  const parallel::Communicator& axis = grid_.axis(parallel::kFeatureAxis);
+  const std::int64_t n_shards = grid_.size(parallel::kFeatureAxis);
+  const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = arrays_->budget_of_token;
+  std::vector<std::int64_t> rows_of_slice;
+  for (std::int64_t i = 0; i < n_shards; ++i)
+    rows_of_slice.push_back(parallel::part(batch.n_tokens, n_shards, i).size() * sizes_.n_groups);
+  const std::int64_t own_rows = rows_of_slice[static_cast<std::size_t>(grid_.index(parallel::kFeatureAxis))];
+  std::vector<std::int64_t> send, receive(static_cast<std::size_t>(n_shards), own_rows * budget * 8), returned;
+  for (const std::int64_t rows : rows_of_slice) {
+    send.push_back(rows * budget * 8);
+    returned.push_back(rows * 8);
+  }
+  const auto& host = arrays_->host;
+  copy_to_host(host.best.data, arrays_->best.data, n_rows * budget * 8);
+  {
+    const parallel::TimedExchange timed(exchanges_, kName, (n_rows - own_rows) * budget * 8);
+    axis.all_to_all(host.best.data, send, host.best_received.data, receive);
+  }
+  copy_to_device(arrays_->best_received.data, host.best_received.data, n_shards * own_rows * budget * 8);
+  kernels::merge_best(execution_, {arrays_->best_received.data, n_shards * own_rows, budget, budget}, n_shards,
+                      {arrays_->cut_off_slice.data, own_rows});
+  copy_to_host(host.cut_off_slice.data, arrays_->cut_off_slice.data, own_rows * 8);
+  {
+    const parallel::TimedExchange timed(exchanges_, kName, own_rows * 8 * (n_shards - 1));
+    axis.all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
+  }
+  copy_to_device(arrays_->cut_off.data, host.cut_off.data, n_rows * 8);
+  return {arrays_->cut_off.data, n_rows};
+}
+
+}  // namespace
+
+void add_host_selector_bytes(const SelectionSpec& spec, SelectionSizes& sizes) {
+  PlacedArrays<Arrays>::add_bytes(spec, sizes);
+}
+
+std::unique_ptr<Selector> make_host_selector(const SelectionSpec& spec, const SelectionSizes& sizes,
+                                             const parallel::Grid& grid, const kernels::Execution& execution,
+                                             const SumDecorator& decorate) {
+  return std::make_unique<HostSelector>(spec, sizes, grid, execution, decorate);
+}
+
+}  // namespace weft::transcoder
