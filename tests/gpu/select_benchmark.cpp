@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Times the encode phase on one GPU: 12 products of GPT-2 small's size, the filter, the exact selection and the rows,
-// out of one CUDA graph, over several batches in turn. Prints a table and checks that rows do not depend on the filter.
+// from one CUDA graph, over several batches. Prints a table and checks that rows do not depend on the filter.
 //
 //   select_benchmark [tokens d_model features layers]
 #include <cuda_runtime.h>
@@ -161,7 +161,7 @@ int main(int argc, char** argv) try {
       const cuda::GemmRecord alone = cuda::Gemm::tune(execution, shape, x, weight[0], scratch, gemm_workspace);
       double best = 0;
       int number = 0;
-      // All layers in one graph, as the step runs them: sustained power decides, not the short run.
+      // All layers in one graph, as in a step: under sustained load the clock rate differs from that of a short run.
       for (const cuda::GemmRecord& candidate : cuda::Gemm::candidates(shape, gemm_workspace.size)) {
         const cuda::Gemm gemm(shape, gemm_workspace.size, &candidate);
         const Graph graph(stream, [&] { all_products(gemm); });
@@ -217,7 +217,7 @@ int main(int argc, char** argv) try {
           const auto select = [&](const DeviceSelection::Producer& producer) {
             selection.select(execution, N, request.budget, bias, producer, rows);
           };
-          // Eagerly first: the filter learns its threshold. The result must not change when it has.
+          // Eagerly first, until the threshold of the filter has settled. The result must not change.
           const auto read = [&] {
             std::vector<std::uint32_t> all(static_cast<std::size_t>(2 * capacity + 2 * (N + 1)));
             ok(cudaStreamSynchronize(stream));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The selection on the GPU and its dense product, held against plain loops: a full sort by the rule of
-// kernels/select/select.hpp, bit for bit, whatever the threshold of the filter, eagerly and out of a CUDA graph, on one
-// rank and on the ranks of a grid that take turns on one GPU; and a float64 product. Needs a GPU; without one the
-// program ends with 77 (skipped).
+// What is specific to the GPU in the selection and its dense product: results from a CUDA graph with its loop, any
+// workspace contents and thresholds, wide rows, lists that overflow, and the ranks of a grid as threads on one GPU. The
+// expected rows are a full sort by the rule (kernels/transcoder/select/rule.hpp), bit for bit; the product is compared
+// with float64. The cases that both drivers share are in tests/transcoder/selection/selection_test.cpp.
+//
+// Needs a GPU; exits with 77 (skipped) without one.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "kernels/transcoder/select/select.hpp"
 
@@ -142,7 +144,7 @@ struct Csr {
   std::vector<float> value;
 };
 
-/// The rule, written down: sort all positive entries of a group and cut.
+/// The rule as a full sort: all positive entries of a group in order, cut at the budget.
 Csr expected_selection(const SelectionRequest& request, const Sizes& sizes, const Input& input) {
   struct Entry {
     std::uint32_t key;
@@ -192,7 +194,7 @@ Csr expected_selection(const SelectionRequest& request, const Sizes& sizes, cons
   return csr;
 }
 
-/// Products of a test on the device, handed out as tiles.
+/// Products of a test on the device, copied tile by tile.
 class Products {
  public:
   Products(const Input& input, const Sizes& sizes, Scalar type)
@@ -207,7 +209,7 @@ class Products {
       }
     data_.put(bytes);
   }
-  /// Of a rank whose tokens and features begin there.
+  /// For a rank with this first token and feature.
   DeviceSelection::Producer producer(std::int64_t first_token = 0, std::int64_t first_feature = 0) const {
     return [=, this](const Execution& execution, const TileRange& range, AnyMatrix out) {
       const std::int64_t element = bytes_of(type_);
@@ -246,7 +248,7 @@ struct Output {
   }
 };
 
-/// Whether the device's rows are the expected ones, bit for bit.
+/// Checks that the device's rows are the expected ones, bit for bit.
 void check_rows(const Output& output, const Csr& expected) {
   const auto offsets = output.offsets.read(static_cast<std::int64_t>(expected.offsets.size()));
   REQUIRE(offsets == expected.offsets);
@@ -295,7 +297,7 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
     }
     cuda_ok(cudaMemcpy(thresholds.data, state.data(), state.size() * 4, cudaMemcpyHostToDevice));
   };
-  for (int run = 0; run < 6; ++run) {  // 0: as constructed; 1: what the last run left
+  for (int run = 0; run < 6; ++run) {  // 0: as constructed; 1: thresholds of the run before
     CAPTURE(run);
     if (run > 1) randomise(run);
     output.poison();
@@ -304,7 +306,7 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
     check_rows(output, expected);
     CHECK(selection.report(execution).passes <= 7);
   }
-  if (std::getenv("WEFT_TEST_WITHOUT_GRAPHS") != nullptr) return;  // racecheck cannot follow a graph's loop
+  if (std::getenv("WEFT_TEST_WITHOUT_GRAPHS") != nullptr) return;  // racecheck does not support a graph's loop
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t ready = nullptr;
   cuda_ok(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeRelaxed));
@@ -342,7 +344,7 @@ SelectionRequest request_of(SelectionRule rule, bool all_layers, const Sizes& si
   return request;
 }
 
-TEST_CASE("small: every rule, scope and input in one pass; what compute-sanitizer runs") {
+TEST_CASE("small: every rule, scope and input in one pass; run by compute-sanitizer") {
   const Sizes sizes{9, 2, 770};
   for (const Scalar product : {Scalar::bf16, Scalar::fp32})
     for (const std::string& name : kInputs) {
@@ -358,7 +360,7 @@ TEST_CASE("small: every rule, scope and input in one pass; what compute-sanitize
     }
 }
 
-TEST_CASE("batch_topk keeps what a full sort keeps, whatever the input and the filter's threshold") {
+TEST_CASE("batch_topk equals a full sort for any input and any threshold of the filter") {
   const Sizes sizes{257, 3, 1000};
   for (const Scalar product : {Scalar::bf16, Scalar::fp32})
     for (const std::string& name : kInputs) {
@@ -375,7 +377,7 @@ TEST_CASE("batch_topk keeps what a full sort keeps, whatever the input and the f
 }
 
 TEST_CASE("batch_topk: sizes that are not round, from one entry to wide rows") {
-  // Wide rows are shared by 2, 4 and 8 warps.
+  // 2, 4 and 8 warps share a wide row.
   for (const Sizes& sizes :
        {Sizes{1, 1, 1}, {1, 3, 770}, {5, 2, 7}, {33, 2, 5003}, {19, 2, 10001}, {17, 2, 20001}, {2, 40, 33}})
     for (const Scalar product : {Scalar::bf16, Scalar::fp32})
@@ -412,7 +414,7 @@ TEST_CASE("topk keeps the best of each token") {
       }
 }
 
-TEST_CASE("topk: more entries a token than a block compares at once") {
+TEST_CASE("topk: more entries per token than a block compares at once") {
   const Sizes sizes{6, 3, 20001};
   const Input input = make_input("random", sizes, Scalar::fp32, 5);
   for (const double k : {700.0, 2600.0})
@@ -420,7 +422,7 @@ TEST_CASE("topk: more entries a token than a block compares at once") {
       check_selection(request_of(SelectionRule::topk, all_layers, sizes, k, Scalar::fp32), sizes, input);
 }
 
-TEST_CASE("relu keeps everything positive, and says when it does not fit") {
+TEST_CASE("relu keeps everything positive") {
   const Sizes sizes{257, 3, 1000};
   for (const Scalar product : {Scalar::bf16, Scalar::fp32})
     for (const std::string& name : kInputs)
@@ -430,8 +432,8 @@ TEST_CASE("relu keeps everything positive, and says when it does not fit") {
 
 // ---- the ranks of a grid, on one GPU -------------------------------------------------------------------------------
 
-/// Ranks are threads of which one runs at a time; each has its own stream. Where they exchange, all meet, and then each
-/// stream waits for the others: on the device alone, so that it can be captured.
+/// Ranks as threads, of which one runs at a time; each has its own stream. An exchange is a barrier of the threads,
+/// after which each stream waits for the others on the device, so that it can be captured.
 class Ranks {
  public:
   explicit Ranks(int n, std::shared_ptr<std::mutex> turn = std::make_shared<std::mutex>())
@@ -443,7 +445,7 @@ class Ranks {
     for (cudaEvent_t event : arrived_) cudaEventDestroy(event);
   }
 
-  /// Some of these ranks, numbered anew.
+  /// n ranks that take turns with these.
   std::unique_ptr<Ranks> group(int n) const { return std::make_unique<Ranks>(n, turn_); }
 
   /// body(rank) on every rank.
@@ -457,21 +459,21 @@ class Ranks {
     for (std::thread& thread : threads) thread.join();
   }
 
-  /// Called by every rank with its stream and memory; act(memory of all ranks) enqueues what it takes from them.
+  /// Called by every rank with its stream and memory; act(memory of all ranks) enqueues its copies from them.
   void exchange(int rank, cudaStream_t stream, const void* own,
                 const std::function<void(const std::vector<const void*>&)>& act) {
     pointer_[static_cast<std::size_t>(rank)] = own;
-    meet(rank, stream);
+    barrier(rank, stream);
     act(pointer_);
-    meet(rank, stream);  // nobody changes what others still read
+    barrier(rank, stream);  // memory may change after all have read it
   }
 
  private:
-  void meet(int rank, cudaStream_t stream) {
+  void barrier(int rank, cudaStream_t stream) {
     cuda_ok(cudaEventRecord(arrived_[static_cast<std::size_t>(rank)], stream));
     wait_for_all();
     for (cudaEvent_t event : arrived_) cuda_ok(cudaStreamWaitEvent(stream, event, 0));
-    wait_for_all();  // before anybody records again
+    wait_for_all();  // before an event is recorded again
   }
   void wait_for_all() {
     std::unique_lock turn(*turn_, std::adopt_lock);
@@ -482,7 +484,7 @@ class Ranks {
     } else {
       all_here_.wait(turn, [this, now = generation_] { return generation_ != now; });
     }
-    turn.release();  // it stays with `run`
+    turn.release();  // still locked by `run`
   }
 
   std::vector<const void*> pointer_;
@@ -493,7 +495,7 @@ class Ranks {
   std::uint64_t generation_ = 0;
 };
 
-/// What one rank of the test has.
+/// One rank of the test.
 struct Rank {
   Rank(const SelectionRequest& request, const Sizes& own, const Csr& result, const cuda::SelectionExchange& exchange)
       : workspace(DeviceSelection::workspace_bytes(request)),
@@ -513,7 +515,7 @@ struct Rank {
   std::int64_t first_token = 0, first_feature = 0, n_tokens = 0;
 };
 
-/// Sums for one rank: the values of all, side by side in pinned memory. A graph may ask for them again.
+/// A sum for one rank: the values of all ranks in page-locked memory, which a graph may use again.
 struct Sum {
   explicit Sum(std::int64_t n_ranks, std::int64_t n_values) : n(n_values), ranks(n_ranks) {
     cuda_ok(cudaMallocHost(&values, static_cast<std::size_t>((ranks + 1) * n) * sizeof(std::int64_t)));
@@ -629,8 +631,8 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
                            products.producer(rank.first_token, rank.first_feature), rank.output.activations);
   };
   Random random{99};
-  // 0: as constructed; 1: what the last run left; 2: zero; 3: anything, another on each rank; 4: too high on one rank
-  // alone; 5: about right, the same on all ranks; 6: at or just below a K-th value.
+  // 0: as constructed; 1: of the run before; 2: zero; 3: random, different on each rank; 4: too high on one rank; 5:
+  // about right, the same on all ranks; 6: at or just below a K-th value.
   const auto set_thresholds = [&](int run) {
     const auto near = [&] {
       return expected.value.empty() ? 1.0f : expected.value[random.next() % expected.value.size()];
@@ -683,7 +685,7 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
     check_all(run);
   }
   if (std::getenv("WEFT_TEST_WITHOUT_GRAPHS") != nullptr) return;
-  // All ranks in one graph: a branch each, joined where they exchange.
+  // All ranks in one graph: one branch each, joined by the exchanges.
   const Stream origin;
   cudaEvent_t event = nullptr;
   cudaGraph_t graph = nullptr;
@@ -711,7 +713,7 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
   cudaEventDestroy(event);
 }
 
-/// Inputs where what is wanted lies on one rank, and ties across ranks.
+/// Inputs whose selected entries are on one rank, and ties across ranks.
 Input grid_input(const std::string& name, const Sizes& sizes, Scalar type) {
   Input input = make_input(name == "one rank" || name == "one rank, ties" ? "random" : name, sizes, type, 23);
   if (name == "one rank" || name == "one rank, ties") {
@@ -730,7 +732,7 @@ Input grid_input(const std::string& name, const Sizes& sizes, Scalar type) {
   return input;
 }
 
-TEST_CASE("a grid of ranks keeps what one rank keeps, whatever the input and the thresholds") {
+TEST_CASE("a grid of ranks selects what one rank selects, for any input and thresholds") {
   const Sizes sizes{37, 3, 201};  // nothing divides by 2, 3 or 4
   for (const auto& [data, feature] : {std::pair{1, 2}, {2, 1}, {1, 4}, {4, 1}, {2, 2}, {3, 2}})
     for (const char* name : {"random", "planted ties", "ties at the top", "all equal", "one rank", "one rank, ties",
@@ -766,7 +768,7 @@ TEST_CASE("a grid of more ranks than features or tokens") {
                         data, feature);
 }
 
-/// float64 products of what is stored.
+/// Compared with float64 products of the stored values.
 struct GemmCase {
   std::int64_t n, f, d, input_stride, weight_stride, product_stride, alignment;
 };
@@ -851,7 +853,8 @@ TEST_CASE("the dense product agrees with float64, in fp32 and bf16, captured or 
             std::memcpy(&value, once.data() + 4 * at, 4);
             got = static_cast<double>(value);
           }
-          // d terms summed in fp32 (the tensor cores may truncate: 2^-22 a term), then one rounding to the stored type.
+          // d terms summed in fp32 (the tensor cores may truncate: 2^-22 per term), then one rounding to the stored
+          // type.
           const double bound =
               static_cast<double>(c.d) * 0x1p-22 * absolute + (out == Scalar::bf16 ? 0x1p-8 : 0x1p-23) * std::fabs(sum);
           worst = std::max(worst, std::fabs(got - sum) / bound);

@@ -102,11 +102,11 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
     view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.blocks).data;
     view.tied = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
     view.used = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
-    view.everyone = view.tied;
+    view.tied_of_all = view.tied;
     if (view.several) {
       view.agreement = workspace.take<Agreement>(sizes.groups).data;
       view.tie = workspace.take<std::uint32_t>(view.n_shards * request.n_tokens * request.n_layers).data;
-      view.everyone = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
+      view.tied_of_all = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
       view.of_slice = workspace.take<Count>((view.n_slices + 1) * sizes.groups).data;
     }
   }
@@ -404,7 +404,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   parts_->pass(execution, view, bias, budget, producer, true);
   if (!parts_->topk()) {
     if (view.several) {
-      tell_pass<<<1, kMostLayers, 0, stream>>>(view);
+      report_pass<<<1, kMostLayers, 0, stream>>>(view);
       parts_->sum(execution, &view.agreement->passed, view.n_groups * kAgreementCounts);
     }
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

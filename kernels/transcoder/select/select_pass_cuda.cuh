@@ -353,7 +353,7 @@ __device__ void advance(const View& view, int g) {
 }
 
 /// Several ranks: what this rank found with its threshold, to be summed over all.
-__global__ void __launch_bounds__(kMostLayers) tell_pass(View view) {
+__global__ void __launch_bounds__(kMostLayers) report_pass(View view) {
   const int g = threadIdx.x;
   if (g >= view.n_groups) return;
   const std::uint32_t guess = view.threshold[g];

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads) total_ties(View view) {
     for (int shard = 0; shard < view.n_shards; ++shard)
       for (int layer = first; layer < last; ++layer)
         all += view.tie[(shard * view.n_tokens + n) * view.n_layers + layer];
-    view.everyone[g * view.n_tokens + n] = all;
+    view.tied_of_all[g * view.n_tokens + n] = all;
     own = view.tied[g * view.n_tokens + n];
   }
   own = __reduce_add_sync(kAll, own);
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(1024) admit_ties(View view) {
   Count total_before = 0;
   for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
     const std::int64_t n = first + threadIdx.x;
-    const Count tied = n < view.n_tokens ? view.everyone[tokens + n] : 0;
+    const Count tied = n < view.n_tokens ? view.tied_of_all[tokens + n] : 0;
     Count total;
     const Count before = earlier + total_before + block_exclusive(tied, total);
     if (n < view.n_tokens) {

@@ -101,10 +101,10 @@ struct View {
   int n_ranks, n_shards, shard, n_slices, slice;  // all; of the feature axis; of the data axis
   std::uint32_t n_features_total;                 // per layer
   std::uint32_t feature_begin;
-  Agreement* agreement;     // [groups]
-  std::uint32_t* tie;       // [shards, tokens, layers] entries equal to the K-th key
-  std::uint32_t* everyone;  // [groups, tokens] of all shards; of one rank: `tied`
-  Count* of_slice;          // [slices + 1, groups] ties of each slice of the batch; last row: ties that no list holds
+  Agreement* agreement;        // [groups]
+  std::uint32_t* tie;          // [shards, tokens, layers] entries equal to the K-th key
+  std::uint32_t* tied_of_all;  // [groups, tokens] of all shards; of one rank: `tied`
+  Count* of_slice;  // [slices + 1, groups] ties of each slice of the batch; last row: ties that no list holds
 
   __device__ int group_of(int layer) const { return all_layers ? 0 : layer; }
 };

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The steps of a selection one by one; that they make a selection is tested in tests/transcoder/selection_test.cpp.
+// The rule's arithmetic, and the portable kernels one by one; they run through Kokkos on every backend. Whole
+// selections are tested in tests/transcoder/selection/selection_test.cpp, with the portable and the CUDA kernels alike.
 #include "kernels/transcoder/select/select.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -34,7 +36,7 @@ std::vector<T> to_host(const device::Buffer<T>& buffer) {
 
 float noise(std::uint64_t index) { return 2 * uniform_float(philox(3, Purpose::test, 0, index).word[0]) - 1; }
 
-/// One tile of products in either type, with what is behind it.
+/// One tile of products in either type.
 struct Sample {
   std::int64_t n_tokens, n_features;
   std::vector<float> r;  // fp32(stored product + bias)
@@ -70,7 +72,7 @@ struct Sample {
 
 }  // namespace
 
-TEST_CASE("keys order as values do; what is not positive has none") {
+TEST_CASE("keys order as values do; values that are not positive have key 0") {
   CHECK(selection_key(0.0f) == 0);
   CHECK(selection_key(-0.0f) == 0);
   CHECK(selection_key(-1.0f) == 0);
@@ -83,12 +85,98 @@ TEST_CASE("keys order as values do; what is not positive has none") {
   }
 }
 
+TEST_CASE("words order by key, then by lower index, and keep both") {
+  CHECK(selection_word(7, 5) > selection_word(6, 0));
+  CHECK(selection_word(7, 4) > selection_word(7, 5));
+  CHECK(selection_word(1, 0xfffffffeu) > 0);
+  for (const std::uint32_t key : {1u, 0x3f800000u, kLargestKey})
+    for (const std::uint32_t index : {0u, 12345u, 0xfffffffeu}) {
+      CHECK(key_of_word(selection_word(key, index)) == key);
+      CHECK(index_of_word(selection_word(key, index)) == index);
+    }
+}
+
+TEST_CASE("budgets round halves up and are at least 1") {
+  CHECK(selection_budget(2.5, 1, 1) == 3);
+  CHECK(selection_budget(0.3, 1, 1) == 1);
+  CHECK(selection_budget(16 + 2.0 / 3, 3, 1) == 50);
+  CHECK(selection_budget(0.5, 3, 37) == 56);
+}
+
+TEST_CASE("the search through histograms finds the K-th key and its ties") {
+  for (const float levels : {3.0f, 64.0f, 1e6f}) {
+    std::vector<std::uint32_t> keys;
+    for (std::uint64_t i = 0; i < 5000; ++i)
+      if (const auto key = selection_key(std::floor(noise(i) * levels) / levels); key > 0) keys.push_back(key);
+    std::sort(keys.begin(), keys.end(), std::greater<>());
+    const auto n = static_cast<std::int64_t>(keys.size());
+    for (const std::int64_t wanted : {std::int64_t{1}, std::int64_t{17}, n / 2, n, n + 1}) {
+      KeySearch<std::int64_t> search{.wanted = wanted};
+      for (int round = 0; round < kHistogramRounds; ++round) {
+        std::vector<std::int64_t> histogram(kHistogramBins, 0);
+        for (const std::uint32_t key : keys)
+          if (const int bin = search.round().bin(key); bin >= 0) ++histogram[static_cast<std::size_t>(bin)];
+        search.advance(pick_bin(histogram.data(), search.rank()));
+      }
+      CHECK(search.exhausted == (wanted > n));
+      if (search.exhausted) {
+        CHECK(search.key() == 0);
+        CHECK(search.threshold() == 0);
+        CHECK(search.reaching() == n);
+        CHECK(search.ties_cut() == 0);
+        continue;
+      }
+      const std::uint32_t kth = keys[static_cast<std::size_t>(wanted - 1)];
+      const auto first = std::find(keys.begin(), keys.end(), kth) - keys.begin();
+      const auto ties = std::count(keys.begin(), keys.end(), kth);
+      CHECK(search.key() == kth);
+      CHECK(search.threshold() == kth - 1);
+      CHECK(search.ties_kept() == wanted - first);
+      CHECK(search.ties_cut() == ties - (wanted - first));
+    }
+  }
+}
+
+TEST_CASE("ties are admitted in order: the parts of a sequence get what the whole gets") {
+  for (const std::int64_t kept : {0, 1, 7, 20, 100}) {
+    std::int64_t before = 0, admitted = 0;
+    for (const std::int64_t ties : {3, 0, 5, 1, 9, 4}) {
+      const std::int64_t own = ties_admitted<std::int64_t>(ties, before, kept);
+      CHECK(own >= 0);
+      CHECK(own <= ties);
+      if (own < ties) CHECK(admitted + own == kept);  // only the budget cuts
+      before += ties;
+      admitted += own;
+    }
+    CHECK(admitted == std::min<std::int64_t>(kept, before));
+  }
+}
+
+TEST_CASE("the next threshold is below the K-th key, and follows the number of entries that passed") {
+  const std::uint32_t kth = float_bits(2.0f), low = float_bits(1.5f);
+  CHECK(next_threshold_host(0, low, false, 10, 100) == 0);
+  CHECK(next_threshold_host(kth, 0, false, 0, 100) == float_bits(1.875f));   // nothing known: 1/16 below
+  CHECK(next_threshold_host(kth, low, true, 0, 100) == float_bits(1.875f));  // overflow: a quarter of the width
+  for (const auto passed : {100, 110, 190, 1000, 100000}) {
+    const std::uint32_t host = next_threshold_host(kth, low, false, passed, 100);
+    CHECK(host < kth);
+    CHECK(host >= float_bits(1.5f));
+    const std::uint32_t device = next_threshold_device(kth, low, true, static_cast<std::uint64_t>(passed), 100);
+    CHECK(device < kth);
+    CHECK(device >= (passed == 100 ? float_bits(0.98f * 1.5f) : float_bits(0.93f * 2.0f)));
+  }
+  CHECK(next_threshold_host(kth, low, false, 1000, 100) > next_threshold_host(kth, low, false, 190, 100));
+  CHECK(next_threshold_device(kth, low, true, 100000, 100) > next_threshold_device(kth, low, true, 1000, 100));
+  CHECK(next_threshold_device(kth, low, true, 50, 100) == 0);
+  CHECK(next_threshold_device(kth, low, false, 0, 100) == float_bits(0.95f * 2.0f));
+}
+
 TEST_CASE("a histogram counts the keys of its round and prefix") {
   for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
     const Sample sample(33, 129, type, 1e6f);
     std::uint32_t prefix = 0;
     for (int round = 0; round < kHistogramRounds; ++round) {
-      std::vector<std::int64_t> expected(kHistogramBins, 5);  // added to what is there
+      std::vector<std::int64_t> expected(kHistogramBins, 5);  // adds to the contents
       const int upper = histogram_shift(round) + histogram_width(round);
       for (const float r : sample.r) {
         const std::uint32_t key = selection_key(r);
@@ -104,7 +192,7 @@ TEST_CASE("a histogram counts the keys of its round and prefix") {
   }
 }
 
-TEST_CASE("the filter keeps order, counts beyond its capacity, and never writes there") {
+TEST_CASE("the filter keeps the order, counts entries beyond its capacity, and does not write them") {
   for (const Scalar type : {Scalar::fp32, Scalar::bf16})
     for (const std::int64_t capacity : {0, 10, 100, 100000}) {
       const Sample sample(21, 203, type, 64.0f);
@@ -136,7 +224,7 @@ TEST_CASE("the filter keeps order, counts beyond its capacity, and never writes 
     }
 }
 
-TEST_CASE("the ordered filter lets in the first ties of each token, across feature blocks") {
+TEST_CASE("the ordered filter admits the first ties of each token, across feature blocks") {
   const Sample sample(12, 90, Scalar::fp32, 4.0f);
   const float threshold = 0.5f;
   std::vector<std::int32_t> room(12);
@@ -177,7 +265,7 @@ TEST_CASE("the ordered filter lets in the first ties of each token, across featu
   }
 }
 
-TEST_CASE("the best of a token with thousands of active features, whatever their number") {
+TEST_CASE("the best of a token with thousands of active features, for any budget") {
   for (const std::int64_t budget : {1, 7, 64, 3000, 6000}) {
     const std::int64_t n_features = 5001;
     const Sample sample(2, n_features, Scalar::fp32, 512.0f);
