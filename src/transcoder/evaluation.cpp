@@ -16,7 +16,7 @@
 namespace weft::transcoder {
 namespace {
 
-/// What is left unexplained of a sum that may be zero.
+/// Unexplained fraction of a sum that may be zero.
 double ratio(double error, double total) {
   if (total > 0) return error / total;
   return error == 0 ? 0 : std::numeric_limits<double>::infinity();
@@ -80,7 +80,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
           {of_layers(sums.data()), of_layers(sums.data() + width), of_layers(sums.data() + 2 * width),
            of_layers(sums.data() + 3 * width)});
     });
-    kernels::fence(execution);  // the kernels read the batch where the next one will be put
+    kernels::fence(execution);  // the next batch overwrites this one
   }
   trace::end_steps();
 
@@ -89,7 +89,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   std::vector<std::int64_t> firings = to_host(execution, fired);
   grid.axis(parallel::kDataAxis).sum(std::span<std::int64_t>(firings));  // over all tokens, for this rank's features
 
-  // Counts of features by density, and of entries, by layer: small, so that whole vectors travel.
+  // By layer: counts of features by density, and of entries.
   const std::int64_t tokens = description.n_rows;
   std::vector<std::int64_t> counts(static_cast<std::size_t>(shape.n_layers * (kDensityBins + 1)), 0);
   if (grid.index(parallel::kDataAxis) == 0)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How good a transcoder is on held-out data (transcoder.md section 11): raw-space measures from fp64 sums over the
+// Quality of a transcoder on held-out data (transcoder.md section 11): raw-space measures from fp64 sums over the
 // whole set, with the training activation on consecutive batches in stored order; a short last batch keeps k per token.
 #pragma once
 
@@ -19,7 +19,7 @@ struct EvaluationResult {
   std::vector<double> nmse_standardised;  ///< the same with each dimension divided by the training targets' deviation
   std::vector<double> explained_variance;  ///< 1 - sum_i Var(e_i) / sum_i Var(y_i)
   std::vector<double> fvu_dimension;       ///< mean over i of SSE_i / SST_i
-  std::vector<double> l0;                  ///< active features a token
+  std::vector<double> l0;                  ///< active features per token
   std::vector<double> dead_fraction;       ///< features that never fired on this set
   std::vector<std::vector<std::int64_t>>
       density_histogram;   ///< features by floor(log10(density)): never, < 1e-6, ..., [0.1, 1]
@@ -33,7 +33,7 @@ const char* density_bin_name(int bin);
 
 double mean_over_layers(const std::vector<double>& values);
 
-/// Collective. The forward pass must have been made for batches of `batch_tokens` or more.
+/// Collective. `forward` must have been constructed for batches of at least `batch_tokens`.
 EvaluationResult evaluate(const dataset::Description&, const Model&, const NormalisationOnDevice&, Forward&,
                           const parallel::World&, const parallel::Grid&, const kernels::Execution&,
                           std::int64_t batch_tokens);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run will take, from sizes alone: no device is started and nothing is allocated. Printed before step 0 and by
-// --dry-run, where the grid may be that of another machine (parallel.world).
+// Memory, bytes and work of a run, from sizes alone: no device is started and nothing is allocated. Printed before step
+// 0 and by --dry-run, where the grid may be that of another machine (parallel.world).
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Plan {
   Shape shape;
   parallel::GridShape grid;
   std::vector<std::pair<std::string, std::int64_t>> device;  ///< by purpose: weights, moments, step buffers
-  std::vector<std::pair<std::string, std::int64_t>> host;    ///< loader, checkpoint staging
+  std::vector<std::pair<std::string, std::int64_t>> host;    ///< loader, staging of the step and of checkpoints
   std::int64_t checkpoint_bytes = 0;                         ///< one checkpoint, all ranks together
   std::int64_t disk_bytes = 0;                               ///< (keep + 1) checkpoints
   std::int64_t read_bytes_per_step = 0;                      ///< activation rows, all ranks together
@@ -28,9 +28,9 @@ struct Plan {
   std::int64_t feature_bytes_per_step = 0;                   ///< sent by one rank on the feature axis
   std::int64_t data_bytes_per_step = 0;                      ///< sent by one rank on the data axis
   double encoder_flops_per_step = 0;                         ///< the dense product, per rank
-  double steps_per_epoch = 0;                                ///< 0: the number of rows is not known
-  parallel::GridShape quietest;                              ///< of all grids of as many ranks: who sends least
-  std::int64_t quietest_bytes_per_step = 0;                  ///< sent by one rank there, on both axes
+  double steps_per_epoch = 0;                                ///< 0: number of rows unknown
+  parallel::GridShape quietest;              ///< of all grids of as many ranks, the one that sends least
+  std::int64_t quietest_bytes_per_step = 0;  ///< sent by one rank there, on both axes
 
   std::int64_t device_total() const;
   std::int64_t host_total() const;
@@ -38,8 +38,8 @@ struct Plan {
 
 Plan plan(const Configuration&, const dataset::Description&, const parallel::GridShape&);
 
-/// What a process of a CUDA build has on its GPU before it asks for anything: the context, kernels and libraries.
-/// Measured (docs/performance.md).
+/// GPU memory of a process of a CUDA build before its own allocations: context, kernels and libraries. Measured
+/// (docs/performance.md).
 constexpr std::int64_t kContextBytes = std::int64_t{665} << 20;
 
 /// data.micro_tokens, or where it is 0 the tokens to decode at a time so that the run fits into `available` bytes of a
@@ -47,10 +47,10 @@ constexpr std::int64_t kContextBytes = std::int64_t{665} << 20;
 std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, const parallel::GridShape&,
                                    std::int64_t available);
 
-/// What to say of a grid that sends clearly more in a step than another of as many ranks would; "" when none does.
+/// A warning when another grid of as many ranks would send clearly less per step; otherwise "".
 std::string grid_advice(const Plan&);
 
-/// A table for people.
+/// A table for the log.
 std::string to_text(const Plan&, const Configuration&);
 
 }  // namespace weft::transcoder

@@ -4,7 +4,7 @@
 //
 // The Trainer holds the mathematics of a step (`compute`). How steps are given to a device is training/step_runner.hpp;
 // where their memory comes from, training/step_arena.hpp. Its registry names all state of a run: what is in it is saved
-// and resumed; nothing else survives a step.
+// and resumed; no other state survives a step.
 #pragma once
 
 #include <cstdint>

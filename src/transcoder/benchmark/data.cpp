@@ -13,7 +13,7 @@
 namespace weft::transcoder {
 namespace {
 
-constexpr std::int64_t kActive = 16;   // planted features of a token and layer
+constexpr std::int64_t kActive = 16;   // planted features per token and layer
 constexpr std::int64_t kSample = 512;  // tokens behind the statistics
 constexpr float kNoise = 0.1f;         // of a signal of about 1 a dimension
 

@@ -19,9 +19,10 @@ using kernels::Scalar;
 const Configuration& checked(const Configuration& configuration, const parallel::Grid& grid) {
   if (grid.world().size() > 1 || configuration.precision != Precision::fp32 ||
       configuration.optimizer.state != kernels::StatePolicy::fp32 || configuration.optimizer.clip_norm > 0)
-    throw collective_error(ExitCode::usage,
-                           "the dense formulation is for one process, fp32 and no clipping (it is a yardstick, not a "
-                           "trainer); correct the overrides of the case");
+    throw collective_error(
+        ExitCode::usage,
+        "the dense formulation supports one process, fp32 and no clipping only (it is a baseline for "
+        "benchmarks); correct the overrides of the case");
   return configuration;
 }
 

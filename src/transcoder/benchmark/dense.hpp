@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The training step as a dense trainer does it: what `weft benchmark` measures the sparse step against.
+// Baseline of `weft benchmark`: the training step of a dense trainer.
 //
-// Honest: the same normalisation, exact selection, loss and Adam, the same BLAS and threads, one large product per
+// Comparable: the same normalisation, exact selection, loss and Adam, the same BLAS and threads, one large product per
 // source layer for each of encoder, decoder and their gradients. It stores what such a trainer stores: the activations
 // [N, F] of every layer, and the gradients of all parameters. One process, fp32, no clipping.
 #pragma once
@@ -20,7 +20,7 @@ namespace weft::transcoder {
 
 class DenseTrainer {
  public:
-  /// Throws a collective Error(usage) for what the dense formulation does not do.
+  /// Throws a collective Error(usage) for what the dense formulation does not support.
   DenseTrainer(const Configuration&, const Shape&, const dataset::Normalisation&, const dataset::Statistics&,
                const parallel::Grid&, const kernels::Execution&);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The yardstick of `weft benchmark` measures the same training: dense and sparse step give the same loss and
+// The dense baseline of `weft benchmark` computes the same training: dense and sparse step give the same loss and
 // parameters.
 #include "transcoder/benchmark/dense.hpp"
 
