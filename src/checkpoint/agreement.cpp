@@ -37,14 +37,4 @@ void throw_agreed(const parallel::Communicator& world, const std::optional<Failu
   if (const auto failure = agree(world, mine)) throw Error(failure->code, failure->message, KnownTo::all_ranks);
 }
 
-std::string grouped(std::int64_t number) {
-  const std::string digits = std::to_string(number);
-  std::string text;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && digits[i - 1] != '-' && (digits.size() - i) % 3 == 0) text += ',';
-    text += digits[i];
-  }
-  return text;
-}
-
 }  // namespace weft::checkpoint

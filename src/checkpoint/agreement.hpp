@@ -48,7 +48,4 @@ std::optional<Failure> on_root(const parallel::Communicator& world, Function&& f
   return Failure{static_cast<ExitCode>(code), world.broadcast(mine ? std::move(mine->message) : std::string())};
 }
 
-/// 12,582,912
-std::string grouped(std::int64_t number);
-
 }  // namespace weft::checkpoint

@@ -8,6 +8,7 @@
 #include "checkpoint/directory.hpp"
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
+#include "report/format.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
 #include "storage/tensor_file.hpp"
@@ -55,8 +56,8 @@ void require_size(const fs::path& directory, const ShardEntry& shard) {
   const auto size = static_cast<std::int64_t>(fs::file_size(path, failed));
   if (failed) throw error(ExitCode::io, "shard {} cannot be read ({})", shard.file, failed.message());
   if (size != shard.bytes)
-    throw error(ExitCode::io, "shard {} is {} bytes, manifest says {} ({})", shard.file, grouped(size),
-                grouped(shard.bytes), size < shard.bytes ? "torn write" : "not the file that was written");
+    throw error(ExitCode::io, "shard {} is {} bytes, manifest says {} ({})", shard.file, report::grouped(size),
+                report::grouped(shard.bytes), size < shard.bytes ? "torn write" : "not the file that was written");
 }
 
 /// Shards against the manifest before HDF5 sees them; the work is spread over the ranks. Throws a collective Error(io).
@@ -85,8 +86,8 @@ void verify_shards(const parallel::Communicator& world, const fs::path& director
           for (std::int64_t i = begin; i < end; ++i)
             if (found[static_cast<std::size_t>(i - begin)] != shard.sha256[static_cast<std::size_t>(i)])
               throw error(ExitCode::io, "shard {} differs from its sha256 between byte {} and {} (damaged on disk)",
-                          shard.file, grouped(i * storage::kDigestSegment),
-                          grouped(std::min(shard.bytes, (i + 1) * storage::kDigestSegment)));
+                          shard.file, report::grouped(i * storage::kDigestSegment),
+                          report::grouped(std::min(shard.bytes, (i + 1) * storage::kDigestSegment)));
           first += count;
         }
       }));

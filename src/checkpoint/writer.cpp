@@ -17,6 +17,7 @@
 #include "device/stream.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/watchdog.hpp"
+#include "report/format.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
 #include "storage/tensor_file.hpp"
@@ -538,7 +539,7 @@ Report Writer::State::conclude(const std::optional<Failure>& agreed) {
   if (world.rank() == 0)
     log::warning(
         "{}: not written, failure {} of {} in a row ({}; {} bytes free); training goes on, {}", report.path.string(),
-        failures, allowed, report.failure, grouped(storage::free_bytes(directory)),
+        failures, allowed, report.failure, report::grouped(storage::free_bytes(directory)),
         last_durable < 0 ? "there is no checkpoint yet" : "the newest checkpoint is " + directory_name(last_durable));
   return report;
 }

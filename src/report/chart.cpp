@@ -7,13 +7,14 @@
 #include <cmath>
 #include <limits>
 
+#include "report/format.hpp"
 #include "report/html.hpp"
 
 namespace weft::report {
 namespace {
 
 constexpr double kWidth = 560;
-constexpr double kLetter = 6.2;  // width of a letter of the labels, about
+constexpr double kLetter = 6.2;  // approximate width of a letter of the labels
 
 /// Elements of one picture, in units of its view box.
 class Picture {
@@ -64,9 +65,9 @@ struct Range {
   }
 };
 
-/// Values to lengths: linear or logarithmic, with round numbers along it.
+/// Maps values to positions, linearly or logarithmically; ticks are round numbers.
 struct Axis {
-  double low = 0, high = 1, begin = 0, end = 1;  ///< values, and where they lie in the picture
+  double low = 0, high = 1, begin = 0, end = 1;  ///< values, and their positions in the picture
   bool logarithmic = false;
   std::vector<double> ticks;
 
@@ -76,7 +77,7 @@ struct Axis {
   }
 };
 
-/// The least of 1, 2, 5, 10 times a power of ten that is at least `step`.
+/// The smallest of 1, 2, 5, 10 times a power of ten that is at least `step`.
 double round_step(double step) {
   const double power = std::pow(10.0, std::floor(std::log10(step)));
   for (const double factor : {1.0, 2.0, 5.0})
@@ -84,12 +85,12 @@ double round_step(double step) {
   return 10 * power;
 }
 
-/// `widen`: the ends become round numbers. `whole`: no ticks between whole numbers.
+/// `widen`: rounds the ends outwards. `whole`: ticks at integers only.
 Axis linear_axis(Range range, double begin, double end, int about, bool widen, bool whole = false) {
   if (range.empty()) range = {0, 1};
   if (!(range.high - range.low > 1e-12 * std::max(std::abs(range.low), std::abs(range.high)))) {
-    const double room = range.high == 0 ? 1 : 0.1 * std::abs(range.high);
-    range = {range.low < 0 || range.low > 0 ? range.low - room : 0, range.high + room};
+    const double margin = range.high == 0 ? 1 : 0.1 * std::abs(range.high);
+    range = {range.low < 0 || range.low > 0 ? range.low - margin : 0, range.high + margin};
   }
   double step = round_step((range.high - range.low) / about);
   if (whole) step = std::max(1.0, step);
@@ -117,7 +118,7 @@ Axis logarithmic_axis(const Range& range, double begin, double end) {
   return axis;
 }
 
-/// One row of what the marks of a chart mean, from the left.
+/// A row of legend entries, from the left.
 class Legend {
  public:
   Legend(Picture& picture, double x, double y) : picture_(picture), x_(x), y_(y) {}
@@ -161,7 +162,7 @@ void draw_x_axis(Picture& picture, const Axis& x, double y, const std::string& l
   picture.text(kRight, y + 36, "end", "label", label);
 }
 
-/// "M x y L x y …" of the finite points; a new piece after each gap.
+/// SVG path "M x y L x y …" of the finite points; a new subpath after each gap.
 std::string polyline(const Axis& x, const Axis& y, const std::vector<double>& at, const std::vector<double>& values) {
   std::string d;
   bool drawing = false;
@@ -176,7 +177,7 @@ std::string polyline(const Axis& x, const Axis& y, const std::vector<double>& at
   return d;
 }
 
-/// The outline of the places where both edges are finite.
+/// The outlines of the ranges where both edges are finite.
 std::string outline(const Axis& x, const Axis& y, const LineChart& chart) {
   std::string d;
   for (std::size_t i = 0; i < chart.x.size();) {
@@ -198,7 +199,7 @@ std::string outline(const Axis& x, const Axis& y, const LineChart& chart) {
 }  // namespace
 
 std::string chart_style() {
-  // Blue and orange of equal weight in both themes; they stay apart for all common kinds of colour vision.
+  // Blue and orange of equal weight in both themes; distinct in all common kinds of colour vision.
   return R"(:root { --paper: #ffffff; --card: #f6f7f8; --ink: #1c2126; --faint: #5a646e; --rule: #dde1e5; --blue: #1f6fb2; --orange: #b8560f; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14181c; --card: #1c2227; --ink: #e6e9ec; --faint: #a3adb7; --rule: #333b43; --blue: #6db3ea; --orange: #f0a35c; } }
 @media print { :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --faint: #444444; --rule: #cccccc; --blue: #1f6fb2; --orange: #b8560f; } }
@@ -235,7 +236,7 @@ std::string line_chart(const LineChart& chart) {
   const bool logarithmic = !chart.from_zero && !range.empty() && range.low > 0 && range.high > 30 * range.low;
   if (chart.from_zero) {
     range.take(0);
-    range.high *= 1.05;  // a constant line does not run along the edge
+    range.high *= 1.05;  // keeps a constant line off the edge
   }
   const Axis y = logarithmic ? logarithmic_axis(range, kBottom, kTop) : linear_axis(range, kBottom, kTop, 5, true);
   const Axis x = linear_axis(steps, kLeft, kRight, 6, false, true);
@@ -254,7 +255,7 @@ std::string line_chart(const LineChart& chart) {
     if (mark >= x.low && mark <= x.high) picture.line(x.at(mark), kTop, x.at(mark), kBottom, "mark");
   if (chart.level >= 0) picture.line(kLeft, y.at(chart.level), kRight, y.at(chart.level), "level");
   picture.path(polyline(x, y, chart.x, chart.y), "curve");
-  constexpr std::size_t kMostTouched = 400;  // more would make the page heavy
+  constexpr std::size_t kMostTouched = 400;  // limits the size of the page
   const std::size_t stride = chart.x.size() / kMostTouched + 1;
   for (std::size_t i = 0; i < chart.x.size(); ++i) {
     if (!std::isfinite(chart.y[i])) continue;
@@ -273,7 +274,7 @@ std::string bar_chart(const BarChart& chart) {
   range.take(chart.values);
   range.take(0);
   if (chart.level >= 0) range.take(chart.level);
-  if (!range.empty()) range.high *= 1.06;  // room for the numbers above the bars
+  if (!range.empty()) range.high *= 1.06;  // space for the numbers above the bars
   const Axis y = linear_axis(range, kBottom, kTop, 5, true);
   Picture picture;
   draw_y_axis(picture, y, chart.y_label);
@@ -284,7 +285,7 @@ std::string bar_chart(const BarChart& chart) {
   std::size_t longest = 1;
   for (const std::string& name : chart.categories) longest = std::max(longest, name.size());
   const auto every = static_cast<std::size_t>(std::ceil((kLetter * static_cast<double>(longest) + 4) / slot));
-  // Names that would run into each other stand in two rows; where that is not enough, some are left out.
+  // Names that would overlap are put in two rows; where that is not enough, some are omitted.
   const std::size_t rows = every > 1 ? 2 : 1, named = (every + rows - 1) / rows;
   if (chart.level >= 0) picture.line(kLeft, y.at(chart.level), kRight, y.at(chart.level), "level");
   for (std::size_t i = 0; i < chart.values.size(); ++i) {
@@ -307,7 +308,7 @@ std::string bar_chart(const BarChart& chart) {
   return picture.end(below + 4, chart.y_label);
 }
 
-std::string lying_bars(const LyingBars& chart) {
+std::string horizontal_bars(const HorizontalBars& chart) {
   std::size_t longest = 1, longest_text = 1;
   Range range;
   range.take(0);
@@ -387,7 +388,7 @@ std::string heat_map(const HeatMap& map) {
     picture.text(left + cell * (static_cast<double>(column) + 0.5), top + height + 16, "middle", "small",
                  std::to_string(column));
   picture.text(left + width, top + height + 34, "end", "label", map.x_label);
-  // The scale, beside the map.
+  // The scale, right of the map.
   constexpr int kShades = 6;
   const double step = std::min(20.0, std::max(12.0, height / kShades));
   for (int i = 0; i < kShades; ++i) {
@@ -436,6 +437,64 @@ std::string time_line(const TimeLine& chart) {
   }
   draw_x_axis(picture, x, top + 6, chart.x_label, left);
   return picture.end(top + 48, chart.x_label);
+}
+
+std::string stacked_bars(const StackedBars& chart) {
+  // A part keeps its colour over the cases; neighbours of the palette differ also without colour vision.
+  constexpr const char* palette[] = {"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
+                                     "#999999", "#004488", "#bb5566", "#ddaa33", "#44aa99", "#882255"};
+  std::vector<std::string> names;
+  double longest = 0;
+  for (const StackedBars::Case& one : chart.cases) {
+    longest = std::max(longest, one.total);
+    for (const StackedBars::Part& part : one.parts)
+      if (std::find(names.begin(), names.end(), part.name) == names.end()) names.push_back(part.name);
+  }
+  const auto colour = [&](const std::string& name) {
+    const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+    return palette[static_cast<std::size_t>(at) % std::size(palette)];
+  };
+  constexpr double left = 150, width = 620, row = 64, bar = 20, head = 48;
+  const double legend = head + row * static_cast<double>(chart.cases.size()) + 16;
+  const double height = legend + 22.0 * std::ceil(static_cast<double>(names.size()) / 4) + 16;
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
+      "font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+      "<text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"bold\">{2}</text>\n"
+      "<text x=\"16\" y=\"41\" fill=\"#555555\">{3}</text>\n",
+      left + width + 130, height, escaped(chart.title), escaped(chart.subtitle));
+  double y = head + 8;
+  for (const StackedBars::Case& one : chart.cases) {
+    out += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", left - 10, y + 15, escaped(one.name));
+    for (const bool as_shares : {false, true}) {
+      const double top = as_shares ? y + bar + 4 : y;
+      const double whole = as_shares ? one.total : longest, scale = whole > 0 ? width / whole : 0;
+      double x = left;
+      for (const StackedBars::Part& part : one.parts) {
+        const double length = part.value * scale;
+        out += fmt::format(
+            "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" fill=\"{}\"><title>{}</title></rect>\n",
+            x, top, length, bar, colour(part.name), escaped(part.note));
+        if (as_shares && length > 34)
+          out += fmt::format(
+              "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"11\" fill=\"#ffffff\" text-anchor=\"middle\">{:.0f} "
+              "%</text>\n",
+              x + length / 2, top + 14, 100 * part.value / one.total);
+        x += length;
+      }
+      if (!as_shares)
+        out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", std::max(x, left) + 8, top + 15,
+                           escaped(one.text));
+    }
+    y += row;
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const double x = 16 + 220 * static_cast<double>(i % 4), top = legend + 22 * static_cast<double>(i / 4);
+    out += fmt::format(
+        "<rect x=\"{0}\" y=\"{1}\" width=\"14\" height=\"14\" fill=\"{2}\"/><text x=\"{3}\" y=\"{4}\">{5}</text>\n", x,
+        top, colour(names[i]), x + 20, top + 12, escaped(names[i]));
+  }
+  return out + "</svg>\n";
 }
 
 }  // namespace weft::report

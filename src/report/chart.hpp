@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Charts as inline SVG, for a page that carries the style sheet `chart_style`: colours come from its variables, so that
-// one picture serves a light and a dark page and a printed one. Two series never differ by colour alone. Every mark has
-// a <title>, which a pointer shows. No script.
+// Charts as SVG: the only place that writes it. All but `stacked_bars` are inline pictures for a page that carries the
+// style sheet `chart_style`: colours come from its variables, so that one picture serves a light, a dark and a printed
+// page. Two series never differ by colour alone. Every mark has a <title>, shown by the browser as a tooltip. No
+// script.
 //
-// Values that are not finite are left out: a line breaks there. Texts are escaped here.
+// Values that are not finite are omitted: a line breaks there. Texts are escaped here.
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@
 
 namespace weft::report {
 
-/// Rules for the classes that the charts use, and the variables behind them. In a <style> of the page.
+/// CSS rules and variables for the classes of the charts, for a <style> element of the page.
 std::string chart_style();
 
 struct LineChart {
@@ -20,16 +21,16 @@ struct LineChart {
   std::string line_name, band_name;
   std::vector<double> x, y;
   std::vector<double> low, high;  ///< a band around the line; empty: none
-  std::vector<double> marks;      ///< values of x with a dashed line
+  std::vector<double> marks;      ///< values of x with a dashed vertical line
   std::string marks_name;
   double level = -1;  ///< a horizontal line; < 0: none
   std::string level_name;
   bool from_zero = false;  ///< the y axis begins at 0
 };
-/// The y axis is logarithmic when the values are positive and span more than a factor of 30, unless `from_zero`.
+/// The y axis is logarithmic when all values are positive and span more than a factor of 30, unless `from_zero`.
 std::string line_chart(const LineChart&);
 
-/// Upright bars, one a category; the axis begins at 0.
+/// Vertical bars, one per category; the axis begins at 0.
 struct BarChart {
   std::string x_label, y_label;
   std::vector<std::string> categories;
@@ -39,29 +40,29 @@ struct BarChart {
 };
 std::string bar_chart(const BarChart&);
 
-/// Lying bars with their text behind them.
+/// Horizontal bars, each with a text at its end.
 struct Bar {
   std::string name;
   double value = 0;
-  std::string text;            ///< said behind the bar
+  std::string text;            ///< at the end of the bar
   double low = -1, high = -1;  ///< a whisker; < 0: none
-  double limit = -1;           ///< the part of the bar that the hardware's limit allows, drawn solid; < 0: not known
+  double limit = -1;           ///< the value at the hardware's limit, drawn solid; < 0: unknown
 };
-struct LyingBars {
+struct HorizontalBars {
   std::string x_label, limit_name, whisker_name;
   std::vector<Bar> bars;
 };
-std::string lying_bars(const LyingBars&);
+std::string horizontal_bars(const HorizontalBars&);
 
-/// A matrix of cells, dark where the value is large; cells without a value (NaN) stay empty.
+/// A matrix of cells, dark where the value is large; cells without a value (NaN) are empty.
 struct HeatMap {
   std::string x_label, y_label;
-  std::vector<std::vector<double>> values;      ///< [row][column], rows of one length
-  std::vector<std::vector<std::string>> notes;  ///< what a pointer shows, same shape
+  std::vector<std::vector<double>> values;      ///< [row][column], rows of equal length
+  std::vector<std::vector<std::string>> notes;  ///< tooltips, same shape
 };
 std::string heat_map(const HeatMap&);
 
-/// One row a span of steps: where it began, where it ended, and how.
+/// A span of steps, drawn as a row: where it began, where and how it ended.
 struct Span {
   std::string name;
   double begin = 0, end = 0;
@@ -72,9 +73,28 @@ struct TimeLine {
   std::string x_label;
   double last = 0;  ///< right end of the axis, at least
   std::vector<Span> spans;
-  std::vector<double> points;  ///< diamonds in a row of their own
+  std::vector<double> points;  ///< diamonds in a row below the spans
   std::string points_name;
 };
 std::string time_line(const TimeLine&);
+
+/// Cases with the parts of their totals, as a standalone SVG document on white. Each case has two bars: its parts on
+/// the scale of the longest case, and its parts as shares of its own total.
+struct StackedBars {
+  struct Part {
+    std::string name;  ///< parts of one name have one colour
+    double value = 0;
+    std::string note;  ///< tooltip
+  };
+  struct Case {
+    std::string name;
+    double total = 0;
+    std::string text;  ///< after the upper bar
+    std::vector<Part> parts;
+  };
+  std::string title, subtitle;
+  std::vector<Case> cases;
+};
+std::string stacked_bars(const StackedBars&);
 
 }  // namespace weft::report

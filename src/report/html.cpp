@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/html.hpp"
 
-#include <fmt/format.h>
-
-#include <cmath>
-
-#include "report/log.hpp"
+#include <algorithm>
 
 namespace weft::report {
 namespace {
@@ -55,34 +51,6 @@ std::string escaped(std::string_view text) {
     text.remove_prefix(std::max<std::size_t>(1, bytes));
   }
   return out;
-}
-
-std::string short_number(double value) {
-  if (!std::isfinite(value)) return "not finite";
-  const double size = std::abs(value);
-  if (size == 0) return "0";
-  if (size >= 1e15 || size < 1e-4) return fmt::format("{:.2g}", value);
-  if (size >= 999.5) {
-    const double step = std::pow(10.0, std::floor(std::log10(size)) - 2);
-    return grouped(std::llround(std::round(value / step) * step));
-  }
-  const int decimals = std::max(0, 2 - static_cast<int>(std::floor(std::log10(size * (1 + 1e-12)))));
-  std::string text = fmt::format("{:.{}f}", value, decimals);
-  if (text.find('.') != std::string::npos) {
-    text.erase(text.find_last_not_of('0') + 1);
-    if (text.back() == '.') text.pop_back();
-  }
-  return text;
-}
-
-std::string bytes_text(double bytes) {
-  constexpr const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-  std::size_t unit = 0;
-  while (std::abs(bytes) >= 999.5 && unit + 1 < std::size(units)) {
-    bytes /= 1000;
-    ++unit;
-  }
-  return short_number(bytes) + " " + units[unit];
 }
 
 }  // namespace weft::report

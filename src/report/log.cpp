@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "report/format.hpp"
 
 namespace weft::report {
 namespace {
@@ -101,20 +102,6 @@ void log_to_file(const std::filesystem::path& path) {
 
 void status(std::string_view line) {
   if (output) output->status(line);
-}
-
-std::string grouped(std::int64_t number) {
-  std::string digits = fmt::format("{}", number);
-  const std::size_t first = number < 0 ? 1 : 0;
-  for (std::size_t i = digits.size(); i > first + 3;) digits.insert(i -= 3, 1, ',');
-  return digits;
-}
-
-std::string duration(double seconds) {
-  // A run of a million hours is a division by something that was nearly zero.
-  if (!(seconds >= 0 && seconds < 3.6e9)) return "?";
-  const auto whole = static_cast<std::int64_t>(std::llround(seconds));
-  return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
 std::string progress_text(const Progress& p) {

@@ -43,11 +43,6 @@ struct Progress {
 /// "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left"
 std::string progress_text(const Progress& progress);
 
-/// "51,900": for people.
-std::string grouped(std::int64_t number);
-/// "0:12:34" (hours:minutes:seconds).
-std::string duration(double seconds);
-
 /// The step that this rank works on, for messages about errors; -1 before the first.
 std::int64_t current_step();
 void set_current_step(std::int64_t step);

@@ -3,12 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <numeric>
 
 #include "base/error.hpp"
 #include "checkpoint/writer.hpp"
 #include "dataset/activations/loader.hpp"
+#include "report/format.hpp"
 #include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/trainer.hpp"
@@ -145,7 +145,8 @@ std::int64_t micro_tokens_that_fit(const Configuration& configuration, const dat
     (total() <= available ? fits : too_large) = tried.data.batch_tokens;
   }
   throw collective_error(ExitCode::usage, "data.batch_tokens = {} needs {} on each device, {} are there; {}",
-                         configuration.data.batch_tokens, bytes_text(wanted), bytes_text(available),
+                         configuration.data.batch_tokens, report::binary_bytes_text(wanted),
+                         report::binary_bytes_text(available),
                          fits > 0 ? fmt::format("the largest batch that fits is {} tokens", fits)
                                   : std::string("not even one token fits: take fewer transcoder.features, a smaller "
                                                 "optimizer.state or more ranks"));
@@ -157,21 +158,8 @@ std::string grid_advice(const Plan& plan) {
   return fmt::format(
       "on a grid of {} each rank sends {} per step, on {} it would send {} (the feature axis "
       "moves tokens, the data axis moves weights); consider parallel.data = {}",
-      plan.grid.text(), bytes_text(here), plan.quietest.text(), bytes_text(plan.quietest_bytes_per_step),
-      plan.quietest.size(parallel::kDataAxis));
-}
-
-std::string bytes_text(std::int64_t bytes) {
-  constexpr std::array<const char*, 5> units = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
-  return unit == 0 ? fmt::format("{} B", bytes)
-                   : fmt::format("{:.{}f} {}", value,
-                                 value < 10    ? 2
-                                 : value < 100 ? 1
-                                               : 0,
-                                 units[unit]);
+      plan.grid.text(), report::binary_bytes_text(here), plan.quietest.text(),
+      report::binary_bytes_text(plan.quietest_bytes_per_step), plan.quietest.size(parallel::kDataAxis));
 }
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {
@@ -183,21 +171,24 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };
   for (const auto& [name, bytes] : plan.device)
-    if (bytes > 0) row(name, bytes_text(bytes));
-  row("on the device, per rank", bytes_text(plan.device_total()));
+    if (bytes > 0) row(name, report::binary_bytes_text(bytes));
+  row("on the device, per rank", report::binary_bytes_text(plan.device_total()));
   for (const auto& [name, bytes] : plan.host)
-    if (bytes > 0) row(name, bytes_text(bytes));
-  row("on the host beside it, per rank", bytes_text(plan.host_total()));
-  row("one checkpoint", bytes_text(plan.checkpoint_bytes));
-  row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep), bytes_text(plan.disk_bytes));
-  row("read per step", bytes_text(plan.read_bytes_per_step));
-  row("optimizer traffic per step and rank", bytes_text(plan.optimizer_bytes_per_step));
-  if (plan.feature_bytes_per_step > 0) row("sent per step, feature axis", bytes_text(plan.feature_bytes_per_step));
-  if (plan.data_bytes_per_step > 0) row("sent per step, data axis", bytes_text(plan.data_bytes_per_step));
+    if (bytes > 0) row(name, report::binary_bytes_text(bytes));
+  row("on the host beside it, per rank", report::binary_bytes_text(plan.host_total()));
+  row("one checkpoint", report::binary_bytes_text(plan.checkpoint_bytes));
+  row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
+      report::binary_bytes_text(plan.disk_bytes));
+  row("read per step", report::binary_bytes_text(plan.read_bytes_per_step));
+  row("optimizer traffic per step and rank", report::binary_bytes_text(plan.optimizer_bytes_per_step));
+  if (plan.feature_bytes_per_step > 0)
+    row("sent per step, feature axis", report::binary_bytes_text(plan.feature_bytes_per_step));
+  if (plan.data_bytes_per_step > 0)
+    row("sent per step, data axis", report::binary_bytes_text(plan.data_bytes_per_step));
   if (plan.grid.ranks() > 1)
     row(fmt::format("grid that sends least: {} x {}", plan.quietest.size(parallel::kDataAxis),
                     plan.quietest.size(parallel::kFeatureAxis)),
-        bytes_text(plan.quietest_bytes_per_step));
+        report::binary_bytes_text(plan.quietest_bytes_per_step));
   row("encoder product per step and rank", fmt::format("{:.1f} GFLOP", plan.encoder_flops_per_step * 1e-9));
   if (plan.steps_per_epoch <= 0) return text;
   row("steps per epoch", fmt::format("{:.1f}", plan.steps_per_epoch));

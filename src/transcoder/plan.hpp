@@ -53,7 +53,4 @@ std::string grid_advice(const Plan&);
 /// A table for people.
 std::string to_text(const Plan&, const Configuration&);
 
-/// "1.50 GiB", "312 KiB".
-std::string bytes_text(std::int64_t bytes);
-
 }  // namespace weft::transcoder

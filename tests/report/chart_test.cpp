@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "report/format.hpp"
 #include "report/html.hpp"
 
 using namespace weft::report;
@@ -50,10 +51,10 @@ TEST_CASE("numbers have three significant digits") {
                                                      {1e20, "1e+20"},  {kNan, "not finite"}, {-5e-324, "-4.9e-324"},
                                                      {100.4, "100"}};
   for (const auto& [value, text] : expected) CHECK(short_number(value) == text);
-  CHECK(bytes_text(0) == "0 B");
-  CHECK(bytes_text(999) == "999 B");
-  CHECK(bytes_text(999'900) == "1 MB");
-  CHECK(bytes_text(2.82e9) == "2.82 GB");
+  CHECK(decimal_bytes_text(0) == "0 B");
+  CHECK(decimal_bytes_text(999) == "999 B");
+  CHECK(decimal_bytes_text(999'900) == "1 MB");
+  CHECK(decimal_bytes_text(2.82e9) == "2.82 GB");
 }
 
 TEST_CASE("a chart is whole whatever its values") {
@@ -78,11 +79,11 @@ TEST_CASE("a chart is whole whatever its values") {
     BarChart bars;
     bars.values = values;
     CHECK(is_drawn(bar_chart(bars)));
-    LyingBars lying;
+    HorizontalBars lying;
     for (const double value : values) lying.bars.push_back({"a", value, "b", value, value, value});
-    CHECK(is_drawn(lying_bars(lying)));
+    CHECK(is_drawn(horizontal_bars(lying)));
     lying.limit_name = "limit";
-    CHECK(is_drawn(lying_bars(lying)));
+    CHECK(is_drawn(horizontal_bars(lying)));
     HeatMap map;
     if (!values.empty()) map.values.push_back(values);
     map.notes.emplace_back(values.size());

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "report/json.hpp"
+#include "report/format.hpp"
 #include "report/log.hpp"
 #include "report/metrics.hpp"
 #include "report/run_record.hpp"

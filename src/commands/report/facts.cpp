@@ -5,45 +5,26 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
-#include <fstream>
-#include <limits>
 
 #include "checkpoint/directory.hpp"
-#include "kernels/bf16.hpp"
 #include "storage/durable.hpp"
-#include "storage/tensor_file.hpp"
 
 namespace weft::commands {
 namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::Manifest;
-using kernels::Scalar;
 using report::Json;
 
 constexpr std::int64_t kLargestText = std::int64_t{64} << 20;
 constexpr std::int64_t kLargestInput = std::int64_t{1} << 20;
-constexpr std::size_t kLongestLine = std::size_t{1} << 20;
-constexpr int kDeepest = 32;               // of a JSON file: Weft's own have 6
-constexpr std::size_t kMostPoints = 2048;  // of a curve: a few a pixel
+constexpr int kDeepest = 32;  // levels of a JSON file; Weft writes at most 6
 constexpr std::size_t kMostStarts = 10'000;
 constexpr std::size_t kMostCheckpoints = 50;
-constexpr std::size_t kMostLayers = 256;
-constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
+constexpr std::size_t kMostNumbers = 256;
 
-/// Whole lines of a text file, one by one; a torn last one is left out. Stops at a line longer than kLongestLine.
-template <class Function>
-void for_each_line(const fs::path& path, Function&& function) {
-  std::ifstream file(path, std::ios::binary);
-  std::vector<char> line(kLongestLine);
-  while (file.getline(line.data(), static_cast<std::streamsize>(line.size())) && !file.eof())
-    function(std::string_view(line.data(), static_cast<std::size_t>(file.gcount()) - 1));
-}
-
-/// Brackets inside brackets, outside texts: what walks a document calls itself this often.
+/// Levels of brackets outside strings: the depth of recursion over the document.
 int nesting_of(std::string_view text) {
   int depth = 0, deepest = 0;
   bool quoted = false;
@@ -66,83 +47,33 @@ Json read_json(const fs::path& path) {
   return nesting_of(text) <= kDeepest ? Json::parse(text, nullptr, false) : Json();
 }
 
-// --- curves --------------------------------------------------------------------------------------------------------
-
-enum Column { kStep, kLoss, kRate, kNorm, kSpeed, kDead, kNmse, kL0, kNmseLayers, kL0Layers, kColumns };
-
-/// What is known of the records behind one point.
-struct Point {
-  std::array<double, kColumns> sum{}, low, high;
-  std::array<std::int64_t, kColumns> count{};
-  Point() {
-    low.fill(std::numeric_limits<double>::infinity());
-    high.fill(-std::numeric_limits<double>::infinity());
+/// A JSON file that a run directory may or may not have.
+Json optional_json(const fs::path& path, const char* required, std::vector<std::string>& notes) {
+  if (!fs::exists(path)) return nullptr;
+  try {
+    Json json = read_json(path);
+    if (json.is_object() && json.contains(required)) return json;
+    notes.push_back(fmt::format("{} has no \"{}\"; it was left out", path.filename().string(), required));
+  } catch (const Error& failure) {
+    notes.push_back(fmt::format("{}; it was left out", failure.what()));
   }
-  void take(Column column, double value) {
-    if (!std::isfinite(value)) return;
-    sum[column] += value;
-    ++count[column];
-    low[column] = std::min(low[column], value);
-    high[column] = std::max(high[column], value);
-  }
-  void take(Column column, const Json& values) {
-    if (values.is_array())
-      for (const Json& value : values) take(column, number(value));
-  }
-  void merge(const Point& other) {
-    for (int column = 0; column < kColumns; ++column) {
-      sum[column] += other.sum[column];
-      count[column] += other.count[column];
-      low[column] = std::min(low[column], other.low[column]);
-      high[column] = std::max(high[column], other.high[column]);
-    }
-  }
-  double mean(Column column) const {
-    return count[column] > 0 ? sum[column] / static_cast<double>(count[column]) : kNothing;
-  }
-  double least(Column column) const { return count[column] > 0 ? low[column] : kNothing; }
-  double most(Column column) const { return count[column] > 0 ? high[column] : kNothing; }
-};
-
-Point point_of(const Json& line) {
-  Point point;
-  point.take(kStep, number(member(line, {"step"})));
-  point.take(kLoss, number(member(line, {"loss"})));
-  point.take(kRate, number(member(line, {"learning_rate"})));
-  point.take(kNorm, number(member(line, {"gradient_norm"})));
-  point.take(kSpeed, number(member(line, {"tokens_per_second"})));
-  point.take(kDead, 100 * number(member(line, {"dead_fraction"})));
-  point.take(kNmse, number(member(line, {"nmse_standardised"})));
-  point.take(kL0, number(member(line, {"l0"})));
-  point.take(kNmseLayers, member(line, {"layer_nmse_standardised"}));
-  point.take(kL0Layers, member(line, {"layer_l0"}));
-  return point;
+  return nullptr;
 }
 
-/// At most kMostPoints points, whatever comes: when there are more, neighbours become one.
-class Thinned {
- public:
-  void add(const Point& record) {
-    if (waiting_ == 0) points_.emplace_back();
-    points_.back().merge(record);
-    waiting_ = (waiting_ + 1) % records_per_point_;
-    if (waiting_ != 0 || points_.size() < kMostPoints) return;
-    for (std::size_t i = 0; i < points_.size() / 2; ++i) {
-      points_[i] = points_[2 * i];
-      points_[i].merge(points_[2 * i + 1]);
+std::vector<StartFact> read_starts(const fs::path& path) {
+  std::vector<StartFact> starts;
+  for_each_line(path, [&](std::string_view text) {
+    const Json line = Json::parse(text, nullptr, false);
+    const double begin = number(member(line, {"start"})), end = number(member(line, {"end"}));
+    if (begin >= 0) {
+      if (starts.size() == kMostStarts) starts.erase(starts.begin());
+      starts.push_back({static_cast<std::int64_t>(std::min(begin, 1e15)), -1});
+    } else if (end >= 0 && !starts.empty()) {
+      starts.back().end = static_cast<std::int64_t>(std::min(end, 1e15));
     }
-    points_.resize(points_.size() / 2);
-    records_per_point_ *= 2;
-  }
-  const std::vector<Point>& points() const { return points_; }
-  std::int64_t records_per_point() const { return records_per_point_; }
-
- private:
-  std::vector<Point> points_;
-  std::int64_t records_per_point_ = 1, waiting_ = 0;
-};
-
-// --- checkpoints ---------------------------------------------------------------------------------------------------
+  });
+  return starts;
+}
 
 std::string written_at(const fs::path& path) {
   struct stat status {};
@@ -168,71 +99,7 @@ CheckpointFact describe_checkpoint(const fs::path& directory, std::int64_t step)
   return fact;
 }
 
-std::size_t index_of(const Manifest& manifest, const std::string& name) {
-  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
-    if (manifest.tensors[i].name == name) return i;
-  return manifest.tensors.size();
-}
-
-/// Calls function(first_row, rows, bytes) for all rows of a tensor, in pieces of a few MiB.
-template <class Function>
-void for_each_piece(const checkpoint::Found& found, std::size_t tensor, Function&& function) {
-  const checkpoint::TensorEntry& entry = found.manifest.tensors[tensor];
-  std::vector<std::byte> rows;
-  for (const checkpoint::ShardEntry& shard : found.manifest.shards) {
-    const parallel::Range stored = shard.owned[tensor];
-    if (stored.size() <= 0) continue;
-    const storage::Handle file = storage::open_file(found.path / shard.file);
-    std::vector<std::int64_t> shape = entry.shape;
-    shape[0] = stored.size();
-    const storage::Handle dataset = storage::open_dataset(file, entry.name, entry.type, shape);
-    const std::int64_t row_bytes = checkpoint::bytes_of(entry) / entry.shape[0];
-    const std::int64_t piece = std::min(stored.size(), storage::piece_rows(entry.type, shape));
-    rows.resize(static_cast<std::size_t>(piece * row_bytes));
-    for (std::int64_t begin = 0; begin < stored.size(); begin += piece) {
-      const std::int64_t count = std::min(piece, stored.size() - begin);
-      storage::read_rows(dataset, begin, count, rows.data());
-      function(stored.begin + begin, count, static_cast<const std::byte*>(rows.data()));
-    }
-  }
-}
-
-/// By feature of layer s: does it count? All do when the checkpoint has no clocks.
-std::vector<char> alive_features(const checkpoint::Found& found, std::size_t layer, std::int64_t features,
-                                 std::int64_t dead_window) {
-  std::vector<char> alive(static_cast<std::size_t>(features), 1);
-  const std::size_t clocks = index_of(found.manifest, fmt::format("encoder_{}/tokens_since_fired", layer));
-  if (clocks == found.manifest.tensors.size()) return alive;
-  const checkpoint::TensorEntry& entry = found.manifest.tensors[clocks];
-  if (entry.type != Scalar::i64 || entry.shape != std::vector<std::int64_t>{features}) return alive;
-  const std::int64_t window = dead_window > 0 ? std::min(dead_window, found.manifest.tokens) : found.manifest.tokens;
-  for_each_piece(found, clocks, [&](std::int64_t first, std::int64_t count, const std::byte* bytes) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      std::int64_t silent;
-      std::memcpy(&silent, bytes + 8 * i, 8);
-      alive[static_cast<std::size_t>(first + i)] = silent < window;
-    }
-  });
-  return alive;
-}
-
-double squared_norm(Scalar type, const std::byte* bytes, std::int64_t n) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    float value;
-    if (type == Scalar::fp32) {
-      std::memcpy(&value, bytes + 4 * i, 4);
-    } else {
-      kernels::bf16 half;
-      std::memcpy(&half.bits, bytes + 2 * i, 2);
-      value = half;
-    }
-    sum += static_cast<double>(value) * static_cast<double>(value);
-  }
-  return sum;
-}
-
-/// Steps of the checkpoints, ascending; none where the directory cannot be listed.
+/// Steps of the checkpoints, ascending; empty when the directory cannot be listed.
 std::vector<std::int64_t> steps_in(const fs::path& directory) {
   try {
     return checkpoint::steps_in(directory);
@@ -241,7 +108,7 @@ std::vector<std::int64_t> steps_in(const fs::path& directory) {
   }
 }
 
-/// The newest checkpoint that is whole. Collective; the same answer everywhere.
+/// The newest valid checkpoint. Collective; the same answer on every rank.
 std::optional<checkpoint::Found> newest_valid(const fs::path& directory, const parallel::World& world,
                                               std::string& problem) {
   const std::string listed = world.on_root([&] {
@@ -258,24 +125,10 @@ std::optional<checkpoint::Found> newest_valid(const fs::path& directory, const p
       return checkpoint::open(world.all(), directory / checkpoint::directory_name(steps[i]), checkpoint::Verify::full);
     } catch (const Error& failure) {
       if (failure.code() != ExitCode::io) throw;
-      if (i + 1 == steps.size()) problem = failure.what();  // the newest one's reason is the one that matters
+      if (i + 1 == steps.size()) problem = failure.what();  // of the newest one
     }
   }
   return std::nullopt;
-}
-
-/// Reads a file beside run.json that need not be there.
-Json optional_json(const fs::path& path, const char* has, std::vector<std::string>& notes) {
-  if (!fs::exists(path)) return nullptr;
-  try {
-    Json json = read_json(path);
-    if (json.is_object() && json.contains(has)) return json;
-    notes.push_back(
-        fmt::format("{} is not what its name says (no \"{}\" in it); it was left out", path.filename().string(), has));
-  } catch (const Error& failure) {
-    notes.push_back(fmt::format("{}; it was left out", failure.what()));
-  }
-  return nullptr;
 }
 
 RunFacts read_files(const fs::path& path) {
@@ -299,10 +152,10 @@ RunFacts read_files(const fs::path& path) {
     } catch (const Error& failure) {
       facts.notes.push_back(failure.what());
     }
-  facts.course = read_course(path / "metrics.jsonl");
-  if (facts.course.unreadable > 0)
-    facts.notes.push_back(fmt::format("metrics.jsonl: {} of {} lines are no records; they were left out",
-                                      facts.course.unreadable, facts.course.records));
+  facts.curves = read_curves(path / "metrics.jsonl");
+  if (facts.curves.unreadable > 0)
+    facts.notes.push_back(fmt::format("metrics.jsonl: {} of {} lines are not records; they were left out",
+                                      facts.curves.unreadable, facts.curves.records));
   facts.starts = read_starts(path / "starts.jsonl");
   const std::vector<std::int64_t> steps = steps_in(path / "checkpoints");
   facts.checkpoints_kept = static_cast<std::int64_t>(steps.size());
@@ -327,114 +180,23 @@ const Json& member(const Json& json, std::initializer_list<const char*> names) {
 }
 
 double number(const Json& json) {
-  if (!json.is_number()) return kNothing;
+  if (!json.is_number()) return kNoNumber;
   const double value = json.get<double>();
   constexpr double kLargest = 1e100;  // beyond it, sums and axes would overflow
-  return std::abs(value) < kLargest ? value : kNothing;
+  return std::abs(value) < kLargest ? value : kNoNumber;
 }
 
-Course read_course(const fs::path& metrics) {
-  Course course;
-  Thinned thinned;
-  for_each_line(metrics, [&](std::string_view text) {
-    ++course.records;
-    const Json line = Json::parse(text, nullptr, false);
-    const Point point = point_of(line);
-    if (point.count[kStep] == 0) {
-      ++course.unreadable;
-      return;
-    }
-    if (point.count[kLoss] == 0) ++course.not_finite;
-    thinned.add(point);
-  });
-  course.records_per_point = thinned.records_per_point();
-  for (const Point& point : thinned.points()) {
-    course.step.push_back(point.most(kStep));
-    course.loss.push_back(point.mean(kLoss));
-    course.learning_rate.push_back(point.mean(kRate));
-    course.gradient_norm.push_back(point.mean(kNorm));
-    course.tokens_per_second.push_back(point.mean(kSpeed));
-    course.dead_percent.push_back(point.mean(kDead));
-    course.nmse.push_back(point.mean(kNmse));
-    course.nmse_low.push_back(point.least(kNmseLayers));
-    course.nmse_high.push_back(point.most(kNmseLayers));
-    course.l0.push_back(point.mean(kL0));
-    course.l0_low.push_back(point.least(kL0Layers));
-    course.l0_high.push_back(point.most(kL0Layers));
-  }
-  return course;
+std::vector<double> numbers(const Json& json) {
+  std::vector<double> values;
+  if (json.is_array())
+    for (std::size_t i = 0; i < json.size() && i < kMostNumbers; ++i) values.push_back(number(json[i]));
+  return values;
 }
 
-std::vector<StartFact> read_starts(const fs::path& path) {
-  std::vector<StartFact> starts;
-  for_each_line(path, [&](std::string_view text) {
-    const Json line = Json::parse(text, nullptr, false);
-    const double begin = number(member(line, {"start"})), end = number(member(line, {"end"}));
-    if (begin >= 0) {
-      if (starts.size() == kMostStarts) starts.erase(starts.begin());
-      starts.push_back({static_cast<std::int64_t>(std::min(begin, 1e15)), -1});
-    } else if (end >= 0 && !starts.empty()) {
-      starts.back().end = static_cast<std::int64_t>(std::min(end, 1e15));
-    }
-  });
-  return starts;
-}
-
-DecoderMass decoder_mass(const checkpoint::Found& found, std::int64_t dead_window) {
-  const Manifest& manifest = found.manifest;
-  std::vector<std::size_t> decoders;
-  while (decoders.size() <= kMostLayers) {
-    const std::size_t tensor = index_of(manifest, fmt::format("decoder_{}/weight", decoders.size()));
-    if (tensor == manifest.tensors.size()) break;
-    decoders.push_back(tensor);
-  }
-  const std::size_t n_layers = decoders.size();
-  if (n_layers == 0 || n_layers > kMostLayers)
-    throw error(ExitCode::data, "{}: it has {} decoders (1 to {} can be drawn)", found.path.string(),
-                n_layers == 0 ? "no" : "more than 256", kMostLayers);
-  const auto shape_of = [&](std::size_t s) -> const std::vector<std::int64_t>& {
-    return manifest.tensors[decoders[s]].shape;
-  };
-  for (std::size_t s = 0; s < n_layers; ++s) {
-    const Scalar type = manifest.tensors[decoders[s]].type;
-    if (shape_of(s).size() != 2 || shape_of(n_layers - 1).size() != 2 || shape_of(s)[0] != shape_of(0)[0] ||
-        shape_of(s)[1] != shape_of(n_layers - 1)[1] * static_cast<std::int64_t>(n_layers - s) ||
-        (type != Scalar::fp32 && type != Scalar::bf16))
-      throw error(ExitCode::data, "{}: decoder_{}/weight is no strip of blocks from layer {} to the last",
-                  found.path.string(), s, s);
-  }
-  const std::int64_t width = shape_of(n_layers - 1)[1];
-
-  DecoderMass mass;
-  mass.step = manifest.step;
-  for (std::size_t s = 0; s < n_layers; ++s) {
-    const checkpoint::TensorEntry& entry = manifest.tensors[decoders[s]];
-    const std::vector<char> alive = alive_features(found, s, entry.shape[0], dead_window);
-    const auto blocks = static_cast<std::int64_t>(n_layers - s);
-    const std::int64_t block_bytes = width * kernels::bytes_of(entry.type);
-    std::vector<double> sums(n_layers, 0.0);
-    for_each_piece(found, decoders[s], [&](std::int64_t first, std::int64_t count, const std::byte* bytes) {
-      for (std::int64_t row = 0; row < count; ++row) {
-        if (!alive[static_cast<std::size_t>(first + row)]) continue;
-        for (std::int64_t block = 0; block < blocks; ++block)
-          sums[s + static_cast<std::size_t>(block)] +=
-              squared_norm(entry.type, bytes + (row * blocks + block) * block_bytes, width);
-      }
-    });
-    const std::int64_t counted = std::count(alive.begin(), alive.end(), 1);
-    double total = 0;
-    for (const double sum : sums) total += sum;
-    std::vector<double> magnitude(n_layers, kNothing), share(n_layers, kNothing);
-    for (std::size_t t = s; t < n_layers; ++t) {
-      if (counted > 0) magnitude[t] = std::sqrt(sums[t] / static_cast<double>(counted));
-      if (total > 0) share[t] = sums[t] / total;
-    }
-    mass.magnitude.push_back(std::move(magnitude));
-    mass.share.push_back(std::move(share));
-    mass.features.push_back(counted);
-    mass.all_features.push_back(entry.shape[0]);
-  }
-  return mass;
+std::string text_of(const Json& json) {
+  if (json.is_string()) return json.get<std::string>();
+  if (json.is_null()) return "";
+  return report::to_text(json);
 }
 
 RunFacts gather_facts(const fs::path& path, const parallel::World& world) {
@@ -443,17 +205,7 @@ RunFacts gather_facts(const fs::path& path, const parallel::World& world) {
     facts = read_files(path);
     return {};
   });
-  std::string problem;
-  const auto found = newest_valid(path / "checkpoints", world, problem);
-  if (!world.is_root()) return facts;
-  facts.mass.problem = problem;
-  if (!found) return facts;
-  try {
-    const double window = number(member(facts.record, {"input", "transcoder", "dead_window"}));
-    facts.mass = decoder_mass(*found, window > 0 ? static_cast<std::int64_t>(std::min(window, 1e15)) : 0);
-  } catch (const Error& failure) {
-    facts.mass.problem = failure.what();
-  }
+  facts.newest = newest_valid(path / "checkpoints", world, facts.newest_problem);
   return facts;
 }
 

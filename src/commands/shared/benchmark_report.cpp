@@ -6,8 +6,8 @@
 
 #include "base/error.hpp"
 #include "report/build.hpp"
-#include "report/log.hpp"
-#include "transcoder/plan.hpp"
+#include "report/chart.hpp"
+#include "report/format.hpp"
 
 namespace weft::commands {
 namespace {
@@ -26,7 +26,7 @@ std::string text_of(const CheckpointResult& c) {
       "checkpoint of {} by {} rank{} on {} cores: written at {}, verified and read at {}; training pauses {:.1f} ms, "
       "one "
       "copy of the state takes {:.1f} ms",
-      transcoder::bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
+      report::binary_bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
       rate(c.write_seconds, c.write_percent()), rate(c.read_seconds, c.read_percent()), 1e3 * c.pause_seconds,
       1e3 * c.copy_seconds);
 }
@@ -72,18 +72,6 @@ std::string exchanges_table(const CaseResult& c) {
          fmt::format(
              "\nexposed: {:.2f} ms a step, {:.0f} % of the exchanges' time; {:.2f} ms on the rank that waits least",
              c.exposed_ms, total.seconds > 0 ? 0.1 * c.exposed_ms / total.seconds : 0.0, c.exposed_least_ms);
-}
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text)
-    if (c == '<')
-      out += "&lt;";
-    else if (c == '&')
-      out += "&amp;";
-    else
-      out += c;
-  return out;
 }
 
 }  // namespace
@@ -140,10 +128,11 @@ std::string to_table(const BenchmarkResult& result) {
   for (const CaseResult& c : result.cases) {
     out += fmt::format("\n\n{}{}{}: {:.1f} ms a step, {} tokens/s; state {}, beyond it {}\n", c.name,
                        c.overrides.empty() ? "" : " with ", c.overrides, c.ms_per_step,
-                       report::grouped(std::llround(c.tokens_per_second)), transcoder::bytes_text(c.state_bytes),
-                       transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+                       report::grouped(std::llround(c.tokens_per_second)), report::binary_bytes_text(c.state_bytes),
+                       report::binary_bytes_text(c.peak_bytes - c.state_bytes));
     if (c.driver_bytes > 0)
-      out += fmt::format("the driver shows {} as taken, libraries included\n", transcoder::bytes_text(c.driver_bytes));
+      out +=
+          fmt::format("the driver shows {} as taken, libraries included\n", report::binary_bytes_text(c.driver_bytes));
     out += fmt::format("{:<18} {:>9} {:>6} {:>11} {:>11} {:>9}", "phase", "ms", "%", "MB", "MFLOP", "of limit");
     for (const Phase& phase : c.phases)
       out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,
@@ -162,7 +151,7 @@ std::string to_table(const BenchmarkResult& result) {
   for (const CaseResult& c : result.cases) {
     out += fmt::format("\n{:<{}} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, widest, c.ms_per_step,
                        report::grouped(std::llround(c.tokens_per_second)), c.ms_per_step / first.ms_per_step,
-                       transcoder::bytes_text(c.peak_bytes - c.state_bytes));
+                       report::binary_bytes_text(c.peak_bytes - c.state_bytes));
     if (result.ranks == 1) continue;
     const parallel::ExchangeProfile total = total_of(c);
     out += fmt::format(" {:>12.2f} {:>10} {:>10.1f}", 1e3 * total.seconds,
@@ -172,66 +161,20 @@ std::string to_table(const BenchmarkResult& result) {
 }
 
 std::string to_svg(const BenchmarkResult& result) {
-  // Phases keep their colour over the cases; the palette tells its neighbours apart also without colour vision.
-  constexpr const char* palette[] = {"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
-                                     "#999999", "#004488", "#bb5566", "#ddaa33", "#44aa99", "#882255"};
-  std::vector<std::string> names;
-  double longest = 0;
+  report::StackedBars chart;
+  chart.title = "weft benchmark: one step, phase by phase";
+  chart.subtitle = "upper bar: milliseconds on a common scale; lower bar: share of the step";
   for (const CaseResult& c : result.cases) {
-    longest = std::max(longest, c.ms_per_step);
+    report::StackedBars::Case& one = chart.cases.emplace_back();
+    one.name = c.name;
+    one.total = c.ms_per_step;
+    one.text = fmt::format("{:.1f} ms", c.ms_per_step);
     for (const Phase& phase : c.phases)
-      if (std::find(names.begin(), names.end(), phase.name) == names.end()) names.push_back(phase.name);
+      one.parts.push_back({phase.name, phase.ms,
+                           fmt::format("{}: {:.2f} ms, {:.1f} %, {} of the limit", phase.name, phase.ms,
+                                       100 * phase.ms / c.ms_per_step, percent(phase.percent_of_limit))});
   }
-  const auto colour = [&](const std::string& name) {
-    const auto at = std::find(names.begin(), names.end(), name) - names.begin();
-    return palette[static_cast<std::size_t>(at) % std::size(palette)];
-  };
-  // A case has two bars: its time beside that of the others, and its phases stretched to the whole width.
-  constexpr double left = 150, width = 620, row = 64, bar = 20, head = 48;
-  const double legend = head + row * static_cast<double>(result.cases.size()) + 16;
-  const double height = legend + 22.0 * std::ceil(static_cast<double>(names.size()) / 4) + 16;
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
-      "font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-      "<text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"bold\">weft benchmark: one step, phase by phase</text>\n"
-      "<text x=\"16\" y=\"41\" fill=\"#555555\">upper bar: milliseconds on one scale; lower bar: share of the "
-      "step</text>\n",
-      left + width + 130, height);
-  double y = head + 8;
-  for (const CaseResult& c : result.cases) {
-    out += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", left - 10, y + 15, escaped(c.name));
-    for (const bool stretched : {false, true}) {
-      const double top = stretched ? y + bar + 4 : y;
-      const double scale = width / (stretched ? c.ms_per_step : longest);
-      double x = left;
-      for (const Phase& phase : c.phases) {
-        const double length = phase.ms * scale;
-        out += fmt::format(
-            "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" fill=\"{}\"><title>{}: {:.2f} ms, "
-            "{:.1f} "
-            "%, {} of the limit</title></rect>\n",
-            x, top, length, bar, colour(phase.name), escaped(phase.name), phase.ms, 100 * phase.ms / c.ms_per_step,
-            percent(phase.percent_of_limit));
-        if (stretched && length > 34)
-          out += fmt::format(
-              "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"11\" fill=\"#ffffff\" text-anchor=\"middle\">{:.0f} "
-              "%</text>\n",
-              x + length / 2, top + 14, 100 * phase.ms / c.ms_per_step);
-        x += length;
-      }
-      if (!stretched)
-        out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{:.1f} ms</text>\n", std::max(x, left) + 8, top + 15,
-                           c.ms_per_step);
-    }
-    y += row;
-  }
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const double x = 16 + 220 * static_cast<double>(i % 4), top = legend + 22 * static_cast<double>(i / 4);
-    out += fmt::format(
-        "<rect x=\"{0}\" y=\"{1}\" width=\"14\" height=\"14\" fill=\"{2}\"/><text x=\"{3}\" y=\"{4}\">{5}</text>\n", x,
-        top, colour(names[i]), x + 20, top + 12, escaped(names[i]));
-  }
-  return out + "</svg>\n";
+  return report::stacked_bars(chart);
 }
 
 Comparison compare(const BenchmarkResult& result, const report::Json& reference, double ratio) {

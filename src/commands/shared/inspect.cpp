@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft inspect PATH: what is in a dataset, a checkpoint or a run; checks it.
+// weft inspect PATH: lists the contents of a dataset, a checkpoint or a run, and checks them.
 #include <filesystem>
 #include <thread>
 
@@ -8,8 +8,7 @@
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
 #include "dataset/activations/statistics.hpp"
-#include "report/log.hpp"
-#include "transcoder/plan.hpp"
+#include "report/format.hpp"
 
 namespace weft::commands {
 namespace {
@@ -28,14 +27,14 @@ void inspect_checkpoint(const std::filesystem::path& path, const parallel::World
     total += checkpoint::bytes_of(tensor);
     text += fmt::format("  {:<40}{:>6}  {}\n", tensor.name, checkpoint::name_of(tensor.type), shape);
   }
-  log::info("{}{} tensors, {}; {} shard{}, every digest right", text, manifest.tensors.size(),
-            transcoder::bytes_text(total), manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
+  log::info("{}{} tensors, {}; {} shard{}, all digests match", text, manifest.tensors.size(),
+            report::binary_bytes_text(total), manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
 }
 
 void inspect_dataset(const std::string& path, const Request& request, const parallel::World& world) {
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
-  Request settings = request;  // no input file: --set alone
+  Request settings = request;  // there is no input file: only --set counts
   settings.input_text.clear();
   read_input(settings, schema, world);
   const dataset::Description description = dataset::describe(world, path, input.configuration.data);
@@ -63,7 +62,7 @@ int inspect(const Request& request, const parallel::World& world) {
     const auto found = checkpoint::find(world.all(), path / "checkpoints", "auto", checkpoint::Verify::full,
                                         checkpoint::Leftovers::keep);
     if (!found)
-      throw collective_error(ExitCode::io, "{}: a run without a checkpoint; it has not written one yet", path.string());
+      throw collective_error(ExitCode::io, "{}: no checkpoint (the run has not written one yet); name a checkpoint or another run", path.string());
     inspect_checkpoint(found->path, world);
   } else {
     inspect_dataset(request.subject, request, world);

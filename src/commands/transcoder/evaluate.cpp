@@ -9,7 +9,7 @@
 #include "commands/transcoder/result.hpp"
 #include "device/runtime.hpp"
 #include "parallel/nccl.hpp"
-#include "report/log.hpp"
+#include "report/format.hpp"
 #include "transcoder/statistics_state.hpp"
 
 namespace weft::commands {

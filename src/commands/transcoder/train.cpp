@@ -21,6 +21,7 @@
 #include "parallel/signals.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/build.hpp"
+#include "report/format.hpp"
 #include "report/log.hpp"
 #include "report/metrics.hpp"
 #include "report/run_record.hpp"

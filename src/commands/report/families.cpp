@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands/report/page.hpp"
+#include "commands/report/transcoder/part.hpp"
+
+namespace weft::commands {
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = {{"transcoder", transcoder_part}};
+  return all;
+}
+
+}  // namespace weft::commands
