@@ -13,7 +13,7 @@
 #include "input/read.hpp"
 #include "input/schema.hpp"
 #include "parallel/world.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::commands {
 

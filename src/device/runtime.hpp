@@ -7,21 +7,10 @@
 #include <cstdint>
 #include <string>
 
+#include "device/settings.hpp"
 #include "kernels/execution.hpp"
 
 namespace weft::device {
-
-struct Settings {
-  std::string backend = "auto";  ///< auto | portable | cuda
-  int threads = 0;               ///< host threads of this process; 0 = cores of the node / processes on it
-  bool graphs = true;            ///< on a GPU: record a step once and replay it
-  std::string algorithms;        ///< file with the dense library's algorithms; "" = the library's first proposal
-  std::int64_t tile = 0;         ///< MiB of pre-activations made at a time; 0 = as many as suit the backend
-  double memory = 0;             ///< GB of a GPU that may be used; 0 = all that is free
-};
-
-/// The kernels that a run with these settings takes, also on a machine that only plans it.
-kernels::Backend planned_backend(const Settings&);
 
 /// Lives once in a process, from the first arithmetic to the end of the command.
 class Runtime {

@@ -10,7 +10,7 @@
 
 #include "parallel/world.hpp"
 #include "report/json.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::commands {
 

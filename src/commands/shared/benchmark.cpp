@@ -14,6 +14,7 @@
 #include "commands/shared/algorithms.hpp"
 #include "commands/shared/benchmark_report.hpp"
 #include "commands/shared/benchmark_work.hpp"
+#include "device/runtime.hpp"
 #include "device/stream.hpp"
 #include "kernels/limits/limits.hpp"
 #include "kernels/runtime.hpp"

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "commands/shared/benchmark_settings.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 #include "transcoder/model.hpp"
 
 namespace weft::commands {

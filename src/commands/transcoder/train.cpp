@@ -247,7 +247,7 @@ void Run::log_step(double data_wait) {
 
 int Run::train() {
   const std::int64_t steps = configuration_.run.steps, every = configuration_.checkpoint.every;
-  const double walltime = static_cast<double>(transcoder::parse_walltime(configuration_.run.walltime).value_or(0));
+  const double walltime = static_cast<double>(training::parse_walltime(configuration_.run.walltime).value_or(0));
   const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", configuration_.parallel.timeout);
   transcoder::Agreement agreement(world_.all(), directory_.path, walltime, start_);
   dataset::Loader loader(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,

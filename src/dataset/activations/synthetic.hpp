@@ -18,6 +18,10 @@
 
 #include "dataset/activations/writer.hpp"
 
+namespace weft::input {
+class Schema;
+}
+
 namespace weft::dataset {
 
 /// Table [synthetic].
@@ -38,6 +42,9 @@ struct SyntheticSettings {
   Compression compression = Compression::none;
   std::int64_t seed = 1;
 };
+
+/// The keys of the table, bound to the settings, which must outlive the schema.
+void add_keys(input::Schema&, SyntheticSettings&);
 
 /// Writes both datasets and the ground truth. Throws Error(usage) for settings that make no dataset, Error(io) for what
 /// cannot be written. `n_threads` threads.
