@@ -23,6 +23,9 @@ constexpr std::size_t kDigestDigits = 64;
 // Far above every real number and far from overflow when two are added.
 constexpr std::int64_t kLargest = std::int64_t{1} << 61;
 constexpr std::size_t kMostAxes = 8;
+// Of the maps `grid` and `cursor`.
+constexpr std::size_t kMostEntries = 64;
+constexpr std::size_t kLongestEntry = 64;
 // Of lists and objects inside one another: printing a deeper text would end the stack.
 constexpr int kDeepest = 64;
 
@@ -61,6 +64,21 @@ std::string text(const json& value, const char* key) {
 const json& array(const json& value, const char* key) {
   if (!value.is_array()) throw error(ExitCode::io, "\"{}\" is not a list", key);
   return value;
+}
+
+/// A map of short names to whole numbers of at least `least`.
+std::map<std::string, std::int64_t> numbers_of(const json& value, const char* key, std::int64_t least,
+                                               std::int64_t most = kLargest) {
+  if (!value.is_object()) throw error(ExitCode::io, "\"{}\" is not an object", key);
+  if (value.size() > kMostEntries)
+    throw error(ExitCode::io, "\"{}\" has {} entries, at most {} are possible", key, value.size(), kMostEntries);
+  std::map<std::string, std::int64_t> numbers;
+  for (const auto& [name, number] : value.items()) {
+    if (!usable_name(name) || name.size() > kLongestEntry)
+      throw error(ExitCode::io, "an entry of \"{}\" has an unusable name", key);
+    numbers[name] = integer(number, name.c_str(), least, most);
+  }
+  return numbers;
 }
 
 TensorEntry tensor_of(const json& value) {
@@ -136,10 +154,22 @@ void require_cover(const Manifest& manifest) {
 
 }  // namespace
 
+std::int64_t Manifest::cursor_at(const std::string& name) const {
+  const auto at = cursor.find(name);
+  if (at == cursor.end()) throw error(ExitCode::io, "its data cursor has no \"{}\"", name);
+  return at->second;
+}
+
 std::string_view name_of(kernels::Scalar type) {
   for (const auto& [scalar, name] : kScalars)
     if (scalar == type) return name;
   return "unknown";
+}
+
+std::string to_text(const std::map<std::string, std::int64_t>& grid) {
+  std::string text;
+  for (const auto& [axis, ranks] : grid) text += fmt::format("{}{} {}", text.empty() ? "" : " x ", axis, ranks);
+  return text;
 }
 
 std::string directory_name(std::int64_t step) { return fmt::format("step_{:08d}", step); }
@@ -172,9 +202,9 @@ std::string to_text(const Manifest& manifest) {
   put("format_version", manifest.format_version);
   put("step", manifest.step);
   put("tokens", manifest.tokens);
-  put("cursor", {{"epoch", manifest.epoch}, {"position", manifest.position}});
+  put("cursor", json(manifest.cursor));
   put("world", manifest.world);
-  put("grid", {{"data", manifest.data}, {"feature", manifest.feature}});
+  put("grid", json(manifest.grid));
   put("code_revision", manifest.code_revision);
   put("libraries", manifest.libraries);
   put("dataset_fingerprint", manifest.dataset_fingerprint);
@@ -214,14 +244,14 @@ Manifest parse(std::string_view given) {
   if (manifest.format_version > kFormatVersion) throw NewerFormat(manifest.format_version);
   manifest.step = integer(member(root, "step"), "step", 0);
   manifest.tokens = integer(member(root, "tokens"), "tokens", 0);
-  const json& cursor = member(root, "cursor");
-  manifest.epoch = integer(member(cursor, "epoch"), "epoch", 0);
-  manifest.position = integer(member(cursor, "position"), "position", 0);
-  const json& grid = member(root, "grid");
+  manifest.cursor = numbers_of(member(root, "cursor"), "cursor", 0);
   constexpr std::int64_t kMostRanks = std::int64_t{1} << 30;
   manifest.world = integer(member(root, "world"), "world", 1, kMostRanks);
-  manifest.data = integer(member(grid, "data"), "data", 1, kMostRanks);
-  manifest.feature = integer(member(grid, "feature"), "feature", 1, kMostRanks);
+  manifest.grid = numbers_of(member(root, "grid"), "grid", 1, kMostRanks);
+  if (manifest.format_version == 1) {  // whose names are fixed
+    for (const char* name : {"epoch", "position"}) manifest.cursor_at(name);
+    for (const char* axis : {"data", "feature"}) integer(member(root["grid"], axis), axis, 1, kMostRanks);
+  }
   manifest.code_revision = text(member(root, "code_revision"), "code_revision");
   const json& libraries = member(root, "libraries");
   if (!libraries.is_object()) throw error(ExitCode::io, "\"libraries\" is not an object");

@@ -20,7 +20,8 @@
 
 namespace weft::checkpoint {
 
-constexpr std::int64_t kFormatVersion = 1;
+/// 1: the grid is data x feature, the cursor epoch and position. 2: grid and cursor are maps of any names.
+constexpr std::int64_t kFormatVersion = 2;
 constexpr const char* kManifestName = "manifest.json";
 
 struct TensorEntry {
@@ -40,12 +41,12 @@ struct Manifest {
   // What the caller says at a step boundary.
   std::int64_t step = 0;    ///< steps finished
   std::int64_t tokens = 0;  ///< tokens trained on
-  std::int64_t epoch = 0;   ///< the data cursor: the next row is number `position` of this epoch's order
-  std::int64_t position = 0;
-  std::int64_t data = 1;  ///< the process grid
-  std::int64_t feature = 1;
-  std::string input;           ///< resolved input, loadable again
-  std::string original_input;  ///< the input file as the user wrote it
+  /// Where the model continues in its data: name -> number, as the model that wrote it defines them (a transcoder:
+  /// `epoch`, and `position` in that epoch's order of rows).
+  std::map<std::string, std::int64_t> cursor;
+  std::map<std::string, std::int64_t> grid;  ///< the process grid: axis -> ranks along it
+  std::string input;                         ///< resolved input, loadable again
+  std::string original_input;                ///< the input file as the user wrote it
   std::string code_revision;
   std::map<std::string, std::string> libraries;  ///< name -> version
   std::string dataset_fingerprint;
@@ -56,6 +57,10 @@ struct Manifest {
   std::int64_t world = 1;  ///< ranks that wrote; shards.size()
   std::vector<TensorEntry> tensors;
   std::vector<ShardEntry> shards;
+
+  /// An entry of `cursor`. Throws Error(io) when this checkpoint has none of that name: it belongs to another kind of
+  /// model.
+  std::int64_t cursor_at(const std::string& name) const;
 };
 
 /// The text of manifest.json.
@@ -75,6 +80,9 @@ class NewerFormat : public std::exception {
 
 /// Bytes of the whole tensor. Throws Error(io) on overflow.
 std::int64_t bytes_of(const TensorEntry& tensor);
+
+/// "data 2 x feature 4"
+std::string to_text(const std::map<std::string, std::int64_t>& grid);
 
 /// "fp32", "bf16", …
 std::string_view name_of(kernels::Scalar type);

@@ -16,7 +16,7 @@ namespace {
 Manifest small() {
   Manifest manifest = testing::manifest_of(1200);
   manifest.world = 2;
-  manifest.feature = 2;
+  manifest.grid = {{"data", 1}, {"feature", 2}};
   manifest.tensors = {{"encoder_0/weight", kernels::Scalar::fp32, {5, 4}}, {"bias", kernels::Scalar::bf16, {3}}};
   const std::string digest(64, 'a');
   manifest.shards = {{"rank_00000.h5", 1000, {digest}, {{0, 2}, {0, 3}}},
@@ -46,6 +46,26 @@ TEST_CASE("a manifest reads back as it was written") {
   CHECK(nlohmann::json::parse(text)["cursor"]["position"] == 0);
 }
 
+TEST_CASE("grid and cursor may have any names") {
+  Manifest manifest = small();
+  manifest.grid = {{"data", 1}, {"tensor", 2}};
+  manifest.cursor = {{"document", 7}, {"stage", 1}, {"token", 123456789012}};
+  const Manifest read = parse(to_text(manifest));
+  CHECK(read.grid == manifest.grid);
+  CHECK(read.cursor == manifest.cursor);
+  CHECK(read.cursor_at("document") == 7);
+  CHECK_THROWS_AS(read.cursor_at("epoch"), Error);
+  CHECK(to_text(read.grid) == "data 1 x tensor 2");
+}
+
+TEST_CASE("format 1 has a grid of data x feature and a cursor of epoch and position") {
+  Manifest old = small();
+  old.format_version = 1;
+  CHECK(parse(to_text(old)).cursor_at("position") == 0);
+  old.grid = {{"data", 1}, {"tensor", 2}};
+  CHECK_THROWS_AS(parse(to_text(old)), Error);
+}
+
 TEST_CASE("every changed byte of a manifest is noticed") {
   const std::string text = to_text(small());
   for (std::size_t at = 0; at < text.size(); ++at) {
@@ -65,6 +85,11 @@ TEST_CASE("a manifest with a valid digest and impossible content is refused") {
            {"\"step\": 1200", "\"step\": \"1200\""},
            {"\"step\"", "\"stop\""},
            {"\"world\": 2", "\"world\": 3"},
+           {"\"position\":0", "\"position\":-1"},
+           {"\"position\":0", "\"../position\":0"},
+           {"\"position\":0", "\"position\":\"0\""},
+           {"\"feature\":2", "\"feature\":0"},
+           {"{\"epoch\":120,\"position\":0}", "[120,0]"},
            {"rank_00000.h5", "../../etc/passwd"},
            {"rank_00000.h5", "rank_00001.h5"},
            {"rank_00000.h5", "manifest.json"},
@@ -98,9 +123,9 @@ TEST_CASE("a manifest with a valid digest and impossible content is refused") {
 
 TEST_CASE("a later format is told from a damaged manifest") {
   const std::string text = to_text(small());
-  CHECK_THROWS_AS(parse(replaced(text, "\"format_version\": 1", "\"format_version\": 2")), NewerFormat);
+  CHECK_THROWS_AS(parse(replaced(text, "\"format_version\": 2", "\"format_version\": 3")), NewerFormat);
   std::string damaged = text;
-  damaged.replace(damaged.find("\"format_version\": 1"), 19, "\"format_version\": 2");
+  damaged.replace(damaged.find("\"format_version\": 2"), 19, "\"format_version\": 3");
   CHECK_THROWS_AS(parse(damaged), Error);
 }
 

@@ -112,8 +112,8 @@ inline Manifest manifest_of(std::int64_t step) {
   Manifest manifest;
   manifest.step = step;
   manifest.tokens = 512 * step;
-  manifest.epoch = step / 10;
-  manifest.position = step % 10;
+  manifest.cursor = {{"epoch", step / 10}, {"position", step % 10}};
+  manifest.grid = {{"data", 1}, {"feature", 1}};
   manifest.input = "[run]\nsteps = 1 # \"quoted\" \\ and \xc3\xbc\n";
   manifest.code_revision = "abc";
   manifest.libraries = {{"hdf5", "1.10.8"}};

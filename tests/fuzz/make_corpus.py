@@ -76,7 +76,7 @@ def manifest_text(**changes):
 
 def manifest():
     put("manifest", "good", manifest_text())
-    put("manifest", "newer", manifest_text(format_version=2))
+    put("manifest", "newer", manifest_text(format_version=3))
     put("manifest", "huge", manifest_text(tensors=[{"name": "a", "dtype": "fp64", "shape": [2**31, 2**31, 2**31]}]))
     put("manifest", "no_digest", '{\n  "format": "weft-checkpoint",\n  "sha256": "0')
     put("manifest", "finding_deep_extra",

@@ -89,8 +89,7 @@ CheckpointFact describe_checkpoint(const fs::path& directory, std::int64_t step)
   try {
     const Manifest manifest = checkpoint::parse(storage::read_text(manifest_path, kLargestText));
     for (const checkpoint::ShardEntry& shard : manifest.shards) fact.bytes += shard.bytes;
-    fact.data = manifest.data;
-    fact.feature = manifest.feature;
+    fact.grid = checkpoint::to_text(manifest.grid);
   } catch (const checkpoint::NewerFormat&) {
     fact.problem = "its format is newer than this program";
   } catch (const Error& failure) {

@@ -31,9 +31,9 @@ struct StartFact {
 struct CheckpointFact {
   std::int64_t step = 0;
   std::int64_t bytes = 0;
-  std::int64_t data = 1, feature = 1;  ///< the grid that wrote it
-  std::string written;                 ///< UTC
-  std::string problem;                 ///< why its manifest cannot be used; "": it can
+  std::string grid;     ///< that wrote it: "data 1 x feature 4"
+  std::string written;  ///< UTC
+  std::string problem;  ///< why its manifest cannot be used; "": it can
 };
 
 struct RunFacts {

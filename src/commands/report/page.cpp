@@ -300,14 +300,13 @@ report::Section starts_section(const RunFacts& facts) {
                     facts.checkpoints_kept == 1 ? "" : "s"));
   std::vector<std::vector<std::string>> rows;
   for (const CheckpointFact& fact : facts.checkpoints)
-    rows.push_back({checkpoint::directory_name(fact.step), fact.written,
-                    fact.problem.empty() ? fmt::format("{} x {}", fact.data, fact.feature) : "-",
+    rows.push_back({checkpoint::directory_name(fact.step), fact.written, fact.problem.empty() ? fact.grid : "-",
                     fact.problem.empty() ? report::decimal_bytes_text(static_cast<double>(fact.bytes)) : "-",
                     fact.problem.empty() ? "manifest valid" : fact.problem});
   if (rows.empty())
     section.paragraph("The run has no checkpoint.", report::Tone::missing);
   else
-    section.table({"checkpoint", "written (UTC)", "grid, data x feature", "bytes", "state"}, rows, 5);
+    section.table({"checkpoint", "written (UTC)", "grid", "bytes", "state"}, rows, 5);
   section.end_columns();
   return section;
 }

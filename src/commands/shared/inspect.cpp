@@ -17,9 +17,9 @@ void inspect_checkpoint(const std::filesystem::path& path, const parallel::World
   const checkpoint::Found found = checkpoint::open(world.all(), path, checkpoint::Verify::full);
   const checkpoint::Manifest& manifest = found.manifest;
   std::string text = fmt::format(
-      "{}: checkpoint, format {}, step {}, {} tokens, written by {} rank{} (data {} x feature {}), program {}\n",
-      path.string(), manifest.format_version, manifest.step, report::grouped(manifest.tokens), manifest.world,
-      manifest.world == 1 ? "" : "s", manifest.data, manifest.feature, manifest.code_revision);
+      "{}: checkpoint, format {}, step {}, {} tokens, written by {} rank{} ({}), program {}\n", path.string(),
+      manifest.format_version, manifest.step, report::grouped(manifest.tokens), manifest.world,
+      manifest.world == 1 ? "" : "s", checkpoint::to_text(manifest.grid), manifest.code_revision);
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     std::string shape;

@@ -118,7 +118,7 @@ class Run {
       const checkpoint::Manifest& manifest = opened.found->manifest;
       trainer_.resume_at(manifest.step);
       tokens_ = manifest.tokens;
-      cursor_ = {manifest.epoch, manifest.position};
+      cursor_ = {manifest.cursor_at("epoch"), manifest.cursor_at("position")};
     } else {
       trainer_.initialise();
     }
@@ -179,10 +179,8 @@ checkpoint::Manifest Run::manifest() const {
   checkpoint::Manifest manifest;
   manifest.step = trainer_.steps_done();
   manifest.tokens = tokens_;
-  manifest.epoch = cursor_.epoch;
-  manifest.position = cursor_.position;
-  manifest.data = grid_.size(parallel::kDataAxis);
-  manifest.feature = grid_.size(parallel::kFeatureAxis);
+  manifest.cursor = {{"epoch", cursor_.epoch}, {"position", cursor_.position}};
+  manifest.grid = grid_.shape().sizes();
   manifest.input = resolved_input_;
   manifest.original_input = request_.input_text;
   manifest.code_revision = report::build_record.revision;
