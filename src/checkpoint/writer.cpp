@@ -11,6 +11,7 @@
 #include "base/contract.hpp"
 #include "base/fault.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/directory.hpp"
 #include "device/memory.hpp"
@@ -285,6 +286,7 @@ struct Writer::State {
   }
 
   void write(const RowSource& source) {
+    const trace::Scope scope(trace::Row::writer, "write shard");
     const fs::path path = temporary / shard_name(world.rank());
     failure = attempt([&] { shard = write_shard(path, world.rank(), manifest, registry, source); });
     if (failure) {
@@ -373,6 +375,7 @@ struct Writer::State {
 
   /// Rank 0's thread of the second phase.
   void publish_and_tidy() {
+    const trace::Scope scope(trace::Row::writer, "publish checkpoint");
     const fs::path path = directory / directory_name(manifest.step);
     failure = attempt([&] { publish(path); });
     if (!failure) {
@@ -437,6 +440,7 @@ std::int64_t Writer::last_durable() const { return state_->last_durable; }
 double Writer::last_seconds() const { return state_->last_seconds; }
 
 bool Writer::start(Manifest manifest) {
+  const trace::Scope scope(trace::Row::host, "start checkpoint");
   State& state = *state_;
   WEFT_ASSERT(!busy());
   if (manifest.step == state.last_durable) return false;

@@ -17,11 +17,11 @@ namespace {
 constexpr const char* help_text =
     R"(Weft trains cross-layer transcoders: sparse replacements of a transformer's MLPs.
 
-weft train INPUT              train a transcoder; resumes by itself
+weft train INPUT              train a transcoder; resumes automatically
 weft synth INPUT              write an activation dataset with planted features
-weft evaluate CHECKPOINT      quality on held-out data, per layer
-weft inspect PATH             what is in a dataset or checkpoint, checked
-weft benchmark INPUT          time a step, phase by phase
+weft evaluate CHECKPOINT      quality on validation data, per layer
+weft inspect PATH             list and check the contents of a dataset or checkpoint
+weft benchmark INPUT          time the phases of a step
 weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
 
 Options of commands with an INPUT (a TOML file):
@@ -31,14 +31,18 @@ Options of commands with an INPUT (a TOML file):
   --dry-run                   check input and data headers, print memory and time
   --output DIR                the run directory (run.output)
   --walltime hh:mm:ss         train: stop cleanly before (run.walltime)
-  --resume auto|never|PATH    train: go on from the newest valid checkpoint,
-                              start anew, or go on from this one (default auto)
+  --resume auto|never|PATH    train: resume from the newest valid checkpoint,
+                              start a new run, or resume from PATH (default auto)
   --compare FILE              benchmark: end with 1 when a case takes longer than
                               benchmark.compare_ratio times this benchmark.json's
   --tune                      benchmark: time the library's algorithms, record the best
+  --profile                   train, evaluate, benchmark: write a time line of a few
+                              steps (OUTPUT/profile.json, for ui.perfetto.dev) and five
+                              figures: time per step, device memory, utilisation,
+                              kernel time, memory bandwidth
 evaluate:
   --data DIR                  activations to evaluate on (default: the run's)
-  --set, --output             as above; the input is the checkpoint's
+  --set, --output, --profile  as above; the input is the checkpoint's
   --help, --version           this text; version, revision and libraries
 
 Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.
@@ -92,10 +96,12 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_flag("--dry-run", request.dry_run);
   }
   if (takes_input || command == Command::evaluate) {
-    // One value an option: a list would swallow the INPUT that follows it.
+    // One value per option: a list would consume the INPUT that follows it.
     app.add_option("--set", request.sets)->allow_extra_args(false);
     app.add_option("--output", request.output);
   }
+  if (command == Command::train || command == Command::evaluate || command == Command::benchmark)
+    app.add_flag("--profile", request.profile);
   if (command == Command::train) {
     app.add_option("--resume", request.resume);
     app.add_option("--walltime", request.walltime);
@@ -108,7 +114,7 @@ void add_options(CLI::App& app, Command command, Request& request) {
   }
 }
 
-/// What the library could not place: a misspelt command or option, or one word too many.
+/// The error for arguments that the library did not recognise: a misspelt command or option, or an extra argument.
 Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CLI::App* command) {
   std::string first = extras.front();
   for (const std::string& extra : extras)
@@ -153,7 +159,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   app.add_flag("--help", help);
   app.add_flag("--version", version);
   app.add_flag("--defaults", request.defaults);
-  app.add_flag("--reference", request.reference)->group("");  // for who writes the documentation: not in the help
+  app.add_flag("--reference", request.reference)->group("");  // generates documentation: not in the help
   for (const Declared& entry : declared) {
     CLI::App* command = app.add_subcommand(entry.name);
     command->set_help_flag();
@@ -255,7 +261,7 @@ std::vector<input::Override> overrides(const Request& request) {
 }
 
 void read_input(const Request& request, const input::Schema& schema, const parallel::World& world) {
-  // The other ranks read what rank 0 resolved: their environment, and so their paths, could differ.
+  // The other ranks read the input as rank 0 resolved it: their environment, and so their paths, could differ.
   const std::string resolved = world.on_root([&] {
     input::read(schema, request.input_text, request.subject, overrides(request));
     return input::print(schema);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What was asked for on the command line, and the input that goes with it. The same on every rank: rank 0 reads files
-// and environment, the others are told.
+// The command line, and the input that belongs to it. The same on every rank: rank 0 reads files and environment and
+// broadcasts them.
 #pragma once
 
 #include <string>
@@ -17,10 +17,10 @@
 
 namespace weft::commands {
 
-/// `nothing`: the command line asked for a text (--help, --version), which was printed.
+/// `nothing`: the command line requested a text (--help, --version), which was printed.
 enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report };
 
-/// The command line. Long options only; what an option means stands in the help text (request.cpp).
+/// The command line. Long options only; the help text (request.cpp) describes them.
 struct Request {
   Command command = Command::nothing;
   std::string subject;            ///< INPUT, CHECKPOINT, PATH or RUN; "" with --defaults
@@ -31,6 +31,7 @@ struct Request {
   bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md
   bool dry_run = false;
   bool tune = false;            ///< benchmark
+  bool profile = false;         ///< train, evaluate, benchmark
   std::string resume = "auto";  ///< auto | never | PATH
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string output;           ///< "" or DIR; report: FILE
@@ -43,22 +44,22 @@ struct Request {
 /// Throws a collective Error(usage).
 Request parse(int argc, const char* const* argv, const parallel::World& world);
 
-/// Everything that an input can say, for every command: one file serves synth, train and benchmark. To add a table: a
-/// member here, and its keys in `schema`.
+/// All settings that an input can have, for every command: one file serves synth, train and benchmark. To add a table:
+/// a member here, and its keys in `schema`.
 struct Input {
   transcoder::Configuration configuration;
   dataset::SyntheticSettings synthetic;
   BenchmarkSettings benchmark;
 };
 
-/// The keys of `input`, and which of them this command cannot do without. `input` must outlive the schema.
+/// The keys of `input`, and which of them this command requires. `input` must outlive the schema.
 input::Schema schema(Input& input, Command command);
 
 /// --set, --output and --walltime as overrides of input keys.
 std::vector<input::Override> overrides(const Request& request);
 
-/// The request's input, read into the members behind `schema` with the overrides. Paths are expanded with rank 0's
-/// environment. Collective; throws a collective Error(usage).
+/// Reads the request's input, with the overrides, into the members that `schema` refers to. Paths are expanded with
+/// rank 0's environment. Collective; throws a collective Error(usage).
 void read_input(const Request& request, const input::Schema& schema, const parallel::World& world);
 
 /// The name of a command on the command line.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/contract.hpp"
+#include "base/trace.hpp"
 #include "device/ranges.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
@@ -58,7 +59,7 @@ void ExchangeBuffer::close() {
 class DeviceCommunicator::Measured {
  public:
   Measured(DeviceCommunicator& axis, const char* name, std::int64_t bytes_sent)
-      : axis_(axis), range_(name), traffic_(axis.exchanges_.of(name)) {
+      : axis_(axis), name_(name), range_(name, &axis.execution_), traffic_(axis.exchanges_.of(name)) {
     traffic_.bytes_sent += bytes_sent;
     ++traffic_.calls;
     // What is staged waits for the GPU anyway: not the exchange's time.
@@ -71,11 +72,14 @@ class DeviceCommunicator::Measured {
     if (axis_.idle_ != nullptr) axis_.idle_->end(axis_.execution_);
     if (axis_.wait_for_each_ || axis_.blocks_) kernels::fence(axis_.execution_);
     if (!axis_.is_timed()) return;
-    traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    const auto end = std::chrono::steady_clock::now();
+    traffic_.seconds += std::chrono::duration<double>(end - begin_).count();
+    if (trace::on()) trace::record(trace::Row::exchanges, name_, begin_, end);
   }
 
  private:
   DeviceCommunicator& axis_;
+  const char* const name_;
   const device::Range range_;
   Traffic& traffic_;
   std::chrono::steady_clock::time_point begin_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "base/trace.hpp"
 #include "parallel/communicator.hpp"
 
 namespace weft::parallel {
@@ -38,13 +39,15 @@ Exchanges Exchanges::since(const Exchanges& earlier) const {
 }
 
 TimedExchange::TimedExchange(Exchanges& exchanges, std::string_view name, std::int64_t bytes_sent)
-    : traffic_(exchanges.of(name)), begin_(std::chrono::steady_clock::now()) {
+    : traffic_(exchanges.of(name)), name_(name), begin_(std::chrono::steady_clock::now()) {
   traffic_.bytes_sent += bytes_sent;
   ++traffic_.calls;
 }
 
 TimedExchange::~TimedExchange() {
-  traffic_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  const auto end = std::chrono::steady_clock::now();
+  traffic_.seconds += std::chrono::duration<double>(end - begin_).count();
+  if (trace::on()) trace::record(trace::Row::exchanges, name_, begin_, end);
 }
 
 std::vector<ExchangeProfile> profile(const Exchanges& exchanges, std::int64_t n_steps, const Communicator& ranks) {

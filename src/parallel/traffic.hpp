@@ -61,6 +61,7 @@ class TimedExchange {
 
  private:
   Traffic& traffic_;
+  std::string_view name_;  // of the caller, that outlives this object
   std::chrono::steady_clock::time_point begin_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What this program was built from, captured when it was built (cmake/WeftBuildRecord.cmake).
+// Version, source revision and compiler of this program, captured at build time (cmake/WeftBuildRecord.cmake).
 #pragma once
 
 namespace weft::report {

@@ -28,15 +28,18 @@ std::string to_text(const Json& value, int indent) {
 }
 
 void write_json(const std::filesystem::path& path, const Json& value) {
-  const std::string text = to_text(value, 2) + "\n";
-  // The process in the name: two that report the end of one job do not write into each other's file.
-  const std::string beside = fmt::format("{}.{}.tmp", path.string(), getpid());
+  write_json_text(path, to_text(value, 2) + "\n");
+}
+
+void write_json_text(const std::filesystem::path& path, std::string_view text) {
+  // The process id in the name: two processes that record the end of one job use different temporary files.
+  const std::string temporary = fmt::format("{}.{}.tmp", path.string(), getpid());
   const auto fail = [&](const char* what) {
     const int reason = errno;
-    unlink(beside.c_str());
+    unlink(temporary.c_str());
     throw error(ExitCode::io, "{}: {} ({})", path.string(), what, std::strerror(reason));
   };
-  const int file = open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) fail("cannot be created");
   std::size_t written = 0;
   while (written < text.size()) {
@@ -52,7 +55,7 @@ void write_json(const std::filesystem::path& path, const Json& value) {
   }
   const bool synced = fsync(file) == 0;
   if (close(file) != 0 || !synced) fail("cannot be written");
-  if (rename(beside.c_str(), path.c_str()) != 0) fail("cannot be renamed into place");
+  if (rename(temporary.c_str(), path.c_str()) != 0) fail("cannot be renamed into place");
 }
 
 }  // namespace weft::report

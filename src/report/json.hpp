@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON files as Weft writes them: numbers that are not finite as texts, and never a half-written file.
+// JSON files as Weft writes them: non-finite numbers as strings, files replaced atomically.
 #pragma once
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 namespace weft::report {
 
 using Json = nlohmann::ordered_json;
 
-/// The same with every non-finite number as "nan", "inf" or "-inf": JSON has none, and null would hide what happened.
+/// The same with each non-finite number as "nan", "inf" or "-inf": JSON has none, and null would hide the cause.
 Json with_finite_numbers(Json value);
 
-/// One line, or indented by `indent` >= 0. Bytes that are no UTF-8 (a file name) are replaced.
+/// One line, or indented by `indent` >= 0. Invalid UTF-8 (in a file name) is replaced.
 std::string to_text(const Json& value, int indent = -1);
 
-/// Writes beside `path`, syncs, renames: a reader sees the old file or the new one. Throws Error(io).
+/// Writes a temporary file, syncs it and renames it to `path`: a reader sees the old file or the new one. Throws
+/// Error(io).
 void write_json(const std::filesystem::path& path, const Json& value);
+/// The same with a text that is already JSON.
+void write_json_text(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace weft::report

@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "report/format.hpp"
 
 namespace weft::report {
@@ -20,11 +21,11 @@ namespace {
 
 std::atomic<std::int64_t> step_now{-1};
 
-/// Everything behind the sink. base/log.hpp enters the sink once at a time, and `status` goes through it too.
+/// The state of the sink. base/log.hpp serialises calls of the sink.
 struct Output {
   int rank = 0;
   bool terminal = false;
-  bool line_open = false;  // a status stands on the terminal and waits to be replaced
+  bool line_open = false;  // the terminal shows a status line
   std::shared_ptr<spdlog::logger> out, err, file;
 
   void clear_status() {
@@ -37,7 +38,7 @@ struct Output {
   void write(log::Level level, std::string_view line) {
     const std::string_view mark = level == log::Level::warning ? "warning: " : "";
     if (rank != 0) {
-      // An error that main reports names its rank already.
+      // An error reported by main already names its rank.
       const std::string name = fmt::format("rank {}", rank);
       if (level != log::Level::info)
         err->error("{}{}{}", line.find(name) == std::string_view::npos ? name + ": " : "", mark, line);
@@ -115,6 +116,12 @@ std::string progress_text(const Progress& p) {
 }
 
 std::int64_t current_step() { return step_now.load(std::memory_order_relaxed); }
-void set_current_step(std::int64_t step) { step_now.store(step, std::memory_order_relaxed); }
+void set_current_step(std::int64_t step) {
+  step_now.store(step, std::memory_order_relaxed);
+  if (step >= 0)
+    trace::next_step();
+  else
+    trace::end_steps();
+}
 
 }  // namespace weft::report

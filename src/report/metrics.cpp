@@ -15,7 +15,7 @@ namespace {
 /// Bytes at the start of the file that are whole records of steps <= last.
 std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t last) {
   std::ifstream file(path, std::ios::binary);
-  std::vector<char> line(1 << 20);  // a longer line is none of ours
+  std::vector<char> line(1 << 20);  // longer lines are not records
   std::int64_t kept = 0;
   while (file.getline(line.data(), static_cast<std::streamsize>(line.size())) && !file.eof()) {
     const Json record = Json::parse(line.data(), nullptr, false);
@@ -29,12 +29,13 @@ std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t last)
 }  // namespace
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed_step) : path_(path) {
-  // Only a file can be cut; a pipe or device that stands for one is just written to.
+  // Only a regular file can be truncated; a pipe or device is only written to.
   std::error_code failure;
   if (std::filesystem::is_regular_file(path, failure)) {
     std::filesystem::resize_file(path, static_cast<std::uintmax_t>(bytes_to_keep(path, resumed_step)), failure);
     if (failure)
-      throw error(ExitCode::io, "{}: cannot be cut to step {} ({})", path.string(), resumed_step, failure.message());
+      throw error(ExitCode::io, "{}: cannot be truncated to step {} ({})", path.string(), resumed_step,
+                  failure.message());
   }
   errno = 0;
   file_.open(path, std::ios::binary | std::ios::app);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// metrics.jsonl: one JSON object a line for each logged step, in the order of the steps, flushed line by line. Whoever
-// resumes a run goes on behind the step it resumes from, so that the file reads as if nothing had happened.
+// metrics.jsonl: one JSON object per line and logged step, ascending, flushed line by line. A resumed run continues
+// after the step from which it resumed, so that the file is the same as without the interruption.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ namespace weft::report {
 
 class MetricsWriter {
  public:
-  /// Keeps the records up to and with `resumed_step` (-1: a new run, none) and appends. A torn last line, left by a
-  /// kill, is dropped with what follows it. Throws Error(io).
+  /// Keeps the records up to and including `resumed_step` (-1: a new run, none) and appends. An incomplete line, left
+  /// by a kill, is dropped together with all that follows it. Throws Error(io).
   MetricsWriter(const std::filesystem::path& path, std::int64_t resumed_step);
 
-  /// `record` has an integer "step". Throws Error(io) when the line did not reach the file.
+  /// `record` has an integer "step". Throws Error(io) when it cannot be written.
   void write(const Json& record);
 
  private:

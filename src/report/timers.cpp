@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/trace.hpp"
 #include "device/ranges.hpp"
 #include "parallel/communicator.hpp"
 #include "parallel/watchdog.hpp"
@@ -16,6 +17,8 @@ void Timers::switch_to(int region) {
   const Clock::time_point now = Clock::now();
   if (present_ >= 0)
     regions_[static_cast<std::size_t>(present_)].seconds += std::chrono::duration<double>(now - begin_).count();
+  if (present_ >= 0 && trace::on())
+    trace::record(trace::Row::host, regions_[static_cast<std::size_t>(present_)].name, begin_, now);
   if (present_ >= 0) device::end_range();
   present_ = region;
   if (present_ >= 0) device::begin_range(regions_[static_cast<std::size_t>(present_)].name.c_str());

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/trace.hpp"
 #include "dataset/activations/stored_order.hpp"
 #include "kernels/metrics/metrics.hpp"
 #include "kernels/reduce/reduce.hpp"
@@ -61,6 +62,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
 
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
   for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
+    trace::next_step();
     const dataset::RawBatch& batch = rows.read(i);
     forward.load(batch);
     forward.encode();
@@ -80,6 +82,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
     });
     kernels::fence(execution);  // the kernels read the batch where the next one will be put
   }
+  trace::end_steps();
 
   std::vector<double> total = to_host(execution, sums);
   world.all().sum(std::span<double>(total));

@@ -49,10 +49,10 @@ TEST_CASE("a case that takes longer than the ratio allows is named") {
   CHECK_FALSE(same.slower);
   const Comparison slow = compare(result_of(112), before, 1.1);
   CHECK(slow.slower);
-  CHECK(slow.text.find("a < b: 112.0 ms a step, before 100.0 ms (1.12 times, more than 1.10)") != std::string::npos);
+  CHECK(slow.text.find("a < b: 112.0 ms/step, before 100.0 ms (1.12 times, more than 1.10)") != std::string::npos);
 }
 
-TEST_CASE("what is no benchmark.json, or knows none of the cases, is refused") {
+TEST_CASE("a document that is not a benchmark.json, or has none of the cases, is refused") {
   for (const char* text : {"{}", "[]", "3", R"({"cases": 1})", R"({"cases": [7, {"name": "other", "ms_per_step": 5}]})",
                            R"({"cases": [{"name": "a < b", "ms_per_step": "fast"}]})"})
     CHECK_THROWS_AS(compare(result_of(1), report::Json::parse(text), 1.1), Error);
@@ -84,7 +84,7 @@ TEST_CASE("exchanges stand by name and together; of one rank nothing is said") {
   CHECK(json["exposed_ms"] == 0.5);
   CHECK(json["exposed_least_ms"] == 0.25);
   CHECK(to_table(result).find(
-            "exposed: 0.50 ms a step, 25 % of the exchanges' time; 0.25 ms on the rank that waits least") !=
+            "exposed: 0.50 ms/step, 25 % of the exchanges' time; 0.25 ms on the rank that waits least") !=
         std::string::npos);
 
   // Cases side by side show what each exchanges; the name of a case may be long.

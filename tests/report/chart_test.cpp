@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts, numbers and charts of a page: nothing that comes from a file can be markup, and no value makes a broken
-// picture.
+// Texts, numbers and charts of a page: text from files is never markup, and every value gives a valid picture.
 #include "report/chart.hpp"
 
 #include <doctest/doctest.h>
@@ -20,7 +19,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 const std::string kReplaced = "\xEF\xBF\xBD";
 
-/// No coordinate of the picture is a word.
+/// No coordinate of the picture is nan or inf.
 bool is_drawn(const std::string& svg) {
   for (const char* word : {"=\"nan", "=\"inf", "=\"-nan", "=\"-inf", " nan", " inf", "-nan", "Lnan", "Mnan"})
     if (svg.find(word) != std::string::npos) return false;
@@ -57,7 +56,7 @@ TEST_CASE("numbers have three significant digits") {
   CHECK(decimal_bytes_text(2.82e9) == "2.82 GB");
 }
 
-TEST_CASE("a chart is whole whatever its values") {
+TEST_CASE("a chart is valid for all values") {
   for (const std::vector<double>& values : {std::vector<double>{},
                                             {kNan},
                                             {kNan, 2, kInfinite},

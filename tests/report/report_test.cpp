@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run leaves behind: metrics that read as if it had never been interrupted, a record that says how it ended.
+// The files of a run: metrics that are the same as without interruption, a record of how the run ended.
 #include <unistd.h>
 
 #include <cmath>
@@ -10,8 +10,8 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "report/json.hpp"
 #include "report/format.hpp"
+#include "report/json.hpp"
 #include "report/log.hpp"
 #include "report/metrics.hpp"
 #include "report/run_record.hpp"
@@ -37,7 +37,7 @@ void put(const fs::path& path, const std::string& text) { std::ofstream(path, st
 
 }  // namespace
 
-TEST_CASE("metrics continue behind the resumed step") {
+TEST_CASE("metrics continue after the resumed step") {
   const Scratch scratch;
   const fs::path path = scratch.path / "metrics.jsonl";
   {
@@ -71,19 +71,19 @@ TEST_CASE("torn and foreign lines are dropped, whatever they hold") {
   CHECK_THROWS_AS(report::MetricsWriter(scratch.path / "no" / "such" / "directory.jsonl", -1), Error);
 }
 
-TEST_CASE("numbers that are not finite are told, not lost") {
+TEST_CASE("non-finite numbers are written as strings") {
   const double inf = std::numeric_limits<double>::infinity();
   CHECK(report::to_text({{"a", std::nan("")}, {"b", {inf, -inf, 1.5}}}) == R"({"a":"nan","b":["inf","-inf",1.5]})");
   CHECK(report::to_text({{"name", "\xff"}}) == "{\"name\":\"\xEF\xBF\xBD\"}");  // the replacement character
 }
 
-TEST_CASE("a metrics file on a full disk is an error, not a silence") {
+TEST_CASE("a metrics file on a full disk is an error") {
   if (!fs::exists("/dev/full")) return;
   report::MetricsWriter writer("/dev/full", -1);
   CHECK_THROWS_AS(writer.write({{"step", 1}}), Error);
 }
 
-TEST_CASE("run.json exists from the start and tells how the run ended") {
+TEST_CASE("run.json exists from the start and records how the run ended") {
   const Scratch scratch;
   const fs::path path = scratch.path / "run.json";
   report::record_start(testing::world(), "weft train a.toml", {{"MPI", "some"}}, "portable");
@@ -110,7 +110,7 @@ TEST_CASE("run.json exists from the start and tells how the run ended") {
   CHECK(std::distance(fs::directory_iterator(scratch.path), {}) == 1);  // nothing temporary stays
   report::set_current_step(-1);
 
-  // The directory went away: said in the log, and nothing worse.
+  // The directory was removed: logged, no further consequence.
   fs::remove_all(scratch.path);
   CHECK_NOTHROW(report::record_end(0, "finished"));
 }
@@ -131,7 +131,7 @@ TEST_CASE("the log file holds every line of rank 0, and is written at once") {
     log::info("before the file is known");
     report::log_to_file(path);
     log::info("one");
-    CHECK(contents(path).ends_with(" one\n"));  // while the session goes on: an abort would lose nothing
+    CHECK(contents(path).ends_with(" one\n"));  // before the session ends: an abort would lose nothing
     log::warning("two");
     report::status("three");
   }
@@ -145,7 +145,7 @@ TEST_CASE("the log file holds every line of rank 0, and is written at once") {
   CHECK_FALSE(fs::exists(scratch.path / "other.txt"));
 }
 
-TEST_CASE("progress is told in people's units") {
+TEST_CASE("progress and numbers are formatted for people") {
   CHECK(report::grouped(0) == "0");
   CHECK(report::grouped(-1234) == "-1,234");
   CHECK(report::grouped(999) == "999");

@@ -225,7 +225,7 @@ void add_profile(report::Section& section, const RunFacts& facts) {
   const auto ms = [](double value) { return short_number(value) + " ms"; };
   const auto share = [](double value) { return short_number(value) + " %"; };
   row("time per step", "ms_per_step", ms);
-  row("device memory, peak", "peak_bytes",
+  row("device memory, peak", "device_peak_bytes",
       [](double value) { return report::binary_bytes_text(static_cast<std::int64_t>(std::clamp(value, 0.0, 1e18))); });
   row("utilisation", "utilisation_percent", share);
   row("kernel time per step", "kernel_ms_per_step", ms);

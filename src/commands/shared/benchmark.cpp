@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft benchmark INPUT: one step, phase by phase, against the limits of the machine that it runs on, for every case of
-// the input. Batches lie in memory: neither files nor the loader are measured.
+// weft benchmark INPUT: the phases of a step compared with the limits of the machine, for every case of the input.
+// Batches are in memory: neither files nor the loader are measured.
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -9,16 +9,17 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "commands/commands.hpp"
 #include "commands/run_directory.hpp"
 #include "commands/shared/algorithms.hpp"
 #include "commands/shared/benchmark_report.hpp"
 #include "commands/shared/benchmark_work.hpp"
+#include "commands/shared/machine_limits.hpp"
+#include "commands/shared/profile.hpp"
 #include "device/runtime.hpp"
 #include "device/stream.hpp"
-#include "kernels/limits/limits.hpp"
 #include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
 #include "parallel/nccl.hpp"
 #include "storage/durable.hpp"
 #include "transcoder/benchmark/data.hpp"
@@ -32,7 +33,6 @@ namespace weft::commands {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using kernels::Scalar;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -69,58 +69,6 @@ void read_case(const Request& request, const std::string& text, const parallel::
   read_input(own, schema(out.input, request.command), world);
 }
 
-/// The best of several tries: a limit is what the machine can do, not what it does on average.
-template <class Action>
-double shortest(const kernels::Execution& execution, int tries, Action&& action) {
-  double best = 0;
-  for (int i = 0; i < tries; ++i) {
-    const Clock::time_point begin = Clock::now();
-    action();
-    kernels::fence(execution);
-    const double seconds = seconds_since(begin);
-    if (i == 1 || (i > 1 && seconds < best)) best = seconds;  // the first try touches the memory
-  }
-  return best;
-}
-
-/// Collective; every rank measures at the same time, as in a step. The mean over ranks.
-MachineLimits measure_limits(const kernels::Execution& execution, const transcoder::Shape& shape, std::int64_t n_tokens,
-                             std::int64_t n_features, const parallel::Communicator& world) {
-  double rates[2];
-  {
-    const std::int64_t bytes = std::int64_t{256} << 20;  // far beyond any cache
-    const device::Buffer<std::byte> from(bytes), to(bytes);
-    device::zero(execution, from.data(), bytes);
-    world.barrier();
-    rates[0] = 2e-9 * static_cast<double>(bytes) /
-               shortest(execution, 8, [&] { kernels::copy_memory(execution, from.array(), to.array()); });
-  }
-  {
-    const std::int64_t d = shape.d_model;
-    // In bf16 on a GPU, as the step does it.
-    const bool narrow = execution.backend == kernels::Backend::cuda;
-    const Scalar type = narrow ? Scalar::bf16 : Scalar::fp32;
-    const kernels::StatePolicy policy = narrow ? kernels::StatePolicy::bf16 : kernels::StatePolicy::fp32;
-    const std::int64_t element = kernels::bytes_of(type);
-    const device::Buffer<std::byte> x(n_tokens * d * element), weight(n_features * d * element),
-        product(n_tokens * n_features * element);
-    const device::Buffer<std::byte> workspace(
-        kernels::encode_workspace(execution.backend, n_tokens, n_features, d, type, policy, type));
-    device::zero(execution, x.data(), x.bytes());
-    device::zero(execution, weight.data(), weight.bytes());
-    const kernels::ParameterRows encoder{
-        .policy = policy, .rows = n_features, .columns = d, .segment = d, .weight = weight.data()};
-    world.barrier();
-    rates[1] = 2e-9 * static_cast<double>(n_tokens) * static_cast<double>(n_features) * static_cast<double>(d) /
-               shortest(execution, 8, [&] {
-                 kernels::encode_tile(execution, {x.data(), type, n_tokens, d, d}, encoder, 0,
-                                      {product.data(), type, n_tokens, n_features, n_features}, workspace.array());
-               });
-  }
-  world.sum(std::span<double>(rates));
-  return {rates[0] / world.size(), rates[1] / world.size()};
-}
-
 parallel::Exchanges exchanges_of(const transcoder::Trainer& trainer) { return trainer.exchanges(); }
 #ifndef WEFT_ENABLE_CUDA
 parallel::Exchanges exchanges_of(const transcoder::DenseTrainer&) { return {}; }
@@ -134,7 +82,7 @@ class Stopwatch {
   template <class AnyTrainer>
   void step(AnyTrainer& trainer, const dataset::RawBatch& batch, const kernels::Execution& execution) {
     if (device::is_asynchronous(execution)) {
-      // As in training: the host runs ahead, and once it does, a call takes as long as a step.
+      // As in training, the host runs ahead; then a call takes as long as a step.
       const Clock::time_point begin = Clock::now();
       trainer.step(batch);
       seconds_.push_back(seconds_since(begin));
@@ -143,7 +91,7 @@ class Stopwatch {
     timed_step(trainer, batch);
   }
 
-  /// A step with its phases one after the other.
+  /// A step whose phases are timed one after the other.
   template <class AnyTrainer>
   void timed_step(AnyTrainer& trainer, const dataset::RawBatch& batch, bool whole = true) {
     trainer.timers().reset();
@@ -215,30 +163,40 @@ class Measurement {
       transcoder::Trainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
                                   execution_, [](const dataset::RawBatch&) { return std::string("resident batch"); });
       measure(trainer, before);
-      count_entries(trainer);
+      sizes_ = step_sizes(configuration_, shape_, grid_, trainer.metrics().l0);
     } else {
 #ifndef WEFT_ENABLE_CUDA
       transcoder::DenseTrainer trainer(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_,
                                        execution_);
       measure(trainer, before);
+      sizes_ = step_sizes(configuration_, shape_, grid_, {});
       sizes_.entries = static_cast<double>(trainer.selection().statistics().entries);
 #endif
     }
-    describe_sizes();
     result_.phases = stopwatch_.phases(machine_, settings_.formulation, sizes_);
     return result_;
   }
+
+  /// After `run`.
+  PhaseBytes bytes() const { return phase_bytes(settings_.formulation, sizes_); }
 
  private:
   template <class AnyTrainer>
   void measure(AnyTrainer& trainer, std::int64_t before) {
     trainer.initialise();
-    for (std::int64_t i = 0; i < settings_.warmup; ++i) trainer.step(batches_.next());
+    for (std::int64_t i = 0; i < settings_.warmup; ++i) {
+      trace::next_step();
+      trainer.step(batches_.next());
+    }
     parallel::Exchanges before_steps = exchanges_of(trainer);
-    for (std::int64_t i = 0; i < settings_.steps; ++i) stopwatch_.step(trainer, batches_.next(), execution_);
+    for (std::int64_t i = 0; i < settings_.steps; ++i) {
+      trace::next_step();
+      stopwatch_.step(trainer, batches_.next(), execution_);
+    }
+    trace::end_steps();
     parallel::Exchanges exchanged = exchanges_of(trainer).since(before_steps);
     double exposed = exchanged.total().seconds / static_cast<double>(settings_.steps);
-    // Where the host waits for nothing, only phases that are waited for show what an exchange takes.
+    // Where the host does not wait, exchanges are timed in extra steps that wait after each phase.
     if constexpr (std::is_same_v<AnyTrainer, transcoder::Trainer>)
       if (device::is_asynchronous(execution_)) {
         result_.driver_bytes = device::driver_bytes();
@@ -268,7 +226,7 @@ class Measurement {
     result_.state_bytes = memory[1];
   }
 
-  /// The median of some steps. The host looks only behind the last of a few: waiting for each would set ranks apart.
+  /// The median of some steps. The host waits only after the last of a few: waiting for each would desynchronise ranks.
   double sample_exposed(transcoder::Trainer& trainer) {
     std::vector<double> seconds;
     for (int sample = 0; sample < 5; ++sample) {
@@ -277,29 +235,6 @@ class Measurement {
       seconds.push_back(trainer.step_exposed_seconds());
     }
     return median(seconds);
-  }
-
-  /// Entries, and what they read of the decoder: the mean over ranks.
-  void count_entries(transcoder::Trainer& trainer) {
-    const std::vector<double> l0 = trainer.metrics().l0;
-    const double tokens = static_cast<double>(configuration_.data.batch_tokens) / world_.size();
-    for (std::size_t s = 0; s < l0.size(); ++s) {
-      sizes_.entries += l0[s] * tokens;
-      sizes_.entry_columns +=
-          l0[s] * tokens * static_cast<double>(shape_.decoder_columns(static_cast<std::int64_t>(s)));
-    }
-  }
-  void describe_sizes() {
-    const std::int64_t tokens = configuration_.data.batch_tokens, columns = shape_.decoder_columns(0);
-    const kernels::StatePolicy policy = configuration_.optimizer.state;
-    sizes_.shape = shape_;
-    sizes_.n_features = grid_.part(parallel::kFeatureAxis, shape_.n_features).size();
-    sizes_.group_tokens = grid_.part(parallel::kDataAxis, tokens).size();
-    sizes_.own_tokens = grid_.own_part(tokens).size();
-    sizes_.row_bytes = kernels::bytes_of(transcoder::scalar_of(configuration_.precision));
-    sizes_.weight_bytes = transcoder::weight_bytes(policy, 1, 1);
-    sizes_.moments_bytes = static_cast<double>(transcoder::moment_bytes(policy, 1, columns, shape_.d_model)) /
-                           static_cast<double>(columns);
   }
 
   const Case& case_;
@@ -355,7 +290,7 @@ report::Json read_reference(const std::string& path) {
 }  // namespace
 
 int benchmark(const Request& request, const parallel::World& world) {
-  // 1. The input, once for itself and once for every case; what cannot be done is said before anything is timed.
+  // 1. The input, once for itself and once for every case; errors are reported before anything is timed.
   if (request.tune && !kernels::kCudaBuild)
     throw collective_error(
         ExitCode::usage,
@@ -374,8 +309,12 @@ int benchmark(const Request& request, const parallel::World& world) {
       parallel::grid_shape(configuration.parallel.data, {"feature", configuration.parallel.feature}, world.size());
   require_usable_output(world, configuration.run.output);
   if (request.dry_run) return 0;
+  world.on_root([&]() -> std::string {
+    std::filesystem::create_directories(configuration.run.output);
+    return {};
+  });
 
-  // 2. The machine, and what it can do.
+  // 2. The machine and its limits.
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const parallel::Grid grid(world, shape);
@@ -383,38 +322,39 @@ int benchmark(const Request& request, const parallel::World& world) {
       {}, runtime.description(), world.size(), shape.size(parallel::kDataAxis), shape.size(parallel::kFeatureAxis), {}};
   const transcoder::Shape model{input.benchmark.layers, input.benchmark.d_model, configuration.transcoder.features};
   log::info("{}; {} ranks, grid {}", result.device, world.size(), shape.text());
-  result.machine =
-      measure_limits(runtime.execution(), model, grid.part(parallel::kDataAxis, configuration.data.batch_tokens).size(),
-                     grid.part(parallel::kFeatureAxis, model.n_features).size(), world.all());
+  result.machine = {
+      measure_copy(runtime.execution(), world.all()),
+      measure_product(runtime.execution(), grid.part(parallel::kDataAxis, configuration.data.batch_tokens).size(),
+                      grid.part(parallel::kFeatureAxis, model.n_features).size(), model.d_model, world.all())};
 
-  // 3. Every case. To tune, one step of each is enough: it makes the products that there are.
+  // 3. Every case. Tuning needs one step of each, which makes all products.
   use_recorded_algorithms(configuration, world);
   if (request.tune) {
     for (const std::unique_ptr<Case>& one : cases)
       if (obstacle(*one, world).empty())
         Measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine).make_products();
-    std::filesystem::create_directories(configuration.run.output);
     tune_algorithms(runtime.execution(), std::filesystem::path(configuration.run.output) / "algorithms.json");
     return 0;
   }
+  Profile profile(request.profile, world, runtime);  // of the first case
   for (const std::unique_ptr<Case>& one : cases) {
     if (const std::string reason = obstacle(*one, world); !reason.empty()) {
-      log::info("case {} is passed over: {}", one->name, reason);
+      log::info("case {} is skipped: {}", one->name, reason);
       continue;
     }
-    result.cases.push_back(
-        Measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine).run());
-    log::info("{}: {:.1f} ms a step", result.cases.back().name, result.cases.back().ms_per_step);
+    Measurement measurement(*one, world, grid, runtime.execution(), runtime.threads(), result.machine);
+    result.cases.push_back(measurement.run());
+    log::info("{}: {:.1f} ms/step", result.cases.back().name, result.cases.back().ms_per_step);
+    if (profile.active()) result.profile = profile.conclude(configuration.run.output, measurement.bytes());
   }
 
   if (input.benchmark.checkpoint) result.checkpoint = measure_own_checkpoint(input, world, grid, runtime);
 
-  // 4. Say it, keep it, compare it.
+  // 4. Print, write, compare.
   log::info("{}", to_table(result));
   std::int64_t slower = 0;
   world.on_root([&]() -> std::string {
     const std::filesystem::path directory = configuration.run.output;
-    std::filesystem::create_directories(directory);
     report::write_json(directory / "benchmark.json", to_json(result));
     storage::write_text_atomically(directory / "benchmark.svg", to_svg(result));
     log::info("results in {}: benchmark.json, benchmark.svg", directory.string());

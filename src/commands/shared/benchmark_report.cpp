@@ -58,7 +58,7 @@ report::Json communication_of(const CaseResult& c) {
   return json;
 }
 
-/// What a rank sends in a step, how long that takes by itself, and how much of it the step waits for.
+/// Bytes that a rank sends per step, the time of the exchanges, and how much of it is exposed.
 std::string exchanges_table(const CaseResult& c) {
   const parallel::ExchangeProfile total = total_of(c);
   std::string out = fmt::format("\n{:<18} {:>9} {:>6} {:>11} {:>11}", "exchange", "ms", "calls", "MB sent", "GB/s");
@@ -68,10 +68,9 @@ std::string exchanges_table(const CaseResult& c) {
   };
   for (const parallel::ExchangeProfile& one : c.exchanges) line(one);
   line(total);
-  return out +
-         fmt::format(
-             "\nexposed: {:.2f} ms a step, {:.0f} % of the exchanges' time; {:.2f} ms on the rank that waits least",
-             c.exposed_ms, total.seconds > 0 ? 0.1 * c.exposed_ms / total.seconds : 0.0, c.exposed_least_ms);
+  return out + fmt::format(
+                   "\nexposed: {:.2f} ms/step, {:.0f} % of the exchanges' time; {:.2f} ms on the rank that waits least",
+                   c.exposed_ms, total.seconds > 0 ? 0.1 * c.exposed_ms / total.seconds : 0.0, c.exposed_least_ms);
 }
 
 }  // namespace
@@ -119,20 +118,21 @@ report::Json to_json(const BenchmarkResult& result) {
                           {"pause_seconds", c.pause_seconds},
                           {"copy_seconds", c.copy_seconds}};
   }
+  if (!result.profile.is_null()) json["profile"] = result.profile;
   return json;
 }
 
 std::string to_table(const BenchmarkResult& result) {
-  std::string out = fmt::format("limits of this machine: memory copy {:.1f} GB/s, encoder product {:.0f} GFLOP/s",
+  std::string out = fmt::format("limits of the machine: memory copy {:.1f} GB/s, encoder product {:.0f} GFLOP/s",
                                 result.machine.copy_gb_per_second, result.machine.gemm_gflops);
   for (const CaseResult& c : result.cases) {
-    out += fmt::format("\n\n{}{}{}: {:.1f} ms a step, {} tokens/s; state {}, beyond it {}\n", c.name,
+    out += fmt::format("\n\n{}{}{}: {:.1f} ms/step, {} tokens/s; state {}, other memory {}\n", c.name,
                        c.overrides.empty() ? "" : " with ", c.overrides, c.ms_per_step,
                        report::grouped(std::llround(c.tokens_per_second)), report::binary_bytes_text(c.state_bytes),
                        report::binary_bytes_text(c.peak_bytes - c.state_bytes));
     if (c.driver_bytes > 0)
       out +=
-          fmt::format("the driver shows {} as taken, libraries included\n", report::binary_bytes_text(c.driver_bytes));
+          fmt::format("the driver reports {} in use, libraries included\n", report::binary_bytes_text(c.driver_bytes));
     out += fmt::format("{:<18} {:>9} {:>6} {:>11} {:>11} {:>9}", "phase", "ms", "%", "MB", "MFLOP", "of limit");
     for (const Phase& phase : c.phases)
       out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,
@@ -145,8 +145,8 @@ std::string to_table(const BenchmarkResult& result) {
   const CaseResult& first = result.cases.front();
   std::size_t widest = 18;
   for (const CaseResult& c : result.cases) widest = std::max(widest, c.name.size());
-  out += fmt::format("\n\n{:<{}} {:>10} {:>12} {:>14} {:>16}", "case", widest, "ms a step", "tokens/s",
-                     "time / " + first.name, "beyond the state");
+  out += fmt::format("\n\n{:<{}} {:>10} {:>12} {:>14} {:>16}", "case", widest, "ms/step", "tokens/s",
+                     "time / " + first.name, "other memory");
   if (result.ranks > 1) out += fmt::format(" {:>12} {:>10} {:>10}", "exchanges ms", "exposed ms", "MB sent");
   for (const CaseResult& c : result.cases) {
     out += fmt::format("\n{:<{}} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, widest, c.ms_per_step,
@@ -190,7 +190,7 @@ Comparison compare(const BenchmarkResult& result, const report::Json& reference,
     const double times = c.ms_per_step / before;
     const bool slower = times > ratio;
     comparison.slower = comparison.slower || slower;
-    comparison.text += fmt::format("\n{}: {:.1f} ms a step, before {:.1f} ms ({:.2f} times{})", c.name, c.ms_per_step,
+    comparison.text += fmt::format("\n{}: {:.1f} ms/step, before {:.1f} ms ({:.2f} times{})", c.name, c.ms_per_step,
                                    before, times, slower ? fmt::format(", more than {:.2f}", ratio) : "");
   }
   if (comparison.text.empty())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `weft benchmark` found: a table for people, benchmark.json for programs, benchmark.svg for both.
+// The results of `weft benchmark`: a table for the log, benchmark.json, benchmark.svg.
 #pragma once
 
 #include <optional>
@@ -8,21 +8,17 @@
 #include <vector>
 
 #include "commands/shared/benchmark_checkpoint.hpp"
+#include "commands/shared/machine_limits.hpp"
 #include "parallel/traffic.hpp"
 #include "report/json.hpp"
 
 namespace weft::commands {
 
-struct MachineLimits {
-  double copy_gb_per_second = 0;  ///< bytes read and written, on memory much larger than the caches
-  double gemm_gflops = 0;         ///< the encoder's product, one layer
-};
-
 struct Phase {
   std::string name;
   double ms = 0;                 ///< median over the steps of the mean over ranks
   double bytes = 0, flops = 0;   ///< of one rank
-  double percent_of_limit = -1;  ///< time that the limit allows / time taken; < 0: no such limit
+  double percent_of_limit = -1;  ///< time at the limit / measured time; < 0: no limit is known
 };
 
 struct CaseResult {
@@ -30,18 +26,18 @@ struct CaseResult {
   std::string overrides;
   double ms_per_step = 0;  ///< median of the slowest rank
   double tokens_per_second = 0;
-  std::int64_t peak_bytes = 0;    ///< all that the case allocated where the kernels run, at its highest; largest rank
+  std::int64_t peak_bytes = 0;    ///< peak of what the case allocated where the kernels run; largest rank
   std::int64_t state_bytes = 0;   ///< parameters and moments; largest rank
-  std::int64_t driver_bytes = 0;  ///< of a GPU: what the driver showed as taken while training, libraries included
+  std::int64_t driver_bytes = 0;  ///< of a GPU: in use while training according to the driver, libraries included
   std::vector<Phase> phases;      ///< in the order of the step
 
-  double row_bytes = 0;  ///< of a token in bf16 files, inputs and targets: what a reader must deliver for it
+  double row_bytes = 0;  ///< per token, inputs and targets in bf16: what a reader must deliver
 
-  /// With several ranks: each kind of exchange, one by one. On GPUs nothing else goes on then, and the wait for later
-  /// ranks is not in it; between processes on the host it is.
+  /// With several ranks: each kind of exchange. On GPUs it is timed alone and without waiting for later ranks; between
+  /// processes on the host the waiting is included.
   std::vector<parallel::ExchangeProfile> exchanges;
-  /// In a step the computation stood still for exchanges: the mean over ranks; the rest was hidden. What the rank that
-  /// waits least has less than that is waiting for slower ranks.
+  /// Exposed time of the exchanges per step, mean over ranks; the rest is hidden behind computation. The difference to
+  /// the rank that waits least is waiting for slower ranks.
   double exposed_ms = 0;
   double exposed_least_ms = 0;
 };
@@ -53,15 +49,16 @@ struct BenchmarkResult {
   std::int64_t data = 1, feature = 1;
   std::vector<CaseResult> cases;
   std::optional<CheckpointResult> checkpoint = {};
+  report::Json profile = {};  ///< of --profile (profile.hpp); null: none
 };
 
 report::Json to_json(const BenchmarkResult&);
 std::string to_table(const BenchmarkResult&);
-/// Stacked bars, one a case, with every phase named: readable without a script.
+/// The phases of each case as stacked bars (report/chart.hpp).
 std::string to_svg(const BenchmarkResult&);
 
-/// One line for every case that both know; `slower`: whether some case takes more than `ratio` times the other's time.
-/// Throws Error(usage) when the document is no benchmark.json or knows none of the cases.
+/// One line per case that both have; `slower`: a case takes more than `ratio` times the reference's time. Throws
+/// Error(usage) when the document is not a benchmark.json or has none of the cases.
 struct Comparison {
   std::string text;
   bool slower = false;

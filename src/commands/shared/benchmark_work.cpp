@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // N tokens (n own ones), L layers, d, F features of this rank, W = L d; P_e = L F d encoder and P_d = F d L(L+1)/2
-// decoder parameters. Each datum counts once a phase, and twice where it is read and written; what a kernel reads again
-// counts again only where no cache could hold it (the decoder's strips, one for every entry). So a phase that the
-// caches serve well may pass 100 %.
+// decoder parameters. Each datum counts once per phase, and twice where it is read and written; repeated reads count
+// only where no cache could hold the data (the decoder's strips, one per entry). A phase with a high cache hit rate may
+// therefore exceed 100 %.
 #include "commands/shared/benchmark_work.hpp"
+
+#include "transcoder/forward.hpp"
 
 namespace weft::commands {
 
@@ -38,6 +40,36 @@ Work work_of(std::string_view phase, Formulation formulation, const StepSizes& s
     if (phase == "optimizer") return {(encoder + decoder) * (update + 4), 0};
   }
   return {};
+}
+
+StepSizes step_sizes(const transcoder::Configuration& configuration, const transcoder::Shape& shape,
+                     const parallel::Grid& grid, std::span<const double> l0) {
+  const std::int64_t tokens = configuration.data.batch_tokens, columns = shape.decoder_columns(0);
+  const kernels::StatePolicy policy = configuration.optimizer.state;
+  StepSizes sizes;
+  sizes.shape = shape;
+  sizes.n_features = grid.part(parallel::kFeatureAxis, shape.n_features).size();
+  sizes.group_tokens = grid.part(parallel::kDataAxis, tokens).size();
+  sizes.own_tokens = grid.own_part(tokens).size();
+  sizes.row_bytes = kernels::bytes_of(transcoder::scalar_of(configuration.precision));
+  sizes.weight_bytes = transcoder::weight_bytes(policy, 1, 1);
+  sizes.moments_bytes =
+      static_cast<double>(transcoder::moment_bytes(policy, 1, columns, shape.d_model)) / static_cast<double>(columns);
+  const double tokens_per_rank = static_cast<double>(tokens) / grid.world().size();
+  for (std::size_t s = 0; s < l0.size(); ++s) {
+    sizes.entries += l0[s] * tokens_per_rank;
+    sizes.entry_columns +=
+        l0[s] * tokens_per_rank * static_cast<double>(shape.decoder_columns(static_cast<std::int64_t>(s)));
+  }
+  return sizes;
+}
+
+PhaseBytes phase_bytes(Formulation formulation, const StepSizes& sizes) {
+  PhaseBytes all;
+  for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "loss", "check", "biases",
+                            "scatter", "mask", "decoder backward", "encoder backward", "optimizer", "bookkeeping"})
+    all.emplace_back(phase, work_of(phase, formulation, sizes).bytes);
+  return all;
 }
 
 }  // namespace weft::commands

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a step must do, counted: the bytes that each phase has to move and the operations of its products. The one place
-// of these formulas; `weft benchmark` holds the times against them.
+// The work of a transcoder's step, counted: the bytes that each phase must move and the operations of its products. The
+// only place of these formulas; `weft benchmark` and --profile compare measured times with them.
 #pragma once
 
+#include <span>
 #include <string_view>
 
 #include "commands/shared/benchmark_settings.hpp"
-#include "transcoder/settings.hpp"
+#include "commands/shared/profile.hpp"
+#include "parallel/grid.hpp"
 #include "transcoder/model.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::commands {
 
@@ -30,7 +33,15 @@ struct Work {
   double flops = 0;  ///< of dense products
 };
 
-/// Of one phase, named as its region of time; nothing for phases that are neither (exchange).
+/// Of one phase, by its name in the timers; zero for phases without such work (exchange).
 Work work_of(std::string_view phase, Formulation, const StepSizes&);
+
+/// Sizes of a step of `batch_tokens` on this rank; entries are means over ranks, from the active features per token of
+/// each layer, `l0`.
+StepSizes step_sizes(const transcoder::Configuration&, const transcoder::Shape&, const parallel::Grid&,
+                     std::span<const double> l0);
+
+/// The bytes of every phase of a step, for --profile.
+PhaseBytes phase_bytes(Formulation, const StepSizes&);
 
 }  // namespace weft::commands

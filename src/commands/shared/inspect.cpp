@@ -62,7 +62,9 @@ int inspect(const Request& request, const parallel::World& world) {
     const auto found = checkpoint::find(world.all(), path / "checkpoints", "auto", checkpoint::Verify::full,
                                         checkpoint::Leftovers::keep);
     if (!found)
-      throw collective_error(ExitCode::io, "{}: no checkpoint (the run has not written one yet); name a checkpoint or another run", path.string());
+      throw collective_error(ExitCode::io,
+                             "{}: no checkpoint (the run has not written one yet); name a checkpoint or another run",
+                             path.string());
     inspect_checkpoint(found->path, world);
   } else {
     inspect_dataset(request.subject, request, world);

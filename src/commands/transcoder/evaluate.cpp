@@ -6,6 +6,8 @@
 #include "base/log.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
+#include "commands/shared/benchmark_work.hpp"
+#include "commands/shared/profile.hpp"
 #include "commands/transcoder/result.hpp"
 #include "device/runtime.hpp"
 #include "parallel/nccl.hpp"
@@ -44,11 +46,15 @@ int evaluate(const Request& request, const parallel::World& world) {
     throw collective_error(ExitCode::usage,
                            "no data to evaluate on (the run named no data.validation); say --data DIR");
 
+  if (request.profile && request.output.empty())
+    throw collective_error(ExitCode::usage, "--profile needs --output DIR (profile.json is written there)");
+
   // 2. The data, and a transcoder without moments.
   const dataset::Description description = dataset::describe(world, path, configuration.data);
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const kernels::Execution& execution = runtime.execution();
+  Profile profile(request.profile, world, runtime);
   const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
   const dataset::Statistics statistics =
       transcoder::load_statistics(world, found, description.n_layers, description.d_model, execution);
@@ -76,10 +82,15 @@ int evaluate(const Request& request, const parallel::World& world) {
       log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
                 100 * recovery->fraction);
   }
-  if (!request.output.empty() && world.is_root()) {
+  if (request.output.empty()) return 0;
+  world.on_root([&]() -> std::string {
     std::filesystem::create_directories(request.output);
-    report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
-  }
+    return {};
+  });
+  if (profile.active())
+    record["profile"] = profile.conclude(
+        request.output, phase_bytes(Formulation::sparse, step_sizes(configuration, model.shape(), grid, result.l0)));
+  if (world.is_root()) report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
   return 0;
 }
 

@@ -14,6 +14,8 @@
 #include "commands/commands.hpp"
 #include "commands/run_directory.hpp"
 #include "commands/shared/algorithms.hpp"
+#include "commands/shared/benchmark_work.hpp"
+#include "commands/shared/profile.hpp"
 #include "commands/transcoder/result.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
@@ -134,6 +136,11 @@ class Run {
   int train();
   /// Held-out measures, summary, record. Collective.
   void conclude();
+  /// Of the last step, for --profile. Collective.
+  PhaseBytes phase_bytes() {
+    return commands::phase_bytes(Formulation::sparse,
+                                 step_sizes(configuration_, trainer_.model().shape(), grid_, trainer_.metrics().l0));
+  }
 
  private:
   std::string locate(const dataset::RawBatch& batch) const {
@@ -411,6 +418,7 @@ int train(const Request& request, const parallel::World& world) {
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
   if (opened.found) use_recorded_algorithms(configuration, world, opened.found->manifest.extra);
+  Profile profile(request.profile, world, runtime);
   report::record_start(world, request.command_line, library_versions(), runtime.description());
   log::info("{}{}{}", who_computes_where(), dataset::summary(data.train), plan);
   if (const std::int64_t usable = usable_device_bytes(configuration, world); usable > 0)
@@ -430,6 +438,7 @@ int train(const Request& request, const parallel::World& world) {
   // 4. Say how it went.
   if (code == 0) parallel::Signals::let_stop();
   run.conclude();
+  if (profile.active()) report::run_record()["profile"] = profile.conclude(opened.directory.path, run.phase_bytes());
   if (world.is_root()) starts.end(run.steps_done());
   if (code == static_cast<int>(ExitCode::requeue) && run.steps_done() == run.first_step())
     code = static_cast<int>(ExitCode::no_progress);

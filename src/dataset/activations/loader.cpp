@@ -18,6 +18,7 @@
 #include "base/error.hpp"
 #include "base/fault.hpp"
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "dataset/activations/reader.hpp"
 #include "device/memory.hpp"
 #include "parallel/node_memory.hpp"
@@ -398,6 +399,7 @@ struct Loader::State {
         if (stage < 1 || stage > n_pieces) return;
         const Piece& piece = pieces[(stage - 1) % 3];
         const auto began = Clock::now();
+        const trace::Scope scope(trace::Row::reader, "exchange rows");
         world.all_to_all(send[(stage - 1) % 2].data(), piece.send_bytes, receive[(stage - 1) % 2].data(),
                          piece.receive_bytes);
         slot.batch.exchanging += seconds_since(began);
@@ -444,7 +446,10 @@ struct Loader::State {
         plan_after(windows[1], windows[0]);
         first = cursor.position - window->order.begin;
       }
-      work(reading(*window, 1.0), [] {});
+      {
+        const trace::Scope scope(trace::Row::reader, "read");
+        work(reading(*window, 1.0), [] {});
+      }
       agree();
       const Range segment{left.begin, std::min(left.end, left.begin + window->n_rows() - first)};
       const double consumed = static_cast<double>(first + segment.size()) / static_cast<double>(window->n_rows());
@@ -471,7 +476,10 @@ struct Loader::State {
           changed.wait(lock, [this] { return produced < released + kSlots || stopping; });
           if (produced >= released + kSlots) break;
         }
-        produce(slots[produced % kSlots], produced + 1);
+        {
+          const trace::Scope scope(trace::Row::reader, "prepare batch");
+          produce(slots[produced % kSlots], produced + 1);
+        }
         const std::lock_guard lock(mutex);
         ++produced;
         changed.notify_all();
@@ -515,6 +523,7 @@ Loader::~Loader() {
 const RawBatch& Loader::next() {
   State& state = *state_;
   fault::point("data-wait");
+  const trace::Scope scope(trace::Row::host, "waiting for data");
   const auto began = Clock::now();
   std::unique_lock lock(state.mutex);
   WEFT_ASSERT(state.taken < state.released + kSlots);
