@@ -211,37 +211,11 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   return request;
 }
 
-namespace {
-
-void add_benchmark(input::Schema& keys, BenchmarkSettings& b) {
-  keys.table("benchmark", "Resident batches and cases, for weft benchmark.");
-  keys.add("benchmark.layers", b.layers, "layers").at_least(1).free();
-  keys.add("benchmark.d_model", b.d_model, "width").at_least(1).free();
-  keys.add("benchmark.warmup", b.warmup, "training before the clock runs").in("steps").at_least(0).free();
-  keys.add("benchmark.steps", b.steps, "measured; their median counts").in("steps").at_least(1).free();
-  keys.add("benchmark.batches", b.batches, "batches in memory, taken in turn").at_least(1).free();
-  keys.add("benchmark.zipf", b.zipf, "exponent of the planted features' popularity; 0 = all equal").at_least(0).free();
-  keys.add("benchmark.formulation", b.formulation, {{"sparse", Formulation::sparse}, {"dense", Formulation::dense}},
-           "the product's step, or the dense one that it is measured against")
-      .free();
-  keys.add("benchmark.cases", b.cases,
-           "each \"name\" or \"name: table.key=value, table.key=value\"; the case dense is dense")
-      .free();
-  keys.add("benchmark.compare_ratio", b.compare_ratio, "--compare: how many times slower is too slow")
-      .more_than(0)
-      .free();
-  keys.add("benchmark.checkpoint", b.checkpoint,
-           "also write and read a checkpoint of the state, against plain files on the disk of run.output")
-      .free();
-}
-
-}  // namespace
-
 input::Schema schema(Input& input, Command command) {
   input::Schema keys = transcoder::schema(input.configuration);
   if (command == Command::train) keys.at("data.train").required("\"data/train\"");
   dataset::add_keys(keys, input.synthetic);
-  add_benchmark(keys, input.benchmark);
+  transcoder::add_keys(keys, input.benchmark);
   if (command == Command::evaluate || command == Command::inspect) keys.at("transcoder.features").must_be_given = false;
   if (command == Command::synth) {  // plants its own features: the model's are the business of a later train
     input::Key& features = keys.at("transcoder.features").at_least(0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/loop.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include "base/fault.hpp"
 #include "base/log.hpp"
 #include "checkpoint/starts.hpp"
+#include "device/memory.hpp"
 #include "parallel/signals.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/build.hpp"
@@ -61,6 +62,16 @@ void accept_requests() {
   // Never destroyed: the destructor would restore the default actions shortly before the process has ended.
   static const auto* const signals = new parallel::Signals;
   static_cast<void>(signals);
+}
+
+std::string hosts_text() {
+  std::string text;
+  for (const report::Json& entry : report::run_record()["hosts"]) {
+    const auto ranks = entry["ranks"].get<std::vector<std::int64_t>>();
+    text += fmt::format("rank{} {} on {}: {}\n", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                        entry["host"].get<std::string>(), entry["device"].get<std::string>());
+  }
+  return text;
 }
 
 Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const OpenedRun& opened,
@@ -267,8 +278,8 @@ void Loop::record_result(std::int64_t planned_device_bytes) {
 void Loop::conclude() {
   report::Json& result = report::run_record()["result"];
   model_.conclude(result);
-  log::info("trained {} steps, {} {} in {} ({} {}/s)", steps_done_ - first_step_,
-            report::grouped(work_ - first_work_), unit_, report::duration(trained_seconds_),
+  log::info("trained {} steps, {} {} in {} ({} {}/s)", steps_done_ - first_step_, report::grouped(work_ - first_work_),
+            unit_, report::duration(trained_seconds_),
             report::grouped(std::llround(result[unit_ + "_per_second"].get<double>())), unit_);
   log::info("results in {}: log.txt, metrics.jsonl, run.json, checkpoints/", directory_.path.string());
 }

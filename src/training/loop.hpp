@@ -4,10 +4,10 @@
 // model: checkpoints, agreement of the ranks on stopping, watchdog, log, metrics.jsonl, progress, run record.
 //
 //   training::accept_requests();                                     signals of a scheduler or user
-//   training::OpenedRun opened = training::open_run(…);              the run directory and the checkpoint to resume from
-//   Model model(…);                                                  a Trainable
-//   training::Loop loop(model, settings, origin, opened, …);         loads or initialises the state
-//   return loop.run();                                               steps, conclusion; the exit code
+//   training::OpenedRun opened = training::open_run(…);              the run directory and the checkpoint to resume
+//   from Model model(…);                                                  a Trainable training::Loop loop(model,
+//   settings, origin, opened, …);         loads or initialises the state return loop.run(); steps, conclusion; the exit
+//   code
 #pragma once
 
 #include <chrono>
@@ -47,6 +47,9 @@ struct Origin {
 /// Installs the signal handlers until the end of the process. Called before the run directory is opened: a request may
 /// arrive while a checkpoint is read, and then takes effect in the first steps.
 void accept_requests();
+
+/// A line for each host and device, from the run record: "ranks 0, 1 on node01: portable (…)".
+std::string hosts_text();
 
 class Loop {
  public:

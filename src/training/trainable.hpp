@@ -36,8 +36,8 @@ using Metrics = std::vector<Metric>;
 
 /// What one step did.
 struct Step {
-  std::int64_t work = 0;         ///< units of work (Trainable::work_unit), all ranks together
-  double waited_for_data = 0;    ///< seconds, this rank
+  std::int64_t work = 0;       ///< units of work (Trainable::work_unit), all ranks together
+  double waited_for_data = 0;  ///< seconds, this rank
 };
 
 /// What this rank sent to others.
