@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <string>
 
+namespace weft::input {
+class Schema;
+}
+
 namespace weft::checkpoint {
 
 enum class Verify { none, size, full };
@@ -19,5 +23,8 @@ struct Settings {
       Staging::full;  ///< full: one host copy of the state; chunked: less memory, training waits for the disk
   std::int64_t failures_allowed = 3;  ///< consecutive failed checkpoints after which the run ends with 6
 };
+
+/// The keys of the table, bound to the settings, which must outlive the schema.
+void add_keys(input::Schema&, Settings&);
 
 }  // namespace weft::checkpoint

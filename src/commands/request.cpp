@@ -192,8 +192,8 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   request.command = chosen->command;
   if (request.subject.empty() && !request.defaults && !request.reference)
     throw usage("weft {} needs its {}", chosen->name, chosen->subject);
-  if (!request.walltime.empty() && !transcoder::parse_walltime(request.walltime))
-    throw usage("--walltime {} is no time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
+  if (!request.walltime.empty() && !training::parse_walltime(request.walltime))
+    throw usage("--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
   if (chosen->takes_input && !request.subject.empty() && !request.defaults)
     request.input_text = world.on_root([&] { return input::load_text(request.subject); });
 
@@ -211,70 +211,11 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   return request;
 }
 
-namespace {
-
-void add_synthetic(input::Schema& keys, dataset::SyntheticSettings& s) {
-  keys.table("synthetic", "Planted data, for weft synth.");
-  keys.add("synthetic.output", s.output, "directory that gets train/, validation/ and ground_truth.h5")
-      .path_name()
-      .free();
-  keys.add("synthetic.layers", s.layers, "layers of the imagined model").at_least(1).free();
-  keys.add("synthetic.d_model", s.d_model, "width").at_least(1).free();
-  keys.add("synthetic.features", s.features, "planted features per layer").at_least(1).free();
-  keys.add("synthetic.k", s.k, "active per token and layer; a fraction is the chance of one more").more_than(0).free();
-  keys.add("synthetic.tokens", s.tokens, "tokens of the training set").in("tokens").at_least(1).free();
-  keys.add("synthetic.validation_tokens", s.validation_tokens, "tokens of the held-out set")
-      .in("tokens")
-      .at_least(1)
-      .free();
-  keys.add("synthetic.rows_per_file", s.rows_per_file, "tokens in one file").in("tokens").at_least(1).free();
-  keys.add("synthetic.reach", s.reach, "layers that a feature writes to, its own included; 0 = all that follow")
-      .at_least(0)
-      .free();
-  keys.add("synthetic.noise_db", s.noise_db, "signal power over noise power").in("dB").free();
-  keys.add("synthetic.zipf", s.zipf, "exponent of the features' popularity; 0 = all equal").at_least(0).free();
-  keys.add("synthetic.mean_offset", s.mean_offset, "size of the mean, in standard deviations of the signal")
-      .at_least(0)
-      .free();
-  keys.add("synthetic.dtype", s.dtype,
-           {{"fp32", kernels::Scalar::fp32}, {"fp16", kernels::Scalar::fp16}, {"bf16", kernels::Scalar::bf16}},
-           "type in the files")
-      .free();
-  keys.add("synthetic.compression", s.compression,
-           {{"none", dataset::Compression::none}, {"gzip", dataset::Compression::gzip}}, "filter of the files")
-      .free();
-  keys.add("synthetic.seed", s.seed, "makes other data").at_least(0).free();
-}
-
-void add_benchmark(input::Schema& keys, BenchmarkSettings& b) {
-  keys.table("benchmark", "Resident batches and cases, for weft benchmark.");
-  keys.add("benchmark.layers", b.layers, "layers").at_least(1).free();
-  keys.add("benchmark.d_model", b.d_model, "width").at_least(1).free();
-  keys.add("benchmark.warmup", b.warmup, "training before the clock runs").in("steps").at_least(0).free();
-  keys.add("benchmark.steps", b.steps, "measured; their median counts").in("steps").at_least(1).free();
-  keys.add("benchmark.batches", b.batches, "batches in memory, taken in turn").at_least(1).free();
-  keys.add("benchmark.zipf", b.zipf, "exponent of the planted features' popularity; 0 = all equal").at_least(0).free();
-  keys.add("benchmark.formulation", b.formulation, {{"sparse", Formulation::sparse}, {"dense", Formulation::dense}},
-           "the product's step, or the dense one that it is measured against")
-      .free();
-  keys.add("benchmark.cases", b.cases,
-           "each \"name\" or \"name: table.key=value, table.key=value\"; the case dense is dense")
-      .free();
-  keys.add("benchmark.compare_ratio", b.compare_ratio, "--compare: how many times slower is too slow")
-      .more_than(0)
-      .free();
-  keys.add("benchmark.checkpoint", b.checkpoint,
-           "also write and read a checkpoint of the state, against plain files on the disk of run.output")
-      .free();
-}
-
-}  // namespace
-
 input::Schema schema(Input& input, Command command) {
   input::Schema keys = transcoder::schema(input.configuration);
   if (command == Command::train) keys.at("data.train").required("\"data/train\"");
-  add_synthetic(keys, input.synthetic);
-  add_benchmark(keys, input.benchmark);
+  dataset::add_keys(keys, input.synthetic);
+  transcoder::add_keys(keys, input.benchmark);
   if (command == Command::evaluate || command == Command::inspect) keys.at("transcoder.features").must_be_given = false;
   if (command == Command::synth) {  // plants its own features: the model's are the business of a later train
     input::Key& features = keys.at("transcoder.features").at_least(0);

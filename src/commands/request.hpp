@@ -8,12 +8,12 @@
 #include <string_view>
 #include <vector>
 
-#include "commands/shared/benchmark_settings.hpp"
 #include "dataset/activations/synthetic.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
 #include "parallel/world.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/benchmark/settings.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::commands {
 
@@ -49,7 +49,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world);
 struct Input {
   transcoder::Configuration configuration;
   dataset::SyntheticSettings synthetic;
-  BenchmarkSettings benchmark;
+  transcoder::BenchmarkSettings benchmark;
 };
 
 /// The keys of `input`, and which of them this command requires. `input` must outlive the schema.

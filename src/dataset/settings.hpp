@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <string>
 
+namespace weft::input {
+class Schema;
+}
+
 namespace weft::dataset {
 
 enum class Normalise { none, scalar, per_dimension };
@@ -24,5 +28,8 @@ struct Settings {
   std::int64_t d_model = 0;  ///< width that the files must have; 0 = any
   bool accept_changed = false;  ///< resume although the dataset's fingerprint changed
 };
+
+/// The keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
+void add_keys(input::Schema&, Settings&);
 
 }  // namespace weft::dataset

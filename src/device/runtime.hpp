@@ -7,21 +7,10 @@
 #include <cstdint>
 #include <string>
 
+#include "device/settings.hpp"
 #include "kernels/execution.hpp"
 
 namespace weft::device {
-
-struct Settings {
-  std::string backend = "auto";  ///< auto | portable | cuda
-  int threads = 0;               ///< host threads per process; 0 = cores of the node / processes on it
-  bool graphs = true;            ///< on a GPU: record a step once and replay it
-  std::string algorithms;        ///< file with algorithms of the dense library; "" = its default heuristic
-  std::int64_t tile = 0;         ///< MiB of pre-activations computed at a time; 0 = chosen for the backend
-  double memory = 0;             ///< GB of device memory that may be used; 0 = all that is free
-};
-
-/// The backend that a run with these settings uses. Needs no GPU.
-kernels::Backend planned_backend(const Settings&);
 
 /// One object per process, alive while kernels are used.
 class Runtime {

@@ -6,6 +6,10 @@
 
 #include "kernels/optimize/parameters.hpp"
 
+namespace weft::input {
+class Schema;
+}
+
 namespace weft::optimizer {
 
 enum class Schedule { constant, linear, cosine, step };
@@ -27,5 +31,8 @@ struct Settings {
   double clip_norm = 0.0;         ///< global gradient norm; 0 = no clipping
   ClipMode clip_mode = ClipMode::exact;
 };
+
+/// The keys of the table, bound to the settings, which must outlive the schema.
+void add_keys(input::Schema&, Settings&);
 
 }  // namespace weft::optimizer

@@ -107,9 +107,8 @@ void status(std::string_view line) {
 
 std::string progress_text(const Progress& p) {
   std::string text = fmt::format(
-      "step {}/{}  loss {:.4g}  NMSE {:.4f}  L0 {:.2f}  {} tokens/s", p.step, p.steps, p.loss, p.nmse, p.l0,
-      std::isfinite(p.tokens_per_second) && p.tokens_per_second < 1e15 ? grouped(std::llround(p.tokens_per_second))
-                                                                       : "?");
+      "step {}/{}  {}  {} {}/s", p.step, p.steps, p.metrics,
+      std::isfinite(p.per_second) && p.per_second < 1e15 ? grouped(std::llround(p.per_second)) : "?", p.unit);
   if (p.percent_of_limit >= 0) text += fmt::format("  {:.0f} % of the limit", p.percent_of_limit);
   if (p.seconds_left >= 0) text += fmt::format("  {} left", duration(p.seconds_left));
   return text;

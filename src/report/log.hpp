@@ -34,10 +34,9 @@ void status(std::string_view line);
 
 struct Progress {
   std::int64_t step = 0, steps = 0;
-  double loss = 0;
-  double nmse = 0;  ///< standardised, mean over layers
-  double l0 = 0;    ///< active features per token and layer
-  double tokens_per_second = 0;
+  std::string metrics;         ///< "loss 0.4123  NMSE 0.4050": as the model shows them
+  std::string unit = "steps";  ///< of the rate
+  double per_second = 0;
   double percent_of_limit = -1;  ///< of the hardware's limit; < 0: unknown, not shown
   double seconds_left = -1;      ///< < 0: unknown, not shown
 };

@@ -26,7 +26,7 @@
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 #include "transcoder/exchange/feature_axis.hpp"
 #include "transcoder/exchange/row_gather.hpp"
 #include "transcoder/model.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dataset/activations/description.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 #include "transcoder/model.hpp"
 
 namespace weft::transcoder {

@@ -131,7 +131,7 @@ TEST_CASE("wrong usage ends with 2 and says what was meant") {
   says("train", "weft train needs its INPUT");
   says("evaluate", "weft evaluate needs its CHECKPOINT");
   says("train a.toml b.toml", "unexpected argument \"b.toml\" of weft train (it takes one argument without an option)");
-  says("train a.toml --walltime 5m", "--walltime 5m is no time (hours:minutes:seconds, as in 11:55:00)");
+  says("train a.toml --walltime 5m", "--walltime 5m is not a time (hours:minutes:seconds, as in 11:55:00)");
   CHECK(weft_with(scratch, "train a.toml --set").code == 2);
   CHECK(weft_with(scratch, "train nothing.toml").err ==
         "error: nothing.toml: cannot be read (No such file or directory); give the path of an input file\n");

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The keys of Weft: that each is described, that the conditions between them hold, and what a resumed run may change.
-#include "transcoder/configuration.hpp"
-
 #include "base/error.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
 #include "tests/test.hpp"
+#include "transcoder/settings.hpp"
 
 using namespace weft;
 using transcoder::Configuration;
@@ -87,10 +86,10 @@ TEST_CASE("conditions between keys are told with their place") {
   CHECK(message(model + "k = 4\n[data]\nbatch_tokens = 10\nmicro_tokens = 20\n")
             .starts_with("a.toml:6:1: data.micro_tokens = 20 is more than"));
   CHECK(message(model + "k = 4\n[data]\nblock_rows = 100\nwindow_rows = 250\n") ==
-        "a.toml:6:1: data.window_rows = 250 is no multiple of data.block_rows = 100 (a window is made of whole "
+        "a.toml:6:1: data.window_rows = 250 is not a multiple of data.block_rows = 100 (a window consists of whole "
         "blocks); take 300");
   CHECK(message(model + "k = 4\n[run]\nwalltime = '1h'\n") ==
-        "a.toml:5:1: run.walltime = \"1h\" is no time (hours:minutes:seconds); write it as \"11:55:00\"");
+        "a.toml:5:1: run.walltime = \"1h\" is not a time (hours:minutes:seconds); write it as \"11:55:00\"");
   CHECK(message(model + "k = 4\n[optimizer]\nbeta2 = 1\ndecay_begin = 1.1\n[checkpoint]\nkeep = 1\n") ==
         "3 problems in the input\n"
         "a.toml:5:9: optimizer.beta2 = 1.0 is out of range (allowed: at least 0, less than 1)\n"
@@ -109,12 +108,12 @@ TEST_CASE("topk over all layers needs a whole budget a token") {
 }
 
 TEST_CASE("times are read exactly or not at all") {
-  CHECK(transcoder::parse_walltime("00:00:01") == 1);
-  CHECK(transcoder::parse_walltime("1:02:03") == 3723);
-  CHECK(transcoder::parse_walltime("120:00:00") == 432000);
+  CHECK(training::parse_walltime("00:00:01") == 1);
+  CHECK(training::parse_walltime("1:02:03") == 3723);
+  CHECK(training::parse_walltime("120:00:00") == 432000);
   for (const char* wrong :
        {"", ":", "::", "1:2", "1:2:3:4", "1:60:00", "1:00:60", "a:00:00", "-1:00:00", "1:00:00 ", "9999999:00:00"})
-    CHECK_FALSE(transcoder::parse_walltime(wrong));
+    CHECK_FALSE(training::parse_walltime(wrong));
 }
 
 TEST_CASE("what a resumed run may change") {

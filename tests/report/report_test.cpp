@@ -155,13 +155,12 @@ TEST_CASE("progress and numbers are formatted for people") {
   report::Progress progress;
   progress.step = 120;
   progress.steps = 2000;
-  progress.loss = 0.41234;
-  progress.nmse = 0.405;
-  progress.l0 = 15.98;
-  progress.tokens_per_second = 51900;
+  progress.metrics = "loss 0.4123  NMSE 0.4050  L0 15.98";
+  progress.unit = "tokens";
+  progress.per_second = 51900;
   progress.seconds_left = 754;
   CHECK(report::progress_text(progress) ==
         "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left");
-  progress.tokens_per_second = std::numeric_limits<double>::infinity();
+  progress.per_second = std::numeric_limits<double>::infinity();
   CHECK(report::progress_text(progress).find("  ? tokens/s") != std::string::npos);
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may include whom: only downwards, and each library only in its room. Reads every #include line of src/ and kernels/.
+"""Which module may include which: only downwards, and each library in its module only. Reads every #include line of src/ and kernels/.
 
 layering_test.py REPOSITORY
 """
@@ -7,13 +7,14 @@ import re
 import sys
 from pathlib import Path
 
-# From the top. A room may include rooms of later lines and itself, never another room of its own line.
+# From the top. A module may include modules of later lines and itself, never another module of its own line.
 LEVELS = [
     ["main"],
     ["commands"],
-    ["transcoder", "language_model", "privacy"],
+    ["transcoder", "language_model"],
+    ["privacy", "interchange"],
     ["training"],
-    ["dataset", "checkpoint", "interchange", "optimizer"],
+    ["dataset", "checkpoint", "optimizer"],
     ["storage", "input"],
     ["report"],
     ["parallel"],
@@ -21,9 +22,9 @@ LEVELS = [
     ["kernels"],
     ["base"],
 ]
-LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}
 
-# Header (as written between the brackets) -> rooms that may include it.
+# Header (as written between the brackets) -> modules that may include it.
 LIBRARIES = [
     (re.compile(r"^hdf5(_hl)?\.h$|^H5\w+\.h$"), {"storage"}),
     (re.compile(r"^mpi\.h$"), {"parallel"}),
@@ -40,18 +41,18 @@ LIBRARIES = [
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
-def room_of(path):
-    """The room of a file given relative to the repository; src/main.cpp is a room of its own."""
+def module_of(path):
+    """The module of a file given relative to the repository; src/main.cpp is a module of its own."""
     parts = path.parts
     if parts[0] == "kernels":
         return "kernels"
     return parts[1] if len(parts) > 2 else "main"
 
 
-def problems_of(path, text, known_rooms=LEVEL):
-    room = room_of(path)
-    if room not in known_rooms:
-        return [f"{path}: room \"{room}\" is not in the list of rooms (tests/style/layering_test.py)"]
+def problems_of(path, text, known_modules=LEVEL):
+    module = module_of(path)
+    if module not in known_modules:
+        return [f"{path}: module \"{module}\" is not in the list of modules (tests/style/layering_test.py)"]
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line)
@@ -65,20 +66,20 @@ def problems_of(path, text, known_rooms=LEVEL):
                 continue
             target = header.split("/")[0] if "/" in header else None
             if target is None:
-                found.append(f"{where}: \"{header}\" names no room; write it as \"{room}/{header}\"")
-            elif target not in known_rooms:
-                found.append(f"{where}: \"{header}\" is in no room; a library's header takes angle brackets")
-            elif target != room and known_rooms[target] <= known_rooms[room]:
-                found.append(f"{where}: {room} includes \"{header}\" (an arrow that does not go down); move what is shared to a lower room")
+                found.append(f"{where}: \"{header}\" names no module; write it as \"{module}/{header}\"")
+            elif target not in known_modules:
+                found.append(f"{where}: \"{header}\" is in no module; a library's header takes angle brackets")
+            elif target != module and known_modules[target] <= known_modules[module]:
+                found.append(f"{where}: {module} includes \"{header}\" (an include that does not go down); move what is shared to a lower module")
         else:
-            for pattern, rooms in LIBRARIES:
-                if pattern.search(header) and room not in rooms:
-                    found.append(f"{where}: <{header}> belongs in {', '.join(sorted(rooms))}; use that room's functions")
+            for pattern, modules in LIBRARIES:
+                if pattern.search(header) and module not in modules:
+                    found.append(f"{where}: <{header}> belongs in {', '.join(sorted(modules))}; use the functions of that module")
     return found
 
 
 def self_check():
-    """The rules catch what they are for."""
+    """The rules find what they are written for."""
     bad = {
         "src/device/a.cpp": '#include "parallel/world.hpp"',
         "src/dataset/a.cpp": '#include "optimizer/schedule.hpp"',
@@ -87,6 +88,9 @@ def self_check():
         "kernels/decode/a.cpp": '#include "device/memory.hpp"',
         "src/report/a.cpp": '#include "../base/error.hpp"',
         "src/attic/a.cpp": "",
+        "src/training/a.cpp": '#include "transcoder/model.hpp"',
+        "src/checkpoint/b.cpp": '#include "training/loop.hpp"',
+        "src/transcoder/b.cpp": '#include "language_model/model.hpp"',
     }
     good = {
         "src/main.cpp": '#include "commands/run.hpp"\n#include <CLI/CLI.hpp>\n#include <vector>',
@@ -106,7 +110,7 @@ def main():
                    if p.suffix in (".cpp", ".hpp", ".cu", ".cuh"))
     assert len(files) > 20, f"only {len(files)} sources under {repository}: is this the repository?"
     problems = [problem for path in files for problem in problems_of(path.relative_to(repository), path.read_text())]
-    print("\n".join(problems) or f"{len(files)} files, every arrow goes down")
+    print("\n".join(problems) or f"{len(files)} files, every include goes down")
     return 1 if problems else 0
 
 

@@ -306,7 +306,7 @@ report::Section starts_section(const RunFacts& facts) {
   if (rows.empty())
     section.paragraph("The run has no checkpoint.", report::Tone::missing);
   else
-    section.table({"checkpoint", "written (UTC)", "grid, data x feature", "bytes", "state"}, rows, 5);
+    section.table({"checkpoint", "written (UTC)", "grid", "bytes", "state"}, rows, 5);
   section.end_columns();
   return section;
 }

@@ -6,12 +6,12 @@
 #include "base/log.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
-#include "commands/shared/benchmark_work.hpp"
-#include "commands/shared/profile.hpp"
-#include "commands/transcoder/result.hpp"
 #include "device/runtime.hpp"
 #include "parallel/nccl.hpp"
 #include "report/format.hpp"
+#include "training/profile.hpp"
+#include "transcoder/benchmark/work.hpp"
+#include "transcoder/result.hpp"
 #include "transcoder/statistics_state.hpp"
 
 namespace weft::commands {
@@ -54,7 +54,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const kernels::Execution& execution = runtime.execution();
-  Profile profile(request.profile, world, runtime);
+  training::Profile profile(request.profile, world, runtime);
   const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
   const dataset::Statistics statistics =
       transcoder::load_statistics(world, found, description.n_layers, description.d_model, execution);
@@ -74,11 +74,12 @@ int evaluate(const Request& request, const parallel::World& world) {
   const transcoder::EvaluationResult result = transcoder::evaluate(description, model, normalisation, forward, world,
                                                                    grid, execution, configuration.data.batch_tokens);
   report::Json record = {{"checkpoint", found.path.string()}, {"step", found.manifest.step}, {"data", path}};
-  record["validation"] = to_json(result);
+  record["validation"] = transcoder::to_json(result);
   log::info("{} (step {}) on {}, {} tokens:\n{}", found.path.string(), found.manifest.step, path,
-            report::grouped(result.tokens), to_table(result));
-  if (const auto recovery = recovered(path, model, normalisation, world, grid, execution, runtime.threads())) {
-    record["recovery"] = to_json(*recovery);
+            report::grouped(result.tokens), transcoder::to_table(result));
+  if (const auto recovery =
+          transcoder::recovered(path, model, normalisation, world, grid, execution, runtime.threads())) {
+    record["recovery"] = transcoder::to_json(*recovery);
     if (recovery->counted > 0)
       log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
                 100 * recovery->fraction);
@@ -90,7 +91,8 @@ int evaluate(const Request& request, const parallel::World& world) {
   });
   if (profile.active())
     record["profile"] = profile.conclude(
-        request.output, phase_bytes(Formulation::sparse, step_sizes(configuration, model.shape(), grid, result.l0)));
+        request.output, transcoder::phase_bytes(transcoder::Formulation::sparse,
+                                                transcoder::step_sizes(configuration, model.shape(), grid, result.l0)));
   if (world.is_root()) report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
   return 0;
 }

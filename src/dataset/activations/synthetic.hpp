@@ -19,6 +19,10 @@
 
 #include "dataset/activations/writer.hpp"
 
+namespace weft::input {
+class Schema;
+}
+
 namespace weft::dataset {
 
 /// Table [synthetic].
@@ -39,6 +43,9 @@ struct SyntheticSettings {
   Compression compression = Compression::none;
   std::int64_t seed = 1;
 };
+
+/// The keys of the table, bound to the settings, which must outlive the schema.
+void add_keys(input::Schema&, SyntheticSettings&);
 
 /// Writes both datasets and the ground truth with `n_threads` threads. Throws Error(usage) for invalid settings,
 /// Error(io) if a file cannot be written or exists.

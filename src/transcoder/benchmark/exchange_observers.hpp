@@ -5,7 +5,7 @@
 #pragma once
 
 #include "parallel/exchange_observer.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
 

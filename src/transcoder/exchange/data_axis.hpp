@@ -30,7 +30,7 @@
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "parallel/device_communicator.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 #include "transcoder/model.hpp"
 
 namespace weft::transcoder {

@@ -14,7 +14,7 @@
 #include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 #include "transcoder/model.hpp"
 
 namespace weft::transcoder {

@@ -27,7 +27,7 @@
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "parallel/grid.hpp"
 #include "parallel/traffic.hpp"
-#include "transcoder/configuration.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of `weft benchmark` that no run can check: counted work, and the comparison with an earlier run.
+// What `weft benchmark` writes, compares and reads, on made-up results.
+#include "training/benchmark.hpp"
+
 #include <doctest/doctest.h>
 
 #include "base/error.hpp"
-#include "commands/shared/benchmark_report.hpp"
-#include "commands/shared/benchmark_work.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 namespace {
 
 BenchmarkResult result_of(double sparse_ms) {
@@ -23,25 +23,6 @@ BenchmarkResult result_of(double sparse_ms) {
 }
 
 }  // namespace
-
-TEST_CASE("the work of a step, by hand for two layers") {
-  StepSizes sizes;
-  sizes.shape = {2, 10, 30};
-  sizes.n_features = 30;
-  sizes.group_tokens = sizes.own_tokens = 5;
-  sizes.entries = 7;
-  sizes.entry_columns = 100;
-  // Encoder 2 * 30 * 10 = 600 parameters, decoder 30 * 10 * 3 = 900.
-  CHECK(work_of("encode", Formulation::sparse, sizes).flops == 2 * 5 * 600);
-  CHECK(work_of("decode", Formulation::dense, sizes).flops == 2 * 5 * 900);
-  CHECK(work_of("decoder backward", Formulation::dense, sizes).flops == 2 * (2 * 5 * 900));
-  CHECK(work_of("encoder backward", Formulation::dense, sizes).flops == 2 * 5 * 600);
-  // w, m and v are read and written; the dense optimizer reads a gradient as well.
-  CHECK(work_of("decoder backward", Formulation::sparse, sizes).bytes == 900 * 24 + 5 * 20 * 4 + 7 * 12);
-  CHECK(work_of("optimizer", Formulation::dense, sizes).bytes == 1500 * 28);
-  CHECK(work_of("decode", Formulation::sparse, sizes).bytes == 100 * 4 + 5 * 20 * 4);
-  CHECK(work_of("exchange", Formulation::sparse, sizes).bytes == 0);
-}
 
 TEST_CASE("a case that takes longer than the ratio allows is named") {
   const report::Json before = to_json(result_of(100));
@@ -100,4 +81,13 @@ TEST_CASE("exchanges stand by name and together; of one rank nothing is said") {
   CHECK(to_table(result).find("exposed") == std::string::npos);
 }
 
-}  // namespace weft::commands
+TEST_CASE("a case is a name and overrides") {
+  CHECK(parse_case("sparse").name == "sparse");
+  CHECK(parse_case("sparse").sets.empty());
+  const BenchmarkCase one = parse_case(" bf16 : optimizer.state=bf16, device.precision=bf16 ");
+  CHECK(one.name == "bf16");
+  CHECK(one.overrides == "optimizer.state=bf16, device.precision=bf16");
+  CHECK(one.sets == std::vector<std::string>{"optimizer.state=bf16", "device.precision=bf16"});
+}
+
+}  // namespace weft::training

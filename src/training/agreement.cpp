@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transcoder/agreement.hpp"
+#include "training/agreement.hpp"
 
 #include <algorithm>
 #include <system_error>
@@ -8,34 +8,34 @@
 #include "base/log.hpp"
 #include "parallel/signals.hpp"
 
-namespace weft::transcoder {
+namespace weft::training {
 namespace {
 
 constexpr std::size_t kStepsAhead = 2;
-constexpr auto kLookEvery = std::chrono::milliseconds(500);
+constexpr auto kPollInterval = std::chrono::milliseconds(500);
 
 }  // namespace
 
-Agreement::Agreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
-                     std::chrono::steady_clock::time_point start)
+StopAgreement::StopAgreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
+                             std::chrono::steady_clock::time_point start)
     : world_(world.duplicate()), run_directory_(std::move(run_directory)), walltime_(walltime), start_(start) {}
 
-bool Agreement::asked_by_file(const char* name) {
+bool StopAgreement::requested_by_file(const char* name) {
   std::error_code ignored;
   if (!std::filesystem::remove(run_directory_ / name, ignored)) return false;
-  log::info("found the file {} in {}: acting on it", name, run_directory_.string());
+  log::info("found the request file {} in {}", name, run_directory_.string());
   return true;
 }
 
-Decision Agreement::step(bool shard_written, double margin) {
+Decision StopAgreement::step(bool shard_written, double margin) {
   const parallel::Signals::Requested requested = parallel::Signals::requested();
   std::int64_t stop = requested.stop, checkpoint = requested.checkpoint;
   if (world_.rank() == 0) {
     const auto now = std::chrono::steady_clock::now();
-    if (now - looked_ > kLookEvery) {
+    if (now - looked_ > kPollInterval) {
       looked_ = now;
-      stop_file_ = stop_file_ || asked_by_file("STOP");
-      checkpoint_file_ = asked_by_file("CHECKPOINT");
+      stop_file_ = stop_file_ || requested_by_file("STOP");
+      checkpoint_file_ = requested_by_file("CHECKPOINT");
     }
     const bool out_of_time = walltime_ > 0 && std::chrono::duration<double>(now - start_).count() + margin > walltime_;
     if (stop_file_ || out_of_time) stop = std::max<std::int64_t>(stop, static_cast<std::int64_t>(ExitCode::requeue));
@@ -48,12 +48,12 @@ Decision Agreement::step(bool shard_written, double margin) {
   return read(std::move(oldest));
 }
 
-Decision Agreement::read(parallel::Communicator::PendingMaximum pending) {
+Decision StopAgreement::read(parallel::Communicator::PendingMaximum pending) {
   const std::vector<std::int64_t> agreed = pending.wait();
   return {.stop = agreed[0], .checkpoint = agreed[1] != 0, .shards_written = agreed[2] == 0};
 }
 
-Decision Agreement::drain() {
+Decision StopAgreement::drain() {
   Decision strongest;
   for (; !pending_.empty(); pending_.pop_front()) {
     const Decision decision = read(std::move(pending_.front()));
@@ -63,4 +63,4 @@ Decision Agreement::drain() {
   return strongest;
 }
 
-}  // namespace weft::transcoder
+}  // namespace weft::training

@@ -9,7 +9,7 @@
 #include "kernels/execution.hpp"
 #include "parallel/world.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 
 /// Medians over some tries, each the time of the slowest rank.
 struct CheckpointResult {
@@ -30,4 +30,4 @@ struct CheckpointResult {
 CheckpointResult measure_checkpoint(const std::filesystem::path& directory, const checkpoint::Registry&,
                                     const kernels::Execution&, const parallel::World&);
 
-}  // namespace weft::commands
+}  // namespace weft::training

@@ -4,13 +4,13 @@
 // decoder parameters. Each datum counts once per phase, and twice where it is read and written; repeated reads count
 // only where no cache could hold the data (the decoder's strips, one per entry). A phase with a high cache hit rate may
 // therefore exceed 100 %.
-#include "commands/shared/benchmark_work.hpp"
+#include "transcoder/benchmark/work.hpp"
 
 #include "transcoder/forward.hpp"
 
-namespace weft::commands {
+namespace weft::transcoder {
 
-Work work_of(std::string_view phase, Formulation formulation, const StepSizes& s) {
+training::Work work_of(std::string_view phase, Formulation formulation, const StepSizes& s) {
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double n = number(s.group_tokens), own = number(s.own_tokens), width = number(s.shape.width());
   const double layers = number(s.shape.n_layers), d = number(s.shape.d_model), features = number(s.n_features);
@@ -42,8 +42,8 @@ Work work_of(std::string_view phase, Formulation formulation, const StepSizes& s
   return {};
 }
 
-StepSizes step_sizes(const transcoder::Configuration& configuration, const transcoder::Shape& shape,
-                     const parallel::Grid& grid, std::span<const double> l0) {
+StepSizes step_sizes(const Configuration& configuration, const Shape& shape, const parallel::Grid& grid,
+                     std::span<const double> l0) {
   const std::int64_t tokens = configuration.data.batch_tokens, columns = shape.decoder_columns(0);
   const kernels::StatePolicy policy = configuration.optimizer.state;
   StepSizes sizes;
@@ -51,10 +51,10 @@ StepSizes step_sizes(const transcoder::Configuration& configuration, const trans
   sizes.n_features = grid.part(parallel::kFeatureAxis, shape.n_features).size();
   sizes.group_tokens = grid.part(parallel::kDataAxis, tokens).size();
   sizes.own_tokens = grid.own_part(tokens).size();
-  sizes.row_bytes = kernels::bytes_of(transcoder::scalar_of(configuration.precision));
-  sizes.weight_bytes = transcoder::weight_bytes(policy, 1, 1);
+  sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
+  sizes.weight_bytes = training::weight_bytes(policy, 1, 1);
   sizes.moments_bytes =
-      static_cast<double>(transcoder::moment_bytes(policy, 1, columns, shape.d_model)) / static_cast<double>(columns);
+      static_cast<double>(moment_bytes(policy, 1, columns, shape.d_model)) / static_cast<double>(columns);
   const double tokens_per_rank = static_cast<double>(tokens) / grid.world().size();
   for (std::size_t s = 0; s < l0.size(); ++s) {
     sizes.entries += l0[s] * tokens_per_rank;
@@ -64,12 +64,12 @@ StepSizes step_sizes(const transcoder::Configuration& configuration, const trans
   return sizes;
 }
 
-PhaseBytes phase_bytes(Formulation formulation, const StepSizes& sizes) {
-  PhaseBytes all;
+training::PhaseBytes phase_bytes(Formulation formulation, const StepSizes& sizes) {
+  training::PhaseBytes all;
   for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "loss", "check", "biases",
                             "scatter", "mask", "decoder backward", "encoder backward", "optimizer", "bookkeeping"})
     all.emplace_back(phase, work_of(phase, formulation, sizes).bytes);
   return all;
 }
 
-}  // namespace weft::commands
+}  // namespace weft::transcoder

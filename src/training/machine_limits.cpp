@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/shared/machine_limits.hpp"
+#include "training/machine_limits.hpp"
 
 #include <chrono>
 #include <span>
@@ -9,7 +9,7 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 namespace {
 
 using kernels::Scalar;
@@ -69,4 +69,4 @@ double measure_product(const kernels::Execution& execution, std::int64_t n_token
       2e-9 * static_cast<double>(n_tokens) * static_cast<double>(n_features) * static_cast<double>(d) / seconds, world);
 }
 
-}  // namespace weft::commands
+}  // namespace weft::training

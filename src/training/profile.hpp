@@ -16,7 +16,7 @@
 #include "parallel/world.hpp"
 #include "report/json.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 
 /// Phase -> bytes that one rank must move in it per step.
 using PhaseBytes = std::vector<std::pair<std::string, double>>;
@@ -52,4 +52,4 @@ class Profile {
   double copy_gb_per_second_ = 0;
 };
 
-}  // namespace weft::commands
+}  // namespace weft::training

@@ -3,16 +3,17 @@
 // The results of `weft benchmark`: a table for the log, benchmark.json, benchmark.svg.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "commands/shared/benchmark_checkpoint.hpp"
-#include "commands/shared/machine_limits.hpp"
 #include "parallel/traffic.hpp"
 #include "report/json.hpp"
+#include "training/benchmark_checkpoint.hpp"
+#include "training/machine_limits.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 
 struct Phase {
   std::string name;
@@ -46,7 +47,7 @@ struct BenchmarkResult {
   MachineLimits machine;
   std::string device;
   int ranks = 1;
-  std::int64_t data = 1, feature = 1;
+  std::map<std::string, std::int64_t> grid;  ///< axis -> ranks along it
   std::vector<CaseResult> cases;
   std::optional<CheckpointResult> checkpoint = {};
   report::Json profile = {};  ///< of --profile (profile.hpp); null: none
@@ -65,4 +66,4 @@ struct Comparison {
 };
 Comparison compare(const BenchmarkResult&, const report::Json& reference, double ratio);
 
-}  // namespace weft::commands
+}  // namespace weft::training

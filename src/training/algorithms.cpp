@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/shared/algorithms.hpp"
+#include "training/algorithms.hpp"
 
 #include <fstream>
 
@@ -11,7 +11,7 @@
 #include "kernels/runtime.hpp"
 #include "report/run_record.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 namespace {
 
 using kernels::Form;
@@ -90,7 +90,7 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
     const double teraflops = 2e-9 * static_cast<double>(shape.rows) * static_cast<double>(shape.columns) *
                              static_cast<double>(shape.inner) / std::max(best.milliseconds, 1e-9);
     log::info("{} x {} x {}: {:.4f} ms, {:.0f} TFLOP/s{}", shape.rows, shape.inner, shape.columns, best.milliseconds,
-              teraflops, best.algorithm == record.algorithm ? " (what the library proposes first)" : "");
+              teraflops, best.algorithm == record.algorithm ? " (the first that the library proposes)" : "");
     return best;
   }
 }
@@ -100,22 +100,21 @@ void add_records(const report::Json& json, const std::string& source, std::vecto
   try {
     for (const report::Json& each : json.at("algorithms")) records.push_back(from_json(each));
   } catch (const report::Json::exception& failed) {
-    throw collective_error(ExitCode::usage, "{} is no record of algorithms ({}); weft benchmark --tune writes one",
+    throw collective_error(ExitCode::usage, "{} is not a record of algorithms ({}); weft benchmark --tune writes one",
                            source, failed.what());
   }
 }
 
 }  // namespace
 
-void use_recorded_algorithms(const transcoder::Configuration& configuration, const parallel::World& world,
-                             const std::string& manifest_extra) {
+void use_recorded_algorithms(const std::string& path, const parallel::World& world, const std::string& manifest_extra) {
   std::vector<GemmRecord> records;
-  // The manifest's first: the first that fits a shape is taken.
+  // Those of the manifest first: the first record that fits a shape is used.
   if (!manifest_extra.empty()) {
     const report::Json extra = report::Json::parse(manifest_extra, nullptr, false);
     if (extra.is_object() && extra.contains("algorithms")) add_records(extra, "the checkpoint's manifest", records);
   }
-  if (const std::string& path = configuration.device.algorithms; !path.empty()) {
+  if (!path.empty()) {
     std::string text;
     world.on_root([&]() -> std::string {
       std::ifstream file(path);
@@ -146,4 +145,4 @@ void tune_algorithms(const kernels::Execution& execution, const std::filesystem:
   log::info("written to {}; name it as device.algorithms in an input", file.string());
 }
 
-}  // namespace weft::commands
+}  // namespace weft::training

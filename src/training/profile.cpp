@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/shared/profile.hpp"
+#include "training/profile.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -10,13 +10,13 @@
 
 #include "base/log.hpp"
 #include "base/trace.hpp"
-#include "commands/shared/machine_limits.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "report/format.hpp"
 #include "report/trace_file.hpp"
+#include "training/machine_limits.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 namespace {
 
 /// Phases in which nothing is computed.
@@ -135,4 +135,4 @@ report::Json Profile::conclude(const std::filesystem::path& directory, const Pha
           {"bytes_per_step", means[3]}};
 }
 
-}  // namespace weft::commands
+}  // namespace weft::training

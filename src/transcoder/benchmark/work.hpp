@@ -7,17 +7,17 @@
 #include <span>
 #include <string_view>
 
-#include "commands/shared/benchmark_settings.hpp"
-#include "commands/shared/profile.hpp"
 #include "parallel/grid.hpp"
-#include "transcoder/configuration.hpp"
+#include "training/benchmark.hpp"
+#include "transcoder/benchmark/settings.hpp"
 #include "transcoder/model.hpp"
+#include "transcoder/settings.hpp"
 
-namespace weft::commands {
+namespace weft::transcoder {
 
 /// One rank's part of a step.
 struct StepSizes {
-  transcoder::Shape shape;
+  Shape shape;
   std::int64_t n_features = 0;    ///< of this rank
   std::int64_t group_tokens = 0;  ///< tokens that this rank encodes and decodes
   std::int64_t own_tokens = 0;    ///< tokens whose residual it forms
@@ -28,20 +28,14 @@ struct StepSizes {
   double moments_bytes = 8;       ///< both stored moments of a parameter
 };
 
-struct Work {
-  double bytes = 0;
-  double flops = 0;  ///< of dense products
-};
-
 /// Of one phase, by its name in the timers; zero for phases without such work (exchange).
-Work work_of(std::string_view phase, Formulation, const StepSizes&);
+training::Work work_of(std::string_view phase, Formulation, const StepSizes&);
 
 /// Sizes of a step of `batch_tokens` on this rank; entries are means over ranks, from the active features per token of
 /// each layer, `l0`.
-StepSizes step_sizes(const transcoder::Configuration&, const transcoder::Shape&, const parallel::Grid&,
-                     std::span<const double> l0);
+StepSizes step_sizes(const Configuration&, const Shape&, const parallel::Grid&, std::span<const double> l0);
 
 /// The bytes of every phase of a step, for --profile.
-PhaseBytes phase_bytes(Formulation, const StepSizes&);
+training::PhaseBytes phase_bytes(Formulation, const StepSizes&);
 
-}  // namespace weft::commands
+}  // namespace weft::transcoder

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/shared/benchmark_report.hpp"
+#include "training/benchmark_report.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "report/chart.hpp"
 #include "report/format.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 namespace {
 
 std::string percent(double value) { return value < 0 ? "-" : fmt::format("{:.0f} %", value); }
@@ -84,7 +84,7 @@ report::Json to_json(const BenchmarkResult& result) {
                      {"copy_gb_per_second", result.machine.copy_gb_per_second},
                      {"gemm_gflops", result.machine.gemm_gflops}};
   json["ranks"] = result.ranks;
-  json["grid"] = {{"data", result.data}, {"feature", result.feature}};
+  json["grid"] = result.grid;
   json["cases"] = report::Json::array();
   for (const CaseResult& c : result.cases) {
     report::Json one;
@@ -123,7 +123,7 @@ report::Json to_json(const BenchmarkResult& result) {
 }
 
 std::string to_table(const BenchmarkResult& result) {
-  std::string out = fmt::format("limits of the machine: memory copy {:.1f} GB/s, encoder product {:.0f} GFLOP/s",
+  std::string out = fmt::format("limits of the machine: memory copy {:.1f} GB/s, dense product {:.0f} GFLOP/s",
                                 result.machine.copy_gb_per_second, result.machine.gemm_gflops);
   for (const CaseResult& c : result.cases) {
     out += fmt::format("\n\n{}{}{}: {:.1f} ms/step, {} tokens/s; state {}, other memory {}\n", c.name,
@@ -200,4 +200,4 @@ Comparison compare(const BenchmarkResult& result, const report::Json& reference,
   return comparison;
 }
 
-}  // namespace weft::commands
+}  // namespace weft::training

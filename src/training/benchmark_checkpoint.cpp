@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/shared/benchmark_checkpoint.hpp"
+#include "training/benchmark_checkpoint.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@
 #include "kernels/runtime.hpp"
 #include "parallel/failure.hpp"
 
-namespace weft::commands {
+namespace weft::training {
 namespace fs = std::filesystem;
 namespace {
 
@@ -184,4 +184,4 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
   return result;
 }
 
-}  // namespace weft::commands
+}  // namespace weft::training

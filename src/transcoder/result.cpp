@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/transcoder/result.hpp"
+#include "transcoder/result.hpp"
 
 #include <fmt/format.h>
 
@@ -7,11 +7,11 @@
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
 
-namespace weft::commands {
+namespace weft::transcoder {
 namespace {
 
 /// The whole decoder of a layer in raw space on rank 0, [F, (L - s) * d]; empty elsewhere.
-std::vector<float> raw_decoder(const transcoder::Model& model, std::int64_t layer, const std::vector<float>& spread,
+std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std::vector<float>& spread,
                                const parallel::Grid& grid, const kernels::Execution& execution) {
   const kernels::ParameterRows& rows = model.decoder()[static_cast<std::size_t>(layer)];
   const device::Buffer<float> local(rows.rows * rows.columns);
@@ -32,13 +32,13 @@ std::vector<float> raw_decoder(const transcoder::Model& model, std::int64_t laye
 
 report::Json with_mean(report::Json json, const char* name, const std::vector<double>& values) {
   json[name] = values;
-  json[std::string(name) + "_mean"] = transcoder::mean_over_layers(values);
+  json[std::string(name) + "_mean"] = mean_over_layers(values);
   return json;
 }
 
 }  // namespace
 
-report::Json to_json(const transcoder::EvaluationResult& result) {
+report::Json to_json(const EvaluationResult& result) {
   report::Json json;
   json["tokens"] = result.tokens;
   json = with_mean(std::move(json), "nmse", result.nmse);
@@ -49,7 +49,7 @@ report::Json to_json(const transcoder::EvaluationResult& result) {
   json = with_mean(std::move(json), "dead_fraction", result.dead_fraction);
   json["nmse_pooled"] = result.nmse_pooled;
   std::vector<std::string> bins;
-  for (int bin = 0; bin < transcoder::kDensityBins; ++bin) bins.emplace_back(transcoder::density_bin_name(bin));
+  for (int bin = 0; bin < kDensityBins; ++bin) bins.emplace_back(density_bin_name(bin));
   json["density_bins"] = bins;
   json["density_histogram"] = result.density_histogram;
   return json;
@@ -62,24 +62,7 @@ report::Json to_json(const dataset::Recovery& recovery) {
           {"per_layer", recovery.per_layer}};
 }
 
-report::Json to_json(const transcoder::TrainingMetrics& metrics) {
-  report::Json json;
-  json["loss"] = metrics.loss;
-  json["layer_loss"] = metrics.layer_loss;
-  json["nmse_standardised"] = metrics.nmse_standardised_mean();
-  json["layer_nmse_standardised"] = metrics.nmse_standardised;
-  json["l0"] = metrics.l0_mean();
-  json["layer_l0"] = metrics.l0;
-  json["dead_fraction"] = metrics.dead_fraction;
-  json["gradient_norm"] = metrics.gradient_norm;
-  json["skipped_steps"] = metrics.skipped;
-  json["entries_per_rank"] = {{"min", metrics.entries_per_rank.minimum},
-                              {"mean", metrics.entries_per_rank.mean},
-                              {"max", metrics.entries_per_rank.maximum}};
-  return json;
-}
-
-std::string to_table(const transcoder::EvaluationResult& result) {
+std::string to_table(const EvaluationResult& result) {
   std::string text =
       fmt::format("{:>5}{:>12}{:>12}{:>12}{:>10}{:>8}\n", "layer", "NMSE std.", "NMSE raw", "expl. var.", "L0", "dead");
   const auto row = [&](const std::string& name, double standardised, double raw, double explained, double l0,
@@ -90,16 +73,16 @@ std::string to_table(const transcoder::EvaluationResult& result) {
   for (std::size_t i = 0; i < result.nmse.size(); ++i)
     row(std::to_string(i), result.nmse_standardised[i], result.nmse[i], result.explained_variance[i], result.l0[i],
         result.dead_fraction[i]);
-  const auto mean = transcoder::mean_over_layers;
+  const auto mean = mean_over_layers;
   row("mean", mean(result.nmse_standardised), mean(result.nmse), mean(result.explained_variance), mean(result.l0),
       mean(result.dead_fraction));
   return text;
 }
 
-std::optional<dataset::Recovery> recovered(const std::string& dataset_path, const transcoder::Model& model,
-                                           const transcoder::NormalisationOnDevice& normalisation,
-                                           const parallel::World& world, const parallel::Grid& grid,
-                                           const kernels::Execution& execution, int threads) {
+std::optional<dataset::Recovery> recovered(const std::string& dataset_path, const Model& model,
+                                           const NormalisationOnDevice& normalisation, const parallel::World& world,
+                                           const parallel::Grid& grid, const kernels::Execution& execution,
+                                           int threads) {
   const std::string path = world.on_root([&] { return dataset::ground_truth_path(dataset_path); });
   if (path.empty()) return std::nullopt;
   std::vector<float> spread(static_cast<std::size_t>(model.shape().width()));
@@ -117,14 +100,15 @@ std::optional<dataset::Recovery> recovered(const std::string& dataset_path, cons
     const dataset::GroundTruth truth = dataset::read_ground_truth(path);
     if (truth.n_layers != model.shape().n_layers || truth.d_model != model.shape().d_model)
       throw error(ExitCode::data,
-                  "{}: planted for {} layers of width {}, the transcoder has {} of {}; it belongs to another dataset",
+                  "{}: planted for {} layers of width {}, the transcoder has {} of {} (it belongs to another dataset); "
+                  "give the matching dataset",
                   path, truth.n_layers, truth.d_model, model.shape().n_layers, model.shape().d_model);
     recovery = dataset::recovery(truth, strips, model.shape().n_features, threads);
     return {};
   });
   if (world.is_root() && recovery.counted == 0)
-    log::info("no planted feature fired 1,000 times: recovery says nothing about so small a dataset");
+    log::info("no planted feature fired 1,000 times: the dataset is too small to measure recovery");
   return recovery;
 }
 
-}  // namespace weft::commands
+}  // namespace weft::transcoder

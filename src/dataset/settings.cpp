@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataset/settings.hpp"
+
+#include <fmt/format.h>
+
+#include "input/schema.hpp"
+
+namespace weft::dataset {
+namespace {
+
+// Sizes are bounded so that no product of them, in bytes, exceeds 64 bits.
+constexpr double kMostTokens = 1 << 28;
+
+}  // namespace
+
+void add_keys(input::Schema& schema, Settings& data) {
+  schema.table("data", "Activations to learn from, and how they become batches.");
+  schema.add("data.train", data.train, "directory of the training activations").path_name().free();
+  schema.add("data.validation", data.validation, "directory of the validation activations; \"\" = none")
+      .path_name()
+      .free();
+  schema.add("data.batch_tokens", data.batch_tokens, "tokens per step, all ranks together")
+      .in("tokens")
+      .at_least(1)
+      .at_most(kMostTokens)
+      .changeable();
+  schema
+      .add("data.micro_tokens", data.micro_tokens, "tokens decoded at a time on a rank; 0 = chosen to fit into memory")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kMostTokens)
+      .free();
+  schema.add("data.normalise", data.normalise,
+             {{"per_dimension", Normalise::per_dimension}, {"scalar", Normalise::scalar}, {"none", Normalise::none}},
+             "divide activations by the standard deviation of each dimension, by one number per layer, or not at all");
+  schema.add("data.block_rows", data.block_rows, "consecutive rows read at once; part of the order of the data")
+      .in("rows")
+      .at_least(1)
+      .at_most(kMostTokens);
+  schema
+      .add("data.window_rows", data.window_rows,
+           "rows shuffled together; two windows are held in memory by all ranks together")
+      .in("rows")
+      .at_least(1)
+      .at_most(kMostTokens);
+  schema
+      .add("data.prefetch", data.prefetch,
+           "false: read each window only when its first row is needed: slower, for measurements")
+      .free();
+  schema
+      .add("data.stored_as", data.stored_as,
+           "\"bf16\": 16-bit integers in the files are bf16 bit patterns; \"\" = as type and attributes of the file "
+           "say")
+      .one_of({"", "bf16"});
+  schema
+      .add("data.layers", data.layers,
+           "layers that the files must have; 0 = what they have. With d_model, --dry-run plans without the files")
+      .at_least(0)
+      .at_most(1 << 12)
+      .free();
+  schema.add("data.d_model", data.d_model, "width that the files must have; 0 = what they have")
+      .at_least(0)
+      .at_most(1 << 20)
+      .free();
+  schema.add("data.accept_changed", data.accept_changed, "resume although the fingerprint of the dataset changed")
+      .free();
+
+  schema.rule({"data.micro_tokens", "data.batch_tokens"}, [&data]() -> std::string {
+    if (data.micro_tokens <= data.batch_tokens) return {};
+    return fmt::format(
+        "data.micro_tokens = {} is more than data.batch_tokens = {} (a part cannot exceed the whole); take 0 to let "
+        "Weft choose",
+        data.micro_tokens, data.batch_tokens);
+  });
+  schema.rule({"data.layers", "data.d_model"}, [&data]() -> std::string {
+    if ((data.layers > 0) == (data.d_model > 0)) return {};
+    return fmt::format(
+        "data.layers = {} and data.d_model = {} (one alone does not determine the sizes of the model); give both or "
+        "neither",
+        data.layers, data.d_model);
+  });
+  schema.rule({"data.window_rows", "data.block_rows"}, [&data]() -> std::string {
+    if (data.window_rows % data.block_rows == 0) return {};
+    return fmt::format(
+        "data.window_rows = {} is not a multiple of data.block_rows = {} (a window consists of whole blocks); take {}",
+        data.window_rows, data.block_rows, (data.window_rows / data.block_rows + 1) * data.block_rows);
+  });
+}
+
+}  // namespace weft::dataset

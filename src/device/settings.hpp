@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Table [device]: what computes, and in which precision.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/execution.hpp"
+
+namespace weft::device {
+
+/// Type of products, partial sums and gradient rows; sums are fp32 in both.
+enum class Precision { fp32, bf16 };
+
+/// Table [device], but for device.precision.
+struct Settings {
+  std::string backend = "auto";  ///< auto | portable | cuda
+  int threads = 0;               ///< host threads of this process; 0 = cores of the node / processes on it
+  bool graphs = true;            ///< on a GPU: record a step once and replay it
+  std::string algorithms;  ///< file with algorithms of the dense library; "" = the first that the library proposes
+  std::int64_t tile = 0;   ///< MiB of pre-activations made at a time; 0 = as many as suit the backend
+  double memory = 0;       ///< GB of a GPU that may be used; 0 = all that is free
+};
+
+/// The kernels that a run with these settings uses, also on a machine that only plans it.
+kernels::Backend planned_backend(const Settings&);
+
+/// The settings with backend "auto" resolved for this precision: the hand-written kernels compute in bf16, so with fp32
+/// it means the portable ones.
+inline Settings for_precision(Settings settings, Precision precision) {
+  if (settings.backend == "auto" && precision == Precision::fp32) settings.backend = "portable";
+  return settings;
+}
+
+/// The keys of the table and the conditions between them, bound to the settings, which must outlive the schema. A
+/// template because input::Schema is in a higher module.
+template <class Schema>
+void add_keys(Schema& schema, Settings& device, Precision& precision) {
+  schema.table("device", "The hardware to compute on, and its precision.");
+  schema
+      .add("device.backend", device.backend,
+           "kernels: hand-written CUDA, portable Kokkos, or the best that this program and machine have")
+      .one_of({"auto", "portable", "cuda"})
+      .free();
+  schema
+      .add("device.precision", precision, {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
+           "type of products, partial reconstructions and gradient rows; sums are fp32 in both")
+      .free();
+  schema
+      .add("device.graphs", device.graphs,
+           "on a GPU: record a training step once and replay it (less work for the host)")
+      .free();
+  schema
+      .add("device.algorithms", device.algorithms,
+           "on a GPU: file written by weft benchmark --tune; \"\" = the dense library's first proposal")
+      .path_name()
+      .free();
+  schema.add("device.tile", device.tile, "pre-activations made at a time; 0 = as many as suit the processor or GPU")
+      .in("MiB")
+      .at_least(0)
+      .at_most(1 << 16)
+      .free();
+  schema
+      .add("device.memory", device.memory,
+           "memory of a GPU that may be used; 0 = all that is free (with --dry-run: not checked)")
+      .in("GB")
+      .at_least(0.0)
+      .free();
+  schema.add("device.threads", device.threads, "host threads of each process; 0 = cores of the node / processes on it")
+      .in("threads")
+      .at_least(0)
+      .at_most(4096)
+      .free();
+  schema.rule({"device.backend", "device.precision"}, [&device, &precision]() -> std::string {
+    if (device.backend != "cuda" || precision == Precision::bf16) return {};
+    return "device.backend = \"cuda\" with device.precision = \"fp32\" (the hand-written kernels compute in bf16); "
+           "take precision = \"bf16\" or backend = \"portable\"";
+  });
+}
+
+}  // namespace weft::device

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimizer/settings.hpp"
+
+#include "input/schema.hpp"
+
+namespace weft::optimizer {
+
+constexpr double kMostSteps = 1e12;
+
+using kernels::StatePolicy;
+
+void add_keys(input::Schema& schema, Settings& adam) {
+  schema.table("optimizer", "How parameters are updated and stored.");
+  schema.add("optimizer.name", adam.name, "the method: Adam with bias correction").one_of({"adam"});
+  schema.add("optimizer.learning_rate", adam.learning_rate, "largest learning rate, reached after the warm-up")
+      .more_than(0)
+      .changeable();
+  schema.add("optimizer.beta1", adam.beta1, "decay of the first moment").at_least(0).less_than(1).changeable();
+  schema.add("optimizer.beta2", adam.beta2, "decay of the second moment").at_least(0).less_than(1).changeable();
+  schema.add("optimizer.epsilon", adam.epsilon, "added to the root of the second moment").more_than(0).changeable();
+  schema.add("optimizer.weight_decay", adam.weight_decay, "decoupled weight decay, weights only (not biases)")
+      .at_least(0)
+      .changeable();
+  schema.add("optimizer.state", adam.state,
+             {{"fp32", StatePolicy::fp32}, {"bf16", StatePolicy::bf16}, {"8bit", StatePolicy::eight_bit}},
+             "storage of weights and moments: 12, 6 or 4 bytes per parameter");
+  schema
+      .add("optimizer.schedule", adam.schedule,
+           {{"constant", Schedule::constant},
+            {"linear", Schedule::linear},
+            {"cosine", Schedule::cosine},
+            {"step", Schedule::step}},
+           "how the learning rate falls after decay_begin")
+      .changeable();
+  schema.add("optimizer.warmup_steps", adam.warmup_steps, "steps over which the learning rate rises linearly from zero")
+      .in("steps")
+      .at_least(0)
+      .at_most(kMostSteps)
+      .changeable();
+  schema.add("optimizer.decay_begin", adam.decay_begin, "where the learning rate begins to fall")
+      .in("fraction of run.steps")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema.add("optimizer.final_fraction", adam.final_fraction, "learning rate at the end of the run")
+      .in("fraction of learning_rate")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema.add("optimizer.clip_norm", adam.clip_norm, "gradients are scaled down to this global norm; 0 = never")
+      .at_least(0)
+      .changeable();
+  schema
+      .add("optimizer.clip_mode", adam.clip_mode, {{"exact", ClipMode::exact}, {"previous", ClipMode::previous}},
+           "clip by the norm of this step (one more pass) or of the previous step")
+      .changeable();
+}
+
+}  // namespace weft::optimizer

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Table [parallel]: the process grid, and how ranks exchange.
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/device_communicator.hpp"
+
+namespace weft::parallel {
+
+/// Where a batch-wide selection is made: by all ranks together, or by rank 0 from all values.
+enum class SelectionPlace { everywhere, rank_0 };
+
+/// How ranks exchange. The defaults are for production. All other values select naive baselines with the same result
+/// bit for bit, so that the cost of each optimisation can be measured.
+struct ExchangeManner {
+  SelectionPlace selection = SelectionPlace::everywhere;
+  bool wait = false;     ///< the host waits for each collective
+  bool together = true;  ///< one collective for all layers; false: one for each
+  ExchangeWay way;
+
+  /// True if a step never waits for the host: then it can be recorded.
+  bool leaves_the_host_free() const { return selection == SelectionPlace::everywhere && !wait && way.keep_buffers; }
+};
+
+/// Table [parallel].
+struct Settings {
+  std::int64_t feature = 0;  ///< 0 = all ranks divided by `data`
+  std::int64_t data = 1;
+  double timeout = 600;     ///< seconds without progress of any rank before the job ends; 0 = never
+  std::int64_t world = 0;   ///< plan for this many ranks; dry run only
+  bool nvls = false;        ///< NCCL may use NVLink multicast
+  std::int64_t blocks = 4;  ///< blocks of layers whose exchanges overlap with computation; 1: no overlap
+  ExchangeManner manner;
+};
+
+/// The keys of the table, bound to the settings, which must outlive the schema. A template because input::Schema is in
+/// a higher module.
+template <class Schema>
+void add_keys(Schema& schema, Settings& parallel) {
+  schema.table("parallel", "How the ranks share the work: data x feature = number of ranks.");
+  schema
+      .add("parallel.feature", parallel.feature,
+           "ranks that share the features of each layer; 0 = all ranks divided by data")
+      .in("ranks")
+      .at_least(0)
+      .at_most(1 << 20)
+      .free();
+  schema.add("parallel.data", parallel.data, "groups of ranks; each has its part of the tokens of a batch")
+      .in("groups")
+      .at_least(1)
+      .at_most(1 << 20)
+      .free();
+  schema
+      .add("parallel.timeout", parallel.timeout, "the job ends when a rank makes no progress for this long; 0 = never")
+      .in("seconds")
+      .at_least(0)
+      .free();
+  schema.add("parallel.world", parallel.world, "plan for this many ranks; 0 = those of this job; with --dry-run only")
+      .in("ranks")
+      .at_least(0)
+      .at_most(1 << 20)
+      .free();
+  schema
+      .add("parallel.nvls", parallel.nvls,
+           "between GPUs: true leaves NVLink multicast to NCCL; false turns it off, unless NCCL_NVLS_ENABLE is set")
+      .free();
+  schema
+      .add(
+          "parallel.blocks", parallel.blocks,
+          "between GPUs: layers are exchanged in this many blocks, each while others are computed; 1 = without overlap")
+      .at_least(1)
+      .at_most(256)
+      .free();
+  ExchangeManner& manner = parallel.manner;
+  schema
+      .add("parallel.selection", manner.selection,
+           {{"everywhere", SelectionPlace::everywhere}, {"rank_0", SelectionPlace::rank_0}},
+           "all ranks select together, or rank 0 alone from all pre-activations (batch_topk only): same result, slow, "
+           "for measurements")
+      .free();
+  schema
+      .add("parallel.wait", manner.wait,
+           "true: the host waits for each exchange of GPUs (those of CPUs always wait): slower, for measurements")
+      .free();
+  schema
+      .add("parallel.together", manner.together,
+           "false: rows and counts are exchanged layer by layer instead of all at once: slower, for measurements")
+      .free();
+  schema
+      .add("parallel.direct", manner.way.direct,
+           "GPUs of one host write rows directly into the memory of the others; false, or where they cannot: NCCL "
+           "sends them")
+      .free();
+  schema
+      .add("parallel.keep_buffers", manner.way.keep_buffers,
+           "false: memory of exchanges is allocated and freed each time: slower, for measurements")
+      .free();
+}
+
+}  // namespace weft::parallel

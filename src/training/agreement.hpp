@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ranks agree on outside the step: stopping, checkpoints, the end of a checkpoint in flight. At each step every
+// rank posts its state in one small non-blocking maximum; all ranks act on the result two steps later, at the same
+// step. A signal that reached one rank only, or the clock of rank 0, therefore takes effect on all ranks together, and
+// no step waits.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+
+#include "parallel/communicator.hpp"
+
+namespace weft::training {
+
+/// The same on every rank.
+struct Decision {
+  std::int64_t stop = 0;        ///< exit code to stop with; 0 = continue
+  bool checkpoint = false;      ///< write one now
+  bool shards_written = false;  ///< every rank has written its shard of the checkpoint in flight
+};
+
+class StopAgreement {
+ public:
+  /// `walltime`: seconds from `start` that the job may last; 0 = no limit. Files STOP and CHECKPOINT in `run_directory`
+  /// are requests like signals; rank 0 looks for them and removes them. Collective.
+  StopAgreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
+                std::chrono::steady_clock::time_point start);
+
+  /// At the end of each step. `shard_written`: this rank has written its shard. `margin`: seconds before the wall
+  /// limit at which to stop. Returns what was posted two steps ago.
+  Decision step(bool shard_written, double margin);
+
+  /// Completes what is in flight, before the communicator is freed. Returns the strongest request.
+  Decision drain();
+
+ private:
+  static Decision read(parallel::Communicator::PendingMaximum pending);
+  bool requested_by_file(const char* name);
+
+  parallel::Communicator world_;
+  std::filesystem::path run_directory_;
+  double walltime_;
+  std::chrono::steady_clock::time_point start_, looked_;
+  bool stop_file_ = false, checkpoint_file_ = false;
+  std::deque<parallel::Communicator::PendingMaximum> pending_;
+};
+
+}  // namespace weft::training

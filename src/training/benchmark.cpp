@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/benchmark.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/trace.hpp"
+#include "device/memory.hpp"
+#include "device/stream.hpp"
+#include "input/schema.hpp"
+
+namespace weft::training {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+std::string trimmed(std::string_view text) {
+  const std::size_t begin = text.find_first_not_of(" \t"), end = text.find_last_not_of(" \t");
+  return begin == std::string_view::npos ? "" : std::string(text.substr(begin, end - begin + 1));
+}
+
+/// Times of every phase, step by step.
+class Stopwatch {
+ public:
+  explicit Stopwatch(const parallel::Communicator& world) : world_(world) {}
+
+  void step(BenchmarkSubject& subject) {
+    if (device::is_asynchronous(subject.execution())) {
+      // As in training, the host runs ahead; then a call takes as long as a step.
+      const Clock::time_point begin = Clock::now();
+      subject.step();
+      seconds_.push_back(seconds_since(begin));
+      return;
+    }
+    timed_step(subject, true);
+  }
+
+  /// A step whose phases are timed one after the other. `whole`: also counts as a step.
+  void timed_step(BenchmarkSubject& subject, bool whole) {
+    subject.timers().reset();
+    world_.barrier();
+    const Clock::time_point begin = Clock::now();
+    subject.step();
+    if (whole) seconds_.push_back(seconds_since(begin));
+    for (const report::Timers::Statistics& phase : subject.timers().gather(world_)) {
+      auto known = std::find_if(phases_.begin(), phases_.end(), [&](const auto& p) { return p.first == phase.name; });
+      if (known == phases_.end()) known = phases_.insert(known, {phase.name, {}});
+      known->second.push_back(phase.mean);
+    }
+  }
+
+  /// Of the slowest rank. Collective.
+  double ms_per_step() const {
+    std::int64_t nanoseconds = std::llround(median(seconds_) * 1e9);
+    world_.maximum({&nanoseconds, 1});
+    return static_cast<double>(nanoseconds) * 1e-6;
+  }
+
+  std::vector<Phase> phases(const MachineLimits& machine, const BenchmarkSubject& subject) const {
+    std::vector<Phase> all;
+    for (const auto& [name, seconds] : phases_) {
+      const Work work = subject.work_of(name);
+      Phase phase{name, 1e3 * median(seconds), work.bytes, work.flops, -1};
+      const double possible =
+          1e3 * std::max(work.bytes / (1e9 * machine.copy_gb_per_second), work.flops / (1e9 * machine.gemm_gflops));
+      if (possible > 0 && phase.ms > 0) phase.percent_of_limit = 100 * possible / phase.ms;
+      all.push_back(phase);
+    }
+    return all;
+  }
+
+ private:
+  const parallel::Communicator& world_;
+  std::vector<double> seconds_;
+  std::vector<std::pair<std::string, std::vector<double>>> phases_;
+};
+
+/// The median of some steps. The host waits only after the last of a few: waiting for each would desynchronise ranks.
+double sample_exposed(BenchmarkSubject& subject) {
+  std::vector<double> seconds;
+  for (int sample = 0; sample < 5; ++sample) {
+    for (int i = 0; i < 3; ++i) subject.step();
+    subject.settle();
+    seconds.push_back(subject.step_exposed_seconds());
+  }
+  return median(std::move(seconds));
+}
+
+}  // namespace
+
+void add_step_keys(input::Schema& schema, BenchmarkSettings& b) {
+  schema.add("benchmark.warmup", b.warmup, "steps of training before the measured ones").in("steps").at_least(0).free();
+  schema.add("benchmark.steps", b.steps, "measured steps; their median counts").in("steps").at_least(1).free();
+}
+
+void add_case_keys(input::Schema& schema, BenchmarkSettings& b) {
+  schema
+      .add("benchmark.cases", b.cases,
+           "each \"name\" or \"name: table.key=value, table.key=value\"; the case named dense is the dense formulation")
+      .free();
+  schema
+      .add("benchmark.compare_ratio", b.compare_ratio,
+           "--compare: largest accepted ratio of a case's time to that of the earlier run")
+      .more_than(0)
+      .free();
+  schema
+      .add("benchmark.checkpoint", b.checkpoint,
+           "also write and read a checkpoint of the state, and compare with plain files on the disk of run.output")
+      .free();
+}
+
+BenchmarkCase parse_case(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  BenchmarkCase one;
+  one.name = trimmed(text.substr(0, colon));
+  if (colon != std::string_view::npos) one.overrides = trimmed(text.substr(colon + 1));
+  for (std::size_t begin = 0; begin < one.overrides.size();) {
+    const std::size_t end = std::min(one.overrides.find(',', begin), one.overrides.size());
+    one.sets.push_back(trimmed(std::string_view(one.overrides).substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return one;
+}
+
+CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const BenchmarkSettings& settings,
+                   const MachineLimits& machine, const parallel::World& world) {
+  const std::int64_t before = device::memory_use().device_bytes;
+  device::reset_peak();
+  subject.build();
+  for (std::int64_t i = 0; i < settings.warmup; ++i) {
+    trace::next_step();
+    subject.step();
+  }
+  CaseResult result;
+  Stopwatch stopwatch(world.all());
+  parallel::Exchanges before_steps = subject.exchanges();
+  for (std::int64_t i = 0; i < settings.steps; ++i) {
+    trace::next_step();
+    stopwatch.step(subject);
+  }
+  trace::end_steps();
+  parallel::Exchanges exchanged = subject.exchanges().since(before_steps);
+  double exposed = exchanged.total().seconds / static_cast<double>(settings.steps);
+  if (device::is_asynchronous(subject.execution())) {
+    // Where the host does not wait, exchanges are timed in extra steps that wait after each phase.
+    result.driver_bytes = device::driver_bytes();
+    exposed = sample_exposed(subject);
+    subject.time_phases(true);
+    before_steps = subject.exchanges();
+    for (std::int64_t i = 0; i < settings.steps; ++i) stopwatch.timed_step(subject, false);
+    exchanged = subject.exchanges().since(before_steps);
+    subject.time_phases(false);
+  }
+
+  result.name = one.name;
+  result.overrides = one.overrides;
+  result.ms_per_step = stopwatch.ms_per_step();
+  result.tokens_per_second = 1e3 * static_cast<double>(subject.tokens_per_step()) / result.ms_per_step;
+  if (world.size() > 1) {
+    result.exchanges = parallel::profile(exchanged, settings.steps, world.all());
+    std::vector<double> of_rank(static_cast<std::size_t>(world.size()));
+    world.all().all_gather(&exposed, of_rank.data(), sizeof exposed);
+    result.exposed_ms = 1e3 * std::accumulate(of_rank.begin(), of_rank.end(), 0.0) / world.size();
+    result.exposed_least_ms = 1e3 * *std::min_element(of_rank.begin(), of_rank.end());
+  }
+  result.row_bytes = subject.row_bytes();
+  std::int64_t memory[] = {device::memory_use().device_peak_bytes - before, subject.state_bytes()};
+  world.all().maximum(memory);
+  result.peak_bytes = memory[0];
+  result.state_bytes = memory[1];
+  subject.count_work();
+  result.phases = stopwatch.phases(machine, subject);
+  return result;
+}
+
+report::Json read_reference(const std::string& path) {
+  std::ifstream file(path);
+  const report::Json json = report::Json::parse(file, nullptr, false);
+  if (!file.is_open() || json.is_discarded())
+    throw error(ExitCode::usage, "--compare {}: cannot be read as JSON; give the benchmark.json of an earlier run",
+                path);
+  return json;
+}
+
+}  // namespace weft::training

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/loop.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/fault.hpp"
+#include "base/log.hpp"
+#include "checkpoint/starts.hpp"
+#include "device/memory.hpp"
+#include "parallel/signals.hpp"
+#include "parallel/watchdog.hpp"
+#include "report/build.hpp"
+#include "report/format.hpp"
+#include "report/log.hpp"
+#include "report/run_record.hpp"
+#include "training/agreement.hpp"
+#include "training/algorithms.hpp"
+
+namespace weft::training {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+report::Json to_json(const Metric& metric) {
+  return std::visit(
+      []<class Value>(const Value& value) {
+        if constexpr (std::is_same_v<Value, Metric::Group>) {
+          report::Json group = report::Json::object();
+          for (const auto& [name, number] : value) group[name] = number;
+          return group;
+        } else {
+          return report::Json(value);
+        }
+      },
+      metric.value);
+}
+
+/// "loss 0.4123  NMSE 0.4050": the metrics that the progress line shows.
+std::string progress_of(const Metrics& metrics) {
+  std::string text;
+  for (const Metric& metric : metrics) {
+    if (metric.progress.empty()) continue;
+    if (!text.empty()) text += "  ";
+    if (const double* number = std::get_if<double>(&metric.value))
+      text += fmt::format(fmt::runtime(metric.progress), *number);
+    else if (const std::int64_t* integer = std::get_if<std::int64_t>(&metric.value))
+      text += fmt::format(fmt::runtime(metric.progress), *integer);
+  }
+  return text;
+}
+
+}  // namespace
+
+void accept_requests() {
+  // Never destroyed: the destructor would restore the default actions shortly before the process has ended.
+  static const auto* const signals = new parallel::Signals;
+  static_cast<void>(signals);
+}
+
+std::string hosts_text() {
+  std::string text;
+  for (const report::Json& entry : report::run_record()["hosts"]) {
+    const auto ranks = entry["ranks"].get<std::vector<std::int64_t>>();
+    text += fmt::format("rank{} {} on {}: {}\n", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                        entry["host"].get<std::string>(), entry["device"].get<std::string>());
+  }
+  return text;
+}
+
+Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const OpenedRun& opened,
+           const parallel::World& world, const parallel::GridShape& grid, const device::Runtime& runtime,
+           Clock::time_point start)
+    : model_(model),
+      settings_(settings),
+      origin_(std::move(origin)),
+      directory_(opened.directory),
+      unit_(model.work_unit()),
+      resumed_(opened.found.has_value()),
+      world_(world),
+      grid_(grid),
+      runtime_(runtime),
+      start_(start) {
+  if (world.is_root()) metrics_.emplace(directory_.path / "metrics.jsonl", resumed_ ? opened.found->manifest.step : -1);
+  if (resumed_) {
+    const checkpoint::Manifest& manifest = opened.found->manifest;
+    checkpoint::load(world.all(), *opened.found, model.registry(), runtime.execution());
+    model.resume_at(manifest.step, manifest.cursor);
+    steps_done_ = manifest.step;
+    work_ = manifest.tokens;
+  } else {
+    model.initialise();
+  }
+  first_step_ = steps_done_;
+  first_work_ = work_;
+  writer_.emplace(world.all(), directory_.checkpoints(), settings.checkpoint, model.registry(), runtime.execution(),
+                  resumed_ ? opened.found->path : std::filesystem::path());
+}
+
+checkpoint::Manifest Loop::manifest() const {
+  checkpoint::Manifest manifest;
+  manifest.step = steps_done_;
+  manifest.tokens = work_;
+  manifest.cursor = model_.cursor();
+  manifest.grid = grid_.sizes();
+  manifest.input = origin_.resolved_input;
+  manifest.original_input = origin_.original_input;
+  manifest.code_revision = report::build_record.revision;
+  manifest.libraries = origin_.libraries;
+  manifest.dataset_fingerprint = origin_.dataset_fingerprint;
+  if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty())
+    manifest.extra = report::to_text({{"algorithms", algorithms}});
+  return manifest;
+}
+
+void Loop::log_checkpoint(const std::optional<checkpoint::Report>& done) const {
+  if (done && done->durable) log::info("{}", done->line());
+}
+
+void Loop::begin_checkpoint() {
+  parallel::note_phase("checkpoint");
+  model_.settle();
+  const Clock::time_point begin = Clock::now();
+  log_checkpoint(writer_->finish());
+  writer_->start(manifest());
+  checkpoint_seconds_ += seconds_since(begin);
+}
+
+/// Of the last step, which is over: means over ranks. Collective.
+report::Json Loop::step_communication() const {
+  const Communication sent = model_.communication();
+  double means[] = {static_cast<double>(sent.step_bytes_sent), sent.step_exposed_seconds};
+  world_.all().sum(std::span<double>(means));
+  for (double& mean : means) mean /= world_.size();
+  return {{"bytes_sent", std::llround(means[0])}, {"exposed_seconds", means[1]}};
+}
+
+void Loop::log_step(double waited_for_data) {
+  const Metrics metrics = model_.metrics();
+  const report::Json communication = world_.size() > 1 ? step_communication() : report::Json();
+  const double seconds = seconds_since(logged_at_);
+  const double rate = static_cast<double>(work_ - logged_work_) / seconds;
+  if (world_.is_root()) {
+    report::Json line, result;
+    line["step"] = steps_done_;
+    line[unit_] = work_;
+    for (const Metric& metric : metrics) {
+      line[metric.name] = to_json(metric);
+      if (metric.in_result) result[metric.name] = line[metric.name];
+    }
+    line["seconds"] = seconds_since(start_);
+    line[unit_ + "_per_second"] = rate;
+    line["data_wait_seconds"] = waited_for_data;
+    if (!communication.is_null()) line["communication"] = communication;
+    metrics_->write(line);
+    report::run_record()["result"]["train"] = result;
+  }
+  const double seconds_per_step = seconds / static_cast<double>(steps_done_ - logged_step_);
+  report::status(report::progress_text(
+      {.step = steps_done_,
+       .steps = settings_.run.steps,
+       .metrics = progress_of(metrics),
+       .unit = unit_,
+       .per_second = rate,
+       .seconds_left = static_cast<double>(settings_.run.steps - steps_done_) * seconds_per_step}));
+  logged_step_ = steps_done_;
+  logged_work_ = work_;
+  logged_at_ = Clock::now();
+}
+
+/// Steps until the last one is done or a stop is agreed on. Returns the exit code. Collective.
+int Loop::make_steps() {
+  const std::int64_t steps = settings_.run.steps, every = settings_.checkpoint.every;
+  const double walltime = static_cast<double>(parse_walltime(settings_.run.walltime).value_or(0));
+  const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", settings_.timeout);
+  StopAgreement agreement(world_.all(), directory_.path, walltime, start_);
+  model_.start();
+  struct Stop {
+    Trainable& model;
+    ~Stop() { model.stop(); }
+  } const stop{model_};
+
+  int code = 0;
+  double waited = 0, longest_step = 0;
+  const Clock::time_point loop_begin = Clock::now();
+  logged_at_ = loop_begin;
+  logged_step_ = steps_done_;
+  logged_work_ = work_;
+  while (steps_done_ < steps && code == 0) {
+    const Clock::time_point begin = Clock::now();
+    const std::int64_t step = steps_done_ + 1;
+    report::set_current_step(step);
+    parallel::note_step(step);
+    parallel::note_phase("waiting for data");
+    fault::point("step", world_.rank(), step);
+    const Step done = model_.step();
+    steps_done_ = step;
+    work_ += done.work;
+    waited += done.waited_for_data;
+    if (step % settings_.log.every == 0 || step == steps) log_step(std::exchange(waited, 0.0));
+    longest_step = std::max(longest_step, seconds_since(begin));
+
+    parallel::note_phase("agreement");
+    const Decision decision =
+        agreement.step(writer_->busy() && writer_->shard_done(), 2 * writer_->last_seconds() + 3 * longest_step);
+    if (decision.shards_written && writer_->busy()) log_checkpoint(writer_->advance());
+    code = static_cast<int>(decision.stop);
+    if (code != 0 || step == steps || decision.checkpoint || (every > 0 && step % every == 0)) begin_checkpoint();
+  }
+  agreement.drain();
+  trained_seconds_ = seconds_since(loop_begin) - checkpoint_seconds_;
+  log_checkpoint(writer_->finish());
+  if (steps_done_ > first_step_ && writer_->last_durable() != steps_done_)
+    throw collective_error(
+        ExitCode::io,
+        "{}: the last step, {}, is in no checkpoint (the reason is given above); free disk space and start again: the "
+        "run resumes from {}",
+        directory_.checkpoints().string(), steps_done_,
+        writer_->last_durable() < 0 ? "its beginning" : "step " + std::to_string(writer_->last_durable()));
+  report::set_current_step(-1);
+  return code;
+}
+
+/// What ranks sent per step: means over ranks. Rows of batches overlap with the steps, but for the time that steps
+/// waited for them; everything else is sent inside the steps. Collective.
+report::Json Loop::run_communication() const {
+  const Communication sent = model_.communication();
+  const std::int64_t steps = std::max<std::int64_t>(1, steps_done_ - first_step_);
+  double rows[] = {static_cast<double>(sent.rows.bytes), sent.rows.seconds, sent.rows.waited};
+  world_.all().sum(std::span<double>(rows));
+  for (double& sum : rows) sum /= static_cast<double>(steps) * world_.size();
+  report::Json exchanges = report::Json::object();
+  double bytes = 0, seconds = 0;
+  for (const parallel::ExchangeProfile& one : parallel::profile(sent.exchanges, steps, world_.all())) {
+    bytes += one.bytes;
+    seconds += one.seconds;
+    // Where steps run without the host, the duration of an exchange is not known (weft benchmark measures it).
+    exchanges[one.name] = {{"bytes", one.bytes},
+                           {"ms", sent.timed ? report::Json(1e3 * one.seconds) : report::Json()},
+                           {"gb_per_second", sent.timed ? report::Json(one.gb_per_second()) : report::Json()}};
+  }
+  // Then the known figure is the time that the last step waited.
+  double exposed = sent.timed ? seconds : sent.step_exposed_seconds / world_.size();
+  if (!sent.timed) world_.all().sum(std::span<double>(&exposed, 1));
+  return {{"bytes", bytes},
+          {"exposed_ms", 1e3 * exposed},
+          {"exchanges", exchanges},
+          {"rows", {{"bytes", rows[0]}, {"hidden_ms", 1e3 * rows[1]}, {"waited_ms", 1e3 * rows[2]}}}};
+}
+
+/// Fills the run record. Collective.
+void Loop::record_result(std::int64_t planned_device_bytes) {
+  const std::vector<report::Timers::Statistics> timings = model_.timers().gather(world_.all());
+  report::Json& record = report::run_record();
+  record["device"]["algorithms"] = algorithms_in_use();
+  record["result"]["step"] = steps_done_;
+  record["result"][unit_] = work_;
+  record["result"][unit_ + "_per_second"] =
+      trained_seconds_ > 0 ? static_cast<double>(work_ - first_work_) / trained_seconds_ : 0;
+  record["result"]["checkpoint_pause_seconds"] = checkpoint_seconds_;
+  record["timings"] = report::to_json(timings);
+  if (world_.size() > 1) record["communication"] = run_communication();
+  const device::MemoryUse memory = device::memory_use();
+  record["device"]["peak_bytes"] = memory.device_peak_bytes;
+  if (planned_device_bytes > 0) record["device"]["planned_bytes"] = planned_device_bytes;
+  if (const std::int64_t taken = device::driver_bytes(); taken > 0) record["device"]["driver_bytes"] = taken;
+  record["host_peak_bytes"] = memory.host_peak_bytes;
+  if (steps_done_ > first_step_) log::info("{}", report::to_table(timings));
+}
+
+/// Of a finished run. Collective.
+void Loop::conclude() {
+  report::Json& result = report::run_record()["result"];
+  model_.conclude(result);
+  log::info("trained {} steps, {} {} in {} ({} {}/s)", steps_done_ - first_step_, report::grouped(work_ - first_work_),
+            unit_, report::duration(trained_seconds_),
+            report::grouped(std::llround(result[unit_ + "_per_second"].get<double>())), unit_);
+  log::info("results in {}: log.txt, metrics.jsonl, run.json, checkpoints/", directory_.path.string());
+}
+
+int Loop::run(Profile* profile, std::int64_t planned_device_bytes) {
+  checkpoint::Starts starts(directory_.path);
+  world_.on_root([&]() -> std::string {
+    starts.begin(first_step_, settings_.resume.ignore_no_progress);
+    return {};
+  });
+  log::info("{} step {} of {}", resumed_ ? "resuming after" : "starting at", first_step_, settings_.run.steps);
+  const int code = make_steps();
+
+  // Everything is saved: from now on a request to stop ends the process at once.
+  if (code == 0) parallel::Signals::let_stop();
+  record_result(planned_device_bytes);
+  if (steps_done_ >= settings_.run.steps) conclude();
+  if (profile != nullptr && profile->active())
+    report::run_record()["profile"] = profile->conclude(directory_.path, model_.phase_bytes());
+  if (world_.is_root()) starts.end(steps_done_);
+  const bool no_progress = code == static_cast<int>(ExitCode::requeue) && steps_done_ == first_step_;
+  return no_progress ? static_cast<int>(ExitCode::no_progress) : code;
+}
+
+}  // namespace weft::training

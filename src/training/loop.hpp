@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trains a model from its first or last checkpointed step until the run is finished or must stop. Independent of the
+// model: checkpoints, agreement of the ranks on stopping, watchdog, log, metrics.jsonl, progress, run record.
+//
+//   training::accept_requests();                                     signals of a scheduler or user
+//   training::OpenedRun opened = training::open_run(…);              the run directory and the checkpoint to resume
+//   from Model model(…);                                                  a Trainable training::Loop loop(model,
+//   settings, origin, opened, …);         loads or initialises the state return loop.run(); steps, conclusion; the exit
+//   code
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "checkpoint/settings.hpp"
+#include "checkpoint/writer.hpp"
+#include "device/runtime.hpp"
+#include "parallel/grid.hpp"
+#include "report/metrics.hpp"
+#include "training/profile.hpp"
+#include "training/run_directory.hpp"
+#include "training/settings.hpp"
+#include "training/trainable.hpp"
+
+namespace weft::training {
+
+/// The settings that the loop reads. References to the configuration of the run.
+struct LoopSettings {
+  const RunSettings& run;
+  const LogSettings& log;
+  const ResumeSettings& resume;
+  const checkpoint::Settings& checkpoint;
+  double timeout = 0;  ///< parallel.timeout: seconds without progress before the job ends; 0 = never
+};
+
+/// Where a run comes from: recorded in every checkpoint.
+struct Origin {
+  std::string resolved_input;  ///< loadable again
+  std::string original_input;  ///< the input file as the user wrote it
+  std::map<std::string, std::string> libraries;
+  std::string dataset_fingerprint;
+};
+
+/// Installs the signal handlers until the end of the process. Called before the run directory is opened: a request may
+/// arrive while a checkpoint is read, and then takes effect in the first steps.
+void accept_requests();
+
+/// A line for each host and device, from the run record: "ranks 0, 1 on node01: portable (…)".
+std::string hosts_text();
+
+class Loop {
+ public:
+  /// Loads the state of `opened.found` into the model, or initialises it. `start`: begin of the job, from which
+  /// run.walltime counts. All references must outlive the loop. Collective.
+  Loop(Trainable&, const LoopSettings&, Origin, const OpenedRun&, const parallel::World&, const parallel::GridShape&,
+       const device::Runtime&, std::chrono::steady_clock::time_point start);
+
+  /// Makes the steps, then the conclusion. Returns the exit code: 0 = finished, requeue, no_progress, 128 + signal.
+  /// Collective. `profile`: concluded after the steps. `planned_device_bytes`: for the record; 0 = unknown.
+  int run(Profile* profile = nullptr, std::int64_t planned_device_bytes = 0);
+
+  std::int64_t first_step() const { return first_step_; }  ///< finished before this start
+  std::int64_t steps_done() const { return steps_done_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  int make_steps();
+  void log_step(double waited_for_data);
+  void begin_checkpoint();
+  void log_checkpoint(const std::optional<checkpoint::Report>& done) const;
+  checkpoint::Manifest manifest() const;
+  report::Json step_communication() const;
+  report::Json run_communication() const;
+  void record_result(std::int64_t planned_device_bytes);
+  void conclude();
+
+  Trainable& model_;
+  const LoopSettings settings_;
+  const Origin origin_;
+  const RunDirectory directory_;
+  const std::string unit_;
+  const bool resumed_;
+  const parallel::World& world_;
+  const parallel::GridShape grid_;
+  const device::Runtime& runtime_;
+  const Clock::time_point start_;
+  std::optional<report::MetricsWriter> metrics_;  // rank 0
+  std::optional<checkpoint::Writer> writer_;
+  std::int64_t steps_done_ = 0, first_step_ = 0;
+  std::int64_t work_ = 0;        // since the begin of the run, in units
+  std::int64_t first_work_ = 0;  // before this start
+  std::int64_t logged_step_ = 0, logged_work_ = 0;
+  Clock::time_point logged_at_;
+  double trained_seconds_ = 0;     // steps only
+  double checkpoint_seconds_ = 0;  // that steps waited for checkpoints
+};
+
+}  // namespace weft::training

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/settings.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+// Bounded so that no product of features, layers, widths and bytes of an element exceeds 64 bits.
+constexpr double kMostFeatures = 1 << 28;
+
+bool whole(double value) { return value == std::floor(value); }
+
+void add_keys(input::Schema& schema, ModelSettings& model) {
+  schema.table("transcoder", "The model: L layers of features, each of which writes to its own and every later layer.");
+  schema.add("transcoder.features", model.features, "features per layer")
+      .at_least(1)
+      .at_most(kMostFeatures)
+      .required("768");
+  schema
+      .add("transcoder.activation", model.activation,
+           {{"batch_topk", Activation::batch_topk}, {"topk", Activation::topk}, {"relu", Activation::relu}},
+           "which features are active: the largest of the batch, the largest of each token, all that are positive")
+      .changeable();
+  schema
+      .add("transcoder.k", model.k,
+           "active features per token and layer; batch_topk: on average, and may be fractional")
+      .in("features")
+      .more_than(0)
+      .at_most(kMostFeatures)
+      .changeable();
+  schema
+      .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
+           "one budget of active features for each layer, or one for all layers together")
+      .changeable();
+  schema
+      .add("transcoder.dead_window", model.dead_window,
+           "a feature that has not fired for this many tokens counts as dead")
+      .in("tokens")
+      .at_least(1)
+      .changeable();
+}
+
+/// Conditions between keys of several tables, and between those of [transcoder].
+void add_rules(input::Schema& schema, const Configuration& configuration) {
+  const ModelSettings& model = configuration.transcoder;
+  schema.rule({"transcoder.k", "transcoder.activation", "transcoder.scope"}, [&model]() -> std::string {
+    if (model.activation != Activation::topk || model.scope == Scope::all_layers || whole(model.k)) return {};
+    return fmt::format(
+        "transcoder.k = {} must be whole (activation = \"topk\" counts the features of each token and layer); "
+        "take {} or activation = \"batch_topk\"",
+        model.k, std::max(1.0, std::round(model.k)));
+  });
+  schema.rule({"transcoder.k", "transcoder.features"}, [&model]() -> std::string {
+    if (model.features == 0 || model.activation == Activation::relu || model.k <= static_cast<double>(model.features))
+      return {};
+    return fmt::format(
+        "transcoder.k = {} is more than transcoder.features = {} (k counts active features per token and layer); take "
+        "a smaller k",
+        model.k, model.features);
+  });
+  schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
+    if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};
+    return fmt::format(
+        "optimizer.warmup_steps = {} is more than run.steps = {} (the learning rate would never be reached); shorten "
+        "the warm-up",
+        configuration.optimizer.warmup_steps, configuration.run.steps);
+  });
+  schema.rule({"parallel.selection", "transcoder.activation"}, [&configuration]() -> std::string {
+    if (configuration.parallel.manner.selection == SelectionPlace::everywhere ||
+        configuration.transcoder.activation == Activation::batch_topk)
+      return {};
+    return "parallel.selection = \"rank_0\" is for transcoder.activation = \"batch_topk\" only (the others do not "
+           "compare tokens with one another); take \"everywhere\"";
+  });
+}
+
+}  // namespace
+
+void check_layers(const ModelSettings& model, std::int64_t n_layers) {
+  const double budget = model.k * static_cast<double>(n_layers);
+  if (model.activation != Activation::topk || model.scope != Scope::all_layers || whole(budget)) return;
+  throw collective_error(
+      ExitCode::usage,
+      "transcoder.k = {} times {} layers = {} must be whole (activation = \"topk\" with scope = \"all_layers\" counts "
+      "the features of each token); take k = {} or activation = \"batch_topk\"",
+      model.k, n_layers, budget, std::max(1.0, std::round(model.k)));
+}
+
+input::Schema schema(Configuration& configuration) {
+  input::Schema schema;
+  training::add_keys(schema, configuration.run);
+  dataset::add_keys(schema, configuration.data);
+  add_keys(schema, configuration.transcoder);
+  optimizer::add_keys(schema, configuration.optimizer);
+  parallel::add_keys(schema, configuration.parallel);
+  device::add_keys(schema, configuration.device, configuration.precision);
+  checkpoint::add_keys(schema, configuration.checkpoint);
+  training::add_keys(schema, configuration.log);
+  training::add_keys(schema, configuration.resume);
+  add_rules(schema, configuration);
+  return schema;
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Table [transcoder], and all tables that the training of a transcoder reads. Each module owns the settings of its
+// table and adds its keys to the schema; conditions between tables are added here.
+#pragma once
+
+#include <cstdint>
+
+#include "checkpoint/settings.hpp"
+#include "dataset/settings.hpp"
+#include "device/settings.hpp"
+#include "input/schema.hpp"
+#include "kernels/transcoder/activation/activation.hpp"
+#include "optimizer/settings.hpp"
+#include "parallel/settings.hpp"
+#include "training/settings.hpp"
+
+namespace weft::transcoder {
+
+using device::Precision;
+using parallel::ExchangeManner;
+using parallel::SelectionPlace;
+using training::NonFinite;
+
+using kernels::Activation;
+enum class Scope { layer, all_layers };
+
+/// Table [transcoder].
+struct ModelSettings {
+  std::int64_t features = 0;  ///< per layer; required
+  Activation activation = Activation::batch_topk;
+  double k = 16;  ///< active per token and layer (batch_topk: on average, may be fractional)
+  Scope scope = Scope::layer;
+  std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
+};
+
+struct Configuration {
+  training::RunSettings run;
+  dataset::Settings data;
+  ModelSettings transcoder;
+  optimizer::Settings optimizer;
+  parallel::Settings parallel;
+  device::Settings device;
+  Precision precision = Precision::fp32;  ///< device.precision
+  checkpoint::Settings checkpoint;
+  training::LogSettings log;
+  training::ResumeSettings resume;
+};
+
+/// Table [device] as the runtime takes it.
+inline device::Settings device_settings(const Configuration& configuration) {
+  return device::for_precision(configuration.device, configuration.precision);
+}
+
+/// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its
+/// initial values, with the conditions between keys. What depends on the data (layers, widths, the grid of ranks) is
+/// checked where those are known.
+input::Schema schema(Configuration& configuration);
+
+/// The condition on k that needs the number of layers, known from the header of a dataset: topk over all layers has a
+/// whole budget per token. Throws a collective Error(usage).
+void check_layers(const ModelSettings& model, std::int64_t n_layers);
+
+}  // namespace weft::transcoder

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/training_run.hpp"
+
+#include "base/log.hpp"
+#include "report/format.hpp"
+#include "transcoder/benchmark/work.hpp"
+#include "transcoder/result.hpp"
+#include "transcoder/statistics_state.hpp"
+
+namespace weft::transcoder {
+
+Datasets describe_datasets(const dataset::Settings& settings, const parallel::World& world) {
+  Datasets data{dataset::describe(world, settings.train, settings), std::nullopt};
+  if (settings.validation.empty()) return data;
+  data.validation = dataset::describe(world, settings.validation, settings);
+  if (data.validation->n_layers != data.train.n_layers || data.validation->d_model != data.train.d_model)
+    throw collective_error(
+        ExitCode::data,
+        "{} has {} layers of width {}, {} has {} of {} (both must come from one model); correct data.validation",
+        data.validation->path, data.validation->n_layers, data.validation->d_model, data.train.path,
+        data.train.n_layers, data.train.d_model);
+  return data;
+}
+
+TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& data, const training::OpenedRun& opened,
+                         const parallel::World& world, const parallel::Grid& grid, const device::Runtime& runtime)
+    : configuration_(configuration),
+      data_(data),
+      world_(world),
+      grid_(grid),
+      runtime_(runtime),
+      statistics_(
+          opened.found
+              ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, runtime.execution())
+              : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
+                                    runtime.threads())),
+      trainer_(configuration, {data.train.n_layers, data.train.d_model, configuration.transcoder.features},
+               dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
+               runtime.execution(), [this](const dataset::RawBatch& batch) { return locate(batch); }) {
+  add_statistics(trainer_.registry(), statistics_, world.rank());
+}
+
+std::string TrainingRun::locate(const dataset::RawBatch& batch) const {
+  const dataset::BlockTable table = dataset::block_table(data_.train, configuration_.data);
+  return dataset::to_text(data_.train, dataset::locate(table, static_cast<std::uint64_t>(configuration_.run.seed),
+                                                       batch.begin, batch.n_tokens));
+}
+
+void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
+  const auto at = [&](const char* name) {
+    const auto found = cursor.find(name);
+    if (found == cursor.end())
+      throw collective_error(ExitCode::io,
+                             "the checkpoint's cursor has no \"{}\" (it belongs to another kind of model); start a new "
+                             "run with another --output",
+                             name);
+    return found->second;
+  };
+  cursor_ = {at("epoch"), at("position")};
+  trainer_.resume_at(step);
+}
+
+training::Cursor TrainingRun::cursor() const { return {{"epoch", cursor_.epoch}, {"position", cursor_.position}}; }
+
+void TrainingRun::start() {
+  loader_.emplace(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,
+                  world_.node(), grid_, cursor_, runtime_.threads());
+}
+
+training::Step TrainingRun::step() {
+  const dataset::RawBatch& batch = loader_->next();
+  trainer_.step(batch);
+  rows_.waited += batch.waited;
+  rows_.seconds += batch.exchanging;
+  rows_.bytes += batch.exchanged;
+  cursor_ = batch.end;
+  const training::Step done{.work = batch.n_tokens, .waited_for_data = batch.waited};
+  loader_->release();
+  return done;
+}
+
+training::Metrics TrainingRun::metrics() {
+  const TrainingMetrics now = trainer_.metrics();
+  return {{.name = "epoch", .value = cursor_.epoch},
+          {.name = "learning_rate", .value = trainer_.learning_rate()},
+          {.name = "loss", .value = now.loss, .progress = "loss {:.4g}", .in_result = true},
+          {.name = "layer_loss", .value = now.layer_loss},
+          {.name = "nmse_standardised",
+           .value = now.nmse_standardised_mean(),
+           .progress = "NMSE {:.4f}",
+           .in_result = true},
+          {.name = "layer_nmse_standardised", .value = now.nmse_standardised},
+          {.name = "l0", .value = now.l0_mean(), .progress = "L0 {:.2f}"},
+          {.name = "layer_l0", .value = now.l0},
+          {.name = "dead_fraction", .value = now.dead_fraction},
+          {.name = "gradient_norm", .value = now.gradient_norm},
+          {.name = "skipped_steps", .value = now.skipped},
+          {.name = "entries_per_rank",
+           .value = training::Metric::Group{{"min", now.entries_per_rank.minimum},
+                                            {"mean", now.entries_per_rank.mean},
+                                            {"max", now.entries_per_rank.maximum}},
+           .in_result = true}};
+}
+
+training::Communication TrainingRun::communication() const {
+  return {.exchanges = trainer_.exchanges(),
+          .timed = trainer_.traffic_is_timed(),
+          .step_bytes_sent = trainer_.step_bytes_sent(),
+          .step_exposed_seconds = trainer_.step_exposed_seconds(),
+          .rows = rows_};
+}
+
+std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
+  return transcoder::phase_bytes(Formulation::sparse,
+                                 step_sizes(configuration_, trainer_.model().shape(), grid_, trainer_.metrics().l0));
+}
+
+void TrainingRun::conclude(report::Json& result) {
+  if (data_.validation) {
+    const EvaluationResult measured =
+        evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(), world_, grid_,
+                 runtime_.execution(), configuration_.data.batch_tokens);
+    result["validation"] = to_json(measured);
+    log::info("validation data, {} tokens:\n{}", report::grouped(measured.tokens), to_table(measured));
+  }
+  if (const auto recovery = recovered(data_.train.path, trainer_.model(), trainer_.normalisation(), world_, grid_,
+                                      runtime_.execution(), runtime_.threads())) {
+    result["recovery"] = to_json(*recovery);
+    if (recovery->counted > 0)
+      log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
+                100 * recovery->fraction);
+  }
+}
+
+}  // namespace weft::transcoder
