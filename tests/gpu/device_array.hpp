@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Device memory for the GPU tests and benchmarks: a vector that lives on the GPU. No MPI, no Kokkos, so that these
-// programs can be carried to a machine that has neither.
+// programs run on a machine that has neither.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -55,7 +55,7 @@ class DeviceArray {
                  "download");
     return host;
   }
-  /// Fills with a byte: what a kernel does not write shows.
+  /// Fills with a byte, to detect elements that a kernel does not write.
   void poison(int byte = 0xff) {
     if (size_ > 0) check_cuda(cudaMemset(data_, byte, static_cast<std::size_t>(size_) * sizeof(T)), "poison");
   }

@@ -23,12 +23,6 @@
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "tests/gpu/device_array.hpp"
 
-#ifdef WEFT_TUNE
-namespace weft::kernels::cuda {
-extern int tune;
-}
-#endif
-
 namespace weft::testing {
 namespace {
 
@@ -64,10 +58,10 @@ double median_ms(std::int64_t repeat, const std::function<void()>& body) {
 }
 
 std::string label;
-void report(const char* what, double ms, double streamed, double gathered, const char* note = "") {
+void report(const char* what, double ms, double streamed, double gathered) {
   const double floor_ms = 1e3 * std::max(streamed / kCopyRate, gathered / kGatherRate);
-  std::printf("%-22s %-34s %8.3f ms  %6.0f GB/s through memory  %6.0f GB/s gathered  %4.0f %% of limit %s\n",
-              label.c_str(), what, ms, streamed / ms / 1e6, gathered / ms / 1e6, 100 * floor_ms / ms, note);
+  std::printf("%-22s %-34s %8.3f ms  %6.0f GB/s through memory  %6.0f GB/s gathered  %4.0f %% of limit\n",
+              label.c_str(), what, ms, streamed / ms / 1e6, gathered / ms / 1e6, 100 * floor_ms / ms);
   std::fflush(stdout);
 }
 
@@ -204,29 +198,17 @@ void run(const Options& o) {
       "%-22s %.3f G decoder parameters; of %lld features a layer %lld above 64 hits, largest %lld, untouched %lld\n",
       label.c_str(), decoder_parameters / 1e9, static_cast<long long>(F), static_cast<long long>(hot / L),
       static_cast<long long>(most), static_cast<long long>(untouched / L));
-#ifdef WEFT_TUNE
-  const int variants = WEFT_TUNE;
-#else
-  const int variants = 1;
-#endif
-  for (int variant = 0; variant < variants; ++variant) {
-    char note[32] = "";
-#ifdef WEFT_TUNE
-    cuda::tune = variant;
-    std::snprintf(note, sizeof note, "variant %d", variant);
-#endif
-    ms = median_ms(o.repeat, [&] { decode_forward(gpu, activations, 0, N, decoder, 0, y); });
-    report("decode_forward", ms, 2 * decoder_parameters, row_bytes * pairs, note);
-    ms = median_ms(o.repeat, [&] {
-      decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), {}, workspace.array());
-    });
-    report("decode_backward_update", ms, state * decoder_parameters, row_bytes * pairs, note);
-    ms = median_ms(o.repeat, [&] {
-      encode_backward_update(gpu, activations, hits, target, da.array(), encoder, bias, d_step.data(), {},
-                             workspace.array());
-    });
-    report("encode_backward_update", ms, state * encoder_parameters, row_bytes * static_cast<double>(L), note);
-  }
+  ms = median_ms(o.repeat, [&] { decode_forward(gpu, activations, 0, N, decoder, 0, y); });
+  report("decode_forward", ms, 2 * decoder_parameters, row_bytes * pairs);
+  ms = median_ms(o.repeat, [&] {
+    decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), {}, workspace.array());
+  });
+  report("decode_backward_update", ms, state * decoder_parameters, row_bytes * pairs);
+  ms = median_ms(o.repeat, [&] {
+    encode_backward_update(gpu, activations, hits, target, da.array(), encoder, bias, d_step.data(), {},
+                           workspace.array());
+  });
+  report("encode_backward_update", ms, state * encoder_parameters, row_bytes * static_cast<double>(L));
   DeviceArray<double> norm(keys);
   ms = median_ms(o.repeat, [&] {
     decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), norm.array(),

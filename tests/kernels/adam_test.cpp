@@ -22,7 +22,7 @@ std::vector<double> wide(const std::vector<float>& values) { return {values.begi
 
 }  // namespace
 
-TEST_CASE("every 8-bit code is a number of its own and comes back as itself") {
+TEST_CASE("every 8-bit code is a distinct number and survives the round trip") {
   for (int code = 0; code < 256; ++code) {
     const float value = code_to_float(static_cast<std::uint8_t>(code));
     if ((code & 0x7f) == 0x7f) {
@@ -178,8 +178,8 @@ TEST_CASE("stochastic rounding of the weights is unbiased: many steps of a hundr
 
 TEST_CASE("8-bit second moments follow a change of scale as fp32 ones do") {
   for_each_backend([&](const kernels::Execution& execution) {
-    // sqrt(v) decays by 0.05 % a step where neighbouring codes are 12 % apart: rounded to nearest, nothing would move.
-    // One column keeps the block's scale up; the others lose their gradient after step 200 and must decay.
+    // sqrt(v) decays by 0.05 % per step while neighbouring codes are 12 % apart: rounded to nearest, nothing would
+    // move. One column keeps the block's scale up; the others lose their gradient after step 200 and must decay.
     const std::int64_t columns = 256;
     std::vector<float> means;
     for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::eight_bit}) {
@@ -280,7 +280,7 @@ TEST_CASE("weights_to_float and segment_norms read every storage") {
   });
 }
 
-TEST_CASE("one value that is not finite raises the flag, wherever it stands") {
+TEST_CASE("one value that is not finite raises the flag, wherever it is") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const std::int64_t columns : {300, 304}) {  // 304: the vectorised CUDA kernels
       const std::int64_t rows = 3, size = rows * columns;

@@ -11,7 +11,7 @@ using namespace weft::kernels;
 
 namespace {
 
-/// Raw rows as a file has them: 4 or 2 bytes an element.
+/// Raw rows as stored in a file: 4 or 2 bytes per element.
 DeviceArray<std::uint8_t> raw_bytes(const std::vector<float>& values, Scalar type) {
   std::vector<std::uint8_t> bytes;
   for (const float value : values) {
@@ -35,7 +35,7 @@ DeviceArray<std::uint8_t> raw_bytes(const std::vector<float>& values, Scalar typ
 
 }  // namespace
 
-TEST_CASE("normalise_rows reads fp32, fp16 and bf16 exactly and rounds once to what is asked for") {
+TEST_CASE("normalise_rows reads fp32, fp16 and bf16 exactly and rounds once to the requested type") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const std::int64_t columns : {1, 7, 384, 770})
       for (const Scalar raw_type : {Scalar::fp32, Scalar::fp16, Scalar::bf16})
@@ -64,7 +64,7 @@ TEST_CASE("normalise_rows reads fp32, fp16 and bf16 exactly and rounds once to w
   });
 }
 
-TEST_CASE("a raw value that is not finite raises the flag and leaves an earlier flag standing") {
+TEST_CASE("a raw value that is not finite raises the flag and does not clear an earlier flag") {
   for_each_backend([&](const kernels::Execution& execution) {
     const std::int64_t rows = 5, columns = 300;
     const DeviceArray<float> mean(std::vector<float>(columns, 0.0f)), scale(std::vector<float>(columns, 1.0f));
@@ -101,7 +101,7 @@ TEST_CASE("copy_rows copies rows of every width between different strides") {
   });
 }
 
-TEST_CASE("rows that lie apart in a wider matrix keep to their columns") {
+TEST_CASE("normalise_rows writes only the columns of a view into a wider matrix") {
   for_each_backend([&](const kernels::Execution& execution) {
     const std::int64_t rows = 4, columns = 5, stride = 11;
     const DeviceArray<float> raw(random_floats(rows * stride, 3)), mean(std::vector<float>(columns, 0.0f)),

@@ -58,7 +58,7 @@ double largest_excess(const Execution& execution, const Shape& shape, Form a_for
                                        : random_floats(shape.rows * stride, 3),
                      shape.rows, stride, c_type);
   const std::vector<float> before = c.values();
-  const DeviceArray<std::byte> workspace(
+  const device::Buffer<std::byte> workspace(
       gemm_workspace(a_type, b_type, c_type, shape.rows, shape.columns, shape.inner));
   gemm(execution, factors.alpha, a.view(), a_form, b.view(), b_form, factors.beta,
        c.view().columns_from(0, shape.columns), workspace.array());
@@ -110,7 +110,7 @@ TEST_CASE("gemm agrees with sums in float64 for every form, type, factor and sha
 TEST_CASE("a product over no terms scales C, and an empty product does nothing") {
   for_each_backend([&](const Execution& execution) {
     for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
-      const DeviceArray<std::byte> workspace(gemm_workspace(Scalar::fp32, Scalar::fp32, type, 2, 3, 0));
+      const device::Buffer<std::byte> workspace(gemm_workspace(Scalar::fp32, Scalar::fp32, type, 2, 3, 0));
       const TestMatrix c({1, 2, 3, 4, 5, 6}, 2, 3, type);
       const AnyMatrix a{nullptr, Scalar::fp32, 2, 0, 0}, b{nullptr, Scalar::fp32, 0, 3, 3};
       gemm(execution, 1.0f, a, Form::plain, b, Form::plain, 0.5f, c.view(), workspace.array());
@@ -127,7 +127,7 @@ TEST_CASE("equal products have equal bits, and a workspace that is too small is 
     const Operand a(130, 65, Form::plain, Scalar::bf16, 1), b(65, 40, Form::plain, Scalar::bf16, 2);
     const TestMatrix first(std::vector<float>(130 * 40), 130, 40, Scalar::fp32),
         second(std::vector<float>(130 * 40, 7.0f), 130, 40, Scalar::fp32);
-    const DeviceArray<std::byte> workspace(gemm_workspace(Scalar::bf16, Scalar::bf16, Scalar::fp32, 130, 40, 65));
+    const device::Buffer<std::byte> workspace(gemm_workspace(Scalar::bf16, Scalar::bf16, Scalar::fp32, 130, 40, 65));
     for (const TestMatrix* c : {&first, &second})
       gemm(execution, 1.0f, a.view(), Form::plain, b.view(), Form::plain, 0.0f, c->view(), workspace.array());
     CHECK(first.values() == second.values());

@@ -34,7 +34,7 @@ struct Guarded {
 
 }  // namespace
 
-TEST_CASE("a step that is not finite is withheld, and without leave to skip so is every step after it") {
+TEST_CASE("a step that is not finite is withheld, and every later step if skipping is not allowed") {
   for_each_backend([&](const kernels::Execution& execution) {
     Guarded steps{execution};
     CHECK(steps.run(1, true, 0).withheld == 0);
@@ -46,7 +46,7 @@ TEST_CASE("a step that is not finite is withheld, and without leave to skip so i
   });
 }
 
-TEST_CASE("so many steps may be skipped, and the next one halts the run") {
+TEST_CASE("skip_at_most steps are skipped, the next one halts the run") {
   for_each_backend([&](const kernels::Execution& execution) {
     Guarded steps{execution};
     for (std::uint64_t number : {1u, 3u}) {
@@ -62,7 +62,7 @@ TEST_CASE("so many steps may be skipped, and the next one halts the run") {
   });
 }
 
-TEST_CASE("a withheld step changes neither parameters nor moments, whatever its gradient") {
+TEST_CASE("a withheld step changes neither parameters nor moments, even if its gradient is not finite") {
   for_each_backend([&](const kernels::Execution& execution) {
     AdamStep constants{};
     constants.learning_rate = 0.1f;
@@ -85,7 +85,7 @@ TEST_CASE("a withheld step changes neither parameters nor moments, whatever its 
   });
 }
 
-TEST_CASE("norms before clipping are joined from what the kernels measured, and the clip follows from them") {
+TEST_CASE("join_norms undoes the scaling of the rows, and clip_to_norm follows from the norm") {
   for_each_backend([&](const kernels::Execution& execution) {
     AdamStep constants{};
     constants.gradient_scale = 0.5f;

@@ -191,7 +191,7 @@ inline Sparse random_sparse(std::int64_t n_tokens, std::int64_t n_layers, std::i
   return out;
 }
 
-/// w, m and v of a matrix as fp32, whatever the storage.
+/// w, m and v of a matrix as fp32, for every storage.
 struct Values {
   std::vector<float> weight, first_moment, second_moment;
 };

@@ -126,7 +126,7 @@ std::int64_t most_entries(const std::vector<std::int64_t>& offsets) {
 
 }  // namespace
 
-TEST_CASE("decode_forward agrees with the plain sum, whatever shape and storage") {
+TEST_CASE("decode_forward agrees with the plain sum for every shape and storage") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)
       for (const StatePolicy policy : kPolicies)

@@ -94,7 +94,7 @@ double largest_excess(const Execution& execution, const Shape& shape, Scalar x_t
 
 }  // namespace
 
-TEST_CASE("encode_tile agrees with sums in float64, whatever the shape and types") {
+TEST_CASE("encode_tile agrees with sums in float64 for every shape and type") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape shape : {Shape{1, 1, 1, 0, 1},
                               {7, 1000, 770, 0, 1000},
@@ -113,7 +113,7 @@ TEST_CASE("encode_tile agrees with sums in float64, whatever the shape and types
   });
 }
 
-TEST_CASE("an empty tile is no work") {
+TEST_CASE("an empty tile does nothing") {
   for_each_backend([&](const kernels::Execution& execution) {
     ParameterRows encoder;
     encoder.columns = 4;

@@ -96,7 +96,7 @@ TEST_CASE("residual_and_loss agrees with float64, for every storage type and num
   });
 }
 
-TEST_CASE("gradient rows are the derivative of the loss that the sums give") {
+TEST_CASE("gradient rows are the derivative of the loss") {
   for_each_backend([&](const kernels::Execution& execution) {
     // loss = factor / 2 * sum e^2. Central differences over a single partial value; fp64 sums of fp32 residuals: 1e-3.
     Inputs in({3, 2, 5, 1}, Scalar::fp32, Scalar::fp32);

@@ -32,7 +32,7 @@ std::vector<T> to_host(const device::Buffer<T>& buffer) {
   return host;
 }
 
-/// Whether the transpose of rows of ascending keys is what a walk over the rows gives.
+/// True if the transpose of rows of ascending keys equals that of a loop over the rows.
 bool transposes(const Execution& execution, const std::vector<std::vector<std::uint32_t>>& rows, std::int64_t n_layers,
                 std::int64_t n_features) {
   const std::int64_t n_keys = n_layers * n_features;
@@ -81,14 +81,14 @@ std::vector<std::vector<std::uint32_t>> random_rows(std::int64_t n_tokens, std::
   return rows;
 }
 
-/// Lists on the device, with entries beyond those in use that mean nothing.
+/// Lists on the device, with garbage beyond the entries in use.
 struct Lists {
   device::Buffer<std::int64_t> row_offsets;
   device::Buffer<std::uint32_t> key;
   device::Buffer<float> value;
 };
 
-/// A value that tells where it comes from.
+/// A value that identifies token and key.
 float value_of(std::int64_t token, std::uint32_t key) {
   return static_cast<float>(token) + 0.5f * static_cast<float>(key) + 1.0f;
 }
@@ -135,7 +135,7 @@ bool restricts(const Execution& execution, const std::vector<std::vector<std::ui
     offsets.push_back(static_cast<std::int64_t>(key.size()));
   }
   const std::int64_t n_tokens = static_cast<std::int64_t>(rows.size()), n_kept = static_cast<std::int64_t>(key.size());
-  // Room for exactly what is kept: nothing may be written beyond it.
+  // Exactly as long as what is kept: writes beyond it would be errors.
   const device::Buffer<std::int64_t> got_offsets(n_tokens + 1);
   const device::Buffer<std::uint32_t> got_key(n_kept);
   const device::Buffer<float> got_value(n_kept);
@@ -163,13 +163,13 @@ TEST_CASE("restricting lists to a range of features joins the groups and keeps t
   });
 }
 
-TEST_CASE("transpose gives each feature's tokens in ascending order, whatever the shape") {
+TEST_CASE("transpose gives each feature's tokens in ascending order for every shape") {
   for_each_backend([&](const kernels::Execution& execution) {
     CHECK(transposes(execution, random_rows(301, 3 * 97, 0.02f), 3, 97));
     CHECK(transposes(execution, random_rows(57, 1000, 0.6f), 1, 1000));
     CHECK(transposes(execution, random_rows(1, 4001, 0.7f), 1, 4001));  // one token with thousands of features
     CHECK(transposes(execution, random_rows(4097, 5, 0.9f), 5,
-                     1));  // features with thousands of tokens: the other way to sort
+                     1));  // features with thousands of tokens: the second sorting algorithm
     CHECK(transposes(execution, {{}, {3}, {}, {}, {0, 3, 7}, {}}, 2, 4));  // empty rows, empty columns
     CHECK(transposes(execution, {{}, {}}, 2, 4));
     CHECK(transposes(execution, {{0}}, 1, 1));
@@ -180,7 +180,7 @@ TEST_CASE("transpose gives each feature's tokens in ascending order, whatever th
   });
 }
 
-TEST_CASE("transpose overwrites what was there and repeats bit for bit") {
+TEST_CASE("transpose overwrites its output and repeats bit for bit") {
   for_each_backend([&](const kernels::Execution& execution) {
     // The threads meet in another order each time; the result must not.
     const auto rows = random_rows(2000, 40, 0.5f);
