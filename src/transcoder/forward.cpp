@@ -203,15 +203,15 @@ void Forward::encode() {
   blocks_here_ = 0;
   timers_.region("select");
   selection_->select(layout_->total, bias,
-                    [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
-                      timers_.region("encode");
-                      bring_inputs(tile.layer, execution);
-                      const kernels::AnyMatrix x =
-                          inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
-                      kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
-                                           tile.feature_begin, product, encode_workspace_.array());
-                      timers_.region("select");
-                    });
+                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+                       timers_.region("encode");
+                       bring_inputs(tile.layer, execution);
+                       const kernels::AnyMatrix x =
+                           inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
+                       kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
+                                            tile.feature_begin, product, encode_workspace_.array());
+                       timers_.region("select");
+                     });
 }
 
 void Forward::by_feature() {
