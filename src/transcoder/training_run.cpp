@@ -36,7 +36,8 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
                                     runtime.threads())),
       trainer_(configuration, {data.train.n_layers, data.train.d_model, configuration.transcoder.features},
                dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
-               runtime.execution(), [this](const dataset::RawBatch& batch) { return locate(batch); }) {
+               runtime.execution(), data.train.row_bytes(),
+               [this](const dataset::RawBatch& batch) { return locate(batch); }) {
   add_statistics(trainer_.registry(), statistics_, world.rank());
 }
 

@@ -61,12 +61,12 @@ int main(int argc, char** argv) {
   const report::LogSession log(world.rank());
   try {
     if (argc != 3) throw collective_error(ExitCode::usage, "linear_regression INPUT OUTPUT");
-    const int code = world.agree(train(argv[1], argv[2], world));
+    const int code = parallel::agreed_exit_code(world, train(argv[1], argv[2], world));
     if (world.is_root()) report::record_end(code, report::exit_reason(code));
     return code;
   } catch (const Error& failure) {
     if (world.is_root() || failure.known_to() == KnownTo::one_rank)
       report::record_end(static_cast<int>(failure.code()), failure.what());
-    return world.abort(failure, report::current_step());
+    return parallel::end_run(world, failure, report::current_step());
   }
 }

@@ -55,7 +55,7 @@ class LinearRegression final : public training::Trainable {
   training::Cursor cursor() const override { return {{"example", example_}}; }
 
   training::Step step() override {
-    timers_.region("gradient");
+    timers_.phase("gradient");
     std::vector<double> gradient(weight_.size()), own(static_cast<std::size_t>(2 * rows_.size()));
     for (std::int64_t n = 0; n < kBatch; ++n) {
       const std::vector<double> x = inputs(example_ + n);
@@ -67,9 +67,9 @@ class LinearRegression final : public training::Trainable {
           gradient[static_cast<std::size_t>(r * kInputs + i)] += error * x[static_cast<std::size_t>(i)] / kBatch;
       }
     }
-    timers_.region("exchange");
+    timers_.phase("exchange");
     gather(own);
-    timers_.region("update");
+    timers_.phase("update");
     for (std::size_t i = 0; i < weight_.size(); ++i) weight_[i] -= learning_rate_ * gradient[i];
     for (std::size_t r = 0; r < bias_.size(); ++r) bias_[r] -= learning_rate_ * rows_sums_[2 * r];
     timers_.stop();

@@ -49,7 +49,7 @@ class Sparse final : public Subject<Trainer> {
   using Subject::Subject;
 
   void build() override {
-    trainer_.emplace(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_, execution_,
+    trainer_.emplace(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_, execution_, 0,
                      [](const dataset::RawBatch&) { return std::string("resident batch"); });
     trainer_->initialise();
   }
