@@ -8,6 +8,7 @@
 #include "input/print.hpp"
 #include "input/read.hpp"
 #include "optimizer/settings.hpp"
+#include "parallel/failure.hpp"
 #include "parallel/settings.hpp"
 #include "report/log.hpp"
 #include "report/run_record.hpp"
