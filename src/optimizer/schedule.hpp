@@ -16,7 +16,7 @@ namespace weft::optimizer {
 ///   step      1 before decay_begin, `final_fraction` from there on
 double learning_rate(const Settings&, std::int64_t step, std::int64_t steps);
 
-/// What the kernels of step `step` need; gradient_scale is 1.
+/// The constants of the update kernels at step `step`; gradient_scale is 1.
 kernels::AdamStep adam_step(const Settings&, std::int64_t step, std::int64_t steps, std::uint64_t seed);
 
 }  // namespace weft::optimizer

@@ -25,7 +25,7 @@ struct Settings {
   double weight_decay = 0.0;  ///< decoupled, weights only
   kernels::StatePolicy state = kernels::StatePolicy::fp32;
   Schedule schedule = Schedule::linear;
-  std::int64_t warmup_steps = 0;  ///< learning rate rises linearly over these steps
+  std::int64_t warmup_steps = 0;  ///< steps of the linear warm-up
   double decay_begin = 0.8;       ///< linear, cosine, step: where the decay begins, as a fraction of all steps
   double final_fraction = 0.0;    ///< linear, cosine, step: learning rate at the end, as a fraction of learning_rate
   double clip_norm = 0.0;         ///< global gradient norm; 0 = no clipping

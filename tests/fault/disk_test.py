@@ -77,7 +77,7 @@ def check_small_disk(job):
     shutil.rmtree(place)
     shutil.copytree(rescued, place)
     output = job.run(name)
-    assert "rejected" not in output and f"going on behind step {int(kept[-1][5:])} " in output, output
+    assert "rejected" not in output and f"resuming after step {int(kept[-1][5:])} " in output, output
     assert job.outcome(name) == job.outcome("whole_1")
 
 
