@@ -67,13 +67,13 @@ def check_newer_format(job):
     job.run(name)
     path = files.checkpoints(job.folder / name)[job.steps] / "manifest.json"
     text = path.read_text()
-    zeros = re.sub(r'"sha256": "[0-9a-f]{64}"', f'"sha256": "{"0" * 64}"', text, count=1).replace('"format_version": 1', '"format_version": 2')
+    zeros = re.sub(r'"sha256": "[0-9a-f]{64}"', f'"sha256": "{"0" * 64}"', text, count=1).replace('"format_version": 2', '"format_version": 3')
     digest = hashlib.sha256(zeros.encode()).hexdigest()
     newer = zeros.replace("0" * 64, digest, 1)
     path.write_text(newer)
     for arguments in ((), ("--resume", str(path.parent))):
         output = job.run(name, *arguments, code=6)
-        assert "has checkpoint format 2 (this program reads up to 1)" in output and str(path.parent) in output, output
+        assert "has checkpoint format 3 (this program reads up to 2)" in output and str(path.parent) in output, output
     assert path.read_text() == newer
     # One changed digit more, and it is a damaged manifest: rejected, the one before is taken.
     path.write_text(newer.replace(digest, digest[::-1]))
