@@ -19,7 +19,7 @@ int inspect(const Request& request, const parallel::World& world);
 int benchmark(const Request& request, const parallel::World& world);
 int report(const Request& request, const parallel::World& world);
 
-/// Calls the command of the request; 0 when it was answered by a text already.
+/// Calls the command of the request; returns 0 if the request was only for a text, which has been printed.
 int run(const Request& request, const parallel::World& world);
 
 /// Name -> version of every library that computes, communicates or writes, for --version and run.json.

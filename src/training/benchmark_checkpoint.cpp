@@ -88,9 +88,10 @@ void forget(const fs::path& path) {
   ::close(file);
 }
 
-/// Before each measurement: what was deleted is gone from the disk, and the memory of it is no longer at hand. Whoever
-/// writes right after a large file was deleted gets its pages, which can be many times faster than memory that a
-/// virtual machine has to ask its host for; neither side shall have this by the order of things alone. Collective.
+/// Before each measurement: waits until deleted files are gone from the disk and their pages are no longer cached. A
+/// writer that starts right after a large file was deleted reuses its pages, which can be many times faster than memory
+/// that a virtual machine must request from its host; the order of the measurements must not decide who gets them.
+/// Collective.
 void settle(const parallel::Communicator& world, std::int64_t bytes) {
   constexpr double kLongest = 3, kBytesPerSecond = 100e6;  // small files settle sooner
   world.barrier();
@@ -133,7 +134,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
   std::int64_t largest = registry.bytes();
   world.maximum({&largest, 1});
   result.copy_seconds = copy_seconds(largest, execution, world);
-  // Pseudo-random, so that no file system gets away with compressing it.
+  // Pseudo-random, so that no file system can compress it.
   std::vector<char> block(static_cast<std::size_t>(kBlock));
   std::uint64_t state = 1 + static_cast<std::uint64_t>(world.rank());
   for (char& byte : block)
@@ -148,7 +149,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
       settle(world, largest);
       world.barrier();
       writer.start(manifest);
-      // As in training: it is looked after between steps, not waited for.
+      // As in training: polled between steps.
       std::optional<checkpoint::Report> report;
       while (!(report = writer.poll())) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (!report->durable) throw collective_error(ExitCode::io, "{}", report->line());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The statistics that normalise a run are part of its state: a resumed run uses the same bits, whatever became of the
-// files.
+// The statistics that normalise a run are part of its state: a resumed run uses the same bits, even if the files have
+// changed.
 #pragma once
 
 #include "checkpoint/registry.hpp"
@@ -10,7 +10,7 @@
 
 namespace weft::transcoder {
 
-/// Names the statistics (statistics/inputs_mean, ...; fp64, replicated). They must outlive the registry.
+/// Registers the statistics (statistics/inputs_mean, ...; fp64, replicated). They must outlive the registry.
 void add_statistics(checkpoint::Registry&, dataset::Statistics&, int world_rank);
 
 /// The statistics of a checkpoint, for data of this shape. Collective.

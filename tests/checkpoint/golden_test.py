@@ -111,7 +111,7 @@ def check_format(weft, golden):
             run = f"{state}_{ranks}"
             shutil.copytree(weft.folder / state, weft.folder / run)
             output = weft.run("train", f"{state}.toml", "--output", run, *grid, ranks=ranks)
-            assert f"going on behind step {STEP} of {STEP + MORE}" in output and not re.search("rejected|changed", output), output
+            assert f"resuming after step {STEP} of {STEP + MORE}" in output and not re.search("rejected|changed", output), output
             found = losses(weft, run)
             worst = max(abs(a - b) / b for a, b in zip(found, numbers["losses"]))
             print(f"{golden.name}, {state}, {ranks} ranks: {MORE} more steps, losses within {worst:.1e}")

@@ -92,7 +92,7 @@ def check(weft):
         shutil.copytree(folder / "grid_2x4", folder / name)
         shutil.rmtree(folder / name / "checkpoints" / f"step_{STEPS:08d}")
         _, nmse = curves.Curve(train(name, 1, ranks)).agree(found["1x1"], TOLERANCE, name)
-        assert f"going on behind step {STEPS // 2}" in (folder / name / "log.txt").read_text()
+        assert f"resuming after step {STEPS // 2}" in (folder / name / "log.txt").read_text()
         print(f"{name}: validation error of each layer within {nmse:.1e}", flush=True)
 
     found = {}

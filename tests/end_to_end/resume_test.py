@@ -108,7 +108,7 @@ def check(weft):
         code, output = train_with_fault(weft, source, killed, f"step:{RANKS - 1}:41:kill")
         assert code != 0, output
         output = weft.run("train", source, "--output", killed, ranks=RANKS)
-        assert "going on behind step 32" in output, output
+        assert "resuming after step 32" in output, output
         same(outcome(whole, 60), outcome(killed, 60))
 
     # Each request ends with its own code, and the run can be resumed. Through mpiexec the codes are the launcher's.

@@ -48,7 +48,7 @@ def check_limit(job):
         name = f"pinched_{ranks}"
         job.run(name, ranks=ranks, fault="step:0:22:usr1", code=75)
         output = job.run(name, "--set", "checkpoint.failures_allowed=100", ranks=ranks, code=6, wrapper=LIMITED)
-        assert "step 60, at which this run ends, is in no checkpoint" in output, output
+        assert "the last step, 60, is in no checkpoint" in output, output
         assert job.steps_of(name) == [20, 24], job.steps_of(name)
         job.run(name, ranks=ranks)
         assert job.outcome(name) == job.outcome(f"whole_{ranks}")
@@ -78,7 +78,7 @@ def check_small_disk(job):
     shutil.rmtree(place)
     shutil.copytree(rescued, place)
     output = job.run(name)
-    assert "rejected" not in output and f"going on behind step {int(kept[-1][5:])} " in output, output
+    assert "rejected" not in output and f"resuming after step {int(kept[-1][5:])} " in output, output
     assert job.outcome(name) == job.outcome("whole_1")
 
 

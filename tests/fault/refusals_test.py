@@ -78,7 +78,7 @@ def check_newer_format(job):
     # With a wrong digest it is a damaged manifest: rejected, and the previous checkpoint is used.
     path.write_text(newer.replace(digest, digest[::-1]))
     output = job.run(name)
-    assert "rejected, manifest.json" in output and f"going on behind step {job.steps - 10} " in output, output
+    assert "rejected, manifest.json" in output and f"resuming after step {job.steps - 10} " in output, output
 
 
 def check_no_silent_start(job):
@@ -101,7 +101,7 @@ def check_changed_data(job):
     output = job.run(name, *now, code=2)
     assert "not those of the interrupted run" in output and "data.accept_changed=true" in output, output
     output = job.run(name, *now, "--set", "data.accept_changed=true")
-    assert "going on with changed training data" in output and "going on behind step 14 " in output, output
+    assert "resuming with changed training data" in output and "resuming after step 14 " in output, output
 
 
 def check(weft):

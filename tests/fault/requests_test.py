@@ -38,7 +38,7 @@ class Run:
         if code is not None:
             assert record["exit"]["code"] == code and record["result"]["step"] == step, record["exit"]
         again = self.job.run(self.name, "--set", f"run.steps={step + 3}", ranks=self.ranks)
-        assert f"going on behind step {step} " in again and "rejected" not in again, again
+        assert f"resuming after step {step} " in again and "rejected" not in again, again
         return output, record
 
 

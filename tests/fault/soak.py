@@ -190,7 +190,7 @@ class Soak:
     def check_start(output, before):
         """After any fault all checkpoints are valid, and the run resumes from the newest."""
         assert "rejected" not in output, output
-        begun = re.search(r"(going on behind|starting at) step (\d+) of", output)
+        begun = re.search(r"(resuming after|starting at) step (\d+) of", output)
         assert not begun or int(begun.group(2)) == before, (before, output)
 
     def round(self, number, faults, ranks, log):

@@ -31,7 +31,7 @@ def check(weft):
         fault = f"step:0:{last - 2}:usr1" if last < job.steps else ""
         output = job.run("wandering", *keep, "--set", f"parallel.data={data}", "--set", f"parallel.feature={feature}",
                          ranks=data * feature, fault=fault, code=75 if fault else 0)
-        assert before is None or f"going on behind step {before[0]} " in output, output
+        assert before is None or f"resuming after step {before[0]} " in output, output
         assert "rejected" not in output, output
     whole, wandering = job.folder / "whole", job.folder / "wandering"
     for last, _, _ in STARTS:

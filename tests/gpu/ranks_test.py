@@ -124,7 +124,7 @@ def check_resume(job, run, curve, one):
         shutil.copytree(run, run.parent / name)
         shutil.rmtree(run.parent / name / "checkpoints" / f"step_{STEPS:08d}")
         rest = curves.Curve(job.train(name, data, feature))
-        assert f"going on behind step {half}" in (run.parent / name / "log.txt").read_text()
+        assert f"resuming after step {half}" in (run.parent / name / "log.txt").read_text()
         curves.close(rest.loss[:half], curve.loss[:half], 0, f"{name}, loss of step")   # the records of the first half are kept
         curves.close(rest.loss[half:half + curves.FIRST], curve.loss[half:half + curves.FIRST], TOLERANCE,
                      f"{name}, loss of step {half} +")

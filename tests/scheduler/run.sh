@@ -234,13 +234,13 @@ held "a chain stops on 93"
 expect_end "${chain[0]}" FAILED 75:0 0
 expect_end "${chain[1]}" COMPLETED 0:0 0
 expect_end "${chain[2]}" CANCELLED 0:0 0
-expect_line "$(log_of "${chain[1]}")" "going on behind step 52"
+expect_line "$(log_of "${chain[1]}")" "resuming after step 52"
 same_parameters runs/whole runs/chain
 held "a chain resumes after 75, stops when the run is finished, and trains the same parameters"
 
 expect_end "$forwarded" COMPLETED 0:0 1
 expect_line "$(log_of "$forwarded")" "weft ended with 75"
-expect_line "$(log_of "$forwarded")" "going on behind step 3[0-9][1-9]"
+expect_line "$(log_of "$forwarded")" "resuming after step 3[0-9][1-9]"
 same_parameters runs/whole runs/forwarded
 held "mpirun: USR1, checkpoint, 75, requeue, the same parameters"
 
@@ -267,7 +267,7 @@ held "PBS: the program's wall limit, 75, a new job, the same parameters"
 expect_end "$limit" COMPLETED 0:0 1
 log=$(log_of "$limit")
 expect_line "$log" "weft ended with 75"
-expect_line "$log" "going on behind step 3[0-9][1-9]"
+expect_line "$log" "resuming after step 3[0-9][1-9]"
 expect_line "$log" "starting at step 0 of 600"      # from the first start: the log was not truncated
 same_parameters runs/whole runs/limit
 held "Slurm's notice before the limit: checkpoint, 75, requeue, resume, finish, the same parameters"

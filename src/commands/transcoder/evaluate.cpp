@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft evaluate CHECKPOINT [--data DIR]: how good a transcoder is on data it has not seen.
+// weft evaluate CHECKPOINT [--data DIR]: measures the quality of a transcoder on validation data.
 #include <filesystem>
 
 #include "base/log.hpp"
@@ -17,7 +17,7 @@
 namespace weft::commands {
 namespace {
 
-/// The checkpoint that was named: a step directory, or a run whose newest one is taken.
+/// The checkpoint at `path`: a step directory, or the newest one of a run.
 checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world) {
   const std::filesystem::path run = std::filesystem::path(path) / "checkpoints";
   const bool is_run =
@@ -25,14 +25,14 @@ checkpoint::Found open_checkpoint(const std::string& path, const parallel::World
   if (!is_run) return checkpoint::open(world.all(), path, checkpoint::Verify::full);
   auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full, checkpoint::Leftovers::keep);
   if (!found)
-    throw collective_error(ExitCode::io, "{}: no checkpoint yet (the run has not written one); name another run", path);
+    throw collective_error(ExitCode::io, "{}: no checkpoint yet (the run has not written one); give another run", path);
   return *std::move(found);
 }
 
 }  // namespace
 
 int evaluate(const Request& request, const parallel::World& world) {
-  // 1. What was trained, from the checkpoint itself.
+  // 1. The checkpoint, and the input that it was trained with.
   const checkpoint::Found found = open_checkpoint(request.subject, world);
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
@@ -43,8 +43,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   transcoder::Configuration& configuration = input.configuration;
   const std::string path = request.data.empty() ? configuration.data.validation : request.data;
   if (path.empty())
-    throw collective_error(ExitCode::usage,
-                           "no data to evaluate on (the run named no data.validation); say --data DIR");
+    throw collective_error(ExitCode::usage, "no data to evaluate on (the run has no data.validation); give --data DIR");
 
   if (request.profile && request.output.empty())
     throw collective_error(ExitCode::usage, "--profile needs --output DIR (profile.json is written there)");

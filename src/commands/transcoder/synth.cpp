@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft synth INPUT: activations with planted cross-layer features, and the truth beside them.
+// weft synth INPUT: activations with planted cross-layer features, and the ground truth.
 #include <thread>
 
 #include "base/log.hpp"
