@@ -41,11 +41,11 @@ __device__ void exchange_words(const PeerGroup& group, std::uint32_t (PeerPage::
   __syncthreads();
 }
 
-__global__ void begin_phase(const __grid_constant__ PeerGroup meetings) {
+__global__ void begin_phase(const __grid_constant__ PeerGroup group) {
   exchange_words(group, &PeerPage::begun, group.page[group.rank]->completed + 1);
 }
 
-__global__ void end_phase(const __grid_constant__ PeerGroup meetings) {
+__global__ void end_phase(const __grid_constant__ PeerGroup group) {
   PeerPage& own = *group.page[group.rank];
   const std::uint32_t number = own.completed + 1;
   exchange_words(group, &PeerPage::ended, number);
@@ -66,7 +66,7 @@ struct Maximum {
 };
 
 template <class T, class Operation>
-__global__ void reduce_over_peers(const __grid_constant__ PeerGroup meetings, T* values, std::int64_t size) {
+__global__ void reduce_over_peers(const __grid_constant__ PeerGroup group, T* values, std::int64_t size) {
   PeerPage& own = *group.page[group.rank];
   const std::uint32_t number = own.completed + 1, parity = number % 2;
   T* const stage = reinterpret_cast<T*>(own.stage[parity]);
@@ -105,13 +105,13 @@ void end_exchange(const Execution& execution, const PeerGroup& group) {
 
 // The type that a GPU loads 64-bit integers as has another name.
 void sum(const Execution& execution, const PeerGroup& group, Array<std::int64_t> values) {
-  reduce<Sum>(execution, meetings, reinterpret_cast<long long*>(values.data), values.size);
+  reduce<Sum>(execution, group, reinterpret_cast<long long*>(values.data), values.size);
 }
 void sum(const Execution& execution, const PeerGroup& group, Array<double> values) {
-  reduce<Sum>(execution, meetings, values.data, values.size);
+  reduce<Sum>(execution, group, values.data, values.size);
 }
 void maximum(const Execution& execution, const PeerGroup& group, Array<std::int32_t> values) {
-  reduce<Maximum>(execution, meetings, values.data, values.size);
+  reduce<Maximum>(execution, group, values.data, values.size);
 }
 
 }  // namespace weft::kernels::cuda
