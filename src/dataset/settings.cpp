@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "input/schema.hpp"
+#include "kernels/constants.hpp"
 
 namespace weft::dataset {
 namespace {
@@ -56,7 +57,7 @@ void add_keys(input::Schema& schema, Settings& data) {
       .add("data.layers", data.layers,
            "layers that the files must have; 0 = what they have. With d_model, --dry-run plans without the files")
       .at_least(0)
-      .at_most(1 << 12)
+      .at_most(kernels::kMostLayers)
       .free();
   schema.add("data.d_model", data.d_model, "width that the files must have; 0 = what they have")
       .at_least(0)

@@ -57,20 +57,20 @@ class DeviceCommunicator::Measured {
 };
 
 DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution,
-                                       std::int64_t largest_message, ExchangeWay way)
+                                       std::int64_t largest_message, ExchangeStrategy strategy)
     : ranks_(&ranks),
       execution_(execution),
       gpus_(ranks.gpus()),
-      peers_(way.is_direct(ranks) ? ranks.peers() : nullptr),
+      peers_(strategy.is_direct(ranks) ? ranks.peers() : nullptr),
       channel_(peers_ != nullptr ? std::make_unique<Peers::Channel>(*peers_) : nullptr),
       staged_(kernels::kCudaBuild && ranks.size() > 1 && gpus_ == nullptr),
-      observer_(way.observer),
+      observer_(strategy.observer),
       largest_message_(largest_message) {
   if (staged_) {
     staged_send_ = device::HostBuffer<std::byte>(largest_message);
     staged_receive_ = device::HostBuffer<std::byte>(largest_message);
   }
-  if (is_direct() && largest_message <= kLargestBounce) bounce_ = {ranks, largest_message, way};
+  if (is_direct() && largest_message <= kLargestBounce) bounce_ = {ranks, largest_message, strategy};
   if (gpus_ != nullptr && !is_direct()) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
 }
 

@@ -47,7 +47,7 @@ class DeviceCommunicator {
   /// `largest_message`: most bytes that a rank sends or receives in one call, except reductions; the size of the
   /// staging memory and of the bounce buffer. Collective.
   DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution, std::int64_t largest_message,
-                     ExchangeWay way = {});
+                     ExchangeStrategy strategy = {});
 
   int rank() const { return ranks_->rank(); }
   int size() const { return ranks_->size(); }
@@ -78,7 +78,7 @@ class DeviceCommunicator {
   /// True if no call blocks the host: then a graph can contain them.
   bool leaves_the_host_free() const { return !staged_; }
 
-  /// Replaces the observer given at construction (ExchangeWay); null: none.
+  /// Replaces the observer given at construction (ExchangeStrategy); null: none.
   void observe(const ExchangeObserver* observer) { observer_ = observer; }
   const ExchangeObserver* observer() const { return observer_; }
   /// True if `exchanges` counts seconds: on GPUs only under an observer that isolates exchanges; with MPI always,

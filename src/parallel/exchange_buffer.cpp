@@ -56,10 +56,10 @@ class Fresh : public ExchangeBuffer::Memory {
 };
 
 std::unique_ptr<ExchangeBuffer::Memory> memory_for(const Communicator& ranks, std::int64_t bytes,
-                                                   const ExchangeWay& way) {
-  if (!way.keep_buffers) return std::make_unique<Fresh>(bytes);
+                                                   const ExchangeStrategy& strategy) {
+  if (!strategy.keep_buffers) return std::make_unique<Fresh>(bytes);
   if (bytes == 0) return std::make_unique<ExchangeBuffer::Memory>();
-  if (way.is_direct(ranks)) return std::make_unique<Kept<Peers::Memory>>(*ranks.peers(), bytes);
+  if (strategy.is_direct(ranks)) return std::make_unique<Kept<Peers::Memory>>(*ranks.peers(), bytes);
   if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr)
     return std::make_unique<Kept<nccl::Memory>>(*gpus, bytes);
   return std::make_unique<Kept<device::Buffer<std::byte>>>(bytes);
@@ -68,8 +68,8 @@ std::unique_ptr<ExchangeBuffer::Memory> memory_for(const Communicator& ranks, st
 }  // namespace
 
 ExchangeBuffer::ExchangeBuffer() : memory_(std::make_unique<Memory>()) {}
-ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way)
-    : memory_(memory_for(ranks, bytes, way)) {}
+ExchangeBuffer::ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeStrategy strategy)
+    : memory_(memory_for(ranks, bytes, strategy)) {}
 ExchangeBuffer::ExchangeBuffer(ExchangeBuffer&&) noexcept = default;
 ExchangeBuffer& ExchangeBuffer::operator=(ExchangeBuffer&&) noexcept = default;
 ExchangeBuffer::~ExchangeBuffer() = default;

@@ -13,13 +13,13 @@
 namespace weft::parallel {
 
 /// How ranks exchange, where there is a choice.
-struct ExchangeWay {
+struct ExchangeStrategy {
   bool direct = true;        ///< GPUs that reach one another's memory write there themselves; false: through NCCL
   bool keep_buffers = true;  ///< memory of exchanges stays allocated; false: allocated for each use
   const ExchangeObserver* observer = nullptr;  ///< null: none; must outlive what is made with it
 
   /// Of memory that stays allocated in any case.
-  ExchangeWay kept() const { return {direct && keep_buffers, true, observer}; }
+  ExchangeStrategy kept() const { return {direct && keep_buffers, true, observer}; }
   /// True if GPUs of these ranks write into one another's ExchangeBuffers. Collective on first use.
   bool is_direct(const Communicator& ranks) const { return direct && keep_buffers && ranks.peers() != nullptr; }
 };
@@ -30,7 +30,7 @@ class ExchangeBuffer {
  public:
   ExchangeBuffer();
   /// As many bytes on every rank. Collective.
-  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeWay way = {});
+  ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeStrategy strategy = {});
   ExchangeBuffer(ExchangeBuffer&&) noexcept;
   ExchangeBuffer& operator=(ExchangeBuffer&&) noexcept;
   ~ExchangeBuffer();

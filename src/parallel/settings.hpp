@@ -14,14 +14,16 @@ enum class SelectionPlace { everywhere, rank_0 };
 
 /// How ranks exchange. The defaults are for production. All other values select naive baselines with the same result
 /// bit for bit, so that the cost of each optimisation can be measured.
-struct ExchangeManner {
+struct ExchangeSettings {
   SelectionPlace selection = SelectionPlace::everywhere;
   bool wait = false;     ///< the host waits for each collective
   bool together = true;  ///< one collective for all layers; false: one for each
-  ExchangeWay way;
+  ExchangeStrategy strategy;
 
   /// True if a step never waits for the host: then it can be recorded.
-  bool leaves_the_host_free() const { return selection == SelectionPlace::everywhere && !wait && way.keep_buffers; }
+  bool leaves_the_host_free() const {
+    return selection == SelectionPlace::everywhere && !wait && strategy.keep_buffers;
+  }
 };
 
 /// Table [parallel].
@@ -32,7 +34,7 @@ struct Settings {
   std::int64_t world = 0;   ///< plan for this many ranks; dry run only
   bool nvls = false;        ///< NCCL may use NVLink multicast
   std::int64_t blocks = 4;  ///< blocks of layers whose exchanges overlap with computation; 1: no overlap
-  ExchangeManner manner;
+  ExchangeSettings exchange;
 };
 
 /// The keys of the table, bound to the settings, which must outlive the schema. A template because input::Schema is in
@@ -73,28 +75,28 @@ void add_keys(Schema& schema, Settings& parallel) {
       .at_least(1)
       .at_most(256)
       .free();
-  ExchangeManner& manner = parallel.manner;
+  ExchangeSettings& exchange = parallel.exchange;
   schema
-      .add("parallel.selection", manner.selection,
+      .add("parallel.selection", exchange.selection,
            {{"everywhere", SelectionPlace::everywhere}, {"rank_0", SelectionPlace::rank_0}},
            "all ranks select together, or rank 0 alone from all pre-activations (batch_topk only): same result, slow, "
            "for measurements")
       .free();
   schema
-      .add("parallel.wait", manner.wait,
+      .add("parallel.wait", exchange.wait,
            "true: the host waits for each exchange of GPUs (those of CPUs always wait): slower, for measurements")
       .free();
   schema
-      .add("parallel.together", manner.together,
+      .add("parallel.together", exchange.together,
            "false: rows and counts are exchanged layer by layer instead of all at once: slower, for measurements")
       .free();
   schema
-      .add("parallel.direct", manner.way.direct,
+      .add("parallel.direct", exchange.strategy.direct,
            "GPUs of one host write rows directly into the memory of the others; false, or where they cannot: NCCL "
            "sends them")
       .free();
   schema
-      .add("parallel.keep_buffers", manner.way.keep_buffers,
+      .add("parallel.keep_buffers", exchange.strategy.keep_buffers,
            "false: memory of exchanges is allocated and freed each time: slower, for measurements")
       .free();
 }

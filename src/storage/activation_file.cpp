@@ -19,7 +19,7 @@ using kernels::Scalar;
 
 // Chunks must be unpacked completely into memory.
 constexpr std::int64_t kLargestChunk = std::int64_t{1} << 30;
-constexpr std::int64_t kMostLayers = 4096;
+constexpr std::int64_t kMostMembers = 4096;
 constexpr std::int64_t kMostColumns = std::int64_t{1} << 24;
 constexpr std::int64_t kMostRows = std::int64_t{1} << 38;
 // deflate compresses at most 1032 to 1. A header that claims more is damaged, and its row count must not size memory.
@@ -114,8 +114,8 @@ void ActivationFile::read_headers() {
   while (has_link(file_, fmt::format("layer_{}", n_layers))) ++n_layers;
   H5G_info_t root;
   check(H5Gget_info(file_, &root), path_ + ": reading the root group");
-  if (root.nlinks > static_cast<hsize_t>(kMostLayers))
-    throw error(ExitCode::data, "{}: / has {} members (at most {} are accepted)", path_, root.nlinks, kMostLayers);
+  if (root.nlinks > static_cast<hsize_t>(kMostMembers))
+    throw error(ExitCode::data, "{}: / has {} members (at most {} are accepted)", path_, root.nlinks, kMostMembers);
   for (hsize_t i = 0; i < root.nlinks; ++i) {
     char name[64] = "";
     if (H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, i, name, sizeof name, H5P_DEFAULT) < 0) continue;

@@ -3,11 +3,13 @@
 // Trains a model from its first or last checkpointed step until the run is finished or must stop. Independent of the
 // model: checkpoints, agreement of the ranks on stopping, watchdog, log, metrics.jsonl, progress, run record.
 //
-//   training::accept_requests();                                     signals of a scheduler or user
-//   training::OpenedRun opened = training::open_run(…);              the run directory and the checkpoint to resume
-//   from Model model(…);                                                  a Trainable training::Loop loop(model,
-//   settings, origin, opened, …);         loads or initialises the state return loop.run(); steps, conclusion; the exit
-//   code
+// clang-format off
+//   training::accept_requests();                       signals of a scheduler or user
+//   training::OpenedRun opened = training::open_run(…); the run directory and the checkpoint to resume from
+//   Model model(…);                                     a Trainable
+//   training::Loop loop(model, settings, …, opened, …); loads or initialises the state
+//   return loop.run();                                  steps, conclusion; the exit code
+// clang-format on
 #pragma once
 
 #include <chrono>

@@ -22,13 +22,13 @@ void* StepArena::take_bytes(Where where, std::int64_t bytes) {
 }
 
 parallel::ExchangeBuffer StepArena::exchange(std::string_view axis, std::int64_t bytes,
-                                             const parallel::ExchangeWay& way) {
+                                             const parallel::ExchangeStrategy& strategy) {
   count(Where::device, bytes);
-  return grid_ == nullptr ? parallel::ExchangeBuffer() : parallel::ExchangeBuffer(grid_->axis(axis), bytes, way);
+  return grid_ == nullptr ? parallel::ExchangeBuffer() : parallel::ExchangeBuffer(grid_->axis(axis), bytes, strategy);
 }
 
-bool StepArena::is_direct(std::string_view axis, const parallel::ExchangeWay& way) const {
-  return grid_ != nullptr && way.is_direct(grid_->axis(axis));
+bool StepArena::is_direct(std::string_view axis, const parallel::ExchangeStrategy& strategy) const {
+  return grid_ != nullptr && strategy.is_direct(grid_->axis(axis));
 }
 
 std::int64_t StepArena::device_bytes() const {

@@ -57,10 +57,11 @@ class StepArena {
     return {static_cast<T*>(take_bytes(Where::host, size * static_cast<std::int64_t>(sizeof(T)))), size};
   }
   /// Memory that the ranks of an axis exchange; empty when measuring. Collective.
-  parallel::ExchangeBuffer exchange(std::string_view axis, std::int64_t bytes, const parallel::ExchangeWay& way = {});
+  parallel::ExchangeBuffer exchange(std::string_view axis, std::int64_t bytes,
+                                    const parallel::ExchangeStrategy& strategy = {});
   /// True if GPUs along the axis write into one another's memory, so that no staging memory is needed. A plan cannot
   /// know; it counts the staging memory.
-  bool is_direct(std::string_view axis, const parallel::ExchangeWay& way) const;
+  bool is_direct(std::string_view axis, const parallel::ExchangeStrategy& strategy) const;
   /// Counts memory that a part of the step allocates itself.
   void count(Where where, std::int64_t bytes);
 

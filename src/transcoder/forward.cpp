@@ -30,9 +30,9 @@ std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t fe
 }  // namespace
 
 SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
-  ExchangeManner manner = configuration.parallel.manner;
-  manner.way = exchange_way(manner);
-  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20, manner};
+  ExchangeSettings exchange = configuration.parallel.exchange;
+  exchange.strategy = exchange_strategy(exchange);
+  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20, exchange};
 }
 
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
@@ -90,15 +90,15 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   const SelectionSizes selection =
       selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
                       configuration.precision, arena.backend());
-  const auto exchange = [&](std::int64_t elements, const parallel::ExchangeWay& way) {
-    return arena.exchange(parallel::kFeatureAxis, sizes.bytes(elements), way);
+  const auto exchange = [&](std::int64_t elements, const parallel::ExchangeStrategy& strategy) {
+    return arena.exchange(parallel::kFeatureAxis, sizes.bytes(elements), strategy);
   };
   arena.purpose("forward pass");
   staging = exchange(sizes.staged(arena) ? sizes.group * sizes.columns : 0, {});
-  inputs = exchange(sizes.inputs, sizes.way.kept());
+  inputs = exchange(sizes.inputs, sizes.strategy.kept());
   own_inputs = RowGather::Buffers(sizes, arena);
   for (std::size_t slot = 0; slot < sizes.n_slots; ++slot)
-    chunks.push_back({exchange(sizes.partial, sizes.way), exchange(sizes.received, sizes.way)});
+    chunks.push_back({exchange(sizes.partial, sizes.strategy), exchange(sizes.received, sizes.strategy)});
   encode_workspace = arena.take<std::byte>(
       kernels::encode_workspace(arena.backend(), selection.tile_tokens, selection.tile_features, shape.d_model,
                                 sizes.scalar, configuration.optimizer.state, sizes.scalar));
@@ -119,7 +119,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       stream_(sizes_.overlap ? std::make_unique<device::Stream>(execution) : nullptr),
       communication_(stream_ ? stream_->execution() : execution),
       exchange_(grid.axis(parallel::kFeatureAxis), communication_, sizes_.bytes(sizes_.group * sizes_.width),
-                sizes_.way),
+                sizes_.strategy),
       buffers_(configuration, model.shape(), grid.shape(), max_tokens, arena),
       axis_{exchange_,
             execution_,

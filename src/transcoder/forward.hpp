@@ -26,11 +26,11 @@
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/settings.hpp"
 #include "transcoder/exchange/feature_axis.hpp"
 #include "transcoder/exchange/row_gather.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/selection/selection.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "dataset/activations/description.hpp"
-#include "transcoder/settings.hpp"
 #include "transcoder/model.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
 

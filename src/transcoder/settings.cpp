@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "kernels/constants.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -72,7 +73,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         configuration.optimizer.warmup_steps, configuration.run.steps);
   });
   schema.rule({"parallel.selection", "transcoder.activation"}, [&configuration]() -> std::string {
-    if (configuration.parallel.manner.selection == SelectionPlace::everywhere ||
+    if (configuration.parallel.exchange.selection == SelectionPlace::everywhere ||
         configuration.transcoder.activation == Activation::batch_topk)
       return {};
     return "parallel.selection = \"rank_0\" is for transcoder.activation = \"batch_topk\" only (the others do not "
@@ -83,6 +84,10 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
 }  // namespace
 
 void check_layers(const ModelSettings& model, std::int64_t n_layers) {
+  if (n_layers > kernels::kMostLayers)
+    throw collective_error(ExitCode::usage,
+                           "the activations have {} layers (at most {} are supported); select fewer layers", n_layers,
+                           kernels::kMostLayers);
   const double budget = model.k * static_cast<double>(n_layers);
   if (model.activation != Activation::topk || model.scope != Scope::all_layers || whole(budget)) return;
   throw collective_error(

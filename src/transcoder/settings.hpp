@@ -18,7 +18,7 @@
 namespace weft::transcoder {
 
 using device::Precision;
-using parallel::ExchangeManner;
+using parallel::ExchangeSettings;
 using parallel::SelectionPlace;
 using training::NonFinite;
 
@@ -57,8 +57,8 @@ inline device::Settings device_settings(const Configuration& configuration) {
 /// checked where those are known.
 input::Schema schema(Configuration& configuration);
 
-/// The condition on k that needs the number of layers, known from the header of a dataset: topk over all layers has a
-/// whole budget per token. Throws a collective Error(usage).
+/// The conditions on the number of layers, known from the header of a dataset: at most kernels::kMostLayers, and topk
+/// over all layers has a whole budget per token. Throws a collective Error(usage).
 void check_layers(const ModelSettings& model, std::int64_t n_layers);
 
 }  // namespace weft::transcoder

@@ -41,8 +41,8 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   const std::int64_t entries = DataAxis::capacity(configuration, shape, grid);
   arena.purpose("backward pass");
   targets = arena.take<float>(sizes.own * sizes.width);
-  gradient_rows =
-      arena.exchange(parallel::kFeatureAxis, sizes.bytes(configuration.data.batch_tokens * sizes.width), sizes.way);
+  gradient_rows = arena.exchange(parallel::kFeatureAxis, sizes.bytes(configuration.data.batch_tokens * sizes.width),
+                                 sizes.strategy);
   own_gradient_rows = RowGather::Buffers(sizes, arena);
   activation_gradient = arena.take<float>(entries);
   decoder_bias_gradient = arena.take<float>(sizes.width);
@@ -84,7 +84,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       buffers_(configuration, shape, grid.shape(), row_bytes, arena_),
       gradient_gather_(forward_.axis(), "gradient rows", buffers_.own_gradient_rows),
       data_axis_(configuration, model_, grid, execution, arena_),
-      world_(grid.all_on_an_axis(), execution, 0, exchange_way(configuration.parallel.manner)),
+      world_(grid.all_on_an_axis(), execution, 0, exchange_strategy(configuration.parallel.exchange)),
       norm_(configuration.optimizer, n_keys(), world_, execution, buffers_.norm),
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
       runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }) {
@@ -95,7 +95,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
 
 training::StepRunner::Settings Trainer::runner_settings() const {
   const bool free = world_.leaves_the_host_free();
-  return {.record = configuration_.device.graphs && free && configuration_.parallel.manner.leaves_the_host_free() &&
+  return {.record = configuration_.device.graphs && free && configuration_.parallel.exchange.leaves_the_host_free() &&
                     forward_.selection().sizes().on_gpu_bytes > 0,
           .runs_ahead = free,
           .skip = configuration_.run.nonfinite == NonFinite::skip,
@@ -368,7 +368,7 @@ void Trainer::time_phases(bool one_by_one) {
   static const IsolateExchange isolate;
   const parallel::ExchangeObserver* const observer = one_by_one && device::is_asynchronous(execution_)
                                                          ? &isolate
-                                                         : exchange_way(configuration_.parallel.manner).observer;
+                                                         : exchange_strategy(configuration_.parallel.exchange).observer;
   forward_.axis().ranks.observe(observer);
   forward_.selection().observe(observer);
   data_axis_.ranks().observe(observer);

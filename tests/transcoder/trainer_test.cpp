@@ -285,7 +285,7 @@ TEST_CASE("a trainer takes the memory that the plan of its step says, on every g
   per_token.transcoder.k = 3;
   whole.transcoder.activation = Activation::relu;
   whole.data.micro_tokens = 0;
-  by_layer.parallel.manner.together = false;
+  by_layer.parallel.exchange.together = false;
   for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer})
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
@@ -317,7 +317,7 @@ TEST_CASE("a trainer takes the memory that the plan of its step says, on every g
 TEST_CASE("with the selection on rank 0, the plan is that of rank 0") {
   const Data data;
   Configuration configuration = configuration_for(Scope::layer);
-  configuration.parallel.manner.selection = SelectionPlace::rank_0;
+  configuration.parallel.exchange.selection = SelectionPlace::rank_0;
   for (const parallel::GridShape& shape : grids()) {
     const Shape sizes{kLayers, kWidth, configuration.transcoder.features};
     const training::StepArena planned =

@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "dataset/activations/workers.hpp"
+#include "kernels/constants.hpp"
 #include "kernels/random.hpp"
 #include "storage/hdf5.hpp"
 #include "storage/tensor_file.hpp"
@@ -23,8 +24,9 @@ using kernels::Random4;
 
 constexpr std::int64_t kFiredEnough = 1000;
 constexpr double kRecoveredCosine = 0.9;
-// Limits: (source layer, target layer, feature, dimension) is one 64-bit counter.
-constexpr std::int64_t kMostLayers = 1 << 10, kMostWidth = 1 << 20, kMostFeatures = 1 << 22;
+// (source layer, target layer, feature, dimension) is one 64-bit counter with these factors, part of the data format.
+constexpr std::int64_t kLayerFactor = 1 << 10, kMostWidth = 1 << 20, kMostFeatures = 1 << 22;
+static_assert(kernels::kMostLayers <= kLayerFactor);
 
 /// The use of a random number. Selects the step of the counter, so that streams do not overlap.
 enum class Stream : std::uint64_t { encoder, decoder, mean, choice, amplitude, noise };
@@ -78,8 +80,8 @@ void check_settings(const SyntheticSettings& s) {
   const auto require = [](bool good, const std::string& what) {
     if (!good) throw collective_error(ExitCode::usage, "{}", what);
   };
-  require(s.layers >= 1 && s.layers <= kMostLayers,
-          fmt::format("synthetic.layers = {} (1 to {})", s.layers, kMostLayers));
+  require(s.layers >= 1 && s.layers <= kernels::kMostLayers,
+          fmt::format("synthetic.layers = {} (1 to {})", s.layers, kernels::kMostLayers));
   require(s.d_model >= 2 && s.d_model <= kMostWidth,
           fmt::format("synthetic.d_model = {} (2 to {})", s.d_model, kMostWidth));
   require(s.features >= 1 && s.features <= kMostFeatures,
@@ -123,7 +125,7 @@ Model make_model(const SyntheticSettings& s, Workers& workers) {
       const std::uint64_t feature = static_cast<std::uint64_t>(layer * kMostFeatures + f);
       unit_vector(s.seed, Stream::encoder, feature, s.d_model, model.truth.encoder[l].data() + f * s.d_model);
       for (std::int64_t t = layer; t <= last_target(s, layer); ++t)
-        unit_vector(s.seed, Stream::decoder, static_cast<std::uint64_t>(t * kMostLayers * kMostFeatures) + feature,
+        unit_vector(s.seed, Stream::decoder, static_cast<std::uint64_t>(t * kLayerFactor * kMostFeatures) + feature,
                     s.d_model, model.truth.decoder[l].data() + (f * targets + t - layer) * s.d_model);
     }
   });
@@ -383,8 +385,8 @@ GroundTruth read_ground_truth(const std::string& path) {
     truth.n_layers = storage::read_integer_attribute(file, "n_layers");
     truth.d_model = storage::read_integer_attribute(file, "d_model");
     truth.n_features = storage::read_integer_attribute(file, "n_features");
-    if (truth.n_layers < 1 || truth.n_layers > kMostLayers || truth.d_model < 1 || truth.d_model > kMostWidth ||
-        truth.n_features < 1 || truth.n_features > kMostFeatures)
+    if (truth.n_layers < 1 || truth.n_layers > kernels::kMostLayers || truth.d_model < 1 ||
+        truth.d_model > kMostWidth || truth.n_features < 1 || truth.n_features > kMostFeatures)
       throw error(ExitCode::data, "{} layers, width {}, {} features are out of range", truth.n_layers, truth.d_model,
                   truth.n_features);
     for (std::int64_t layer = 0; layer < truth.n_layers; ++layer) {

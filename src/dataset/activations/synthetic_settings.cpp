@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dataset/activations/synthetic.hpp"
 #include "input/schema.hpp"
+#include "kernels/constants.hpp"
 
 namespace weft::dataset {
 
@@ -9,7 +10,7 @@ void add_keys(input::Schema& schema, SyntheticSettings& s) {
   schema.add("synthetic.output", s.output, "directory that gets train/, validation/ and ground_truth.h5")
       .path_name()
       .free();
-  schema.add("synthetic.layers", s.layers, "layers of the model").at_least(1).free();
+  schema.add("synthetic.layers", s.layers, "layers of the model").at_least(1).at_most(kernels::kMostLayers).free();
   schema.add("synthetic.d_model", s.d_model, "width").at_least(1).free();
   schema.add("synthetic.features", s.features, "planted features per layer").at_least(1).free();
   schema.add("synthetic.k", s.k, "active per token and layer; a fraction is the probability of one more")

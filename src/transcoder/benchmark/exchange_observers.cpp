@@ -14,11 +14,11 @@ void IsolateExchange::before(const kernels::Execution& execution, const parallel
 }
 void IsolateExchange::after(const kernels::Execution& execution) const { kernels::fence(execution); }
 
-parallel::ExchangeWay exchange_way(const ExchangeManner& manner) {
+parallel::ExchangeStrategy exchange_strategy(const ExchangeSettings& exchange) {
   static const WaitAfterExchange wait;
-  parallel::ExchangeWay way = manner.way;
-  if (manner.wait) way.observer = &wait;
-  return way;
+  parallel::ExchangeStrategy strategy = exchange.strategy;
+  if (exchange.wait) strategy.observer = &wait;
+  return strategy;
 }
 
 }  // namespace weft::transcoder

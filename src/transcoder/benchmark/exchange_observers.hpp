@@ -27,6 +27,6 @@ class IsolateExchange : public parallel::ExchangeObserver {
 };
 
 /// How the exchanges of a step are made: memory, and the observer that `parallel.wait` asks for.
-parallel::ExchangeWay exchange_way(const ExchangeManner&);
+parallel::ExchangeStrategy exchange_strategy(const ExchangeSettings&);
 
 }  // namespace weft::transcoder

@@ -15,7 +15,7 @@ std::int64_t padded(std::int64_t features) { return (features + 7) / 8 * 8; }
 
 /// Of the selection of all products on one rank.
 SelectionShape shape_of_one_rank(SelectionShape shape) {
-  shape.manner = {};
+  shape.exchange = {};
   return shape;
 }
 
@@ -44,7 +44,7 @@ class SelectorOnRankZero final : public Selector {
         lists_capacity_(list_capacity(spec.settings, spec.shape, {})),
         alone_(grid.world().split(grid.world().rank(), 0), parallel::data_by_feature(1, 1)),
         exchange_(grid.all_on_an_axis(), execution, largest_message(spec.shape, spec.grid, element_, lists_capacity_),
-                  spec.shape.manner.way),
+                  spec.shape.exchange.strategy),
         own_(buffer(own_elements(sizes) * element_)) {
     const SelectionShape& shape = spec.shape;
     if (grid.world().rank() == 0) {
@@ -82,7 +82,9 @@ class SelectorOnRankZero final : public Selector {
             kernels::AnyMatrix product) const;
   void share_lists(const Batch&);
   /// Known to this rank only: NCCL need not register gigabytes that exist for a measurement.
-  parallel::ExchangeBuffer buffer(std::int64_t bytes) const { return {alone_.world(), bytes, spec_.shape.manner.way}; }
+  parallel::ExchangeBuffer buffer(std::int64_t bytes) const {
+    return {alone_.world(), bytes, spec_.shape.exchange.strategy};
+  }
 
   const std::int64_t element_ = kernels::bytes_of(spec_.product());
   std::int64_t lists_capacity_;  // entries of all ranks

@@ -94,10 +94,10 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
       ranks_(grid.axis(parallel::kDataAxis), execution,
              std::max({configuration.data.batch_tokens * row_bytes(configuration, model.shape()),
                        grid.size(parallel::kDataAxis) * lists_.bytes(), largest_matrix(model)}),
-             exchange_way(configuration.parallel.manner)),
+             exchange_strategy(configuration.parallel.exchange)),
       stream_(execution),
       overlapped_(grid.axis(parallel::kDataAxis), stream_.execution(), largest_matrix(model),
-                  exchange_way(configuration.parallel.manner)),
+                  exchange_strategy(configuration.parallel.exchange)),
       buffers_(configuration, model.shape(), grid.shape(), arena) {
   if (!active()) return;
   hits_ = {{buffers_.hit_offsets.data, model.shape().n_layers * model.owned().size() + 1},

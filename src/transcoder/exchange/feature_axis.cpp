@@ -10,13 +10,13 @@ namespace {
 
 bool exchanges_overlap(const Configuration& configuration, const parallel::GridShape& grid) {
   return kernels::kCudaBuild && grid.size(parallel::kFeatureAxis) > 1 && configuration.parallel.blocks > 1 &&
-         !configuration.parallel.manner.wait;
+         !configuration.parallel.exchange.wait;
 }
 
 /// One block per layer for the baseline of one collective per layer (parallel.together = false).
 std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers,
                              const parallel::GridShape& grid) {
-  if (grid.size(parallel::kFeatureAxis) > 1 && !configuration.parallel.manner.together) return n_layers;
+  if (grid.size(parallel::kFeatureAxis) > 1 && !configuration.parallel.exchange.together) return n_layers;
   return exchanges_overlap(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }
 
@@ -47,7 +47,7 @@ std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_
 
 FeatureAxisSizes::FeatureAxisSizes(const Configuration& configuration, const Shape& shape,
                                    const parallel::GridShape& grid, std::int64_t max_tokens)
-    : way(exchange_way(configuration.parallel.manner)),
+    : strategy(exchange_strategy(configuration.parallel.exchange)),
       scalar(scalar_of(configuration.precision)),
       overlap(exchanges_overlap(configuration, grid)),
       group(parallel::largest_part(max_tokens, grid.size(parallel::kDataAxis))),
@@ -57,7 +57,7 @@ FeatureAxisSizes::FeatureAxisSizes(const Configuration& configuration, const Sha
       columns(largest_block(shape.n_layers, n_blocks) * shape.d_model) {}
 
 bool FeatureAxisSizes::staged(const training::StepArena& arena) const {
-  return n_blocks > 1 && !arena.is_direct(parallel::kFeatureAxis, way);
+  return n_blocks > 1 && !arena.is_direct(parallel::kFeatureAxis, strategy);
 }
 
 }  // namespace weft::transcoder

@@ -14,8 +14,8 @@
 #include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/settings.hpp"
 #include "transcoder/model.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
 
@@ -31,7 +31,7 @@ struct FeatureAxisSizes {
   /// `max_tokens`: of the largest batch, over all ranks.
   FeatureAxisSizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
 
-  parallel::ExchangeWay way;
+  parallel::ExchangeStrategy strategy;
   kernels::Scalar scalar;
   bool overlap;             ///< exchanges have a stream of their own
   std::int64_t group, own;  ///< tokens of a feature group; of them, those of one rank

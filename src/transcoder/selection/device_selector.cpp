@@ -73,10 +73,10 @@ class DeviceSelector final : public Selector {
                                  .data_index = grid.index(parallel::kDataAxis),
                                  .feature_begin = features.begin,
                                  .n_features_total = spec.shape.n_features};
-    const parallel::ExchangeWay way = spec.shape.manner.way;
+    const parallel::ExchangeStrategy strategy = spec.shape.exchange.strategy;
     if (position.feature_ranks > 1)
-      shards_.emplace(grid.axis(parallel::kFeatureAxis), execution, largest_message(spec, sizes), way);
-    all_.emplace(grid.all_on_an_axis(), execution, 0, way);
+      shards_.emplace(grid.axis(parallel::kFeatureAxis), execution, largest_message(spec, sizes), strategy);
+    all_.emplace(grid.all_on_an_axis(), execution, 0, strategy);
     selection_.emplace(request_for(spec, sizes, position, features.size()), arrays_->workspace, execution,
                        exchange(decorate));
   }

@@ -57,7 +57,7 @@ void check_capacity(const SelectionSpec& spec, const SelectionSizes& sizes) {
 }
 
 bool is_on_rank_0(const SelectionSpec& spec) {
-  return spec.shape.manner.selection == SelectionPlace::rank_0 && spec.grid.ranks() > 1;
+  return spec.shape.exchange.selection == SelectionPlace::rank_0 && spec.grid.ranks() > 1;
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ std::unique_ptr<Selector> make_selector(const ModelSettings& settings, const Sel
   const SelectionSizes sizes = selection_sizes(settings, shape, grid.shape(), precision, execution.backend);
   if (is_on_rank_0(spec)) return make_selector_on_rank_0(spec, sizes, grid, execution);
   SumDecorator decorate = [](SumOverRanks sum) { return sum; };
-  if (!shape.manner.together) decorate = sum_in_pieces;
+  if (!shape.exchange.together) decorate = sum_in_pieces;
   if constexpr (kernels::kCudaBuild)
     if (execution.backend == kernels::Backend::cuda)
       return make_device_selector(spec, sizes, grid, execution, decorate);

@@ -37,7 +37,7 @@ struct SelectionShape {
   std::int64_t n_features = 0;  ///< per layer
   std::int64_t max_tokens = 0;  ///< of the largest batch
   std::int64_t tile_bytes = 0;  ///< products computed at a time; 0: chosen for the backend
-  ExchangeManner manner = {};
+  ExchangeSettings exchange = {};
 };
 
 /// What a selection needs on a rank: the largest rank where parts are uneven.

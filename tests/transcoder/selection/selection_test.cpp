@@ -142,7 +142,7 @@ class Harness {
   struct Options {
     std::int64_t max_tokens = 0;  ///< 0: those of the problem
     std::int64_t tile_bytes = 8192;
-    ExchangeManner manner = {};
+    ExchangeSettings exchange = {};
   };
 
   Harness(const kernels::Execution& execution, const Problem& problem, const ModelSettings& settings,
@@ -152,7 +152,7 @@ class Harness {
         grid_(grid),
         selector_(make_selector(settings,
                                 {problem.n_layers, problem.n_features, std::max(options.max_tokens, problem.n_tokens),
-                                 options.tile_bytes, options.manner},
+                                 options.tile_bytes, options.exchange},
                                 grid, execution, Precision::fp32)),
         features_(grid.part(parallel::kFeatureAxis, problem.n_features)),
         tokens_(grid.part(parallel::kDataAxis, problem.n_tokens)) {
@@ -309,18 +309,18 @@ TEST_CASE("batch selection equals a full sort on every grid, for any thresholds 
 
 TEST_CASE("selection on rank 0, and exchange histogram by histogram, have the same result") {
   const auto all = cases();
-  ExchangeManner on_rank_0, one_by_one;
+  ExchangeSettings on_rank_0, one_by_one;
   on_rank_0.selection = SelectionPlace::rank_0;
-  on_rank_0.way.keep_buffers = false;
+  on_rank_0.strategy.keep_buffers = false;
   one_by_one.together = false;
-  for (const ExchangeManner& manner : {on_rank_0, one_by_one})
+  for (const ExchangeSettings& exchange : {on_rank_0, one_by_one})
     for (const Scope scope : {Scope::layer, Scope::all_layers})
       for (const Case& c : all) {
         const ModelSettings settings = settings_of(Activation::batch_topk, scope, 5.3, c.problem.n_features);
         const auto expected = full_sort(c.problem, settings);
         for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
           INFO(c.name, ", scope ", scope == Scope::layer ? "layer" : "all_layers");
-          Harness harness(execution, c.problem, settings, grid, {.max_tokens = 50, .manner = manner});
+          Harness harness(execution, c.problem, settings, grid, {.max_tokens = 50, .exchange = exchange});
           for (int repeat = 0; repeat < 2; ++repeat) {
             harness.run();
             CHECK(harness.holds(expected));
@@ -332,7 +332,7 @@ TEST_CASE("selection on rank 0, and exchange histogram by histogram, have the sa
     const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 1.5, f);
     const auto expected = full_sort(problem, settings);
     for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
-      Harness harness(execution, problem, settings, grid, {.max_tokens = 100, .manner = on_rank_0});
+      Harness harness(execution, problem, settings, grid, {.max_tokens = 100, .exchange = on_rank_0});
       harness.run();
       CHECK(harness.holds(expected));
     });
@@ -340,12 +340,12 @@ TEST_CASE("selection on rank 0, and exchange histogram by histogram, have the sa
 }
 
 TEST_CASE("selection on rank 0 allocates the bytes of its sizes there, and fewer on other ranks") {
-  ExchangeManner manner;
-  manner.selection = SelectionPlace::rank_0;
+  ExchangeSettings exchange;
+  exchange.selection = SelectionPlace::rank_0;
   const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 5, 200);
   for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
     const device::MemoryUse before = device::memory_use();
-    const auto selector = make_selector(settings, {3, 200, 50, 0, manner}, grid, execution, Precision::bf16);
+    const auto selector = make_selector(settings, {3, 200, 50, 0, exchange}, grid, execution, Precision::bf16);
     const device::MemoryUse after = device::memory_use();
     const SelectionSizes& sizes = selector->sizes();
     const std::int64_t device = after.device_bytes - before.device_bytes, host = after.host_bytes - before.host_bytes;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/bf16.hpp"
+#include "kernels/constants.hpp"
 #include "storage/tensor_file.hpp"
 
 namespace weft::commands {
@@ -16,8 +17,6 @@ namespace {
 using checkpoint::Manifest;
 using checkpoint::TensorEntry;
 using kernels::Scalar;
-
-constexpr std::size_t kMostLayers = 256;  // that can be drawn
 
 std::size_t index_of(const Manifest& manifest, const std::string& name) {
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
@@ -94,7 +93,7 @@ struct Strip {
 std::vector<Strip> strips_of(const checkpoint::Found& found) {
   const Manifest& manifest = found.manifest;
   std::vector<Strip> strips;
-  while (strips.size() <= kMostLayers) {
+  while (strips.size() <= kernels::kMostLayers) {
     const std::size_t s = strips.size(), decoder = index_of(manifest, fmt::format("decoder_{}/weight", s)),
                       encoder = index_of(manifest, fmt::format("encoder_{}/weight", s));
     if (decoder == manifest.tensors.size() || encoder == manifest.tensors.size()) break;
@@ -106,9 +105,9 @@ std::vector<Strip> strips_of(const checkpoint::Found& found) {
                   found.path.string(), s, s);
     strips.push_back({decoder, written[0], read[1], written[1] / read[1]});
   }
-  if (strips.empty() || strips.size() > kMostLayers)
+  if (strips.empty() || strips.size() > kernels::kMostLayers)
     throw error(ExitCode::data, "{}: it has {} decoders (1 to {} can be drawn)", found.path.string(),
-                strips.empty() ? "no" : "more than 256", kMostLayers);
+                strips.empty() ? "no" : "too many", kernels::kMostLayers);
   for (std::size_t s = 0; s < strips.size(); ++s)
     if (strips[s].targets < 1 || strips[s].targets > static_cast<std::int64_t>(strips.size()))
       throw error(ExitCode::data, "{}: decoder_{}/weight writes to {} layers of {}", found.path.string(), s,
