@@ -8,8 +8,8 @@
 // step. Kinds: kill (default, SIGKILL), exit, throw, segfault, stop (SIGSTOP), enospc (an error as from a full disk),
 // nan, and usr1, usr2, term, int (the process sends itself that signal, to test requests at a known step).
 //
-// Points, in the order of a step: data-wait; data-read (in the thread that loads batches; its step is the number of the
-// batch since the start; nan corrupts the batch); step; collective (every collective call, in any thread). Points of a
+// Points, in the order of a step: step; data-wait; data-read (in the thread that loads batches; its step is the number
+// of the batch since the start; nan corrupts the batch); collective (every collective call, in any thread). Points of a
 // checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, after-rename,
 // before-latest, mid-delete.
 #pragma once
