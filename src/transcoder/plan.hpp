@@ -40,7 +40,7 @@ Plan plan(const Configuration&, const dataset::Description&, const parallel::Gri
 
 /// GPU memory of a process of a CUDA build before its own allocations: context, kernels and libraries. Measured
 /// (docs/performance.md).
-constexpr std::int64_t kContextBytes = std::int64_t{665} << 20;
+constexpr std::int64_t kContextBytes = std::int64_t{640} << 20;
 
 /// data.micro_tokens, or where it is 0 the tokens to decode at a time so that the run fits into `available` bytes of a
 /// device. Throws a collective Error(usage) naming the largest batch that fits.

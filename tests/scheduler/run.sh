@@ -228,7 +228,7 @@ expect_end "$whole" COMPLETED 0:0 0
 expect_end "${stuck[0]}" FAILED 93:0 0
 expect_end "${stuck[1]}" CANCELLED 0:0 0
 expect_end "${stuck[2]}" CANCELLED 0:0 0
-expect_line "$(log_of "${stuck[0]}")" "requeueing would repeat that"
+expect_line "$(log_of "${stuck[0]}")" "requeueing would repeat this"
 held "a chain stops on 93"
 
 expect_end "${chain[0]}" FAILED 75:0 0
