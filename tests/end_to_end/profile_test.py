@@ -47,7 +47,7 @@ FIGURES = {"steps", "ms_per_step", "device_peak_bytes", "utilisation_percent", "
 
 
 def read_trace(path, ranks):
-    """{(rank, thread name): [(begin, end, name)]} in microseconds; checks the format on the way."""
+    """{(rank, thread name): [(begin, end, name)]} in microseconds; also checks the format."""
     document = json.loads(path.read_text())
     assert document["otherData"]["ranks"] == ranks and document["otherData"]["dropped_events"] == 0, document["otherData"]
     names, spans = {}, defaultdict(list)
