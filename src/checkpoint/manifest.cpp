@@ -232,7 +232,7 @@ Manifest parse(std::string_view given) {
   const std::string digest = content.substr(kDigestAt, kDigestDigits);
   content.replace(kDigestAt, kDigestDigits, kDigestDigits, '0');
   if (const std::string actual = storage::sha256(content); actual != digest)
-    throw error(ExitCode::io, "its text has sha256 {:.8}..., it says {:.8}... (damaged)", actual, digest);
+    throw error(ExitCode::io, "its text has sha256 {:.8}..., not the recorded {:.8}... (damaged)", actual, digest);
 
   const auto not_too_deep = [](int depth, json::parse_event_t, const json&) {
     if (depth > kDeepest) throw error(ExitCode::io, "its lists and objects are nested more than {} deep", kDeepest);

@@ -42,8 +42,7 @@ struct Manifest {
   // Set by the caller at a step boundary.
   std::int64_t step = 0;    ///< completed steps
   std::int64_t tokens = 0;  ///< tokens used for training
-  /// Position in the training data, by names that the model defines. Transcoder: `epoch`, and `position` in the row
-  /// order of that epoch.
+  /// Position in the training data, by names that the model defines.
   std::map<std::string, std::int64_t> cursor;
   std::map<std::string, std::int64_t> grid;  ///< the process grid: axis -> ranks along it
   std::string input;                         ///< resolved input; can be loaded again
@@ -66,8 +65,8 @@ struct Manifest {
 /// The text of manifest.json.
 std::string to_text(const Manifest& manifest);
 
-/// Throws Error(io) with the reason but without a path ("its text has sha256 …, it says …"), and NewerFormat for a
-/// newer format.
+/// Throws Error(io) with the reason but without a path ("its text has sha256 …, not the recorded …"), and NewerFormat
+/// for a newer format.
 Manifest parse(std::string_view text);
 
 /// An intact manifest of a later format than this program reads.

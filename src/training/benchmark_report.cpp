@@ -24,8 +24,7 @@ std::string text_of(const CheckpointResult& c) {
   };
   return fmt::format(
       "checkpoint of {} by {} rank{} on {} cores: written at {}, verified and read at {}; training pauses {:.1f} ms, "
-      "one "
-      "copy of the state takes {:.1f} ms",
+      "one copy of the state takes {:.1f} ms",
       report::binary_bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
       rate(c.write_seconds, c.write_percent()), rate(c.read_seconds, c.read_percent()), 1e3 * c.pause_seconds,
       1e3 * c.copy_seconds);
