@@ -113,7 +113,7 @@ TEST_CASE("--defaults loads, for every command that takes an input") {
   }
 }
 
-TEST_CASE("wrong usage ends with 2 and says what was meant") {
+TEST_CASE("wrong usage ends with 2 and suggests a correction") {
   const Scratch scratch;
   scratch.file("a.toml", good);
   const auto says = [&](const std::string& arguments, const std::string& expected) {
@@ -145,7 +145,7 @@ TEST_CASE("--set does not swallow the input") {
   CHECK(outcome.out.find("steps = 5\nseed = 6\n") != std::string::npos);
 }
 
-TEST_CASE("a wrong input ends with 2 and tells every problem with its place") {
+TEST_CASE("a wrong input ends with 2 and reports every problem with its position") {
   const Scratch scratch;
   scratch.file("a.toml", "[transcoder]\nfeatures = 64\n[optimizer]\nlerning_rate = 1e-3\nbeta1 = 1.5\n[runn]\n");
   const Outcome outcome = weft_with(scratch, "train a.toml --set log.every=0");

@@ -67,7 +67,7 @@ TEST_CASE("an input reaches the members") {
   CHECK(c.resume.accept_changed);
 }
 
-TEST_CASE("conditions between keys are told with their place") {
+TEST_CASE("conditions between keys are reported with their position") {
   const std::string model = "[transcoder]\nfeatures = 8\n";
   CHECK(message(model + "k = 2.5\nactivation = 'topk'\n") ==
         "a.toml:3:1: transcoder.k = 2.5 must be whole (activation = \"topk\" counts the features of each token and "
@@ -98,7 +98,7 @@ TEST_CASE("conditions between keys are told with their place") {
         "a.toml:8:8: checkpoint.keep = 1 is out of range (allowed: at least 2)");
 }
 
-TEST_CASE("topk over all layers needs a whole budget a token") {
+TEST_CASE("topk over all layers needs a whole budget per token") {
   transcoder::ModelSettings model;
   model.activation = transcoder::Activation::topk;
   model.scope = transcoder::Scope::all_layers;

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import program
 
-# Reduces the quickstart to a size that exercises every command but learns nothing.
+# Reduces the quickstart to a size that exercises every command; the features are not learned.
 SMALLER = {"tokens            = 60_000": "tokens = 3000", "validation_tokens = 8192": "validation_tokens = 600",
            "steps  = 1500": "steps = 60", "every = 500": "every = 20", "every = 100": "every = 20"}
 

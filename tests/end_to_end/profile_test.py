@@ -135,7 +135,7 @@ def check_other_commands(weft, source):
     assert len(document["cases"]) == 2
     check_figures(document["profile"], 6)       # of the first case alone: 9 steps, 3 of them warm-up
 
-    # A run that is too short for the warm-up says so.
+    # A run that is too short for the warm-up: a warning.
     short = weft.folder / "short"
     text = weft.run("train", source, "--profile", "--output", short, "--set", "run.steps=2")
     assert "--profile recorded nothing" in text, text

@@ -60,7 +60,7 @@ def write_dataset(directory, x, y, *, rows_per_file, dtype="float32", compressio
     """crosslayer-coding's layout, written by h5py.
 
     x, y [rows, L, d]. dtype float32, float16 or bfloat16 (stored as uint16 patterns; `attribute` is a (name, value) put on
-    each such dataset). index: "records" (16 bytes a file), "legacy" (8 bytes a row) or None. Bounds are v110 to v110, so
+    each such dataset). index: "records" (16 bytes per file), "legacy" (8 bytes per row) or None. Bounds are v110 to v110, so
     that every HDF5 library from 1.10 on can read the files.
     """
     directory = Path(directory)

@@ -48,7 +48,7 @@ TEST_CASE("names of cases are text in the plot, and phases without a limit have 
   CHECK(json["cases"][0]["phases"][1]["percent_of_limit"].is_null());
 }
 
-TEST_CASE("exchanges stand by name and together; of one rank nothing is said") {
+TEST_CASE("exchanges are listed by name and in total; a single rank has none") {
   BenchmarkResult result = result_of(10);
   CHECK_FALSE(to_json(result)["cases"][0].contains("communication"));
   CHECK(to_table(result).find("partial sums") == std::string::npos);
@@ -58,7 +58,7 @@ TEST_CASE("exchanges stand by name and together; of one rank nothing is said") {
   CHECK(json["ms"].get<double>() == doctest::Approx(2));
   CHECK(json["exchanges"][0]["name"] == "partial sums");
   CHECK(json["exchanges"][0]["gb_per_second"].get<double>() == doctest::Approx(1.5));
-  CHECK(json["exchanges"][1]["gb_per_second"].get<double>() == 0);  // no time was seen
+  CHECK(json["exchanges"][1]["gb_per_second"].get<double>() == 0);  // no time was measured
   result.cases[0].exposed_ms = 0.5;
   result.cases[0].exposed_least_ms = 0.25;
   json = to_json(result)["cases"][0]["communication"];

@@ -26,7 +26,7 @@ struct Buffers {
 
 }  // namespace
 
-TEST_CASE("what an arena measures is what it allocates, by purpose, until it goes") {
+TEST_CASE("an arena allocates what it measures, by purpose, and frees it at its end") {
   const std::int64_t n = 101, ranks = testing::world().size();
   const parallel::GridShape shape({{"data", ranks}});
   StepArena measured(testing::execution().backend);
@@ -67,7 +67,7 @@ TEST_CASE("an arena measures grids of any size without ranks") {
   CHECK(arena.device_bytes() == 4 * n / 1000 + 4 * n + 24);
 }
 
-TEST_CASE("exchange memory that is not kept is counted, and there between open and close only") {
+TEST_CASE("exchange memory that is not kept is counted, and exists between open and close only") {
   const parallel::Grid grid(testing::world(), parallel::GridShape({{"data", testing::world().size()}}));
   StepArena arena(testing::execution(), grid);
   const std::int64_t before = device::memory_use().device_bytes;

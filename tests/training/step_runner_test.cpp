@@ -54,7 +54,7 @@ std::int64_t skipped(const Toy& toy) {
 
 }  // namespace
 
-TEST_CASE("each step sees its constants, and steps and exchanges are counted") {
+TEST_CASE("each step gets its own constants, and steps and exchanges are counted") {
   Toy toy({.record = false, .runs_ahead = false});
   toy.runner.resume_at(41);
   for (int i = 1; i <= 9; ++i) toy.step(true, static_cast<float>(i));
@@ -68,7 +68,7 @@ TEST_CASE("each step sees its constants, and steps and exchanges are counted") {
   CHECK(skipped(toy) == 0);
 }
 
-TEST_CASE("a step that is not finite ends the run before it updates, and says which rows it had") {
+TEST_CASE("a step that is not finite ends the run before it updates, and the message names its rows") {
   Toy toy({.record = false, .runs_ahead = false});
   toy.step(true);
   CHECK_THROWS_WITH_AS(toy.step(false), doctest::Contains("not finite at step 2, rows 3 to 7"), Error);
@@ -76,7 +76,7 @@ TEST_CASE("a step that is not finite ends the run before it updates, and says wh
   CHECK(toy.runner.steps_done() == 1);
 }
 
-TEST_CASE("with leave to skip, as many steps as allowed pass without an update") {
+TEST_CASE("steps that are not finite are skipped up to the allowed number") {
   Toy toy({.record = false, .runs_ahead = false, .skip = true, .skip_at_most = 2});
   toy.step(true);
   toy.step(false);

@@ -44,7 +44,7 @@ TEST_CASE("blocks of layers cover all layers in order, none is empty, and the la
   CHECK(four[3].begin == 7);
 }
 
-TEST_CASE("small batches of a large model want the feature axis") {
+TEST_CASE("the feature axis sends least for small batches of a large model") {
   const Plan tokens = plan_of(4096, 32768, parallel::data_by_feature(1, 8)),
              weights = plan_of(4096, 32768, parallel::data_by_feature(8, 1));
   // bf16 rows of 12 * 768: 7/8 of the tokens out as partial sums, as many back as gradient rows, and the inputs.
@@ -58,7 +58,7 @@ TEST_CASE("small batches of a large model want the feature axis") {
   CHECK(grid_advice(weights).find("on 1 x 8 (data x feature) it would send") != std::string::npos);
 }
 
-TEST_CASE("huge batches of a small model with short lists want the data axis") {
+TEST_CASE("the data axis sends least for huge batches of a small model with short lists") {
   const Plan tokens = plan_of(1 << 20, 64, parallel::data_by_feature(1, 8), {}, 1),
              weights = plan_of(1 << 20, 64, parallel::data_by_feature(8, 1), {}, 1);
   CHECK(tokens.quietest.size(parallel::kDataAxis) == 8);

@@ -243,7 +243,7 @@ TEST_CASE("clipping by the exact norm equals the dense float64 trainer on every 
   compare_with_reference(configuration);
 }
 
-TEST_CASE("ranks send the bytes that the method asks for, and the plan says no less") {
+TEST_CASE("ranks send the bytes of the formulas, and the plan states no less") {
   const Configuration configuration = configuration_for(Scope::layer);
   const Data data;
   dataset::Settings settings = configuration.data;
@@ -260,7 +260,7 @@ TEST_CASE("ranks send the bytes that the method asks for, and the plan says no l
     const std::int64_t width = kLayers * kWidth;
     CHECK(sent[0] == 3 * (shape.size(parallel::kFeatureAxis) - 1) * kTokens * width * 4);
     // Each input and gradient row goes from every rank of its group to all groups but one, each weight and encoder bias
-    // to all but one; lists travel at their capacity.
+    // to all but one; lists are sent at their capacity.
     const std::int64_t weights = kFeatures * (kWidth * kLayers * (kLayers + 3) / 2 + kLayers);
     const std::int64_t lists = 8 * (parallel::largest_part(kTokens, shape.size(parallel::kDataAxis)) + 1) +
                                8 * run.trainer.forward().selection().sizes().capacity;
@@ -274,7 +274,7 @@ TEST_CASE("ranks send the bytes that the method asks for, and the plan says no l
   }
 }
 
-TEST_CASE("a trainer takes the memory that the plan of its step says, on every grid") {
+TEST_CASE("a trainer takes the memory that the plan of its step states, on every grid") {
   const Data data;
   Configuration plain = configuration_for(Scope::layer), clipped = configuration_for(Scope::all_layers), narrow = plain,
                 per_token = plain, whole = plain, by_layer = plain;
@@ -448,7 +448,7 @@ TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
     }
 }
 
-TEST_CASE("more ranks than features or tokens: some have nothing to do, and the result is the same") {
+TEST_CASE("more ranks than features or tokens: some have no work, and the result is the same") {
   Configuration configuration = configuration_for(Scope::layer);
   configuration.transcoder.features = 3;
   configuration.transcoder.k = 1;

@@ -145,7 +145,7 @@ TEST_CASE("column_sums agrees with float64 over blocks of tokens and of columns"
               sum += values[i * columns + j];
               magnitude += std::abs(values[i * columns + j]);
             }
-            // 128 additions inside a block, then one a block.
+            // 128 additions inside a block, then one per block.
             REQUIRE(std::abs(sums[j] - sum) <= (128 + rows / 128 + 1) * kRoundoff * magnitude);
           }
         }

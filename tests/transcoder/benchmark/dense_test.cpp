@@ -69,7 +69,7 @@ TEST_CASE("four steps of the dense formulation are four steps of the sparse one"
   CHECK(compared == 3 * (3 * 3 + 1));  // w, m, v of encoder, its bias and decoder of three layers, and the decoder bias
 }
 
-TEST_CASE("resident rows do not depend on the batch that they come in") {
+TEST_CASE("resident rows do not depend on their batch") {
   const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, 1));
   ResidentBatches whole(kShape, 40, 1, 1.0, 7, grid, testing::execution(), 2),
       halves(kShape, 20, 2, 1.0, 7, grid, testing::execution(), 2);
@@ -82,7 +82,7 @@ TEST_CASE("resident rows do not depend on the batch that they come in") {
             static_cast<const float*>(second.targets.data)[i]);
 }
 
-TEST_CASE("the dense formulation refuses what it does not do") {
+TEST_CASE("the dense formulation refuses settings that it does not support") {
   Configuration c = configuration();
   c.precision = Precision::bf16;
   const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, 1));
