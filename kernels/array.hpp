@@ -64,7 +64,7 @@ constexpr std::int64_t bytes_of(Scalar type) {
 }
 
 /// A matrix whose element type is known at run time: inputs, products, reconstructions and gradient rows are fp32 or
-/// bf16 as `device.precision` says. `stride` counts elements.
+/// bf16, according to `device.precision`. `stride` counts elements.
 struct AnyMatrix {
   void* data = nullptr;
   Scalar type = Scalar::fp32;

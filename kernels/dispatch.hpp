@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Selects the implementation of a kernel by backend: the only place where a backend is compared.
+// Selects the implementation of a kernel by backend.
 //
 // A kernel with a hand-written CUDA implementation has three parts of the same name and signature:
 //

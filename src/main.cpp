@@ -13,7 +13,7 @@ namespace {
 
 using namespace weft;
 
-/// The one way out after an error: recorded, said once with rank and step, one exit code for all ranks.
+/// Ends the program after an error: records it, reports it once with rank and step; one exit code for all ranks.
 int give_up(const Error& failure, const parallel::World& world) {
   if (world.is_root() || failure.known_to() == KnownTo::one_rank)
     report::record_end(static_cast<int>(failure.code()), failure.what());
@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   const report::LogSession log(world.rank());
   try {
     parallel::require_matching_launcher(world);
-    // 2. What was asked for: the same on every rank.
+    // 2. The request: the same on every rank.
     const commands::Request request = commands::parse(argc, argv, world);
     // 3. Do it. A command starts the arithmetic that it needs and returns its exit code; it never exits.
     const int code = parallel::agreed_exit_code(world, commands::run(request, world));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // History of a chain of jobs: the step at which each start of a run began, and whether it ended cleanly. A job that
-// repeatedly dies at the same step must not be requeued forever.
+// repeatedly fails at the same step must not be requeued forever.
 //
 // Stored in starts.jsonl in the run directory, one JSON object per line. Used by rank 0 only.
 #pragma once

@@ -15,7 +15,7 @@ enum class Normalise { none, scalar, per_dimension };
 /// Table [data].
 struct Settings {
   std::string train;                 ///< directory of the training set; environment variables are expanded
-  std::string validation;            ///< directory of the held-out set; "" = none
+  std::string validation;            ///< directory of the validation set; "" = none
   std::int64_t batch_tokens = 4096;  ///< tokens per step, all ranks together
   std::int64_t micro_tokens = 0;     ///< tokens decoded at a time on a rank; 0 = chosen to fit
   Normalise normalise = Normalise::per_dimension;

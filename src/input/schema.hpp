@@ -3,12 +3,13 @@
 // Schema of an input file: a list of keys. This module defines no key of Weft; each module adds the keys of its
 // settings.
 //
+// clang-format off
 //   input::Schema schema;
 //   schema.table("optimizer", "Adam, its schedule and its storage.");
 //   schema.add("optimizer.learning_rate", settings.learning_rate, "largest learning rate").more_than(0).changeable();
-//   schema.add("optimizer.schedule", settings.schedule, {{"constant", Schedule::constant}, …}, "decay of the learning
-//   rate"); schema.rule({"optimizer.warmup_steps", "run.steps"}, [&] { return steps < warmup ? "… (why) suggestion" :
-//   ""; });
+//   schema.add("optimizer.schedule", settings.schedule, {{"constant", Schedule::constant}, …}, "decay of the rate");
+//   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&] { return steps < warmup ? "… (why) suggestion" : ""; });
+// clang-format on
 //
 // Invariants. A path is "table.key". The default of a key is the value of its member when the key is added. A schema
 // refers to these members, which must outlive it. Reading an input writes only to them.

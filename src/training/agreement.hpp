@@ -30,7 +30,7 @@ class StopAgreement {
                 std::chrono::steady_clock::time_point start);
 
   /// At the end of each step. `shard_written`: this rank has written its shard. `margin`: seconds before the wall
-  /// limit at which to stop. Returns what was posted two steps ago.
+  /// limit at which to stop. Returns what the ranks agreed on two steps ago.
   Decision step(bool shard_written, double margin);
 
   /// Completes what is in flight, before the communicator is freed. Returns the strongest request.

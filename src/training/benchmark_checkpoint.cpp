@@ -80,7 +80,7 @@ class PlainFile {
   int descriptor_;
 };
 
-/// Asks for a durable file to leave the page cache, so that reading it means the disk.
+/// Requests that a durable file is evicted from the page cache, so that reading it reads the disk.
 void forget(const fs::path& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return;

@@ -25,7 +25,7 @@ struct CheckpointResult {
   double read_percent() const { return 100 * plain_read_seconds / read_seconds; }
 };
 
-/// Collective. Writes under `directory`, which must not exist, and removes it again. Files are asked out of the page
+/// Collective. Writes under `directory`, which must not exist, and removes it again. Files are evicted from the page
 /// cache before they are read; every measurement starts after some seconds of rest. Throws a collective Error(io).
 CheckpointResult measure_checkpoint(const std::filesystem::path& directory, const checkpoint::Registry&,
                                     const kernels::Execution&, const parallel::World&);

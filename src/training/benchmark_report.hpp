@@ -37,7 +37,7 @@ struct CaseResult {
   /// With several ranks: each kind of exchange. On GPUs it is timed alone and without waiting for later ranks; between
   /// processes on the host the waiting is included.
   std::vector<parallel::ExchangeProfile> exchanges;
-  /// Exposed time of the exchanges per step, mean over ranks; the rest is hidden behind computation. The difference to
+  /// Exposed time of the exchanges per step, mean over ranks; the rest overlaps with computation. The difference to
   /// the rank that waits least is waiting for slower ranks.
   double exposed_ms = 0;
   double exposed_least_ms = 0;

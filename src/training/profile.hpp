@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // --profile: records a few steps of a command (base/trace.hpp), writes them as DIRECTORY/profile.json for Perfetto or
-// chrome://tracing, and sums them up in five figures. Works for every model: a command only says how many bytes the
+// chrome://tracing, and sums them up in five figures. Works for every model: a command only states how many bytes the
 // phases of its step must move.
 #pragma once
 
@@ -35,9 +35,8 @@ class Profile {
   ///   steps                       recorded steps
   ///   ms_per_step                 of the slowest rank
   ///   device_peak_bytes           where the kernels run, of the largest rank
-  ///   utilisation_percent         part of the time in which the GPU was busy; on the host, CPU time (also of busy
-  ///   waiting)
-  ///                               over the time of all threads of the rank
+  ///   utilisation_percent         part of the time in which the GPU was busy; on the host, CPU time (busy waiting
+  ///                               included) over the time of all threads of the rank
   ///   kernel_ms_per_step          in phases that compute: device time on a GPU, else host time
   ///   bandwidth_percent_of_limit  bytes of the phases over kernel time, over the rate of a memory copy
   ///   copy_gb_per_second, bytes_per_step

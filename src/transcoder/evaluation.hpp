@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quality of a transcoder on held-out data (transcoder.md section 11): raw-space measures from fp64 sums over the
-// whole set, with the training activation on consecutive batches in stored order; a short last batch keeps k per token.
+// Quality of a transcoder on validation data (docs/numbers.md): raw-space measures from fp64 sums over the whole set,
+// with the training activation on consecutive batches in stored order; a short last batch keeps k per token.
 #pragma once
 
 #include <cstdint>

@@ -57,7 +57,7 @@ NormalisationOnDevice::NormalisationOnDevice(const dataset::Normalisation& norma
     spread[i] = static_cast<float>(1.0 / scale);
     mean[i] = static_cast<float>(statistics.targets.mean[i]);
     shift[i] = static_cast<float>((statistics.targets.mean[i] - static_cast<double>(targets.mean[i])) * scale);
-    // A dimension that never varies says nothing about the fit: it is left out of the standardised measures.
+    // A constant dimension carries no information about the fit: the standardised measures exclude it.
     inverse[i] = deviation > 0 ? static_cast<float>(1.0 / (scale * deviation)) : 0.0f;
   }
   target_spread = on_device(spread, execution);

@@ -4,12 +4,12 @@
 // partial reconstructions, exchanged so that each rank receives all parts of its own tokens.
 //
 // Tokens. A batch of N tokens is cut over the data axis into groups and each group over the feature axis into own
-// slices (parallel/grid.hpp). Each rank brings the inputs of its own slice and sees those of its group; it forms the
-// residual of its own slice only.
+// slices (parallel/grid.hpp). Each rank provides the inputs of its own slice and gathers those of its group; it forms
+// the residual of its own slice only.
 //
-// Several GPUs. Inputs and partial reconstructions travel in blocks of layers on the communication stream
+// Several GPUs. Inputs and partial reconstructions are sent in blocks of layers on the communication stream
 // (exchange/feature_axis.hpp): inputs of a block arrive while layers before it are encoded; a block's partial
-// reconstructions travel while the next block is decoded.
+// reconstructions are sent while the next block is decoded.
 //
 // Invariant. Every buffer is allocated once, for the largest batch; a smaller batch uses the front of it.
 #pragma once

@@ -19,7 +19,8 @@
 namespace weft::transcoder {
 namespace {
 
-/// A residual beyond this, in deviations of the data, is no longer a number to learn from: its square leaves fp32 soon.
+/// Largest residual, in deviations of the data, that counts as finite: the square of a larger one would soon overflow
+/// fp32.
 constexpr float kLargestResidual = 1e18f;
 
 template <class T>
@@ -167,7 +168,7 @@ void Trainer::load(const dataset::RawBatch& batch) {
 ///   da = <W_dec, g>, dW_dec = a·g, Adam          backward_and_update, feature by feature
 ///   dz = da · f'(z), dW_enc = dz·x~, Adam
 ///
-/// What travels is sent as early as possible and awaited as late as possible.
+/// Data for other ranks are sent as early as possible and awaited as late as possible.
 void Trainer::compute() {
   // Memory of gradient rows is that of the last step until here.
   buffers_.gradient_rows.close();
@@ -176,7 +177,7 @@ void Trainer::compute() {
   forward_.encode();
   if (data_axis_.active()) data_axis_.await_weights(forward_.idle());
   residual_and_loss();
-  order_by_feature();  // while the last gradient rows travel
+  order_by_feature();  // while the last gradient rows are in transit
   await_gradient_rows();
   guard();
   clip();

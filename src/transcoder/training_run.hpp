@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transcoder as the training loop sees it: batches of activations, the Trainer's steps, its metrics by name, and the
+// A transcoder as a Trainable: batches of activations, the Trainer's steps, its metrics by name, and the
 // measures on validation data at the end.
 #pragma once
 

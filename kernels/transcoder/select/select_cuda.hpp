@@ -26,8 +26,7 @@
 //               layer) and distributed over shards of the features and slices of the batch in order; the thresholds of
 //               the next batch follow from the sums and are the same on all ranks.
 //   topk        Each shard keeps its own best entries; the lists of a slice of the tokens go to one shard, which
-//   returns
-//               a cut-off for each list.
+//               returns a cut-off for each list.
 //   relu        No exchange.
 //
 // Order. Positions in the lists are reserved with an integer atomic, so they vary from run to run. Entries are found

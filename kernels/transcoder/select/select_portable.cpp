@@ -369,7 +369,7 @@ void take_best(const Execution& execution, const BestLists& lists, Array<const s
           std::int64_t n = 0;
           for (std::int64_t j = 0; j < best.word.columns; ++j)
             if (words[j] >= least) {
-              // Ascending by index, with the key behind it.
+              // Ascending by index, followed by the key.
               words[n++] = static_cast<std::uint64_t>(index_of_word(words[j])) << 32 | key_of_word(words[j]);
             }
           sort_words(words, n);

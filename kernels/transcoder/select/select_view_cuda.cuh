@@ -52,7 +52,7 @@ struct Group {
   std::uint32_t guess;  // several ranks: the threshold of the first pass
 };
 
-/// Summed over ranks for each group after the first pass. The sums of halves and of their squares tell if all ranks had
+/// Summed over ranks for each group after the first pass. The sums of halves and of their squares show if all ranks had
 /// the same threshold: n values are equal if and only if n times the sum of squares is the square of the sum.
 struct Agreement {
   Count passed;  // entries above the threshold

@@ -215,7 +215,7 @@ struct RowStream {
   std::uint32_t live;  // bit c: chunk c of this lane is inside the row
   int total, lane, next;
   float value_sum;  // without dots: sum of the values since the caller set it to 0
-  Hit now, later;   // windows of 32 hits, one a lane: that of `next` and the one after
+  Hit now, later;   // windows of 32 hits, one per lane: that of `next` and the one after
 
   __device__ __forceinline__ Hit window(int at) const {
     Hit hit{0, 0.0f};

@@ -35,7 +35,7 @@ struct Summary {
   double most() const { return count > 0 ? high : kNoNumber; }
 };
 
-/// The records behind one point.
+/// The records that one point summarises.
 struct Point {
   double step = 0;
   std::vector<Summary> values, layers;  // by metric; shorter where later metrics are absent

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run directory says about its run, whatever the model: the input of `weft report`. Files are only read, and the
+// The contents of a run directory, for any model: the input of `weft report`. Files are only read, and the
 // run may still be active. They are not trusted: texts are bounded before they are read, long files are thinned while
 // they are read, and no size is taken from a file without a check against the bytes that exist.
 #pragma once

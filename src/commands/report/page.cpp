@@ -54,7 +54,7 @@ const std::vector<CurveStyle>& common_curves() {
        .from_zero = true}};
   return all;
 }
-/// Numbers of a record that say where the step is, not how training goes.
+/// Numbers of a record that locate the step; they do not measure training.
 constexpr const char* kNotDrawn[] = {"step", "tokens", "epoch", "seconds", "data_wait_seconds", "skipped_steps"};
 
 /// Steps at which the run was started again, ascending.

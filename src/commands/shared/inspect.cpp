@@ -16,8 +16,7 @@ namespace weft::commands {
 namespace {
 
 /// Checks that a checkpoint of a transcoder has every tensor that a transcoder of its sizes has. Returns a line of
-/// text;
-/// "" for other checkpoints.
+/// text, "" for other checkpoints.
 std::string check_parameters(const std::filesystem::path& path, const checkpoint::Manifest& manifest) {
   const std::optional<transcoder::StoredModel> stored = transcoder::stored_model(manifest.tensors);
   if (!stored) return "";

@@ -149,7 +149,7 @@ class Loader::Prefetching final : public Loader::Production {
  public:
   explicit Prefetching(std::unique_ptr<BatchSource> source)
       : state_(std::make_shared<State>(std::move(source))), exceptions_(std::uncaught_exceptions()) {
-    // The thread shares the state: the destructor may have to leave it behind.
+    // The thread shares the state: the destructor may have to detach it.
     state_->thread = std::thread([state = state_] { state->loop(); });
   }
 
@@ -236,7 +236,7 @@ class Loader::OnDemand final : public Loader::Production {
   RawBatch& next() override {
     WEFT_ASSERT(unreleased_ < kSlots);
     RawBatch& batch = source_->produce();
-    batch.exchanging = 0;  // nothing is hidden behind steps: `waited` includes it
+    batch.exchanging = 0;  // nothing overlaps with steps: `waited` includes it
     ++unreleased_;
     return batch;
   }

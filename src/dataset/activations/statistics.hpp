@@ -46,7 +46,7 @@ void check_against_text(const Statistics&, const Description&, const std::string
 std::string to_text(const Statistics&, const std::string& fingerprint);
 Statistics statistics_from_text(const std::string& text, const Description&);
 
-/// x~ = (x - mean) * scale, per layer and dimension: [n_layers * d_model] each (transcoder.md section 6).
+/// x~ = (x - mean) * scale, per layer and dimension: [n_layers * d_model] each.
 struct Affine {
   std::vector<float> mean;
   std::vector<float> scale;

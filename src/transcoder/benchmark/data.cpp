@@ -14,8 +14,8 @@ namespace weft::transcoder {
 namespace {
 
 constexpr std::int64_t kActive = 16;   // planted features per token and layer
-constexpr std::int64_t kSample = 512;  // tokens behind the statistics
-constexpr float kNoise = 0.1f;         // of a signal of about 1 a dimension
+constexpr std::int64_t kSample = 512;  // tokens for the statistics
+constexpr float kNoise = 0.1f;         // of a signal of about 1 per dimension
 
 /// Streams of the generator's `step`.
 enum class Stream : std::uint64_t { choice, input_noise, target_noise, input_direction, target_direction };
@@ -73,7 +73,7 @@ class Planted {
   }
 
  private:
-  /// Normal numbers that make a sum of kActive directions about 1 a dimension.
+  /// Normal numbers that make a sum of kActive directions about 1 per dimension.
   void fill(std::vector<float>& directions, Stream stream, int n_threads) const {
     directions.resize(static_cast<std::size_t>(n_layers_ * n_planted_ * d_));
     in_parts(n_layers_ * n_planted_ * d_, n_threads, [&](const parallel::Range part) {

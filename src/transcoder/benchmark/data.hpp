@@ -2,10 +2,10 @@
 //
 // Batches that lie in memory, for `weft benchmark`: a step is timed without files and without a loader.
 //
-// Rows are planted as those of dataset/synthetic.hpp, but drawn with replacement: 16 directions per token and layer,
-// popular ones (rank + 1)^-zipf often, and a little noise; so that after some steps of training the learned features
-// differ in popularity as those of a language model do. A row depends on the seed and its index alone: the same on any
-// grid.
+// Rows are planted as those of dataset/activations/synthetic.hpp, but drawn with replacement: 16 directions per token
+// and layer, popular ones (rank + 1)^-zipf often, and a little noise; so that after some steps of training the learned
+// features differ in popularity as those of a language model do. A row depends on the seed and its index alone: the
+// same on any grid.
 #pragma once
 
 #include <vector>

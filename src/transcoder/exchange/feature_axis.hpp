@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The feature axis of a step: ranks that work on the same tokens and hold different features. Inputs, partial
-// reconstructions and gradient rows travel along it.
+// reconstructions and gradient rows are exchanged along it.
 //
-// Several GPUs. What travels is cut into blocks of layers and exchanged on a communication stream while the computation
+// Several GPUs. These rows are cut into blocks of layers and exchanged on a communication stream while the computation
 // works on other blocks. Elsewhere there is one block, exchanged on the computation's stream. The bits are the same.
 #pragma once
 

@@ -2,7 +2,7 @@
 //
 // Rows of which every rank of the feature axis forms its own slice and needs all: normalised inputs and gradient rows.
 //
-// Where exchanges overlap with computation (feature_axis.hpp), rows travel in blocks of whole layers: a block is
+// Where exchanges overlap with computation (feature_axis.hpp), rows are sent in blocks of whole layers: a block is
 // gathered while the next is formed, or while the one before is used. GPUs that write into one another's memory form
 // and gather a block in its place. Through NCCL, own columns of a block lie together, so that one all-gather moves
 // them; what arrives is copied from staging memory to its columns of the whole rows. With one block, rows are formed
