@@ -59,7 +59,7 @@ void add_keys(input::Schema& schema, Settings& data) {
       .at_least(0)
       .at_most(kernels::kMostLayers)
       .free();
-  schema.add("data.d_model", data.d_model, "width that the files must have; 0 = what they have")
+  schema.add("data.d_model", data.d_model, "dimensions that the files must have; 0 = what they have")
       .at_least(0)
       .at_most(1 << 20)
       .free();

@@ -25,7 +25,7 @@ struct Settings {
   /// "bf16": unsigned 16-bit integers in the files are bf16 patterns; "" = decided by type and attribute.
   std::string stored_as = "";
   std::int64_t layers = 0;   ///< layers that the files must have; 0 = any. Given together with d_model, or not at all
-  std::int64_t d_model = 0;  ///< width that the files must have; 0 = any
+  std::int64_t d_model = 0;  ///< dimensions that the files must have; 0 = any
   bool accept_changed = false;  ///< resume although the dataset's fingerprint changed
 };
 

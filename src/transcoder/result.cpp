@@ -99,10 +99,11 @@ std::optional<dataset::Recovery> recovered(const std::string& dataset_path, cons
   world.on_root([&]() -> std::string {
     const dataset::GroundTruth truth = dataset::read_ground_truth(path);
     if (truth.n_layers != model.shape().n_layers || truth.d_model != model.shape().d_model)
-      throw error(ExitCode::data,
-                  "{}: planted for {} layers of width {}, the transcoder has {} of {} (it belongs to another dataset); "
-                  "give the matching dataset",
-                  path, truth.n_layers, truth.d_model, model.shape().n_layers, model.shape().d_model);
+      throw error(
+          ExitCode::data,
+          "{}: planted for {} layers and d_model {}, the transcoder has {} and {} (it belongs to another dataset); "
+          "give the matching dataset",
+          path, truth.n_layers, truth.d_model, model.shape().n_layers, model.shape().d_model);
     recovery = dataset::recovery(truth, strips, model.shape().n_features, threads);
     return {};
   });

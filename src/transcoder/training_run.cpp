@@ -16,7 +16,7 @@ Datasets describe_datasets(const dataset::Settings& settings, const parallel::Wo
   if (data.validation->n_layers != data.train.n_layers || data.validation->d_model != data.train.d_model)
     throw collective_error(
         ExitCode::data,
-        "{} has {} layers of width {}, {} has {} of {} (both must come from one model); correct data.validation",
+        "{} has {} layers and d_model {}, {} has {} and {} (both must come from one model); correct data.validation",
         data.validation->path, data.validation->n_layers, data.validation->d_model, data.train.path,
         data.train.n_layers, data.train.d_model);
   return data;

@@ -244,7 +244,7 @@ def check_model(kind, folder, text, weft):
     if weft:
         said = subprocess.run([weft, "inspect", whole], capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stdout + said.stderr
-        for words in ("Weft's own layout", place + ".mlp.input", f"{LAYERS} layers, width {WIDTH}, ", "rows, bf16", "all values finite"):
+        for words in ("Weft's own layout", place + ".mlp.input", f"{LAYERS} layers, d_model {WIDTH}, ", "rows, bf16", "all values finite"):
             assert words in said.stdout, (words, said.stdout)
         source = folder / f"{kind}.toml"
         source.write_text(f'[run]\nsteps = 3\n[data]\ntrain = "{whole}"\nbatch_tokens = 64\n[transcoder]\nfeatures = 64\nk = 4\n')

@@ -62,7 +62,7 @@ int train(const Request& request, const parallel::World& world) {
                                         static_cast<std::int64_t>(configuration.device.memory * 1e9));
     training::require_usable_output(world, configuration.run.output);
     log::info("{}{}",
-              without_files ? fmt::format("{}: not there yet; planned for {} layers of width {} in bf16, from "
+              without_files ? fmt::format("{}: not there yet; planned for {} layers, d_model {}, in bf16, from "
                                           "data.layers and data.d_model\n",
                                           data.train.path, data.train.n_layers, data.train.d_model)
                             : dataset::summary(data.train),

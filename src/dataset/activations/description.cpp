@@ -253,7 +253,7 @@ Description describe(const std::string& path, const Settings& settings) {
         if (matrix.columns != description.d_model)
           throw error(
               ExitCode::data,
-              "{} has {} columns, /layer_0/inputs of {} has {} (all layers must have the same width); was this file "
+              "{} has {} columns, /layer_0/inputs of {} has {} (all layers must have the same d_model); was this file "
               "written for another model?",
               where, matrix.columns, first_path, description.d_model);
         if (matrix.rows != file.rows)
@@ -286,7 +286,7 @@ Description describe(const std::string& path, const Settings& settings) {
   if (settings.layers > 0 && (settings.layers != description.n_layers || settings.d_model != description.d_model))
     throw error(
         ExitCode::data,
-        "{} has {} layers of width {}, data.layers = {} and data.d_model = {} (files and input describe different "
+        "{} has {} layers and d_model {}, data.layers = {} and data.d_model = {} (files and input describe different "
         "models); correct one of them",
         directory, description.n_layers, description.d_model, settings.layers, settings.d_model);
 
@@ -397,7 +397,7 @@ std::string summary(const Description& d) {
   if (!d.model.empty()) line("model", d.model);
   if (!d.hook_inputs.empty()) line("inputs", d.hook_inputs);
   if (!d.hook_targets.empty()) line("targets", d.hook_targets);
-  line("shape", fmt::format("{} layers, width {}, {} rows, {}", d.n_layers, d.d_model, d.n_rows, name_of(d.dtype)));
+  line("shape", fmt::format("{} layers, d_model {}, {} rows, {}", d.n_layers, d.d_model, d.n_rows, name_of(d.dtype)));
   line("files", fmt::format("{}, {} to {} rows each, {:.1f} MB together, {} compressed", d.files.size(), shortest,
                             longest, static_cast<double>(bytes) * 1e-6, compressed));
   line("statistics", d.has_statistics ? "norm_stats.json" : "not stored");

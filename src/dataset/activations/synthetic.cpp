@@ -387,7 +387,7 @@ GroundTruth read_ground_truth(const std::string& path) {
     truth.n_features = storage::read_integer_attribute(file, "n_features");
     if (truth.n_layers < 1 || truth.n_layers > kernels::kMostLayers || truth.d_model < 1 ||
         truth.d_model > kMostWidth || truth.n_features < 1 || truth.n_features > kMostFeatures)
-      throw error(ExitCode::data, "{} layers, width {}, {} features are out of range", truth.n_layers, truth.d_model,
+      throw error(ExitCode::data, "{} layers, d_model {}, {} features are out of range", truth.n_layers, truth.d_model,
                   truth.n_features);
     for (std::int64_t layer = 0; layer < truth.n_layers; ++layer) {
       const std::string group = fmt::format("layer_{}/", layer);

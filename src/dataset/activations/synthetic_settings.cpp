@@ -11,7 +11,7 @@ void add_keys(input::Schema& schema, SyntheticSettings& s) {
       .path_name()
       .free();
   schema.add("synthetic.layers", s.layers, "layers of the model").at_least(1).at_most(kernels::kMostLayers).free();
-  schema.add("synthetic.d_model", s.d_model, "width").at_least(1).free();
+  schema.add("synthetic.d_model", s.d_model, "dimensions of an activation").at_least(1).free();
   schema.add("synthetic.features", s.features, "planted features per layer").at_least(1).free();
   schema.add("synthetic.k", s.k, "active per token and layer; a fraction is the probability of one more")
       .more_than(0)

@@ -66,7 +66,7 @@ ActivationWriter::ActivationWriter(const WriterSettings& settings) : state_(new 
       settings.rows_per_file > std::numeric_limits<std::int32_t>::max())
     throw error(
         ExitCode::usage,
-        "cannot write a dataset of {} layers, width {} and {} rows per file (each must be at least 1, rows at most "
+        "cannot write a dataset of {} layers, d_model {} and {} rows per file (each must be at least 1, rows at most "
         "2^31 - 1)",
         settings.n_layers, settings.d_model, settings.rows_per_file);
   std::error_code failure;

@@ -195,7 +195,7 @@ TEST_CASE("Weft's own layout is described and read bit for bit in every type, un
       CHECK(d.files[0].compressed == (compression == Compression::gzip));
       CHECK(reads_back(d, sample));
       CHECK(to_text(description_from_text(to_text(d))) == to_text(d));
-      CHECK(summary(d).find("3 layers, width 7, 3031 rows") != std::string::npos);
+      CHECK(summary(d).find("3 layers, d_model 7, 3031 rows") != std::string::npos);
     }
 }
 
@@ -391,7 +391,7 @@ TEST_CASE("each kind of damage is reported with file and dataset") {
       {"missing targets",
        [](auto layer, auto target, auto&, auto&, auto&, auto&) { return !(layer == 1 && target); },
        {"chunk_2.hdf5: /layer_1/targets is missing"}},
-      {"wrong width",
+      {"wrong d_model",
        [&](auto layer, auto target, auto&, auto& rows, auto& columns, auto& raw) {
          if (layer == 2 && !target) resize(raw, rows, columns = 9);
          return true;

@@ -101,7 +101,7 @@ std::vector<Strip> strips_of(const checkpoint::Found& found) {
     const Scalar type = manifest.tensors[decoder].type;
     if (read.size() != 2 || written.size() != 2 || read[0] != written[0] || read[1] <= 0 || written[1] % read[1] != 0 ||
         (type != Scalar::fp32 && type != Scalar::bf16))
-      throw error(ExitCode::data, "{}: decoder_{}/weight is not a row of blocks of encoder_{}/weight's width",
+      throw error(ExitCode::data, "{}: decoder_{}/weight is not a row of blocks of the d_model of encoder_{}/weight",
                   found.path.string(), s, s);
     strips.push_back({decoder, written[0], read[1], written[1] / read[1]});
   }
