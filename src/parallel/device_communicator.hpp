@@ -80,7 +80,6 @@ class DeviceCommunicator {
 
   /// Replaces the observer given at construction (ExchangeStrategy); null: none.
   void observe(const ExchangeObserver* observer) { observer_ = observer; }
-  const ExchangeObserver* observer() const { return observer_; }
   /// True if `exchanges` counts seconds: on GPUs only under an observer that isolates exchanges; with MPI always,
   /// including the time spent waiting for slower ranks.
   bool is_timed() const { return gpus_ == nullptr || (observer_ != nullptr && observer_->isolates()); }

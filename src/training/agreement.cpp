@@ -53,14 +53,8 @@ Decision StopAgreement::read(parallel::Communicator::PendingMaximum pending) {
   return {.stop = agreed[0], .checkpoint = agreed[1] != 0, .shards_written = agreed[2] == 0};
 }
 
-Decision StopAgreement::drain() {
-  Decision strongest;
-  for (; !pending_.empty(); pending_.pop_front()) {
-    const Decision decision = read(std::move(pending_.front()));
-    strongest.stop = std::max(strongest.stop, decision.stop);
-    strongest.checkpoint = strongest.checkpoint || decision.checkpoint;
-  }
-  return strongest;
+void StopAgreement::drain() {
+  for (; !pending_.empty(); pending_.pop_front()) pending_.front().wait();
 }
 
 }  // namespace weft::training

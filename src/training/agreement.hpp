@@ -33,8 +33,8 @@ class StopAgreement {
   /// limit at which to stop. Returns what the ranks agreed on two steps ago.
   Decision step(bool shard_written, double margin);
 
-  /// Completes what is in flight, before the communicator is freed. Returns the strongest request.
-  Decision drain();
+  /// Completes what is in flight, before the communicator is freed.
+  void drain();
 
  private:
   static Decision read(parallel::Communicator::PendingMaximum pending);

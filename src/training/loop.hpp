@@ -64,9 +64,6 @@ class Loop {
   /// Collective. `profile`: concluded after the steps. `planned_device_bytes`: for the record; 0 = unknown.
   int run(Profile* profile = nullptr, std::int64_t planned_device_bytes = 0);
 
-  std::int64_t first_step() const { return first_step_; }  ///< finished before this start
-  std::int64_t steps_done() const { return steps_done_; }
-
  private:
   using Clock = std::chrono::steady_clock;
 
