@@ -1,32 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Division of a kernel's workspace into arrays. One function lays a workspace out; called without memory it counts the
-// bytes, so the size asked for and the size used cannot differ.
+// Typed arrays from one piece of memory. The code that places them also measures: without memory a Workspace only
+// counts bytes, so that a plan and an allocation cannot differ.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/array.hpp"
+
 namespace weft::kernels {
 
-class WorkspaceLayout {
+class Workspace {
  public:
-  /// data == nullptr: only counts.
-  explicit WorkspaceLayout(std::byte* data) : data_(data) {}
+  static constexpr std::int64_t kAlignment = 256;  ///< of every array, in bytes from `base`
 
-  /// The next `count` elements; arrays begin at multiples of 256 bytes.
+  /// base = null: measure.
+  explicit Workspace(void* base) : base_(static_cast<std::byte*>(base)) {}
+
+  /// The next array. Its data are null when measuring, and for size 0.
   template <class T>
-  T* take(std::int64_t count) {
-    T* const array = reinterpret_cast<T*>(data_ + bytes_);
-    bytes_ += (count * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+  Array<T> take(std::int64_t size) {
+    const Array<T> array{base_ == nullptr || size == 0 ? nullptr : reinterpret_cast<T*>(base_ + bytes_), size};
+    bytes_ += (size * static_cast<std::int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
     return array;
   }
-
+  /// Taken so far.
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  static constexpr std::int64_t kAlignment = 256;
-  std::byte* data_;
+  std::byte* base_;
   std::int64_t bytes_ = 0;
 };
 

@@ -4,20 +4,21 @@
 # Sets the machine up and runs every test that it can run. The last line reads "N passed, N failed, N skipped"; skipped tests
 # are listed above it with the reason.
 #
-#   bash scripts/test.sh            the quick set: at most a quarter of an hour on two cores
-#   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, real activations): five minutes
+#   bash scripts/test.sh            the quick set of the CPU program: at most a quarter of an hour on two cores
+#   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, real activations), and the CUDA program
+#                                   is compiled: ten minutes more
 #   bash scripts/test.sh --full     everything: also the longest tests, the sanitizers and a build with clang
 #   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without it the tests that need them are skipped and counted
 #
 # Exit codes: 0 no failures; 1 failures; 2 the machine could not be set up.
 set -uo pipefail
 
-full=no
+long=no full=no
 left_out="long|full|gpu"
 for argument in "$@"; do
   case $argument in
-    --long) left_out="full|gpu" ;;
-    --full) full=yes left_out=gpu ;;
+    --long) long=yes left_out="full|gpu" ;;
+    --full) long=yes full=yes left_out=gpu ;;
     *) echo "test.sh: unknown option $argument (known: --long --full)" >&2; exit 2 ;;
   esac
 done
@@ -35,7 +36,9 @@ stages=$results/stages.tsv
 : >"$stages"
 started=$SECONDS
 
-bash scripts/setup.sh --tests --cuda || exit 2
+needs=(--tests)
+[[ $long == yes ]] && needs+=(--cuda)
+bash scripts/setup.sh "${needs[@]}" || exit 2
 # Slurm, for the job scripts. If it cannot be installed, their test is skipped and counted.
 bash scripts/setup.sh --scheduler || echo "Slurm is not installed: the job scripts cannot be tested"
 echo "Set-up: $((SECONDS - started)) s"
@@ -74,8 +77,10 @@ if build cpu-release; then
   run_tests cpu-release cpu-release "${quick[@]}"
 fi
 
-if command -v nvcc >/dev/null; then
-  # Compiled only: running it needs a GPU. The quick set does not build its tests.
+if [[ $long == no ]]; then
+  note skipped "build cuda-release" "the quick set; --long compiles the CUDA program"
+elif command -v nvcc >/dev/null; then
+  # Compiled only: running it needs a GPU.
   build cuda-release "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)"
 else
   note skipped "build cuda-release" "no nvcc (the CUDA Toolkit) on this machine"

@@ -21,15 +21,15 @@ struct Pieces {
 
 Pieces place(std::byte* data, Scalar a, Scalar b, Scalar c, std::int64_t rows, std::int64_t columns,
              std::int64_t inner) {
-  WorkspaceLayout layout(data);
+  kernels::Workspace layout(data);
   Pieces pieces;
   const bool native = dense_library::takes(a, b, c);
   // Two operands that the library takes only with another result type stay as they are; their sums are fp32.
   const bool operands = native || dense_library::takes(a, b, Scalar::fp32);
-  if (!operands && a != Scalar::fp32) pieces.a = layout.take<float>(rows * inner);
-  if (!operands && b != Scalar::fp32) pieces.b = layout.take<float>(inner * columns);
-  if (!native && c != Scalar::fp32) pieces.c = layout.take<float>(rows * columns);
-  pieces.library = layout.take<std::byte>(dense_library::workspace_bytes());
+  if (!operands && a != Scalar::fp32) pieces.a = layout.take<float>(rows * inner).data;
+  if (!operands && b != Scalar::fp32) pieces.b = layout.take<float>(inner * columns).data;
+  if (!native && c != Scalar::fp32) pieces.c = layout.take<float>(rows * columns).data;
+  pieces.library = layout.take<std::byte>(dense_library::workspace_bytes()).data;
   pieces.bytes = layout.bytes();
   return pieces;
 }

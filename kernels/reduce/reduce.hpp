@@ -26,7 +26,10 @@ void accumulate_layer_counts(const Execution&, Array<const std::int64_t> hit_off
 /// *out = number of values that are at least `bound`.
 void count_at_least(const Execution&, Array<const std::int64_t> values, std::int64_t bound, std::int64_t* out);
 
-/// *out = sum of values; workspace holds ceil(size / 4096) doubles.
+/// Values that `total` sums to one value of its workspace.
+inline constexpr std::int64_t kTotalBlock = 4096;
+constexpr std::int64_t total_workspace(std::int64_t size) { return (size + kTotalBlock - 1) / kTotalBlock; }
+/// *out = sum of values. workspace: [total_workspace(size)].
 void total(const Execution&, Array<const double> values, Array<double> workspace, double* out);
 
 }  // namespace weft::kernels

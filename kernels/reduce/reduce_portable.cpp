@@ -5,8 +5,6 @@
 namespace weft::kernels {
 namespace {
 
-constexpr std::int64_t kBlock = 4096;
-
 template <class T>
 void reconstruct_as(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias,
                     Matrix<float> out) {
@@ -68,12 +66,12 @@ void count_at_least(const Execution& execution, Array<const std::int64_t> values
 }
 
 void total(const Execution& execution, Array<const double> values, Array<double> workspace, double* out) {
-  const std::int64_t n_blocks = (values.size + kBlock - 1) / kBlock;
+  const std::int64_t n_blocks = total_workspace(values.size);
   for_all(
       execution, "total_blocks", n_blocks, KOKKOS_LAMBDA(std::int64_t block) {
         double sum = 0;
-        const std::int64_t end = (block + 1) * kBlock < values.size ? (block + 1) * kBlock : values.size;
-        for (std::int64_t i = block * kBlock; i < end; ++i) sum += values[i];
+        const std::int64_t end = (block + 1) * kTotalBlock < values.size ? (block + 1) * kTotalBlock : values.size;
+        for (std::int64_t i = block * kTotalBlock; i < end; ++i) sum += values[i];
         workspace[block] = sum;
       });
   for_all(

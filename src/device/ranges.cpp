@@ -5,7 +5,9 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.hpp"
@@ -25,23 +27,34 @@ void check(cudaError_t status, const char* what) {
 constexpr std::size_t kMostRanges = 4096;
 constexpr std::size_t kNotTimed = kMostRanges;
 
+struct Destroy {
+  void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, Destroy>;
+
+Event make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreate(&event), "making an event");
+  return Event(event);
+}
+
 struct TimedRange {
   std::string name;
   cudaStream_t stream = nullptr;
   bool exchange = false, ended = false;
-  cudaEvent_t begin = nullptr, end = nullptr;
+  Event begin = make_event(), end = make_event();
 };
 
 struct Timing {
   kernels::Execution compute;
-  cudaEvent_t origin = nullptr;
+  Event origin = make_event();
   trace::Clock::time_point origin_on_host;
-  std::vector<TimedRange> ranges;
+  std::vector<TimedRange> ranges = std::vector<TimedRange>(kMostRanges);
   std::size_t used = 0;
   std::vector<std::size_t> open;  // index of each open range, kNotTimed for one that is not timed
 };
 
-Timing* timing = nullptr;  // of the DeviceTrace that lives
+std::unique_ptr<Timing> timing;  // of the DeviceTrace that lives
 
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -59,7 +72,7 @@ void begin_timed(const char* name, const kernels::Execution* execution) {
   range.name = name;
   range.stream = stream;
   range.exchange = execution != nullptr;
-  check(cudaEventRecord(range.begin, stream), "recording an event");
+  check(cudaEventRecord(range.begin.get(), stream), "recording an event");
   timing->open.push_back(timing->used++);
 }
 
@@ -70,7 +83,7 @@ void end_timed() {
   if (index == kNotTimed) return;
   TimedRange& range = timing->ranges[index];
   range.ended = !is_capturing(range.stream);
-  if (range.ended) check(cudaEventRecord(range.end, range.stream), "recording an event");
+  if (range.ended) check(cudaEventRecord(range.end.get(), range.stream), "recording an event");
 }
 
 }  // namespace
@@ -86,30 +99,17 @@ void end_range() {
 }
 
 DeviceTrace::DeviceTrace(const kernels::Execution& compute) {
-  timing = new Timing{};
+  timing = std::make_unique<Timing>();
   timing->compute = compute;
-  check(cudaEventCreate(&timing->origin), "making an event");
-  timing->ranges.resize(kMostRanges);
-  for (TimedRange& range : timing->ranges) {
-    check(cudaEventCreate(&range.begin), "making an event");
-    check(cudaEventCreate(&range.end), "making an event");
-  }
 }
 
-DeviceTrace::~DeviceTrace() {
-  for (const TimedRange& range : timing->ranges)
-    for (const cudaEvent_t event : {range.begin, range.end})
-      if (event != nullptr) cudaEventDestroy(event);
-  cudaEventDestroy(timing->origin);
-  delete timing;
-  timing = nullptr;
-}
+DeviceTrace::~DeviceTrace() { timing.reset(); }
 
 void DeviceTrace::settle() {
   check(cudaDeviceSynchronize(), "waiting for the GPU");
   if (timing->used > 0) return;
-  check(cudaEventRecord(timing->origin, static_cast<cudaStream_t>(timing->compute.stream)), "recording an event");
-  check(cudaEventSynchronize(timing->origin), "waiting for the GPU");
+  check(cudaEventRecord(timing->origin.get(), static_cast<cudaStream_t>(timing->compute.stream)), "recording an event");
+  check(cudaEventSynchronize(timing->origin.get()), "waiting for the GPU");
   timing->origin_on_host = trace::Clock::now();
 }
 
@@ -117,14 +117,14 @@ void DeviceTrace::collect() {
   check(cudaDeviceSynchronize(), "waiting for the GPU");
   const auto at = [](cudaEvent_t event) {
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, timing->origin, event), "reading a clock");
+    check(cudaEventElapsedTime(&milliseconds, timing->origin.get(), event), "reading a clock");
     return timing->origin_on_host + std::chrono::nanoseconds(static_cast<std::int64_t>(1e6 * milliseconds));
   };
   for (std::size_t i = 0; i < timing->used; ++i) {
     const TimedRange& range = timing->ranges[i];
     if (!range.ended) continue;
-    trace::record(range.exchange ? trace::Row::device_exchanges : trace::Row::device, range.name, at(range.begin),
-                  at(range.end));
+    trace::record(range.exchange ? trace::Row::device_exchanges : trace::Row::device, range.name, at(range.begin.get()),
+                  at(range.end.get()));
   }
   timing->used = 0;
 }

@@ -29,6 +29,9 @@
 
 namespace weft::input {
 
+/// Upper bound of any number of steps in an input.
+inline constexpr double kMostSteps = 1e12;
+
 /// Value of a key. Enums are strings with `choices`.
 using Value = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>>;
 

@@ -5,8 +5,6 @@
 
 namespace weft::optimizer {
 
-constexpr double kMostSteps = 1e12;
-
 using kernels::StatePolicy;
 
 void add_keys(input::Schema& schema, Settings& adam) {
@@ -35,7 +33,7 @@ void add_keys(input::Schema& schema, Settings& adam) {
   schema.add("optimizer.warmup_steps", adam.warmup_steps, "steps over which the learning rate rises linearly from zero")
       .in("steps")
       .at_least(0)
-      .at_most(kMostSteps)
+      .at_most(input::kMostSteps)
       .changeable();
   schema.add("optimizer.decay_begin", adam.decay_begin, "where the learning rate begins to fall")
       .in("fraction of run.steps")

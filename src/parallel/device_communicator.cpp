@@ -56,6 +56,13 @@ class DeviceCommunicator::Measured {
   std::chrono::steady_clock::time_point begin_;
 };
 
+DeviceCommunicator::Bytes DeviceCommunicator::bytes(std::int64_t n_ranks, std::int64_t largest_message) {
+  if (!kernels::kCudaBuild || n_ranks == 1) return {};
+  return {.bounce = largest_message <= kLargestBounce ? largest_message : 0,
+          .gathered = n_ranks * kMostValues * static_cast<std::int64_t>(sizeof(double)),
+          .staging = 2 * largest_message};
+}
+
 DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution,
                                        std::int64_t largest_message, ExchangeStrategy strategy)
     : ranks_(&ranks),
@@ -66,12 +73,14 @@ DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels:
       staged_(kernels::kCudaBuild && ranks.size() > 1 && gpus_ == nullptr),
       observer_(strategy.observer),
       largest_message_(largest_message) {
+  const Bytes sizes = bytes(ranks.size(), largest_message);
   if (staged_) {
-    staged_send_ = device::HostBuffer<std::byte>(largest_message);
-    staged_receive_ = device::HostBuffer<std::byte>(largest_message);
+    staged_send_ = device::HostBuffer<std::byte>(sizes.staging / 2);
+    staged_receive_ = device::HostBuffer<std::byte>(sizes.staging / 2);
   }
-  if (is_direct() && largest_message <= kLargestBounce) bounce_ = {ranks, largest_message, strategy};
-  if (gpus_ != nullptr && !is_direct()) gathered_ = device::Buffer<double>(ranks.size() * kMostValues);
+  if (is_direct()) bounce_ = {ranks, sizes.bounce, strategy};
+  if (gpus_ != nullptr && !is_direct())
+    gathered_ = device::Buffer<double>(sizes.gathered / static_cast<std::int64_t>(sizeof(double)));
 }
 
 void DeviceCommunicator::all_gather(void* all, std::span<const std::int64_t> bytes, const char* name) {

@@ -44,8 +44,17 @@ class DeviceCommunicator {
   static constexpr std::int64_t kMostValues = 64;
   static constexpr const char* kUnnamed = "other";
 
+  /// Memory of a communicator on one rank. How GPUs reach one another decides which part is allocated; a plan, which
+  /// cannot know, counts the largest.
+  struct Bytes {
+    std::int64_t bounce = 0, gathered = 0;  ///< on the device: direct exchanges; through NCCL
+    std::int64_t staging = 0;               ///< on the host: through MPI
+    std::int64_t device() const { return std::max(bounce, gathered); }
+  };
+  static Bytes bytes(std::int64_t n_ranks, std::int64_t largest_message);
+
   /// `largest_message`: most bytes that a rank sends or receives in one call, except reductions; the size of the
-  /// staging memory and of the bounce buffer. Collective.
+  /// staging memory and of the bounce buffer. The same on every rank. Collective.
   DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution, std::int64_t largest_message,
                      ExchangeStrategy strategy = {});
 

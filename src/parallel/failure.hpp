@@ -66,12 +66,16 @@ void on_all(const Communicator& ranks, Function&& function) {
 /// Collective. Runs `function` on rank 0. Returns its failure, on every rank.
 template <class Function>
 std::optional<Failure> attempt_on_root(const Communicator& ranks, Function&& function) {
-  std::optional<Failure> own;
-  if (ranks.rank() == 0) own = attempt(function);
-  std::int64_t code = own ? static_cast<std::int64_t>(own->code) : 0;
+  std::int64_t code = 0;
+  std::string message;
+  if (ranks.rank() == 0)
+    if (std::optional<Failure> own = attempt(function)) {
+      code = static_cast<std::int64_t>(own->code);
+      message = std::move(own->message);
+    }
   ranks.broadcast(&code, sizeof code);
   if (code == 0) return std::nullopt;
-  return Failure{static_cast<ExitCode>(code), ranks.broadcast(own ? std::move(own->message) : std::string())};
+  return Failure{static_cast<ExitCode>(code), ranks.broadcast(std::move(message))};
 }
 
 /// Collective. Runs `function` on rank 0 and returns its text, if it has one, on every rank. Its failure is thrown on

@@ -7,11 +7,11 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "parallel/signals.hpp"
+#include "training/step_runner.hpp"
 
 namespace weft::training {
 namespace {
 
-constexpr std::size_t kStepsAhead = 2;
 constexpr auto kPollInterval = std::chrono::milliseconds(500);
 
 }  // namespace
@@ -42,7 +42,7 @@ Decision StopAgreement::step(bool shard_written, double margin) {
     checkpoint = std::max<std::int64_t>(checkpoint, std::exchange(checkpoint_file_, false) ? 1 : 0);
   }
   pending_.push_back(world_.start_maximum({stop, checkpoint, shard_written ? 0 : 1}));
-  if (pending_.size() <= kStepsAhead) return {};
+  if (pending_.size() <= static_cast<std::size_t>(StepRunner::kStepsAhead)) return {};
   parallel::Communicator::PendingMaximum oldest = std::move(pending_.front());
   pending_.pop_front();
   return read(std::move(oldest));

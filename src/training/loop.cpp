@@ -296,9 +296,11 @@ int Loop::run(Profile* profile, std::int64_t planned_device_bytes) {
   // Everything is saved: from now on a request to stop ends the process at once.
   if (code == 0) parallel::Signals::let_stop();
   record_result(planned_device_bytes);
+  // Of the last step: before the conclusion evaluates.
+  const PhaseBytes phase_bytes = profile != nullptr && profile->active() ? model_.phase_bytes() : PhaseBytes();
   if (steps_done_ >= settings_.run.steps) conclude();
   if (profile != nullptr && profile->active())
-    report::run_record()["profile"] = profile->conclude(directory_.path, model_.phase_bytes());
+    report::run_record()["profile"] = profile->conclude(directory_.path, phase_bytes);
   if (world_.is_root()) starts.end(steps_done_);
   const bool no_progress = code == static_cast<int>(ExitCode::requeue) && steps_done_ == first_step_;
   return no_progress ? static_cast<int>(ExitCode::no_progress) : code;

@@ -5,9 +5,9 @@
 #include <span>
 
 #include "device/memory.hpp"
+#include "kernels/gemm/gemm.hpp"
 #include "kernels/limits/limits.hpp"
 #include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
 
 namespace weft::training {
 namespace {
@@ -50,20 +50,17 @@ double measure_product(const kernels::Execution& execution, std::int64_t n_token
   const std::int64_t d = d_model;
   const bool narrow = execution.backend == kernels::Backend::cuda;  // as the step does it
   const Scalar type = narrow ? Scalar::bf16 : Scalar::fp32;
-  const kernels::StatePolicy policy = narrow ? kernels::StatePolicy::bf16 : kernels::StatePolicy::fp32;
   const std::int64_t element = kernels::bytes_of(type);
   const device::Buffer<std::byte> x(n_tokens * d * element), weight(n_features * d * element),
       product(n_tokens * n_features * element);
-  const device::Buffer<std::byte> workspace(
-      kernels::encode_workspace(execution.backend, n_tokens, n_features, d, type, policy, type));
+  const device::Buffer<std::byte> workspace(kernels::gemm_workspace(type, type, type, n_tokens, n_features, d));
   device::zero(execution, x.data(), x.bytes());
   device::zero(execution, weight.data(), weight.bytes());
-  const kernels::ParameterRows encoder{
-      .policy = policy, .rows = n_features, .columns = d, .segment = d, .weight = weight.data()};
   world.barrier();
   const double seconds = shortest(execution, 8, [&] {
-    kernels::encode_tile(execution, {x.data(), type, n_tokens, d, d}, encoder, 0,
-                         {product.data(), type, n_tokens, n_features, n_features}, workspace.array());
+    kernels::gemm(execution, 1.0f, {x.data(), type, n_tokens, d, d}, kernels::Form::plain,
+                  {weight.data(), type, n_features, d, d}, kernels::Form::transposed, 0.0f,
+                  {product.data(), type, n_tokens, n_features, n_features}, workspace.array());
   });
   return mean_over_ranks(
       2e-9 * static_cast<double>(n_tokens) * static_cast<double>(n_features) * static_cast<double>(d) / seconds, world);

@@ -13,7 +13,7 @@ void add_keys(input::Schema& schema, RunSettings& run) {
   schema.add("run.steps", run.steps, "optimizer steps until the run is finished")
       .in("steps")
       .at_least(1)
-      .at_most(kMostSteps)
+      .at_most(input::kMostSteps)
       .free();
   schema.add("run.seed", run.seed, "seed of every random number: initial weights, order of the rows, rounding")
       .at_least(0);

@@ -38,9 +38,6 @@ struct ResumeSettings {
   bool ignore_no_progress = false;  ///< start although the last starts made no step
 };
 
-/// Upper bound of any number of steps in an input.
-inline constexpr double kMostSteps = 1e12;
-
 /// Keys and rules of one table, bound to the settings, which must outlive the schema.
 void add_keys(input::Schema&, RunSettings&);
 void add_keys(input::Schema&, LogSettings&);

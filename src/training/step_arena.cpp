@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "parallel/device_communicator.hpp"
+
 namespace weft::training {
 
 void StepArena::purpose(std::string_view name) {
@@ -14,6 +16,12 @@ void StepArena::purpose(std::string_view name) {
 void StepArena::count(Where where, std::int64_t bytes) {
   if (bytes_.empty()) purpose("step");
   (where == Where::device ? bytes_[present_].device : bytes_[present_].host) += bytes;
+}
+
+void StepArena::communicator(std::int64_t n_ranks, std::int64_t largest_message) {
+  const parallel::DeviceCommunicator::Bytes bytes = parallel::DeviceCommunicator::bytes(n_ranks, largest_message);
+  count(Where::device, bytes.device());
+  count(Where::host, bytes.staging);
 }
 
 void* StepArena::take_bytes(Where where, std::int64_t bytes) {

@@ -62,6 +62,8 @@ class StepArena {
   /// True if GPUs along the axis write into one another's memory, so that no staging memory is needed. A plan cannot
   /// know; it counts the staging memory.
   bool is_direct(std::string_view axis, const parallel::ExchangeStrategy& strategy) const;
+  /// Counts the memory of a DeviceCommunicator of `n_ranks`.
+  void communicator(std::int64_t n_ranks, std::int64_t largest_message);
   /// Counts memory that a part of the step allocates itself.
   void count(Where where, std::int64_t bytes);
 

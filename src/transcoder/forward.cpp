@@ -94,6 +94,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
     return arena.exchange(parallel::kFeatureAxis, sizes.bytes(elements), strategy);
   };
   arena.purpose("forward pass");
+  arena.communicator(grid.size(parallel::kFeatureAxis), sizes.largest_message());
   staging = exchange(sizes.staged(arena) ? sizes.group * sizes.columns : 0, {});
   inputs = exchange(sizes.inputs, sizes.strategy.kept());
   own_inputs = RowGather::Buffers(sizes, arena);
@@ -118,8 +119,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       sizes_(configuration, model.shape(), grid.shape(), max_tokens),
       stream_(sizes_.overlap ? std::make_unique<device::Stream>(execution) : nullptr),
       communication_(stream_ ? stream_->execution() : execution),
-      exchange_(grid.axis(parallel::kFeatureAxis), communication_, sizes_.bytes(sizes_.group * sizes_.width),
-                sizes_.strategy),
+      exchange_(grid.axis(parallel::kFeatureAxis), communication_, sizes_.largest_message(), sizes_.strategy),
       buffers_(configuration, model.shape(), grid.shape(), max_tokens, arena),
       axis_{exchange_,
             execution_,

@@ -11,7 +11,7 @@ GradientNorm::Buffers::Buffers(const optimizer::Settings& settings, std::int64_t
   if (settings.clip_norm <= 0) return;
   rows = arena.take<double>(2 * n_keys);
   sums = arena.take<double>(3);
-  workspace = arena.take<double>((2 * n_keys + 4095) / 4096);
+  workspace = arena.take<double>(kernels::total_workspace(2 * n_keys));
 }
 
 GradientNorm::GradientNorm(const optimizer::Settings& settings, std::int64_t n_keys,

@@ -47,6 +47,7 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   own_gradient_rows = RowGather::Buffers(sizes, arena);
   activation_gradient = arena.take<float>(entries);
   decoder_bias_gradient = arena.take<float>(sizes.width);
+  arena.communicator(grid.ranks(), 0);  // of flags and norms
   loss_sums = arena.take<double>(3 * shape.n_layers);
   step_sums = arena.take<double>(4 * shape.n_layers);
   dead = arena.take<std::int64_t>(1);

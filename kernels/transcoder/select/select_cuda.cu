@@ -13,8 +13,8 @@
 #include "kernels/transcoder/select/select_pass_cuda.cuh"
 #include "kernels/transcoder/select/select_rows_cuda.cuh"
 #include "kernels/transcoder/select/select_topk_cuda.cuh"
-#include "kernels/transcoder/select/workspace.hpp"
 #include "kernels/warp_cuda.cuh"
+#include "kernels/workspace.hpp"
 
 namespace weft::kernels::cuda {
 namespace {

@@ -60,9 +60,9 @@ struct HitStream {
 inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::int64_t n_features, std::int64_t capacity,
                                  std::int64_t slots, std::int64_t units, HitStream* stream) {
   const std::int64_t blocks = (n_features + kItemFeatures - 1) / kItemFeatures;
-  WorkspaceLayout layout(data);
+  kernels::Workspace layout(data);
   const auto take = [&](auto*& pointer, std::int64_t count) {
-    pointer = layout.take<std::remove_reference_t<decltype(*pointer)>>(count);
+    pointer = layout.take<std::remove_reference_t<decltype(*pointer)>>(count).data;
   };
   HitStream s{};
   s.capacity = capacity;

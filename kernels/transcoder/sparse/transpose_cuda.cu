@@ -32,9 +32,9 @@ struct Workspace {
 };
 
 std::int64_t place(std::byte* data, std::int64_t n_keys, std::int64_t capacity, Workspace* workspace) {
-  WorkspaceLayout layout(data);
+  kernels::Workspace layout(data);
   const auto take = [&](auto*& pointer, std::int64_t count) {
-    pointer = layout.take<std::remove_reference_t<decltype(*pointer)>>(count);
+    pointer = layout.take<std::remove_reference_t<decltype(*pointer)>>(count).data;
   };
   Workspace w{};
   take(w.cursor, n_keys);

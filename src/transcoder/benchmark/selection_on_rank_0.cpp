@@ -237,8 +237,10 @@ void add_bytes_on_rank_0(const SelectionSpec& spec, SelectionSizes& sizes) {
   sizes.rank_0_device_bytes = (own_elements(sizes) + shape.n_layers * largest_layer(shape, spec.grid)) * element +
                               shape.n_layers * shape.n_features * 4 + alone.device_bytes;
   sizes.rank_0_host_bytes = alone.host_bytes;
-  if (spec.backend == kernels::Backend::cuda)  // staging memory of the communicator
-    sizes.rank_0_host_bytes += 2 * largest_message(shape, spec.grid, element, alone.capacity);
+  const auto communicator = parallel::DeviceCommunicator::bytes(
+      spec.grid.ranks(), largest_message(shape, spec.grid, element, alone.capacity));
+  sizes.rank_0_device_bytes += communicator.device();
+  sizes.rank_0_host_bytes += communicator.staging;
 }
 
 std::unique_ptr<Selector> make_selector_on_rank_0(const SelectionSpec& spec, const SelectionSizes& sizes,

@@ -33,13 +33,23 @@ std::int64_t updated_bytes(const Configuration& configuration, const Shape& shap
   return bytes;
 }
 
-/// Bytes of the largest matrix on this rank: what one call of `gather` moves.
-std::int64_t largest_matrix(const Model& model) {
+/// Bytes of the largest matrix on the largest rank: what one call of `gather` moves.
+std::int64_t largest_matrix(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
   std::int64_t largest = 0;
-  for (const auto matrices : {model.encoder(), model.decoder()})
-    for (const kernels::ParameterRows& matrix : matrices)
-      largest = std::max(largest, weight_bytes(matrix.policy, matrix.rows, matrix.columns));
+  for (const training::ParameterSpec& spec : parameter_specs(shape)) {
+    if (spec.update != training::Update::own_rows || !spec.is_matrix()) continue;
+    const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over));
+    largest =
+        std::max(largest, weight_bytes(spec.policy.value_or(configuration.optimizer.state), held, spec.columns()));
+  }
   return largest;
+}
+
+/// Of what is exchanged within the step.
+std::int64_t largest_message(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+                             const DataAxis::Lists& lists) {
+  return std::max({configuration.data.batch_tokens * row_bytes(configuration, shape),
+                   grid.size(parallel::kDataAxis) * lists.bytes(), largest_matrix(configuration, shape, grid)});
 }
 
 }  // namespace
@@ -57,6 +67,8 @@ DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shap
                      n_keys = shape.n_layers * parallel::largest_part(n_local, groups),
                      entries = capacity(configuration, shape, grid);
   arena.purpose("lists of the data axis");
+  arena.communicator(groups, largest_message(configuration, shape, grid, lists));
+  arena.communicator(groups, largest_matrix(configuration, shape, grid));
   group_offsets = arena.take<std::int64_t>(groups * lists.offsets);
   group_key = arena.take<std::uint32_t>(groups * lists.entries);
   group_value = arena.take<float>(groups * lists.entries);
@@ -92,11 +104,11 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
       execution_(execution),
       lists_(configuration, model.shape(), grid.shape()),
       ranks_(grid.axis(parallel::kDataAxis), execution,
-             std::max({configuration.data.batch_tokens * row_bytes(configuration, model.shape()),
-                       grid.size(parallel::kDataAxis) * lists_.bytes(), largest_matrix(model)}),
+             largest_message(configuration, model.shape(), grid.shape(), lists_),
              exchange_strategy(configuration.parallel.exchange)),
       stream_(execution),
-      overlapped_(grid.axis(parallel::kDataAxis), stream_.execution(), largest_matrix(model),
+      overlapped_(grid.axis(parallel::kDataAxis), stream_.execution(),
+                  largest_matrix(configuration, model.shape(), grid.shape()),
                   exchange_strategy(configuration.parallel.exchange)),
       buffers_(configuration, model.shape(), grid.shape(), arena) {
   if (!active()) return;

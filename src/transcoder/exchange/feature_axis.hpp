@@ -39,6 +39,7 @@ struct FeatureAxisSizes {
   std::int64_t n_blocks;    ///< of layers
   std::int64_t columns;     ///< of the largest block
 
+  std::int64_t largest_message() const { return bytes(group * width); }
   std::int64_t bytes(std::int64_t elements) const { return elements * kernels::bytes_of(scalar); }
   /// True if rows of a block pass through staging memory (row_gather.hpp).
   bool staged(const training::StepArena&) const;

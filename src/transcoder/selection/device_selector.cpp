@@ -145,8 +145,12 @@ void add_device_selector_bytes(const SelectionSpec& spec, SelectionSizes& sizes)
   const std::int64_t before = sizes.device_bytes;
   PlacedArrays<Arrays>::add_bytes(spec, sizes);
   sizes.on_gpu_bytes = sizes.device_bytes - before;
-  // The staging memory of the communicator, if the GPUs exchange through the host.
-  if (spec.grid.size(parallel::kFeatureAxis) > 1) sizes.host_bytes += 2 * largest_message(spec, sizes);
+  for (const auto& bytes :
+       {parallel::DeviceCommunicator::bytes(spec.grid.size(parallel::kFeatureAxis), largest_message(spec, sizes)),
+        parallel::DeviceCommunicator::bytes(spec.grid.ranks(), 0)}) {
+    sizes.device_bytes += bytes.device();
+    sizes.host_bytes += bytes.staging;
+  }
 }
 
 std::unique_ptr<Selector> make_device_selector(const SelectionSpec& spec, const SelectionSizes& sizes,
