@@ -39,7 +39,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "lease.";
 constexpr std::size_t kMostDigits = 15;
-constexpr std::size_t kBytes = 1536;
+constexpr std::size_t kBytes = 4096;  // more than any names take, also with their characters escaped
 constexpr std::int64_t kMostBytes = 1 << 16;
 constexpr std::size_t kLongestName = 128;
 /// Seconds that an owner on this host has to end: processes outlive a killed launcher by a second or two.
@@ -261,7 +261,10 @@ Lease::Lease(const parallel::Communicator& world, fs::path run_directory, const 
 Lease::~Lease() {
   if (!thread_.joinable()) return;
   // MPI_Abort may end the program, and with it static objects, from any thread.
-  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
@@ -294,25 +297,26 @@ bool Lease::attempt(const Settings& settings) {
     seen_since_ = Clock::now();
   }
   const bool here = on_this_system(owner, mine_);
+  const double silence = owner.token.empty() ? settings.seconds : owner.seconds;
+  const double grace = std::min(kGrace, settings.seconds);
   std::string why;
-  if (owner.released)
+  if (owner.released) {
     taken_over_from_.clear();
-  else if (here && process_is_gone(owner))
+  } else if (here && process_is_gone(owner)) {
     why = "that process does not exist any more";
-  else if (settings.take_over)
+  } else if (settings.take_over) {
     why = "--take-over";
-  else if (!here && seconds_since(seen_since_) >= owner.seconds)
-    why = fmt::format("without a sign of life for {:g} s", owner.seconds);
-  else if ((here || renewed_) && seconds_since(waiting_since_) >= std::min(kGrace, settings.seconds))
+  } else if (!here && seconds_since(seen_since_) >= silence) {
+    why = fmt::format("without a sign of life for {:g} s", silence);
+  } else if ((here || renewed_) && seconds_since(waiting_since_) >= grace) {
     throw error(ExitCode::io,
                 "{}: belongs to another run: {} (two runs in one directory would overwrite each other's files); wait "
                 "until it has ended, choose another --output, or take the directory over with --take-over",
                 directory_.string(), describe(owner));
-  else {
+  } else {
     if (!std::exchange(announced_, true))
       log::info("{}: belongs to {}; waiting up to {:g} s {}", directory_.string(), describe(owner),
-                here ? std::min(kGrace, settings.seconds) : owner.seconds,
-                here ? "until it has ended" : "for a sign of life");
+                here ? grace : silence, here ? "until it has ended" : "for a sign of life");
     return false;
   }
   if (!why.empty()) taken_over_from_ = fmt::format("{} ({})", describe(owner), why);
