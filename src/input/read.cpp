@@ -4,16 +4,16 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <toml++/toml.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 
-#include "base/error.hpp"
+#include "base/file.hpp"
 #include "input/print.hpp"
 #include "input/text.hpp"
 
@@ -140,7 +140,7 @@ toml::table parse(std::string_view text, std::string_view name) {
 std::string what_is(const toml::node& node) {
   switch (node.type()) {
     case toml::node_type::string:
-      return "the string " + quoted(node.as_string()->get());
+      return "the string " + input::quoted(node.as_string()->get());
     case toml::node_type::integer:
       return fmt::format("the integer {}", node.as_integer()->get());
     case toml::node_type::floating_point:
@@ -164,18 +164,19 @@ std::string expected(const Key& key) {
 /// Checks a string and expands paths in place. Returns the problem, or "".
 std::string check_text(const Key& key, std::string& text) {
   if (text.size() > kLongestText) return fmt::format("{} is longer than {} bytes", key.path(), kLongestText);
-  if (!is_plain(text)) return fmt::format("{} = {} has control characters or is not UTF-8", key.path(), quoted(text));
+  if (!is_plain(text))
+    return fmt::format("{} = {} has control characters or is not UTF-8", key.path(), input::quoted(text));
   if (key.is_path) {
     std::string problem;
     text = expand_environment(text, problem);
     if (!problem.empty()) return fmt::format("{}: {}", key.path(), problem);
     if (text.size() > kLongestText || !is_plain(text))
       return fmt::format("{} expands to {} (too long, with control characters, or not UTF-8)", key.path(),
-                         quoted(text));
+                         input::quoted(text));
   }
   if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), text) == key.choices.end()) {
     const std::string hint = nearest(text, key.choices);
-    return fmt::format("{} = {} is not known (valid: \"{}\"){}", key.path(), quoted(text),
+    return fmt::format("{} = {} is not known (valid: \"{}\"){}", key.path(), input::quoted(text),
                        fmt::join(key.choices, "\", \""),
                        hint.empty() ? "" : fmt::format("; did you mean \"{}\"?", hint));
   }
@@ -281,7 +282,7 @@ struct Origin {
 
 std::string shown_origin(const Override& given) {
   if (!given.origin.empty()) return given.origin;
-  const std::string shown = quoted(given.assignment);
+  const std::string shown = input::quoted(given.assignment);
   return "--set " + shown.substr(1, shown.size() - 2);
 }
 
@@ -448,13 +449,17 @@ class Reader {
 
 std::string load_text(const std::string& path) {
   std::string text(static_cast<std::size_t>(kLargestInput) + 1, '\0');
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || (!file && !file.eof()))
-    throw error(ExitCode::usage, "{}: cannot be read ({}); give the path of an input file", path,
-                errno != 0 ? std::strerror(errno) : "no such file");
-  text.resize(static_cast<std::size_t>(file.gcount()));
+  try {
+    const Descriptor file = open_regular(path, ExitCode::usage);
+    std::size_t filled = 0;
+    for (ssize_t got = 1; got > 0 && filled < text.size(); filled += static_cast<std::size_t>(got)) {
+      got = ::read(file, text.data() + filled, text.size() - filled);
+      if (got < 0) throw error(ExitCode::usage, "{}: cannot be read ({})", path, std::strerror(errno));
+    }
+    text.resize(filled);
+  } catch (const Error& failure) {
+    throw error(ExitCode::usage, "{}; give the path of an input file", failure.what());
+  }
   if (text.size() > static_cast<std::size_t>(kLargestInput))
     throw error(ExitCode::usage, "{}: is larger than {} bytes (too large for an input file); is the path correct?",
                 path, kLargestInput);

@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "parallel/signals.hpp"
+#include "report/ownership.hpp"
 #include "training/step_runner.hpp"
 
 namespace weft::training {
@@ -22,6 +23,8 @@ StopAgreement::StopAgreement(const parallel::Communicator& world, std::filesyste
 
 bool StopAgreement::requested_by_file(const char* name) {
   std::error_code ignored;
+  if (!std::filesystem::exists(run_directory_ / name, ignored)) return false;
+  report::require_ownership();  // the request may be meant for the next owner
   if (!std::filesystem::remove(run_directory_ / name, ignored)) return false;
   log::info("found the request file {} in {}", name, run_directory_.string());
   return true;

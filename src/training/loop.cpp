@@ -101,6 +101,7 @@ Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const 
   first_work_ = work_;
   writer_.emplace(world.all(), directory_.checkpoints(), settings.checkpoint, model.registry(), runtime.execution(),
                   resumed_ ? opened.found->path : std::filesystem::path());
+  if (world.is_root()) directory_.lease->settle(writer_->last_durable());
 }
 
 checkpoint::Manifest Loop::manifest() const {
@@ -114,6 +115,8 @@ checkpoint::Manifest Loop::manifest() const {
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = origin_.libraries;
   manifest.dataset_fingerprint = origin_.dataset_fingerprint;
+  manifest.fence = directory_.lease->fence();
+  manifest.owner = directory_.lease->token();
   if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty())
     manifest.extra = report::to_text({{"algorithms", algorithms}});
   return manifest;

@@ -72,8 +72,8 @@ int train(const Request& request, const parallel::World& world) {
 
   // 2. The run directory, and the checkpoint to resume from.
   training::accept_requests();
-  const training::OpenedRun opened =
-      training::open_run(configuration.run, schema, request.resume, configuration.checkpoint.verify, world);
+  const training::OpenedRun opened = training::open_run(configuration.run, schema, request.resume,
+                                                        configuration.checkpoint.verify, request.take_over, world);
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {data.train.path, data.train.fingerprint, configuration.data.accept_changed});
