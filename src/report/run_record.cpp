@@ -72,13 +72,14 @@ void record_start(const parallel::World& world, const std::string& command_line,
   }
 }
 
-void record_to(const std::filesystem::path& path, const parallel::World& world) {
-  {
-    const std::scoped_lock lock(file_mutex);
-    file = path;
-  }
+void record_to(const std::filesystem::path& path) {
+  const std::scoped_lock lock(file_mutex);
+  file = path;
+}
+
+void record_running(const parallel::World& world) {
   document["exit"] = {{"code", nullptr}, {"reason", "running"}};
-  if (world.is_root()) write_json(path, document);
+  world.on_root([&] { write_json(record_path(), document); });
 }
 
 void record_end(int code, const std::string& reason) noexcept {

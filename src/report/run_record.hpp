@@ -6,9 +6,10 @@
 //
 //   build.{version,revision,modified,compiler,build_type,cuda}   libraries.*   ranks   hosts[].{host,device,ranks[]}
 //   input.<table>.<key>   device.peak_bytes   timings.<phase>.{min,mean,max,count}
-//   result.{step,tokens,tokens_per_second,train,validation,recovery}   exit.{code,reason}
+//   result.{step,tokens,tokens_per_second,train,validation,recovery}   exit.{code,reason}   start_number
 //
-// exit.code is null while the run is active. Not thread-safe, unless a function says so.
+// exit.code is null while the run is active; start_number counts the starts of the run from 1. Not thread-safe, unless
+// a function says so.
 #pragma once
 
 #include <filesystem>
@@ -32,8 +33,12 @@ Json& run_record();
 void record_start(const parallel::World& world, const std::string& command_line,
                   const std::map<std::string, std::string>& libraries, const std::string& device);
 
-/// Sets the path of the record on this rank; rank 0 writes it at once. Called by every rank. Throws Error(io).
-void record_to(const std::filesystem::path& path, const parallel::World& world);
+/// Sets the path of the record on this rank; "" = none. Nothing is written before `record_running` or `record_end`.
+/// Called by every rank.
+void record_to(const std::filesystem::path& path);
+
+/// Writes the record as that of an active run, on rank 0. Collective. Throws a collective Error(io).
+void record_running(const parallel::World& world);
 
 /// Sets exit.code, exit.reason and the time, and writes the file (if `record_to` was called). Called by rank 0, or by
 /// the only rank that knows of an error. Does not throw: failure to write is logged and does not change how the run

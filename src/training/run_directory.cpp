@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include "base/log.hpp"
+#include "checkpoint/directory.hpp"
+#include "checkpoint/starts.hpp"
 #include "checkpoint/writer.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
+#include "parallel/failure.hpp"
 #include "report/log.hpp"
 #include "report/run_record.hpp"
 #include "storage/durable.hpp"
@@ -25,15 +28,71 @@ void require_usable_output(const parallel::World& world, const std::filesystem::
   });
 }
 
+namespace {
+
+/// What earlier starts left in the directory. Trivial: broadcast.
+struct Earlier {
+  int exit_code = -1;           ///< of the last start; -1: unknown
+  bool option_applied = false;  ///< it had the same --resume, and there are checkpoints since
+  std::int64_t protected_step = -1;
+};
+
+/// Reads it, and completes the history of starts before run.json is replaced. Collective.
+Earlier earlier_starts(const RunDirectory& directory, const std::string& resume, const parallel::World& world) {
+  Earlier earlier;
+  parallel::on_root(world.all(), [&] {
+    checkpoint::Starts starts(directory.path);
+    const report::Json record = report::stored_record(directory.path / "run.json");
+    earlier.exit_code = report::exit_code_of(record);
+    if (earlier.exit_code >= 0 && record.contains("start_number") && record["start_number"].is_number_integer())
+      starts.failed(record["start_number"].get<std::int64_t>(), earlier.exit_code);
+    if (resume == "auto") return;
+    earlier.option_applied = starts.last_resume() == resume && !checkpoint::steps_in(directory.checkpoints()).empty();
+    const std::filesystem::path path(resume), step = path.has_filename() ? path : path.parent_path();
+    std::error_code elsewhere;
+    if (std::filesystem::equivalent(std::filesystem::absolute(step).parent_path(), directory.checkpoints(), elsewhere))
+      earlier.protected_step = checkpoint::step_of(step.filename().string());
+  });
+  world.all().broadcast(&earlier, sizeof earlier);
+  return earlier;
+}
+
+}  // namespace
+
 OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, const std::string& resume,
                    checkpoint::Verify verify, const parallel::World& world) {
-  OpenedRun run{{settings.output}, std::nullopt};
+  OpenedRun run{.directory = {settings.output}, .found = std::nullopt, .resume = resume};
   checkpoint::require_writable(world.all(), run.directory.path);
   report::log_to_file(run.directory.path / "log.txt");
   report::run_record()["input"] = input::to_json(schema);
-  report::record_to(run.directory.path / "run.json", world);
-  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), resume, verify);
+  report::record_to(run.directory.path / "run.json");
+  const Earlier earlier = earlier_starts(run.directory, resume, world);
+  run.protected_step = earlier.protected_step;
+  if (earlier.option_applied)
+    log::info("--resume {}: applied by an earlier start; continuing this run from its newest checkpoint", resume);
+  run.found =
+      checkpoint::find(world.all(), run.directory.checkpoints(), earlier.option_applied ? "auto" : resume, verify);
+  run.complete = run.found && (run.found->manifest.step > settings.steps ||
+                               (run.found->manifest.step == settings.steps && earlier.exit_code == 0));
+  if (run.complete)
+    report::record_to({});
+  else
+    report::record_running(world);
   return run;
+}
+
+bool is_complete(const OpenedRun& run, const RunSettings& settings) {
+  if (!run.complete) return false;
+  const std::int64_t done = run.found->manifest.step;
+  if (done > settings.steps)
+    log::info(
+        "{}: nothing to do, {} steps are done and run.steps = {} asks for fewer; the record of the run is unchanged",
+        run.directory.path.string(), done, settings.steps);
+  else
+    log::info(
+        "{}: the run is finished, all {} steps are done; its record is unchanged. A larger run.steps continues it",
+        run.directory.path.string(), done);
+  return true;
 }
 
 void keep_input(const RunDirectory& directory, const input::Schema& schema, const parallel::World& world) {
@@ -41,7 +100,7 @@ void keep_input(const RunDirectory& directory, const input::Schema& schema, cons
 }
 
 void check_same_run(const input::Schema& schema, const ResumeSettings& settings, const checkpoint::Found& found,
-                    const TrainingData& data) {
+                    const TrainingData& data, const parallel::World& world) {
   std::string refused;
   for (const input::Change& change :
        input::changed_keys(schema, found.manifest.input, (found.path / checkpoint::kManifestName).string())) {
@@ -65,7 +124,7 @@ void check_same_run(const input::Schema& schema, const ResumeSettings& settings,
         "{}: the training data are not those of the interrupted run (fingerprint {}, now {}); restore the "
         "old files, or accept the new ones with --set data.accept_changed=true",
         data.path, found.manifest.dataset_fingerprint, data.fingerprint);
-  log::warning("resuming with changed training data: {}", data.path);
+  if (world.is_root()) log::warning("resuming with changed training data: {}", data.path);
 }
 
 }  // namespace weft::training

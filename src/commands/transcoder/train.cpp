@@ -8,6 +8,8 @@
 #include "commands/commands.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "input/read.hpp"
+#include "optimizer/schedule.hpp"
 #include "parallel/nccl.hpp"
 #include "report/run_record.hpp"
 #include "training/algorithms.hpp"
@@ -33,6 +35,18 @@ std::int64_t usable_device_bytes(const device::Settings& settings, const paralle
   return allowed > 0 ? std::min(allowed, -taken) : -taken;
 }
 
+/// The schedule of a resumed run extends over another number of steps: a change of run.steps needs no permission.
+void warn_of_another_schedule(const transcoder::Configuration& now, const input::Schema& schema,
+                              const checkpoint::Manifest& manifest) {
+  const auto before = [&](const char* key) {
+    return std::get<std::int64_t>(input::value_in(schema, key, manifest.input, checkpoint::kManifestName));
+  };
+  const std::string warning = optimizer::schedule_warning(now.optimizer, manifest.step,
+                                                          {before("run.steps"), before("optimizer.schedule_steps")},
+                                                          {now.run.steps, now.optimizer.schedule_steps});
+  if (!warning.empty()) log::warning("{}", warning);
+}
+
 }  // namespace
 
 int train(const Request& request, const parallel::World& world) {
@@ -55,7 +69,8 @@ int train(const Request& request, const parallel::World& world) {
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text = transcoder::to_text(plan, configuration);
-  if (const std::string advice = transcoder::grid_advice(plan); !advice.empty()) log::warning("{}", advice);
+  if (const std::string advice = transcoder::grid_advice(plan); !advice.empty() && world.is_root())
+    log::warning("{}", advice);
   if (request.dry_run) {
     if (configuration.device.memory > 0)
       transcoder::micro_tokens_that_fit(configuration, data.train, shape,
@@ -76,7 +91,9 @@ int train(const Request& request, const parallel::World& world) {
       training::open_run(configuration.run, schema, request.resume, configuration.checkpoint.verify, world);
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
-                             {data.train.path, data.train.fingerprint, configuration.data.accept_changed});
+                             {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
+  if (training::is_complete(opened, configuration.run)) return 0;
+  if (opened.found && world.is_root()) warn_of_another_schedule(configuration, schema, opened.found->manifest);
   training::keep_input(opened.directory, schema, world);
 
   // 3. The hardware.
