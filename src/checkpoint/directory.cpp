@@ -5,6 +5,7 @@
 
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
+#include "report/ownership.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::checkpoint {
@@ -50,6 +51,7 @@ std::vector<std::int64_t> steps_in(const fs::path& directory) {
 
 void remove_leftovers(const fs::path& directory) {
   if (!fs::exists(directory)) return;
+  report::require_ownership();
   std::vector<fs::path> leftovers;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory))
     if (entry.path().extension() == ".tmp") leftovers.push_back(entry.path());
@@ -67,6 +69,7 @@ void remove_leftovers(const fs::path& directory) {
 void set_aside(const fs::path& step_directory) {
   fs::path target = step_directory.string() + kAbandoned;
   for (int n = 2; fs::exists(target); ++n) target = step_directory.string() + kAbandoned + "." + std::to_string(n);
+  report::require_ownership();
   storage::rename_durably(step_directory, target);
   log::warning("{}: newer than the checkpoint this run resumes from; renamed to {}", step_directory.string(),
                target.filename().string());

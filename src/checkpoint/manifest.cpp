@@ -211,6 +211,7 @@ std::string to_text(const Manifest& manifest) {
   put("dataset_fingerprint", manifest.dataset_fingerprint);
   put("input", manifest.input);
   put("original_input", manifest.original_input);
+  if (manifest.fence > 0) put("owner", json{{"fence", manifest.fence}, {"token", manifest.owner}});
   put("extra", extra);
   put_list("tensors", manifest.tensors, [](const TensorEntry& tensor) {
     return json{{"name", tensor.name}, {"dtype", std::string(name_of(tensor.type))}, {"shape", tensor.shape}};
@@ -260,6 +261,10 @@ Manifest parse(std::string_view given) {
   manifest.dataset_fingerprint = text(member(root, "dataset_fingerprint"), "dataset_fingerprint");
   manifest.input = text(member(root, "input"), "input");
   manifest.original_input = text(member(root, "original_input"), "original_input");
+  if (const auto owner = root.find("owner"); owner != root.end()) {  // not in older manifests
+    manifest.fence = integer(member(*owner, "fence"), "fence", 1);
+    manifest.owner = text(member(*owner, "token"), "token");
+  }
   const json& extra = member(root, "extra");
   if (!extra.is_object()) throw error(ExitCode::io, "\"extra\" is not an object");
   manifest.extra = dump(extra);

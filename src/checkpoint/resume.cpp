@@ -5,6 +5,7 @@
 
 #include "base/log.hpp"
 #include "checkpoint/directory.hpp"
+#include "checkpoint/lease.hpp"
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/failure.hpp"
@@ -120,7 +121,7 @@ Found open(const parallel::Communicator& world, const fs::path& step_directory, 
 }
 
 std::optional<Found> find(const parallel::Communicator& world, const fs::path& directory, const std::string& resume,
-                          Verify verify, Leftovers leftovers) {
+                          Verify verify, Leftovers leftovers, const Lease* lease) {
   std::vector<std::int64_t> steps;
   const auto unreadable = parallel::attempt_on_root(world, [&] {
     if (leftovers == Leftovers::remove) remove_leftovers(directory);
@@ -139,7 +140,13 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
   for (std::size_t i = steps.size(); i-- > 0;) {
     const fs::path path = directory / directory_name(steps[i]);
     try {
-      return Found{path, examine(world, path, verify), verify == Verify::full};
+      Manifest manifest = examine(world, path, verify);
+      if (lease != nullptr && lease->stale(manifest)) {
+        log::warning("{}: not used, a run that had lost the directory wrote it", path.string());
+        --count;
+        continue;
+      }
+      return Found{path, std::move(manifest), verify == Verify::full};
     } catch (const NewerFormat& later) {
       refuse_newer(path, later.version);
     } catch (const Error& failure) {

@@ -19,6 +19,8 @@
 
 namespace weft::checkpoint {
 
+class Lease;
+
 struct Found {
   std::filesystem::path path;  ///< the step directory
   Manifest manifest;
@@ -30,10 +32,12 @@ enum class Leftovers { keep, remove };
 
 /// Collective; the same answer on every rank. `resume` is "auto", "never" or the path of a step directory.
 /// auto: the newest valid checkpoint of `directory`; rank 0 logs a warning for each rejected one; nullopt if there is
-/// no checkpoint. Rank 0 reports and removes *.tmp files if requested. Throws a collective Error(io) if checkpoints
-/// exist and none is valid, if the requested one is not valid, and if the newest has a newer format.
+/// no checkpoint. Those that are stale by `lease` do not count. Rank 0 reports and removes *.tmp files if requested.
+/// Throws a collective Error(io) if checkpoints exist and none is valid, if the requested one is not valid, and if the
+/// newest has a newer format.
 std::optional<Found> find(const parallel::Communicator& world, const std::filesystem::path& directory,
-                          const std::string& resume, Verify verify, Leftovers leftovers = Leftovers::remove);
+                          const std::string& resume, Verify verify, Leftovers leftovers = Leftovers::remove,
+                          const Lease* lease = nullptr);
 
 /// Reads and verifies one step directory. Collective. Throws a collective Error(io) that names the problem.
 Found open(const parallel::Communicator& world, const std::filesystem::path& step_directory, Verify verify);

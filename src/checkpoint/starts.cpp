@@ -4,13 +4,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <utility>
 
-#include "base/error.hpp"
+#include "report/ownership.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::checkpoint {
 namespace {
@@ -30,7 +29,8 @@ std::int64_t integer(const Json& line, const char* name) {
 }  // namespace
 
 Starts::Starts(const std::filesystem::path& run_directory) : path_(run_directory / "starts.jsonl") {
-  std::ifstream file(path_);
+  constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
+  std::istringstream file(std::filesystem::exists(path_) ? storage::read_text(path_, kLargestFile) : "");
   for (std::string text; std::getline(file, text);) {
     torn_ = file.eof();
     const Json line = Json::parse(text, nullptr, false);
@@ -47,18 +47,13 @@ Starts::Starts(const std::filesystem::path& run_directory) : path_(run_directory
   }
 }
 
-Starts::~Starts() {
-  if (file_ >= 0) close(file_);
-}
-
 std::string Starts::last_resume() const { return starts_.empty() ? "auto" : starts_.back().resume; }
 
 void Starts::append(const std::string& line) {
-  if (file_ < 0) file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  const std::string text = (std::exchange(torn_, false) ? "\n" : "") + line + "\n";
-  if (file_ < 0 || lseek(file_, 0, SEEK_END) < 0 ||
-      write(file_, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-    throw error(ExitCode::io, "{}: cannot be written ({})", path_.string(), std::strerror(errno));
+  report::require_ownership();
+  if (file_ < 0) file_ = open_own(path_, O_WRONLY | O_CREAT);
+  if (lseek(file_, 0, SEEK_END) < 0) fail_with_errno(path_, "writing");
+  write_all(file_, (std::exchange(torn_, false) ? "\n" : "") + line + "\n", path_);
 }
 
 void Starts::failed(std::int64_t number, int code) {

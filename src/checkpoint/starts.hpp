@@ -21,13 +21,14 @@
 #include <string>
 #include <vector>
 
+#include "base/file.hpp"
+
 namespace weft::checkpoint {
 
 class Starts {
  public:
   /// Reads the history. Nothing is written before `failed` or `begin`.
   explicit Starts(const std::filesystem::path& run_directory);
-  ~Starts();
   Starts(const Starts&) = delete;
 
   /// The option --resume of the last start; "auto" if there was none.
@@ -56,7 +57,7 @@ class Starts {
   std::filesystem::path path_;
   std::vector<Start> starts_;
   bool torn_ = false;  ///< the last line has no end
-  int file_ = -1;
+  Descriptor file_;
   std::int64_t reached_at_ = -1;  ///< offset of the number in the file
 };
 

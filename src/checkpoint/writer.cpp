@@ -19,6 +19,7 @@
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/format.hpp"
+#include "report/ownership.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
 #include "storage/tensor_file.hpp"
@@ -286,7 +287,10 @@ struct Writer::State {
   void write(const RowSource& source) {
     const trace::Scope scope(trace::Row::writer, "write shard");
     const fs::path path = temporary / shard_name(world.rank());
-    failure = parallel::attempt([&] { shard = write_shard(path, world.rank(), manifest, registry, source); });
+    failure = parallel::attempt([&] {
+      report::require_ownership();
+      shard = write_shard(path, world.rank(), manifest, registry, source);
+    });
     if (failure) {
       // HDF5 keeps a file open that it could not close: truncate it to free its space.
       std::error_code ignored;
@@ -334,6 +338,7 @@ struct Writer::State {
   /// Turns complete shards into a durable checkpoint. Rank 0.
   void publish(const fs::path& path) {
     pass("before-manifest");
+    report::require_ownership();
     const std::string text = to_text(manifest);
     try {
       parse(text);
@@ -343,6 +348,7 @@ struct Writer::State {
     storage::write_text(temporary / kManifestName, text);
     storage::sync_directory(temporary);
     pass("before-rename");
+    report::require_ownership();
     if (fs::exists(path)) {
       // An invalid checkpoint of this step, or one that was abandoned: replace it.
       const fs::path replaced = path.string() + ".replaced.tmp";
@@ -357,6 +363,7 @@ struct Writer::State {
   void tidy(const fs::path& path) {
     pass("after-rename");
     pass("before-latest");
+    report::require_ownership();
     storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
     fs::remove_all(path.string() + ".replaced.tmp");
     for (const std::int64_t step : expired(durable, settings)) {
@@ -372,6 +379,7 @@ struct Writer::State {
   bool remove(const fs::path& old) const {
     // Rename first: a partly deleted directory must not look like a checkpoint.
     const fs::path doomed = old.string() + ".deleted.tmp";
+    report::require_ownership();
     std::error_code failed;
     fs::rename(old, doomed, failed);
     pass("mid-delete");
@@ -457,11 +465,14 @@ bool Writer::start(Manifest manifest) {
   state.manifest = std::move(manifest);
   state.manifest.format_version = kFormatVersion;
   state.manifest.world = state.world.size();
-  state.temporary = state.directory / (directory_name(state.manifest.step) + ".tmp");
+  // With the token of the owner: ranks of a run that lost the directory never write into this one's.
+  const std::string owner = state.manifest.owner.empty() ? "" : "." + state.manifest.owner.substr(0, 8);
+  state.temporary = state.directory / (directory_name(state.manifest.step) + owner + ".tmp");
   state.shard = {};
   state.done = false;
   state.phase = State::Phase::writing;
   state.failure = parallel::attempt_on_root(state.world, [&] {
+    report::require_ownership();
     fs::remove_all(state.temporary);
     fs::create_directories(state.temporary);
   });
@@ -570,7 +581,7 @@ void require_writable(const parallel::Communicator& world, const fs::path& direc
   };
   const fs::path probe = directory / ".probe.tmp";
   if (const auto failure = parallel::attempt_on_root(world, [&] {
-        fs::create_directories(directory);
+        storage::make_directory(directory);
         storage::write_text(probe, "");
       }))
     refuse(*failure);

@@ -33,6 +33,8 @@ Options of commands with an INPUT (a TOML file):
   --walltime hh:mm:ss         train: stop cleanly before (run.walltime)
   --resume auto|never|PATH    train: resume from the newest valid checkpoint,
                               start a new run, or resume from PATH (default auto)
+  --take-over                 train: take the run directory over from another run,
+                              although that may still be alive; it then stops
   --compare FILE              benchmark: end with 1 when a case takes longer than
                               benchmark.compare_ratio times this benchmark.json's
   --tune                      benchmark: time the library's algorithms, record the best
@@ -105,6 +107,7 @@ void add_options(CLI::App& app, Command command, Request& request) {
   if (command == Command::train) {
     app.add_option("--resume", request.resume);
     app.add_option("--walltime", request.walltime);
+    app.add_flag("--take-over", request.take_over);
   }
   if (command == Command::report) app.add_option("--output", request.output);
   if (command == Command::evaluate) app.add_option("--data", request.data);
@@ -186,6 +189,10 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
     throw usage("two commands, \"{}\" and \"{}\" (one at a time)", given[0]->get_name(), given[1]->get_name());
   if (given.empty() && !request.defaults && !request.reference) throw usage("no command was given");
 
+  if (!given.empty())
+    if (const CLI::Option* output = given.front()->get_option_no_throw("--output");
+        output != nullptr && output->count() > 0 && request.output.empty())
+      throw usage("--output \"\" is empty; give the name of a directory");
   const Declared* chosen = &declared[0];  // weft --defaults: those of train
   for (const Declared& entry : declared)
     if (!given.empty() && given.front()->get_name() == entry.name) chosen = &entry;

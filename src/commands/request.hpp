@@ -33,6 +33,7 @@ struct Request {
   bool tune = false;            ///< benchmark
   bool profile = false;         ///< train, evaluate, benchmark
   std::string resume = "auto";  ///< auto | never | PATH
+  bool take_over = false;       ///< train: the run directory, from a run that may be alive
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string output;           ///< "" or DIR; report: FILE
   std::string data;             ///< evaluate: DIR

@@ -10,19 +10,19 @@
 #include <fstream>
 #include <limits>
 #include <optional>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "base/contract.hpp"
-#include "base/error.hpp"
 #include "base/log.hpp"
+#include "report/ownership.hpp"
 
 namespace weft::report {
 namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND;
 constexpr std::streamsize kLongestLine = 1 << 20;  // longer lines are not records
 
 std::optional<std::int64_t> step_of(const char* line) {
@@ -67,42 +67,38 @@ Kept for_each_kept(const fs::path& path, std::int64_t last, Use&& use) {
   return kept;
 }
 
-/// Removes everything but the records of steps <= last.
-void repair(const fs::path& path, std::int64_t last) {
+/// Removes everything but the records of steps <= last. True if the file was replaced by another one.
+bool repair(const fs::path& path, const Descriptor& file, std::int64_t last) {
   Kept kept;
   if (last >= 0) kept = for_each_kept(path, last, [](const char*) {});
-  std::error_code failure;
-  fs::resize_file(path, static_cast<std::uintmax_t>(kept.end), failure);
-  if (failure)
-    throw error(ExitCode::io, "{}: cannot be truncated to step {} ({})", path.string(), last, failure.message());
-  if (kept.damaged == 0) return;
+  if (ftruncate(file, kept.end) != 0) fail_with_errno(path, "truncating");
+  if (kept.damaged == 0) return false;
   log::warning("{}: {} damaged line{} removed, the first is line {}; the records around them are kept", path.string(),
                kept.damaged, kept.damaged == 1 ? "" : "s", kept.first_damaged);
   std::string text;
   for_each_kept(path, last, [&](const char* line) { text.append(line) += '\n'; });
   try {
     write_json_text(path, text);
+    return true;
   } catch (const Error& unwritten) {
     log::warning("{}; the damaged lines stay", unwritten.what());
+    return false;
   }
 }
 
 }  // namespace
 
-MetricsWriter::MetricsWriter(const fs::path& path, std::int64_t resumed_step) : path_(path) {
-  // Only a regular file can be truncated; a pipe or device is only written to.
-  std::error_code failure;
-  if (fs::is_regular_file(path, failure)) repair(path, resumed_step);
-  file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (file_ < 0) throw error(ExitCode::io, "{}: cannot be opened ({})", path.string(), std::strerror(errno));
+MetricsWriter::MetricsWriter(const fs::path& path, std::int64_t resumed_step)
+    : path_(path), file_(open_own(path, kFlags)) {
+  // Only a regular file can be truncated; a device is only written to.
+  if (fs::is_regular_file(path) && repair(path, file_, resumed_step)) file_ = open_own(path, kFlags);
 }
 
 MetricsWriter::~MetricsWriter() {
-  const int reason = flush();
+  const int reason = owns_run_directory() ? flush() : 0;
   if (const auto missing = lost_ + std::count(unwritten_.begin(), unwritten_.end(), '\n'); missing > 0)
     log::warning("{}: {} record{} missing, they could not be written{}", path_.string(), missing,
                  missing == 1 ? " is" : "s are", reason != 0 ? fmt::format(" ({})", std::strerror(reason)) : "");
-  close(file_);
 }
 
 int MetricsWriter::flush() {
@@ -122,6 +118,7 @@ void MetricsWriter::write(const Json& record) {
     unwritten_ += line;
   else
     ++lost_;
+  require_ownership();
   const int reason = flush();
   if (reason != 0 && !failing_)
     log::warning("{}: cannot be written ({}); training continues, records stay in memory and are written later",

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <string>
 
+#include "base/file.hpp"
 #include "report/json.hpp"
 
 namespace weft::report {
@@ -34,7 +35,7 @@ class MetricsWriter {
   int flush();
 
   std::filesystem::path path_;
-  int file_ = -1;
+  Descriptor file_;
   std::string unwritten_;  // whole lines, except for the part of the first one that is in the file
   std::int64_t lost_ = 0;  // records for which there was no room
   bool failing_ = false;

@@ -105,6 +105,7 @@ Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const 
   checkpoints.protected_step = opened.protected_step;
   writer_.emplace(world.all(), directory_.checkpoints(), checkpoints, model.registry(), runtime.execution(),
                   resumed_ ? opened.found->path : std::filesystem::path());
+  if (world.is_root()) directory_.lease->settle(writer_->last_durable());
 }
 
 checkpoint::Manifest Loop::manifest() const {
@@ -118,6 +119,8 @@ checkpoint::Manifest Loop::manifest() const {
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = origin_.libraries;
   manifest.dataset_fingerprint = origin_.dataset_fingerprint;
+  manifest.fence = directory_.lease->fence();
+  manifest.owner = directory_.lease->token();
   if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty())
     manifest.extra = report::to_text({{"algorithms", algorithms}});
   return manifest;

@@ -1,29 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/run_directory.hpp"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <optional>
+#include <set>
+
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/directory.hpp"
 #include "checkpoint/starts.hpp"
 #include "checkpoint/writer.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
+#include "input/text.hpp"
 #include "parallel/failure.hpp"
 #include "report/log.hpp"
+#include "report/ownership.hpp"
 #include "report/run_record.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::training {
+namespace {
+namespace fs = std::filesystem;
 
-void require_usable_output(const parallel::World& world, const std::filesystem::path& path) {
+/// Throws Error(usage) unless the directory is missing, empty, or that of a run: a run deletes and replaces files. What
+/// users prepare before the first start (checkpoints/ on another disk, a request file) belongs to a run.
+void require_run_or_empty(const fs::path& path) {
+  static const std::set<std::string> names{"CHECKPOINT",   "STOP",          "checkpoints",   "heartbeat",
+                                           "input.toml",   "log.txt",       "metrics.jsonl", "report.html",
+                                           "starts.jsonl", "statistics.txt"};
+  if (!fs::is_directory(path)) return;
+  std::string foreign;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "run.json" || name.starts_with("lease.")) return;
+    if (!names.contains(name)) foreign = name;
+  }
+  if (!foreign.empty())
+    throw error(ExitCode::usage,
+                "run.output = \"{}\" cannot be used (it holds {}: it is neither empty nor the directory of a run); "
+                "choose another with --output",
+                path.string(), input::quoted(foreign));
+}
+
+/// Throws Error(io) if another user has placed a link there: a run deletes incomplete checkpoints.
+void require_own_link(const fs::path& checkpoints) {
+  struct stat status {};
+  if (::lstat(checkpoints.c_str(), &status) == 0 && S_ISLNK(status.st_mode) && status.st_uid != ::geteuid() &&
+      status.st_uid != 0)
+    throw error(ExitCode::io, "{}: is a symbolic link of another user; remove it", checkpoints.string());
+}
+
+/// Gives a file a new inode: a process that lost the directory may have it open, and writes to the old one from now on.
+void replace_by_copy(const fs::path& path) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 32;
+  if (fs::exists(fs::symlink_status(path)))
+    storage::write_text_atomically(path, storage::read_text(open_own(path, O_RDONLY), path, kLargest));
+}
+
+}  // namespace
+
+void require_usable_output(const parallel::World& world, const fs::path& path) {
   world.on_root([&]() -> std::string {
-    std::filesystem::path existing = std::filesystem::absolute(path);
-    while (!existing.empty() && !std::filesystem::exists(existing)) existing = existing.parent_path();
-    if (!std::filesystem::is_directory(existing) || access(existing.c_str(), W_OK | X_OK) != 0)
+    require_run_or_empty(path);
+    fs::path existing = fs::absolute(path);
+    while (!existing.empty() && !fs::exists(existing)) existing = existing.parent_path();
+    if (!fs::is_directory(existing) || access(existing.c_str(), W_OK | X_OK) != 0)
       throw error(ExitCode::io, "run.output = \"{}\" cannot be written ({} is {}); choose another with --output",
-                  path.string(), existing.string(),
-                  std::filesystem::is_directory(existing) ? "not writable" : "not a directory");
+                  path.string(), existing.string(), fs::is_directory(existing) ? "not writable" : "not a directory");
     return {};
   });
 }
@@ -48,30 +95,60 @@ Earlier earlier_starts(const RunDirectory& directory, const std::string& resume,
       starts.failed(record["start_number"].get<std::int64_t>(), earlier.exit_code);
     if (resume == "auto") return;
     earlier.option_applied = starts.last_resume() == resume && !checkpoint::steps_in(directory.checkpoints()).empty();
-    const std::filesystem::path path(resume), step = path.has_filename() ? path : path.parent_path();
+    const fs::path path(resume), step = path.has_filename() ? path : path.parent_path();
     std::error_code elsewhere;
-    if (std::filesystem::equivalent(std::filesystem::absolute(step).parent_path(), directory.checkpoints(), elsewhere))
+    if (fs::equivalent(fs::absolute(step).parent_path(), directory.checkpoints(), elsewhere))
       earlier.protected_step = checkpoint::step_of(step.filename().string());
   });
   world.all().broadcast(&earlier, sizeof earlier);
   return earlier;
 }
 
+/// The record of a complete run stays. Only a job script that gave this start a name finds that name in it, so that it
+/// knows how this start ended. Collective.
+void keep_record(const fs::path& path, const parallel::World& world) {
+  const report::Json& own = report::run_record();
+  if (!own.contains("start_id")) return;
+  world.on_root([&] {
+    report::Json record = report::stored_record(path);
+    record["start_id"] = own["start_id"];
+    if (report::exit_code_of(record) != 0) record["exit"] = {{"code", 0}, {"reason", report::exit_reason(0)}};
+    report::write_json(path, record);
+  });
+}
+
 }  // namespace
 
 OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, const std::string& resume,
-                   checkpoint::Verify verify, const parallel::World& world) {
-  OpenedRun run{.directory = {settings.output}, .found = std::nullopt, .resume = resume};
-  checkpoint::require_writable(world.all(), run.directory.path);
-  report::log_to_file(run.directory.path / "log.txt");
+                   checkpoint::Verify verify, bool take_over, const parallel::World& world) {
+  const fs::path path = settings.output;
+  parallel::on_root(world.all(), [&] { require_run_or_empty(path); });
+  if (const auto failure = parallel::attempt_on_root(world.all(), [&] { storage::make_directory(path); }))
+    throw collective_error(ExitCode::io, "{}: cannot be created ({}); choose another --output", path.string(),
+                           failure->message);
+  // Released when the program ends: the record of the run is written after the command.
+  static std::optional<checkpoint::Lease> lease;
+  lease.emplace(world.all(), path, checkpoint::Lease::Settings{static_cast<double>(settings.lease), take_over});
+  report::set_ownership([] { return lease->lost(); });
+  OpenedRun run{.directory = {path, &*lease}, .found = std::nullopt, .resume = resume};
+  parallel::on_root(world.all(), [&] {
+    require_own_link(run.directory.checkpoints());
+    fs::remove(path / "heartbeat");  // ranks of an earlier owner may still have it open
+    if (!lease->taken_over_from().empty())
+      for (const char* name : {"log.txt", "metrics.jsonl", "starts.jsonl"}) replace_by_copy(path / name);
+  });
+  checkpoint::require_writable(world.all(), path);
+  report::log_to_file(path / "log.txt");
+  if (!lease->taken_over_from().empty())
+    log::warning("{}: taken over from {}", path.string(), lease->taken_over_from());
   report::run_record()["input"] = input::to_json(schema);
-  report::record_to(run.directory.path / "run.json");
+  report::record_to(path / "run.json");
   const Earlier earlier = earlier_starts(run.directory, resume, world);
   run.protected_step = earlier.protected_step;
   if (earlier.option_applied)
     log::info("--resume {}: applied by an earlier start; continuing this run from its newest checkpoint", resume);
-  run.found =
-      checkpoint::find(world.all(), run.directory.checkpoints(), earlier.option_applied ? "auto" : resume, verify);
+  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), earlier.option_applied ? "auto" : resume,
+                               verify, checkpoint::Leftovers::remove, run.directory.lease);
   run.complete = run.found && (run.found->manifest.step > settings.steps ||
                                (run.found->manifest.step == settings.steps && earlier.exit_code == 0));
   if (run.complete)
@@ -81,8 +158,9 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   return run;
 }
 
-bool is_complete(const OpenedRun& run, const RunSettings& settings) {
+bool is_complete(const OpenedRun& run, const RunSettings& settings, const parallel::World& world) {
   if (!run.complete) return false;
+  keep_record(run.directory.path / "run.json", world);
   const std::int64_t done = run.found->manifest.step;
   if (done > settings.steps)
     log::info(
@@ -96,7 +174,9 @@ bool is_complete(const OpenedRun& run, const RunSettings& settings) {
 }
 
 void keep_input(const RunDirectory& directory, const input::Schema& schema, const parallel::World& world) {
-  if (world.is_root()) storage::write_text_atomically(directory.path / "input.toml", input::print(schema));
+  if (!world.is_root()) return;
+  report::require_ownership();
+  storage::write_text_atomically(directory.path / "input.toml", input::print(schema));
 }
 
 void check_same_run(const input::Schema& schema, const ResumeSettings& settings, const checkpoint::Found& found,

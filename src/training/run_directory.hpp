@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The directory of a run: input.toml (resolved), log.txt, metrics.jsonl, run.json, starts.jsonl, checkpoints/. Created,
-// or opened again to resume, before anything is computed.
+// The directory of a run: lease.N, input.toml (resolved), log.txt, metrics.jsonl, run.json, starts.jsonl, checkpoints/.
+// Created, or opened again to resume, before anything is computed.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/lease.hpp"
 #include "checkpoint/resume.hpp"
 #include "input/schema.hpp"
 #include "parallel/world.hpp"
@@ -18,10 +19,12 @@ namespace weft::training {
 
 struct RunDirectory {
   std::filesystem::path path;
+  checkpoint::Lease* lease = nullptr;  ///< held until the process ends
   std::filesystem::path checkpoints() const { return path / "checkpoints"; }
 };
 
-/// Throws a collective Error(io) if a run could not write there; changes nothing. For the dry run.
+/// For the dry run; changes nothing. Throws a collective Error(io) if a run could not write there, Error(usage) if the
+/// directory is neither empty nor that of a run.
 void require_usable_output(const parallel::World&, const std::filesystem::path& path);
 
 struct OpenedRun {
@@ -32,14 +35,16 @@ struct OpenedRun {
   /// The run has at least run.steps steps, and its record is complete or of more steps: nothing may be changed.
   bool complete = false;
 };
-/// Creates the directory, opens log.txt and run.json there, and finds the checkpoint to resume from. `resume`: "auto",
-/// "never" or the path of a checkpoint (--resume). It applies to the first start only: if the start before this one had
-/// the same option, the run continues from its own newest checkpoint. Collective.
+/// Creates the directory, acquires its lease, opens log.txt and run.json there, and finds the checkpoint to resume
+/// from. `resume`: "auto", "never" or the path of a checkpoint (--resume). It applies to the first start only: if the
+/// start before this one had the same option, the run continues from its own newest checkpoint. `take_over`: also from
+/// a run that may be alive. Collective. Throws as `require_usable_output`, and a collective Error(io) if the directory
+/// belongs to another run.
 OpenedRun open_run(const RunSettings&, const input::Schema&, const std::string& resume, checkpoint::Verify,
-                   const parallel::World&);
+                   bool take_over, const parallel::World&);
 
-/// True if the run is complete; logged. The command then ends with 0.
-bool is_complete(const OpenedRun&, const RunSettings&);
+/// True if the run is complete; logged. The command then ends with 0. Collective.
+bool is_complete(const OpenedRun&, const RunSettings&, const parallel::World&);
 
 /// Writes the resolved input into the directory: once it is known that the run may start.
 void keep_input(const RunDirectory&, const input::Schema&, const parallel::World&);

@@ -23,6 +23,13 @@ void add_keys(input::Schema& schema, RunSettings& run) {
       .in("hh:mm:ss")
       .free();
   schema
+      .add("run.lease", run.lease,
+           "time without a sign of life of this run after which a run on another host may take over its directory")
+      .in("s")
+      .at_least(1)
+      .at_most(3600)
+      .free();
+  schema
       .add("run.nonfinite", run.nonfinite, {{"stop", NonFinite::stop}, {"skip", NonFinite::skip}},
            "on a loss or gradient that is not finite: end the run (exit code 4), or skip the step")
       .free();
@@ -30,6 +37,9 @@ void add_keys(input::Schema& schema, RunSettings& run) {
       .in("steps")
       .at_least(0)
       .free();
+  schema.rule({"run.output"}, [&run]() -> std::string {
+    return run.output.empty() ? "run.output is empty; give the name of a directory" : "";
+  });
   schema.rule({"run.walltime"}, [&run]() -> std::string {
     if (run.walltime.empty() || parse_walltime(run.walltime)) return {};
     return fmt::format("run.walltime = \"{}\" is not a time (hours:minutes:seconds); write it as \"11:55:00\"",

@@ -23,6 +23,7 @@ struct RunSettings {
   std::int64_t steps = 1000;
   std::int64_t seed = 1;
   std::string walltime = "";  ///< hh:mm:ss; "" = no limit
+  std::int64_t lease = 60;    ///< seconds (checkpoint/lease.hpp)
   NonFinite nonfinite = NonFinite::stop;
   std::int64_t skip_at_most = 10;  ///< nonfinite = "skip": steps that may be skipped in a run
 };

@@ -41,9 +41,9 @@ int train(const std::string& path, const std::string& output, const parallel::Wo
   input::read(schema, text, path, {input::override_text("run.output", output, "OUTPUT")});
 
   training::accept_requests();
-  const training::OpenedRun opened = training::open_run(c.run, schema, "auto", c.checkpoint.verify, world);
+  const training::OpenedRun opened = training::open_run(c.run, schema, "auto", c.checkpoint.verify, false, world);
   if (opened.found) training::check_same_run(schema, c.resume, *opened.found, {"examples", "generated"}, world);
-  if (training::is_complete(opened, c.run)) return 0;
+  if (training::is_complete(opened, c.run, world)) return 0;
   training::keep_input(opened.directory, schema, world);
   const device::Runtime runtime({}, world.node_rank(), world.node_size());
   report::record_start(world, "linear_regression", {}, runtime.description());

@@ -87,12 +87,12 @@ int train(const Request& request, const parallel::World& world) {
 
   // 2. The run directory, and the checkpoint to resume from.
   training::accept_requests();
-  const training::OpenedRun opened =
-      training::open_run(configuration.run, schema, request.resume, configuration.checkpoint.verify, world);
+  const training::OpenedRun opened = training::open_run(configuration.run, schema, request.resume,
+                                                        configuration.checkpoint.verify, request.take_over, world);
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
-  if (training::is_complete(opened, configuration.run)) return 0;
+  if (training::is_complete(opened, configuration.run, world)) return 0;
   if (opened.found && world.is_root()) warn_of_another_schedule(configuration, schema, opened.found->manifest);
   training::keep_input(opened.directory, schema, world);
 
