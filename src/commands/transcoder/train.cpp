@@ -35,15 +35,23 @@ std::int64_t usable_device_bytes(const device::Settings& settings, const paralle
   return allowed > 0 ? std::min(allowed, -taken) : -taken;
 }
 
-/// The schedule of a resumed run extends over another number of steps: a change of run.steps needs no permission.
-void warn_of_another_schedule(const transcoder::Configuration& now, const input::Schema& schema,
-                              const checkpoint::Manifest& manifest) {
+/// Warns if the schedule of the learning rate has another length than that of the run so far, which needs no
+/// permission, or ends in steps that train nothing. Rank 0.
+void check_schedule(const transcoder::Configuration& now, const input::Schema& schema,
+                    const std::optional<checkpoint::Found>& found) {
+  const std::int64_t steps = now.run.steps;
+  if (optimizer::learning_rate(now.optimizer, steps, steps) == 0)
+    log::warning(
+        "the learning rate is 0 at step {}, the last one (its schedule ends before, at optimizer.final_fraction = 0): "
+        "such steps train nothing; raise optimizer.final_fraction or lower run.steps",
+        steps);
+  if (!found) return;
   const auto before = [&](const char* key) {
-    return std::get<std::int64_t>(input::value_in(schema, key, manifest.input, checkpoint::kManifestName));
+    return std::get<std::int64_t>(input::value_in(schema, key, found->manifest.input, checkpoint::kManifestName));
   };
-  const std::string warning = optimizer::schedule_warning(now.optimizer, manifest.step,
+  const std::string warning = optimizer::schedule_warning(now.optimizer, found->manifest.step,
                                                           {before("run.steps"), before("optimizer.schedule_steps")},
-                                                          {now.run.steps, now.optimizer.schedule_steps});
+                                                          {steps, now.optimizer.schedule_steps});
   if (!warning.empty()) log::warning("{}", warning);
 }
 
@@ -93,7 +101,7 @@ int train(const Request& request, const parallel::World& world) {
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
   if (training::is_complete(opened, configuration.run, world)) return 0;
-  if (opened.found && world.is_root()) warn_of_another_schedule(configuration, schema, opened.found->manifest);
+  if (world.is_root()) check_schedule(configuration, schema, opened.found);
   training::keep_input(opened.directory, schema, world);
 
   // 3. The hardware.
