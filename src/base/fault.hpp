@@ -11,7 +11,8 @@
 // Points, in the order of a step: step; data-wait; data-read (in the thread that loads batches; its step is the number
 // of the batch since the start; nan corrupts the batch); collective (every collective call, in any thread). Points of a
 // checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, after-rename,
-// before-latest, mid-delete.
+// before-latest, mid-delete. Points of the lease of the run directory (rank 0, step 0): lease-created, lease-written,
+// lease-renew.
 #pragma once
 
 #include <atomic>

@@ -39,7 +39,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "lease.";
 constexpr std::size_t kMostDigits = 15;
-constexpr std::size_t kBytes = 1536;
+constexpr std::size_t kBytes = 1024;  // more than any names take
 constexpr std::int64_t kMostBytes = 1 << 16;
 constexpr std::size_t kLongestName = 128;
 /// Seconds that an owner on this host has to end: processes outlive a killed launcher by a second or two.
@@ -47,6 +47,12 @@ constexpr double kGrace = 10;
 constexpr double kLongestSeconds = 3600;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// Without control characters, which must not reach a terminal from a foreign file, and of limited length.
+std::string plain(const std::string& text) {
+  const std::string quoted = input::quoted(text, kLongestName);
+  return quoted.substr(1, quoted.size() - 2);
+}
 
 // --- this process --------------------------------------------------------------------------------------------------
 
@@ -95,16 +101,15 @@ Owner this_process(double seconds) {
   owner.token = random_token();
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
-  owner.host = host;
+  owner.host = plain(host);
   owner.boot = first_line("/proc/sys/kernel/random/boot_id");
   std::error_code none;
   owner.pid_namespace = fs::read_symlink("/proc/self/ns/pid", none).string();
   owner.process = ::getpid();
   owner.process_start = status_of(owner.process).value_or(ProcessStatus{}).start;
-  owner.job = job_of_scheduler();
+  owner.job = plain(job_of_scheduler());
   owner.started = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   owner.seconds = seconds;
-  for (std::string* name : {&owner.host, &owner.job}) name->resize(std::min(name->size(), kLongestName));
   return owner;
 }
 
@@ -126,10 +131,6 @@ bool process_is_gone(const Owner& owner) {
 /// "process 1234 on node03 (SLURM_JOB_ID=77), started 2026-11-22T06:14:04Z, 0:12:34 ago"
 std::string describe(const Owner& owner) {
   if (owner.token.empty()) return "an owner whose lease cannot be read";
-  const auto plain = [](const std::string& text) {  // control characters of a foreign file must not reach a terminal
-    const std::string quoted = input::quoted(text, kLongestName);
-    return quoted.substr(1, quoted.size() - 2);
-  };
   std::string text = fmt::format("process {} on {}", owner.process, plain(owner.host));
   if (!owner.job.empty()) text += fmt::format(" ({})", plain(owner.job));
   text += fmt::format(", started {}", plain(owner.started));
@@ -261,7 +262,10 @@ Lease::Lease(const parallel::Communicator& world, fs::path run_directory, const 
 Lease::~Lease() {
   if (!thread_.joinable()) return;
   // MPI_Abort may end the program, and with it static objects, from any thread.
-  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
@@ -294,25 +298,26 @@ bool Lease::attempt(const Settings& settings) {
     seen_since_ = Clock::now();
   }
   const bool here = on_this_system(owner, mine_);
+  const double silence = owner.token.empty() ? settings.seconds : owner.seconds;
+  const double grace = std::min(kGrace, settings.seconds);
   std::string why;
-  if (owner.released)
+  if (owner.released) {
     taken_over_from_.clear();
-  else if (here && process_is_gone(owner))
+  } else if (here && process_is_gone(owner)) {
     why = "that process does not exist any more";
-  else if (settings.take_over)
+  } else if (settings.take_over) {
     why = "--take-over";
-  else if (!here && seconds_since(seen_since_) >= owner.seconds)
-    why = fmt::format("without a sign of life for {:g} s", owner.seconds);
-  else if ((here || renewed_) && seconds_since(waiting_since_) >= std::min(kGrace, settings.seconds))
+  } else if (!here && seconds_since(seen_since_) >= silence) {
+    why = fmt::format("without a sign of life for {:g} s", silence);
+  } else if ((here || renewed_) && seconds_since(waiting_since_) >= grace) {
     throw error(ExitCode::io,
                 "{}: belongs to another run: {} (two runs in one directory would overwrite each other's files); wait "
                 "until it has ended, choose another --output, or take the directory over with --take-over",
                 directory_.string(), describe(owner));
-  else {
+  } else {
     if (!std::exchange(announced_, true))
       log::info("{}: belongs to {}; waiting up to {:g} s {}", directory_.string(), describe(owner),
-                here ? std::min(kGrace, settings.seconds) : owner.seconds,
-                here ? "until it has ended" : "for a sign of life");
+                here ? grace : silence, here ? "until it has ended" : "for a sign of life");
     return false;
   }
   if (!why.empty()) taken_over_from_ = fmt::format("{} ({})", describe(owner), why);

@@ -466,8 +466,9 @@ bool Writer::start(Manifest manifest) {
   state.manifest.format_version = kFormatVersion;
   state.manifest.world = state.world.size();
   // With the token of the owner: ranks of a run that lost the directory never write into this one's.
-  const std::string owner = state.manifest.owner.empty() ? "" : "." + state.manifest.owner.substr(0, 8);
-  state.temporary = state.directory / (directory_name(state.manifest.step) + owner + ".tmp");
+  const std::string& owner = state.manifest.owner;
+  state.temporary = state.directory /
+                    fmt::format("{}{}{:.8}.tmp", directory_name(state.manifest.step), owner.empty() ? "" : ".", owner);
   state.shard = {};
   state.done = false;
   state.phase = State::Phase::writing;

@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "parallel/signals.hpp"
+#include "report/ownership.hpp"
 
 namespace weft::training {
 namespace {
@@ -24,6 +25,8 @@ StopAgreement::StopAgreement(const parallel::Communicator& world, std::filesyste
 
 bool StopAgreement::requested_by_file(const char* name) {
   std::error_code ignored;
+  if (!std::filesystem::exists(run_directory_ / name, ignored)) return false;
+  report::require_ownership();  // the request may be meant for the next owner
   if (!std::filesystem::remove(run_directory_ / name, ignored)) return false;
   log::info("found the request file {} in {}", name, run_directory_.string());
   return true;

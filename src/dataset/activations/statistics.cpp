@@ -14,6 +14,7 @@
 #include "dataset/activations/sidecar.hpp"
 #include "kernels/bf16.hpp"
 #include "parallel/grid.hpp"
+#include "report/ownership.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
@@ -294,6 +295,7 @@ Statistics statistics(const parallel::World& world, const Description& descripti
   if (text.empty()) {
     result = compute_statistics(world, description, n_threads);
     world.on_root([&] {
+      report::require_ownership();
       storage::write_text_atomically(cache_path, to_text(result, description.fingerprint));
       return std::string();
     });
