@@ -10,6 +10,21 @@
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kAbandoned = ".abandoned";
+
+/// The step in "step_00001200.abandoned" and "step_00001200.abandoned.2"; -1 for any other name.
+std::int64_t abandoned_step(const std::string& name) {
+  const std::size_t at = name.find(kAbandoned);
+  return at == std::string::npos || name.ends_with(".tmp") ? -1 : step_of(name.substr(0, at));
+}
+
+std::size_t kept(const Settings& settings) {
+  return static_cast<std::size_t>(std::max<std::int64_t>(2, settings.keep));
+}
+
+}  // namespace
 
 std::int64_t step_of(const std::string& name) {
   constexpr std::string_view kPrefix = "step_";
@@ -52,8 +67,8 @@ void remove_leftovers(const fs::path& directory) {
 }
 
 void set_aside(const fs::path& step_directory) {
-  fs::path target = step_directory.string() + ".abandoned";
-  for (int n = 2; fs::exists(target); ++n) target = step_directory.string() + ".abandoned." + std::to_string(n);
+  fs::path target = step_directory.string() + kAbandoned;
+  for (int n = 2; fs::exists(target); ++n) target = step_directory.string() + kAbandoned + "." + std::to_string(n);
   report::require_ownership();
   storage::rename_durably(step_directory, target);
   log::warning("{}: newer than the checkpoint this run resumes from; renamed to {}", step_directory.string(),
@@ -61,10 +76,30 @@ void set_aside(const fs::path& step_directory) {
 }
 
 std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, const Settings& settings) {
-  const std::size_t keep = static_cast<std::size_t>(std::max<std::int64_t>(2, settings.keep));
+  const std::size_t keep = kept(settings);
   std::vector<std::int64_t> old;
   for (std::size_t i = 0; i + keep < durable.size(); ++i)
-    if (settings.keep_every <= 0 || durable[i] % settings.keep_every != 0) old.push_back(durable[i]);
+    if ((settings.keep_every <= 0 || durable[i] % settings.keep_every != 0) && durable[i] != settings.protected_step)
+      old.push_back(durable[i]);
+  return old;
+}
+
+std::vector<fs::path> abandoned_in(const fs::path& directory) {
+  std::vector<std::pair<std::int64_t, fs::path>> found;
+  if (!fs::exists(directory)) return {};
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+    if (const std::int64_t step = abandoned_step(entry.path().filename().string()); step >= 0)
+      found.emplace_back(step, entry.path());
+  std::sort(found.begin(), found.end());
+  std::vector<fs::path> paths;
+  for (auto& [step, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+std::vector<fs::path> expired_abandoned(const fs::path& directory, std::size_t n_durable, const Settings& settings) {
+  std::vector<fs::path> old = abandoned_in(directory);
+  const std::size_t keep = kept(settings) - std::min(kept(settings), n_durable);
+  old.resize(old.size() - std::min(old.size(), keep));
   return old;
 }
 

@@ -28,7 +28,16 @@ void remove_leftovers(const std::filesystem::path& directory);
 /// Renames a checkpoint to *.abandoned and logs a warning.
 void set_aside(const std::filesystem::path& step_directory);
 
-/// The steps to delete (`durable` ascending): all except the newest max(2, keep) and the multiples of keep_every.
+/// The steps to delete (`durable` ascending): all except the newest max(2, keep), the multiples of keep_every and the
+/// protected one.
 std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, const Settings& settings);
+
+/// Every *.abandoned, in the order of steps; empty if the directory does not exist.
+std::vector<std::filesystem::path> abandoned_in(const std::filesystem::path& directory);
+
+/// The abandoned checkpoints to delete. They count as older than the `n_durable` checkpoints of the run: of all
+/// together, the newest max(2, keep) stay.
+std::vector<std::filesystem::path> expired_abandoned(const std::filesystem::path& directory, std::size_t n_durable,
+                                                     const Settings& settings);
 
 }  // namespace weft::checkpoint

@@ -13,8 +13,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/array.hpp"
@@ -46,6 +48,11 @@ class Registry {
   /// Throws Error(internal) if the name is taken or unusable, or the ranges do not fit the shape.
   void add(Tensor tensor);
 
+  /// A tensor of this name affects speed only: a checkpoint may lack it, have it in another shape, or have it although
+  /// this registry does not. It then keeps its content when the checkpoint is loaded.
+  void make_optional(std::string name) { optional_.insert(std::move(name)); }
+  bool is_optional(const std::string& name) const { return optional_.contains(name); }
+
   std::span<const Tensor> tensors() const { return tensors_; }
   /// nullptr if there is no tensor of this name.
   const Tensor* find(const std::string& name) const;
@@ -56,6 +63,7 @@ class Registry {
 
  private:
   std::vector<Tensor> tensors_;
+  std::set<std::string> optional_;
 };
 
 /// Letters, digits, '_', '-', '.' and single inner '/', no "..": safe as a path inside a file.

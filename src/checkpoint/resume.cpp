@@ -167,13 +167,16 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
 void load(const parallel::Communicator& world, const Found& found, const Registry& registry,
           const kernels::Execution& execution, Load what) {
   const Manifest& manifest = found.manifest;
-  const auto entry_of = [&](const Tensor& tensor) {
+  // The entry of a tensor in the manifest; nothing for an optional one that is not there in this form.
+  const auto entry_of = [&](const Tensor& tensor) -> std::optional<std::size_t> {
     const auto at = std::find_if(manifest.tensors.begin(), manifest.tensors.end(),
                                  [&](const TensorEntry& entry) { return entry.name == tensor.name; });
+    const bool same = at != manifest.tensors.end() && at->type == tensor.type && at->shape == tensor.shape;
+    if (!same && registry.is_optional(tensor.name)) return std::nullopt;
     if (at == manifest.tensors.end())
       throw error(ExitCode::usage, "{}: has no tensor {} (was it written with other settings?)", found.path.string(),
                   tensor.name);
-    if (at->type != tensor.type || at->shape != tensor.shape)
+    if (!same)
       throw error(ExitCode::usage, "{}: {} is {} {}, this run has {} {} (was it written with other settings?)",
                   found.path.string(), tensor.name, name_of(at->type), text_of(at->shape), name_of(tensor.type),
                   text_of(tensor.shape));
@@ -181,10 +184,13 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
   };
   // Names, types and shapes are checked before reading: mismatches are the same on every rank.
   parallel::on_all(world, [&] {
-    for (const Tensor& tensor : registry.tensors()) entry_of(tensor);
+    for (const Tensor& tensor : registry.tensors())
+      if (!entry_of(tensor))
+        log::info("{} starts afresh: the checkpoint was written with other settings; results do not depend on it",
+                  tensor.name);
     if (what == Load::part) return;
     for (const TensorEntry& entry : manifest.tensors)
-      if (registry.find(entry.name) == nullptr)
+      if (registry.find(entry.name) == nullptr && !registry.is_optional(entry.name))
         throw error(ExitCode::usage,
                     "{}: has tensor {}, which this run does not have (was it written with other settings?)",
                     found.path.string(), entry.name);
@@ -208,7 +214,9 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
           storage::read_rows(dataset, begin, count, to);
       };
       for (const Tensor& tensor : registry.tensors()) {
-        const parallel::Range stored = shard.owned[entry_of(tensor)];
+        const std::optional<std::size_t> entry = entry_of(tensor);
+        if (!entry) continue;
+        const parallel::Range stored = shard.owned[*entry];
         const parallel::Range wanted{std::max(stored.begin, tensor.held.begin), std::min(stored.end, tensor.held.end)};
         if (wanted.size() <= 0) continue;
         try {

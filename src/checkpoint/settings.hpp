@@ -22,6 +22,8 @@ struct Settings {
   Staging staging =
       Staging::full;  ///< full: one host copy of the state; chunked: less memory, training waits for the disk
   std::int64_t failures_allowed = 3;  ///< consecutive failed checkpoints after which the run ends with 6
+
+  std::int64_t protected_step = -1;  ///< no key: the checkpoint that --resume names is never deleted; -1: none
 };
 
 /// The keys of the table, bound to the settings, which must outlive the schema.

@@ -1,29 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// History of a chain of jobs: the step at which each start of a run began, and whether it ended cleanly. A job that
-// repeatedly fails at the same step must not be requeued forever.
+// History of a chain of jobs: the step from which each start of a run began, the step it reached, and how it ended. A
+// job that repeatedly fails at the same step must not be requeued forever, and an option of the first start must not be
+// applied again by every requeued one.
 //
 // Stored in starts.jsonl in the run directory, one JSON object per line. Used by rank 0 only.
+//
+// clang-format off
+//   {"start":0,"resume":"never","reached":           18}   a start from step 0; `resume`: its option, unless "auto";
+//                                                          `reached`: the step it had begun, rewritten in place
+//   {"end":20}                                             ended cleanly after step 20
+//   {"failed":18,"code":4}                                 ended with a message in step 18
+// clang-format on
+//
+// A start without an end died silently. Unreadable lines are ignored: no results depend on this file.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/file.hpp"
 
 namespace weft::checkpoint {
 
 class Starts {
  public:
-  explicit Starts(std::filesystem::path run_directory);
+  /// Reads the history. Nothing is written before `failed` or `begin`.
+  explicit Starts(const std::filesystem::path& run_directory);
+  Starts(const Starts&) = delete;
 
-  /// Records a start from `step`. Throws Error(no_progress) if the last two starts began there too and did not end
-  /// cleanly, unless `ignore`; Error(io) if the file cannot be written. Unreadable lines are ignored: no results depend
-  /// on this file.
-  void begin(std::int64_t step, bool ignore);
-  /// Records that the last start ended cleanly at `step`.
+  /// The option --resume of the last start; "auto" if there was none.
+  std::string last_resume() const;
+
+  /// Records that start number `number` ended with a message, if it is the last one and no end is known. It then does
+  /// not count as a death. Throws Error(io).
+  void failed(std::int64_t number, int code);
+
+  /// Records a start from `step` with the option `resume`. Returns its number, from 1. Throws Error(no_progress) if the
+  /// last two starts began there too and died at one step, unless `ignore`; Error(io) if the file cannot be written.
+  std::int64_t begin(std::int64_t step, const std::string& resume, bool ignore);
+  /// Records that the present start has begun `step`. A failure is ignored.
+  void reached(std::int64_t step) noexcept;
+  /// Records that the present start ended cleanly at `step`.
   void end(std::int64_t step);
 
  private:
+  struct Start {
+    std::int64_t step = -1, reached = -1;  ///< -1: unknown
+    std::string resume = "auto";
+    bool ended = false;
+  };
+  void append(const std::string& line);
+
   std::filesystem::path path_;
+  std::vector<Start> starts_;
+  bool torn_ = false;  ///< the last line has no end
+  Descriptor file_;
+  std::int64_t reached_at_ = -1;  ///< offset of the number in the file
 };
 
 }  // namespace weft::checkpoint

@@ -367,16 +367,25 @@ struct Writer::State {
     storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
     fs::remove_all(path.string() + ".replaced.tmp");
     for (const std::int64_t step : expired(durable, settings)) {
-      // Rename first: a partly deleted directory must not look like a checkpoint.
-      const fs::path old = directory / directory_name(step), doomed = old.string() + ".deleted.tmp";
-      report::require_ownership();
-      std::error_code failed;
-      fs::rename(old, doomed, failed);
-      pass("mid-delete");
-      if (!failed) fs::remove_all(doomed, failed);
-      if (failed) log::warning("{}: cannot be deleted ({}); delete it manually", old.string(), failed.message());
+      remove(directory / directory_name(step));
       durable.erase(std::find(durable.begin(), durable.end(), step));
     }
+    for (const fs::path& old : expired_abandoned(directory, durable.size(), settings)) {
+      if (remove(old)) log::info("{}: deleted, the run has newer checkpoints", old.string());
+    }
+  }
+
+  /// Deletes an expired checkpoint. False, with a warning, if that fails.
+  bool remove(const fs::path& old) const {
+    // Rename first: a partly deleted directory must not look like a checkpoint.
+    const fs::path doomed = old.string() + ".deleted.tmp";
+    report::require_ownership();
+    std::error_code failed;
+    fs::rename(old, doomed, failed);
+    pass("mid-delete");
+    if (!failed) fs::remove_all(doomed, failed);
+    if (failed) log::warning("{}: cannot be deleted ({}); delete it manually", old.string(), failed.message());
+    return !failed;
   }
 
   /// Second phase. Rank 0, in a thread.
@@ -420,6 +429,9 @@ Writer::Writer(const parallel::Communicator& world, fs::path directory, const Se
         set_aside(state.directory / directory_name(step));
     }
     state.last_durable = resumed_step;
+    if (const std::size_t n = abandoned_in(state.directory).size(); n > 0)
+      log::info("{}: {} abandoned checkpoint{} (*.abandoned), to be deleted when the run has newer ones",
+                state.directory.string(), n, n == 1 ? "" : "s");
   });
   world.broadcast(&state.last_durable, sizeof state.last_durable);
 }

@@ -478,18 +478,30 @@ void read(const Schema& schema, std::string_view text, const std::string& file_n
   reader.finish(overrides);
 }
 
-std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text, const std::string& old_name) {
-  toml::table old;
+namespace {
+
+toml::table parse_resolved(std::string_view text, const std::string& name) {
   try {
-    old = parse(old_text, old_name);
+    return parse(text, name);
   } catch (const SyntaxError& failure) {
-    throw error(ExitCode::usage, "{}:{}:{}: {}", old_name, failure.at.line, failure.at.column, failure.text);
+    throw error(ExitCode::usage, "{}:{}:{}: {}", name, failure.at.line, failure.at.column, failure.text);
   }
+}
+
+/// nullptr if the tree has no such key.
+const toml::node* node_of(const toml::table& tree, const Key& key) {
+  const toml::table* table = tree[key.table].as_table();
+  return table == nullptr ? nullptr : table->get(key.name);
+}
+
+}  // namespace
+
+std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text, const std::string& old_name) {
+  const toml::table old = parse_resolved(old_text, old_name);
   std::vector<Change> changes;
   for (const Key& key : schema.keys()) {
     if (key.resume == Resume::free) continue;
-    const toml::table* table = old[key.table].as_table();
-    const toml::node* node = table == nullptr ? nullptr : table->get(key.name);
+    const toml::node* node = node_of(old, key);
     std::string problem;
     const Value before = node == nullptr ? key.initial : convert(key, *node, problem);
     // A value that this version does not accept counts as a change.
@@ -498,6 +510,15 @@ std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text
           {key.path(), problem.empty() ? toml_value(before) : what_is(*node), toml_value(key.load()), key.resume});
   }
   return changes;
+}
+
+Value value_in(const Schema& schema, std::string_view path, std::string_view old_text, const std::string& old_name) {
+  const Key& key = *schema.find(path);
+  const toml::table old = parse_resolved(old_text, old_name);
+  const toml::node* node = node_of(old, key);
+  std::string problem;
+  const Value value = node == nullptr ? key.initial : convert(key, *node, problem);
+  return problem.empty() ? value : key.initial;
 }
 
 }  // namespace weft::input

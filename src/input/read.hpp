@@ -47,6 +47,10 @@ struct Change {
 /// `old_text` had their default. Throws Error(usage) if it cannot be parsed.
 std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text, const std::string& old_name);
 
+/// The value of the key `path` in `old_text`, a resolved input; the key's default if it is not there or not accepted.
+/// Throws Error(usage) if the text cannot be parsed.
+Value value_in(const Schema& schema, std::string_view path, std::string_view old_text, const std::string& old_name);
+
 /// The element of `names` nearest to `word` by edit distance (insert, delete, replace, swap); "" if none is near.
 std::string nearest(std::string_view word, const std::vector<std::string>& names);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimizer/schedule.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -11,7 +13,9 @@ double learning_rate(const Settings& settings, std::int64_t step, std::int64_t s
   const double warm = settings.warmup_steps > 0
                           ? std::min(1.0, static_cast<double>(step) / static_cast<double>(settings.warmup_steps))
                           : 1.0;
-  const double done = static_cast<double>(step - 1) / static_cast<double>(std::max<std::int64_t>(1, steps));
+  const double length =
+      static_cast<double>(settings.schedule_steps > 0 ? settings.schedule_steps : std::max<std::int64_t>(1, steps));
+  const double done = static_cast<double>(step - 1) / length;
   const double left = 1.0 - settings.decay_begin;
   const double q = left > 0 ? std::clamp((done - settings.decay_begin) / left, 0.0, 1.0) : 0.0;
   const double last = settings.final_fraction;
@@ -30,6 +34,21 @@ double learning_rate(const Settings& settings, std::int64_t step, std::int64_t s
       break;
   }
   return settings.learning_rate * warm * factor;
+}
+
+std::string schedule_warning(const Settings& settings, std::int64_t done, ScheduleLength before, ScheduleLength now) {
+  const auto rate = [&](std::int64_t step, ScheduleLength length) {
+    Settings with = settings;
+    with.schedule_steps = length.steps();
+    return learning_rate(with, step, length.run_steps);
+  };
+  const double expected = rate(done + 1, before), next = rate(done + 1, now);
+  constexpr double kVisible = 0.01;  // of the larger one
+  if (done < 1 || std::abs(next - expected) <= kVisible * std::max(next, expected)) return {};
+  return fmt::format(
+      "the learning rate was {:.3g} at step {} and is {:.3g} at step {} (its schedule extended over {} steps, now over "
+      "{}); optimizer.schedule_steps = {} keeps the schedule, with {:.3g} at step {}",
+      rate(done, before), done, next, done + 1, before.steps(), now.steps(), before.steps(), expected, done + 1);
 }
 
 kernels::AdamStep adam_step(const Settings& settings, std::int64_t step, std::int64_t steps, std::uint64_t seed) {

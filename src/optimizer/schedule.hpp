@@ -4,17 +4,27 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kernels/optimize/parameters.hpp"
 #include "optimizer/settings.hpp"
 
 namespace weft::optimizer {
 
-/// Learning rate of step `step` (from 1) of `steps`: linear warm-up, then the schedule. With p the fraction of all
-/// steps done before this one and q = (p - decay_begin) / (1 - decay_begin), clamped to [0, 1]:
+/// Learning rate of step `step` (from 1) of a run of `steps`: linear warm-up, then the schedule, which extends over
+/// schedule_steps or, if that is 0, over `steps`. With p the fraction of the schedule done before this step and
+/// q = (p - decay_begin) / (1 - decay_begin), clamped to [0, 1]:
 ///   constant  1          linear  1 - (1 - final) q          cosine  final + (1 - final) (1 + cos(pi q)) / 2
 ///   step      1 before decay_begin, `final_fraction` from there on
 double learning_rate(const Settings&, std::int64_t step, std::int64_t steps);
+
+/// A warning about a run that has done `done` steps and continues with another length of its schedule: "" if the next
+/// step has the learning rate that it would have had. Lengths are values of run.steps and optimizer.schedule_steps.
+struct ScheduleLength {
+  std::int64_t run_steps, schedule_steps;
+  std::int64_t steps() const { return schedule_steps > 0 ? schedule_steps : run_steps; }
+};
+std::string schedule_warning(const Settings&, std::int64_t done, ScheduleLength before, ScheduleLength now);
 
 /// Parameters of the Adam kernels at step `step` (from 1) of `steps`; gradient_scale is 1. `seed` is that of stochastic
 /// rounding.

@@ -35,12 +35,19 @@ void add_keys(input::Schema& schema, Settings& adam) {
       .at_least(0)
       .at_most(input::kMostSteps)
       .changeable();
+  schema
+      .add("optimizer.schedule_steps", adam.schedule_steps,
+           "steps over which the schedule extends, also if the run is made longer later; 0 = run.steps")
+      .in("steps")
+      .at_least(0)
+      .at_most(kMostSteps)
+      .free();
   schema.add("optimizer.decay_begin", adam.decay_begin, "where the learning rate begins to fall")
-      .in("fraction of run.steps")
+      .in("fraction of the schedule")
       .at_least(0)
       .at_most(1)
       .changeable();
-  schema.add("optimizer.final_fraction", adam.final_fraction, "learning rate at the end of the run")
+  schema.add("optimizer.final_fraction", adam.final_fraction, "learning rate at the end of the schedule")
       .in("fraction of learning_rate")
       .at_least(0)
       .at_most(1)

@@ -25,10 +25,11 @@ struct Settings {
   double weight_decay = 0.0;  ///< decoupled, weights only
   kernels::StatePolicy state = kernels::StatePolicy::fp32;
   Schedule schedule = Schedule::linear;
-  std::int64_t warmup_steps = 0;  ///< steps of linear warm-up of the learning rate
-  double decay_begin = 0.8;       ///< linear, cosine, step: start of the decay, as a fraction of all steps
-  double final_fraction = 0.0;    ///< linear, cosine, step: learning rate at the end, as a fraction of learning_rate
-  double clip_norm = 0.0;         ///< global gradient norm; 0 = no clipping
+  std::int64_t warmup_steps = 0;    ///< steps of linear warm-up of the learning rate
+  std::int64_t schedule_steps = 0;  ///< steps over which the schedule extends; 0 = run.steps
+  double decay_begin = 0.8;         ///< linear, cosine, step: start of the decay, as a fraction of the schedule
+  double final_fraction = 0.0;      ///< linear, cosine, step: learning rate at the end, as a fraction of learning_rate
+  double clip_norm = 0.0;           ///< global gradient norm; 0 = no clipping
   ClipMode clip_mode = ClipMode::exact;
 };
 

@@ -5,6 +5,7 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -23,6 +24,13 @@ namespace weft::report {
 namespace {
 
 std::atomic<std::int64_t> step_now{-1};
+
+/// Characters that fit into a line of the terminal. A longer status line would wrap and could not be replaced.
+std::size_t columns() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 2) return std::string_view::npos;
+  return size.ws_col - std::size_t{1};  // some terminals wrap after the last column
+}
 
 /// Appends lines to a file of the run directory, as long as the run owns the directory.
 class FileSink : public spdlog::sinks::base_sink<std::mutex> {
@@ -50,9 +58,10 @@ struct Output {
   bool line_open = false;  // the terminal shows a status line
   std::shared_ptr<spdlog::logger> out, err, file;
 
-  void clear_status() {
+  /// The status line stays on the terminal; later lines follow it.
+  void end_status() {
     if (!line_open) return;
-    std::fputs("\r\x1b[K", stdout);
+    std::fputs("\n", stdout);
     std::fflush(stdout);
     line_open = false;
   }
@@ -66,7 +75,7 @@ struct Output {
         err->error("{}{}{}", line.find(name) == std::string_view::npos ? name + ": " : "", mark, line);
       return;
     }
-    clear_status();
+    end_status();
     if (level == log::Level::info)
       out->info("{}", line);
     else
@@ -78,7 +87,7 @@ struct Output {
     if (rank != 0) return;
     if (file) file->info("{}", line);
     if (!terminal) return out->info("{}", line);
-    fmt::print("\r{}\x1b[K", line);
+    fmt::print("\r{}\x1b[K", line.substr(0, columns()));
     std::fflush(stdout);
     line_open = true;
   }
@@ -110,7 +119,7 @@ LogSession::~LogSession() {
   log::set_sink([](log::Level level, std::string_view line) {
     if (level != log::Level::info) fmt::print(stderr, "{}\n", line);
   });
-  output->clear_status();
+  output->end_status();
   output.reset();
 }
 

@@ -28,8 +28,8 @@ class LogSession {
 /// Appends all later lines of rank 0, with date and time, to this file. Does nothing on other ranks. Throws Error(io).
 void log_to_file(const std::filesystem::path& path);
 
-/// Progress of the run, on rank 0: a line in the log file and on standard output; on a terminal a line that the next
-/// status or message replaces.
+/// Progress of the run, on rank 0: a line in the log file and on standard output; on a terminal a line, cut to its
+/// width, that the next status replaces. A message ends it, so that the last status before it stays visible.
 void status(std::string_view line);
 
 struct Progress {

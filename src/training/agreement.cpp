@@ -2,6 +2,7 @@
 #include "training/agreement.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <system_error>
 
 #include "base/error.hpp"
@@ -13,6 +14,7 @@
 namespace weft::training {
 namespace {
 
+constexpr std::int64_t kFirstSignal = 128;  // exit codes above it name a signal
 constexpr auto kPollInterval = std::chrono::milliseconds(500);
 
 }  // namespace
@@ -40,8 +42,9 @@ Decision StopAgreement::step(bool shard_written, double margin) {
       stop_file_ = stop_file_ || requested_by_file("STOP");
       checkpoint_file_ = requested_by_file("CHECKPOINT");
     }
-    const bool out_of_time = walltime_ > 0 && std::chrono::duration<double>(now - start_).count() + margin > walltime_;
-    if (stop_file_ || out_of_time) stop = std::max<std::int64_t>(stop, static_cast<std::int64_t>(ExitCode::requeue));
+    out_of_time_ =
+        out_of_time_ || (walltime_ > 0 && std::chrono::duration<double>(now - start_).count() + margin > walltime_);
+    if (stop_file_ || out_of_time_) stop = std::max<std::int64_t>(stop, static_cast<std::int64_t>(ExitCode::requeue));
     checkpoint = std::max<std::int64_t>(checkpoint, std::exchange(checkpoint_file_, false) ? 1 : 0);
   }
   pending_.push_back(world_.start_maximum({stop, checkpoint, shard_written ? 0 : 1}));
@@ -49,6 +52,11 @@ Decision StopAgreement::step(bool shard_written, double margin) {
   parallel::Communicator::PendingMaximum oldest = std::move(pending_.front());
   pending_.pop_front();
   return read(std::move(oldest));
+}
+
+std::string StopAgreement::cause(std::int64_t stop) const {
+  if (stop > kFirstSignal) return fmt::format("SIG{}", sigabbrev_np(static_cast<int>(stop - kFirstSignal)));
+  return stop_file_ ? "the file STOP" : out_of_time_ ? "run.walltime" : "SIGUSR1";
 }
 
 Decision StopAgreement::read(parallel::Communicator::PendingMaximum pending) {

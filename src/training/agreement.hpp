@@ -33,8 +33,11 @@ class StopAgreement {
   /// limit at which to stop. Returns what the ranks agreed on two steps ago.
   Decision step(bool shard_written, double margin);
 
-  /// Completes what is in flight, before the communicator is freed.
-  void drain();
+  /// What asked for the stop with this exit code, as rank 0 knows it: "run.walltime", "the file STOP", "SIGTERM".
+  std::string cause(std::int64_t stop) const;
+
+  /// Completes what is in flight, before the communicator is freed. Returns the strongest request.
+  Decision drain();
 
  private:
   static Decision read(parallel::Communicator::PendingMaximum pending);
@@ -44,7 +47,7 @@ class StopAgreement {
   std::filesystem::path run_directory_;
   double walltime_;
   std::chrono::steady_clock::time_point start_, looked_;
-  bool stop_file_ = false, checkpoint_file_ = false;
+  bool stop_file_ = false, checkpoint_file_ = false, out_of_time_ = false;
   std::deque<parallel::Communicator::PendingMaximum> pending_;
 };
 

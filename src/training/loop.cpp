@@ -10,7 +10,6 @@
 #include "base/error.hpp"
 #include "base/fault.hpp"
 #include "base/log.hpp"
-#include "checkpoint/starts.hpp"
 #include "device/memory.hpp"
 #include "parallel/signals.hpp"
 #include "parallel/watchdog.hpp"
@@ -31,7 +30,9 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 report::Json to_json(const Metric& metric) {
   return std::visit(
       []<class Value>(const Value& value) {
-        if constexpr (std::is_same_v<Value, Metric::Group>) {
+        if constexpr (std::is_same_v<Value, std::monostate>) {
+          return report::Json();
+        } else if constexpr (std::is_same_v<Value, Metric::Group>) {
           report::Json group = report::Json::object();
           for (const auto& [name, number] : value) group[name] = number;
           return group;
@@ -83,6 +84,7 @@ Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const 
       directory_(opened.directory),
       unit_(model.work_unit()),
       resumed_(opened.found.has_value()),
+      resume_option_(opened.resume),
       world_(world),
       grid_(grid),
       runtime_(runtime),
@@ -99,7 +101,9 @@ Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const 
   }
   first_step_ = steps_done_;
   first_work_ = work_;
-  writer_.emplace(world.all(), directory_.checkpoints(), settings.checkpoint, model.registry(), runtime.execution(),
+  checkpoint::Settings checkpoints = settings.checkpoint;
+  checkpoints.protected_step = opened.protected_step;
+  writer_.emplace(world.all(), directory_.checkpoints(), checkpoints, model.registry(), runtime.execution(),
                   resumed_ ? opened.found->path : std::filesystem::path());
   if (world.is_root()) directory_.lease->settle(writer_->last_durable());
 }
@@ -201,6 +205,7 @@ int Loop::make_steps() {
     report::set_current_step(step);
     parallel::note_step(step);
     parallel::note_phase("waiting for data");
+    if (starts_) starts_->reached(step);
     fault::point("step", world_.rank(), step);
     const Step done = model_.step();
     steps_done_ = step;
@@ -216,6 +221,7 @@ int Loop::make_steps() {
     code = static_cast<int>(decision.stop);
     if (code != 0 || step == steps || decision.checkpoint || (every > 0 && step % every == 0)) begin_checkpoint();
   }
+  if (code != 0) stop_cause_ = agreement.cause(code);
   agreement.drain();
   trained_seconds_ = seconds_since(loop_begin) - checkpoint_seconds_;
   log_checkpoint(writer_->finish());
@@ -287,14 +293,29 @@ void Loop::conclude() {
   log::info("results in {}: log.txt, metrics.jsonl, run.json, checkpoints/", directory_.path.string());
 }
 
+/// Of a run that has more to do.
+void Loop::log_stop(int code) const {
+  const std::int64_t newest = writer_->last_durable();
+  log::info("stopped by {} after step {} of {}; {}; the same command continues the run (exit code {})", stop_cause_,
+            steps_done_, settings_.run.steps,
+            newest < 0 ? "no step was made, there is no checkpoint"
+                       : "its state is in " + (directory_.checkpoints() / checkpoint::directory_name(newest)).string(),
+            code);
+}
+
+/// Records this start. Collective; throws a collective Error(no_progress).
+void Loop::begin_start() {
+  if (world_.is_root()) starts_.emplace(directory_.path);
+  report::run_record()["start_number"] = std::stoll(world_.on_root([&] {
+    return std::to_string(starts_->begin(first_step_, resume_option_, settings_.resume.ignore_no_progress));
+  }));
+  report::record_running(world_);
+}
+
 int Loop::run(Profile* profile, std::int64_t planned_device_bytes) {
-  checkpoint::Starts starts(directory_.path);
-  world_.on_root([&]() -> std::string {
-    starts.begin(first_step_, settings_.resume.ignore_no_progress);
-    return {};
-  });
+  begin_start();
   log::info("{} step {} of {}", resumed_ ? "resuming after" : "starting at", first_step_, settings_.run.steps);
-  const int code = make_steps();
+  int code = make_steps();
 
   // Everything is saved: from now on a request to stop ends the process at once.
   if (code == 0) parallel::Signals::let_stop();
@@ -304,9 +325,11 @@ int Loop::run(Profile* profile, std::int64_t planned_device_bytes) {
   if (steps_done_ >= settings_.run.steps) conclude();
   if (profile != nullptr && profile->active())
     report::run_record()["profile"] = profile->conclude(directory_.path, phase_bytes);
-  if (world_.is_root()) starts.end(steps_done_);
-  const bool no_progress = code == static_cast<int>(ExitCode::requeue) && steps_done_ == first_step_;
-  return no_progress ? static_cast<int>(ExitCode::no_progress) : code;
+  if (starts_) starts_->end(steps_done_);
+  if (code == static_cast<int>(ExitCode::requeue) && steps_done_ == first_step_)
+    code = static_cast<int>(ExitCode::no_progress);
+  if (steps_done_ < settings_.run.steps) log_stop(code);
+  return code;
 }
 
 }  // namespace weft::training

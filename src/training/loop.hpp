@@ -18,6 +18,7 @@
 #include <string>
 
 #include "checkpoint/settings.hpp"
+#include "checkpoint/starts.hpp"
 #include "checkpoint/writer.hpp"
 #include "device/runtime.hpp"
 #include "parallel/grid.hpp"
@@ -69,6 +70,7 @@ class Loop {
 
   int make_steps();
   void log_step(double waited_for_data);
+  void begin_start();
   void begin_checkpoint();
   void log_checkpoint(const std::optional<checkpoint::Report>& done) const;
   checkpoint::Manifest manifest() const;
@@ -76,6 +78,7 @@ class Loop {
   report::Json run_communication() const;
   void record_result(std::int64_t planned_device_bytes);
   void conclude();
+  void log_stop(int code) const;
 
   Trainable& model_;
   const LoopSettings settings_;
@@ -83,11 +86,14 @@ class Loop {
   const RunDirectory directory_;
   const std::string unit_;
   const bool resumed_;
+  const std::string resume_option_;
   const parallel::World& world_;
   const parallel::GridShape grid_;
   const device::Runtime& runtime_;
   const Clock::time_point start_;
   std::optional<report::MetricsWriter> metrics_;  // rank 0
+  std::optional<checkpoint::Starts> starts_;      // rank 0, while the run is active
+  std::string stop_cause_;                        // rank 0
   std::optional<checkpoint::Writer> writer_;
   std::int64_t steps_done_ = 0, first_step_ = 0;
   std::int64_t work_ = 0;        // since the begin of the run, in units

@@ -10,10 +10,13 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/directory.hpp"
+#include "checkpoint/starts.hpp"
 #include "checkpoint/writer.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
 #include "input/text.hpp"
+#include "parallel/failure.hpp"
 #include "report/log.hpp"
 #include "report/ownership.hpp"
 #include "report/run_record.hpp"
@@ -61,18 +64,61 @@ void replace_by_copy(const fs::path& path) {
 
 }  // namespace
 
-void require_usable_output(const parallel::World& world, const std::filesystem::path& path) {
+void require_usable_output(const parallel::World& world, const fs::path& path) {
   world.on_root([&]() -> std::string {
     require_run_or_empty(path);
-    std::filesystem::path existing = std::filesystem::absolute(path);
-    while (!existing.empty() && !std::filesystem::exists(existing)) existing = existing.parent_path();
-    if (!std::filesystem::is_directory(existing) || access(existing.c_str(), W_OK | X_OK) != 0)
+    fs::path existing = fs::absolute(path);
+    while (!existing.empty() && !fs::exists(existing)) existing = existing.parent_path();
+    if (!fs::is_directory(existing) || access(existing.c_str(), W_OK | X_OK) != 0)
       throw error(ExitCode::io, "run.output = \"{}\" cannot be written ({} is {}); choose another with --output",
-                  path.string(), existing.string(),
-                  std::filesystem::is_directory(existing) ? "not writable" : "not a directory");
+                  path.string(), existing.string(), fs::is_directory(existing) ? "not writable" : "not a directory");
     return {};
   });
 }
+
+namespace {
+
+/// What earlier starts left in the directory. Trivial: broadcast.
+struct Earlier {
+  int exit_code = -1;           ///< of the last start; -1: unknown
+  bool option_applied = false;  ///< it had the same --resume, and there are checkpoints since
+  std::int64_t protected_step = -1;
+};
+
+/// Reads it, and completes the history of starts before run.json is replaced. Collective.
+Earlier earlier_starts(const RunDirectory& directory, const std::string& resume, const parallel::World& world) {
+  Earlier earlier;
+  parallel::on_root(world.all(), [&] {
+    checkpoint::Starts starts(directory.path);
+    const report::Json record = report::stored_record(directory.path / "run.json");
+    earlier.exit_code = report::exit_code_of(record);
+    if (earlier.exit_code >= 0 && record.contains("start_number") && record["start_number"].is_number_integer())
+      starts.failed(record["start_number"].get<std::int64_t>(), earlier.exit_code);
+    if (resume == "auto") return;
+    earlier.option_applied = starts.last_resume() == resume && !checkpoint::steps_in(directory.checkpoints()).empty();
+    const fs::path path(resume), step = path.has_filename() ? path : path.parent_path();
+    std::error_code elsewhere;
+    if (fs::equivalent(fs::absolute(step).parent_path(), directory.checkpoints(), elsewhere))
+      earlier.protected_step = checkpoint::step_of(step.filename().string());
+  });
+  world.all().broadcast(&earlier, sizeof earlier);
+  return earlier;
+}
+
+/// The record of a complete run stays. Only a job script that gave this start a name finds that name in it, so that it
+/// knows how this start ended. Collective.
+void keep_record(const fs::path& path, const parallel::World& world) {
+  const report::Json& own = report::run_record();
+  if (!own.contains("start_id")) return;
+  world.on_root([&] {
+    report::Json record = report::stored_record(path);
+    record["start_id"] = own["start_id"];
+    if (report::exit_code_of(record) != 0) record["exit"] = {{"code", 0}, {"reason", report::exit_reason(0)}};
+    report::write_json(path, record);
+  });
+}
+
+}  // namespace
 
 OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, const std::string& resume,
                    checkpoint::Verify verify, bool take_over, const parallel::World& world) {
@@ -85,22 +131,47 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   static std::optional<checkpoint::Lease> lease;
   lease.emplace(world.all(), path, checkpoint::Lease::Settings{static_cast<double>(settings.lease), take_over});
   report::set_ownership([] { return lease->lost(); });
-  OpenedRun run{{path, &*lease}, std::nullopt};
+  OpenedRun run{.directory = {path, &*lease}, .found = std::nullopt, .resume = resume};
   parallel::on_root(world.all(), [&] {
     require_own_link(run.directory.checkpoints());
     fs::remove(path / "heartbeat");  // ranks of an earlier owner may still have it open
     if (!lease->taken_over_from().empty())
-      for (const char* name : {"log.txt", "metrics.jsonl"}) replace_by_copy(path / name);
+      for (const char* name : {"log.txt", "metrics.jsonl", "starts.jsonl"}) replace_by_copy(path / name);
   });
   checkpoint::require_writable(world.all(), path);
   report::log_to_file(path / "log.txt");
   if (!lease->taken_over_from().empty())
     log::warning("{}: taken over from {}", path.string(), lease->taken_over_from());
   report::run_record()["input"] = input::to_json(schema);
-  report::record_to(path / "run.json", world);
-  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), resume, verify, checkpoint::Leftovers::remove,
-                               run.directory.lease);
+  report::record_to(path / "run.json");
+  const Earlier earlier = earlier_starts(run.directory, resume, world);
+  run.protected_step = earlier.protected_step;
+  if (earlier.option_applied)
+    log::info("--resume {}: applied by an earlier start; continuing this run from its newest checkpoint", resume);
+  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), earlier.option_applied ? "auto" : resume,
+                               verify, checkpoint::Leftovers::remove, run.directory.lease);
+  run.complete = run.found && (run.found->manifest.step > settings.steps ||
+                               (run.found->manifest.step == settings.steps && earlier.exit_code == 0));
+  if (run.complete)
+    report::record_to({});
+  else
+    report::record_running(world);
   return run;
+}
+
+bool is_complete(const OpenedRun& run, const RunSettings& settings, const parallel::World& world) {
+  if (!run.complete) return false;
+  keep_record(run.directory.path / "run.json", world);
+  const std::int64_t done = run.found->manifest.step;
+  if (done > settings.steps)
+    log::info(
+        "{}: nothing to do, {} steps are done and run.steps = {} asks for fewer; the record of the run is unchanged",
+        run.directory.path.string(), done, settings.steps);
+  else
+    log::info(
+        "{}: the run is finished, all {} steps are done; its record is unchanged. A larger run.steps continues it",
+        run.directory.path.string(), done);
+  return true;
 }
 
 void keep_input(const RunDirectory& directory, const input::Schema& schema, const parallel::World& world) {
@@ -110,7 +181,7 @@ void keep_input(const RunDirectory& directory, const input::Schema& schema, cons
 }
 
 void check_same_run(const input::Schema& schema, const ResumeSettings& settings, const checkpoint::Found& found,
-                    const TrainingData& data) {
+                    const TrainingData& data, const parallel::World& world) {
   std::string refused;
   for (const input::Change& change :
        input::changed_keys(schema, found.manifest.input, (found.path / checkpoint::kManifestName).string())) {
@@ -134,7 +205,7 @@ void check_same_run(const input::Schema& schema, const ResumeSettings& settings,
         "{}: the training data are not those of the interrupted run (fingerprint {}, now {}); restore the "
         "old files, or accept the new ones with --set data.accept_changed=true",
         data.path, found.manifest.dataset_fingerprint, data.fingerprint);
-  log::warning("resuming with changed training data: {}", data.path);
+  if (world.is_root()) log::warning("resuming with changed training data: {}", data.path);
 }
 
 }  // namespace weft::training

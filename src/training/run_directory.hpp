@@ -4,6 +4,7 @@
 // Created, or opened again to resume, before anything is computed.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -29,13 +30,21 @@ void require_usable_output(const parallel::World&, const std::filesystem::path& 
 struct OpenedRun {
   RunDirectory directory;
   std::optional<checkpoint::Found> found;  ///< the checkpoint to resume from
+  std::string resume = "auto";             ///< --resume as given
+  std::int64_t protected_step = -1;        ///< of the checkpoint of this run that --resume names; -1: none
+  /// The run has at least run.steps steps, and its record is complete or of more steps: nothing may be changed.
+  bool complete = false;
 };
 /// Creates the directory, acquires its lease, opens log.txt and run.json there, and finds the checkpoint to resume
-/// from. `resume`: "auto", "never" or the path of a checkpoint (--resume). `take_over`: also from a run that may be
-/// alive. Collective. Throws as `require_usable_output`, and a collective Error(io) if the directory belongs to another
-/// run.
+/// from. `resume`: "auto", "never" or the path of a checkpoint (--resume). It applies to the first start only: if the
+/// start before this one had the same option, the run continues from its own newest checkpoint. `take_over`: also from
+/// a run that may be alive. Collective. Throws as `require_usable_output`, and a collective Error(io) if the directory
+/// belongs to another run.
 OpenedRun open_run(const RunSettings&, const input::Schema&, const std::string& resume, checkpoint::Verify,
                    bool take_over, const parallel::World&);
+
+/// True if the run is complete; logged. The command then ends with 0. Collective.
+bool is_complete(const OpenedRun&, const RunSettings&, const parallel::World&);
 
 /// Writes the resolved input into the directory: once it is known that the run may start.
 void keep_input(const RunDirectory&, const input::Schema&, const parallel::World&);
@@ -46,6 +55,7 @@ struct TrainingData {
 };
 /// Compares the input with the one of the run that wrote the checkpoint. Keys that define the run may not change: a
 /// collective Error(usage) lists all changes. Changeable keys need resume.accept_changed. Accepted changes are logged.
-void check_same_run(const input::Schema&, const ResumeSettings&, const checkpoint::Found&, const TrainingData&);
+void check_same_run(const input::Schema&, const ResumeSettings&, const checkpoint::Found&, const TrainingData&,
+                    const parallel::World&);
 
 }  // namespace weft::training

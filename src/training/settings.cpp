@@ -62,7 +62,7 @@ void add_keys(input::Schema& schema, ResumeSettings& resume) {
       .free();
   schema
       .add("resume.ignore_no_progress", resume.ignore_no_progress,
-           "start although the last starts made no step (exit code 93)")
+           "start although the last two starts died at one step (exit code 93)")
       .free();
 }
 

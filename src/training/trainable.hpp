@@ -27,7 +27,8 @@ struct Metric {
   using Group = std::vector<std::pair<std::string, double>>;
 
   std::string name;
-  std::variant<double, std::int64_t, std::vector<double>, Group> value;  ///< vectors are by layer
+  /// Vectors are by layer. Nothing (null in the record): not known yet.
+  std::variant<double, std::int64_t, std::vector<double>, Group, std::monostate> value;
   std::string progress = {};  ///< format of a number in the progress line, "loss {:.4g}"; "" = not shown
   bool in_result = false;     ///< also in result.train of run.json
 };

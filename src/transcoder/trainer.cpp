@@ -117,6 +117,9 @@ void Trainer::name_state() {
                    .data = data,
                    .on_device = on_device});
   };
+  // Any content gives the same selection. It depends on transcoder.activation and scope, which a resumed run may
+  // change.
+  registry_.make_optional("selection/threshold");
   const Selector::ControllerState thresholds = forward_.selection().controller_state();
   if (thresholds.keys.size > 0)
     replicated("selection/threshold", kernels::Scalar::u32, thresholds.keys.size, thresholds.keys.data,

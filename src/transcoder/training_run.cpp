@@ -37,7 +37,8 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
       trainer_(configuration, {data.train.n_layers, data.train.d_model, configuration.transcoder.features},
                dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.row_bytes(),
-               [this](const dataset::RawBatch& batch) { return locate(batch); }) {
+               [this](const dataset::RawBatch& batch) { return locate(batch); }),
+      tokens_(opened.found ? opened.found->manifest.tokens : 0) {
   add_statistics(trainer_.registry(), statistics_, world.rank());
 }
 
@@ -75,6 +76,7 @@ training::Step TrainingRun::step() {
   rows_.seconds += batch.exchanging;
   rows_.bytes += batch.exchanged;
   cursor_ = batch.end;
+  tokens_ += batch.n_tokens;
   const training::Step done{.work = batch.n_tokens, .waited_for_data = batch.waited};
   loader_->release();
   return done;
@@ -82,6 +84,8 @@ training::Step TrainingRun::step() {
 
 training::Metrics TrainingRun::metrics() {
   const TrainingMetrics now = trainer_.metrics();
+  // No feature can have been silent for longer than the run.
+  const bool some_may_be_dead = tokens_ >= configuration_.transcoder.dead_window;
   return {{.name = "epoch", .value = cursor_.epoch},
           {.name = "learning_rate", .value = trainer_.learning_rate()},
           {.name = "loss", .value = now.loss, .progress = "loss {:.4g}", .in_result = true},
@@ -93,7 +97,8 @@ training::Metrics TrainingRun::metrics() {
           {.name = "layer_nmse_standardised", .value = now.nmse_standardised},
           {.name = "l0", .value = now.l0_mean(), .progress = "L0 {:.2f}"},
           {.name = "layer_l0", .value = now.l0},
-          {.name = "dead_fraction", .value = now.dead_fraction},
+          {.name = "dead_fraction",
+           .value = some_may_be_dead ? decltype(training::Metric::value)(now.dead_fraction) : std::monostate()},
           {.name = "gradient_norm", .value = now.gradient_norm},
           {.name = "skipped_steps", .value = now.skipped},
           {.name = "entries_per_rank",

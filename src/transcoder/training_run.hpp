@@ -63,6 +63,7 @@ class TrainingRun final : public training::Trainable {
   dataset::Statistics statistics_;
   Trainer trainer_;
   dataset::Cursor cursor_;
+  std::int64_t tokens_;                    // trained on since the begin of the run
   std::optional<dataset::Loader> loader_;  // between `start` and `stop`
   decltype(training::Communication::rows) rows_;
 };

@@ -393,10 +393,77 @@ TEST_CASE("checkpoints newer than the one resumed from are renamed, so that hist
   Sample sample(world(), 1);
   write_steps(world(), scratch.path, sample, {1, 2, 3}, settings_of(Staging::full, 5));
   Warnings warnings;
-  write_steps(world(), scratch.path, sample, {2}, settings_of(), scratch.path / "step_00000001");
+  write_steps(world(), scratch.path, sample, {2}, settings_of(Staging::full, 5), scratch.path / "step_00000001");
   CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001", "step_00000002",
                                                            "step_00000002.abandoned", "step_00000003.abandoned"});
   CHECK(warnings.lines.size() == (root() ? 2 : 0));
+}
+
+TEST_CASE("abandoned checkpoints count as older than those of the run, and expire with them") {
+  const Scratch scratch;
+  Sample sample(world(), 1);
+  write_steps(world(), scratch.path, sample, {10, 20, 30}, settings_of(Staging::full, 5));
+  // A new run: of three checkpoints in all, its own stay.
+  write_steps(world(), scratch.path, sample, {1}, settings_of(Staging::full, 3));
+  CHECK(names_in(scratch.path) ==
+        std::vector<std::string>{"latest", "step_00000001", "step_00000020.abandoned", "step_00000030.abandoned"});
+  write_steps(world(), scratch.path, sample, {2}, settings_of(Staging::full, 3), scratch.path / "step_00000001");
+  CHECK(names_in(scratch.path) ==
+        std::vector<std::string>{"latest", "step_00000001", "step_00000002", "step_00000030.abandoned"});
+  write_steps(world(), scratch.path, sample, {3}, settings_of(Staging::full, 3), scratch.path / "step_00000002");
+  CHECK(names_in(scratch.path) ==
+        std::vector<std::string>{"latest", "step_00000001", "step_00000002", "step_00000003"});
+}
+
+TEST_CASE("the checkpoint that --resume names is never deleted") {
+  const Scratch scratch;
+  Sample sample(world(), 1);
+  Settings settings = settings_of();
+  write_steps(world(), scratch.path, sample, {1, 2}, settings);
+  settings.protected_step = 1;
+  write_steps(world(), scratch.path, sample, {2, 3, 4, 5}, settings, scratch.path / "step_00000001");
+  CHECK(names_in(scratch.path) ==
+        std::vector<std::string>{"latest", "step_00000001", "step_00000004", "step_00000005"});
+}
+
+TEST_CASE("an optional tensor may be missing, superfluous or of another shape in a checkpoint, any other may not") {
+  const auto tensor = [](std::vector<std::uint32_t>& values, const char* name) {
+    return Tensor{.name = name,
+                  .type = kernels::Scalar::u32,
+                  .shape = {static_cast<std::int64_t>(values.size())},
+                  .held = {0, static_cast<std::int64_t>(values.size())},
+                  .owned = {0, root() ? static_cast<std::int64_t>(values.size()) : 0},
+                  .data = values.data()};
+  };
+  std::vector<std::uint32_t> state{1, 2}, two{3, 4}, three{5, 6, 7};
+  struct Case {
+    std::vector<std::uint32_t>*written, *read;
+  };
+  for (const bool optional : {true, false})
+    for (const Case one : {Case{&two, &three}, Case{&two, nullptr}, Case{nullptr, &three}}) {
+      const Scratch scratch;
+      Registry writes, reads;
+      for (Registry* registry : {&writes, &reads}) {
+        registry->add(tensor(state, "state"));
+        if (optional) registry->make_optional("hint");
+      }
+      if (one.written != nullptr) writes.add(tensor(*one.written, "hint"));
+      if (one.read != nullptr) reads.add(tensor(*one.read, "hint"));
+      Writer writer(world(), scratch.path, settings_of(), writes, execution());
+      writer.start(manifest_of(1));
+      REQUIRE(writer.finish()->durable);
+      state = {0, 0};
+      const auto load_it = [&] {
+        load(world(), *find(world(), scratch.path, "auto", Verify::full), reads, execution());
+      };
+      if (optional)
+        CHECK_NOTHROW(load_it());
+      else
+        CHECK_THROWS_AS(load_it(), Error);
+      CHECK(three == std::vector<std::uint32_t>{5, 6, 7});
+      CHECK((state == std::vector<std::uint32_t>{1, 2}) == optional);
+      state = {1, 2};
+    }
 }
 
 TEST_CASE(

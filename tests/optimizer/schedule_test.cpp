@@ -26,6 +26,32 @@ TEST_CASE("each schedule keeps the rate until decay_begin and then decays as def
   CHECK(learning_rate(settings, 51, 100) == doctest::Approx(0.2).epsilon(1e-12));
 }
 
+TEST_CASE("schedule_steps replaces the length of the run") {
+  Settings settings;
+  Settings fixed = settings;
+  fixed.schedule_steps = 100;
+  for (const std::int64_t step : {1, 81, 95, 100})
+    CHECK(learning_rate(fixed, step, 300) == learning_rate(settings, step, 100));
+  fixed.final_fraction = 0.1;
+  CHECK(learning_rate(fixed, 250, 300) == doctest::Approx(0.1 * fixed.learning_rate));
+}
+
+TEST_CASE("a continued run warns of a stretched schedule, with both rates, and not without one") {
+  Settings settings;  // linear, from 80 % of the steps
+  settings.learning_rate = 5e-4;
+  settings.final_fraction = 0.01;
+  const std::string text = schedule_warning(settings, 600, {600, 0}, {1000, 0});
+  CHECK(text.find("was 9.12e-06 at step 600 and is 0.0005 at step 601") != std::string::npos);
+  CHECK(text.find("over 600 steps, now over 1000") != std::string::npos);
+  CHECK(text.find("optimizer.schedule_steps = 600 keeps") != std::string::npos);
+  CHECK(schedule_warning(settings, 600, {600, 0}, {1000, 600}) == "");
+  CHECK(schedule_warning(settings, 600, {1000, 600}, {1000, 600}) == "");
+  CHECK(schedule_warning(settings, 300, {600, 0}, {1000, 0}) == "");  // before the decay in both
+  CHECK(schedule_warning(settings, 0, {600, 0}, {1000, 0}) == "");
+  settings.schedule = Schedule::constant;
+  CHECK(schedule_warning(settings, 600, {600, 0}, {1000, 0}) == "");
+}
+
 TEST_CASE("warm-up is linear") {
   Settings settings;
   settings.learning_rate = 1.0;

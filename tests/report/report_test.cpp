@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The files of a run: metrics that are the same as without interruption, a record of how the run ended.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -71,16 +73,66 @@ TEST_CASE("torn and foreign lines are dropped, whatever they hold") {
   CHECK_THROWS_AS(report::MetricsWriter(scratch.path / "no" / "such" / "directory.jsonl", -1), Error);
 }
 
+TEST_CASE("a damaged line between records costs that record only, and is counted") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "metrics.jsonl";
+  std::vector<std::string> warnings;
+  log::set_sink([&](log::Level level, std::string_view line) {
+    if (level == log::Level::warning) warnings.emplace_back(line);
+  });
+  const std::string before = "{\"step\":1}\n{\"step\":2}\n", after = "{\"step\":4}\n{\"step\":5}\n";
+  for (const std::string damaged : {std::string("{\"step\":3,\"lo\n"), std::string(64, '\0') + "\n", std::string("\n"),
+                                    std::string("{\"step\":9999}\n"), std::string(3 << 20, '[') + "\n"}) {
+    warnings.clear();
+    put(path, before + damaged + after + "{\"step\":6}\n{\"st");
+    { report::MetricsWriter(path, 5).write({{"step", 6}}); }
+    CHECK(contents(path) == before + after + "{\"step\":6}\n");
+    REQUIRE(warnings.size() == 1);
+    CHECK(warnings[0].find("1 damaged line removed, the first is line 3") != std::string::npos);
+  }
+  log::set_sink([](log::Level, std::string_view) {});
+}
+
 TEST_CASE("non-finite numbers are written as strings") {
   const double inf = std::numeric_limits<double>::infinity();
   CHECK(report::to_text({{"a", std::nan("")}, {"b", {inf, -inf, 1.5}}}) == R"({"a":"nan","b":["inf","-inf",1.5]})");
   CHECK(report::to_text({{"name", "\xff"}}) == "{\"name\":\"\xEF\xBF\xBD\"}");  // the replacement character
 }
 
-TEST_CASE("a metrics file on a full disk is an error") {
-  if (!fs::exists("/dev/full")) return;
-  report::MetricsWriter writer("/dev/full", -1);
-  CHECK_THROWS_AS(writer.write({{"step", 1}}), Error);
+TEST_CASE("a full disk costs no record if it has room again later, and otherwise says how many") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "metrics.jsonl";
+  std::vector<std::string> warnings;
+  log::set_sink([&](log::Level level, std::string_view line) {
+    if (level == log::Level::warning) warnings.emplace_back(line);
+  });
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit former;
+  getrlimit(RLIMIT_FSIZE, &former);
+  const auto limit = [&](rlim_t bytes) {
+    rlimit changed = former;
+    changed.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &changed);
+  };
+  std::string whole;
+  {
+    report::MetricsWriter writer(path, -1);
+    for (int step = 1; step <= 9; ++step) {
+      if (step == 3) limit(25);  // in the middle of the third line
+      if (step == 7) limit(former.rlim_cur);
+      writer.write({{"step", step}});
+      whole += fmt::format("{{\"step\":{}}}\n", step);
+      if (step == 6) CHECK(contents(path) == whole.substr(0, 25));
+    }
+  }
+  CHECK(contents(path) == whole);
+  CHECK(warnings.size() == 1);  // once
+  if (fs::exists("/dev/full")) {
+    report::MetricsWriter writer("/dev/full", -1);
+    for (int step = 1; step <= 3; ++step) writer.write({{"step", step}});
+  }
+  CHECK(warnings.back().find("3 records are missing") != std::string::npos);
+  log::set_sink([](log::Level, std::string_view) {});
 }
 
 TEST_CASE("run.json exists from the start and records how the run ended") {
@@ -88,7 +140,9 @@ TEST_CASE("run.json exists from the start and records how the run ended") {
   const fs::path path = scratch.path / "run.json";
   report::record_start(testing::world(), "weft train a.toml", {{"MPI", "some"}}, "portable");
   report::run_record()["result"]["step"] = 7;
-  report::record_to(path, testing::world());
+  report::record_to(path);
+  CHECK_FALSE(fs::exists(path));
+  report::record_running(testing::world());
   report::Json json = report::Json::parse(contents(path));
   CHECK(json["exit"]["code"].is_null());
   CHECK(json["exit"]["reason"] == "running");
@@ -113,6 +167,27 @@ TEST_CASE("run.json exists from the start and records how the run ended") {
   // The directory was removed: logged, no further consequence.
   fs::remove_all(scratch.path);
   CHECK_NOTHROW(report::record_end(0, "finished"));
+}
+
+TEST_CASE("a rank that ends the job replaces the end in the record of rank 0 and keeps the rest") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "run.json";
+  const auto failed = [&](const std::string& before) {
+    put(path, before);
+    report::record_failure(path, 5, "rank 1 on node7: no progress");
+    return report::Json::parse(contents(path));
+  };
+  report::Json json = failed(R"({"ranks":2,"exit":{"code":null,"reason":"running"}})");
+  CHECK(json["ranks"] == 2);
+  CHECK(json["exit"]["code"] == 5);
+  CHECK(json["exit"]["reason"] == "rank 1 on node7: no progress");
+  CHECK(json.contains("ended"));
+  // A damaged or missing record is replaced, that of a finished run kept.
+  for (const char* damaged : {"", "{\"exit\":", "[1]", "{\"exit\":5}", "{\"exit\":{\"code\":\"x\"}}"})
+    CHECK(failed(damaged)["exit"]["code"] == 5);
+  CHECK(failed(R"({"exit":{"code":0},"result":{}})") == report::Json::parse(R"({"exit":{"code":0},"result":{}})"));
+  fs::remove_all(scratch.path);
+  CHECK_NOTHROW(report::record_failure(path, 5, "no directory any more"));
 }
 
 TEST_CASE("exit codes have their texts") {

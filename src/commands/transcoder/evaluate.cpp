@@ -29,6 +29,19 @@ checkpoint::Found open_checkpoint(const std::string& path, const parallel::World
   return *std::move(found);
 }
 
+/// Keys that define the run cannot be changed for its evaluation: its weights belong to them. data.stored_as says how
+/// files are to be read, and may be set for those of --data.
+void check_same_model(const Request& request, const input::Schema& schema, const checkpoint::Found& found) {
+  std::string refused;
+  for (const input::Change& change : input::changed_keys(schema, found.manifest.input, checkpoint::kManifestName))
+    if (change.resume == input::Resume::fixed && (change.path != "data.stored_as" || request.data.empty()))
+      refused += fmt::format("\n  {} is {}, not {}", change.path, change.before, change.after);
+  if (!refused.empty())
+    throw collective_error(ExitCode::usage,
+                           "{}: trained with other values (they define the run); remove these --set:{}",
+                           found.path.string(), refused);
+}
+
 }  // namespace
 
 int evaluate(const Request& request, const parallel::World& world) {
@@ -40,6 +53,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   trained.input_text = found.manifest.input;
   trained.subject = (found.path / checkpoint::kManifestName).string();
   read_input(trained, schema, world);
+  check_same_model(request, schema, found);
   transcoder::Configuration& configuration = input.configuration;
   const std::string path = request.data.empty() ? configuration.data.validation : request.data;
   if (path.empty())

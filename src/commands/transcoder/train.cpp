@@ -8,6 +8,8 @@
 #include "commands/commands.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "input/read.hpp"
+#include "optimizer/schedule.hpp"
 #include "parallel/nccl.hpp"
 #include "report/run_record.hpp"
 #include "training/algorithms.hpp"
@@ -33,6 +35,26 @@ std::int64_t usable_device_bytes(const device::Settings& settings, const paralle
   return allowed > 0 ? std::min(allowed, -taken) : -taken;
 }
 
+/// Warns if the schedule of the learning rate has another length than that of the run so far, which needs no
+/// permission, or ends in steps that train nothing. Rank 0.
+void check_schedule(const transcoder::Configuration& now, const input::Schema& schema,
+                    const std::optional<checkpoint::Found>& found) {
+  const std::int64_t steps = now.run.steps;
+  if (optimizer::learning_rate(now.optimizer, steps, steps) == 0)
+    log::warning(
+        "the learning rate is 0 at step {}, the last one (its schedule ends before, at optimizer.final_fraction = 0): "
+        "such steps train nothing; raise optimizer.final_fraction or lower run.steps",
+        steps);
+  if (!found) return;
+  const auto before = [&](const char* key) {
+    return std::get<std::int64_t>(input::value_in(schema, key, found->manifest.input, checkpoint::kManifestName));
+  };
+  const std::string warning = optimizer::schedule_warning(now.optimizer, found->manifest.step,
+                                                          {before("run.steps"), before("optimizer.schedule_steps")},
+                                                          {steps, now.optimizer.schedule_steps});
+  if (!warning.empty()) log::warning("{}", warning);
+}
+
 }  // namespace
 
 int train(const Request& request, const parallel::World& world) {
@@ -55,7 +77,8 @@ int train(const Request& request, const parallel::World& world) {
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text = transcoder::to_text(plan, configuration);
-  if (const std::string advice = transcoder::grid_advice(plan); !advice.empty()) log::warning("{}", advice);
+  if (const std::string advice = transcoder::grid_advice(plan); !advice.empty() && world.is_root())
+    log::warning("{}", advice);
   if (request.dry_run) {
     if (configuration.device.memory > 0)
       transcoder::micro_tokens_that_fit(configuration, data.train, shape,
@@ -76,7 +99,9 @@ int train(const Request& request, const parallel::World& world) {
                                                         configuration.checkpoint.verify, request.take_over, world);
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
-                             {data.train.path, data.train.fingerprint, configuration.data.accept_changed});
+                             {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
+  if (training::is_complete(opened, configuration.run, world)) return 0;
+  if (world.is_root()) check_schedule(configuration, schema, opened.found);
   training::keep_input(opened.directory, schema, world);
 
   // 3. The hardware.
