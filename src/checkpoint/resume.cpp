@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "base/progress.hpp"
 #include "checkpoint/directory.hpp"
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
@@ -204,6 +205,7 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
         const parallel::Range stored = shard.owned[entry_of(tensor)];
         const parallel::Range wanted{std::max(stored.begin, tensor.held.begin), std::min(stored.end, tensor.held.end)};
         if (wanted.size() <= 0) continue;
+        note_progress();
         try {
           if (file < 0) {
             file = storage::open_file(path);

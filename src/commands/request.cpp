@@ -9,6 +9,7 @@
 
 #include "commands/commands.hpp"
 #include "input/print.hpp"
+#include "parallel/watchdog.hpp"
 #include "report/build.hpp"
 
 namespace weft::commands {
@@ -241,6 +242,7 @@ void read_input(const Request& request, const input::Schema& schema, const paral
     return input::print(schema);
   });
   if (!world.is_root()) input::read(schema, resolved, request.subject);
+  parallel::set_timeout(std::get<double>(schema.find("parallel.timeout")->load()));
 }
 
 }  // namespace weft::commands

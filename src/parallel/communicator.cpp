@@ -10,6 +10,7 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "base/progress.hpp"
 #include "parallel/nccl.hpp"
 #include "parallel/peers.hpp"
 
@@ -20,7 +21,7 @@ namespace {
 constexpr std::int64_t kLargestMessage = std::int64_t{1} << 30;
 
 void check(int status, const char* what) {
-  if (status == MPI_SUCCESS) return;
+  if (status == MPI_SUCCESS) return note_progress();
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(status, text, &length);

@@ -178,7 +178,6 @@ void Loop::log_step(double waited_for_data) {
 int Loop::make_steps() {
   const std::int64_t steps = settings_.run.steps, every = settings_.checkpoint.every;
   const double walltime = static_cast<double>(parse_walltime(settings_.run.walltime).value_or(0));
-  const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", settings_.timeout);
   StopAgreement agreement(world_.all(), directory_.path, walltime, start_);
   model_.start();
   struct Stop {

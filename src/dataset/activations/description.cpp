@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/progress.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/sidecar.hpp"
 #include "storage/activation_file.hpp"
@@ -271,6 +272,7 @@ Description describe(const std::string& path, const Settings& settings) {
         file.compressed = file.compressed || !matrix.direct;
       }
     description.n_rows += file.rows;
+    note_progress();
     fingerprint += fmt::format("{} {} {} {} {} {}\n", file.name, file.bytes, file.rows, description.n_layers,
                                description.d_model, name_of(description.dtype));
     const storage::PosixFile bytes(file_path);

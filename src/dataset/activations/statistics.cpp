@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/progress.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/sidecar.hpp"
 #include "kernels/bf16.hpp"
@@ -244,6 +245,7 @@ Statistics compute_statistics(const parallel::World& world, const Description& d
       for (piece = range.begin; piece < range.end; ++piece) {
         const Piece& p = pieces[static_cast<std::size_t>(piece)];
         pass.add(p.file, p.begin, p.end, sums);
+        note_progress();
       }
       double* out = records.data() + (segment - mine.begin) * record;
       *out++ = static_cast<double>(sums.n);
