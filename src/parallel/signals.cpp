@@ -17,7 +17,6 @@ namespace {
 constexpr int kStops[] = {SIGHUP, SIGINT, SIGTERM, SIGXCPU};
 constexpr int kOthers[] = {SIGUSR1, SIGUSR2};
 constexpr int kIgnored[] = {SIGPIPE, SIGXFSZ};
-constexpr std::size_t kHandled = std::size(kStops) + std::size(kOthers) + std::size(kIgnored);
 
 volatile std::sig_atomic_t requeue = 0, checkpoint = 0;
 volatile std::sig_atomic_t stop[std::size(kStops)] = {};
@@ -41,21 +40,20 @@ extern "C" void note_signal(int signal) {
 
 }  // namespace
 
-Signals::Signals() : previous_(kHandled) {
+Signals::Signals() {
   requeue = checkpoint = 0;
   for (volatile std::sig_atomic_t& flag : stop) flag = 0;
-  std::size_t i = 0;
-  const auto install = [&](int signal, void (*action)(int)) {
-    struct sigaction installed, &previous = previous_[i++].action;
-    std::memset(&installed, 0, sizeof installed);
-    installed.sa_handler = action;
-    installed.sa_flags = SA_RESTART;  // reads and writes in progress continue
-    sigemptyset(&installed.sa_mask);
-    previous_[i - 1].signal = signal;
-    if (sigaction(signal, nullptr, &previous) != 0 ||
-        // A program started with nohup outlives its terminal.
-        (!(signal == SIGHUP && previous.sa_handler == SIG_IGN) && sigaction(signal, &installed, nullptr) != 0))
+  const auto install = [this](int signal, void (*handler)(int)) {
+    struct sigaction action;
+    std::memset(&action, 0, sizeof action);
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESTART;  // reads and writes in progress continue
+    sigemptyset(&action.sa_mask);
+    Previous& previous = previous_.emplace_back(Previous{signal, {}});
+    if (sigaction(signal, &action, &previous.action) != 0)
       throw error(ExitCode::internal, "cannot install the handler of signal {} ({})", signal, std::strerror(errno));
+    // A program started with nohup outlives its terminal.
+    if (signal == SIGHUP && previous.action.sa_handler == SIG_IGN) sigaction(signal, &previous.action, nullptr);
   };
   for (const int signal : kStops) install(signal, note_signal);
   for (const int signal : kOthers) install(signal, note_signal);
