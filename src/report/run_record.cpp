@@ -4,6 +4,8 @@
 #include <fmt/chrono.h>
 
 #include <chrono>
+#include <fstream>
+#include <mutex>
 
 #include "base/log.hpp"
 #include "parallel/world.hpp"
@@ -14,12 +16,34 @@ namespace weft::report {
 namespace {
 
 Json document = Json::object();
-std::filesystem::path file;
+std::mutex file_mutex;
+std::filesystem::path file;  // guarded by the mutex: `record_path` is called by other threads
 const auto program_start = std::chrono::steady_clock::now();
 
 std::string now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}",
                      fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
+}
+
+/// How a start ended, for `exit` and beside it.
+void set_end(Json& record, int code, const std::string& reason) {
+  record["exit"] = {{"code", code}, {"reason", reason}};
+  if (current_step() >= 0) record["exit"]["step"] = current_step();
+  record["ended"] = now();
+  record["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count();
+}
+
+/// Runs `write`. A failure is logged: it does not change how the run ends.
+template <class Write>
+void write_or_warn(Write&& write) noexcept {
+  try {
+    try {
+      write();
+    } catch (const std::exception& failure) {
+      log::warning("the record of this run was not written: {}", failure.what());
+    }
+  } catch (...) {  // of the log
+  }
 }
 
 }  // namespace
@@ -49,24 +73,50 @@ void record_start(const parallel::World& world, const std::string& command_line,
 }
 
 void record_to(const std::filesystem::path& path, const parallel::World& world) {
-  file = path;
+  {
+    const std::scoped_lock lock(file_mutex);
+    file = path;
+  }
   document["exit"] = {{"code", nullptr}, {"reason", "running"}};
-  if (world.is_root()) write_json(file, document);
+  if (world.is_root()) write_json(path, document);
 }
 
 void record_end(int code, const std::string& reason) noexcept {
-  try {
-    document["exit"] = {{"code", code}, {"reason", reason}};
-    if (current_step() >= 0) document["exit"]["step"] = current_step();
-    document["ended"] = now();
-    document["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count();
-    if (!file.empty()) write_json(file, document);
-  } catch (const std::exception& failure) {
-    try {
-      log::warning("the record of this run was not written: {}", failure.what());
-    } catch (...) {
-    }
+  write_or_warn([&] {
+    set_end(document, code, reason);
+    if (const std::filesystem::path path = record_path(); !path.empty()) write_json(path, document);
+  });
+}
+
+std::filesystem::path record_path() {
+  const std::scoped_lock lock(file_mutex);
+  return file;
+}
+
+void record_failure(const std::filesystem::path& path, int code, const std::string& message) noexcept {
+  write_or_warn([&] {
+    Json record = stored_record(path);
+    if (exit_code_of(record) == 0) return;
+    set_end(record, code, message);
+    write_json(path, record);
+  });
+}
+
+Json stored_record(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return nullptr;
+  std::ifstream stored(path);
+  Json record = Json::parse(stored, nullptr, false);
+  return record.is_object() ? record : Json();
+}
+
+int exit_code_of(const Json& record) {
+  const Json* at = &record;
+  for (const char* name : {"exit", "code"}) {
+    if (!at->is_object() || !at->contains(name)) return -1;
+    at = &(*at)[name];
   }
+  return at->is_number_integer() ? at->get<int>() : -1;
 }
 
 std::string exit_reason(int code) {

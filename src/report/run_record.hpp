@@ -8,7 +8,7 @@
 //   input.<table>.<key>   device.peak_bytes   timings.<phase>.{min,mean,max,count}
 //   result.{step,tokens,tokens_per_second,train,validation,recovery}   exit.{code,reason}
 //
-// exit.code is null while the run is active. Not thread-safe.
+// exit.code is null while the run is active. Not thread-safe, unless a function says so.
 #pragma once
 
 #include <filesystem>
@@ -39,6 +39,19 @@ void record_to(const std::filesystem::path& path, const parallel::World& world);
 /// the only rank that knows of an error. Does not throw: failure to write is logged and does not change how the run
 /// ends.
 void record_end(int code, const std::string& reason) noexcept;
+
+/// The path given to `record_to`; empty before. From any thread.
+std::filesystem::path record_path();
+
+/// Replaces `exit` in the record at `path` and keeps the rest: for a rank, or a thread, that ends the job although rank
+/// 0 cannot write the record any more. A record of a finished run (exit.code 0) is left as it is: all its results are
+/// in it. From any thread. Does not throw, as `record_end`.
+void record_failure(const std::filesystem::path& path, int code, const std::string& message) noexcept;
+
+/// The record at `path`; null if it cannot be read or is no JSON object. From any thread.
+Json stored_record(const std::filesystem::path& path);
+/// Its exit.code; -1 if it has none.
+int exit_code_of(const Json& record);
 
 /// The meaning of an exit code: "finished", "stopped cleanly, more to do", "stopped by signal 15, resumable".
 std::string exit_reason(int code);

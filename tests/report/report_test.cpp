@@ -115,6 +115,27 @@ TEST_CASE("run.json exists from the start and records how the run ended") {
   CHECK_NOTHROW(report::record_end(0, "finished"));
 }
 
+TEST_CASE("a rank that ends the job replaces the end in the record of rank 0 and keeps the rest") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "run.json";
+  const auto failed = [&](const std::string& before) {
+    put(path, before);
+    report::record_failure(path, 5, "rank 1 on node7: no progress");
+    return report::Json::parse(contents(path));
+  };
+  report::Json json = failed(R"({"ranks":2,"exit":{"code":null,"reason":"running"}})");
+  CHECK(json["ranks"] == 2);
+  CHECK(json["exit"]["code"] == 5);
+  CHECK(json["exit"]["reason"] == "rank 1 on node7: no progress");
+  CHECK(json.contains("ended"));
+  // A damaged or missing record is replaced, that of a finished run kept.
+  for (const char* damaged : {"", "{\"exit\":", "[1]", "{\"exit\":5}", "{\"exit\":{\"code\":\"x\"}}"})
+    CHECK(failed(damaged)["exit"]["code"] == 5);
+  CHECK(failed(R"({"exit":{"code":0},"result":{}})") == report::Json::parse(R"({"exit":{"code":0},"result":{}})"));
+  fs::remove_all(scratch.path);
+  CHECK_NOTHROW(report::record_failure(path, 5, "no directory any more"));
+}
+
 TEST_CASE("exit codes have their texts") {
   CHECK(report::exit_reason(0) == "finished");
   CHECK(report::exit_reason(75) == "stopped cleanly, more to do");
