@@ -105,6 +105,11 @@ Peers* Communicator::peers() const {
   return handle_->peers->get();
 }
 
+void Communicator::exchange_through_host() {
+  handle_->gpus.emplace();
+  handle_->peers.emplace();
+}
+
 void* Communicator::native() const { return &handle_->comm; }
 
 void Communicator::barrier() const {

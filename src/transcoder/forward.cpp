@@ -102,7 +102,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   encode_workspace = arena.take<std::byte>(
       kernels::encode_workspace(arena.backend(), selection.tile_tokens, selection.tile_features, shape.d_model,
                                 sizes.scalar, configuration.optimizer.state, sizes.scalar));
-  not_finite = arena.take<std::int32_t>(1);
+  flags = arena.take<kernels::StepFlags>(1);
   arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
   arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
 }
@@ -135,6 +135,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       events_(sizes_.n_slots) {
   if (!stream_) exchange_.mark(&idle_);
   selection_->mark(&idle_);
+  selection_->report_faults_to(&flags()->model_fault);
 }
 
 kernels::AnyMatrix Forward::inputs() const {
@@ -149,7 +150,7 @@ kernels::AnyMatrix Forward::all_inputs() const {
 void Forward::load(const dataset::RawBatch& batch) {
   timers_.phase("normalise");
   layout_.emplace(batch.n_tokens, grid_);
-  device::zero(execution_, buffers_.not_finite);
+  device::zero(execution_, buffers_.flags);
   const std::int64_t d = model_.shape().d_model;
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) {
     const std::int64_t first = axis_.blocks[block].begin * d, columns = axis_.blocks[block].size() * d;
