@@ -41,6 +41,7 @@ World::World(int* argc, char*** argv) : session_(argc, argv), all_(Communicator:
 
 World::~World() {
   note_phase("ending");
+  fault::point("leave");
   session_.watchdog->disconnect();
 }
 

@@ -187,7 +187,7 @@ std::string expand_environment(std::string_view text) {
       throw collective_error(
           ExitCode::usage, "\"{}\": $ is not followed by NAME or {{NAME}} (it denotes an environment variable)", text);
     const char* value = std::getenv(name.c_str());
-    if (value == nullptr)
+    if (value == nullptr || *value == '\0')  // empty counts as unset
       throw collective_error(ExitCode::usage,
                              "\"{}\": environment variable {} is not set; set it or give the full path", text, name);
     out += value;
