@@ -9,6 +9,7 @@
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/failure.hpp"
+#include "parallel/watchdog.hpp"
 #include "report/format.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
@@ -95,6 +96,7 @@ void verify_shards(const parallel::Communicator& world, const fs::path& director
 
 /// Throws Errors whose text does not name the directory, and NewerFormat.
 Manifest examine(const parallel::Communicator& world, const fs::path& directory, Verify verify) {
+  parallel::note_phase("verifying a checkpoint");
   Manifest manifest = read_manifest(world, directory);
   verify_shards(world, directory, manifest, verify);
   return manifest;
@@ -160,6 +162,7 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
 
 void load(const parallel::Communicator& world, const Found& found, const Registry& registry,
           const kernels::Execution& execution, Load what) {
+  parallel::note_phase("loading the checkpoint");
   const Manifest& manifest = found.manifest;
   const auto entry_of = [&](const Tensor& tensor) {
     const auto at = std::find_if(manifest.tensors.begin(), manifest.tensors.end(),

@@ -236,6 +236,7 @@ std::vector<input::Override> overrides(const Request& request) {
 }
 
 void read_input(const Request& request, const input::Schema& schema, const parallel::World& world) {
+  parallel::note_phase("reading the input");
   // The other ranks read the input as rank 0 resolved it: their environment, and so their paths, could differ.
   const std::string resolved = world.on_root([&] {
     input::read(schema, request.input_text, request.subject, overrides(request));

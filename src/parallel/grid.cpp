@@ -3,6 +3,7 @@
 
 #include "base/contract.hpp"
 #include "parallel/nccl.hpp"
+#include "parallel/watchdog.hpp"
 
 namespace weft::parallel {
 
@@ -72,6 +73,7 @@ GridShape grid_shape(std::int64_t data, Axis inner, std::int64_t world) {
 }
 
 Grid::Grid(const Communicator& ranks, GridShape shape) : shape_(std::move(shape)), world_(ranks.duplicate()) {
+  note_phase("connecting the ranks");
   WEFT_ASSERT(!shape_.axes().empty() && shape_.ranks() == ranks.size());
   for (const Axis& each : shape_.axes()) {
     // Ranks of one axis have equal coordinates along all other axes: the colour encodes those coordinates.

@@ -212,6 +212,7 @@ int Loop::make_steps() {
     code = static_cast<int>(decision.stop);
     if (code != 0 || step == steps || decision.checkpoint || (every > 0 && step % every == 0)) begin_checkpoint();
   }
+  parallel::note_phase("the last checkpoint");
   agreement.drain();
   trained_seconds_ = seconds_since(loop_begin) - checkpoint_seconds_;
   log_checkpoint(writer_->finish());
@@ -275,6 +276,7 @@ void Loop::record_result(std::int64_t planned_device_bytes) {
 
 /// Of a finished run. Collective.
 void Loop::conclude() {
+  parallel::note_phase("conclusion");
   report::Json& result = report::run_record()["result"];
   model_.conclude(result);
   log::info("trained {} steps, {} {} in {} ({} {}/s)", steps_done_ - first_step_, report::grouped(work_ - first_work_),

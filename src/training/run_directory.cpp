@@ -28,6 +28,7 @@ void require_usable_output(const parallel::World& world, const std::filesystem::
 OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, const std::string& resume,
                    checkpoint::Verify verify, const parallel::World& world) {
   OpenedRun run{{settings.output}, std::nullopt};
+  parallel::note_phase("opening the run directory");
   checkpoint::require_writable(world.all(), run.directory.path);
   report::log_to_file(run.directory.path / "log.txt");
   report::run_record()["input"] = input::to_json(schema);

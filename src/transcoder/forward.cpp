@@ -8,6 +8,7 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
+#include "parallel/failure.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
 
 namespace weft::transcoder {
@@ -187,6 +188,18 @@ void Forward::encode() {
                                             tile.feature_begin, product, buffers_.encode_workspace);
                        timers_.phase("select");
                      });
+}
+
+void Forward::require_valid_selections(const std::string& which) {
+  const std::string fault = selection_->first_fault();
+  std::optional<parallel::Failure> own;
+  if (!fault.empty()) own = parallel::Failure{ExitCode::internal, fault};
+  if (const auto failure = parallel::agree(grid_.world(), own))
+    throw collective_error(
+        ExitCode::internal,
+        "the selection {} is not valid, {} (the encoder's products differ between two passes over the "
+        "same tiles); start again; if it happens again, report it with log.txt and run.json",
+        which, failure->message);
 }
 
 void Forward::by_feature() {

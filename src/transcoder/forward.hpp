@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "dataset/activations/loader.hpp"
@@ -112,6 +113,10 @@ class Forward {
   /// Decodes block by block of layers, the last first, in chunks of tokens, and hands over what arrives for the own
   /// tokens. Collective.
   void decode(const std::function<void(const OwnPart&)>& consume);
+
+  /// Throws a collective Error(internal) with layer and counts if a selection since construction was not valid on some
+  /// rank. `which`: "of step 7". Waits for the device.
+  void require_valid_selections(const std::string& which);
 
   const TokenLayout& layout() const { return *layout_; }
   kernels::AnyMatrix inputs() const;  ///< x~ [group tokens, L * d]

@@ -14,7 +14,6 @@
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 #include "optimizer/schedule.hpp"
-#include "parallel/failure.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
 
 namespace weft::transcoder {
@@ -90,7 +89,8 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
       runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }) {
   data_axis_.ranks().mark(&forward_.idle());
-  runner_.explain_fault([this](std::int64_t step) { explain_fault(step); });
+  runner_.explain_fault(
+      [this](std::int64_t step) { forward_.require_valid_selections(fmt::format("of step {}", step)); });
   device::zero(execution, buffers_.step_sums);
   name_state();
 }
@@ -257,20 +257,6 @@ void Trainer::guard() {
   static_assert(sizeof *flags == 2 * sizeof(std::int32_t));
   world_.maximum({&flags->not_finite, 2}, "flags");
   runner_.guard(flags);
-}
-
-/// Of a step whose selection was not valid on some rank. Collective.
-void Trainer::explain_fault(std::int64_t step) {
-  const std::string what = forward_.selection().first_fault();
-  std::optional<parallel::Failure> own;
-  if (!what.empty()) own = parallel::Failure{ExitCode::internal, what};
-  const auto failure = parallel::agree(grid_.world(), own);
-  throw collective_error(
-      ExitCode::internal,
-      "the selection of step {} is not valid, {} (the encoder's products differ between two passes over "
-      "the same tiles); parameters are those of step {}, unharmed; report this, with log.txt and "
-      "run.json; device.backend = \"portable\" selects another way",
-      step, failure ? failure->message : "", step - 1);
 }
 
 void Trainer::clip() {

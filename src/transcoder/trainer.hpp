@@ -100,7 +100,6 @@ class Trainer {
   void order_by_feature();
   void await_gradient_rows();
   void guard();
-  [[noreturn]] void explain_fault(std::int64_t step);
   void clip();
   void decoder_bias_gradient();
   void backward(const kernels::AdamStep* step);  // null: norms only

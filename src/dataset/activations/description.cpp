@@ -336,6 +336,7 @@ Description imagined(const std::string& path, const Settings& settings) {
 }
 
 Description describe(const parallel::World& world, const std::string& path, const Settings& settings) {
+  parallel::note_phase("reading the headers of the data");
   return description_from_text(world.on_root([&] { return to_text(describe(path, settings)); }));
 }
 

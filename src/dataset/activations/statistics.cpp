@@ -220,6 +220,7 @@ void check_normalised(const SideStatistics& own, const json& said, const std::st
 }  // namespace
 
 Statistics compute_statistics(const parallel::World& world, const Description& description, int n_threads) {
+  parallel::note_phase("statistics of the data");
   struct Piece {
     std::int64_t file, begin, end;
   };
