@@ -3,7 +3,14 @@
 
 #include <cblas.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "kernels/portable.hpp"
+
+#ifdef KOKKOS_ENABLE_OPENMP
+#include <omp.h>
+#endif
 
 namespace weft::kernels {
 
@@ -26,6 +33,16 @@ void stop() {
 }
 
 void fence(const Execution& execution) { space_of(execution).fence(); }
+
+int most_threads() {
+#ifdef KOKKOS_ENABLE_OPENMP
+  // Kokkos' OpenMP space has a fixed table of threads and does not check it (OpenMPTraits::MAX_THREAD_COUNT).
+  constexpr int kKokkosThreads = 512;
+  return std::min(kKokkosThreads, omp_get_thread_limit());
+#else
+  return std::numeric_limits<int>::max();
+#endif
+}
 
 std::string portable_space() { return Kokkos::DefaultExecutionSpace::name(); }
 

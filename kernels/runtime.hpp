@@ -13,6 +13,9 @@ namespace weft::kernels {
 void start(int threads, int device);
 void stop();
 
+/// Most host threads that `start` can be given.
+int most_threads();
+
 /// Blocks until all work enqueued on `execution` has finished.
 void fence(const Execution& execution);
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds the CUDA program and runs every test that needs NVIDIA GPUs: kernels against plain loops, the complete program against
-# the portable kernels, stop and resume bit for bit; with two or four GPUs also every grid of them, and a lost rank.
-# About five minutes with the build.
+# the portable kernels, stop and resume bit for bit; with two or four GPUs also every grid of them, a lost rank, and the
+# exchanges under memcheck and racecheck. About five minutes with the build.
 #
 #   bash scripts/test_gpu.sh
 #   WEFT_BUNDLE=DIR      without network access: libraries from a bundle (scripts/bundle.sh)
@@ -17,10 +17,25 @@ if ! nvidia-smi >/dev/null 2>&1; then
   echo "test_gpu.sh: nvidia-smi finds no GPU here; run it on a machine with a GPU (scripts/test.sh runs all other tests)" >&2
   exit 2
 fi
+if [[ -n ${WEFT_TEST_DATA:-} ]]; then WEFT_TEST_DATA=$(realpath "$WEFT_TEST_DATA"); export WEFT_TEST_DATA; fi
 # Open MPI starts as root only with both variables set; containers often run as root.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 bash scripts/setup.sh --tests --cuda || exit 2
 options=(-DWEFT_ENABLE_TESTS=ON -DWEFT_BUNDLE="${WEFT_BUNDLE:-}")
 command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 cmake --preset cuda-release "${options[@]}" && cmake --build build/cuda-release --target gpu_tests || exit 1
-ctest --test-dir build/cuda-release --label-regex gpu --output-on-failure --no-tests=error
+ctest --test-dir build/cuda-release --label-regex gpu --output-on-failure --no-tests=error || exit 1
+
+# The exchange kernels under compute-sanitizer, on two GPUs.
+if (($(nvidia-smi --list-gpus | wc -l) < 2)) || ! command -v compute-sanitizer >/dev/null; then
+  echo "test_gpu.sh: skipped memcheck and racecheck of exchanges (they need two GPUs and compute-sanitizer)"
+  exit 0
+fi
+for tool in memcheck racecheck; do
+  for test in "communicator_test --test-case=*exchange*" peers_test; do
+    read -r program filter <<<"$test"
+    echo "$tool: $test"
+    OMP_NUM_THREADS=1 mpirun -n 2 --oversubscribe --bind-to none compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "build/cuda-release/tests/parallel/$program" ${filter:+"$filter"} || exit 1
+  done
+done

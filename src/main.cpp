@@ -26,6 +26,9 @@ int main(int argc, char** argv) {
   // 1. Join the other ranks. Nothing may fail alone before this line.
   const parallel::World world(&argc, &argv);
   const report::LogSession log(world.rank());
+  parallel::set_failure_recorder([](ExitCode code, const std::string& why) {
+    report::record_failure(report::record_path(), static_cast<int>(code), why);
+  });
   try {
     parallel::require_matching_launcher(world);
     // 2. The request: the same on every rank.

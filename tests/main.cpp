@@ -16,6 +16,7 @@ const kernels::Execution& execution() { return current_runtime->execution(); }
 
 int main(int argc, char** argv) {
   weft::parallel::World world(&argc, &argv);
+  weft::parallel::set_timeout(0);  // ctest has one, and cases need not report progress
   const weft::device::Runtime runtime({}, world.node_rank(), world.node_size());
   weft::testing::current_world = &world;
   weft::testing::current_runtime = &runtime;

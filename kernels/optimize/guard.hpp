@@ -4,8 +4,10 @@
 // by which its gradient is clipped. The host reads the outcome later from a ring in host memory, without
 // synchronisation.
 //
-// Invariant. Nothing that is not finite reaches a parameter: a gradient row or input that is not finite withholds the
-// whole step (AdamStep::withheld) before any update, and, unless such steps are to be skipped, every step after it.
+// Invariants. Nothing that is not finite reaches a parameter: a gradient row or input that is not finite withholds the
+// whole step (AdamStep::withheld) before any update, and, unless such steps are to be skipped, every step after it. A
+// fault of the model, such as a selection that is not valid, withholds this and every later step. So does an exchange
+// between GPUs that was given up (kernels/peers/peers_cuda.hpp): nothing after it uses the rows that did not arrive.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -14,27 +16,35 @@
 
 namespace weft::kernels {
 
+/// Why no later step updates anything: StepGuard::halted.
+enum Halt : std::int64_t { kRuns = 0, kNotFinite = 1, kModelFault = 2, kExchangeAborted = 3 };
+
+/// What a step found, in memory that kernels access; the same on all ranks when the guard decides.
+struct StepFlags {
+  std::int32_t not_finite;   ///< not 0: an input or gradient row is not finite
+  std::int32_t model_fault;  ///< not 0: the step is not valid; the model knows why
+};
+
 /// State of the guard over a run, in memory that kernels access.
 struct StepGuard {
   std::int64_t skipped;  ///< steps without an update, since the start of the run
-  std::int64_t halted;   ///< not 0: no later step updates anything
+  std::int64_t halted;   ///< Halt
 };
 
 /// Outcome of a step; in page-locked host memory.
 struct StepOutcome {
-  std::int64_t
-      withheld;  ///< not 0: gradients or inputs of this step were not finite, or an earlier step halted the run
-  std::int64_t halted;
+  std::int64_t withheld;  ///< not 0: this step updated nothing
+  std::int64_t halted;    ///< Halt
   std::int64_t skipped;
 };
 
 /// Number of steps whose outcomes are kept: that of step t at index t % kOutcomes.
 constexpr std::int64_t kOutcomes = 4;
 
-/// step->withheld and outcomes[step->step % kOutcomes] from *not_finite. skip_at_most: number of steps of a run
-/// that may be skipped; one more halts it.
-void guard_step(const Execution&, const std::int32_t* not_finite, std::int64_t skip_at_most, StepGuard* guard,
-                AdamStep* step, StepOutcome* outcomes);
+/// step->withheld and outcomes[step->step % kOutcomes] from *flags. skip_at_most: number of steps of a run that may be
+/// skipped because they are not finite; one more halts it.
+void guard_step(const Execution&, const StepFlags* flags, std::int64_t skip_at_most, StepGuard* guard, AdamStep* step,
+                StepOutcome* outcomes);
 
 /// *squared = *rows / (rows_are_scaled ? gradient_scale^2 : 1) + *bias: the squared norm of the gradient before
 /// clipping, of this rank's parameters. No effect if the step is withheld.

@@ -4,18 +4,20 @@
 
 namespace weft::kernels {
 
-void guard_step(const Execution& execution, const std::int32_t* not_finite, std::int64_t skip_at_most, StepGuard* guard,
+void guard_step(const Execution& execution, const StepFlags* flags, std::int64_t skip_at_most, StepGuard* guard,
                 AdamStep* step, StepOutcome* outcomes) {
   for_all(
       execution, "guard_step", 1, KOKKOS_LAMBDA(std::int64_t) {
-        const bool bad = *not_finite != 0;
-        if (bad && guard->halted == 0) {
-          if (guard->skipped < skip_at_most)
+        const bool not_finite = flags->not_finite != 0, fault = flags->model_fault != 0;
+        if (guard->halted == kRuns) {
+          if (fault)
+            guard->halted = kModelFault;
+          else if (not_finite && guard->skipped < skip_at_most)
             ++guard->skipped;
-          else
-            guard->halted = 1;
+          else if (not_finite)
+            guard->halted = kNotFinite;
         }
-        step->withheld = bad || guard->halted != 0 ? 1 : 0;
+        step->withheld = not_finite || guard->halted != kRuns ? 1 : 0;
         outcomes[step->step % kOutcomes] = {step->withheld, guard->halted, guard->skipped};
       });
 }

@@ -25,18 +25,27 @@ __device__ std::uint32_t read_word(const std::uint32_t* at) {
 }
 
 /// Barrier of all ranks, called by all threads of the block. Writes before it are visible to the peers' threads after
-/// it.
+/// it. After a barrier that was aborted, this rank no longer lets its peers pass: its data are not complete.
 __device__ void exchange_words(const PeerGroup& group, std::uint32_t (PeerPage::*words)[kMostPeers],
                                std::uint32_t number) {
+  // Read before the fence, which takes longer.
+  bool aborted = group.guard != nullptr && static_cast<const volatile StepGuard*>(group.guard)->halted ==
+                                               static_cast<std::int64_t>(kExchangeAborted);
   __threadfence_system();
   __syncthreads();
   const int r = static_cast<int>(threadIdx.x);
   if (r < group.size && r != group.rank) {
-    write_word(&(group.page[r]->*words)[group.rank], number);
-    const std::uint32_t* const word = &(group.page[group.rank]->*words)[r];
-    // Numbers wrap around. Host memory is slow to read, so the abort flag is polled rarely.
-    for (unsigned turn = 1; static_cast<std::int32_t>(read_word(word) - number) < 0; ++turn)
-      if (turn % 4096 == 0 && *static_cast<const volatile int*>(group.aborted) != 0) break;
+    if (!aborted) {
+      write_word(&(group.page[r]->*words)[group.rank], number);
+      const std::uint32_t* const word = &(group.page[group.rank]->*words)[r];
+      // Numbers wrap around. Host memory is slow to read, so the abort flag is polled rarely.
+      for (unsigned turn = 1; !aborted && static_cast<std::int32_t>(read_word(word) - number) < 0; ++turn)
+        aborted = turn % 4096 == 0 && *static_cast<const volatile int*>(group.aborted) != 0;
+    }
+    if (aborted && group.guard != nullptr) {
+      group.step->withheld = 1;
+      group.guard->halted = kExchangeAborted;
+    }
   }
   __syncthreads();
 }

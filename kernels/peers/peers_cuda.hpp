@@ -6,6 +6,10 @@
 // Each rank has a page that all others have mapped. Exchanges are numbered; every rank counts for itself, and the
 // counts agree because all ranks make the same sequence of calls. To enter a barrier a rank writes the number into its
 // word of each other rank's page (a word has one writer) and waits until all words of its own page have reached it.
+//
+// Invariants. All ranks issue their barriers in the same order (parallel/device_communicator.hpp). A barrier that
+// returns because it was aborted withholds the present step and all later ones before its stream continues: kernels
+// that follow must not update a parameter with what did not arrive.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +17,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/optimize/guard.hpp"
 
 namespace weft::kernels::cuda {
 
@@ -33,6 +38,8 @@ struct PeerPage {
 struct PeerGroup {
   PeerPage* page[kMostPeers];  ///< by rank, as mapped by this rank's GPU
   const int* aborted;          ///< host memory mapped by the GPU; not 0: pending barriers return, results are undefined
+  AdamStep* step;              ///< a barrier that returns so sets step->withheld
+  StepGuard* guard;            ///< and guard->halted to kExchangeAborted; null: neither
   int rank = 0;
   int size = 1;
 };

@@ -12,7 +12,7 @@
 // of the batch since the start; nan corrupts the batch); collective (every collective call, in any thread). Points of a
 // checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, after-rename,
 // before-latest, mid-delete. Points of the lease of the run directory (rank 0, step 0): lease-created, lease-written,
-// lease-renew.
+// lease-renew. At the end of the program: leave (MPI still runs), finalize (before MPI_Finalize).
 #pragma once
 
 #include <atomic>

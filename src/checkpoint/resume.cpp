@@ -4,11 +4,13 @@
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "base/progress.hpp"
 #include "checkpoint/directory.hpp"
 #include "checkpoint/lease.hpp"
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/failure.hpp"
+#include "parallel/watchdog.hpp"
 #include "report/format.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
@@ -95,6 +97,7 @@ void verify_shards(const parallel::Communicator& world, const fs::path& director
 
 /// Throws Errors whose text does not name the directory, and NewerFormat.
 Manifest examine(const parallel::Communicator& world, const fs::path& directory, Verify verify) {
+  parallel::note_phase("verifying a checkpoint");
   Manifest manifest = read_manifest(world, directory);
   verify_shards(world, directory, manifest, verify);
   return manifest;
@@ -166,6 +169,7 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
 
 void load(const parallel::Communicator& world, const Found& found, const Registry& registry,
           const kernels::Execution& execution, Load what) {
+  parallel::note_phase("loading the checkpoint");
   const Manifest& manifest = found.manifest;
   // The entry of a tensor in the manifest; nothing for an optional one that is not there in this form.
   const auto entry_of = [&](const Tensor& tensor) -> std::optional<std::size_t> {
@@ -219,6 +223,7 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
         const parallel::Range stored = shard.owned[*entry];
         const parallel::Range wanted{std::max(stored.begin, tensor.held.begin), std::min(stored.end, tensor.held.end)};
         if (wanted.size() <= 0) continue;
+        note_progress();
         try {
           if (file < 0) {
             file = storage::open_file(path);

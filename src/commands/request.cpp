@@ -9,6 +9,7 @@
 
 #include "commands/commands.hpp"
 #include "input/print.hpp"
+#include "parallel/watchdog.hpp"
 #include "report/build.hpp"
 
 namespace weft::commands {
@@ -242,12 +243,14 @@ std::vector<input::Override> overrides(const Request& request) {
 }
 
 void read_input(const Request& request, const input::Schema& schema, const parallel::World& world) {
+  parallel::note_phase("reading the input");
   // The other ranks read the input as rank 0 resolved it: their environment, and so their paths, could differ.
   const std::string resolved = world.on_root([&] {
     input::read(schema, request.input_text, request.subject, overrides(request));
     return input::print(schema);
   });
   if (!world.is_root()) input::read(schema, resolved, request.subject);
+  parallel::set_timeout(std::get<double>(schema.find("parallel.timeout")->load()));
 }
 
 }  // namespace weft::commands

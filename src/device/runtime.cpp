@@ -12,21 +12,28 @@
 #endif
 
 namespace weft::device {
-namespace {
 
-int default_threads(int node_size) {
-  const int cores = std::max(1u, std::thread::hardware_concurrency());
-  return std::max(1, cores / std::max(1, node_size));
+int host_threads(const Settings& settings, int node_size) {
+  // As far as the affinity mask of the process allows.
+  const int hardware = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int limit = std::min(hardware, kernels::most_threads());
+  if (settings.threads == 0) return std::clamp(hardware / std::max(1, node_size), 1, limit);
+  if (settings.threads > limit)
+    throw error(ExitCode::usage,
+                "device.threads = {} is more than {} ({}); set it to at most {}, or to 0 for the share of this process",
+                settings.threads, limit,
+                limit < hardware ? "the library of the portable kernels can start no more"
+                                 : "the hardware threads that this process may use; mpirun binds it to a part of them "
+                                   "unless --bind-to none is given",
+                limit);
+  return settings.threads;
 }
-
-}  // namespace
 
 kernels::Backend planned_backend(const Settings& settings) {
   return kernels::kCudaBuild && settings.backend != "portable" ? kernels::Backend::cuda : kernels::Backend::portable;
 }
 
-Runtime::Runtime(const Settings& settings, int node_rank, int node_size)
-    : threads_(settings.threads > 0 ? settings.threads : default_threads(node_size)) {
+Runtime::Runtime(const Settings& settings, int node_rank, int node_size) : threads_(host_threads(settings, node_size)) {
 #ifdef WEFT_ENABLE_CUDA
   int n_devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&n_devices);

@@ -12,11 +12,16 @@
 
 namespace weft::device {
 
+/// Host threads of each of `node_size` processes on this node: device.threads, or, if that is 0, its share of the
+/// hardware threads that this process may use. Throws Error(usage) if there are fewer of these, or if a library cannot
+/// start as many.
+int host_threads(const Settings&, int node_size);
+
 /// One object per process, alive while kernels are used.
 class Runtime {
  public:
   /// Selects the GPU by node_rank, the number of this process among the node_size processes of the node. Throws
-  /// Error(usage), known to all ranks, if the requested backend is not available.
+  /// Error(usage), known to all ranks, if the requested backend is not available; as `host_threads`.
   Runtime(const Settings&, int node_rank, int node_size);
   Runtime(const Runtime&) = delete;
   ~Runtime();

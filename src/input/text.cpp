@@ -82,7 +82,7 @@ std::string expand_environment(std::string_view text, std::string& problem) {
       }
       const std::string name(text.substr(i + 2, end - i - 2));
       const char* value = std::getenv(name.c_str());
-      if (value == nullptr) {
+      if (value == nullptr || *value == '\0') {  // empty counts as unset
         problem = fmt::format("environment variable {} is not set (used in {}); set it or give the full path", name,
                               quoted(text));
         return {};

@@ -10,6 +10,7 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "base/progress.hpp"
 #include "parallel/nccl.hpp"
 #include "parallel/peers.hpp"
 
@@ -20,7 +21,7 @@ namespace {
 constexpr std::int64_t kLargestMessage = std::int64_t{1} << 30;
 
 void check(int status, const char* what) {
-  if (status == MPI_SUCCESS) return;
+  if (status == MPI_SUCCESS) return note_progress();
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(status, text, &length);
@@ -102,6 +103,11 @@ nccl::Group* Communicator::gpus() const {
 Peers* Communicator::peers() const {
   if (!handle_->peers) handle_->peers = Peers::join(*this);
   return handle_->peers->get();
+}
+
+void Communicator::exchange_through_host() {
+  handle_->gpus.emplace();
+  handle_->peers.emplace();
 }
 
 void* Communicator::native() const { return &handle_->comm; }

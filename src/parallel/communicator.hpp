@@ -82,6 +82,9 @@ class Communicator {
   /// The same for GPUs that can access each other's memory (parallel/peers.hpp); null if they cannot.
   Peers* peers() const;
 
+  /// From now on these ranks exchange through MPI only. Before the first use of `gpus`. All ranks must call it.
+  void exchange_through_host();
+
   /// Pointer to the MPI_Comm of this group, for the other files of parallel/.
   void* native() const;
 

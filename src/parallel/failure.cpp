@@ -4,6 +4,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -11,8 +12,10 @@
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/log.hpp"
+#include "parallel/peers.hpp"
 #include "parallel/world.hpp"
 
 namespace weft::parallel {
@@ -20,6 +23,9 @@ namespace {
 
 /// MPI_Abort can itself hang on a broken network.
 constexpr std::chrono::seconds kAbortTimeout{30};
+
+std::function<void(ExitCode, const std::string&)> failure_recorder;
+std::atomic<bool> finalising{false};
 
 /// The chosen failure and its rank.
 std::optional<Failure> choose(const Communicator& ranks, const std::optional<Failure>& own, std::int64_t order,
@@ -82,15 +88,26 @@ int end_run(const World& world, const Error& failure, std::int64_t step) {
 }
 
 void end_job(ExitCode code, const std::string& why) {
-  log::error("error: {}", why);
+  // First: output and the record may block too, on a full pipe or a lost file system.
   std::thread([code] {
     std::this_thread::sleep_for(kAbortTimeout);
     ::_exit(static_cast<int>(code));
   }).detach();
+  Peers::abort_all();
+  log::error("error: {}", why);
+  if (failure_recorder) failure_recorder(code, why);
   abort_job(code);
 }
 
+void set_failure_recorder(std::function<void(ExitCode, const std::string&)> recorder) {
+  failure_recorder = std::move(recorder);
+}
+
+void note_finalising() { finalising = true; }
+
 void abort_job(ExitCode code) {
+  Peers::abort_all();
+  if (finalising) ::_exit(static_cast<int>(code));
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(code));
   std::abort();  // MPI_Abort does not return; this tells the compiler
 }

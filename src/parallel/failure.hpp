@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -98,11 +99,18 @@ int agreed_exit_code(const World& world, int code);
 /// with its code. Returns the exit code (of an Error known to all ranks). `step` < 0: before the first step.
 int end_run(const World& world, const Error& failure, std::int64_t step);
 
-/// Logs `why` and ends all ranks with `code`. If MPI does not return, this process ends after 30 s without it. The end
-/// of the process frees its GPU. From any thread.
+/// Logs `why`, records it and ends all ranks with `code`. If MPI or a file system does not return, this process ends
+/// after 30 s without them. The end of the process frees its GPU. From any thread.
 [[noreturn]] void end_job(ExitCode code, const std::string& why);
 
-/// MPI_Abort, without flushing buffered output: a blocked stream must not delay it.
+/// What `end_job` calls to record a failure, from its thread: report/ is a higher module. It must not throw.
+void set_failure_recorder(std::function<void(ExitCode code, const std::string& why)> recorder);
+
+/// MPI_Abort, without flushing buffered output: a blocked stream must not delay it. Exchanges between GPUs in progress
+/// are given up.
 [[noreturn]] void abort_job(ExitCode code);
+/// From now on `abort_job` ends this process only, with the code: MPI is being finalised, and the launcher ends the
+/// others.
+void note_finalising();
 
 }  // namespace weft::parallel

@@ -2,6 +2,8 @@
 #include "parallel/grid.hpp"
 
 #include "base/contract.hpp"
+#include "parallel/nccl.hpp"
+#include "parallel/watchdog.hpp"
 
 namespace weft::parallel {
 
@@ -71,6 +73,7 @@ GridShape grid_shape(std::int64_t data, Axis inner, std::int64_t world) {
 }
 
 Grid::Grid(const Communicator& ranks, GridShape shape) : shape_(std::move(shape)), world_(ranks.duplicate()) {
+  note_phase("connecting the ranks");
   WEFT_ASSERT(!shape_.axes().empty() && shape_.ranks() == ranks.size());
   for (const Axis& each : shape_.axes()) {
     // Ranks of one axis have equal coordinates along all other axes: the colour encodes those coordinates.
@@ -79,6 +82,10 @@ Grid::Grid(const Communicator& ranks, GridShape shape) : shape_(std::move(shape)
       if (other.name != each.name) colour = colour * other.size + shape_.index_of(ranks.rank(), other.name);
     axes_.push_back(ranks.split(static_cast<int>(colour), ranks.rank()));
   }
+  // Judged over all ranks: those of one axis may have GPUs of their own and share them with ranks of another group.
+  if (!nccl::share_gpus(world_)) return;
+  world_.exchange_through_host();
+  for (Communicator& axis : axes_) axis.exchange_through_host();
 }
 
 const Communicator& Grid::axis(std::string_view name) const {

@@ -50,8 +50,10 @@ constexpr auto kDestructionTimeout = std::chrono::seconds(10);
 
 bool multicast_allowed = false;
 
-/// True if two ranks use the same GPU. Collective.
+}  // namespace
+
 bool share_gpus(const Communicator& ranks) {
+  if (ranks.size() == 1) return false;
   using Uuid = std::array<char, sizeof(cudaUUID_t)>;
   int device = 0;
   cudaDeviceProp properties{};
@@ -62,10 +64,10 @@ bool share_gpus(const Communicator& ranks) {
   std::vector<Uuid> all(static_cast<std::size_t>(ranks.size()));
   ranks.all_gather(own.data(), all.data(), static_cast<std::int64_t>(own.size()));
   std::sort(all.begin(), all.end());
-  return std::adjacent_find(all.begin(), all.end()) != all.end();
+  if (std::adjacent_find(all.begin(), all.end()) == all.end()) return false;
+  warn_staged(ranks, "several of them share a GPU; start one process per GPU");
+  return true;
 }
-
-}  // namespace
 
 struct Group::State {
   ncclComm_t comm = nullptr;
@@ -266,10 +268,7 @@ void allow_multicast(bool allowed) { multicast_allowed = allowed; }
 
 std::unique_ptr<Group> make_group(const Communicator& ranks) {
   if (ranks.size() == 1) return nullptr;
-  if (share_gpus(ranks)) {
-    warn_staged(ranks, "several of them share a GPU; start one process per GPU");
-    return nullptr;
-  }
+  if (share_gpus(ranks)) return nullptr;
   if (!multicast_allowed) ::setenv("NCCL_NVLS_ENABLE", "0", 0);
   auto state = std::make_unique<Group::State>();
   state->rank = ranks.rank();
@@ -323,6 +322,7 @@ void Group::all_reduce(void*, std::int64_t, Integer, Reduction, void*) { not_bui
 
 std::string version() { return {}; }
 void allow_multicast(bool) {}
+bool share_gpus(const Communicator&) { return false; }
 
 std::unique_ptr<Group> make_group(const Communicator& ranks) {
 #ifdef WEFT_ENABLE_CUDA

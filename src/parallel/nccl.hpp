@@ -71,6 +71,10 @@ class Memory {
   KeptMemory::Block block_;
 };
 
+/// True if two ranks use the same GPU; rank 0 then logs a warning. Kernels that wait for a peer would hold up the rank
+/// with which they share the GPU, for which that peer may wait. Collective. False in a program without NCCL.
+bool share_gpus(const Communicator& ranks);
+
 /// The group of `ranks`, each with its own GPU; null for one rank, without GPU, without NCCL, or if ranks share a GPU
 /// (rank 0 logs a warning for the last two). Collective. Throws Error(communication).
 std::unique_ptr<Group> make_group(const Communicator& ranks);

@@ -37,6 +37,10 @@ void check(cudaError_t status, const char* what) {
 /// A flag in host memory that all groups of the process read; null before the first group. Set by `Peers::abort_all`.
 std::atomic<int*> aborted{nullptr};
 
+/// Set by `Peers::withhold_when_aborted`.
+kernels::AdamStep* present_step = nullptr;
+kernels::StepGuard* present_guard = nullptr;
+
 }  // namespace
 
 struct Peers::State {
@@ -214,22 +218,28 @@ Peers::Channel::~Channel() { peers_.state_->channel_is_used[index_] = false; }
 
 bool Peers::has(const void* place) const { return state_->holder(place) != nullptr; }
 
+const kernels::cuda::PeerGroup& Peers::Channel::group() {
+  group_.step = present_step;
+  group_.guard = present_guard;
+  return group_;
+}
+
 void Peers::Channel::begin(const kernels::Execution& execution) {
   fault::point("collective");
-  kernels::cuda::begin_exchange(execution, group_);
+  kernels::cuda::begin_exchange(execution, group());
 }
-void Peers::Channel::end(const kernels::Execution& execution) { kernels::cuda::end_exchange(execution, group_); }
+void Peers::Channel::end(const kernels::Execution& execution) { kernels::cuda::end_exchange(execution, group()); }
 void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<std::int64_t> values) {
   fault::point("collective");
-  kernels::cuda::sum(execution, group_, values);
+  kernels::cuda::sum(execution, group(), values);
 }
 void Peers::Channel::sum(const kernels::Execution& execution, kernels::Array<double> values) {
   fault::point("collective");
-  kernels::cuda::sum(execution, group_, values);
+  kernels::cuda::sum(execution, group(), values);
 }
 void Peers::Channel::maximum(const kernels::Execution& execution, kernels::Array<std::int32_t> values) {
   fault::point("collective");
-  kernels::cuda::maximum(execution, group_, values);
+  kernels::cuda::maximum(execution, group(), values);
 }
 
 void Peers::Channel::write(const kernels::Execution& execution, int rank, void* place, std::int64_t pitch,
@@ -250,6 +260,11 @@ void Peers::Channel::write(const kernels::Execution& execution, int rank, void* 
 
 void Peers::abort_all() {
   if (int* const word = aborted; word != nullptr) *static_cast<volatile int*>(word) = 1;
+}
+
+void Peers::withhold_when_aborted(kernels::AdamStep* step, kernels::StepGuard* guard) {
+  present_step = step;
+  present_guard = guard;
 }
 
 #else
@@ -278,6 +293,7 @@ void Peers::Channel::write(const kernels::Execution&, int, void*, std::int64_t, 
   not_built();
 }
 void Peers::abort_all() {}
+void Peers::withhold_when_aborted(kernels::AdamStep*, kernels::StepGuard*) {}
 
 #endif
 

@@ -5,7 +5,11 @@
 // the host does not wait, and a CUDA graph can contain them.
 //
 // A group is created once for a set of ranks and lives as long as their communicator. A program built without CUDA has
-// none. All ranks must issue barriers in the same order (parallel/device_communicator.hpp, "Invariant").
+// none.
+//
+// Invariant: all ranks issue their barriers, of all groups and channels, in the same order. A barrier occupies its
+// stream until all ranks have reached it; in another order two ranks wait for each other. The callers keep it: see
+// parallel/device_communicator.hpp, "Invariant of direct exchanges".
 #pragma once
 
 #include <cstdint>
@@ -74,6 +78,9 @@ class Peers {
    private:
     [[maybe_unused]] Peers& peers_;  // unused without CUDA
     [[maybe_unused]] std::size_t index_;
+    /// With what the kernels set when they are aborted.
+    [[maybe_unused]] const kernels::cuda::PeerGroup& group();
+
     kernels::cuda::PeerGroup group_{};
   };
 
@@ -81,7 +88,11 @@ class Peers {
   bool has(const void* place) const;
 
   /// Aborts pending exchanges of all groups of this process, so that the process can end; their results are undefined.
+  /// From any thread.
   static void abort_all();
+  /// Exchanges that are aborted set step->withheld and guard->halted, in device memory, before later work on their
+  /// stream runs: no update uses what did not arrive. Applies to calls of channels from now on. Null: nothing is set.
+  static void withhold_when_aborted(kernels::AdamStep* step, kernels::StepGuard* guard);
 
  private:
   std::unique_ptr<State> state_;

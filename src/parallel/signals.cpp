@@ -13,9 +13,13 @@
 namespace weft::parallel {
 namespace {
 
-constexpr int kHandled[] = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGXFSZ};
+/// Requests to stop, with 128 + signal.
+constexpr int kStops[] = {SIGHUP, SIGINT, SIGTERM, SIGXCPU};
+constexpr int kOthers[] = {SIGUSR1, SIGUSR2};
+constexpr int kIgnored[] = {SIGPIPE, SIGXFSZ};
 
-volatile std::sig_atomic_t requeue = 0, checkpoint = 0, terminated = 0, interrupted = 0;
+volatile std::sig_atomic_t requeue = 0, checkpoint = 0;
+volatile std::sig_atomic_t stop[std::size(kStops)] = {};
 
 extern "C" void note_signal(int signal) {
   switch (signal) {
@@ -25,51 +29,54 @@ extern "C" void note_signal(int signal) {
     case SIGUSR2:
       checkpoint = 1;
       break;
-    case SIGTERM:
-      terminated = 1;
-      break;
-    case SIGINT:
-      if (interrupted) _exit(128 + SIGINT);
-      interrupted = 1;
-      break;
     default:
-      break;
+      for (std::size_t i = 0; i < std::size(kStops); ++i) {
+        if (kStops[i] != signal) continue;
+        if (signal == SIGINT && stop[i] != 0) _exit(128 + SIGINT);
+        stop[i] = 1;
+      }
   }
 }
 
 }  // namespace
 
 Signals::Signals() {
-  for (volatile std::sig_atomic_t* flag : {&requeue, &checkpoint, &terminated, &interrupted}) *flag = 0;
-  for (std::size_t i = 0; i < std::size(kHandled); ++i) {
+  requeue = checkpoint = 0;
+  for (volatile std::sig_atomic_t& flag : stop) flag = 0;
+  const auto install = [this](int signal, void (*handler)(int)) {
     struct sigaction action;
     std::memset(&action, 0, sizeof action);
-    if (kHandled[i] == SIGXFSZ)
-      action.sa_handler = SIG_IGN;
-    else
-      action.sa_handler = note_signal;
+    action.sa_handler = handler;
     action.sa_flags = SA_RESTART;  // reads and writes in progress continue
     sigemptyset(&action.sa_mask);
-    if (sigaction(kHandled[i], &action, &previous_[i]) != 0)
-      throw error(ExitCode::internal, "cannot install the handler of signal {} ({})", kHandled[i],
-                  std::strerror(errno));
-  }
+    Previous& previous = previous_.emplace_back(Previous{signal, {}});
+    if (sigaction(signal, &action, &previous.action) != 0)
+      throw error(ExitCode::internal, "cannot install the handler of signal {} ({})", signal, std::strerror(errno));
+    // A program started with nohup outlives its terminal.
+    if (signal == SIGHUP && previous.action.sa_handler == SIG_IGN) sigaction(signal, &previous.action, nullptr);
+  };
+  for (const int signal : kStops) install(signal, note_signal);
+  for (const int signal : kOthers) install(signal, note_signal);
+  for (const int signal : kIgnored) install(signal, SIG_IGN);
 }
 
 Signals::~Signals() {
-  for (std::size_t i = 0; i < std::size(kHandled); ++i) sigaction(kHandled[i], &previous_[i], nullptr);
+  for (const Previous& one : previous_) sigaction(one.signal, &one.action, nullptr);
 }
 
 void Signals::let_stop() {
-  for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_DFL);
+  for (const int signal : kStops) {
+    struct sigaction present;
+    if (sigaction(signal, nullptr, &present) == 0 && present.sa_handler == note_signal) std::signal(signal, SIG_DFL);
+  }
 }
 
 Signals::Requested Signals::requested() {
   Requested request;
   // The larger code wins: a request to end the job has priority over a request to requeue it.
   if (requeue) request.stop = static_cast<std::int64_t>(ExitCode::requeue);
-  if (interrupted) request.stop = std::max(request.stop, static_cast<std::int64_t>(stopped_by(SIGINT)));
-  if (terminated) request.stop = std::max(request.stop, static_cast<std::int64_t>(stopped_by(SIGTERM)));
+  for (std::size_t i = 0; i < std::size(kStops); ++i)
+    if (stop[i]) request.stop = std::max(request.stop, static_cast<std::int64_t>(stopped_by(kStops[i])));
   if (checkpoint) {
     checkpoint = 0;
     request.checkpoint = 1;

@@ -6,11 +6,14 @@
 //   SIGUSR1          write a checkpoint and stop with 75, to be requeued
 //   SIGUSR2          write a checkpoint and continue
 //   SIGTERM, SIGINT  write a checkpoint and stop with 128 + signal
+//   SIGHUP, SIGXCPU  the same (the terminal is closed, unless started with nohup; the limit of processor time)
 //   SIGXFSZ          ignored: exceeding a file-size limit becomes an error of the write
+//   SIGPIPE          ignored: output to a closed pipe is lost, log.txt continues
 #pragma once
 
 #include <csignal>
 #include <cstdint>
+#include <vector>
 
 namespace weft::parallel {
 
@@ -28,11 +31,15 @@ class Signals {
   /// The requests so far. `stop` persists; a `checkpoint` is returned once.
   static Requested requested();
 
-  /// From now on SIGTERM and SIGINT end the process at once: all results are saved.
+  /// From now on signals that request a stop end the process at once: all results are saved.
   static void let_stop();
 
  private:
-  struct sigaction previous_[5];
+  struct Previous {
+    int signal;
+    struct sigaction action;
+  };
+  std::vector<Previous> previous_;
 };
 
 }  // namespace weft::parallel

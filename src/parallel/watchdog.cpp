@@ -1,55 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel/watchdog.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
+#include <mpi.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <ctime>
-#include <mutex>
 #include <set>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/fault.hpp"
+#include "parallel/failure.hpp"
 #include "parallel/nccl.hpp"
 
 namespace weft::parallel {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr auto kLookEvery = std::chrono::milliseconds(200);
-constexpr auto kPublishEvery = std::chrono::milliseconds(500);
-/// Age in seconds above which a record is stale: its process does not run. Clocks of nodes may differ by less.
-constexpr long long kOldRecord = 2;
+/// A look that comes later than this was delayed by a suspension of the process, which does not count.
+constexpr std::chrono::duration<double> kLongestLook{1};
+constexpr auto kExchangeEvery = std::chrono::milliseconds(500);
+constexpr auto kPollWhenLeaving = std::chrono::milliseconds(1);
+/// A rank that responds sends within this many seconds, also on a busy node.
+constexpr double kRespondsWithin = 2;
+/// Seconds for rank 0 to end the job, if it responds, before another rank does.
+constexpr double kGraceForRoot = 30;
 
-/// Record of one rank in the file. Of fixed width, so that ranks write without coordination.
-struct Record {
-  char text[128];
-};
-
-/// The last published state of a rank.
-struct Entry {
-  long long time = 0, step = 0;
-  unsigned long long progress = 0;
-  char host[sizeof(Record)] = "", phase[sizeof(Record)] = "";
-};
-
-/// False if this rank has published nothing yet.
-bool read_entry(int file, int rank, Entry& entry) {
-  Record record{};
-  if (::pread(file, &record, sizeof record, rank * static_cast<off_t>(sizeof record)) <= 0) return false;
-  record.text[sizeof record.text - 1] = '\0';
-  return std::sscanf(record.text, "%lld\t%lld\t%llu\t%127[^\t]\t%127[^\t]", &entry.time, &entry.step, &entry.progress,
-                     entry.host, entry.phase) == 5;
-}
-
+std::atomic<double> timeout_seconds{600};
 std::atomic<std::int64_t> present_step{0};
 std::atomic<const char*> present_phase{"starting"};
-std::atomic<std::uint64_t> progress{0};
 
 /// The same pointer for equal names, valid until the process ends: the monitoring thread may read it at any time.
 const char* interned(std::string_view name) {
@@ -60,113 +39,200 @@ const char* interned(std::string_view name) {
   return (found != names.end() ? found : names.emplace(name).first)->c_str();
 }
 
+/// Seconds of silence after which a rank counts as dead or stopped.
+double silence_of_the_dead() { return std::max(kRespondsWithin, timeout() / 2); }
+
+/// Tests a request without blocking. True if it is complete or null. A failed call counts as incomplete.
+bool is_complete(MPI_Request& request) {
+  int complete = 0;
+  return MPI_Test(&request, &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS && complete != 0;
+}
+
 }  // namespace
 
 void note_step(std::int64_t step) {
   present_step = step;
   fault::note_step(step);
-  ++progress;
+  note_progress();
 }
-
-void note_progress() { ++progress; }
 
 void note_phase(std::string_view phase) {
   present_phase = interned(phase);
-  ++progress;
+  note_progress();
 }
 
-Watchdog::Watchdog(const World& world, std::filesystem::path file, double timeout)
-    : world_(world), path_(std::move(file)), timeout_(timeout) {
-  if (timeout <= 0) return;
-  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (file_ < 0) throw error(ExitCode::io, "{}: cannot be opened ({})", path_.string(), std::strerror(errno));
-  publish(0, "starting");
-  thread_ = std::thread([this] { watch(); });
+void set_timeout(double seconds) { timeout_seconds = seconds; }
+double timeout() { return timeout_seconds; }
+
+struct Watchdog::Pulse {
+  std::uint64_t progress = 0;
+  std::int64_t step = 0;
+  std::int32_t last = 0;  ///< not 0: the sender sends no more
+  char host[64] = "", phase[64] = "";
+};
+
+struct Watchdog::Line {
+  int rank = 0;
+  Pulse in, out;
+  MPI_Request receive = MPI_REQUEST_NULL, send = MPI_REQUEST_NULL;
+  bool received_last = false, sent_last = false;
+};
+
+Watchdog::Watchdog(int rank, int size, std::string host) : rank_(rank), size_(size), host_(std::move(host)) {
+  monitor_ = std::thread([this] { monitor(); });
 }
 
 Watchdog::~Watchdog() {
-  if (file_ < 0) return;
-  ended_ = true;
-  thread_.join();
-  ::close(file_);
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+    changed_.notify_all();
+  }
+  monitor_.join();
 }
 
-void Watchdog::publish(std::int64_t step, const char* phase) const {
-  Record record{};
-  std::snprintf(record.text, sizeof record.text, "%lld\t%lld\t%llu\t%s\t%s", static_cast<long long>(std::time(nullptr)),
-                static_cast<long long>(step), static_cast<unsigned long long>(progress), world_.host().c_str(), phase);
-  // A failed write is ignored: it only makes a later message less precise.
-  if (::pwrite(file_, &record, sizeof record, world_.rank() * static_cast<off_t>(sizeof record)) < 0) return;
+void Watchdog::connect(const Communicator& all) {
+  if (size_ == 1) return;
+  ranks_.emplace(all.duplicate());
+  messenger_ = std::thread([this] { exchange(); });
 }
+
+void Watchdog::disconnect() {
+  if (!messenger_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+    changed_.notify_all();
+  }
+  messenger_.join();
+  ranks_.reset();
+  const std::lock_guard lock(mutex_);
+  heard_.clear();
+}
+
+// ---- the messenger --------------------------------------------------------------------------------------------------
+
+Watchdog::Pulse Watchdog::own_pulse() const {
+  Pulse pulse;
+  pulse.progress = rank_ == 0 ? job_progress() : noted_progress();
+  pulse.step = present_step;
+  std::snprintf(pulse.host, sizeof pulse.host, "%s", host_.c_str());
+  std::snprintf(pulse.phase, sizeof pulse.phase, "%s", present_phase.load());
+  return pulse;
+}
+
+void Watchdog::hear(int rank, const Pulse& pulse) {
+  const std::lock_guard lock(mutex_);
+  const auto known = std::find_if(heard_.begin(), heard_.end(), [&](const Heard& one) { return one.rank == rank; });
+  Heard& heard = known != heard_.end() ? *known : heard_.emplace_back();
+  heard = {rank, pulse.progress, pulse.step, pulse.host, pulse.phase, Clock::now()};
+}
+
+/// One message is in flight to each rank at most: a rank that is stopped does not fill the memory of others.
+void Watchdog::exchange() {
+  const MPI_Comm comm = *static_cast<const MPI_Comm*>(ranks_->native());
+  std::vector<Line> lines(rank_ == 0 ? static_cast<std::size_t>(size_ - 1) : 1);
+  for (std::size_t i = 0; i < lines.size(); ++i) lines[i].rank = rank_ == 0 ? static_cast<int>(i) + 1 : 0;
+  const auto receive = [comm](Line& line) {
+    MPI_Irecv(&line.in, sizeof line.in, MPI_BYTE, line.rank, 0, comm, &line.receive);
+  };
+  for (Line& line : lines) receive(line);
+
+  bool leaving = false;
+  Clock::time_point send_at{};
+  const auto is_open = [](Line& line) { return !line.received_last || !line.sent_last || !is_complete(line.send); };
+  while (std::any_of(lines.begin(), lines.end(), is_open)) {
+    for (Line& line : lines)
+      while (!line.received_last && is_complete(line.receive)) {
+        hear(line.rank, line.in);
+        line.received_last = line.in.last != 0;
+        if (!line.received_last) receive(line);
+      }
+    // Rank 0 is the last to leave: until then it tells the others that some still work.
+    const bool last = leaving && (rank_ != 0 || std::all_of(lines.begin(), lines.end(), [](const Line& line) {
+                                    return line.received_last;
+                                  }));
+    if (last || Clock::now() >= send_at) {
+      send_at = Clock::now() + kExchangeEvery;
+      for (Line& line : lines) {
+        if (line.sent_last || !is_complete(line.send)) continue;
+        line.out = own_pulse();
+        line.out.last = last ? 1 : 0;
+        MPI_Isend(&line.out, sizeof line.out, MPI_BYTE, line.rank, 0, comm, &line.send);
+        line.sent_last = last;
+      }
+    }
+    std::unique_lock lock(mutex_);
+    if (leaving)
+      changed_.wait_for(lock, kPollWhenLeaving);
+    else
+      leaving = changed_.wait_for(lock, kExchangeEvery, [this] { return leaving_; });
+  }
+}
+
+// ---- the monitor ----------------------------------------------------------------------------------------------------
 
 std::uint64_t Watchdog::job_progress() const {
-  std::uint64_t sum = 0;
-  for (int rank = 0; rank < world_.size(); ++rank)
-    if (Entry entry; read_entry(file_, rank, entry)) sum += entry.progress;
+  std::uint64_t sum = noted_progress();
+  const std::lock_guard lock(mutex_);
+  for (const Heard& one : heard_) sum += one.progress;
   return sum;
 }
 
-std::string Watchdog::diagnosis(double silent) const {
-  // The cause is a rank with a stale record, else the rank with the fewest steps.
-  int cause = world_.rank();
-  long long least = present_step, now = std::time(nullptr);
-  bool cause_is_old = false;
-  std::string host = world_.host(), phase = present_phase.load();
-  for (int rank = 0; rank < world_.size(); ++rank) {
-    Entry entry;
-    if (!read_entry(file_, rank, entry)) continue;
-    const bool old = now - entry.time > kOldRecord;
-    if (old < cause_is_old || (old == cause_is_old && entry.step >= least)) continue;
-    cause = rank;
-    cause_is_old = old;
-    least = entry.step;
-    host = entry.host;
-    phase = entry.phase;
-  }
-  // The last record of a dead rank may be many short steps old. Ranks are in step: it died where this rank waits.
-  if (cause_is_old) least = std::max<long long>(least, present_step);
-  return fmt::format(
-      "rank {} on {}: no progress for {:.0f} s in \"{}\", at step {} ({}); ending the job; a restart resumes from the "
-      "newest checkpoint",
-      cause, host, silent, phase, least,
-      cause_is_old ? "dead or stopped: it does not respond" : "it responds, but makes no progress");
+double Watchdog::grace() const {
+  if (rank_ == 0) return 0;
+  const std::lock_guard lock(mutex_);
+  const bool root_responds =
+      !heard_.empty() && std::chrono::duration<double>(Clock::now() - heard_[0].at).count() < silence_of_the_dead();
+  return root_responds ? kGraceForRoot : 0.25 * std::min(rank_, 20);
 }
 
-void Watchdog::watch() {
-  std::uint64_t seen = progress;
-  Clock::time_point since = Clock::now();
-  Clock::time_point published{};
-  // The records of the other ranks are read only after half the timeout without progress here, and again at its end.
-  const auto half = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_ / 2));
-  std::uint64_t all_seen = 0;
-  bool looked = false;
-  while (!ended_) {
-    std::this_thread::sleep_for(kLookEvery);
-    if (Clock::now() - published > kPublishEvery) {
-      publish(present_step, present_phase);
-      published = Clock::now();
+std::string Watchdog::diagnosis(double silent) const {
+  // The cause is the rank that has been silent longest, if none that runs could be; else the rank with the fewest steps.
+  const Clock::time_point now = Clock::now();
+  Heard cause{rank_, 0, present_step, host_, present_phase.load(), now};
+  const std::lock_guard lock(mutex_);
+  const bool known = size_ == 1 || !heard_.empty();
+  bool responds = true;
+  for (const Heard& one : heard_) {
+    const bool dead = std::chrono::duration<double>(now - one.at).count() > silence_of_the_dead();
+    if (dead ? responds || one.at < cause.at : responds && one.step < cause.step) {
+      cause = one;
+      responds = !dead;
     }
+  }
+  // The last message of a dead rank may be several short steps old. Ranks are in step: it died where this rank waits.
+  if (!responds) cause.step = std::max<std::int64_t>(cause.step, present_step);
+  return fmt::format("rank {} on {}: no progress for {:.0f} s in \"{}\"{} ({}); ending the job{}", cause.rank, cause.host,
+                     silent, cause.phase, cause.step > 0 ? fmt::format(", at step {}", cause.step) : "",
+                     !responds ? "dead or stopped: it does not respond"
+                     : known   ? "it responds, but makes no progress"
+                               : "it waits for another rank, which may be dead or stopped",
+                     cause.step > 0 ? "; a restart resumes from the newest checkpoint" : "");
+}
+
+void Watchdog::monitor() {
+  std::uint64_t seen = job_progress();
+  Clock::time_point looked = Clock::now();
+  double silent = 0;
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kLookEvery, [this] { return over_; })) {
+    lock.unlock();
     // NCCL may report a lost peer of another node long before the timeout.
     if (const std::string lost = nccl::failure(); !lost.empty())
       end_job(ExitCode::communication,
               fmt::format("rank {} on {}: {}, in \"{}\" at step {}; ending the job; a restart resumes from the newest "
                           "checkpoint",
-                          world_.rank(), world_.host(), lost, present_phase.load(), present_step.load()));
-    if (const std::uint64_t now = progress; now != seen) {
-      seen = now;
-      since = Clock::now();
-      looked = false;
-      continue;
+                          rank_, host_, lost, present_phase.load(), present_step.load()));
+    const Clock::time_point now = Clock::now();
+    silent += std::min<std::chrono::duration<double>>(now - std::exchange(looked, now), kLongestLook).count();
+    if (const std::uint64_t progress = job_progress(); progress != seen) {
+      seen = progress;
+      silent = 0;
     }
-    const double silent = std::chrono::duration<double>(Clock::now() - since).count();
-    if (silent >= timeout_ / 2 && !std::exchange(looked, true)) all_seen = job_progress();
-    if (silent < timeout_) continue;
-    if (const std::uint64_t now = job_progress(); now != all_seen) {
-      all_seen = now;
-      since = Clock::now() - half;
-      continue;
-    }
-    end_job(ExitCode::communication, diagnosis(silent));
+    if (timeout() > 0 && silent >= timeout() && silent >= timeout() + grace())
+      end_job(ExitCode::communication, diagnosis(silent));
+    lock.lock();
   }
 }
 

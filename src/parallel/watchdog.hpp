@@ -1,53 +1,95 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ends a job that hangs. MPI calls have no time limit: a rank that waits for a dead or stopped rank waits forever. A
-// thread of every process therefore monitors progress. If no rank makes progress for `timeout` seconds, the thread
-// names the rank that is furthest behind, its host and its phase, and ends all ranks with code 5 (parallel::end_job).
-// While any rank makes progress, ranks that wait for it are not ended. An error that NCCL reports asynchronously ends
-// the job at once.
+// Ends a job that hangs. MPI calls have no time limit: a rank that waits for a dead or stopped rank waits forever. From
+// MPI_Init to the end of MPI_Finalize a thread of every process therefore monitors progress. If no rank makes progress
+// for the timeout, it names the rank that is behind, its host and its phase, and ends all ranks with code 5
+// (parallel::end_job). While any rank makes progress, ranks that wait for it are not ended. An error that NCCL reports
+// asynchronously ends the job at once.
 //
-// Each rank publishes its step and phase in a file of the run directory, one record per rank, so that the message can
-// describe ranks that do not respond.
+// Progress is a completed collective call, a phase, a step, or a piece of a long loop (base/progress.hpp).
+//
+// Between `connect` and `disconnect` a second thread exchanges progress, step and phase of all ranks every half second:
+// each rank sends its own to rank 0, which sends the sum to all. These messages are non-blocking and have a communicator
+// of their own. Before and after, and if MPI itself blocks, each process knows its own progress only. Rank 0 ends the
+// job; if it does not respond, the lowest rank that does.
+//
+// The time during which a process is suspended (scheduler, debugger) does not count.
 #pragma once
 
-#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
-#include <filesystem>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
-#include "parallel/world.hpp"
+#include "base/progress.hpp"
+#include "parallel/communicator.hpp"
 
 namespace weft::parallel {
+
+using weft::note_progress;
 
 /// Step and phase of this process. Each call counts as progress; cheap enough for every phase of every step.
 void note_step(std::int64_t step);
 void note_phase(std::string_view phase);
-/// Progress within a long phase, such as a checkpoint on a slow disk. From any thread.
-void note_progress();
 
+/// Seconds without progress of any rank before the job ends (parallel.timeout); 0 = never. Until it is set: 600.
+void set_timeout(double seconds);
+double timeout();
+
+/// One object per process, of parallel::World.
 class Watchdog {
  public:
-  /// Starts monitoring. `timeout` in seconds; 0 = no monitoring. Throws Error(io) if `file` cannot be created.
-  Watchdog(const World& world, std::filesystem::path file, double timeout);
+  /// Starts monitoring this process.
+  Watchdog(int rank, int size, std::string host);
   Watchdog(const Watchdog&) = delete;
+  /// Ends monitoring.
   ~Watchdog();
 
+  const std::string& host() const { return host_; }
+
+  /// From now on ranks know each other's progress. Collective.
+  void connect(const Communicator& all);
+  /// The reverse, before MPI_Finalize; waits until all ranks call it. Collective.
+  void disconnect();
+
  private:
-  void watch();
-  void publish(std::int64_t step, const char* phase) const;
-  /// Sum of the published progress counters: changes while any rank makes progress.
+  using Clock = std::chrono::steady_clock;
+  struct Pulse;  // the message
+  struct Line;   // to and from one rank
+
+  /// What this process knows of another.
+  struct Heard {
+    int rank = 0;
+    std::uint64_t progress = 0;  ///< of that rank; from rank 0: of all ranks
+    std::int64_t step = 0;
+    std::string host, phase;
+    Clock::time_point at;
+  };
+
+  void monitor();
+  void exchange();
+  Pulse own_pulse() const;
+  void hear(int rank, const Pulse&);
+  /// Changes while any rank makes progress.
   std::uint64_t job_progress() const;
-  /// "rank 5 on node03: no progress for 600 s in "exchange", last finished step 4812; ending the job"
+  /// Seconds to wait beyond the timeout, so that one rank reports.
+  double grace() const;
+  /// "rank 5 on node03: no progress for 600 s in "exchange", at step 4812 (…); ending the job; …"
   std::string diagnosis(double silent) const;
 
-  const World& world_;
-  std::filesystem::path path_;
-  double timeout_;
-  int file_ = -1;
-  std::atomic<bool> ended_{false};
-  std::thread thread_;
+  const int rank_, size_;
+  const std::string host_;
+  mutable std::mutex mutex_;  // of the members up to the threads
+  std::condition_variable changed_;
+  std::vector<Heard> heard_;
+  bool leaving_ = false, over_ = false;
+  std::optional<Communicator> ranks_;  // of the exchange
+  std::thread messenger_, monitor_;
 };
 
 }  // namespace weft::parallel

@@ -18,19 +18,32 @@ World::Session::Session(int* argc, char*** argv) {
     std::fprintf(stderr, "this MPI library offers no MPI_THREAD_MULTIPLE; use one built with thread support\n");
     abort_job(ExitCode::usage);
   }
+  int rank = 0, size = 0, length = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  char name[MPI_MAX_PROCESSOR_NAME];
+  MPI_Get_processor_name(name, &length);
+  watchdog.emplace(rank, size, std::string(name, static_cast<std::size_t>(length)));
 }
 
-World::Session::~Session() { MPI_Finalize(); }
+World::Session::~Session() {
+  note_phase("MPI_Finalize");
+  note_finalising();
+  fault::point("finalize");
+  MPI_Finalize();
+}
 
 World::World(int* argc, char*** argv) : session_(argc, argv), all_(Communicator::world()), node_(all_.split_by_node()) {
-  char name[MPI_MAX_PROCESSOR_NAME];
-  int length = 0;
-  MPI_Get_processor_name(name, &length);
-  host_.assign(name, static_cast<std::size_t>(length));
+  host_ = session_.watchdog->host();
   fault::note_rank(rank());
+  session_.watchdog->connect(all_);
 }
 
-World::~World() = default;
+World::~World() {
+  note_phase("ending");
+  fault::point("leave");
+  session_.watchdog->disconnect();
+}
 
 void require_matching_launcher(const World& world) {
   // Variables that the launcher sets. SLURM_NTASKS is not among them: in a batch script it counts the tasks of the job,

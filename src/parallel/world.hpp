@@ -3,15 +3,17 @@
 // The processes of this job. The object lives as long as MPI.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "base/error.hpp"
 #include "parallel/communicator.hpp"
 #include "parallel/failure.hpp"
+#include "parallel/watchdog.hpp"
 
 namespace weft::parallel {
 
-/// Initialises MPI and finalises it. One object, the first in main.
+/// Initialises MPI and finalises it, under a watchdog. One object, the first in main.
 class World {
  public:
   World(int* argc, char*** argv);
@@ -38,6 +40,7 @@ class World {
   struct Session {  // first member: MPI runs as long as the other members
     Session(int* argc, char*** argv);
     ~Session();
+    std::optional<Watchdog> watchdog;
   } session_;
   Communicator all_, node_;
   std::string host_;

@@ -57,6 +57,7 @@ struct Output {
   bool terminal = false;
   bool line_open = false;  // the terminal shows a status line
   std::shared_ptr<spdlog::logger> out, err, file;
+  std::filesystem::path errors_to;  // of ranks other than 0: log.txt
 
   /// The status line stays on the terminal; later lines follow it.
   void end_status() {
@@ -73,6 +74,7 @@ struct Output {
       const std::string name = fmt::format("rank {}", rank);
       if (level != log::Level::info)
         err->error("{}{}{}", line.find(name) == std::string_view::npos ? name + ": " : "", mark, line);
+      if (level == log::Level::error && !errors_to.empty()) append_error(line);
       return;
     }
     end_status();
@@ -82,6 +84,9 @@ struct Output {
       err->error("{}{}", mark, line);
     if (file) file->info("{}{}", mark, line);
   }
+
+  /// The rank is about to end the job: rank 0 may not be able to say why.
+  void append_error(std::string_view line) const;
 
   void status(std::string_view line) {
     if (rank != 0) return;
@@ -101,6 +106,15 @@ std::shared_ptr<spdlog::logger> make_logger(const char* pattern, Args&&... args)
   logger->set_pattern(pattern);
   logger->flush_on(spdlog::level::trace);
   return logger;
+}
+
+constexpr const char* kFilePattern = "%Y-%m-%d %H:%M:%S %v";
+
+void Output::append_error(std::string_view line) const {
+  try {
+    make_logger<FileSink>(kFilePattern, errors_to)->info("{}", line);
+  } catch (const Error&) {  // not reachable from this node: the line is on standard error
+  }
 }
 
 }  // namespace
@@ -124,8 +138,11 @@ LogSession::~LogSession() {
 }
 
 void log_to_file(const std::filesystem::path& path) {
-  if (!output || output->rank != 0) return;
-  output->file = make_logger<FileSink>("%Y-%m-%d %H:%M:%S %v", path);
+  if (!output) return;
+  if (output->rank == 0)
+    output->file = make_logger<FileSink>(kFilePattern, path);
+  else
+    output->errors_to = path;
 }
 
 void status(std::string_view line) {

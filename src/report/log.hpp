@@ -4,7 +4,7 @@
 //
 // clang-format off
 //   rank 0        info to standard output, warnings and errors to standard error; all of them also to log.txt once it is open
-//   other ranks   only warnings and errors, to standard error, with the rank
+//   other ranks   only warnings and errors, to standard error, with the rank; errors, which end the job, also to log.txt
 // clang-format on
 //
 // Each line is flushed at once, so that no line is lost in an abort.
@@ -25,7 +25,7 @@ class LogSession {
   ~LogSession();
 };
 
-/// Appends all later lines of rank 0, with date and time, to this file. Does nothing on other ranks. Throws Error(io).
+/// Appends all later lines of rank 0 and errors of other ranks, with date and time, to this file. Throws Error(io).
 void log_to_file(const std::filesystem::path& path);
 
 /// Progress of the run, on rank 0: a line in the log file and on standard output; on a terminal a line, cut to its

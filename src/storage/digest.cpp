@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/progress.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::storage {
@@ -136,6 +137,7 @@ class Team {
   void process(const Segment& segment) {
     try {
       std::string digest = digest_of(segment);
+      note_progress();
       if (disk_ != nullptr) disk_->release(segment.begin, segment.end);
       const std::lock_guard lock(mutex_);
       digests_[segment.index] = std::move(digest);

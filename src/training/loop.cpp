@@ -185,7 +185,6 @@ void Loop::log_step(double waited_for_data) {
 int Loop::make_steps() {
   const std::int64_t steps = settings_.run.steps, every = settings_.checkpoint.every;
   const double walltime = static_cast<double>(parse_walltime(settings_.run.walltime).value_or(0));
-  const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", settings_.timeout);
   StopAgreement agreement(world_.all(), directory_.path, walltime, start_);
   model_.start();
   struct Stop {
@@ -222,6 +221,7 @@ int Loop::make_steps() {
     if (code != 0 || step == steps || decision.checkpoint || (every > 0 && step % every == 0)) begin_checkpoint();
   }
   if (code != 0) stop_cause_ = agreement.cause(code);
+  parallel::note_phase("the last checkpoint");
   agreement.drain();
   trained_seconds_ = seconds_since(loop_begin) - checkpoint_seconds_;
   log_checkpoint(writer_->finish());
@@ -285,6 +285,7 @@ void Loop::record_result(std::int64_t planned_device_bytes) {
 
 /// Of a finished run. Collective.
 void Loop::conclude() {
+  parallel::note_phase("conclusion");
   report::Json& result = report::run_record()["result"];
   model_.conclude(result);
   log::info("trained {} steps, {} {} in {} ({} {}/s)", steps_done_ - first_step_, report::grouped(work_ - first_work_),

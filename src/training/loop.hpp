@@ -36,7 +36,6 @@ struct LoopSettings {
   const LogSettings& log;
   const ResumeSettings& resume;
   const checkpoint::Settings& checkpoint;
-  double timeout = 0;  ///< parallel.timeout: seconds without progress before the job ends; 0 = never
 };
 
 /// Where a run comes from: recorded in every checkpoint.

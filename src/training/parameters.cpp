@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "base/progress.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
 
@@ -410,6 +411,7 @@ kernels::Array<std::byte> Parameters::group_state_bytes(std::string_view group, 
 
 void Parameters::initialise(std::uint64_t seed) {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
+    note_progress();
     const Initial& initial = specs_[i].initial;
     if (initial.kind == Initial::Kind::uniform && specs_[i].is_matrix()) {
       kernels::initialise_uniform(execution_, matrix(i), static_cast<float>(initial.value), seed, initial.purpose);

@@ -122,6 +122,7 @@ void keep_record(const fs::path& path, const parallel::World& world) {
 
 OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, const std::string& resume,
                    checkpoint::Verify verify, bool take_over, const parallel::World& world) {
+  parallel::note_phase("opening the run directory");
   const fs::path path = settings.output;
   parallel::on_root(world.all(), [&] { require_run_or_empty(path); });
   if (const auto failure = parallel::attempt_on_root(world.all(), [&] { storage::make_directory(path); }))

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "parallel/peers.hpp"
 
 namespace weft::training {
 
@@ -25,7 +26,10 @@ StepRunner::StepRunner(const Settings& settings, const kernels::Execution& execu
       recordable_(settings.record && device::Graph::possible(execution)),
       records_(recordable_) {
   device::zero(execution, buffers_.guard);
+  parallel::Peers::withhold_when_aborted(buffers_.constants.data, buffers_.guard.data);
 }
+
+StepRunner::~StepRunner() { parallel::Peers::withhold_when_aborted(nullptr, nullptr); }
 
 void StepRunner::begin(const kernels::AdamStep& constants) {
   before_step_ = total_traffic();
@@ -54,8 +58,8 @@ void StepRunner::run(const std::function<void()>& compute) {
   pending_[(steps_done_ + 1) % kRing].done.record(execution_);
 }
 
-void StepRunner::guard(const std::int32_t* not_finite) {
-  kernels::guard_step(execution_, not_finite, settings_.skip ? settings_.skip_at_most : 0, buffers_.guard.data,
+void StepRunner::guard(const kernels::StepFlags* flags) {
+  kernels::guard_step(execution_, flags, settings_.skip ? settings_.skip_at_most : 0, buffers_.guard.data,
                       buffers_.constants.data, buffers_.outcomes.data);
 }
 
@@ -77,6 +81,14 @@ void StepRunner::learn_outcomes(std::int64_t last) {
     pending.done.wait();
     const kernels::StepOutcome outcome = buffers_.outcomes[step % kRing];
     if (outcome.withheld == 0) continue;
+    if (outcome.halted == kernels::kExchangeAborted)
+      throw error(ExitCode::communication,
+                  "an exchange between GPUs was given up before step {} (a rank is lost); a restart resumes from the "
+                  "newest checkpoint",
+                  step);
+    if (outcome.halted == kernels::kModelFault && explain_fault_) explain_fault_(step);
+    if (outcome.halted == kernels::kModelFault)
+      throw collective_error(ExitCode::internal, "step {} is not valid, {}", step, pending.rows());
     const std::string what = fmt::format("the loss or its gradient is not finite at step {}, {}", step, pending.rows());
     if (outcome.halted != 0) refuse(what, step);
     log::warning("{}: step skipped", what);

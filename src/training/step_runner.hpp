@@ -61,19 +61,26 @@ class StepRunner {
   /// runner.
   StepRunner(const Settings&, const kernels::Execution&, report::Timers&, const Buffers&,
              std::function<ExchangeGroups()> exchanges);
+  StepRunner(const StepRunner&) = delete;
+  ~StepRunner();
 
   /// Starts step `steps_done() + 1`.
   void begin(const kernels::AdamStep& constants);
   /// Submits `compute`, which must launch the same work in every step: neither allocate nor wait when recorded.
   void run(const std::function<void()>& compute);
-  /// In `compute`: withholds the update of this step (constants()->withheld) when *not_finite is not 0, and halts all
-  /// later steps when no more may be skipped. The same on all ranks if *not_finite is.
-  void guard(const std::int32_t* not_finite);
-  /// Ends the step. `rows` says which rows it worked on, for messages; called for steps without an update only. Throws
-  /// a collective Error(numeric) when an earlier step halted the run.
+  /// In `compute`: withholds the update of this step (constants()->withheld) when a flag is set, and halts all later
+  /// steps when no more may be skipped. The same on all ranks if *flags is.
+  void guard(const kernels::StepFlags* flags);
+  /// Ends the step. `rows` says which rows it worked on, for messages; called for steps without an update only. When an
+  /// earlier step halted the run, throws on all ranks: a collective Error(numeric) if it was not finite, what
+  /// `explain_fault` throws if the model found a fault; Error(communication) if an exchange was given up.
   void end(std::function<std::string()> rows);
   /// Waits for all steps and their outcomes. Throws as `end`.
   void settle();
+
+  /// `explain(step)` throws the collective error of a step that halted with StepFlags::model_fault. Called by `end` and
+  /// `settle`, on all ranks.
+  void explain_fault(std::function<void(std::int64_t step)> explain) { explain_fault_ = std::move(explain); }
 
   /// False: from now on every step runs eagerly, so that its phases can be timed.
   void record(bool record) { records_ = record && recordable_; }
@@ -107,6 +114,7 @@ class StepRunner {
   const kernels::Execution execution_;
   report::Timers& timers_;
   const std::function<ExchangeGroups()> counted_;  // by calls; a replay makes none
+  std::function<void(std::int64_t step)> explain_fault_;
   const Buffers buffers_;
   const std::int64_t ahead_;
   const bool recordable_;

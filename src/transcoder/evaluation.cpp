@@ -83,6 +83,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
     kernels::fence(execution);  // the next batch overwrites this one
   }
   trace::end_steps();
+  forward.require_valid_selections("of the evaluation");
 
   std::vector<double> total = to_host(execution, sums);
   world.all().sum(std::span<double>(total));

@@ -8,6 +8,7 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
+#include "parallel/failure.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
 
 namespace weft::transcoder {
@@ -103,7 +104,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   encode_workspace = arena.take<std::byte>(
       kernels::encode_workspace(arena.backend(), selection.tile_tokens, selection.tile_features, shape.d_model,
                                 sizes.scalar, configuration.optimizer.state, sizes.scalar));
-  not_finite = arena.take<std::int32_t>(1);
+  flags = arena.take<kernels::StepFlags>(1);
   arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
   arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
 }
@@ -135,6 +136,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       events_(sizes_.n_slots) {
   if (!stream_) exchange_.mark(&idle_);
   selection_->mark(&idle_);
+  selection_->report_faults_to(&flags()->model_fault);
 }
 
 kernels::AnyMatrix Forward::inputs() const {
@@ -149,7 +151,7 @@ kernels::AnyMatrix Forward::all_inputs() const {
 void Forward::load(const dataset::RawBatch& batch) {
   timers_.phase("normalise");
   layout_.emplace(batch.n_tokens, grid_);
-  device::zero(execution_, buffers_.not_finite);
+  device::zero(execution_, buffers_.flags);
   const std::int64_t d = model_.shape().d_model;
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) {
     const std::int64_t first = axis_.blocks[block].begin * d, columns = axis_.blocks[block].size() * d;
@@ -186,6 +188,18 @@ void Forward::encode() {
                                             tile.feature_begin, product, buffers_.encode_workspace);
                        timers_.phase("select");
                      });
+}
+
+void Forward::require_valid_selections(const std::string& which) {
+  const std::string fault = selection_->first_fault();
+  std::optional<parallel::Failure> own;
+  if (!fault.empty()) own = parallel::Failure{ExitCode::internal, fault};
+  if (const auto failure = parallel::agree(grid_.world(), own))
+    throw collective_error(
+        ExitCode::internal,
+        "the selection {} is not valid, {} (the encoder's products differ between two passes over the "
+        "same tiles); start again; if it happens again, report it with log.txt and run.json",
+        which, failure->message);
 }
 
 void Forward::by_feature() {

@@ -18,11 +18,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "dataset/activations/loader.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "device/memory.hpp"
+#include "kernels/optimize/guard.hpp"
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
@@ -87,7 +89,7 @@ class Forward {
     RowGather::Buffers own_inputs;
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace;
-    kernels::Array<std::int32_t> not_finite;  ///< [1]
+    kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
 
   /// `max_tokens`: the largest batch, over all ranks. What is passed by reference must outlive this object. Collective.
@@ -112,6 +114,10 @@ class Forward {
   /// tokens. Collective.
   void decode(const std::function<void(const OwnPart&)>& consume);
 
+  /// Throws a collective Error(internal) with layer and counts if a selection since construction was not valid on some
+  /// rank. `which`: "of step 7". Waits for the device.
+  void require_valid_selections(const std::string& which);
+
   const TokenLayout& layout() const { return *layout_; }
   kernels::AnyMatrix inputs() const;  ///< x~ [group tokens, L * d]
   /// [all tokens of the batch, L * d]: space for x~ of every group, this one's in its place. The backward pass of the
@@ -128,9 +134,10 @@ class Forward {
   /// How long the computation has waited for exchanges since the last `encode` began.
   device::IdleClock& idle() { return idle_; }
   const device::IdleClock& idle() const { return idle_; }
-  /// Where the kernels run: not zero when a raw input of this rank was not finite. Others may add their
-  /// findings; `load` clears it.
-  std::int32_t* not_finite() const { return buffers_.not_finite.data; }
+  /// Where the kernels run: not_finite is set when a raw input of this rank was not finite, model_fault when its
+  /// selection is not valid. Others may add their findings; `load` clears both.
+  kernels::StepFlags* flags() const { return buffers_.flags.data; }
+  std::int32_t* not_finite() const { return &flags()->not_finite; }
 
  private:
   void await_inputs(std::int64_t layer, const kernels::Execution&);

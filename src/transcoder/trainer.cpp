@@ -91,6 +91,8 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
       runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }) {
   data_axis_.ranks().mark(&forward_.idle());
+  runner_.explain_fault(
+      [this](std::int64_t step) { forward_.require_valid_selections(fmt::format("of step {}", step)); });
   device::zero(execution, buffers_.step_sums);
   name_state();
 }
@@ -256,8 +258,10 @@ void Trainer::guard() {
   const parallel::Range own = forward_.layout().own;
   kernels::flag_beyond(execution_, gradient_rows().rows_from(own.begin, own.size()),
                        kLargestResidual * gradient_factor(), forward_.not_finite());
-  world_.maximum({forward_.not_finite(), 1}, "flags");
-  runner_.guard(forward_.not_finite());
+  kernels::StepFlags* const flags = forward_.flags();
+  static_assert(sizeof *flags == 2 * sizeof(std::int32_t));
+  world_.maximum({&flags->not_finite, 2}, "flags");
+  runner_.guard(flags);
 }
 
 void Trainer::clip() {

@@ -22,15 +22,20 @@ class Run:
         self.wait(lambda: (self.path / "metrics.jsonl").exists() and (self.path / "metrics.jsonl").stat().st_size > 0, "a step")
 
     def wait(self, condition, what):
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while not condition():
             assert self.process.poll() is None, self.process.communicate()[0]
-            assert time.monotonic() < end, f"no {what} within a minute"
+            assert time.monotonic() < end, f"no {what} within four minutes"
             time.sleep(0.02)
 
     def end(self, code):
-        """The run ends in time with the code (None: any but 0), a record of it, and a checkpoint from which it can be resumed."""
-        output, _ = self.process.communicate(timeout=30)
+        """The run ends with the code (None: any but 0), a record of it, and a checkpoint from which it can be resumed."""
+        output, _ = self.process.communicate(timeout=240)
+        # Ranks may outlive the launcher for a moment, in which they may publish another checkpoint.
+        deadline = time.monotonic() + 60
+        while jobs.alive(self.path) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not jobs.alive(self.path), self.name
         got = self.process.returncode
         assert got == code if code is not None else got != 0, (self.name, got, output)
         record = program.record(self.path)
@@ -45,6 +50,7 @@ class Run:
 def check_process(job):
     """One process, without a launcher: its own exit codes."""
     for name, signals, code in (("usr1", [signal.SIGUSR1], 75), ("term", [signal.SIGTERM], 143), ("int", [signal.SIGINT], 130),
+                                ("hup", [signal.SIGHUP], 129), ("xcpu", [signal.SIGXCPU], 152),
                                 ("term_twice", [signal.SIGTERM, signal.SIGTERM], 143),
                                 ("usr1_and_cont", [signal.SIGUSR1, signal.SIGCONT, signal.SIGUSR1], 75),
                                 ("term_over_usr1", [signal.SIGUSR1, signal.SIGTERM], 143)):
@@ -60,6 +66,19 @@ def check_process(job):
     run.end(75)
 
 
+def check_pipe(job):
+    """weft train | head: output to the closed pipe is lost, the run and log.txt continue."""
+    run = Run(job, "pipe")
+    run.process.stdout.readline()
+    run.process.stdout.close()
+    log = run.path / "log.txt"
+    before = log.stat().st_size
+    run.wait(lambda: log.stat().st_size > before + 1000, "line in log.txt")
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.process.wait(timeout=240) == 75
+    assert program.record(run.path)["exit"]["code"] == 75
+
+
 def check_launcher(job):
     """Through mpiexec: it forwards USR1 and USR2. On TERM and INT it ends the job itself, with its own code; the ranks may or
     may not have time for a checkpoint."""
@@ -68,7 +87,6 @@ def check_launcher(job):
         run.wait(lambda run=run: job.steps_of(run.name), "checkpoint")
         run.process.send_signal(number)
         run.end(code)
-        assert not jobs.alive(run.path), name
     run = Run(job, "mpi_usr2", 2)
     run.process.send_signal(signal.SIGUSR2)
     run.wait(lambda: job.steps_of(run.name), "checkpoint on request")
@@ -111,6 +129,7 @@ def check(weft):
     check_moments(job)
     endless = jobs.Jobs(weft, steps=ENDLESS)
     check_process(endless)
+    check_pipe(endless)
     check_launcher(endless)
     check_files(endless)
     check_walltime(endless)

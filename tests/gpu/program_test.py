@@ -119,8 +119,9 @@ def check(weft):
     print(f"planned {planned:,}, allocated {peak:,}, the driver shows {driver:,}")
     assert abs(planned - driver) <= 0.05 * driver, "the memory plan is more than 5 % off"
 
-    data = sys.argv[2] if len(sys.argv) > 2 else os.path.join(os.environ.get("WEFT_TEST_DATA", ""), "minilm-l6")
-    if not os.path.isdir(os.path.join(data, "train")):
+    folder = os.environ.get("WEFT_TEST_DATA")
+    data = sys.argv[2] if len(sys.argv) > 2 else folder and os.path.join(folder, "minilm-l6")
+    if not data or not os.path.isdir(os.path.join(data, "train")):
         print("MiniLM: skipped (data not available)")
         return
     found = {}

@@ -397,6 +397,55 @@ TEST_CASE("batch_topk: 4097 tokens, and lists that overflow with ties") {
   }
 }
 
+TEST_CASE("a producer that does not repeat its bits: nothing is written outside the lists, and the fault is reported") {
+  // All products equal, and larger ones from some pass on. In the pass that admits counted ties, all of them pass.
+  const Sizes sizes{4097, 2, 770};
+  const SelectionRequest request = request_of(SelectionRule::batch_topk, false, sizes, 16, Scalar::bf16);
+  const Buffer<float> bias_buffer(std::vector<float>(static_cast<std::size_t>(sizes.layers * sizes.features), 0.0f));
+  std::vector<Array<const float>> bias;
+  for (std::int64_t l = 0; l < sizes.layers; ++l)
+    bias.push_back({bias_buffer.data() + l * sizes.features, sizes.features});
+  constexpr std::int64_t kMargin = 1 << 20;  // bytes after the workspace
+  bool overflowed = false;
+  for (std::int64_t change = 1; change < 8; ++change) {
+    CAPTURE(change);
+    const Stream stream;
+    const Execution execution = stream.execution();
+    const std::int64_t bytes = DeviceSelection::workspace_bytes(request);
+    Buffer<std::byte> workspace(bytes + kMargin);
+    workspace.poison();
+    DeviceSelection selection(request, workspace.array(), execution);
+    Output output(sizes, request.budget * sizes.layers);
+    std::int64_t calls = 0;
+    const auto produce = [&](const Execution& on, const TileRange& range, AnyMatrix out) {
+      const bool changed = calls++ / sizes.layers >= change;  // one tile per layer
+      cuda_ok(cudaMemsetAsync(out.data, changed ? 0x40 : 0x3f, static_cast<std::size_t>(range.token_count * out.stride * 2),
+                              static_cast<cudaStream_t>(on.stream)));
+    };
+    const Buffer<std::int32_t> fault(std::vector<std::int32_t>{0});
+    selection.select(execution, sizes.tokens, request.budget, bias, produce, output.activations, fault.data());
+    const SelectionFailure failure = selection.first_failure(execution);
+    CHECK((fault.read(1)[0] != 0) == (failure.kind != SelectionFailure::none));
+    if (failure.kind == SelectionFailure::overflow) {
+      overflowed = true;
+      CHECK(failure.group < sizes.layers);
+      CHECK(failure.entries > failure.capacity);
+      CHECK(selection.report(execution).overflow);
+    }
+    const std::vector<std::byte> all = workspace.read(bytes + kMargin);
+    CHECK(std::all_of(all.begin() + bytes, all.end(), [&](std::byte b) { return b == all.back(); }));
+    // A later selection is valid again, and the first failure stays known.
+    calls = 0;
+    const std::int64_t never = 1000;
+    change = change + never;
+    selection.select(execution, sizes.tokens, request.budget, bias, produce, output.activations);
+    change = change - never;
+    CHECK(!selection.report(execution).overflow);
+    CHECK(selection.first_failure(execution).kind == failure.kind);
+  }
+  CHECK(overflowed);
+}
+
 TEST_CASE("topk keeps the best of each token") {
   for (const Sizes& sizes : {Sizes{257, 3, 1000}, {1, 1, 1}, {9, 2, 20001}})
     for (const Scalar product : {Scalar::bf16, Scalar::fp32})

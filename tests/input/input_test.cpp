@@ -221,6 +221,9 @@ TEST_CASE("environment variables are expanded in paths only") {
             .starts_with("a.toml:4:10: run.output: \"${WEFT\" has a \"${\" without a name"));
   CHECK(message(good + "[device]\nbackend = \"${WEFT_INPUT_TEST}\"\n")
             .starts_with("a.toml:4:11: device.backend = \"${WEFT_INPUT_TEST}\" is not known"));
+  setenv("WEFT_INPUT_TEST", "", 1);
+  CHECK(message(good + "[run]\noutput = \"${WEFT_INPUT_TEST}/a\"\n")
+            .find("environment variable WEFT_INPUT_TEST is not set") != std::string::npos);
 }
 
 namespace {

@@ -20,12 +20,12 @@ struct Guarded {
   DeviceArray<AdamStep> step{std::vector<AdamStep>{AdamStep{}}};
   DeviceArray<StepOutcome> outcomes{std::vector<StepOutcome>(kOutcomes)};
 
-  StepOutcome run(std::uint64_t number, bool finite, std::int64_t skip_at_most) {
+  StepOutcome run(std::uint64_t number, bool finite, std::int64_t skip_at_most, bool fault = false) {
     AdamStep constants{};
     constants.step = number;
     step.set({constants});
-    const DeviceArray<std::int32_t> flag(std::vector<std::int32_t>{finite ? 0 : 1});
-    guard_step(execution, flag.data(), skip_at_most, guard.data(), step.data(), outcomes.data());
+    const DeviceArray<StepFlags> flags(std::vector<StepFlags>{{finite ? 0 : 1, fault ? 1 : 0}});
+    guard_step(execution, flags.data(), skip_at_most, guard.data(), step.data(), outcomes.data());
     const StepOutcome outcome = outcomes.values()[number % kOutcomes];
     CHECK(step.values()[0].withheld == static_cast<std::uint32_t>(outcome.withheld));
     return outcome;
@@ -40,9 +40,24 @@ TEST_CASE("a step that is not finite is withheld, and every later step if skippi
     CHECK(steps.run(1, true, 0).withheld == 0);
     const StepOutcome bad = steps.run(2, false, 0);
     CHECK(bad.withheld == 1);
-    CHECK(bad.halted == 1);
+    CHECK(bad.halted == kNotFinite);
     CHECK(steps.run(3, true, 0).withheld == 1);
     CHECK(steps.run(4, true, 0).withheld == 1);
+  });
+}
+
+TEST_CASE("a fault of the model halts the run, although steps that are not finite may be skipped") {
+  for_each_backend([&](const kernels::Execution& execution) {
+    Guarded steps{execution};
+    CHECK(steps.run(1, false, 2).halted == kRuns);
+    const StepOutcome fault = steps.run(2, true, 2, true);
+    CHECK(fault.withheld == 1);
+    CHECK(fault.halted == kModelFault);
+    CHECK(fault.skipped == 1);
+    const StepOutcome next = steps.run(3, false, 2);
+    CHECK(next.withheld == 1);
+    CHECK(next.halted == kModelFault);  // the first reason stays
+    CHECK(next.skipped == 1);
   });
 }
 
@@ -56,7 +71,7 @@ TEST_CASE("skip_at_most steps are skipped, the next one halts the run") {
       CHECK(steps.run(number + 1, true, 2).withheld == 0);
     }
     const StepOutcome last = steps.run(5, false, 2);
-    CHECK(last.halted == 1);
+    CHECK(last.halted == kNotFinite);
     CHECK(last.skipped == 2);
     CHECK(steps.run(6, true, 2).withheld == 1);
   });

@@ -26,10 +26,31 @@ TEST_CASE("signals become requests, and a stop has priority over a requeue") {
   CHECK(Signals::requested().stop == 143);
 }
 
-TEST_CASE("exceeding a file-size limit does not kill, and previous handlers are restored") {
+TEST_CASE("a closed terminal and the limit of processor time request a stop with 128 + signal") {
+  {
+    const Signals signals;
+    std::raise(SIGHUP);
+    CHECK(Signals::requested().stop == 129);
+    std::raise(SIGXCPU);
+    CHECK(Signals::requested().stop == 152);
+  }
+  // nohup: what was ignored stays ignored.
+  std::signal(SIGHUP, SIG_IGN);
+  {
+    const Signals signals;
+    std::raise(SIGHUP);
+    CHECK(Signals::requested().stop == 0);
+    Signals::let_stop();
+    std::raise(SIGHUP);
+  }
+  std::signal(SIGHUP, SIG_DFL);
+}
+
+TEST_CASE("exceeding a file-size limit or writing to a closed pipe does not kill; previous handlers are restored") {
   {
     const Signals signals;
     std::raise(SIGXFSZ);
+    std::raise(SIGPIPE);
   }
   struct sigaction now;
   sigaction(SIGUSR1, nullptr, &now);

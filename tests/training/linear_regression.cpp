@@ -39,6 +39,7 @@ int train(const std::string& path, const std::string& output, const parallel::Wo
   training::add_keys(schema, c.resume);
   const std::string text = world.on_root([&] { return input::load_text(path); });
   input::read(schema, text, path, {input::override_text("run.output", output, "OUTPUT")});
+  parallel::set_timeout(c.parallel.timeout);
 
   training::accept_requests();
   const training::OpenedRun opened = training::open_run(c.run, schema, "auto", c.checkpoint.verify, false, world);
@@ -51,7 +52,7 @@ int train(const std::string& path, const std::string& output, const parallel::Wo
   const parallel::GridShape shape({{std::string(parallel::kDataAxis), world.size()}});
   const parallel::Grid grid(world, shape);
   testing::LinearRegression model(grid, static_cast<std::uint64_t>(c.run.seed), c.optimizer.learning_rate);
-  training::Loop loop(model, {c.run, c.log, c.resume, c.checkpoint, c.parallel.timeout},
+  training::Loop loop(model, {c.run, c.log, c.resume, c.checkpoint},
                       {input::print(schema), text, {}, "generated"}, opened, world, shape, runtime, start);
   return loop.run();
 }

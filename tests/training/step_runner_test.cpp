@@ -14,20 +14,20 @@ struct Toy {
   explicit Toy(const StepRunner::Settings& settings)
       : grid(testing::world(), parallel::GridShape({{"data", testing::world().size()}})),
         arena(testing::execution(), grid),
-        flag(arena.take<std::int32_t>(1)),
+        flags(arena.take<kernels::StepFlags>(1)),
         runner(settings, testing::execution(), timers, StepRunner::Buffers(arena),
                [this] { return StepRunner::ExchangeGroups{exchanges}; }) {}
 
-  void step(bool finite, float rate = 1) {
+  void step(bool finite, float rate = 1, bool fault = false) {
     kernels::AdamStep constants{};
     constants.learning_rate = rate;
     constants.step = static_cast<std::uint64_t>(runner.steps_done() + 1);
     runner.begin(constants);
     runner.run([&] {
       exchanges.of("rows").bytes_sent += 10;
-      const std::int32_t value = finite ? 0 : 1;
-      device::copy(testing::execution(), flag.data, &value, sizeof value, device::Direction::to_device);
-      runner.guard(flag.data);
+      const kernels::StepFlags found{finite ? 0 : 1, fault ? 1 : 0};
+      device::copy(testing::execution(), flags.data, &found, sizeof found, device::Direction::to_device);
+      runner.guard(flags.data);
       kernels::AdamStep here;
       device::copy(testing::execution(), &here, runner.constants(), sizeof here, device::Direction::to_host);
       kernels::fence(testing::execution());
@@ -40,7 +40,7 @@ struct Toy {
   StepArena arena;
   report::Timers timers;
   parallel::Exchanges exchanges;
-  kernels::Array<std::int32_t> flag;
+  kernels::Array<kernels::StepFlags> flags;
   StepRunner runner;
   float number = 0;
 };
@@ -74,6 +74,28 @@ TEST_CASE("a step that is not finite ends the run before it updates, and the mes
   CHECK_THROWS_WITH_AS(toy.step(false), doctest::Contains("not finite at step 2, rows 3 to 7"), Error);
   CHECK(toy.number == 1);
   CHECK(toy.runner.steps_done() == 1);
+}
+
+TEST_CASE("a step that is not valid ends the run with an internal error before it updates, and the model says why") {
+  for (const bool explained : {false, true}) {
+    Toy toy({.record = false, .runs_ahead = false, .skip = true, .skip_at_most = 5});
+    if (explained)
+      toy.runner.explain_fault([](std::int64_t step) {
+        throw collective_error(ExitCode::internal, "the lists of step {} are too short", step);
+      });
+    toy.step(true);
+    try {
+      toy.step(true, 1, true);
+      FAIL("not thrown");
+    } catch (const Error& failure) {
+      CHECK(failure.code() == ExitCode::internal);
+      CHECK(failure.known_to() == KnownTo::all_ranks);
+      CHECK(std::string(failure.what()) ==
+            (explained ? "the lists of step 2 are too short" : "step 2 is not valid, rows 3 to 7"));
+    }
+    CHECK(toy.number == 1);
+    CHECK(skipped(toy) == 0);
+  }
 }
 
 TEST_CASE("steps that are not finite are skipped up to the allowed number") {

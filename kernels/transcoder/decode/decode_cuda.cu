@@ -10,16 +10,18 @@ namespace weft::kernels::cuda {
 namespace {
 
 /// The stream leaves one dot product per (target, group): writes their sum, targets ascending, to the entry's CSR
-/// position.
+/// position. If the step is withheld it leaves none; then 0.
 __global__ void sum_dots(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* keys,
-                         std::int64_t n_features, int n_layers, int groups, HitStream stream, float* out) {
+                         std::int64_t n_features, int n_layers, int groups, HitStream stream, const AdamStep* adam,
+                         float* out) {
+  const bool withheld = adam != nullptr && adam->withheld != 0;
   const std::int64_t total = offsets[n_keys];
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < total; i += step) {
     const std::uint32_t at = stream.position[i];
     const int source = static_cast<int>(keys[at] / n_features);
     float sum = 0.0f;
-    for (int slot = source * groups; slot < n_layers * groups; ++slot)
+    for (int slot = source * groups; slot < n_layers * groups && !withheld; ++slot)
       sum += __ldcs(stream.partial + slot * stream.capacity + i);
     out[at] = sum;
   }
@@ -32,8 +34,9 @@ __global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layer
   const int source = static_cast<int>(key / n_features);
   const std::int64_t feature = key % n_features;
   const double scale = step == nullptr ? 1.0 : step->gradient_scale;
+  const bool withheld = step != nullptr && step->withheld != 0;
   double sum = 0.0;
-  for (std::int64_t target = source; target < n_layers; ++target)
+  for (std::int64_t target = source; target < n_layers && !withheld; ++target)
     for (int group = 0; group < groups; ++group)
       sum += stream.norm[((target * (target + 1) / 2 + source) * groups + group) * n_features + feature];
   out[key] = scale * scale * sum;
@@ -81,6 +84,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.d_model = static_cast<int>(d_model);
   a.groups = grouping.groups;
   a.with_norm = squared_norm.data != nullptr;
+  a.step = step;
   for (std::size_t s = 0; s < decoder.size(); ++s) a.layer[s] = pointers_of(decoder[s]);
   const auto stream_targets = [&](std::int64_t begin, std::int64_t end) {
     const auto units_before = [&](std::int64_t target) { return target * (target + 1) / 2 * grouping.groups; };
@@ -99,7 +103,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   if (late.wait) late.wait();
   if (split > 0) stream_targets(0, split);
   sum_dots<<<blocks_for(capacity, 256, multiprocessors() * 16), 256, 0, queue>>>(
-      hits.offsets.data, n_keys, activations.key.data, n_features, a.n_layers, a.groups, a.stream,
+      hits.offsets.data, n_keys, activations.key.data, n_features, a.n_layers, a.groups, a.stream, step,
       activation_gradient.data);
   if (a.with_norm)
     sum_norms<<<blocks_for(n_keys, 256), 256, 0, queue>>>(a.stream, n_features, a.n_layers, a.groups, step,

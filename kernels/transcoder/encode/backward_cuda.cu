@@ -140,6 +140,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.d_model = static_cast<int>(d_model);
   a.groups = grouping.groups;
   a.with_norm = squared_norm.data != nullptr;
+  a.step = step;
   for (std::size_t s = 0; s < encoder.size(); ++s) a.layer[s] = pointers_of(encoder[s]);
   if (step != nullptr)
     launch_stream<false, true>(queue, encoder[0].policy, grouping, a, epilogue);

@@ -376,6 +376,14 @@ DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byt
   parts_ = std::make_unique<Parts>(request, workspace, std::move(exchange));
   const View& view = parts_->layout.view;
   set_thresholds<<<1, 128, 0, stream_of(execution)>>>(view.threshold, view.n_groups, kUnknown);
+  require(cudaMemsetAsync(view.control, 0, sizeof(Control), stream_of(execution)),
+          "selection on the GPU, initial state");
+  // Vectors are read up to the padding of a row, which is never selected. Cleared once: no read of undefined memory.
+  const Sizes sizes(request);
+  require(cudaMemsetAsync(parts_->layout.tile, 0,
+                          static_cast<std::size_t>(sizes.tile_tokens * sizes.tile_stride * bytes_of(request.product)),
+                          stream_of(execution)),
+          "selection on the GPU, initial state");
   const int bytes = room_of(request.rule == SelectionRule::topk ? request.budget : 1) * static_cast<int>(sizeof(Count));
   for (const void* kernel :
        {reinterpret_cast<const void*>(keep_best<bf16>), reinterpret_cast<const void*>(keep_best<float>)})
@@ -388,7 +396,7 @@ DeviceSelection::~DeviceSelection() = default;
 
 void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, std::int64_t budget,
                              std::span<const Array<const float>> bias_of_layer, const Producer& producer,
-                             const SparseActivations& activations) {
+                             const SparseActivations& activations, std::int32_t* fault) {
   const SelectionRequest& request = parts_->request;
   const std::int64_t fewest = request.position.data_ranks > 1 ? 0 : 1;
   if (n_tokens < fewest || n_tokens > request.n_tokens || budget < 1 ||
@@ -398,6 +406,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   const auto stream = stream_of(execution);
   View view = parts_->layout.view;
   view.n_tokens = n_tokens;
+  view.fault = fault;
   LayerBias bias{};
   for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
 
@@ -447,7 +456,15 @@ Array<std::uint32_t> DeviceSelection::thresholds() const {
   return {parts_->layout.view.threshold, parts_->layout.view.n_groups};
 }
 
-Array<const std::uint32_t> DeviceSelection::failure() const { return {parts_->layout.view.control->failure, 2}; }
+SelectionFailure DeviceSelection::first_failure(const Execution& execution) const {
+  SelectionFailure failure;
+  const auto stream = stream_of(execution);
+  require(
+      cudaMemcpyAsync(&failure, &parts_->layout.view.control->first, sizeof failure, cudaMemcpyDeviceToHost, stream),
+      "selection on the GPU, failure");
+  require(cudaStreamSynchronize(stream), "selection on the GPU, failure");
+  return failure;
+}
 
 SelectionReport DeviceSelection::report(const Execution& execution) const {
   const auto stream = stream_of(execution);
@@ -461,8 +478,8 @@ SelectionReport DeviceSelection::report(const Execution& execution) const {
   require(cudaStreamSynchronize(stream), "selection on the GPU, report");
   SelectionReport report;
   report.passes = control.passes;
-  report.overflow = control.failure[kOverflow] != 0;
-  if (control.failure[kUnsettled] != 0)
+  report.overflow = control.failed == SelectionFailure::overflow;
+  if (control.failed == SelectionFailure::unsettled)
     throw Error(ExitCode::internal, "selection on the GPU: a tile had other bits when it was computed again");
   for (const Group& group : groups) {
     report.threshold.push_back(bits_float(group.kth));

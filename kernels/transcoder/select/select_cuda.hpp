@@ -15,7 +15,9 @@
 // entries above a hint (a low percentile of the last batch's budget-th keys) in shared memory; if these are too few or
 // too many it reads the row again without the hint. No loop over tiles.
 //
-// relu. Everything positive, as far as it fits; see `failure`.
+// relu. Everything positive, as far as it fits.
+//
+// A selection that is not valid (SelectionFailure) never writes outside its lists and sets a flag on the device.
 //
 // Several ranks. Each works on its features and tokens; the caller provides the collectives (SelectionExchange). The
 // result has the same bits as that of one rank.
@@ -106,7 +108,21 @@ struct SelectionReport {
   std::vector<std::int64_t> candidates;  ///< of each group: entries of this rank that passed the last filter
   std::int64_t passes = 0;               ///< times that this rank's tiles were computed
   std::int64_t ties_cut = 0;             ///< entries at a K-th value that are not selected (batch_topk)
-  bool overflow = false;                 ///< relu: more positive entries than the list holds; the rest is lost
+  bool overflow = false;                 ///< more entries than a list holds; the rest is lost
+};
+
+/// Why a selection is not valid.
+struct SelectionFailure {
+  enum Kind : std::uint32_t {
+    none = 0,
+    overflow = 1,   ///< more entries than the list holds: relu, or a producer that did not repeat a tile's bits
+    unsettled = 2,  ///< no pass settled it: a producer that did not repeat a tile's bits
+  };
+  std::uint32_t kind = none;
+  std::uint32_t group = 0;    ///< the layer, or 0 with one group for all layers
+  std::int64_t entries = 0;   ///< that passed the last filter of the group
+  std::int64_t capacity = 0;  ///< entries that its list holds
+  std::int64_t passes = 0;    ///< over the tiles
 };
 
 class DeviceSelection {
@@ -128,17 +144,18 @@ class DeviceSelection {
   /// Enqueues a selection of the first n_tokens tokens (0 is possible with several slices). bias_of_layer: L arrays
   /// [n_features] on the device. Sets all arrays of `activations`, but no entries beyond its capacity. While the stream
   /// is captured, all of it goes into the graph, with a conditional loop for repeated passes (CUDA 12.4); otherwise the
-  /// host waits for the first pass to learn whether there must be another.
+  /// host waits for the first pass to learn whether there must be another. Sets *fault, on the device, to 1 if the
+  /// result is not valid (else leaves it); null: the caller looks at the report.
   void select(const Execution&, std::int64_t n_tokens, std::int64_t budget,
-              std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations);
+              std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations,
+              std::int32_t* fault = nullptr);
 
   /// For each group the key (rule.hpp) that an entry of the next batch must exceed to enter the list, on the device.
   /// Part of a checkpoint, so that the time repeats too. Any content is safe. 0xffffffff: unknown.
   Array<std::uint32_t> thresholds() const;
 
-  /// [2] on the device, not zero if the last selection is not valid: the list overflowed (relu), or no pass settled it
-  /// because the producer did not repeat a tile's bits.
-  Array<const std::uint32_t> failure() const;
+  /// The first selection since construction that was not valid. Waits for the stream.
+  SelectionFailure first_failure(const Execution&) const;
 
   /// Waits for the stream. Throws Error(internal) if the producer did not repeat a tile's bits.
   SelectionReport report(const Execution&) const;

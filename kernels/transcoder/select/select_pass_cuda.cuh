@@ -26,7 +26,11 @@ __global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias
       group = {};
       group.search.wanted = budget;
     }
-    if (thread == 0) *view.control = {0, 1, {0, 0}};
+    if (thread == 0) {
+      view.control->again = 0;
+      view.control->passes = 1;
+      view.control->failed = SelectionFailure::none;
+    }
     if (view.several)
       for (std::int64_t i = thread; i < (view.n_slices + 1) * view.n_groups; i += n_threads) view.of_slice[i] = 0;
     if (view.n_features == 0 && view.word != nullptr) {  // a shard without tiles: no tile resets its lists
@@ -215,7 +219,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
   }
 }
 
-/// Repeated passes: histograms, counts of ties, admission of ties. A warp processes whole rows.
+/// Repeated passes: histograms, counts of ties, admission of ties. A warp processes whole rows. Entries beyond the list
+/// are counted, not stored; `decide` finds them.
 template <class T>
 __global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) {
   __shared__ std::uint32_t bins[kHistogramBins];
@@ -263,13 +268,14 @@ __global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) 
     Count base = 0;
     if (lane == 0) base = atomicAdd(&group.cursor, static_cast<Count>(entries));
     base = __shfl_sync(kAll, base, 0);
+    const bool fits = base + static_cast<Count>(entries) <= static_cast<Count>(view.capacity);
     std::int64_t to = g * view.capacity + static_cast<std::int64_t>(base);
     if (lane == 0) {
       view.used[place] += room;
       view.segment[(token * view.n_layers + piece.layer) * view.n_blocks + piece.block] =
-          make_uint2(static_cast<std::uint32_t>(to), static_cast<std::uint32_t>(entries));
+          make_uint2(static_cast<std::uint32_t>(to), fits ? static_cast<std::uint32_t>(entries) : 0u);
     }
-    for (int first = 0; first < piece.columns && entries > 0; first += 32) {
+    for (int first = 0; first < piece.columns && entries > 0 && fits; first += 32) {
       const std::uint32_t key = key_at(first + lane);
       const unsigned before = (1u << lane) - 1;
       const unsigned equal = __ballot_sync(kAll, key == threshold);
@@ -374,19 +380,38 @@ __device__ bool reached(const View& view, int g) {
          all.passed >= view.group[g].search.wanted;
 }
 
+/// Records that the selection of group g is not valid. One thread.
+__device__ void fail(const View& view, int g, SelectionFailure::Kind kind) {
+  Control& control = *view.control;
+  control.failed = kind;
+  if (view.fault != nullptr) *view.fault = 1;
+  if (control.first.kind != SelectionFailure::none) return;
+  const Group& group = view.group[g];
+  control.first = {kind, static_cast<std::uint32_t>(g), static_cast<std::int64_t>(group.cursor), view.capacity,
+                   static_cast<std::int64_t>(control.passes)};
+}
+
 /// Sets control->again, and the condition of the graph's loop if there is one: another pass over the tiles. One block.
 __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_graph, cudaGraphConditionalHandle loop) {
   const int t = threadIdx.x;
-  bool open = false;
+  bool open = false, overflow = false;
   if (t < view.n_groups) {
     Group& group = view.group[t];
     if (group.mode == kFilter) {
       const bool fits = group.cursor <= static_cast<Count>(view.capacity);
-      if (relu && !fits) view.control->failure[kOverflow] = 1;
+      overflow = relu && !fits;
       if (relu || (fits && (group.cursor >= group.search.wanted || view.threshold[t] == 0 || reached(view, t))))
         group.mode = kSettled;
     }
+    // Ties were counted before they were admitted: more of them means that a tile had other bits.
+    if (group.mode == kAdmit) overflow = group.cursor > static_cast<Count>(view.capacity);
     open = group.mode != kSettled;
+  }
+  if (__syncthreads_or(overflow) && t == 0) {
+    int g = 0;
+    for (; view.group[g].cursor <= static_cast<Count>(view.capacity); ++g) {
+    }
+    fail(view, g, SelectionFailure::overflow);
   }
   if (__syncthreads_or(open))
     for (int g = 0; g < view.n_groups; ++g)
@@ -394,7 +419,11 @@ __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_gra
   const bool unsettled = __syncthreads_or(t < view.n_groups && view.group[t].mode != kSettled) != 0;
   const bool again = unsettled && view.control->passes < kMostPasses;
   if (t == 0) {
-    if (unsettled && !again) view.control->failure[kUnsettled] = 1;
+    if (unsettled && !again) {
+      int g = 0;
+      while (view.group[g].mode == kSettled) ++g;
+      fail(view, g, SelectionFailure::unsettled);
+    }
     view.control->again = again;
     if (in_graph) cudaGraphSetConditional(loop, again);
   }

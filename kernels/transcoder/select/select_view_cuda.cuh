@@ -66,9 +66,9 @@ constexpr std::int64_t kMostRanks = 65536;
 struct Control {
   std::uint32_t again;  // another pass is needed
   std::uint32_t passes;
-  std::uint32_t failure[2];  // DeviceSelection::failure
+  std::uint32_t failed;    // the last selection: a SelectionFailure::Kind
+  SelectionFailure first;  // since construction
 };
-enum Failure { kOverflow = 0, kUnsettled = 1 };
 
 /// Sizes and memory: the argument of every kernel.
 struct View {
@@ -82,6 +82,7 @@ struct View {
   std::int64_t capacity;         // entries of a group's list
   std::int64_t most;             // entries of a token's list (topk)
   Control* control;
+  std::int32_t* fault;  // set when a selection fails; null: not reported
   Group* group;
   std::uint32_t* threshold;  // [groups]
   void* limit;               // [layers, padded features] in the product's type: products at or below cannot pass

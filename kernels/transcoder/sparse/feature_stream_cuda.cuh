@@ -180,6 +180,7 @@ struct StreamArguments {
   int d_model;
   int groups;
   bool with_norm;
+  const AdamStep* step;  // null: no update
   StatePointers layer[kMostLayers];
 };
 
@@ -292,8 +293,9 @@ template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, in
           class Epilogue>
 __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     stream_features(const __grid_constant__ StreamArguments a, const __grid_constant__ Epilogue epilogue) {
+  // Not that of constant_rate: the step may be withheld since (kernels/peers/peers_cuda.hpp).
   if constexpr (kUpdate)
-    if (constant_rate.withheld != 0) return;
+    if (a.step->withheld != 0) return;
   using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
   extern __shared__ __align__(16) char shared[];
   __shared__ float warp_value_sum[kWarps];

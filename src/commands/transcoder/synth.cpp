@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft synth INPUT: activations with planted cross-layer features, and the ground truth.
-#include <thread>
-
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "dataset/activations/synthetic.hpp"
+#include "device/runtime.hpp"
 
 namespace weft::commands {
 
@@ -15,10 +14,7 @@ int synth(const Request& request, const parallel::World& world) {
   read_input(request, schema, world);
   // One process writes: the files are the same whatever the number of ranks.
   world.on_root([&]() -> std::string {
-    const int threads = input.configuration.device.threads > 0
-                            ? input.configuration.device.threads
-                            : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    dataset::write_synthetic(input.synthetic, threads);
+    dataset::write_synthetic(input.synthetic, device::host_threads(input.configuration.device, 1));
     return {};
   });
   log::info("wrote {}/train, {}/validation and ground_truth.h5: {} layers, d_model {}, {} planted features per layer",

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/progress.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/sidecar.hpp"
 #include "storage/activation_file.hpp"
@@ -186,7 +187,7 @@ std::string expand_environment(std::string_view text) {
       throw collective_error(
           ExitCode::usage, "\"{}\": $ is not followed by NAME or {{NAME}} (it denotes an environment variable)", text);
     const char* value = std::getenv(name.c_str());
-    if (value == nullptr)
+    if (value == nullptr || *value == '\0')  // empty counts as unset
       throw collective_error(ExitCode::usage,
                              "\"{}\": environment variable {} is not set; set it or give the full path", text, name);
     out += value;
@@ -271,6 +272,7 @@ Description describe(const std::string& path, const Settings& settings) {
         file.compressed = file.compressed || !matrix.direct;
       }
     description.n_rows += file.rows;
+    note_progress();
     fingerprint += fmt::format("{} {} {} {} {} {}\n", file.name, file.bytes, file.rows, description.n_layers,
                                description.d_model, name_of(description.dtype));
     const storage::PosixFile bytes(file_path);
@@ -334,6 +336,7 @@ Description imagined(const std::string& path, const Settings& settings) {
 }
 
 Description describe(const parallel::World& world, const std::string& path, const Settings& settings) {
+  parallel::note_phase("reading the headers of the data");
   return description_from_text(world.on_root([&] { return to_text(describe(path, settings)); }));
 }
 

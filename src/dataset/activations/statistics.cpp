@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/progress.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/sidecar.hpp"
 #include "kernels/bf16.hpp"
@@ -220,6 +221,7 @@ void check_normalised(const SideStatistics& own, const json& said, const std::st
 }  // namespace
 
 Statistics compute_statistics(const parallel::World& world, const Description& description, int n_threads) {
+  parallel::note_phase("statistics of the data");
   struct Piece {
     std::int64_t file, begin, end;
   };
@@ -245,6 +247,7 @@ Statistics compute_statistics(const parallel::World& world, const Description& d
       for (piece = range.begin; piece < range.end; ++piece) {
         const Piece& p = pieces[static_cast<std::size_t>(piece)];
         pass.add(p.file, p.begin, p.end, sums);
+        note_progress();
       }
       double* out = records.data() + (segment - mine.begin) * record;
       *out++ = static_cast<double>(sums.n);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/progress.hpp"
 #include "dataset/activations/workers.hpp"
 #include "kernels/constants.hpp"
 #include "kernels/random.hpp"
@@ -251,6 +252,7 @@ void write_split(const SyntheticSettings& s, const Model& model, const std::stri
       }
     });
     writer.append(rows, inputs.data(), targets.data());
+    note_progress();
   }
   writer.finish();
   if (fired == nullptr) return;
@@ -424,6 +426,7 @@ Recovery recovery(const GroundTruth& truth, std::span<const float* const> learne
       for (std::int64_t f = 0; f < n_learned; ++f)
         if (dot(direction, strips.data() + f * width, width) >= kRecoveredCosine)
           edges[static_cast<std::size_t>(i)].push_back(f);
+      note_progress();
     });
     const std::int64_t recovered = largest_matching(edges, n_learned);
     result.recovered += recovered;

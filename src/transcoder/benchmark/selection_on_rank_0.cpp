@@ -64,6 +64,10 @@ class SelectorOnRankZero final : public Selector {
     if (select_) return select_->controller_state();
     return {{controller_.data(), static_cast<std::int64_t>(controller_.size())}, false};
   }
+  void report_faults_to(std::int32_t* fault) override {
+    if (select_) select_->report_faults_to(fault);
+  }
+  std::string first_fault() override { return select_ ? select_->first_fault() : std::string(); }
   parallel::Exchanges exchanges() const override { return exchange_.exchanges(); }
   void observe(const parallel::ExchangeObserver* observer) override { exchange_.observe(observer); }
   void mark(device::IdleClock* idle) override { exchange_.mark(idle); }

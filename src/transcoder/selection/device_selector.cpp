@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/selection/device_selector.hpp"
 
+#include <fmt/format.h>
+
 #include <optional>
+#include <string>
 
 #include "kernels/transcoder/select/select_cuda.hpp"
 #include "parallel/device_communicator.hpp"
@@ -85,7 +88,20 @@ class DeviceSelector final : public Selector {
     if (spec_.settings.activation != Activation::batch_topk) return {};
     return {selection_->thresholds(), true};
   }
-  Array<const std::uint32_t> failure() const override { return selection_->failure(); }
+  void report_faults_to(std::int32_t* fault) override { fault_ = fault; }
+  std::string first_fault() override {
+    using kernels::cuda::SelectionFailure;
+    const SelectionFailure failure = selection_->first_failure(execution_);
+    if (failure.kind == SelectionFailure::none) return {};
+    const std::string where = sizes_.n_groups > 1 ? fmt::format("layer {}", failure.group) : "all layers together";
+    if (failure.kind == SelectionFailure::overflow)
+      return fmt::format("{}: {} pre-activations passed the filter, the list holds {}", where, failure.entries,
+                         failure.capacity);
+    return fmt::format(
+        "{}: no threshold was found in {} passes over the pre-activations, {} passed the last filter, the "
+        "list holds {}",
+        where, failure.passes, failure.entries, failure.capacity);
+  }
 
   parallel::Exchanges exchanges() const override {
     parallel::Exchanges all;
@@ -111,7 +127,7 @@ class DeviceSelector final : public Selector {
           (*batch.produce)(
               where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count}, product);
         },
-        activations());
+        activations(), fault_);
   }
 
   void read_statistics() override {
@@ -135,6 +151,7 @@ class DeviceSelector final : public Selector {
   }
 
   PlacedArrays<Arrays> arrays_;
+  std::int32_t* fault_ = nullptr;
   std::optional<parallel::DeviceCommunicator> shards_, all_;  // the feature axis; all ranks
   std::optional<DeviceSelection> selection_;
 };

@@ -153,6 +153,7 @@ class HostSelector final : public Selector {
   PlacedArrays<Arrays> arrays_;
   std::vector<std::uint32_t> controller_;  // thresholds of the next batch, by group
   std::vector<std::int64_t> passed_;       // by group: entries of all ranks that passed the filter
+  std::int64_t overfull_layer_ = 0;        // of the tile that was filtered last
   parallel::Exchanges exchanges_;
   SumOverRanks sum_;
 };
@@ -260,9 +261,10 @@ bool HostSelector::collect(const Batch& batch, std::span<const std::uint32_t> th
   }
   if (!filter_tiles(batch, lower, ordered))
     throw error(ExitCode::internal,
-                "more pre-activations passed the filter than were counted before (the encoder's products differ "
-                "between two passes over the same tiles); the dense library must give the same bits for the same "
-                "shapes");
+                "the selection of layer {} is not valid: {} pre-activations passed the filter, the list holds {} (the "
+                "encoder's products differ between two passes over the same tiles); the dense library must give the "
+                "same bits for the same shapes",
+                overfull_layer_, arrays_->host.count[0], arrays_->candidate_key.size);
   return false;
 }
 
@@ -302,6 +304,7 @@ bool HostSelector::filter_tiles(const Batch& batch, std::span<const std::uint32_
     kernels::filter_tile(execution_, tile, block, filter, lists);
     const std::int64_t next_segment = lists.segment(tile.layer, block, tile.token_begin + tile.product.rows);
     copy_to_host(arrays_->host.count.data, lists.segment_begin.data + next_segment, sizeof(std::int64_t));
+    overfull_layer_ = tile.layer;
     return arrays_->host.count[0] <= lists.key.size;
   });
 }

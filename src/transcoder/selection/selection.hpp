@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "device/memory.hpp"
@@ -158,9 +159,12 @@ class Selector {
   const SelectionStatistics& statistics();
   const SelectionSizes& sizes() const { return sizes_; }
   virtual ControllerState controller_state() = 0;
-  /// Words where the kernels run, not zero if the last selection is not valid
-  /// (kernels::cuda::DeviceSelection::failure). Empty: `select` itself throws.
-  virtual kernels::Array<const std::uint32_t> failure() const { return {}; }
+  /// From now on `select` sets *fault, where the kernels run, to 1 if its result is not valid (else leaves it). Drivers
+  /// without this throw in `select`.
+  virtual void report_faults_to(std::int32_t* fault) { static_cast<void>(fault); }
+  /// What was wrong with the first selection of this rank that was not valid: layer and counts; "" if all were valid.
+  /// Waits for the device.
+  virtual std::string first_fault() { return {}; }
 
   /// Of this rank since construction, under the name "selection".
   virtual parallel::Exchanges exchanges() const = 0;
