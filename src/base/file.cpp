@@ -40,7 +40,9 @@ Descriptor open_in(int directory, const std::filesystem::path& path, int flags) 
 bool Descriptor::close() { return descriptor_ < 0 || ::close(std::exchange(descriptor_, -1)) == 0; }
 
 void fail_with_errno(const std::filesystem::path& path, const char* what) {
-  throw error(ExitCode::io, "{}: {} failed ({})", path.string(), what, std::strerror(errno));
+  const int number = errno;
+  throw SystemError(ExitCode::io, number,
+                    fmt::format("{}: {} failed ({})", path.string(), what, std::strerror(number)));
 }
 
 std::filesystem::path directory_of(const std::filesystem::path& path) {
