@@ -82,12 +82,12 @@ TEST_CASE("a file of a run is not written through a symbolic link") {
 
 TEST_CASE("directories are created with their parents") {
   const Scratch scratch;
-  create_directories(scratch.path / "a" / "b" / "c" / "");
+  make_directory(scratch.path / "a" / "b" / "c" / "");
   CHECK(fs::is_directory(scratch.path / "a" / "b" / "c"));
-  create_directories(scratch.path / "a");
-  create_directories("/");
+  make_directory(scratch.path / "a");
+  make_directory("/");
   write_text(scratch.path / "file", "");
-  CHECK_THROWS(create_directories(scratch.path / "file" / "d"));
+  CHECK_THROWS(make_directory(scratch.path / "file" / "d"));
 }
 
 TEST_CASE("sha256 gives the digests of FIPS 180-4") {
