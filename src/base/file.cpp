@@ -55,8 +55,10 @@ Descriptor open_regular(const std::filesystem::path& path, ExitCode code) {
   // A socket cannot be opened at all (ENXIO).
   if (file < 0 && errno == ENXIO && ::stat(path.c_str(), &status) == 0)
     throw error(code, "{}: is {} (only regular files are read)", path.string(), kind_of(status.st_mode));
-  if (file < 0 || ::fstat(file, &status) != 0)
-    throw error(code, "{}: cannot be read ({})", path.string(), std::strerror(errno));
+  if (file < 0 || ::fstat(file, &status) != 0) {
+    const int number = errno;
+    throw SystemError(code, number, fmt::format("{}: cannot be read ({})", path.string(), std::strerror(number)));
+  }
   if (!S_ISREG(status.st_mode))
     throw error(code, "{}: is {} (only regular files are read)", path.string(), kind_of(status.st_mode));
   return file;

@@ -19,8 +19,7 @@
 namespace weft::storage {
 
 /// Must be held during HDF5 calls. Recursive, so that functions that take it may call one another. The first use
-/// disables the exit handler of the library (it would crash after a failed write), the printing of its error stack, and
-/// links to other files.
+/// disables the exit handler of the library (it would crash after a failed write) and the printing of its error stack.
 class Lock {
  public:
   Lock();

@@ -158,7 +158,8 @@ Handle VerifiedFile::open_hdf5(std::int64_t leading) const {
     Image* image;
     ~Release() { Image::release(image); }
   } release{image};
-  const Part part{0, std::min(bytes_, leading), image->pages.memory()};
+  // Whole blocks: they are read anyway.
+  const Part part{0, std::min(bytes_, tagged_blocks(leading) * kTagBlock), image->pages.memory()};
   read({&part, 1});
 
   const Lock lock;
