@@ -8,7 +8,7 @@
 //   wrong bits. small: a state of some 100 kB. from: resumes from this checkpoint of DIRECTORY and leaves the newer
 //   ones in their places, so that they are replaced.
 // checkpoint_driver check
-//   For each line "DIRECTORY [STEP...]" of standard input: these checkpoints are valid, the newest valid one is loaded,
+//   For each line "DIRECTORY [STEP...]" of standard input: the newest valid checkpoint is loaded, these are valid too,
 //   and another one is written after it. Answers with one line: "from STEP" (-1: there is none) or what is wrong.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -25,6 +25,7 @@
 #include "checkpoint/writer.hpp"
 #include "device/runtime.hpp"
 #include "parallel/world.hpp"
+#include "storage/durable.hpp"
 #include "tests/checkpoint/sample.hpp"
 
 namespace {
@@ -54,12 +55,12 @@ void require_bits(const parallel::World& world, const checkpoint::Found& found, 
 std::int64_t check(const parallel::World& world, const fs::path& directory, std::istream& published,
                    const kernels::Execution& execution) {
   Sample sample(world.all(), 1, kNarrow);
+  const auto found = checkpoint::find(world.all(), directory, "auto", checkpoint::Verify::full);
+  if (found) require_bits(world, *found, sample, execution);
   for (std::int64_t step; published >> step;)
     require_bits(world,
                  checkpoint::open(world.all(), directory / checkpoint::directory_name(step), checkpoint::Verify::full),
                  sample, execution);
-  const auto found = checkpoint::find(world.all(), directory, "auto", checkpoint::Verify::full);
-  if (found) require_bits(world, *found, sample, execution);
   const std::int64_t next = found ? found->manifest.step + 1 : 1;
   {
     checkpoint::Writer writer(world.all(), directory, {}, sample.registry, execution, found ? found->path : "");
@@ -108,7 +109,9 @@ void run(const parallel::World& world, const kernels::Execution& execution, int 
   if (resume != "auto" && world.is_root())
     for (std::int64_t later = step + 1; later <= steps; ++later) {
       const fs::path path = directory / checkpoint::directory_name(later), aside = path.string() + ".abandoned";
-      if (fs::exists(aside)) fs::rename(aside, path);
+      if (!fs::exists(aside)) continue;
+      storage::rename_durably(aside, path);
+      print(fmt::format("durable {}", later));
     }
   const auto note = [&](const std::optional<checkpoint::Report>& report) {
     if (report && report->durable && world.is_root()) print(fmt::format("durable {}", report->step));

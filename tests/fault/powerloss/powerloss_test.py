@@ -78,22 +78,27 @@ def record_driver(recorder, driver, folder):
     return [plain, killed, replaced, ranks]
 
 
-def check_driver(driver, recordings, folder, wanted, seed):
+class Lost(Exception):
+    """A state from which the program does not resume as it must."""
+
+
+def check_driver(driver, recordings, folder, wanted, seed, without_sync=None):
     checker = subprocess.Popen([str(driver), "check"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     tested = 0
     outcomes = {}
     for recording in recordings:
-        for disk, state in states.crash_states(recording.log, recording.root, wanted / len(recordings), seed):
+        for disk, state in states.crash_states(recording.log, recording.root, wanted / len(recordings), seed,
+                                               without_sync):
             target = folder / f"state_{tested}"
             states.write(state, target)
-            kept = sorted(set(disk.published) - disk.doomed)
-            print(target, *kept, file=checker.stdin, flush=True)
+            print(target, *disk.published, file=checker.stdin, flush=True)
             answer = checker.stdout.readline().strip()
             newest = max(disk.published, default=-1)
             found = re.fullmatch(r"from (-?\d+)", answer)
             if not found or int(found[1]) < newest:
-                sys.exit(f"{recording.root.name}, after {disk.time} calls, published {disk.published}: {answer}\n"
-                         f"the state is that in {target}, before the check: {sorted(state)}")
+                checker.kill()
+                raise Lost(f"{recording.root.name}, after {disk.time} calls, published {sorted(disk.published)}: {answer}; "
+                           f"the power left {sorted(state)}")
             kind = "none" if int(found[1]) < 0 else "published" if int(found[1]) == newest else "newer than published"
             outcomes[kind] = outcomes.get(kind, 0) + 1
             shutil.rmtree(target)
@@ -101,6 +106,19 @@ def check_driver(driver, recordings, folder, wanted, seed):
     checker.stdin.close()
     assert checker.wait() == 0
     return tested, outcomes
+
+
+def check_test(driver, recordings, folder, seed):
+    """Each kind of fsync is necessary, and the test would miss it: without it, a checkpoint is lost."""
+    for without in (r".*/rank_\d+\.h5", r".*/manifest\.json", r"step_\d+\.tmp", r"\."):
+        try:
+            check_driver(driver, recordings, folder, 300, seed, without)
+        except Lost as lost:
+            print(f"without fsync of {without}: {str(lost)[:150]}...")
+            for state in folder.glob("state_*"):
+                shutil.rmtree(state)
+        else:
+            sys.exit(f"not detected: no fsync of {without}")
 
 
 def shards(run, step):
@@ -124,8 +142,8 @@ def check_runs(recorder, weft, folder, wanted, seed):
         resumed = re.search(r"resuming after step (\d+)", done.stdout)
         newest = max(disk.published, default=0)
         if done.returncode != 0 or shards(target / "a", 24) != expected or int(resumed[1] if resumed else 0) < newest:
-            sys.exit(f"run after {disk.time} calls, published {disk.published}: code {done.returncode}\n{done.stdout}"
-                     f"\nit began with {sorted(state)}")
+            raise Lost(f"run after {disk.time} calls, published {sorted(disk.published)}: code {done.returncode}\n{done.stdout}"
+                       f"\nit began with {sorted(state)}")
         shutil.rmtree(target)
         tested += 1
     return tested
@@ -145,6 +163,7 @@ def main():
         folder = Path(name)
         recordings = record_driver(options.recorder.resolve(), options.driver.resolve(), folder)
         tested, outcomes = check_driver(options.driver.resolve(), recordings, folder, options.states, options.seed)
+        check_test(options.driver.resolve(), recordings[:1], folder, options.seed)
         print(f"{tested} different states with seed {options.seed}; newest checkpoint found: {outcomes}")
         assert tested >= 0.9 * options.states, "the record has too few different states"
         if options.weft and options.runs:

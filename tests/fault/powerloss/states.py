@@ -95,8 +95,7 @@ class Disk:
         status = os.stat(root)
         self.nodes = {(status.st_dev, status.st_ino): self.root}
         self.time = 0
-        self.published = []  # steps, in the order in which the program reported them
-        self.doomed = set()  # steps whose deletion or replacement has begun
+        self.published = set()  # steps that the program reported as durable and has not begun to delete or set aside
 
     def parent(self, path):
         *directories, name = path.split("/")
@@ -118,7 +117,7 @@ class Disk:
     def perform(self, kind, inode, offset, a, b, data):
         self.time += 1
         for step in PUBLISHED.finditer(data):
-            self.published.append(int(step[1] or step[2]))
+            self.published.add(int(step[1] or step[2]))
         if kind in "cd":
             self.nodes[inode] = Node(kind == "d")
             self.add(a, self.nodes[inode])
@@ -147,8 +146,8 @@ class Disk:
             target.change(self.time, [(new, node)])
             source.change(self.time, [(old, None)])
         step = re.search(r"step_0*(\d+)$", a)
-        if step:
-            self.doomed.add(int(step[1]))
+        if step and not b.endswith(".replaced"):
+            self.published.discard(int(step[1]))
 
     def state(self, choice):
         """{path: bytes, or None for a directory}. `choice`: a random generator."""
@@ -185,10 +184,11 @@ def digest(state):
     return text.digest()
 
 
-def crash_states(log, root, wanted, seed, match=lambda path: True):
-    """Yields (disk, state) for about `wanted` different states, spread over all points of the record. Only paths below
-    the root for which match(path) holds are in them."""
-    calls = list(records(log))
+def crash_states(log, root, wanted, seed, without_sync=None):
+    """Yields (disk, state) for about `wanted` different states, spread over all points of the record. Calls of fsync for
+    paths that match `without_sync` are left out."""
+    calls = [call for call in records(log)
+             if not (without_sync and call[0] in "sS" and re.fullmatch(without_sync, call[3]))]
     choice = random.Random(seed)
     seen = set()
     share, missing = wanted / len(calls), 0.0
@@ -199,8 +199,8 @@ def crash_states(log, root, wanted, seed, match=lambda path: True):
         for _ in range(4 * int(missing) + 4):  # equal states are drawn again, some points have few different ones
             if missing < 1:
                 break
-            state = {path: content for path, content in disk.state(choice).items() if match(path)}
-            key = digest(state), len(disk.published)
+            state = disk.state(choice)
+            key = digest(state), tuple(disk.published)
             if key not in seen:
                 seen.add(key)
                 missing -= 1
