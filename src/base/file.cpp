@@ -40,7 +40,9 @@ Descriptor open_in(int directory, const std::filesystem::path& path, int flags) 
 bool Descriptor::close() { return descriptor_ < 0 || ::close(std::exchange(descriptor_, -1)) == 0; }
 
 void fail_with_errno(const std::filesystem::path& path, const char* what) {
-  throw error(ExitCode::io, "{}: {} failed ({})", path.string(), what, std::strerror(errno));
+  const int number = errno;
+  throw SystemError(ExitCode::io, number,
+                    fmt::format("{}: {} failed ({})", path.string(), what, std::strerror(number)));
 }
 
 std::filesystem::path directory_of(const std::filesystem::path& path) {
@@ -53,8 +55,10 @@ Descriptor open_regular(const std::filesystem::path& path, ExitCode code) {
   // A socket cannot be opened at all (ENXIO).
   if (file < 0 && errno == ENXIO && ::stat(path.c_str(), &status) == 0)
     throw error(code, "{}: is {} (only regular files are read)", path.string(), kind_of(status.st_mode));
-  if (file < 0 || ::fstat(file, &status) != 0)
-    throw error(code, "{}: cannot be read ({})", path.string(), std::strerror(errno));
+  if (file < 0 || ::fstat(file, &status) != 0) {
+    const int number = errno;
+    throw SystemError(code, number, fmt::format("{}: cannot be read ({})", path.string(), std::strerror(number)));
+  }
   if (!S_ISREG(status.st_mode))
     throw error(code, "{}: is {} (only regular files are read)", path.string(), kind_of(status.st_mode));
   return file;

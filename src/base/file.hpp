@@ -13,6 +13,16 @@
 
 namespace weft {
 
+/// A failed system call: an Error that keeps errno.
+class SystemError : public Error {
+ public:
+  SystemError(ExitCode code, int number, std::string message) : Error(code, std::move(message)), number_(number) {}
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
 /// An open file descriptor.
 class Descriptor {
  public:
@@ -33,7 +43,7 @@ class Descriptor {
 };
 
 /// Opens a regular file for reading. Follows symbolic links. Throws Error(code) without waiting if the path is anything
-/// else: "PATH: is a FIFO (only regular files are read)".
+/// else: "PATH: is a FIFO (only regular files are read)"; SystemError(code) if it cannot be opened.
 Descriptor open_regular(const std::filesystem::path& path, ExitCode code = ExitCode::io);
 
 /// Opens or creates a file to write, with these flags of open(2) (O_WRONLY | O_APPEND, …) and relative to a handle of
@@ -46,7 +56,7 @@ Descriptor create_own(const std::filesystem::path& path);
 /// Writes the whole text at the position of the file. Throws Error(io) that names `path`.
 void write_all(const Descriptor& file, std::string_view text, const std::filesystem::path& path);
 
-/// Throws Error(io) "PATH: WHAT failed (…)" with the text of errno.
+/// Throws SystemError(io) "PATH: WHAT failed (…)" with the text of errno.
 [[noreturn]] void fail_with_errno(const std::filesystem::path& path, const char* what);
 
 /// The directory of a path: "." if it has none.

@@ -49,14 +49,24 @@ std::vector<std::int64_t> steps_in(const fs::path& directory) {
   return steps;
 }
 
+fs::path replaced_name(const fs::path& step_directory) { return step_directory.string() + ".replaced"; }
+
 void remove_leftovers(const fs::path& directory) {
   if (!fs::exists(directory)) return;
   report::require_ownership();
   std::vector<fs::path> leftovers;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory))
-    if (entry.path().extension() == ".tmp") leftovers.push_back(entry.path());
+    if (const fs::path kind = entry.path().extension(); kind == ".tmp" || kind == ".replaced")
+      leftovers.push_back(entry.path());
   std::sort(leftovers.begin(), leftovers.end());
   for (const fs::path& path : leftovers) {
+    const fs::path step = directory / path.stem();
+    if (path.extension() == ".replaced" && !fs::exists(step)) {
+      storage::rename_durably(path, step);
+      log::warning("{}: its replacement was not published; renamed back to {}", path.string(),
+                   step.filename().string());
+      continue;
+    }
     std::error_code failed;
     fs::remove_all(path, failed);
     if (failed)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Names in checkpoints/: step_XXXXXXXX is a checkpoint, *.tmp an incomplete write or deletion, step_XXXXXXXX.abandoned
-// a checkpoint that a run resumed from an earlier step has moved aside. `latest` names the newest checkpoint for users;
+// a checkpoint that a run resumed from an earlier step has moved aside, step_XXXXXXXX.replaced one in whose place a new
+// checkpoint of that step is being published. `latest` names the newest checkpoint for users;
 // Weft does not read it.
 #pragma once
 
@@ -22,7 +23,11 @@ std::int64_t step_of(const std::string& name);
 /// Steps of the checkpoints in a directory, valid or not, ascending; empty if the directory does not exist.
 std::vector<std::int64_t> steps_in(const std::filesystem::path& directory);
 
-/// Removes every *.tmp and logs a warning for each.
+/// The name of a checkpoint while another one takes its place.
+std::filesystem::path replaced_name(const std::filesystem::path& step_directory);
+
+/// Removes every *.tmp, and every *.replaced whose successor was published; renames the others back. Logs a warning for
+/// each.
 void remove_leftovers(const std::filesystem::path& directory);
 
 /// Renames a checkpoint to *.abandoned and logs a warning.

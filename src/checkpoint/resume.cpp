@@ -2,6 +2,7 @@
 #include "checkpoint/resume.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/progress.hpp"
@@ -14,6 +15,7 @@
 #include "report/format.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
+#include "storage/retry.hpp"
 #include "storage/tensor_file.hpp"
 
 namespace weft::checkpoint {
@@ -21,29 +23,58 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::int64_t kLargestManifest = std::int64_t{64} << 20;
+/// Pieces of a tensor that are read at a time if it is copied to a device or unpacked: about 32 MiB.
+constexpr std::int64_t kPieces = 8;
 
 std::string text_of(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-/// The manifest of a step directory, on all ranks. Throws a collective Error(io), or NewerFormat on every rank.
+/// Runs `check`. What it finds wrong with a file is thrown as Error(data): the checkpoint is damaged. A file that
+/// cannot be read is a SystemError(io), which shows nothing of the kind.
+template <class Check>
+void finding_damage(Check&& check) {
+  try {
+    check();
+  } catch (const SystemError&) {
+    throw;
+  } catch (const Error& wrong) {
+    throw Error(wrong.code() == ExitCode::io ? ExitCode::data : wrong.code(), wrong.what());
+  }
+}
+
+/// `not_found` if there is no file of this name. Throws SystemError if that is not known.
+fs::file_type type_of(const fs::path& path) {
+  std::error_code failed;
+  const fs::file_type type = fs::status(path, failed).type();
+  if (type == fs::file_type::none)
+    throw SystemError(ExitCode::io, failed.value(), fmt::format("{}: {}", path.string(), failed.message()));
+  return type;
+}
+
+/// The manifest of a step directory, on all ranks. Throws a collective Error(data) or Error(io), or NewerFormat on
+/// every rank.
 Manifest read_manifest(const parallel::Communicator& world, const fs::path& directory) {
   std::string text;
   std::int64_t newer = 0;
-  parallel::on_root(world, [&] {
-    std::error_code ignored;
-    if (!fs::is_directory(directory, ignored)) throw error(ExitCode::io, "it is not a directory");
-    if (!fs::exists(directory / kManifestName, ignored))
+  const auto read = [&] {
+    if (type_of(directory) != fs::file_type::directory) throw error(ExitCode::io, "it is not a directory");
+    if (type_of(directory / kManifestName) == fs::file_type::not_found)
       throw error(ExitCode::io, "{} is missing (incomplete write)", kManifestName);
-    text = storage::read_text(directory / kManifestName, kLargestManifest);
-    try {
-      const Manifest manifest = parse(text);
-      const std::int64_t step = step_of(directory.filename().string());
-      if (step >= 0 && step != manifest.step)
-        throw error(ExitCode::io, "{} is of step {} (was the directory renamed?)", kManifestName, manifest.step);
-    } catch (const NewerFormat& later) {
-      newer = later.version;
-    } catch (const Error& unreadable) {
-      throw error(ExitCode::io, "{}: {}", kManifestName, unreadable.what());
-    }
+    return storage::read_text(directory / kManifestName, kLargestManifest);
+  };
+  parallel::on_root(world, [&] {
+    finding_damage([&] {
+      text = storage::retried(read);
+      try {
+        const Manifest manifest = parse(text);
+        const std::int64_t step = step_of(directory.filename().string());
+        if (step >= 0 && step != manifest.step)
+          throw error(ExitCode::io, "{} is of step {} (was the directory renamed?)", kManifestName, manifest.step);
+      } catch (const NewerFormat& later) {
+        newer = later.version;
+      } catch (const Error& unreadable) {
+        throw error(ExitCode::io, "{}: {}", kManifestName, unreadable.what());
+      }
+    });
   });
   world.broadcast(&newer, sizeof newer);
   if (newer > 0) throw NewerFormat(newer);
@@ -51,40 +82,45 @@ Manifest read_manifest(const parallel::Communicator& world, const fs::path& dire
 }
 
 void require_size(const fs::path& directory, const ShardEntry& shard) {
-  std::error_code failed;
   const fs::path path = directory / shard.file;
-  if (!fs::exists(path, failed)) throw error(ExitCode::io, "shard {} is missing", shard.file);
-  if (!fs::is_regular_file(path, failed)) throw error(ExitCode::io, "shard {} is not a regular file", shard.file);
-  const auto size = static_cast<std::int64_t>(fs::file_size(path, failed));
-  if (failed) throw error(ExitCode::io, "shard {} cannot be read ({})", shard.file, failed.message());
+  const auto size_of = [&] {
+    const fs::file_type type = type_of(path);
+    if (type == fs::file_type::not_found) throw error(ExitCode::io, "shard {} is missing", shard.file);
+    if (type != fs::file_type::regular) throw error(ExitCode::io, "shard {} is not a regular file", shard.file);
+    std::error_code failed;
+    const auto size = static_cast<std::int64_t>(fs::file_size(path, failed));
+    if (failed)
+      throw SystemError(ExitCode::io, failed.value(),
+                        fmt::format("shard {} cannot be read ({})", shard.file, failed.message()));
+    return size;
+  };
+  const std::int64_t size = storage::retried(size_of);
   if (size != shard.bytes)
     throw error(ExitCode::io, "shard {} is {} bytes, manifest says {} ({})", shard.file, report::grouped(size),
                 report::grouped(shard.bytes), size < shard.bytes ? "torn write" : "not the file that was written");
 }
 
-/// Compares the shards with the manifest before HDF5 opens them; the work is divided over the ranks. Throws a
-/// collective Error(io).
-void verify_shards(const parallel::Communicator& world, const fs::path& directory, const Manifest& manifest,
-                   Verify verify) {
-  if (verify == Verify::none) return;
-  const auto n_shards = static_cast<std::int64_t>(manifest.shards.size());
-  parallel::on_all(world, [&] {
-    const parallel::Range mine = parallel::part(n_shards, world.size(), world.rank());
-    for (std::int64_t i = mine.begin; i < mine.end; ++i)
-      require_size(directory, manifest.shards[static_cast<std::size_t>(i)]);
-  });
-  if (verify == Verify::size) return;
-  std::int64_t n_segments = 0;
-  for (const ShardEntry& shard : manifest.shards) n_segments += static_cast<std::int64_t>(shard.sha256.size());
-  parallel::on_all(world, [&] {
+/// Tags of the blocks of each shard.
+using Tags = std::vector<std::vector<storage::BlockTag>>;
+
+/// Compares the digests of the shards with the manifest; the work is divided over the ranks. Returns the tags of all
+/// blocks on every rank.
+Tags verify_digests(const parallel::Communicator& world, const fs::path& directory, const Manifest& manifest) {
+  std::vector<std::int64_t> blocks;  // of each segment of each shard
+  for (const ShardEntry& shard : manifest.shards)
+    for (std::int64_t at = 0; at < shard.bytes; at += storage::kDigestSegment)
+      blocks.push_back(storage::tagged_blocks(std::min(shard.bytes - at, storage::kDigestSegment)));
+  const auto n_segments = static_cast<std::int64_t>(blocks.size());
+  std::vector<storage::BlockTag> mine_tags;
+  const auto verify = [&] {
     const parallel::Range mine = parallel::part(n_segments, world.size(), world.rank());
     std::int64_t first = 0;
     for (const ShardEntry& shard : manifest.shards) {
       const auto count = static_cast<std::int64_t>(shard.sha256.size());
       const std::int64_t begin = std::clamp<std::int64_t>(mine.begin - first, 0, count);
       const std::int64_t end = std::clamp<std::int64_t>(mine.end - first, 0, count);
-      const auto found =
-          storage::sha256_segments(directory / shard.file, shard.bytes, begin, end, storage::digest_threads());
+      const auto found = storage::sha256_segments(directory / shard.file, shard.bytes, begin, end,
+                                                  storage::digest_threads(), &mine_tags);
       for (std::int64_t i = begin; i < end; ++i)
         if (found[static_cast<std::size_t>(i - begin)] != shard.sha256[static_cast<std::size_t>(i)])
           throw error(ExitCode::io, "shard {} differs from its sha256 between byte {} and {} (damaged on disk)",
@@ -92,15 +128,46 @@ void verify_shards(const parallel::Communicator& world, const fs::path& director
                       report::grouped(std::min(shard.bytes, (i + 1) * storage::kDigestSegment)));
       first += count;
     }
-  });
+  };
+  parallel::on_all(world, [&] { finding_damage(verify); });
+
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(world.size()), 0);
+  std::int64_t n_blocks = 0;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const parallel::Range theirs = parallel::part(n_segments, world.size(), rank);
+    for (std::int64_t i = theirs.begin; i < theirs.end; ++i) {
+      n_blocks += blocks[static_cast<std::size_t>(i)];
+      bytes[static_cast<std::size_t>(rank)] +=
+          blocks[static_cast<std::size_t>(i)] * static_cast<std::int64_t>(sizeof(storage::BlockTag));
+    }
+  }
+  std::vector<storage::BlockTag> all(static_cast<std::size_t>(n_blocks));
+  world.all_gather_uneven(mine_tags.data(), all.data(), bytes);
+  Tags tags;
+  auto at = all.begin();
+  for (const ShardEntry& shard : manifest.shards) {
+    const auto end = at + storage::tagged_blocks(shard.bytes);
+    tags.emplace_back(at, end);
+    at = end;
+  }
+  return tags;
 }
 
-/// Throws Errors whose text does not name the directory, and NewerFormat.
-Manifest examine(const parallel::Communicator& world, const fs::path& directory, Verify verify) {
+/// Reads the manifest and compares the shards with it. Throws a collective Error(data) if the checkpoint is damaged and
+/// Error(io) if it cannot be read; their text does not name the directory. Throws NewerFormat.
+Found examine(const parallel::Communicator& world, const fs::path& directory, Verify verify) {
   parallel::note_phase("verifying a checkpoint");
-  Manifest manifest = read_manifest(world, directory);
-  verify_shards(world, directory, manifest, verify);
-  return manifest;
+  Found found{directory, read_manifest(world, directory), {}};
+  if (verify == Verify::none) return found;
+  const std::vector<ShardEntry>& shards = found.manifest.shards;
+  parallel::on_all(world, [&] {
+    finding_damage([&] {
+      const parallel::Range mine = parallel::part(static_cast<std::int64_t>(shards.size()), world.size(), world.rank());
+      for (std::int64_t i = mine.begin; i < mine.end; ++i) require_size(directory, shards[static_cast<std::size_t>(i)]);
+    });
+  });
+  if (verify == Verify::full) found.tags = verify_digests(world, directory, found.manifest);
+  return found;
 }
 
 [[noreturn]] void refuse_newer(const fs::path& directory, std::int64_t version) {
@@ -109,17 +176,96 @@ Manifest examine(const parallel::Communicator& world, const fs::path& directory,
                          directory.string(), version, kFormatVersion);
 }
 
+/// Not known to be damaged: an older checkpoint must not replace it silently. `older` < 0: there is none.
+[[noreturn]] void refuse_unreadable(const fs::path& directory, const char* why, std::int64_t older) {
+  const std::string other = older < 0 ? "from step 0 (--resume never)"
+                                      : fmt::format("from an older one (--resume {})",
+                                                    (directory.parent_path() / directory_name(older)).string());
+  throw collective_error(
+      ExitCode::io, "{}: cannot be read, {} (it is not known to be damaged); start again when it can be read, or {}",
+      directory.string(), why, other);
+}
+
+/// Reads rows of tensors from one shard, which is opened at the first read.
+class ShardReader {
+ public:
+  ShardReader(const Found& found, std::size_t index)
+      : manifest_(found.manifest), index_(index), path_(found.path / shard().file) {
+    if (!found.tags.empty()) verified_.emplace(path_, shard().bytes, found.tags[index]);
+    leading_ = storage::kTagBlock;
+    for (std::size_t t = 0; t < manifest_.tensors.size(); ++t)
+      if (shard().owned[t].size() > 0)
+        leading_ +=
+            storage::metadata_bytes(manifest_.tensors[t].type, shape_of(manifest_.tensors[t], shard().owned[t]));
+  }
+
+  /// Rows of a tensor of which the shard contains the rows `stored`.
+  void read(const TensorEntry& tensor, parallel::Range stored, parallel::Range rows, void* to) {
+    const std::int64_t begin = rows.begin - stored.begin, count = rows.size();
+    if (!verified_) return storage::read_rows(dataset(tensor, stored), begin, count, to);
+    std::vector<storage::VerifiedFile::Part> parts;
+    try {
+      parts = storage::locate_rows(dataset(tensor, stored), begin, count, to);
+    } catch (const SystemError&) {
+      throw;
+    } catch (const Error&) {
+      if (leading_ >= shard().bytes) throw;
+      // The writer reserves space for all metadata at the beginning; HDF5 has placed some elsewhere.
+      leading_ = shard().bytes;
+      dataset_ = {};
+      file_ = {};
+      parts = storage::locate_rows(dataset(tensor, stored), begin, count, to);
+    }
+    verified_->read(parts);
+  }
+
+ private:
+  const ShardEntry& shard() const { return manifest_.shards[index_]; }
+
+  static std::vector<std::int64_t> shape_of(const TensorEntry& tensor, parallel::Range stored) {
+    std::vector<std::int64_t> shape = tensor.shape;
+    shape[0] = stored.size();
+    return shape;
+  }
+
+  hid_t dataset(const TensorEntry& tensor, parallel::Range stored) {
+    if (file_ < 0) {
+      file_ = verified_ ? verified_->open_hdf5(leading_) : storage::open_file(path_);
+      name_.clear();
+      if (storage::read_integer_attribute(file_, "step") != manifest_.step ||
+          storage::read_integer_attribute(file_, "rank") != static_cast<std::int64_t>(index_))
+        throw error(ExitCode::io, "belongs to another step or rank");
+    }
+    if (name_ == tensor.name) return dataset_;
+    name_.clear();
+    dataset_ = storage::open_dataset(file_, tensor.name, tensor.type, shape_of(tensor, stored));
+    if (storage::read_integer_attribute(dataset_, "first_row") != stored.begin)
+      throw error(ExitCode::io, "contains other rows than the manifest says");
+    name_ = tensor.name;
+    return dataset_;
+  }
+
+  const Manifest& manifest_;
+  std::size_t index_;
+  fs::path path_;
+  std::optional<storage::VerifiedFile> verified_;  ///< if the digests were verified
+  std::int64_t leading_ = 0;                       ///< bytes of the file that HDF5 sees
+  storage::Handle file_, dataset_;
+  std::string name_;  ///< of dataset_
+};
+
 }  // namespace
 
 Found open(const parallel::Communicator& world, const fs::path& step_directory, Verify verify) {
   // "runs/a/checkpoints/step_00000100/" names the same directory.
   const fs::path path = step_directory.has_filename() ? step_directory : step_directory.parent_path();
   try {
-    return {path, examine(world, path, verify), verify == Verify::full};
+    return examine(world, path, verify);
   } catch (const NewerFormat& later) {
     refuse_newer(path, later.version);
   } catch (const Error& failure) {
-    throw collective_error(failure.code(), "{}: cannot be used, {}", path.string(), failure.what());
+    throw collective_error(failure.code() == ExitCode::data ? ExitCode::io : failure.code(), "{}: cannot be used, {}",
+                           path.string(), failure.what());
   }
 }
 
@@ -143,17 +289,18 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
   for (std::size_t i = steps.size(); i-- > 0;) {
     const fs::path path = directory / directory_name(steps[i]);
     try {
-      Manifest manifest = examine(world, path, verify);
-      if (lease != nullptr && lease->stale(manifest)) {
+      Found found = examine(world, path, verify);
+      if (lease != nullptr && lease->stale(found.manifest)) {
         log::warning("{}: not used, a run that had lost the directory wrote it", path.string());
         --count;
         continue;
       }
-      return Found{path, std::move(manifest), verify == Verify::full};
+      return found;
     } catch (const NewerFormat& later) {
       refuse_newer(path, later.version);
     } catch (const Error& failure) {
-      if (failure.code() != ExitCode::io) throw;
+      if (failure.code() == ExitCode::io) refuse_unreadable(path, failure.what(), i > 0 ? steps[i - 1] : -1);
+      if (failure.code() != ExitCode::data) throw;
       if (world.rank() == 0)
         log::warning("{}: rejected, {}; {}", path.string(), failure.what(),
                      i > 0 ? "trying " + directory_name(steps[i - 1]) : "there is no older one");
@@ -203,20 +350,13 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
     std::int64_t largest = 0;
     for (const Tensor& tensor : registry.tensors())
       if (tensor.on_device || tensor.scatter)
-        largest = std::max(
-            largest, std::min(tensor.held.size(), storage::piece_rows(tensor.type, tensor.shape)) * tensor.row_bytes());
+        largest =
+            std::max(largest, std::min(tensor.held.size(), kPieces * storage::piece_rows(tensor.type, tensor.shape)) *
+                                  tensor.row_bytes());
     const device::Allocation bounce(largest, device::Allocation::Where::host);
     for (std::size_t s = 0; s < manifest.shards.size(); ++s) {
       const ShardEntry& shard = manifest.shards[s];
-      const fs::path path = found.path / shard.file;
-      storage::Handle file;
-      std::optional<storage::PosixFile> bytes;  // for reads without a second check
-      const auto read = [&](hid_t dataset, std::int64_t begin, std::int64_t count, void* to) {
-        if (found.verified)
-          storage::read_rows_verified(dataset, *bytes, begin, count, to);
-        else
-          storage::read_rows(dataset, begin, count, to);
-      };
+      ShardReader reader(found, s);
       for (const Tensor& tensor : registry.tensors()) {
         const std::optional<std::size_t> entry = entry_of(tensor);
         if (!entry) continue;
@@ -224,28 +364,19 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
         const parallel::Range wanted{std::max(stored.begin, tensor.held.begin), std::min(stored.end, tensor.held.end)};
         if (wanted.size() <= 0) continue;
         note_progress();
+        const auto read = [&](parallel::Range rows, void* to) {
+          reader.read(manifest.tensors[*entry], stored, rows, to);
+        };
         try {
-          if (file < 0) {
-            file = storage::open_file(path);
-            if (found.verified) bytes.emplace(path.string());
-            if (storage::read_integer_attribute(file, "step") != manifest.step ||
-                storage::read_integer_attribute(file, "rank") != static_cast<std::int64_t>(s))
-              throw error(ExitCode::io, "belongs to another step or rank");
-          }
-          std::vector<std::int64_t> shape = tensor.shape;
-          shape[0] = stored.size();
-          const storage::Handle dataset = storage::open_dataset(file, tensor.name, tensor.type, shape);
-          if (storage::read_integer_attribute(dataset, "first_row") != stored.begin)
-            throw error(ExitCode::io, "contains other rows than the manifest says");
           char* to = static_cast<char*>(tensor.data) + (wanted.begin - tensor.held.begin) * tensor.row_bytes();
           if (!tensor.on_device && !tensor.scatter) {
-            read(dataset, wanted.begin - stored.begin, wanted.size(), to);
+            read(wanted, to);
             continue;
           }
           const std::int64_t piece = bounce.bytes() / tensor.row_bytes();
           for (std::int64_t begin = wanted.begin; begin < wanted.end; begin += piece) {
             const parallel::Range rows{begin, std::min(wanted.end, begin + piece)};
-            read(dataset, rows.begin - stored.begin, rows.size(), bounce.data());
+            read(rows, bounce.data());
             if (tensor.scatter)
               tensor.scatter(rows, bounce.data());
             else
@@ -254,7 +385,7 @@ void load(const parallel::Communicator& world, const Found& found, const Registr
             kernels::fence(execution);
           }
         } catch (const Error& failure) {
-          throw error(ExitCode::io, "{}: /{}: {}", path.string(), tensor.name, failure.what());
+          throw error(ExitCode::io, "{}: /{}: {}", (found.path / shard.file).string(), tensor.name, failure.what());
         }
       }
     }

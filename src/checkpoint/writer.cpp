@@ -349,11 +349,12 @@ struct Writer::State {
     storage::sync_directory(temporary);
     pass("before-rename");
     report::require_ownership();
-    if (fs::exists(path)) {
-      // An invalid checkpoint of this step, or one that was abandoned: replace it.
-      const fs::path replaced = path.string() + ".replaced.tmp";
-      fs::remove_all(replaced);
-      fs::rename(path, replaced);
+    if (fs::exists(path)) {  // for example if the sync of an earlier publication failed
+      // A directory cannot be renamed onto another. `find` renames the old one back if this one does not take its
+      // place.
+      fs::remove_all(replaced_name(path));
+      storage::rename_durably(path, replaced_name(path));
+      pass("mid-replace");
     }
     storage::rename_durably(temporary, path);
     durable.push_back(manifest.step);
@@ -365,7 +366,7 @@ struct Writer::State {
     pass("before-latest");
     report::require_ownership();
     storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
-    fs::remove_all(path.string() + ".replaced.tmp");
+    fs::remove_all(replaced_name(path));
     for (const std::int64_t step : expired(durable, settings)) {
       remove(directory / directory_name(step));
       durable.erase(std::find(durable.begin(), durable.end(), step));
@@ -377,11 +378,12 @@ struct Writer::State {
 
   /// Deletes an expired checkpoint. False, with a warning, if that fails.
   bool remove(const fs::path& old) const {
-    // Rename first: a partly deleted directory must not look like a checkpoint.
+    // Rename first, durably: a partly deleted directory must not look like a checkpoint.
     const fs::path doomed = old.string() + ".deleted.tmp";
     report::require_ownership();
     std::error_code failed;
     fs::rename(old, doomed, failed);
+    if (!failed) storage::sync_directory(directory);
     pass("mid-delete");
     if (!failed) fs::remove_all(doomed, failed);
     if (failed) log::warning("{}: cannot be deleted ({}); delete it manually", old.string(), failed.message());
@@ -517,7 +519,8 @@ std::optional<Report> Writer::advance() {
       state.done = false;
       state.thread = std::thread([&state] { state.publish_and_tidy(); });
     } else {
-      for (const char* point : {"before-manifest", "before-rename", "after-rename", "before-latest", "mid-delete"})
+      for (const char* point :
+           {"before-manifest", "before-rename", "mid-replace", "after-rename", "before-latest", "mid-delete"})
         state.pass(point);
     }
     state.pause += seconds_since(begin);

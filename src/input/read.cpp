@@ -120,11 +120,11 @@ toml::table parse(std::string_view text, std::string_view name) {
       at.column = first == std::string_view::npos ? 1 : first - begin + 1;
       const std::string_view what = text.substr(first == std::string_view::npos ? begin : first);
       const std::string_view name_text = trim(what.substr(0, what.find_first_of("=\r\n#")));
-      throw SyntaxError{
-          at, fmt::format("{} is defined twice (each key and table must be unique); remove one", quoted(name_text))};
+      throw SyntaxError{at, fmt::format("{} is defined twice (each key and table must be unique); remove one",
+                                        input::quoted(name_text))};
     }
     const std::size_t colon = description.find(": ");
-    why = quoted(colon == std::string_view::npos ? description : description.substr(colon + 2), 200);
+    why = input::quoted(colon == std::string_view::npos ? description : description.substr(colon + 2), 200);
     why = why.substr(1, why.size() - 2);
     std::string suggestion;
     if (description.find("could not determine value type") != std::string_view::npos)
@@ -256,7 +256,7 @@ std::string unknown_table(const Schema& schema, std::string_view name) {
   std::string hint = nearest(name, tables);
   hint = hint.empty() ? fmt::format(" (valid: [{}])", fmt::join(tables, "], ["))
                       : fmt::format("; did you mean [{}]?", hint);
-  const std::string shown = quoted(name);
+  const std::string shown = input::quoted(name);
   return fmt::format("unknown table [{}]{}", std::string_view(shown).substr(1, shown.size() - 2), hint);
 }
 
@@ -264,14 +264,16 @@ std::string unknown_table(const Schema& schema, std::string_view name) {
 std::string unknown_key(const Schema& schema, std::string_view table, std::string_view name) {
   const std::vector<std::string> own = names_of(schema, table);
   std::string hint = nearest(name, own);
-  if (!hint.empty()) return fmt::format("unknown key {} in [{}]; did you mean \"{}\"?", quoted(name), table, hint);
+  if (!hint.empty())
+    return fmt::format("unknown key {} in [{}]; did you mean \"{}\"?", input::quoted(name), table, hint);
   std::vector<std::string> all;
   for (const Key& key : schema.keys()) all.push_back(key.name);
   hint = nearest(name, all);
   for (const Key& key : schema.keys())
     if (key.name == hint)
-      return fmt::format("unknown key {} in [{}]; did you mean \"{}\" in [{}]?", quoted(name), table, hint, key.table);
-  return fmt::format("unknown key {} in [{}] (valid: {})", quoted(name), table, fmt::join(own, ", "));
+      return fmt::format("unknown key {} in [{}]; did you mean \"{}\" in [{}]?", input::quoted(name), table, hint,
+                         key.table);
+  return fmt::format("unknown key {} in [{}] (valid: {})", input::quoted(name), table, fmt::join(own, ", "));
 }
 
 /// Origin of the value of a key, for messages of rules.
@@ -388,8 +390,9 @@ class Reader {
     const std::string hint = nearest(name, all);
     for (const Key& key : schema_.keys())
       if (key.name == hint)
-        return fmt::format("unknown key {} (every key belongs to a table); did you mean {}?", quoted(name), key.path());
-    return fmt::format("unknown key {} (every key belongs to a table)", quoted(name));
+        return fmt::format("unknown key {} (every key belongs to a table); did you mean {}?", input::quoted(name),
+                           key.path());
+    return fmt::format("unknown key {} (every key belongs to a table)", input::quoted(name));
   }
 
   Value override_value(const Key& key, std::string_view raw, std::string& problem) const {

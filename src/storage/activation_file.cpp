@@ -56,13 +56,6 @@ std::int64_t layer_number(std::string_view name) {
   return name == std::to_string(number) ? number : -1;
 }
 
-/// True if the link exists and does not point to another file.
-bool has_link(hid_t parent, const std::string& name) {
-  if (H5Lexists(parent, name.c_str(), H5P_DEFAULT) <= 0) return false;
-  H5L_info_t info;
-  return H5Lget_info(parent, name.c_str(), &info, H5P_DEFAULT) >= 0 && info.type == H5L_TYPE_HARD;
-}
-
 std::string text_or_empty(hid_t object, const std::string& name) {
   return has_attribute(object, name) ? read_text_attribute(object, name) : std::string();
 }
@@ -111,7 +104,7 @@ void ActivationFile::read_headers() {
 
   // HDF5 lists layer_10 before layer_2: probe names in numeric order.
   std::int64_t n_layers = 0;
-  while (has_link(file_, fmt::format("layer_{}", n_layers))) ++n_layers;
+  while (is_hard_link(file_, fmt::format("layer_{}", n_layers))) ++n_layers;
   H5G_info_t root;
   check(H5Gget_info(file_, &root), path_ + ": reading the root group");
   if (root.nlinks > static_cast<hsize_t>(kMostMembers))
@@ -152,7 +145,7 @@ hid_t ActivationFile::open(Side side, std::int64_t layer) {
   const std::string group = fmt::format("layer_{}", layer);
   const std::string member = side == Side::inputs ? "inputs" : "targets";
   const Handle parent(H5Gopen2(file_, group.c_str(), H5P_DEFAULT), H5Gclose, path_ + ": opening /" + group);
-  if (!has_link(parent, member))
+  if (!is_hard_link(parent, member))
     throw error(ExitCode::data, "{}: {} is missing; was the file written completely?", path_, name);
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
   if (static_cast<std::size_t>(layer) < header_.targets.size()) {

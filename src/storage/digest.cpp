@@ -22,6 +22,7 @@
 #include "base/error.hpp"
 #include "base/progress.hpp"
 #include "storage/durable.hpp"
+#include "storage/retry.hpp"
 
 namespace weft::storage {
 namespace {
@@ -49,29 +50,48 @@ class Sha256 {
   std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
 };
 
-class File {
+/// Incremental GMAC: the tag of AES-GCM for a message without text.
+class Gmac {
  public:
-  explicit File(const std::filesystem::path& path) : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (descriptor_ < 0) throw error(ExitCode::io, "{}: cannot be opened ({})", path.string(), std::strerror(errno));
+  Gmac() : context_(EVP_CIPHER_CTX_new(), EVP_CIPHER_CTX_free) {
+    static constexpr unsigned char kKey[16] = {}, kNonce[12] = {};
+    require(context_ != nullptr && EVP_EncryptInit_ex(context_.get(), EVP_aes_128_gcm(), nullptr, kKey, kNonce) == 1);
   }
-  File(const File&) = delete;
-  ~File() { ::close(descriptor_); }
-  operator int() const { return descriptor_; }
+  void add(const void* data, std::int64_t bytes) {
+    int unused = 0;
+    require(EVP_EncryptUpdate(context_.get(), nullptr, &unused, static_cast<const unsigned char*>(data),
+                              static_cast<int>(bytes)) == 1);
+  }
+  BlockTag tag() {
+    BlockTag tag;
+    int unused = 0;
+    require(EVP_EncryptFinal_ex(context_.get(), tag.data(), &unused) == 1 &&
+            EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_GCM_GET_TAG, static_cast<int>(tag.size()), tag.data()) == 1);
+    return tag;
+  }
 
  private:
-  int descriptor_;
+  static void require(bool good) {
+    if (!good) throw error(ExitCode::internal, "libcrypto has no AES-GCM (is the OpenSSL configuration restricted?)");
+  }
+  std::unique_ptr<EVP_CIPHER_CTX, decltype(&EVP_CIPHER_CTX_free)> context_;
 };
 
 struct Segment {
   std::int64_t index, begin, end;  ///< bytes of the file
 };
 
+struct Digest {
+  std::string sha256;
+  std::vector<BlockTag> tags;
+};
+
 /// Threads that digest segments in the order in which they are added.
 class Team {
  public:
-  /// `disk` writes digested segments back; may be null.
-  Team(const std::filesystem::path& path, const Writeback* disk, std::int64_t helpers)
-      : path_(path), file_(path), disk_(disk) {
+  /// `disk` writes digested segments of a file that is being written back to the disk; null for a complete file, of
+  /// which tags are computed as well.
+  Team(const std::filesystem::path& path, const Writeback* disk, std::int64_t helpers) : path_(path), disk_(disk) {
     for (std::int64_t i = 0; i < helpers; ++i)
       helpers_.emplace_back([this] {
         while (const auto segment = wait_for_segment()) process(*segment);
@@ -98,7 +118,7 @@ class Team {
   }
 
   /// Completes all segments and returns the digests by segment. Throws the first failure of any thread.
-  std::map<std::int64_t, std::string> finish() {
+  std::map<std::int64_t, Digest> finish() {
     help(0);
     close();
     help(0);
@@ -136,7 +156,7 @@ class Team {
 
   void process(const Segment& segment) {
     try {
-      std::string digest = digest_of(segment);
+      Digest digest = disk_ != nullptr ? digest_of(segment) : retried([&] { return digest_of(segment); });
       note_progress();
       if (disk_ != nullptr) disk_->release(segment.begin, segment.end);
       const std::lock_guard lock(mutex_);
@@ -148,33 +168,42 @@ class Team {
     }
   }
 
-  std::string digest_of(const Segment& segment) const {
+  Digest digest_of(const Segment& segment) const {
+    const Descriptor file = open_regular(path_);
     // A hint: read the whole segment ahead. A file that is being written is in the page cache already.
-    if (disk_ == nullptr) ::posix_fadvise(file_, segment.begin, kDigestSegment, POSIX_FADV_WILLNEED);
+    if (disk_ == nullptr) ::posix_fadvise(file, segment.begin, kDigestSegment, POSIX_FADV_WILLNEED);
     std::vector<char> buffer(std::size_t{256} << 10);  // fits in the L2 cache
-    Sha256 digest;
+    Sha256 sha256;
+    Digest digest;
+    std::optional<Gmac> tag;
     for (std::int64_t at = segment.begin; at < segment.end && !cancelled_;) {
-      const auto wanted =
-          static_cast<std::size_t>(std::min<std::int64_t>(segment.end - at, static_cast<std::int64_t>(buffer.size())));
-      const ssize_t got = ::pread(file_, buffer.data(), wanted, at);
+      const std::int64_t block_end = std::min(segment.end, (at / kTagBlock + 1) * kTagBlock);
+      const auto wanted = std::min(static_cast<std::size_t>(block_end - at), buffer.size());
+      const ssize_t got = ::pread(file, buffer.data(), wanted, at);
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0)
-        throw error(ExitCode::io, "{}: cannot be read at byte {} ({})", path_.string(), at, std::strerror(errno));
+      if (got < 0) fail_with_errno(path_, fmt::format("reading at byte {}", at).c_str());
       if (got == 0) throw error(ExitCode::io, "{}: ends at byte {} (truncated)", path_.string(), at);
-      digest.add(buffer.data(), static_cast<std::size_t>(got));
+      sha256.add(buffer.data(), static_cast<std::size_t>(got));
       at += got;
+      if (disk_ != nullptr) continue;
+      if (!tag) tag.emplace();
+      tag->add(buffer.data(), got);
+      if (at == block_end) {
+        digest.tags.push_back(tag->tag());
+        tag.reset();
+      }
     }
-    return digest.hex();
+    digest.sha256 = sha256.hex();
+    return digest;
   }
 
   const std::filesystem::path path_;
-  const File file_;
   const Writeback* const disk_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Segment> waiting_;
   bool closed_ = false;
-  std::map<std::int64_t, std::string> digests_;
+  std::map<std::int64_t, Digest> digests_;
   std::exception_ptr failure_;
   std::atomic<bool> cancelled_{false};
   std::vector<std::thread> helpers_;
@@ -184,9 +213,12 @@ Segment segment_of(std::int64_t index, std::int64_t file_bytes) {
   return {index, index * kDigestSegment, std::min(file_bytes, (index + 1) * kDigestSegment)};
 }
 
-std::vector<std::string> in_order(std::map<std::int64_t, std::string> digests) {
+std::vector<std::string> in_order(std::map<std::int64_t, Digest> digests, std::vector<BlockTag>* tags) {
   std::vector<std::string> list;
-  for (auto& [segment, digest] : digests) list.push_back(std::move(digest));
+  for (auto& [segment, digest] : digests) {
+    list.push_back(std::move(digest.sha256));
+    if (tags != nullptr) tags->insert(tags->end(), digest.tags.begin(), digest.tags.end());
+  }
   return list;
 }
 
@@ -198,12 +230,18 @@ std::string sha256(std::string_view bytes) {
   return digest.hex();
 }
 
+BlockTag tag_of(const void* data, std::int64_t bytes) {
+  Gmac tag;
+  tag.add(data, bytes);
+  return tag.tag();
+}
+
 std::vector<std::string> sha256_segments(const std::filesystem::path& path, std::int64_t bytes, std::int64_t begin,
-                                         std::int64_t end, int threads) {
+                                         std::int64_t end, int threads, std::vector<BlockTag>* tags) {
   if (begin >= end) return {};
   Team team(path, nullptr, std::min<std::int64_t>(threads, end - begin) - 1);
   for (std::int64_t i = begin; i < end; ++i) team.add(segment_of(i, bytes));
-  return in_order(team.finish());
+  return in_order(team.finish(), tags);
 }
 
 /// Segments that may wait for the threads before the writer helps.
@@ -235,7 +273,7 @@ void FollowingDigests::add_final(std::int64_t begin, std::int64_t end) {
 std::vector<std::string> FollowingDigests::finish(std::int64_t bytes) {
   for (std::int64_t i = 0; i < digest_segments(bytes); ++i)
     if (!state_->handed_out.contains(i)) state_->team.add(segment_of(i, bytes));
-  return in_order(state_->team.finish());
+  return in_order(state_->team.finish(), nullptr);
 }
 
 int digest_threads() { return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 4u)); }

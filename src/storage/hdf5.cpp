@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "base/error.hpp"
+#include "base/file.hpp"
 
 namespace weft::storage {
 namespace {
@@ -80,6 +80,7 @@ void check(herr_t status, std::string_view what) {
 }
 
 Handle open_file(const std::filesystem::path& path) {
+  open_regular(path);
   const Lock lock;
   const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
   if (id < 0) {
@@ -194,6 +195,12 @@ Handle type_of(kernels::Scalar scalar) {
       return copy(H5T_STD_U64LE);
   }
   throw error(ExitCode::internal, "no HDF5 type for scalar {}", static_cast<int>(scalar));
+}
+
+bool is_hard_link(hid_t parent, const std::string& name) {
+  const Lock lock;
+  H5L_info_t info;
+  return H5Lget_info(parent, name.c_str(), &info, H5P_DEFAULT) >= 0 && info.type == H5L_TYPE_HARD;
 }
 
 std::vector<std::int64_t> shape_of(hid_t dataset) {

@@ -50,7 +50,7 @@ class Handle {
 /// Throws Error(io) "what failed (the library's innermost reason)" if status < 0.
 void check(herr_t status, std::string_view what);
 
-/// Opens read-only. The message says so if this library is too old for the file.
+/// Opens a regular file read-only. The message says so if this library is too old for the file.
 Handle open_file(const std::filesystem::path& path);
 /// Creates a new file; never overwrites. Version bounds are 1.10..1.10: all supported libraries read it, and its
 /// metadata checksums detect bit flips. Metadata are stored in blocks of `metadata_bytes`, the first one at the start
@@ -64,6 +64,9 @@ Handle half_type();
 bool scalar_of(hid_t type, kernels::Scalar& scalar);
 /// File and memory type of a Scalar. Both are equal, so that HDF5 copies raw bytes without conversion.
 Handle type_of(kernels::Scalar scalar);
+
+/// False if there is no link of this name, or a soft or external one. All groups on the path must exist.
+bool is_hard_link(hid_t parent, const std::string& name);
 
 std::vector<std::int64_t> shape_of(hid_t dataset);
 

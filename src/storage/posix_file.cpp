@@ -33,7 +33,7 @@ void PosixFile::read(std::span<iovec> pieces, std::int64_t offset) const {
     const ssize_t got =
         ::preadv(descriptor_, pieces.data(), static_cast<int>(std::min<std::size_t>(pieces.size(), IOV_MAX)), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw error(ExitCode::io, "{}: reading at byte {} failed ({})", path_, offset, std::strerror(errno));
+    if (got < 0) fail_with_errno(path_, fmt::format("reading at byte {}", offset).c_str());
     if (got == 0)
       throw error(ExitCode::data, "{}: ends at byte {} (it was longer when it was opened); was it changed?", path_,
                   offset);

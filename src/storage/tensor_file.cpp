@@ -123,8 +123,10 @@ Handle open_dataset(hid_t file, const std::string& name, kernels::Scalar type, c
   const Lock lock;
   // H5Lexists requires that all parent groups exist.
   for (std::size_t slash = name.find('/');; slash = name.find('/', slash + 1)) {
-    if (H5Lexists(file, name.substr(0, slash).c_str(), H5P_DEFAULT) <= 0)
-      throw error(ExitCode::io, "dataset {} is missing", name);
+    const std::string path = name.substr(0, slash);
+    if (H5Lexists(file, path.c_str(), H5P_DEFAULT) <= 0) throw error(ExitCode::io, "dataset {} is missing", name);
+    if (!is_hard_link(file, path))
+      throw error(ExitCode::io, "/{} is an external or soft link (links are not followed)", path);
     if (slash == std::string::npos) break;
   }
   const Handle access = uncached();
@@ -280,22 +282,19 @@ std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_
   return written;
 }
 
-void read_rows_verified(hid_t dataset, const PosixFile& file, std::int64_t begin, std::int64_t count, void* data) {
-  struct Part {
-    std::int64_t address, bytes, to;
-  };
-  std::vector<Part> parts;
-  {
-    const Lock lock;
-    Runs runs;
-    if (!has_runs(dataset, runs)) return read_rows(dataset, begin, count, data);
-    const std::int64_t first = begin * runs.row_bytes(), last = (begin + count) * runs.row_bytes();
-    for (const Chunk& chunk : chunks_of(runs, begin, count)) {
-      const std::int64_t from = std::max(first, chunk.begin), to = std::min(last, chunk.end);
-      parts.push_back({located(dataset, chunk).begin + (from - chunk.begin), to - from, from - first});
-    }
+std::vector<VerifiedFile::Part> locate_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data) {
+  const Lock lock;
+  Runs runs;
+  if (!has_runs(dataset, runs)) throw error(ExitCode::io, "its chunks are not those of a checkpoint");
+  const std::int64_t first = begin * runs.row_bytes(), last = (begin + count) * runs.row_bytes();
+  std::vector<VerifiedFile::Part> parts;
+  for (const Chunk& chunk : chunks_of(runs, begin, count)) {
+    const std::int64_t from = std::max(first, chunk.begin), to = std::min(last, chunk.end);
+    parts.push_back(
+        {located(dataset, chunk).begin + (from - chunk.begin), to - from, static_cast<char*>(data) + (from - first)});
   }
-  for (const Part& part : parts) file.read(static_cast<char*>(data) + part.to, part.bytes, part.address);
+  std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  return parts;
 }
 
 void require_complete(hid_t dataset, const std::string& name) {

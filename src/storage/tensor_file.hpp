@@ -15,7 +15,7 @@
 
 #include "kernels/array.hpp"
 #include "storage/hdf5.hpp"
-#include "storage/posix_file.hpp"
+#include "storage/verified_file.hpp"
 
 namespace weft::storage {
 
@@ -40,16 +40,16 @@ struct FileRange {
 /// are final. Throws Error(io).
 std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data);
 
-/// Opens `name`. Throws Error(io) if it does not exist, has another type or shape, or chunks above 64 MiB.
+/// Opens `name`. Throws Error(io) if it does not exist, is reached through a soft or external link, has another type or
+/// shape, or chunks above 64 MiB.
 Handle open_dataset(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape);
 
 /// Reads rows [begin, begin + count) into contiguous host memory, in pieces.
 void read_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data);
 
-/// The same for a file whose digests were just verified: locates chunks through HDF5 and reads them directly, outside
-/// the lock and without verifying their checksums again. Falls back to `read_rows` for layouts other than that of
-/// `create_dataset`.
-void read_rows_verified(hid_t dataset, const PosixFile& file, std::int64_t begin, std::int64_t count, void* data);
+/// The places of these rows in the file, in ascending order: for reading them without HDF5. Throws Error(io) for
+/// layouts other than that of `create_dataset`.
+std::vector<VerifiedFile::Part> locate_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data);
 
 /// Throws Error(io) unless the index of the file lists every chunk of the dataset.
 void require_complete(hid_t dataset, const std::string& name);

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -18,6 +24,55 @@
 #include "storage/durable.hpp"
 #include "tests/checkpoint/sample.hpp"
 #include "tests/test.hpp"
+
+namespace {
+
+/// Errors that system calls of this process return for files whose path contains `path`, `left` times.
+struct Failing {
+  std::string path;
+  int number = 0;
+  std::atomic<int> left{0};
+
+  bool next(const std::string& name) {
+    if (left <= 0 || name.find(path) == name.npos || left-- <= 0) return false;
+    errno = number;
+    return true;
+  }
+  bool next(int file) {
+    if (left <= 0) return false;
+    std::error_code ignored;
+    return next(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file), ignored).string());
+  }
+} failing_open, failing_read;
+
+template <class Function>
+Function* original(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+// These take the place of the C library's functions.
+extern "C" int open(const char* path, int flags, ...) {
+  static auto* const real = original<int(const char*, int, ...)>("open");
+  va_list more;
+  va_start(more, flags);
+  const auto mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  return failing_open.next(std::string(path)) ? -1 : real(path, flags, mode);
+}
+extern "C" ssize_t read(int file, void* to, std::size_t bytes) {
+  static auto* const real = original<ssize_t(int, void*, std::size_t)>("read");
+  return failing_read.next(file) ? -1 : real(file, to, bytes);
+}
+extern "C" ssize_t pread(int file, void* to, std::size_t bytes, off_t at) {
+  static auto* const real = original<ssize_t(int, void*, std::size_t, off_t)>("pread");
+  return failing_read.next(file) ? -1 : real(file, to, bytes, at);
+}
+extern "C" ssize_t preadv(int file, const iovec* pieces, int count, off_t at) {
+  static auto* const real = original<ssize_t(int, const iovec*, int, off_t)>("preadv");
+  return failing_read.next(file) ? -1 : real(file, pieces, count, at);
+}
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
@@ -313,6 +368,130 @@ TEST_CASE("torn, missing and foreign files are rejected with the reason, and the
     }
     // Requested by name, it is an error.
     CHECK(code_of_find(scratch.path, (scratch.path / "step_00000002").string()) == ExitCode::io);
+  }
+}
+
+TEST_CASE("errors that pass do not discard a checkpoint: opening and reading are repeated") {
+  const Scratch scratch;
+  Sample sample(world(), 1);
+  write_steps(world(), scratch.path, sample, {1, 2});
+  const auto last = shard_name(world().size() - 1);
+  for (const auto& [failing, number] :
+       {std::pair(&failing_read, EIO), {&failing_open, ESTALE}, {&failing_read, ESTALE}})
+    for (const std::string& file : {std::string(kManifestName), last}) {
+      world().barrier();
+      failing->path = "step_00000002/" + file;
+      failing->number = number;
+      failing->left = 1;
+      Warnings warnings;
+      const auto found = find(world(), scratch.path, "auto", Verify::full);
+      REQUIRE(found);
+      CHECK(found->manifest.step == 2);
+      CHECK(!warnings.mention("rejected"));
+      CHECK((failing->left == 1 || warnings.mention("attempt 2 of 7")));  // the ranks divide the work
+      // And while the verified checkpoint is read.
+      failing->left = 1;
+      sample.clear();
+      load(world(), *found, sample.registry, execution());
+      CHECK(sample.holds(2));
+      failing->left = 0;
+    }
+}
+
+TEST_CASE("a checkpoint that cannot be read is not taken for damaged: the run ends and names it") {
+  if (world().size() != 2) return;  // waits 16 s
+  const Scratch scratch;
+  Sample sample(world(), 1);
+  write_steps(world(), scratch.path, sample, {1, 2});
+  failing_read.path = "step_00000002/" + shard_name(0);
+  failing_read.number = EIO;
+  failing_read.left = 1'000'000;
+  Warnings warnings;
+  try {
+    find(world(), scratch.path, "auto", Verify::full);
+    FAIL("accepted");
+  } catch (const Error& failure) {
+    CHECK(failure.code() == ExitCode::io);
+    CHECK(failure.known_to() == KnownTo::all_ranks);
+    for (const char* part :
+         {"step_00000002", "Input/output error", "not known to be damaged", "--resume", "step_00000001"})
+      CHECK(std::string(failure.what()).find(part) != std::string::npos);
+  }
+  failing_read.left = 0;
+  CHECK(!warnings.mention("rejected"));
+  CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001", "step_00000002"});
+  CHECK(find(world(), scratch.path, "auto", Verify::full)->manifest.step == 2);
+}
+
+TEST_CASE("bytes that change between verification and loading are not used") {
+  const Scratch scratch;
+  Sample sample(world(), 1, 300'001);
+  write_steps(world(), scratch.path, sample, {1});
+  const fs::path shard = scratch.path / "step_00000001" / shard_name(0);
+  const auto size = static_cast<std::int64_t>(fs::file_size(shard));
+  const auto found = find(world(), scratch.path, "auto", Verify::full);
+  REQUIRE(found);
+  // Metadata, numbers and a checksum of HDF5, which is not used here.
+  for (const std::int64_t at : {std::int64_t{3}, std::int64_t{1000}, size / 2, size - 1}) {
+    world().barrier();
+    if (root()) flip(shard, at);
+    world().barrier();
+    sample.clear();
+    std::string message;
+    try {
+      load(world(), *found, sample.registry, execution());
+    } catch (const Error& failure) {
+      CHECK(failure.code() == ExitCode::io);
+      CHECK(failure.known_to() == KnownTo::all_ranks);
+      message = failure.what();
+    }
+    CHECK(message.find("after it was verified") != std::string::npos);
+    world().barrier();
+    if (root()) flip(shard, at);
+  }
+  world().barrier();
+  load(world(), *found, sample.registry, execution());
+  CHECK(sample.holds(1));
+}
+
+TEST_CASE("while a checkpoint of the same step is replaced, the old one or the new one exists") {
+  const Scratch scratch;
+  Sample sample(world(), 1);
+  write_steps(world(), scratch.path, sample, {1, 2});
+  const fs::path step = scratch.path / "step_00000002", replaced = replaced_name(step);
+  // Interrupted between the two renames: the old one returns.
+  if (root()) {
+    fs::rename(step, replaced);
+    fs::create_directories(step.string() + ".tmp");
+  }
+  world().barrier();
+  Warnings warnings;
+  CHECK(find(world(), scratch.path, "auto", Verify::full)->manifest.step == 2);
+  CHECK((!root() || warnings.mention("renamed back to step_00000002")));
+  CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001", "step_00000002"});
+  // Interrupted after them: the new one remains.
+  if (root()) fs::copy(step, replaced);
+  world().barrier();
+  CHECK(find(world(), scratch.path, "auto", Verify::full)->manifest.step == 2);
+  CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001", "step_00000002"});
+  // Replaced by the writer: step 2 appears again after it has been set aside.
+  Writer writer(world(), scratch.path, settings_of(), sample.registry, execution(), scratch.path / "step_00000001");
+  if (root()) fs::rename(step.string() + ".abandoned", step);
+  world().barrier();
+  for (const bool fails : {true, false}) {
+    fault::order(fails ? "mid-replace:0:2:enospc" : "");
+    sample.fill(2);
+    REQUIRE(writer.start(manifest_of(2)));
+    CHECK(writer.finish()->durable == !fails);
+    fault::order("");
+    world().barrier();
+    const auto found = find(world(), scratch.path, "auto", Verify::full);
+    REQUIRE(found);
+    CHECK(found->manifest.step == 2);
+    sample.clear();
+    load(world(), *found, sample.registry, execution());
+    CHECK(sample.holds(2));
+    CHECK(names_in(scratch.path) == std::vector<std::string>{"latest", "step_00000001", "step_00000002"});
   }
 }
 

@@ -28,16 +28,31 @@ for point in after-open mid-dataset mid-dataset@5 before-close before-fsync befo
       cat "$scratch/out" "$scratch/err"
       failures=$((failures + 1))
     elif ! grep -qE '^from (4|6)$' "$scratch/out"; then
-      echo "$point on rank $rank: began $(cat "$scratch/out"), not from 4 or 6"
+      echo "$point on rank $rank: began $(head -1 "$scratch/out"), not from 4 or 6"
       failures=$((failures + 1))
     elif [ -n "$(find "$directory" -mindepth 1 -maxdepth 1 -name '*tmp*')" ] ||
       [ "$(find "$directory" -mindepth 1 -maxdepth 1 -name 'step_*' | wc -l)" -ne 2 ]; then
       echo "$point on rank $rank: the directory holds $(find "$directory" -mindepth 1 -maxdepth 1 -printf '%f ')"
       failures=$((failures + 1))
     else
-      echo "$point on rank $rank: $(cat "$scratch/out")"
+      echo "$point on rank $rank: $(head -1 "$scratch/out")"
     fi
     rm -rf "$directory"
   done
 done
+
+# Killed between the two renames that replace a checkpoint of the same step: the old one returns.
+directory=$scratch/replaced
+run "$@" -n "$ranks" "$driver" "$directory" 6 2
+WEFT_FAULT=mid-replace:0:6:kill run "$@" -n "$ranks" "$driver" "$directory" 6 2 "from=$directory/step_00000004"
+if [ $? -eq 0 ]; then
+  echo "mid-replace: was not killed"
+  failures=$((failures + 1))
+elif ! run "$@" -n "$ranks" "$driver" "$directory" 10 2 || ! grep -q '^from 6$' "$scratch/out"; then
+  echo "mid-replace: the next start did not resume from step 6"
+  cat "$scratch/out" "$scratch/err"
+  failures=$((failures + 1))
+else
+  echo "mid-replace: $(head -1 "$scratch/out")"
+fi
 exit $((failures > 0))

@@ -225,11 +225,17 @@ TEST_CASE("rows are read bit for bit as written, for all types, shapes and piece
               0);
       }
       // The same without HDF5's filters, for any range of rows.
-      const PosixFile bytes(path.string());
+      const auto size = static_cast<std::int64_t>(fs::file_size(path));
+      std::vector<BlockTag> tags;
+      sha256_segments(path, size, 0, digest_segments(size), 1, &tags);
+      const VerifiedFile verified(path, size, tags);
+      // HDF5 finds all chunks in a copy of the whole file, and cannot read zeros as metadata.
+      const Handle copy = verified.open_hdf5(size);
+      const Handle copied = open_dataset(copy, "group/data", type, shape);
       for (const std::int64_t begin : {std::int64_t{0}, shape[0] / 3, shape[0] - 1}) {
         const std::int64_t count = std::max<std::int64_t>(1, (shape[0] - begin) * 2 / 3);
         std::fill(back.begin(), back.end(), 0);
-        read_rows_verified(dataset, bytes, begin, count, back.data());
+        verified.read(locate_rows(copied, begin, count, back.data()));
         CHECK(std::memcmp(back.data(), data.data() + begin * row_bytes, static_cast<std::size_t>(count * row_bytes)) ==
               0);
       }
@@ -240,6 +246,84 @@ TEST_CASE("rows are read bit for bit as written, for all types, shapes and piece
       ++longer[0];
       CHECK_THROWS_AS(open_dataset(file, "group/data", type, longer), Error);
     }
+}
+
+TEST_CASE("bytes that change after the digests were verified are not used") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "a.h5";
+  const std::vector<std::int64_t> shape{9'000'001};
+  std::vector<unsigned char> data(static_cast<std::size_t>(shape[0]), 7), back(data.size());
+  {
+    Handle file = create_file(path, 4096 + metadata_bytes(kernels::Scalar::u8, shape));
+    Handle dataset = create_dataset(file, "data", kernels::Scalar::u8, shape);
+    const std::int64_t piece = piece_rows(kernels::Scalar::u8, shape);
+    for (std::int64_t begin = 0; begin < shape[0]; begin += piece)
+      write_rows(dataset, begin, std::min(piece, shape[0] - begin), data.data() + begin);
+    dataset.close();
+    file.close();
+  }
+  const auto size = static_cast<std::int64_t>(fs::file_size(path));
+  std::vector<BlockTag> tags;
+  const auto digests = sha256_segments(path, size, 0, 1, 2, &tags);
+  REQUIRE(static_cast<std::int64_t>(tags.size()) == tagged_blocks(size));
+  const VerifiedFile verified(path, size, tags);
+  // All metadata is in the first block: HDF5 needs no other.
+  const auto read = [&] {
+    const Handle file = verified.open_hdf5(1);
+    const Handle dataset = open_dataset(file, "data", kernels::Scalar::u8, shape);
+    verified.read(locate_rows(dataset, 0, shape[0], back.data()));
+  };
+  read();
+  CHECK(back == data);
+  for (const std::int64_t at : {std::int64_t{0}, std::int64_t{100}, size / 2, size - 1}) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const int byte = file.get();
+    file.seekp(at).put(static_cast<char>(byte ^ 1)).flush();
+    CHECK_THROWS_WITH_AS(read(), doctest::Contains("after it was verified"), Error);
+    file.seekp(at).put(static_cast<char>(byte)).flush();
+  }
+  read();
+  CHECK(back == data);
+}
+
+TEST_CASE("links and files that are not regular are not followed") {
+  const Scratch scratch;
+  const std::vector<std::int64_t> shape{3};
+  const std::vector<std::int64_t> numbers{1, 2, 3};
+  for (const char* name : {"other", "shard"}) {
+    Handle file = create_file(scratch.path / name);
+    Handle dataset = create_dataset(file, "group/data", kernels::Scalar::i64, shape);
+    write_rows(dataset, 0, 3, numbers.data());
+    dataset.close();
+    file.close();
+  }
+  {
+    const Lock lock;
+    const Handle file(H5Fopen((scratch.path / "shard").c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose, "opening");
+    const std::string other = (scratch.path / "other").string();
+    check(H5Lcreate_soft("/group/data", file, "soft", H5P_DEFAULT, H5P_DEFAULT), "linking");
+    check(H5Lcreate_soft("/group", file, "soft_group", H5P_DEFAULT, H5P_DEFAULT), "linking");
+    check(H5Lcreate_external(other.c_str(), "/group/data", file, "external", H5P_DEFAULT, H5P_DEFAULT), "linking");
+    check(H5Lcreate_external(other.c_str(), "/group", file, "external_group", H5P_DEFAULT, H5P_DEFAULT), "linking");
+    // A dataset whose numbers are in another file.
+    const hsize_t extent = 3;
+    const Handle space(H5Screate_simple(1, &extent, nullptr), H5Sclose, "space");
+    const Handle create(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "properties");
+    check(H5Pset_external(create, other.c_str(), 0, 24), "external storage");
+    const Handle dataset(H5Dcreate2(file, "stored_elsewhere", H5T_STD_I64LE, space, H5P_DEFAULT, create, H5P_DEFAULT),
+                         H5Dclose, "dataset");
+  }
+  const Handle file = open_file(scratch.path / "shard");
+  CHECK_NOTHROW(open_dataset(file, "group/data", kernels::Scalar::i64, shape));
+  for (const char* name : {"soft", "soft_group/data", "external", "external_group/data"})
+    CHECK_THROWS_WITH_AS(open_dataset(file, name, kernels::Scalar::i64, shape),
+                         doctest::Contains("links are not followed"), Error);
+  CHECK_THROWS_WITH_AS(open_dataset(file, "stored_elsewhere", kernels::Scalar::i64, shape),
+                       doctest::Contains("not chunked"), Error);
+  const fs::path pipe = scratch.path / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH_AS(open_file(pipe), doctest::Contains("only regular files"), Error);  // does not wait for a writer
 }
 
 TEST_CASE("fletcher32 equals the checksum of HDF5's filter") {
