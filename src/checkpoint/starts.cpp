@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/starts.hpp"
 
-#include <fstream>
+#include <fcntl.h>
+
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
-#include "base/error.hpp"
+#include "base/file.hpp"
+#include "report/ownership.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::checkpoint {
 namespace {
@@ -13,9 +17,8 @@ namespace {
 constexpr int kStartsAllowed = 2;
 
 void append(const std::filesystem::path& path, const nlohmann::json& line) {
-  std::ofstream file(path, std::ios::app);
-  file << line.dump() << '\n' << std::flush;
-  if (!file) throw error(ExitCode::io, "{}: cannot be written (disk full, or no permission?)", path.string());
+  report::require_ownership();
+  write_all(open_own(path, O_WRONLY | O_CREAT | O_APPEND), line.dump() + '\n', path);
 }
 
 }  // namespace
@@ -24,7 +27,8 @@ Starts::Starts(std::filesystem::path run_directory) : path_(std::move(run_direct
 
 void Starts::begin(std::int64_t step, bool ignore) {
   int silent = 0;  // consecutive starts from this step without an end
-  std::ifstream file(path_);
+  constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
+  std::istringstream file(std::filesystem::exists(path_) ? storage::read_text(path_, kLargestFile) : "");
   for (std::string text; std::getline(file, text);) {
     const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
     if (!line.is_object()) continue;

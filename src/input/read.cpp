@@ -4,16 +4,16 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <toml++/toml.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 
-#include "base/error.hpp"
+#include "base/file.hpp"
 #include "input/print.hpp"
 #include "input/text.hpp"
 
@@ -448,13 +448,17 @@ class Reader {
 
 std::string load_text(const std::string& path) {
   std::string text(static_cast<std::size_t>(kLargestInput) + 1, '\0');
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || (!file && !file.eof()))
-    throw error(ExitCode::usage, "{}: cannot be read ({}); give the path of an input file", path,
-                errno != 0 ? std::strerror(errno) : "no such file");
-  text.resize(static_cast<std::size_t>(file.gcount()));
+  try {
+    const Descriptor file = open_regular(path, ExitCode::usage);
+    std::size_t filled = 0;
+    for (ssize_t got = 1; got > 0 && filled < text.size(); filled += static_cast<std::size_t>(got)) {
+      got = ::read(file, text.data() + filled, text.size() - filled);
+      if (got < 0) throw error(ExitCode::usage, "{}: cannot be read ({})", path, std::strerror(errno));
+    }
+    text.resize(filled);
+  } catch (const Error& failure) {
+    throw error(ExitCode::usage, "{}; give the path of an input file", failure.what());
+  }
   if (text.size() > static_cast<std::size_t>(kLargestInput))
     throw error(ExitCode::usage, "{}: is larger than {} bytes (too large for an input file); is the path correct?",
                 path, kLargestInput);

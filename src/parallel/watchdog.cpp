@@ -78,7 +78,7 @@ void note_phase(std::string_view phase) {
 Watchdog::Watchdog(const World& world, std::filesystem::path file, double timeout)
     : world_(world), path_(std::move(file)), timeout_(timeout) {
   if (timeout <= 0) return;
-  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (file_ < 0) throw error(ExitCode::io, "{}: cannot be opened ({})", path_.string(), std::strerror(errno));
   publish(0, "starting");
   thread_ = std::thread([this] { watch(); });

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/json.hpp"
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 
-#include "base/error.hpp"
+#include "base/file.hpp"
+#include "report/ownership.hpp"
 
 namespace weft::report {
 
@@ -32,30 +30,20 @@ void write_json(const std::filesystem::path& path, const Json& value) {
 }
 
 void write_json_text(const std::filesystem::path& path, std::string_view text) {
+  // Not `require_ownership`: this also records the end of a run that lost its directory.
+  if (!owns_run_directory())
+    throw error(ExitCode::io, "{}: not written, the run directory belongs to another run", path.string());
   // The process id in the name: two processes that record the end of one job use different temporary files.
   const std::string temporary = fmt::format("{}.{}.tmp", path.string(), getpid());
-  const auto fail = [&](const char* what) {
-    const int reason = errno;
+  Descriptor file = create_own(temporary);
+  try {
+    write_all(file, text, path);
+    if (fsync(file) != 0 || !file.close()) fail_with_errno(path, "writing");
+    if (rename(temporary.c_str(), path.c_str()) != 0) fail_with_errno(path, "renaming into place");
+  } catch (...) {
     unlink(temporary.c_str());
-    throw error(ExitCode::io, "{}: {} ({})", path.string(), what, std::strerror(reason));
-  };
-  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) fail("cannot be created");
-  std::size_t written = 0;
-  while (written < text.size()) {
-    const ssize_t n = ::write(file, text.data() + written, text.size() - written);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int reason = errno;
-      close(file);
-      errno = reason;
-      fail("cannot be written");
-    }
-    written += static_cast<std::size_t>(n);
+    throw;
   }
-  const bool synced = fsync(file) == 0;
-  if (close(file) != 0 || !synced) fail("cannot be written");
-  if (rename(temporary.c_str(), path.c_str()) != 0) fail("cannot be renamed into place");
 }
 
 }  // namespace weft::report

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/log.hpp"
 
-#include <spdlog/sinks/basic_file_sink.h>
+#include <fcntl.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -10,16 +11,37 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 
-#include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "report/format.hpp"
+#include "report/ownership.hpp"
 
 namespace weft::report {
 namespace {
 
 std::atomic<std::int64_t> step_now{-1};
+
+/// Appends lines to a file of the run directory, as long as the run owns the directory.
+class FileSink : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit FileSink(const std::filesystem::path& path)
+      : path_(path), file_(open_own(path, O_WRONLY | O_CREAT | O_APPEND)) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    if (!owns_run_directory()) return;
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    write_all(file_, {line.data(), line.size()}, path_);  // the logger reports what this throws
+  }
+  void flush_() override {}
+
+  std::filesystem::path path_;
+  Descriptor file_;
+};
 
 /// The state of the sink. base/log.hpp serialises calls of the sink.
 struct Output {
@@ -94,11 +116,7 @@ LogSession::~LogSession() {
 
 void log_to_file(const std::filesystem::path& path) {
   if (!output || output->rank != 0) return;
-  try {
-    output->file = make_logger<spdlog::sinks::basic_file_sink_mt>("%Y-%m-%d %H:%M:%S %v", path.string());
-  } catch (const spdlog::spdlog_ex& failure) {
-    throw error(ExitCode::io, "{}: cannot be opened ({}); is the directory writable?", path.string(), failure.what());
-  }
+  output->file = make_logger<FileSink>("%Y-%m-%d %H:%M:%S %v", path);
 }
 
 void status(std::string_view line) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/metrics.hpp"
 
-#include <cerrno>
-#include <cstring>
-#include <system_error>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <fstream>
 #include <vector>
 
 #include "base/contract.hpp"
-#include "base/error.hpp"
+#include "report/ownership.hpp"
 
 namespace weft::report {
 namespace {
@@ -28,25 +29,17 @@ std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t last)
 
 }  // namespace
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed_step) : path_(path) {
-  // Only a regular file can be truncated; a pipe or device is only written to.
-  std::error_code failure;
-  if (std::filesystem::is_regular_file(path, failure)) {
-    std::filesystem::resize_file(path, static_cast<std::uintmax_t>(bytes_to_keep(path, resumed_step)), failure);
-    if (failure)
-      throw error(ExitCode::io, "{}: cannot be truncated to step {} ({})", path.string(), resumed_step,
-                  failure.message());
-  }
-  errno = 0;
-  file_.open(path, std::ios::binary | std::ios::app);
-  if (!file_) throw error(ExitCode::io, "{}: cannot be opened ({})", path.string(), std::strerror(errno));
+MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed_step)
+    : path_(path), file_(open_own(path, O_RDWR | O_CREAT | O_APPEND)) {
+  // Only a regular file can be truncated; a device is only written to.
+  if (std::filesystem::is_regular_file(path) && ::ftruncate(file_, bytes_to_keep(path, resumed_step)) != 0)
+    fail_with_errno(path, "truncating");
 }
 
 void MetricsWriter::write(const Json& record) {
   WEFT_ASSERT(record.contains("step"));
-  errno = 0;
-  file_ << to_text(record) << '\n' << std::flush;
-  if (!file_) throw error(ExitCode::io, "{}: cannot be written ({})", path_.string(), std::strerror(errno));
+  require_ownership();
+  write_all(file_, to_text(record) + '\n', path_);
 }
 
 }  // namespace weft::report

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 
+#include "base/file.hpp"
 #include "report/json.hpp"
 
 namespace weft::report {
@@ -23,7 +23,7 @@ class MetricsWriter {
 
  private:
   std::filesystem::path path_;
-  std::ofstream file_;
+  Descriptor file_;
 };
 
 }  // namespace weft::report

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/activation_file.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +11,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 
 namespace weft::storage {
 namespace {
@@ -29,15 +28,11 @@ constexpr std::int64_t kLargestRatio = 2048;
 // HDF5 1.10 traverses the whole index to describe one chunk. Datasets with more chunks are read through HDF5.
 constexpr std::int64_t kMostLocatedChunks = 4096;
 
-/// Size and time of modification of a regular file.
+/// Size, and time of modification in nanoseconds, of a regular file.
 std::pair<std::int64_t, std::int64_t> state_of_file(const std::string& path) {
-  // Without O_NONBLOCK the open of a FIFO waits for a writer.
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) throw error(ExitCode::io, "{}: cannot be opened ({})", path, std::strerror(errno));
+  const Descriptor file = open_regular(path, ExitCode::data);
   struct stat status {};
-  const bool known = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
-  ::close(descriptor);
-  if (!known) throw error(ExitCode::data, "{}: is not a regular file; is the path correct?", path);
+  if (::fstat(file, &status) != 0) fail_with_errno(path, "reading the size");
   return {status.st_size, status.st_mtim.tv_sec * std::int64_t{1'000'000'000} + status.st_mtim.tv_nsec};
 }
 

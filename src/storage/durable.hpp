@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/file.hpp"
+
 namespace weft::storage {
 
 void sync_file(const std::filesystem::path& path);
@@ -20,8 +22,6 @@ void sync_directory(const std::filesystem::path& path);
 class Writeback {
  public:
   explicit Writeback(const std::filesystem::path& path);
-  Writeback(const Writeback&) = delete;
-  ~Writeback();
 
   /// Starts to write bytes [begin, end) to disk. A hint; does not wait.
   void begin(std::int64_t begin, std::int64_t end) const;
@@ -33,19 +33,25 @@ class Writeback {
 
  private:
   std::filesystem::path path_;
-  int descriptor_;
+  Descriptor descriptor_;
 };
+
+/// Creates the directory and its missing parents, and syncs each in the directory that holds it.
+void create_directories(const std::filesystem::path& path);
 
 /// rename(2), then fsync of the directory that holds `to`.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Writes and syncs a new or replaced file. Not atomic: for files in a directory that is renamed later.
+/// Writes and syncs a new file, in place of a file or symbolic link of this name. Not atomic: for files in a directory
+/// that is renamed later.
 void write_text(const std::filesystem::path& path, std::string_view text);
 /// Replaces a file atomically: temporary file in the same directory, fsync, rename, fsync of the directory.
 void write_text_atomically(const std::filesystem::path& path, std::string_view text);
 
-/// Throws Error(io) if the file is longer than `at_most` bytes.
+/// Of a regular file. Throws Error(io) if it is longer than `at_most` bytes.
 std::string read_text(const std::filesystem::path& path, std::int64_t at_most);
+/// Of an open file, from its position.
+std::string read_text(const Descriptor& file, const std::filesystem::path& path, std::int64_t at_most);
 
 /// Free bytes for this user in the file system of `path`; -1 if unknown.
 std::int64_t free_bytes(const std::filesystem::path& path);

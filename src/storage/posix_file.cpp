@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/posix_file.hpp"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,17 +13,11 @@
 
 namespace weft::storage {
 
-PosixFile::PosixFile(const std::string& path) : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+PosixFile::PosixFile(const std::string& path) : path_(path), descriptor_(open_regular(path)) {
   struct stat status {};
-  if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0) {
-    const int reason = errno;
-    if (descriptor_ >= 0) ::close(descriptor_);
-    throw error(ExitCode::io, "{}: cannot be opened ({})", path, std::strerror(reason));
-  }
+  if (::fstat(descriptor_, &status) != 0) fail_with_errno(path, "reading the size");
   bytes_ = status.st_size;
 }
-
-PosixFile::~PosixFile() { ::close(descriptor_); }
 
 void PosixFile::read(void* to, std::int64_t bytes, std::int64_t offset) const {
   iovec piece{to, static_cast<std::size_t>(bytes)};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file open for positioned reads. Thread-safe.
+// A regular file open for positioned reads. Thread-safe.
 #pragma once
 
 #include <sys/uio.h>
@@ -9,14 +9,14 @@
 #include <span>
 #include <string>
 
+#include "base/file.hpp"
+
 namespace weft::storage {
 
 class PosixFile {
  public:
   /// Opens read-only. Throws Error(io).
   explicit PosixFile(const std::string& path);
-  PosixFile(const PosixFile&) = delete;
-  ~PosixFile();
 
   std::int64_t bytes() const { return bytes_; }
   /// Reads exactly `bytes` bytes at `offset`. Throws Error(data) if the file ends before, Error(io) if reading fails.
@@ -26,7 +26,7 @@ class PosixFile {
 
  private:
   std::string path_;
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   std::int64_t bytes_ = 0;
 };
 

@@ -2,6 +2,7 @@
 //
 // Reading an input: each kind of mistake is reported with position and hint, printed inputs give the same values, and
 // no text crashes the program.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -317,6 +318,11 @@ TEST_CASE("load_text rejects files that are missing or too large") {
   CHECK_THROWS_AS(input::load_text("/"), Error);
   CHECK_THROWS_AS(input::load_text("/dev/zero"), Error);  // endless
   const auto path = std::filesystem::temp_directory_path() / fmt::format("weft_input_test_{}.toml", getpid());
+  REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH_AS(
+      input::load_text(path.string()),
+      (path.string() + ": is a FIFO (only regular files are read); give the path of an input file").c_str(), Error);
+  std::filesystem::remove(path);
   std::ofstream(path) << good;
   CHECK(input::load_text(path.string()) == good);
   std::filesystem::remove(path);

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -8,9 +12,11 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "storage/checksum.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
+#include "storage/posix_file.hpp"
 #include "storage/tensor_file.hpp"
 #include "tests/test.hpp"
 
@@ -30,6 +36,59 @@ struct Scratch {
 };
 
 }  // namespace
+
+TEST_CASE("only regular files are read, and nothing else is waited for") {
+  const Scratch scratch;
+  write_text(scratch.path / "file", "text");
+  fs::create_symlink("file", scratch.path / "link");
+  CHECK(read_text(scratch.path / "link", 10) == "text");
+  CHECK(PosixFile((scratch.path / "link").string()).bytes() == 4);
+  REQUIRE(::mkfifo((scratch.path / "fifo").c_str(), 0600) == 0);
+  fs::create_symlink("fifo", scratch.path / "link_to_fifo");
+  for (const char* name : {"fifo", "link_to_fifo"}) {
+    const fs::path path = scratch.path / name;
+    const std::string message = path.string() + ": is a FIFO (only regular files are read)";
+    CHECK_THROWS_WITH_AS(open_regular(path), message.c_str(), Error);
+    CHECK_THROWS_AS(read_text(path, 10), Error);
+    CHECK_THROWS_AS(PosixFile(path.string()), Error);
+    CHECK_THROWS_AS(sync_file(path), Error);
+  }
+  CHECK_THROWS_WITH_AS(open_regular("/dev/null"), "/dev/null: is a device (only regular files are read)", Error);
+  CHECK_THROWS_AS(open_regular(scratch.path), Error);
+  CHECK_THROWS_AS(open_regular(scratch.path / "absent"), Error);
+}
+
+TEST_CASE("a file of a run is not written through a symbolic link") {
+  const Scratch scratch;
+  const fs::path target = scratch.path / "target", link = scratch.path / "link";
+  write_text(target, "precious");
+  const auto plant = [&](const fs::path& path) {
+    fs::remove(path);
+    fs::create_symlink("target", path);
+  };
+  plant(link);
+  for (const int flags : {O_WRONLY | O_CREAT | O_APPEND, O_RDWR | O_CREAT, O_WRONLY | O_CREAT | O_TRUNC})
+    CHECK_THROWS_WITH_AS(
+        open_own(link, flags),
+        (link.string() + ": is a symbolic link (a run does not write through links); remove it").c_str(), Error);
+  // A file that is written as a whole replaces the link.
+  write_text(link, "new");
+  CHECK(!fs::is_symlink(link));
+  plant(scratch.path / "other.tmp");
+  write_text_atomically(scratch.path / "other", "new");
+  CHECK(read_text(scratch.path / "other", 10) == "new");
+  CHECK(read_text(target, 10) == "precious");
+}
+
+TEST_CASE("directories are created with their parents") {
+  const Scratch scratch;
+  create_directories(scratch.path / "a" / "b" / "c" / "");
+  CHECK(fs::is_directory(scratch.path / "a" / "b" / "c"));
+  create_directories(scratch.path / "a");
+  create_directories("/");
+  write_text(scratch.path / "file", "");
+  CHECK_THROWS(create_directories(scratch.path / "file" / "d"));
+}
 
 TEST_CASE("sha256 gives the digests of FIPS 180-4") {
   CHECK(sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
