@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/text.hpp"
 
 namespace weft::storage {
 namespace {
@@ -232,7 +233,7 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
           throw refuse(fmt::format(
               "is compressed with filter {} (\"{}\"), which this HDF5 {} does not have; rewrite it with gzip or "
               "uncompressed",
-              static_cast<int>(id), filter, hdf5_version()));
+              static_cast<int>(id), printable(filter), hdf5_version()));
       }
       const std::int64_t down = divide_up(header.rows, header.chunk_rows);
       const std::int64_t across = divide_up(header.columns, header.chunk_columns);

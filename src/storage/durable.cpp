@@ -43,12 +43,12 @@ void sync_directory(const std::filesystem::path& path) {
   if (::fsync(directory) != 0 && errno != EINVAL) fail_with_errno(path, "fsync of the directory");
 }
 
-void create_directories(const std::filesystem::path& path) {
+void make_directory(const std::filesystem::path& path) {
   if (!path.has_relative_path()) return;                                       // "/"
-  if (path.filename().empty()) return create_directories(path.parent_path());  // "runs/a/"
+  if (path.filename().empty()) return make_directory(path.parent_path());  // "runs/a/"
   const std::filesystem::path parent = directory_of(path);
   if (!std::filesystem::is_directory(path)) {
-    if (!std::filesystem::is_directory(parent)) create_directories(parent);
+    if (!std::filesystem::is_directory(parent)) make_directory(parent);
     std::filesystem::create_directory(path);
   }
   // Also of a directory that exists: a process may have been killed between the two calls. Not all may read the parent.

@@ -37,7 +37,7 @@ class Writeback {
 };
 
 /// Creates the directory and its missing parents, and syncs each in the directory that holds it.
-void create_directories(const std::filesystem::path& path);
+void make_directory(const std::filesystem::path& path);
 
 /// rename(2), then fsync of the directory that holds `to`.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);

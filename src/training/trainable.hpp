@@ -30,6 +30,7 @@ struct Metric {
   std::variant<double, std::int64_t, std::vector<double>, Group> value;  ///< vectors are by layer
   std::string progress = {};  ///< format of a number in the progress line, "loss {:.4g}"; "" = not shown
   bool in_result = false;     ///< also in result.train of run.json
+  bool optional = false;      ///< NaN means "not defined": null in the record, "-" in the progress line
 };
 /// In the order of the record.
 using Metrics = std::vector<Metric>;

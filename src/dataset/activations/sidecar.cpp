@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "storage/posix_file.hpp"
 
 namespace weft::dataset {
@@ -87,7 +88,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
     if (!same)
       throw error(ExitCode::data,
                   "{}: dtype is \"{}\", the files hold {} (/layer_0/inputs of {}); does it belong to these files?",
-                  path, said, stored, description.files.front().name);
+                  path, printable(said), stored, description.files.front().name);
   }
   if (const auto model = metadata.find("model_name"); model != metadata.end() && model->is_string()) {
     const std::string said = model->get<std::string>();
@@ -95,7 +96,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
       throw error(
           ExitCode::data,
           "{}: model_name is \"{}\", the files have \"{}\" (attribute model of {}); does it belong to these files?",
-          path, said, description.model, description.files.front().name);
+          path, printable(said), printable(description.model), description.files.front().name);
     description.model = said;
   }
 }
