@@ -127,8 +127,7 @@ void ActivationFile::read_headers() {
     char name[64] = "";
     if (H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, i, name, sizeof name, H5P_DEFAULT) < 0) continue;
     const std::int64_t number = layer_number(name);
-    if (number == n_layers)
-      throw error(ExitCode::data, "{}: /{} {}", path_, name, kLinkRefused);
+    if (number == n_layers) throw error(ExitCode::data, "{}: /{} {}", path_, name, kLinkRefused);
     if (number > n_layers)
       throw error(ExitCode::data,
                   "{}: /layer_{} is missing (/{} exists; layers must be numbered from 0 without a gap); was the file "
@@ -193,8 +192,8 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
       throw refuse(fmt::format("has {} columns (1 to {} are accepted)", header.columns, kMostColumns));
     if (!scalar_of(dataset_type_, header.type) || (header.type != Scalar::fp32 && header.type != Scalar::fp16 &&
                                                    header.type != Scalar::bf16 && header.type != Scalar::u16))
-      throw refuse(fmt::format("is {} (supported: fp32, fp16 and bf16, little-endian); convert it",
-                               type_text(dataset_type_)));
+      throw refuse(
+          fmt::format("is {} (supported: fp32, fp16 and bf16, little-endian); convert it", type_text(dataset_type_)));
     header.declared = text_or_empty(dataset, "dtype");
 
     const std::int64_t row_bytes = header.columns * bytes_of(header.type);
@@ -373,7 +372,8 @@ std::optional<StoredBytes> ActivationFile::locate_row(Side side, std::int64_t la
       address > static_cast<haddr_t>(bytes_) || stored > static_cast<hsize_t>(bytes_) ||
       static_cast<std::int64_t>(address + stored) > bytes_ ||
       (header.direct && static_cast<std::int64_t>(stored) != header.chunk_rows * row_bytes))
-    throw error(ExitCode::data, "{}: {} has a chunk outside the file; is it damaged?", path_, dataset_name(side, layer));
+    throw error(ExitCode::data, "{}: {} has a chunk outside the file; is it damaged?", path_,
+                dataset_name(side, layer));
   if (header.direct) return StoredBytes{static_cast<std::int64_t>(address) + (row - begin) * row_bytes, row_bytes};
   return StoredBytes{static_cast<std::int64_t>(address), static_cast<std::int64_t>(stored)};
 }

@@ -45,9 +45,9 @@ report::Json with_mean(report::Json json, const char* name, const std::vector<do
 /// A number right-aligned in a column, at least one space before it; "-" if it is not defined.
 std::string column(double value, int width, int decimals, const char* unit = "") {
   const std::string fixed = fmt::format("{:.{}f}{}", value, decimals, unit);
-  const std::string text = std::isnan(value)                          ? "-"
+  const std::string text = std::isnan(value)                        ? "-"
                            : static_cast<int>(fixed.size()) < width ? fixed
-                                                                      : fmt::format("{:.1e}{}", value, unit);
+                                                                    : fmt::format("{:.1e}{}", value, unit);
   return fmt::format("{:>{}}", text, width);
 }
 

@@ -34,12 +34,12 @@ dataset::Statistics load_statistics(const parallel::World& world, const checkpoi
                                     const kernels::Execution& execution) {
   if (const auto stored = stored_model(found.manifest.tensors);
       stored && (stored->shape.n_layers != n_layers || stored->shape.d_model != d_model))
-    throw collective_error(
-        ExitCode::data,
-        "{} has {} layer{} of width {}, {} is of a transcoder of {} of width {} (they belong to different models); give "
-        "the activations of its model",
-        data, n_layers, n_layers == 1 ? "" : "s", d_model, found.path.string(), stored->shape.n_layers,
-        stored->shape.d_model);
+    throw collective_error(ExitCode::data,
+                           "{} has {} layer{} of width {}, {} is of a transcoder of {} of width {} (they belong to "
+                           "different models); give "
+                           "the activations of its model",
+                           data, n_layers, n_layers == 1 ? "" : "s", d_model, found.path.string(),
+                           stored->shape.n_layers, stored->shape.d_model);
   dataset::Statistics statistics;
   for (dataset::SideStatistics* side : {&statistics.inputs, &statistics.targets}) {
     side->mean.resize(static_cast<std::size_t>(n_layers * d_model));

@@ -19,10 +19,10 @@ struct TrainingMetrics {
   /// Squared error over squared target, both standardised by the training set; NaN if the targets of the layer are
   /// constant.
   std::vector<double> nmse_standardised;
-  std::vector<double> l0;                 ///< active features per token
-  double dead_fraction = 0;               ///< features silent for transcoder.dead_window tokens
-  double gradient_norm = 0;               ///< of the last step, before clipping; 0 when not formed
-  std::int64_t skipped = 0;               ///< steps without update, since the start of the run
+  std::vector<double> l0;    ///< active features per token
+  double dead_fraction = 0;  ///< features silent for transcoder.dead_window tokens
+  double gradient_norm = 0;  ///< of the last step, before clipping; 0 when not formed
+  std::int64_t skipped = 0;  ///< steps without update, since the start of the run
 
   double nmse_standardised_mean() const;
   double l0_mean() const;

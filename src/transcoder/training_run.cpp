@@ -30,12 +30,11 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
       world_(world),
       grid_(grid),
       runtime_(runtime),
-      statistics_(
-          opened.found
-              ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, data.train.path,
-                                runtime.execution())
-              : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
-                                    runtime.threads())),
+      statistics_(opened.found
+                      ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, data.train.path,
+                                        runtime.execution())
+                      : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
+                                            runtime.threads())),
       trainer_(configuration, {data.train.n_layers, data.train.d_model, configuration.transcoder.features},
                dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.row_bytes(),
@@ -48,8 +47,8 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
 
 std::string TrainingRun::locate(const dataset::RawBatch& batch, std::int64_t step) const {
   const dataset::BlockTable table = dataset::block_table(data_.train, configuration_.data);
-  const std::vector<dataset::RowRange> rows = dataset::locate(
-      table, static_cast<std::uint64_t>(configuration_.run.seed), batch.begin, batch.n_tokens);
+  const std::vector<dataset::RowRange> rows =
+      dataset::locate(table, static_cast<std::uint64_t>(configuration_.run.seed), batch.begin, batch.n_tokens);
   const std::string culprit = world_.on_root([&] { return dataset::find_non_finite(data_.train, rows); });
   if (culprit.empty()) return dataset::to_text(data_.train, rows);
   if (configuration_.run.nonfinite == NonFinite::stop)

@@ -12,10 +12,13 @@ TEST_CASE("control characters, directional marks and invalid UTF-8 are escaped, 
   CHECK(printable("gpt2 é 中 𝒙 ~") == "gpt2 é 中 𝒙 ~");
   CHECK(printable("\x1b[2J\a\r\n\t\x7f") == "\\x1b[2J\\x07\\x0d\\x0a\\x09\\x7f");
   CHECK(printable(std::string_view("a\0b", 3)) == "a\\x00b");
-  CHECK(printable("\xc2\x9b" "31m") == "\\xc2\\x9b" "31m");  // CSI as one character
-  CHECK(printable("\xe2\x80\xae") == "\\xe2\\x80\\xae");      // right-to-left override
+  CHECK(printable("\xc2\x9b"
+                  "31m") ==
+        "\\xc2\\x9b"
+        "31m");                                           // CSI as one character
+  CHECK(printable("\xe2\x80\xae") == "\\xe2\\x80\\xae");  // right-to-left override
   CHECK(printable("\xff\xc0\xaf\xe2\x82") == "\\xff\\xc0\\xaf\\xe2\\x82");
-  CHECK(printable("\xed\xa0\x80") == "\\xed\\xa0\\x80");      // a surrogate
+  CHECK(printable("\xed\xa0\x80") == "\\xed\\xa0\\x80");  // a surrogate
 }
 
 TEST_CASE("long text is cut") {

@@ -190,9 +190,10 @@ std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std
 std::string non_finite_text(const Description& description, std::int64_t file, std::int64_t row_begin, bool target,
                             std::int64_t at) {
   const std::int64_t row_values = description.n_layers * description.d_model;
-  return fmt::format("{}: {} row {}, column {} is not finite", description.file_path(file),
-                     storage::dataset_name(target ? Side::targets : Side::inputs, at % row_values / description.d_model),
-                     row_begin + at / row_values, at % description.d_model);
+  return fmt::format(
+      "{}: {} row {}, column {} is not finite", description.file_path(file),
+      storage::dataset_name(target ? Side::targets : Side::inputs, at % row_values / description.d_model),
+      row_begin + at / row_values, at % description.d_model);
 }
 
 std::string find_non_finite(const Description& description, std::span<const RowRange> ranges) {
@@ -218,7 +219,8 @@ std::string find_non_finite(const Description& description, std::span<const RowR
   for (const RowRange& range : ranges)
     for (std::int64_t begin = range.begin; begin < range.end;) {
       const std::int64_t rows = std::min(kRows - filled, range.end - begin);
-      reads.push_back({range.file, begin, rows, inputs.data() + filled * row_bytes, targets.data() + filled * row_bytes});
+      reads.push_back(
+          {range.file, begin, rows, inputs.data() + filled * row_bytes, targets.data() + filled * row_bytes});
       begin += rows;
       filled += rows;
       if (filled == kRows)

@@ -45,8 +45,8 @@ std::string digest_of_rows(storage::ActivationFile& file, const std::string& pat
     const std::int64_t begin = rows * i / n_rows, end = rows * (i + 1) / n_rows;
     const kernels::Random4 random = kernels::philox(kSeed, kernels::Purpose::row_order,
                                                     static_cast<std::uint64_t>(number), static_cast<std::uint64_t>(i));
-    const auto within = static_cast<std::int64_t>(
-        kernels::uniform_below(random, static_cast<std::uint64_t>(end - begin)));
+    const auto within =
+        static_cast<std::int64_t>(kernels::uniform_below(random, static_cast<std::uint64_t>(end - begin)));
     for (std::int64_t turn = 0; turn < n_turns; ++turn)
       places.push_back({(number + i + turn) % n_datasets, begin + within});
   }

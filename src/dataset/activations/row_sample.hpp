@@ -13,8 +13,8 @@
 namespace weft::dataset {
 
 /// Digest of the sample for the fingerprint: 64 rows of file `number`, one from each 64th of the file, in as many
-/// datasets as kFingerprintReads allows for `n_files` files, at least one each. Rows are read as stored; of a compressed
-/// chunk its last bytes, which depend on all of it (deflate ends with a checksum).
+/// datasets as kFingerprintReads allows for `n_files` files, at least one each. Rows are read as stored; of a
+/// compressed chunk its last bytes, which depend on all of it (deflate ends with a checksum).
 std::string row_sample(storage::ActivationFile&, const std::string& path, std::int64_t number, std::int64_t n_files);
 
 /// Digest of 16 rows, for FileDescription::probe: cheap enough to be compared by every rank that opens the file.

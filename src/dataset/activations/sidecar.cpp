@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/text.hpp"
 #include "storage/posix_file.hpp"
 
@@ -36,6 +37,7 @@ bool present(Description& description, const std::string& path) {
 }  // namespace
 
 std::string read_small_file(const std::string& path, std::int64_t at_most) {
+  open_regular(path, ExitCode::data);  // no regular file: an error of the dataset, not of the disk
   const storage::PosixFile file(path);
   if (file.bytes() > at_most)
     throw error(ExitCode::data, "{}: has {} bytes (at most {} are accepted); is it the correct file?", path,

@@ -399,8 +399,7 @@ std::vector<std::string> constant_dimensions(const Statistics& statistics, const
   const std::int64_t d = description.d_model;
   for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
     for (const bool target : {false, true}) {
-      const std::vector<double>& deviation =
-          (target ? statistics.targets : statistics.inputs).standard_deviation;
+      const std::vector<double>& deviation = (target ? statistics.targets : statistics.inputs).standard_deviation;
       std::int64_t n = 0, first = -1;
       for (std::int64_t column = 0; column < d; ++column) {
         if (deviation[static_cast<std::size_t>(layer * d + column)] > 0) continue;
@@ -412,8 +411,8 @@ std::vector<std::string> constant_dimensions(const Statistics& statistics, const
       if (n == d)
         sentences.push_back(fmt::format("{} is the same in every row", name));
       else
-        sentences.push_back(fmt::format("{} of {} dimensions of {} have the same value in every row (column {}{})", n, d,
-                                        name, first, n > 1 ? ", …" : ""));
+        sentences.push_back(fmt::format("{} of {} dimensions of {} have the same value in every row (column {}{})", n,
+                                        d, name, first, n > 1 ? ", …" : ""));
     }
   return sentences;
 }
@@ -468,8 +467,9 @@ Statistics check(const parallel::World& world, const Description& description, i
     if (failure.code() != ExitCode::data) throw;
     const NonFinite found = count_non_finite(world, description, n_threads);
     if (found.values == 0) throw;
-    throw collective_error(ExitCode::data, "{} (not finite in the whole dataset: {} value{} in {} row{})", failure.what(),
-                           found.values, found.values == 1 ? "" : "s", found.rows, found.rows == 1 ? "" : "s");
+    throw collective_error(ExitCode::data, "{} (not finite in the whole dataset: {} value{} in {} row{})",
+                           failure.what(), found.values, found.values == 1 ? "" : "s", found.rows,
+                           found.rows == 1 ? "" : "s");
   }
   world.on_root([&] {
     check_against_file(result, description);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/workers.hpp"
 #include "kernels/constants.hpp"
@@ -411,6 +412,7 @@ std::string ground_truth_path(const std::string& dataset_path) {
 
 GroundTruth read_ground_truth(const std::string& path) {
   try {
+    open_regular(path);  // HDF5 would wait for the writer of a FIFO
     const storage::Handle file = storage::open_file(path);
     if (!storage::has_attribute(file, "format") || storage::read_text_attribute(file, "format") != "weft-ground-truth")
       throw error(ExitCode::data, "it has no attribute format = \"weft-ground-truth\"");

@@ -49,7 +49,7 @@ struct ActivationWriter::State {
   std::optional<storage::ActivationFileWriter> file;
   std::int64_t rows_in_file = 0;
   std::vector<std::int64_t> rows_per_file;
-  bool created = false;   // the directory
+  bool created = false;  // the directory
   bool finished = false;
 
   std::filesystem::path path_of(std::size_t i) const { return settings.path + fmt::format("/chunk_{}.hdf5", i); }

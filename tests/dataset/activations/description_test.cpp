@@ -657,7 +657,8 @@ void rewrite_rows(const Description& d, std::int64_t number, storage::Side side,
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   const std::int64_t bytes = kernels::bytes_of(d.dtype), row_bytes = d.d_model * bytes;
   for (const storage::Extent& extent : extents)
-    for (std::int64_t row = std::max(begin, extent.row_begin); row < std::min(end, extent.row_begin + extent.rows); ++row)
+    for (std::int64_t row = std::max(begin, extent.row_begin); row < std::min(end, extent.row_begin + extent.rows);
+         ++row)
       for (std::int64_t column = 0; column < d.d_model; ++column) {
         file.seekp(extent.offset + (row - extent.row_begin) * row_bytes + column * bytes);
         file.put('\x5a');
@@ -675,7 +676,8 @@ TEST_CASE("the fingerprint sees rows that were rewritten inside any file and dat
       const Description before = describe(testing::world(), directory / "train", {});
       rewrite_rows(before, number, storage::Side::targets, 0, 1100, 1500);
       const Description after = describe(testing::world(), directory / "train", {});
-      CHECK(after.files[static_cast<std::size_t>(number)].bytes == before.files[static_cast<std::size_t>(number)].bytes);
+      CHECK(after.files[static_cast<std::size_t>(number)].bytes ==
+            before.files[static_cast<std::size_t>(number)].bytes);
       CHECK(!same_data(after.fingerprint, before.fingerprint));
       // That of earlier versions did not change.
       CHECK(after.fingerprint.substr(0, 69) == before.fingerprint.substr(0, 69));
@@ -691,7 +693,8 @@ TEST_CASE("the fingerprint sees rows that were rewritten inside any file and dat
         foreign.change = [](auto layer, auto target, auto&, auto&, auto& columns, auto& raw) {
           if (layer == 0 && target)
             for (std::int64_t row = 1500; row < 2500; ++row)
-              std::swap(raw[static_cast<std::size_t>(row * columns * 4)], raw[static_cast<std::size_t>(row * columns * 4 + 3)]);
+              std::swap(raw[static_cast<std::size_t>(row * columns * 4)],
+                        raw[static_cast<std::size_t>(row * columns * 4 + 3)]);
           return true;
         };
       write_foreign_file(directory / "train/chunk_0.h5", foreign, 4096, 0);
