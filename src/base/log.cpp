@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <mutex>
 
+#include "base/text.hpp"
+
 namespace weft::log {
 namespace {
 
@@ -21,7 +23,7 @@ void set_sink(Sink sink) {
 
 void write(Level level, std::string_view line) {
   const std::lock_guard lock(mutex);
-  current_sink(level, line);
+  current_sink(level, printable_lines(line));
 }
 
 }  // namespace weft::log

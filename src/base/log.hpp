@@ -19,7 +19,8 @@ using Sink = std::function<void(Level, std::string_view line)>;
 /// Replaces the sink. Must not be called while other threads log.
 void set_sink(Sink sink);
 
-/// Passes one line to the sink. Thread-safe: calls of the sink are serialised.
+/// Passes one line to the sink, with control characters escaped (base/text.hpp). Thread-safe: calls of the sink are
+/// serialised.
 void write(Level level, std::string_view line);
 
 template <class... Args>

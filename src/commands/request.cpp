@@ -46,6 +46,8 @@ Options of commands with an INPUT (a TOML file):
 evaluate:
   --data DIR                  activations to evaluate on (default: the run's)
   --set, --output, --profile  as above; the input is the checkpoint's
+inspect:
+  --set data.stored_as=bf16   as above; of a dataset
   --help, --version           this text; version, revision and libraries
 
 Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.
@@ -98,11 +100,10 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_flag("--defaults", request.defaults);
     app.add_flag("--dry-run", request.dry_run);
   }
-  if (takes_input || command == Command::evaluate) {
-    // One value per option: a list would consume the INPUT that follows it.
+  // One value per option: a list would consume the INPUT that follows it.
+  if (takes_input || command == Command::evaluate || command == Command::inspect)
     app.add_option("--set", request.sets)->allow_extra_args(false);
-    app.add_option("--output", request.output);
-  }
+  if (takes_input || command == Command::evaluate) app.add_option("--output", request.output);
   if (command == Command::train || command == Command::evaluate || command == Command::benchmark)
     app.add_flag("--profile", request.profile);
   if (command == Command::train) {

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/activation_file.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <tuple>
+#include <utility>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
 
 namespace weft::storage {
 namespace {
@@ -27,14 +29,12 @@ constexpr std::int64_t kLargestRatio = 2048;
 // HDF5 1.10 traverses the whole index to describe one chunk. Datasets with more chunks are read through HDF5.
 constexpr std::int64_t kMostLocatedChunks = 4096;
 
-std::int64_t size_of_file(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) throw error(ExitCode::io, "{}: cannot be opened ({})", path, std::strerror(errno));
+/// Size, and time of modification in nanoseconds, of a regular file.
+std::pair<std::int64_t, std::int64_t> state_of_file(const std::string& path) {
+  const Descriptor file = open_regular(path, ExitCode::data);
   struct stat status {};
-  const bool known = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
-  ::close(descriptor);
-  if (!known) throw error(ExitCode::data, "{}: is not a regular file", path);
-  return status.st_size;
+  if (::fstat(file, &status) != 0) fail_with_errno(path, "reading the size");
+  return {status.st_size, status.st_mtim.tv_sec * std::int64_t{1'000'000'000} + status.st_mtim.tv_nsec};
 }
 
 Handle open_sound(const std::string& path) {
@@ -55,6 +55,19 @@ std::int64_t layer_number(std::string_view name) {
   if (status != std::errc() || end != name.data() + name.size() || number < 0) return -1;
   return name == std::to_string(number) ? number : -1;
 }
+
+enum class Link { missing, hard, other };
+
+/// `other`: a soft or external link, which is not followed.
+Link link_to(hid_t parent, const std::string& name) {
+  if (H5Lexists(parent, name.c_str(), H5P_DEFAULT) <= 0) return Link::missing;
+  H5L_info_t info;
+  if (H5Lget_info(parent, name.c_str(), &info, H5P_DEFAULT) < 0) return Link::missing;
+  return info.type == H5L_TYPE_HARD ? Link::hard : Link::other;
+}
+
+constexpr const char* kLinkRefused =
+    "is an external or soft link (links are not followed); copy the values into the file";
 
 std::string text_or_empty(hid_t object, const std::string& name) {
   return has_attribute(object, name) ? read_text_attribute(object, name) : std::string();
@@ -80,7 +93,8 @@ std::string dataset_name(Side side, std::int64_t layer) {
   return fmt::format("/layer_{}/{}", layer, side == Side::inputs ? "inputs" : "targets");
 }
 
-ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.string()), bytes_(size_of_file(path_)) {
+ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.string()) {
+  std::tie(bytes_, modified_) = state_of_file(path_);
   const Lock lock;
   file_ = open_sound(path_);
   with_damage_as_data_error(path_, [&] { read_headers(); });
@@ -104,7 +118,7 @@ void ActivationFile::read_headers() {
 
   // HDF5 lists layer_10 before layer_2: probe names in numeric order.
   std::int64_t n_layers = 0;
-  while (is_hard_link(file_, fmt::format("layer_{}", n_layers))) ++n_layers;
+  while (link_to(file_, fmt::format("layer_{}", n_layers)) == Link::hard) ++n_layers;
   H5G_info_t root;
   check(H5Gget_info(file_, &root), path_ + ": reading the root group");
   if (root.nlinks > static_cast<hsize_t>(kMostMembers))
@@ -113,10 +127,7 @@ void ActivationFile::read_headers() {
     char name[64] = "";
     if (H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, i, name, sizeof name, H5P_DEFAULT) < 0) continue;
     const std::int64_t number = layer_number(name);
-    if (number == n_layers)
-      throw error(ExitCode::data,
-                  "{}: /{} is an external or soft link (links are not followed); copy the values into the file", path_,
-                  name);
+    if (number == n_layers) throw error(ExitCode::data, "{}: /{} {}", path_, name, kLinkRefused);
     if (number > n_layers)
       throw error(ExitCode::data,
                   "{}: /layer_{} is missing (/{} exists; layers must be numbered from 0 without a gap); was the file "
@@ -145,8 +156,9 @@ hid_t ActivationFile::open(Side side, std::int64_t layer) {
   const std::string group = fmt::format("layer_{}", layer);
   const std::string member = side == Side::inputs ? "inputs" : "targets";
   const Handle parent(H5Gopen2(file_, group.c_str(), H5P_DEFAULT), H5Gclose, path_ + ": opening /" + group);
-  if (!is_hard_link(parent, member))
-    throw error(ExitCode::data, "{}: {} is missing; was the file written completely?", path_, name);
+  if (const Link link = link_to(parent, member); link != Link::hard)
+    throw error(ExitCode::data, "{}: {} {}", path_, name,
+                link == Link::other ? kLinkRefused : "is missing; was the file written completely?");
   const Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
   if (static_cast<std::size_t>(layer) < header_.targets.size()) {
     // The cache holds all chunks of one row, so that reading in ascending order unpacks each chunk once.
@@ -180,7 +192,8 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
       throw refuse(fmt::format("has {} columns (1 to {} are accepted)", header.columns, kMostColumns));
     if (!scalar_of(dataset_type_, header.type) || (header.type != Scalar::fp32 && header.type != Scalar::fp16 &&
                                                    header.type != Scalar::bf16 && header.type != Scalar::u16))
-      throw refuse("has an unsupported type (supported: fp32, fp16 and bf16, little-endian); convert it");
+      throw refuse(
+          fmt::format("is {} (supported: fp32, fp16 and bf16, little-endian); convert it", type_text(dataset_type_)));
     header.declared = text_or_empty(dataset, "dtype");
 
     const std::int64_t row_bytes = header.columns * bytes_of(header.type);
@@ -219,7 +232,7 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
           throw refuse(fmt::format(
               "is compressed with filter {} (\"{}\"), which this HDF5 {} does not have; rewrite it with gzip or "
               "uncompressed",
-              static_cast<int>(id), filter, hdf5_version()));
+              static_cast<int>(id), printable(filter), hdf5_version()));
       }
       const std::int64_t down = divide_up(header.rows, header.chunk_rows);
       const std::int64_t across = divide_up(header.columns, header.chunk_columns);
@@ -246,6 +259,7 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
       if (header.rows > static_cast<std::int64_t>(stored) * kLargestRatio / row_bytes)
         throw refuse(fmt::format("claims {} rows of {} bytes in {} stored bytes; is it damaged?", header.rows,
                                  row_bytes, stored));
+      header.filtered = n_filters > 0;
       header.direct =
           n_filters == 0 && header.chunk_columns == header.columns && !user_block_ && down <= kMostLocatedChunks;
     } else if (layout == H5D_COMPACT) {
@@ -329,6 +343,39 @@ std::vector<StoredBytes> ActivationFile::locate_ends(Side side, std::int64_t lay
     ends.push_back({static_cast<std::int64_t>(address), std::min(static_cast<std::int64_t>(stored), at_most)});
   }
   return ends;
+}
+
+std::optional<StoredBytes> ActivationFile::stored_row(Side side, std::int64_t layer, std::int64_t row) {
+  const Lock lock;
+  if (user_block_) return std::nullopt;
+  return with_damage_as_data_error(path_, [&] { return locate_row(side, layer, row); });
+}
+
+std::optional<StoredBytes> ActivationFile::locate_row(Side side, std::int64_t layer, std::int64_t row) {
+  const MatrixHeader& header = header_.matrix(side, layer);
+  const std::int64_t row_bytes = header.columns * bytes_of(header.type);
+  const hid_t dataset = open(side, layer);
+  if (header.chunk_rows == 0) {
+    const haddr_t offset = H5Dget_offset(dataset);
+    if (offset == HADDR_UNDEF) return std::nullopt;  // compact: inside the header
+    return StoredBytes{static_cast<std::int64_t>(offset) + row * row_bytes, row_bytes};
+  }
+  const std::int64_t n_chunks =
+      divide_up(header.rows, header.chunk_rows) * divide_up(header.columns, header.chunk_columns);
+  if (!(header.direct || header.filtered) || n_chunks > kMostLocatedChunks) return std::nullopt;
+  const std::int64_t begin = row / header.chunk_rows * header.chunk_rows;
+  const hsize_t at[2] = {static_cast<hsize_t>(begin), 0};
+  hsize_t stored = 0;
+  unsigned mask = 0;
+  haddr_t address = HADDR_UNDEF;
+  if (H5Dget_chunk_info_by_coord(dataset, at, &mask, &address, &stored) < 0 || address == HADDR_UNDEF ||
+      address > static_cast<haddr_t>(bytes_) || stored > static_cast<hsize_t>(bytes_) ||
+      static_cast<std::int64_t>(address + stored) > bytes_ ||
+      (header.direct && static_cast<std::int64_t>(stored) != header.chunk_rows * row_bytes))
+    throw error(ExitCode::data, "{}: {} has a chunk outside the file; is it damaged?", path_,
+                dataset_name(side, layer));
+  if (header.direct) return StoredBytes{static_cast<std::int64_t>(address) + (row - begin) * row_bytes, row_bytes};
+  return StoredBytes{static_cast<std::int64_t>(address), static_cast<std::int64_t>(stored)};
 }
 
 void ActivationFile::read(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,

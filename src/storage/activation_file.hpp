@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,8 @@ struct MatrixHeader {
   std::int64_t columns = 0;
   std::int64_t chunk_rows = 0;  ///< 0 = contiguous
   std::int64_t chunk_columns = 0;
-  bool direct = false;  ///< uncompressed: `extents` can locate its rows
+  bool filtered = false;  ///< chunks pass through a filter, such as gzip
+  bool direct = false;    ///< uncompressed: `extents` can locate its rows
 };
 
 struct ActivationHeader {
@@ -62,17 +64,21 @@ struct StoredBytes {
 class ActivationFile {
  public:
   /// Reads all headers. Throws Error(io) if the file cannot be opened, Error(data) if it is not a valid activation
-  /// file.
+  /// file or no regular file.
   explicit ActivationFile(const std::filesystem::path& path);
 
   const ActivationHeader& header() const { return header_; }
   std::int64_t bytes() const { return bytes_; }
+  std::int64_t modified() const { return modified_; }  ///< nanoseconds since 1970
 
   /// Location of all rows of a `direct` dataset, ascending.
   std::vector<Extent> extents(Side side, std::int64_t layer);
   /// First and last stored bytes of a dataset (of the first and last chunk if it is chunked), at most `at_most` each.
   /// Empty if the file has a user block or the data are inside the header.
   std::vector<StoredBytes> ends(Side side, std::int64_t layer, std::int64_t at_most);
+  /// Location of one row, or of the chunk that holds it if the dataset is compressed. Empty for layouts in which it
+  /// would have to be searched for: `read` them.
+  std::optional<StoredBytes> stored_row(Side side, std::int64_t layer, std::int64_t row);
 
   /// Reads rows [row_begin, row_begin + rows) through HDF5 to out + i * stride bytes (a multiple of the element size).
   /// Each chunk is unpacked once if a dataset is read in ascending order.
@@ -86,11 +92,12 @@ class ActivationFile {
   MatrixHeader read_matrix_header(Side side, std::int64_t layer);
   std::vector<Extent> locate(Side side, std::int64_t layer);
   std::vector<StoredBytes> locate_ends(Side side, std::int64_t layer, std::int64_t at_most);
+  std::optional<StoredBytes> locate_row(Side side, std::int64_t layer, std::int64_t row);
   void read_locked(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,
                    std::int64_t stride);
 
   std::string path_;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_ = 0, modified_ = 0;
   bool user_block_ = false;
   Handle file_;
   ActivationHeader header_;

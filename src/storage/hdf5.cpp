@@ -166,6 +166,29 @@ bool scalar_of(hid_t type, kernels::Scalar& scalar) {
   return true;
 }
 
+std::string type_text(hid_t type) {
+  const Lock lock;
+  const std::size_t bits = 8 * H5Tget_size(type);
+  std::string name;
+  switch (H5Tget_class(type)) {
+    case H5T_FLOAT:
+      name = fmt::format("float{}", bits);
+      break;
+    case H5T_INTEGER:
+      name = fmt::format("{}int{}", H5Tget_sign(type) == H5T_SGN_2 ? "" : "u", bits);
+      break;
+    case H5T_STRING:
+      return "text";
+    case H5T_COMPOUND:
+      return "a compound type (complex numbers?)";
+    case H5T_ENUM:
+      return "an enumeration (booleans?)";
+    default:
+      return "neither floating-point nor integer";
+  }
+  return name + (bits > 8 && H5Tget_order(type) == H5T_ORDER_BE ? " big-endian" : "");
+}
+
 Handle type_of(kernels::Scalar scalar) {
   using kernels::Scalar;
   const Lock lock;

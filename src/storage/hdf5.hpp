@@ -62,6 +62,8 @@ Handle bf16_type();
 Handle half_type();
 /// The stored type of a dataset, by its fields. Returns false for types that Weft does not support.
 bool scalar_of(hid_t type, kernels::Scalar& scalar);
+/// Any type for messages: "float64", "int32 big-endian", "text".
+std::string type_text(hid_t type);
 /// File and memory type of a Scalar. Both are equal, so that HDF5 copies raw bytes without conversion.
 Handle type_of(kernels::Scalar scalar);
 

@@ -28,14 +28,21 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 report::Json to_json(const Metric& metric) {
+  const auto number_or_null = [&](double value) {
+    return metric.optional && std::isnan(value) ? report::Json() : report::Json(value);
+  };
   return std::visit(
-      []<class Value>(const Value& value) {
-        if constexpr (std::is_same_v<Value, std::monostate>) {
-          return report::Json();
-        } else if constexpr (std::is_same_v<Value, Metric::Group>) {
+      [&]<class Value>(const Value& value) {
+        if constexpr (std::is_same_v<Value, Metric::Group>) {
           report::Json group = report::Json::object();
           for (const auto& [name, number] : value) group[name] = number;
           return group;
+        } else if constexpr (std::is_same_v<Value, std::vector<double>>) {
+          report::Json layers = report::Json::array();
+          for (const double number : value) layers.push_back(number_or_null(number));
+          return layers;
+        } else if constexpr (std::is_same_v<Value, double>) {
+          return number_or_null(value);
         } else {
           return report::Json(value);
         }
@@ -49,7 +56,11 @@ std::string progress_of(const Metrics& metrics) {
   for (const Metric& metric : metrics) {
     if (metric.progress.empty()) continue;
     if (!text.empty()) text += "  ";
-    if (const double* number = std::get_if<double>(&metric.value))
+    const double* const number = std::get_if<double>(&metric.value);
+    if (number != nullptr && metric.optional && std::isnan(*number))
+      text += metric.progress.substr(0, metric.progress.find('{')) + "-" +
+              metric.progress.substr(metric.progress.find('}') + 1);
+    else if (number != nullptr)
       text += fmt::format(fmt::runtime(metric.progress), *number);
     else if (const std::int64_t* integer = std::get_if<std::int64_t>(&metric.value))
       text += fmt::format(fmt::runtime(metric.progress), *integer);

@@ -13,6 +13,7 @@
 #include "checkpoint/directory.hpp"
 #include "checkpoint/starts.hpp"
 #include "checkpoint/writer.hpp"
+#include "dataset/fingerprint.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
 #include "input/text.hpp"
@@ -199,7 +200,7 @@ void check_same_run(const input::Schema& schema, const ResumeSettings& settings,
                            "{} belongs to a run with another input:{}\nrestore them, or start a new run with another "
                            "--output or with --resume never",
                            found.path.string(), refused);
-  if (found.manifest.dataset_fingerprint == data.fingerprint) return;
+  if (dataset::same_data(found.manifest.dataset_fingerprint, data.fingerprint)) return;
   if (!data.accept_changed)
     throw collective_error(
         ExitCode::usage,

@@ -27,10 +27,11 @@ struct Metric {
   using Group = std::vector<std::pair<std::string, double>>;
 
   std::string name;
-  /// Vectors are by layer. Nothing (null in the record): not known yet.
-  std::variant<double, std::int64_t, std::vector<double>, Group, std::monostate> value;
+  /// Vectors are by layer.
+  std::variant<double, std::int64_t, std::vector<double>, Group> value;
   std::string progress = {};  ///< format of a number in the progress line, "loss {:.4g}"; "" = not shown
   bool in_result = false;     ///< also in result.train of run.json
+  bool optional = false;      ///< NaN means "not defined": null in the record, "-" in the progress line
 };
 /// In the order of the record.
 using Metrics = std::vector<Metric>;

@@ -5,8 +5,9 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
+#include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/trace.hpp"
 #include "dataset/activations/stored_order.hpp"
 #include "kernels/metrics/metrics.hpp"
@@ -16,10 +17,16 @@
 namespace weft::transcoder {
 namespace {
 
-/// Unexplained fraction of a sum that may be zero.
-double ratio(double error, double total) {
-  if (total > 0) return error / total;
-  return error == 0 ? 0 : std::numeric_limits<double>::infinity();
+constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
+
+/// Unexplained fraction.
+double ratio(double error, double total) { return total > 0 ? error / total : kUndefined; }
+
+/// Sum of squares about the mean of n values with these sums; 0 if the difference is within the rounding error of the
+/// sums, as it is for a constant that differs from the pivot.
+double about_mean(double sum, double squares, double n) {
+  const double rest = squares - sum * sum / n;
+  return rest > n * 0x1p-53 * squares ? rest : 0;
 }
 
 int density_bin(std::int64_t fired, std::int64_t tokens) {
@@ -45,7 +52,14 @@ const char* density_bin_name(int bin) {
 }
 
 double mean_over_layers(const std::vector<double>& values) {
-  return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  double sum = 0;
+  int n = 0;
+  for (const double value : values)
+    if (!std::isnan(value)) {
+      sum += value;
+      ++n;
+    }
+  return n > 0 ? sum / n : kUndefined;
 }
 
 EvaluationResult evaluate(const dataset::Description& description, const Model& model,
@@ -111,21 +125,30 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   double all_errors = 0, all_totals = 0;
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer) {
     double error = 0, variance_error = 0, spread_total = 0, standard_error = 0, standard_total = 0, by_dimension = 0;
+    std::int64_t varying = 0;
     for (std::int64_t i = layer * shape.d_model; i < (layer + 1) * shape.d_model; ++i) {
       const auto sum = [&](std::int64_t row) { return total[static_cast<std::size_t>(row * width + i)]; };
-      const double sse = sum(1), sst = std::max(0.0, sum(3) - sum(2) * sum(2) / n);
+      const double sse = sum(1), sst = about_mean(sum(2), sum(3), n);
+      if (!std::isfinite(sse) || !std::isfinite(sst))
+        throw collective_error(ExitCode::numeric,
+                               "the reconstruction of layer {} of {} is not finite (the activations are); lower "
+                               "optimizer.learning_rate, or use device.precision = \"fp32\"",
+                               layer, description.path);
       const double weight = static_cast<double>(inverse_deviation[static_cast<std::size_t>(i)]);
       error += sse;
       variance_error += std::max(0.0, sse - sum(0) * sum(0) / n);
       spread_total += sst;
       standard_error += sse * weight * weight;
       standard_total += sst * weight * weight;
-      by_dimension += ratio(sse, sst);
+      if (sst > 0) {
+        by_dimension += sse / sst;
+        ++varying;
+      }
     }
     result.nmse.push_back(ratio(error, spread_total));
     result.nmse_standardised.push_back(ratio(standard_error, standard_total));
     result.explained_variance.push_back(1.0 - ratio(variance_error, spread_total));
-    result.fvu_dimension.push_back(by_dimension / static_cast<double>(shape.d_model));
+    result.fvu_dimension.push_back(ratio(by_dimension, static_cast<double>(varying)));
     const std::int64_t* const layer_counts = counts.data() + layer * (kDensityBins + 1);
     result.density_histogram.emplace_back(layer_counts, layer_counts + kDensityBins);
     result.dead_fraction.push_back(static_cast<double>(layer_counts[0]) / static_cast<double>(shape.n_features));
@@ -134,6 +157,12 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
     all_totals += spread_total;
   }
   result.nmse_pooled = ratio(all_errors, all_totals);
+  for (std::int64_t layer = 0; world.is_root() && layer < shape.n_layers; ++layer)
+    if (std::isnan(result.nmse_standardised[static_cast<std::size_t>(layer)]))
+      log::warning(
+          "{}: the targets of layer {} are constant here or in the training data (no variance to explain); left out of "
+          "the means",
+          description.path, layer);
   return result;
 }
 

@@ -12,13 +12,15 @@
 
 namespace weft::transcoder {
 
-/// By layer; SSE and SST are sums over tokens, per dimension.
+/// By layer; SSE and SST are sums over tokens, per dimension. NaN: not defined, because the targets of the layer are
+/// constant (SST = 0).
 struct EvaluationResult {
   std::int64_t tokens = 0;
-  std::vector<double> nmse;               ///< sum_i SSE_i / sum_i SST_i (= FVU); SST = 0: 0 when SSE = 0, else infinite
-  std::vector<double> nmse_standardised;  ///< the same with each dimension divided by the training targets' deviation
+  std::vector<double> nmse;                ///< sum_i SSE_i / sum_i SST_i (= FVU)
+  std::vector<double> nmse_standardised;   ///< the same with each dimension divided by the training targets' deviation,
+                                           ///< without those in which it is 0
   std::vector<double> explained_variance;  ///< 1 - sum_i Var(e_i) / sum_i Var(y_i)
-  std::vector<double> fvu_dimension;       ///< mean over i of SSE_i / SST_i
+  std::vector<double> fvu_dimension;       ///< mean of SSE_i / SST_i over the dimensions with SST_i > 0
   std::vector<double> l0;                  ///< active features per token
   std::vector<double> dead_fraction;       ///< features that never fired on this set
   std::vector<std::vector<std::int64_t>>
@@ -31,9 +33,12 @@ constexpr int kDensityBins = 8;
 /// "never", "< 1e-6", "1e-6 .. 1e-5", ...
 const char* density_bin_name(int bin);
 
+/// Mean of the values that are defined (not NaN); NaN if none is.
 double mean_over_layers(const std::vector<double>& values);
 
-/// Collective. `forward` must have been constructed for batches of at least `batch_tokens`.
+/// Collective. `forward` must have been constructed for batches of at least `batch_tokens`. Warns of constant layers.
+/// Throws, known to all ranks, Error(data) with file, row, layer and column of a value that is not finite, and
+/// Error(numeric) if a reconstruction of finite activations is not.
 EvaluationResult evaluate(const dataset::Description&, const Model&, const NormalisationOnDevice&, Forward&,
                           const parallel::World&, const parallel::Grid&, const kernels::Execution&,
                           std::int64_t batch_tokens);

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "base/log.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
@@ -30,10 +32,23 @@ std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std
   return values;
 }
 
+/// null: not defined.
+report::Json number_or_null(double value) { return std::isnan(value) ? report::Json() : report::Json(value); }
+
 report::Json with_mean(report::Json json, const char* name, const std::vector<double>& values) {
-  json[name] = values;
-  json[std::string(name) + "_mean"] = mean_over_layers(values);
+  report::Json& layers = json[name] = report::Json::array();
+  for (const double value : values) layers.push_back(number_or_null(value));
+  json[std::string(name) + "_mean"] = number_or_null(mean_over_layers(values));
   return json;
+}
+
+/// A number right-aligned in a column, at least one space before it; "-" if it is not defined.
+std::string column(double value, int width, int decimals, const char* unit = "") {
+  const std::string fixed = fmt::format("{:.{}f}{}", value, decimals, unit);
+  const std::string text = std::isnan(value)                        ? "-"
+                           : static_cast<int>(fixed.size()) < width ? fixed
+                                                                    : fmt::format("{:.1e}{}", value, unit);
+  return fmt::format("{:>{}}", text, width);
 }
 
 }  // namespace
@@ -47,7 +62,7 @@ report::Json to_json(const EvaluationResult& result) {
   json = with_mean(std::move(json), "fvu_dimension", result.fvu_dimension);
   json = with_mean(std::move(json), "l0", result.l0);
   json = with_mean(std::move(json), "dead_fraction", result.dead_fraction);
-  json["nmse_pooled"] = result.nmse_pooled;
+  json["nmse_pooled"] = number_or_null(result.nmse_pooled);
   std::vector<std::string> bins;
   for (int bin = 0; bin < kDensityBins; ++bin) bins.emplace_back(density_bin_name(bin));
   json["density_bins"] = bins;
@@ -67,8 +82,8 @@ std::string to_table(const EvaluationResult& result) {
       fmt::format("{:>5}{:>12}{:>12}{:>12}{:>10}{:>8}\n", "layer", "NMSE std.", "NMSE raw", "expl. var.", "L0", "dead");
   const auto row = [&](const std::string& name, double standardised, double raw, double explained, double l0,
                        double dead) {
-    text += fmt::format("{:>5}{:>12.4f}{:>12.4f}{:>12.4f}{:>10.2f}{:>7.1f}%\n", name, standardised, raw, explained, l0,
-                        100 * dead);
+    text += fmt::format("{:>5}{}{}{}{}{}\n", name, column(standardised, 12, 4), column(raw, 12, 4),
+                        column(explained, 12, 4), column(l0, 10, 2), column(100 * dead, 8, 1, "%"));
   };
   for (std::size_t i = 0; i < result.nmse.size(); ++i)
     row(std::to_string(i), result.nmse_standardised[i], result.nmse[i], result.explained_variance[i], result.l0[i],

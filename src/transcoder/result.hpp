@@ -12,11 +12,11 @@
 
 namespace weft::transcoder {
 
-/// result.validation of run.json: arrays per layer, and their means as NAME_mean.
+/// result.validation of run.json: arrays per layer, and their means as NAME_mean; null where a measure is not defined.
 report::Json to_json(const EvaluationResult&);
 report::Json to_json(const dataset::Recovery&);
 
-/// One row per layer and one for the mean.
+/// One row per layer and one for the mean; "-" where a measure is not defined.
 std::string to_table(const EvaluationResult&);
 
 /// How many planted features the decoder has learned; nullopt if the dataset has no ground truth. Collective; the

@@ -3,6 +3,9 @@
 
 #include <string>
 
+#include "base/error.hpp"
+#include "transcoder/model.hpp"
+
 namespace weft::transcoder {
 
 void add_statistics(checkpoint::Registry& registry, dataset::Statistics& statistics, int world_rank) {
@@ -27,7 +30,16 @@ void add_statistics(checkpoint::Registry& registry, dataset::Statistics& statist
 }
 
 dataset::Statistics load_statistics(const parallel::World& world, const checkpoint::Found& found, std::int64_t n_layers,
-                                    std::int64_t d_model, const kernels::Execution& execution) {
+                                    std::int64_t d_model, const std::string& data,
+                                    const kernels::Execution& execution) {
+  if (const auto stored = stored_model(found.manifest.tensors);
+      stored && (stored->shape.n_layers != n_layers || stored->shape.d_model != d_model))
+    throw collective_error(ExitCode::data,
+                           "{} has {} layer{} of width {}, {} is of a transcoder of {} of width {} (they belong to "
+                           "different models); give "
+                           "the activations of its model",
+                           data, n_layers, n_layers == 1 ? "" : "s", d_model, found.path.string(),
+                           stored->shape.n_layers, stored->shape.d_model);
   dataset::Statistics statistics;
   for (dataset::SideStatistics* side : {&statistics.inputs, &statistics.targets}) {
     side->mean.resize(static_cast<std::size_t>(n_layers * d_model));

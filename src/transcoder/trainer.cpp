@@ -143,7 +143,9 @@ void Trainer::step(const dataset::RawBatch& batch) {
   runner_.run([this] { compute(); });
   timers_.phase("waiting for the device");
   upload_.finish();
-  runner_.end([this, batch] { return fmt::format("batch of {} tokens: {}", batch.n_tokens, locate_(batch)); });
+  runner_.end([this, batch, step = steps_done() + 1] {
+    return fmt::format("batch of {} tokens: {}", batch.n_tokens, locate_(batch, step));
+  });
   timers_.stop();
   decoder_is_ahead_ = true;
 }

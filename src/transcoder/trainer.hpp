@@ -27,8 +27,9 @@ namespace weft::transcoder {
 
 class Trainer {
  public:
-  /// Describes the rows of a batch, for messages.
-  using Locate = std::function<std::string(const dataset::RawBatch&)>;
+  /// Describes the rows of the batch of a step without an update, for messages; or throws a collective Error. Called on
+  /// all ranks.
+  using Locate = std::function<std::string(const dataset::RawBatch&, std::int64_t step)>;
 
   struct Buffers {
     /// row_bytes: of one token's inputs (or targets) as the loader delivers them, for rows that a GPU has to be sent.

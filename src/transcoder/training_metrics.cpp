@@ -2,7 +2,10 @@
 #include "transcoder/training_metrics.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+
+#include "transcoder/evaluation.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -13,7 +16,7 @@ double mean(const std::vector<double>& values) {
 
 }  // namespace
 
-double TrainingMetrics::nmse_standardised_mean() const { return mean(nmse_standardised); }
+double TrainingMetrics::nmse_standardised_mean() const { return mean_over_layers(nmse_standardised); }
 double TrainingMetrics::l0_mean() const { return mean(l0); }
 
 TrainingMetrics reduce_metrics(const MetricSums& own, const Shape& shape, std::int64_t n_tokens,
@@ -33,7 +36,7 @@ TrainingMetrics reduce_metrics(const MetricSums& own, const Shape& shape, std::i
   for (std::size_t t = 0; t < static_cast<std::size_t>(n); ++t) {
     const auto at = [&](std::int64_t row) { return sums[static_cast<std::size_t>(row * n) + t]; };
     metrics.layer_loss.push_back(at(0) / (tokens * static_cast<double>(shape.d_model)));
-    metrics.nmse_standardised.push_back(at(2) > 0 ? at(1) / at(2) : 0);
+    metrics.nmse_standardised.push_back(at(2) > 0 ? at(1) / at(2) : std::numeric_limits<double>::quiet_NaN());
     metrics.l0.push_back(at(3) / tokens);
     metrics.loss += metrics.layer_loss.back();
   }

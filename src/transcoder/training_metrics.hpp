@@ -16,11 +16,13 @@ namespace weft::transcoder {
 struct TrainingMetrics {
   double loss = 0;  ///< preset `weft`: sum over layers of the mean squared normalised error
   std::vector<double> layer_loss;
-  std::vector<double> nmse_standardised;  ///< squared error over squared target, both standardised by the training set
-  std::vector<double> l0;                 ///< active features per token
-  double dead_fraction = 0;               ///< features silent for transcoder.dead_window tokens
-  double gradient_norm = 0;               ///< of the last step, before clipping; 0 when not formed
-  std::int64_t skipped = 0;               ///< steps without update, since the start of the run
+  /// Squared error over squared target, both standardised by the training set; NaN if the targets of the layer are
+  /// constant.
+  std::vector<double> nmse_standardised;
+  std::vector<double> l0;    ///< active features per token
+  double dead_fraction = 0;  ///< features silent for transcoder.dead_window tokens
+  double gradient_norm = 0;  ///< of the last step, before clipping; 0 when not formed
+  std::int64_t skipped = 0;  ///< steps without update, since the start of the run
 
   double nmse_standardised_mean() const;
   double l0_mean() const;

@@ -2,6 +2,7 @@
 #include "transcoder/training_run.hpp"
 
 #include "base/log.hpp"
+#include "dataset/activations/reader.hpp"
 #include "report/format.hpp"
 #include "transcoder/benchmark/work.hpp"
 #include "transcoder/result.hpp"
@@ -29,23 +30,35 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
       world_(world),
       grid_(grid),
       runtime_(runtime),
-      statistics_(
-          opened.found
-              ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, runtime.execution())
-              : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
-                                    runtime.threads())),
+      statistics_(opened.found
+                      ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, data.train.path,
+                                        runtime.execution())
+                      : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
+                                            runtime.threads())),
       trainer_(configuration, {data.train.n_layers, data.train.d_model, configuration.transcoder.features},
                dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.row_bytes(),
-               [this](const dataset::RawBatch& batch) { return locate(batch); }),
+               [this](const dataset::RawBatch& batch, std::int64_t step) { return locate(batch, step); }),
       tokens_(opened.found ? opened.found->manifest.tokens : 0) {
   add_statistics(trainer_.registry(), statistics_, world.rank());
+  if (world.is_root())
+    for (const std::string& sentence : dataset::constant_dimensions(statistics_, data.train))
+      log::warning("{}: {}; left out of the standardised error", data.train.path, sentence);
 }
 
-std::string TrainingRun::locate(const dataset::RawBatch& batch) const {
+std::string TrainingRun::locate(const dataset::RawBatch& batch, std::int64_t step) const {
   const dataset::BlockTable table = dataset::block_table(data_.train, configuration_.data);
-  return dataset::to_text(data_.train, dataset::locate(table, static_cast<std::uint64_t>(configuration_.run.seed),
-                                                       batch.begin, batch.n_tokens));
+  const std::vector<dataset::RowRange> rows =
+      dataset::locate(table, static_cast<std::uint64_t>(configuration_.run.seed), batch.begin, batch.n_tokens);
+  const std::string culprit = world_.on_root([&] { return dataset::find_non_finite(data_.train, rows); });
+  if (culprit.empty()) return dataset::to_text(data_.train, rows);
+  if (configuration_.run.nonfinite == NonFinite::stop)
+    throw collective_error(
+        ExitCode::data,
+        "{}, read at step {} (parameters are those of step {}, unharmed); remove the row or regenerate the "
+        "activations, or skip such batches with run.nonfinite = \"skip\"",
+        culprit, step, step - 1);
+  return culprit;
 }
 
 void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
@@ -93,12 +106,14 @@ training::Metrics TrainingRun::metrics() {
           {.name = "nmse_standardised",
            .value = now.nmse_standardised_mean(),
            .progress = "NMSE {:.4f}",
-           .in_result = true},
-          {.name = "layer_nmse_standardised", .value = now.nmse_standardised},
+           .in_result = true,
+           .optional = true},
+          {.name = "layer_nmse_standardised", .value = now.nmse_standardised, .optional = true},
           {.name = "l0", .value = now.l0_mean(), .progress = "L0 {:.2f}"},
           {.name = "layer_l0", .value = now.l0},
           {.name = "dead_fraction",
-           .value = some_may_be_dead ? decltype(training::Metric::value)(now.dead_fraction) : std::monostate()},
+           .value = some_may_be_dead ? now.dead_fraction : std::numeric_limits<double>::quiet_NaN(),
+           .optional = true},
           {.name = "gradient_norm", .value = now.gradient_norm},
           {.name = "skipped_steps", .value = now.skipped},
           {.name = "entries_per_rank",

@@ -53,7 +53,9 @@ class TrainingRun final : public training::Trainable {
   void conclude(report::Json& result) override;
 
  private:
-  std::string locate(const dataset::RawBatch&) const;
+  /// Where the files have a value of this batch that is not finite, else which rows it has. Throws a collective
+  /// Error(data) for such a value, unless such steps are skipped. Collective.
+  std::string locate(const dataset::RawBatch&, std::int64_t step) const;
 
   const Configuration& configuration_;
   const Datasets& data_;

@@ -28,6 +28,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string cached = storage::sha256(text) + "\n" + std::string(text) + "\n";
   dataset::Statistics read;
   if (fuzz::accepts({ExitCode::data}, [&] { read = dataset::statistics_from_text(cached, description); }))
-    dataset::statistics_from_text(dataset::to_text(read, description.fingerprint), description);
+    dataset::statistics_from_text(dataset::to_text(read, description), description);
   return 0;
 }

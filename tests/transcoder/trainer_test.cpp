@@ -104,7 +104,7 @@ struct Run {
       : grid(ranks, shape),
         trainer(configuration, {kLayers, kWidth, configuration.transcoder.features}, data.normalisation,
                 data.statistics, grid, testing::execution(), kLayers * kWidth * 4,
-                [](const dataset::RawBatch&) { return std::string("test rows"); }) {
+                [](const dataset::RawBatch&, std::int64_t) { return std::string("test rows"); }) {
     trainer.initialise();
   }
 

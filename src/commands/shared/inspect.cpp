@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
 #include "dataset/activations/statistics.hpp"
@@ -42,15 +43,15 @@ void inspect_checkpoint(const std::filesystem::path& path, const parallel::World
   std::string text =
       fmt::format("{}: checkpoint, format {}, step {}, {} tokens ({}), written by {} rank{} ({}), program {}\n",
                   path.string(), manifest.format_version, manifest.step, report::grouped(manifest.tokens),
-                  checkpoint::to_text(manifest.cursor, ", "), manifest.world, manifest.world == 1 ? "" : "s",
-                  checkpoint::to_text(manifest.grid), manifest.code_revision);
+                  printable(checkpoint::to_text(manifest.cursor, ", ")), manifest.world, manifest.world == 1 ? "" : "s",
+                  printable(checkpoint::to_text(manifest.grid)), printable(manifest.code_revision));
   text += check_parameters(path, manifest);
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     std::string shape;
     for (const std::int64_t extent : tensor.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(extent);
     total += checkpoint::bytes_of(tensor);
-    text += fmt::format("  {:<40}{:>6}  {}\n", tensor.name, checkpoint::name_of(tensor.type), shape);
+    text += fmt::format("  {:<40}{:>6}  {}\n", printable(tensor.name), checkpoint::name_of(tensor.type), shape);
   }
   log::info("{}{} tensors, {}; {} shard{}, all digests match", text, manifest.tensors.size(),
             report::binary_bytes_text(total), manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
@@ -64,9 +65,13 @@ void inspect_dataset(const std::string& path, const Request& request, const para
   read_input(settings, schema, world);
   const dataset::Description description = dataset::describe(world, path, input.configuration.data);
   log::info("{}", dataset::summary(description));
-  dataset::check(world, description, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
-  log::info("every row read: all values finite{}",
-            description.has_statistics ? ", norm_stats.json agrees with the data" : "");
+  const dataset::Statistics statistics =
+      dataset::check(world, description, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  std::string text = fmt::format("every row read: all values finite{}",
+                                 description.has_statistics ? ", norm_stats.json agrees with the data" : "");
+  for (const std::string& sentence : dataset::constant_dimensions(statistics, description))
+    text += fmt::format("\n  {:<13} {}", "constant", sentence);
+  log::info("{}", text);
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   training::Profile profile(request.profile, world, runtime);
   const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
   const dataset::Statistics statistics =
-      transcoder::load_statistics(world, found, description.n_layers, description.d_model, execution);
+      transcoder::load_statistics(world, found, description.n_layers, description.d_model, path, execution);
   const transcoder::NormalisationOnDevice normalisation(
       dataset::normalisation(statistics, description, configuration.data.normalise), statistics, execution);
   const transcoder::Model model({description.n_layers, description.d_model, configuration.transcoder.features},

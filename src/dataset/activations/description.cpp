@@ -12,7 +12,9 @@
 
 #include "base/error.hpp"
 #include "base/progress.hpp"
+#include "base/text.hpp"
 #include "dataset/activations/reader.hpp"
+#include "dataset/activations/row_sample.hpp"
 #include "dataset/activations/sidecar.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/digest.hpp"
@@ -154,7 +156,7 @@ void check_same(const std::string& path, std::string_view what, const std::strin
         ExitCode::data,
         "{}: {} is \"{}\", in {} it is \"{}\" (all files must come from the same model and hook points); were two "
         "datasets mixed?",
-        path, what, value, first_path, first);
+        path, what, printable(value), first_path, printable(first));
 }
 
 }  // namespace
@@ -210,7 +212,7 @@ Description describe(const std::string& path, const Settings& settings) {
     description.files.push_back(file);
   }
 
-  std::string fingerprint;
+  std::string ends, rows;
   std::string first_path, first_format;
   for (std::size_t i = 0; i < description.files.size(); ++i) {
     FileDescription& file = description.files[i];
@@ -246,6 +248,7 @@ Description describe(const std::string& path, const Settings& settings) {
                   description.n_layers);
 
     file.bytes = opened.bytes();
+    file.modified = opened.modified();
     file.rows = header.inputs[0].rows;
     for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
       for (const Side side : {Side::inputs, Side::targets}) {
@@ -273,18 +276,21 @@ Description describe(const std::string& path, const Settings& settings) {
       }
     description.n_rows += file.rows;
     note_progress();
-    fingerprint += fmt::format("{} {} {} {} {} {}\n", file.name, file.bytes, file.rows, description.n_layers,
-                               description.d_model, name_of(description.dtype));
+    ends += fmt::format("{} {} {} {} {} {}\n", file.name, file.bytes, file.rows, description.n_layers,
+                        description.d_model, name_of(description.dtype));
     const storage::PosixFile bytes(file_path);
     for (const auto& [side, layer] :
          {std::pair{Side::inputs, std::int64_t{0}}, {Side::targets, description.n_layers - 1}})
       for (const storage::StoredBytes& end : opened.ends(side, layer, kFingerprintBytes)) {
         std::string piece(static_cast<std::size_t>(end.bytes), '\0');
         bytes.read(piece.data(), end.bytes, end.offset);
-        fingerprint += storage::sha256(piece) + "\n";
+        ends += storage::sha256(piece) + "\n";
       }
+    const auto number = static_cast<std::int64_t>(i), n_files = static_cast<std::int64_t>(description.files.size());
+    rows += row_sample(opened, file_path, number, n_files);
+    file.probe = row_probe(opened, file_path, number);
   }
-  description.fingerprint = storage::sha256(fingerprint);
+  description.fingerprint = fmt::format("ends:{},rows:{}", storage::sha256(ends), storage::sha256(rows));
   if (settings.layers > 0 && (settings.layers != description.n_layers || settings.d_model != description.d_model))
     throw error(
         ExitCode::data,
@@ -337,13 +343,15 @@ Description imagined(const std::string& path, const Settings& settings) {
 
 Description describe(const parallel::World& world, const std::string& path, const Settings& settings) {
   parallel::note_phase("reading the headers of the data");
-  return description_from_text(world.on_root([&] { return to_text(describe(path, settings)); }));
+  Description description = description_from_text(world.on_root([&] { return to_text(describe(path, settings)); }));
+  require_same_files(world, description);
+  return description;
 }
 
 std::string to_text(const Description& d) {
   json files = json::array();
   for (const FileDescription& file : d.files)
-    files.push_back({file.name, file.bytes, file.rows, file.chunk_rows, file.compressed});
+    files.push_back({file.name, file.bytes, file.rows, file.chunk_rows, file.compressed, file.modified, file.probe});
   return json{{"path", d.path},
               {"own_layout", d.own_layout},
               {"model", d.model},
@@ -374,7 +382,7 @@ Description description_from_text(const std::string& text) {
     d.n_rows = j.at("n_rows");
     d.dtype = static_cast<Scalar>(j.at("dtype").get<int>());
     for (const json& file : j.at("files"))
-      d.files.push_back({file.at(0), file.at(1), file.at(2), file.at(3), file.at(4)});
+      d.files.push_back({file.at(0), file.at(1), file.at(2), file.at(3), file.at(4), file.at(5), file.at(6)});
     d.has_statistics = j.at("has_statistics");
     d.fingerprint = j.at("fingerprint");
     d.notes = j.at("notes").get<std::vector<std::string>>();
@@ -397,9 +405,9 @@ std::string summary(const Description& d) {
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("  {:<13} {}\n", name, value);
   };
-  if (!d.model.empty()) line("model", d.model);
-  if (!d.hook_inputs.empty()) line("inputs", d.hook_inputs);
-  if (!d.hook_targets.empty()) line("targets", d.hook_targets);
+  if (!d.model.empty()) line("model", printable(d.model));
+  if (!d.hook_inputs.empty()) line("inputs", printable(d.hook_inputs));
+  if (!d.hook_targets.empty()) line("targets", printable(d.hook_targets));
   line("shape", fmt::format("{} layers, d_model {}, {} rows, {}", d.n_layers, d.d_model, d.n_rows, name_of(d.dtype)));
   line("files", fmt::format("{}, {} to {} rows each, {:.1f} MB together, {} compressed", d.files.size(), shortest,
                             longest, static_cast<double>(bytes) * 1e-6, compressed));

@@ -30,6 +30,8 @@ struct FileDescription {
   std::int64_t rows = 0;
   std::int64_t chunk_rows = 0;  ///< rows of the largest HDF5 chunk; 0 = contiguous
   bool compressed = false;      ///< some dataset has a filter or an unusual layout and must be read through HDF5
+  std::int64_t modified = 0;    ///< nanoseconds since 1970; not part of the fingerprint
+  std::string probe;            ///< row_probe (row_sample.hpp); "" = not compared
 };
 
 struct Description {
@@ -44,7 +46,9 @@ struct Description {
   kernels::Scalar dtype = kernels::Scalar::fp32;  ///< fp32, fp16 or bf16
   std::vector<FileDescription> files;             ///< in the order of their ids: "stored order"
   bool has_statistics = false;                    ///< norm_stats.json exists
-  std::string fingerprint;         ///< sha256 of names, sizes, shapes, type and the first and last data of each file
+  /// "ends:HEX,rows:HEX" (dataset/fingerprint.hpp): sha256 of names, sizes, shapes, type and the first and last data of
+  /// each file, and of a sample of rows inside each file (row_sample.hpp).
+  std::string fingerprint;
   std::vector<std::string> notes;  ///< remarks for the user that are not errors, one sentence each
 
   /// Bytes of one row of inputs (or of targets): all layers, as stored.
@@ -60,7 +64,8 @@ std::string expand_environment(std::string_view text);
 /// without negative values (a known defect of some writers). At most about 2 GiB of compressed data are unpacked for
 /// the sample.
 Description describe(const std::string& path, const Settings&);
-/// Rank 0 reads and broadcasts the description. Collective; errors are known to all ranks.
+/// Rank 0 reads and broadcasts the description; the other ranks compare files with it (row_sample.hpp). Collective;
+/// errors are known to all ranks.
 Description describe(const parallel::World&, const std::string& path, const Settings&);
 
 /// A dataset that does not exist yet, for planning: settings.layers and settings.d_model, bf16, one file of a window's

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "dataset/activations/row_sample.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/posix_file.hpp"
@@ -63,9 +64,9 @@ struct Reader::State {
     const auto found = access.find(index);
     if (found != access.end()) return found->second;
     Access located;
+    ActivationFile file(description.file_path(index));
+    require_described(file, description, index);
     if (!description.files[static_cast<std::size_t>(index)].compressed) {
-      ActivationFile file(description.file_path(index));
-      check_unchanged(index, file.bytes());
       located.direct = true;
       for (const Side side : kSides)
         for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
@@ -157,46 +158,75 @@ void Reader::read(std::span<const RowRead> reads) {
   state_->workers.run(all);
 }
 
-std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std::int64_t n) {
-  if (type == kernels::Scalar::fp32) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      std::uint32_t bits;
-      std::memcpy(&bits, values + 4 * i, 4);
-      if ((bits & 0x7f800000u) == 0x7f800000u) return i;
-    }
-    return -1;
-  }
-  const std::uint16_t mask = type == kernels::Scalar::fp16 ? 0x7c00u : 0x7f80u;
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::uint16_t bits;
-    std::memcpy(&bits, values + 2 * i, 2);
-    if ((bits & mask) == mask) return i;
+namespace {
+
+/// `mask`: the exponent, which is all ones in infinities and NaN.
+template <class Bits>
+std::int64_t first_with_all_ones(const std::byte* values, std::int64_t n, Bits mask) {
+  constexpr std::int64_t kBlock = 1024;
+  const auto bits = [&](std::int64_t i) {
+    Bits value;
+    std::memcpy(&value, values + i * static_cast<std::int64_t>(sizeof value), sizeof value);
+    return value;
+  };
+  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+    const std::int64_t end = std::min(n, begin + kBlock);
+    unsigned found = 0;  // without an exit from the loop, which would prevent vector instructions
+    for (std::int64_t i = begin; i < end; ++i) found |= static_cast<Bits>(bits(i) & mask) == mask ? 1u : 0u;
+    if (found == 0) continue;
+    for (std::int64_t i = begin; i < end; ++i)
+      if ((bits(i) & mask) == mask) return i;
   }
   return -1;
 }
 
-std::string find_non_finite(const Description& description, std::int64_t file, std::int64_t row_begin,
-                            std::int64_t row_end) {
+}  // namespace
+
+std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std::int64_t n) {
+  if (type == kernels::Scalar::fp32) return first_with_all_ones<std::uint32_t>(values, n, 0x7f800000u);
+  return first_with_all_ones<std::uint16_t>(values, n, type == kernels::Scalar::fp16 ? 0x7c00u : 0x7f80u);
+}
+
+std::string non_finite_text(const Description& description, std::int64_t file, std::int64_t row_begin, bool target,
+                            std::int64_t at) {
+  const std::int64_t row_values = description.n_layers * description.d_model;
+  return fmt::format(
+      "{}: {} row {}, column {} is not finite", description.file_path(file),
+      storage::dataset_name(target ? Side::targets : Side::inputs, at % row_values / description.d_model),
+      row_begin + at / row_values, at % description.d_model);
+}
+
+std::string find_non_finite(const Description& description, std::span<const RowRange> ranges) {
   // A few rows at a time: a training run occupies the memory.
   constexpr std::int64_t kRows = 256;
   Reader reader(description, 1);
-  const std::int64_t row_values = description.n_layers * description.d_model;
-  std::vector<std::byte> values(static_cast<std::size_t>(2 * kRows * description.row_bytes()));
-  for (std::int64_t begin = row_begin; begin < row_end; begin += kRows) {
-    const std::int64_t rows = std::min(kRows, row_end - begin);
-    std::byte* inputs = values.data();
-    std::byte* targets = inputs + kRows * description.row_bytes();
-    reader.read(std::vector<RowRead>{{file, begin, rows, inputs, targets}});
-    for (const Side side : kSides) {
-      const std::int64_t bad =
-          first_non_finite(description.dtype, side == Side::inputs ? inputs : targets, rows * row_values);
-      if (bad >= 0)
-        return fmt::format("{}: {} row {}, column {} is not finite", description.file_path(file),
-                           storage::dataset_name(side, bad % row_values / description.d_model),
-                           begin + bad / row_values, bad % description.d_model);
+  const std::int64_t row_bytes = description.row_bytes(), row_values = description.n_layers * description.d_model;
+  std::vector<std::byte> inputs(static_cast<std::size_t>(kRows * row_bytes)), targets(inputs.size());
+  std::vector<RowRead> reads;
+  std::int64_t filled = 0;
+  const auto search = [&]() -> std::string {
+    reader.read(reads);
+    for (const RowRead& read : reads)
+      for (const Side side : kSides)
+        if (const std::int64_t bad = first_non_finite(
+                description.dtype, side == Side::inputs ? read.inputs : read.targets, read.rows * row_values);
+            bad >= 0)
+          return non_finite_text(description, read.file, read.row_begin, side == Side::targets, bad);
+    reads.clear();
+    filled = 0;
+    return "";
+  };
+  for (const RowRange& range : ranges)
+    for (std::int64_t begin = range.begin; begin < range.end;) {
+      const std::int64_t rows = std::min(kRows - filled, range.end - begin);
+      reads.push_back(
+          {range.file, begin, rows, inputs.data() + filled * row_bytes, targets.data() + filled * row_bytes});
+      begin += rows;
+      filled += rows;
+      if (filled == kRows)
+        if (const std::string found = search(); !found.empty()) return found;
     }
-  }
-  return "";
+  return reads.empty() ? "" : search();
 }
 
 }  // namespace weft::dataset

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dataset/activations/description.hpp"
+#include "dataset/activations/order.hpp"
 #include "dataset/activations/workers.hpp"
 
 namespace weft::dataset {
@@ -32,7 +33,8 @@ class Reader {
   Reader(const Description&, int n_threads);
   ~Reader();
 
-  /// Throws Error(data) with the file if it cannot be read or has changed since it was described.
+  /// Throws Error(data) with the file if it cannot be read, or if it is not the file that was described
+  /// (require_described, row_sample.hpp).
   void read(std::span<const RowRead>);
   /// The same as jobs for `workers`, which may run in any order and concurrently with other jobs. Opens the files and
   /// may throw like `read`; so may the jobs. Jobs own what they use, except this Reader.
@@ -49,8 +51,13 @@ class Reader {
 /// Index of the first raw value that is not finite, or -1.
 std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std::int64_t n);
 
-/// Reads the given rows again and locates the first value that is not finite: "DIR/chunk_0.hdf5: /layer_3/inputs row
-/// 17, column 5 is not finite"; "" if all are finite. For the message after a non-finite loss.
-std::string find_non_finite(const Description&, std::int64_t file, std::int64_t row_begin, std::int64_t row_end);
+/// The first value that is not finite, as the messages of all commands name it: "DIR/chunk_0.hdf5: /layer_3/inputs row
+/// 17, column 5 is not finite". `at` counts values of the inputs, or of the targets, from row `row_begin` of the file.
+std::string non_finite_text(const Description&, std::int64_t file, std::int64_t row_begin, bool target,
+                            std::int64_t at);
+
+/// Reads the given rows again and locates the first value that is not finite (non_finite_text); "" if all are finite.
+/// The ranges are in stored order.
+std::string find_non_finite(const Description&, std::span<const RowRange>);
 
 }  // namespace weft::dataset

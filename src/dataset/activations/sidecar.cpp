@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
 #include "storage/posix_file.hpp"
 
 namespace weft::dataset {
@@ -35,6 +37,7 @@ bool present(Description& description, const std::string& path) {
 }  // namespace
 
 std::string read_small_file(const std::string& path, std::int64_t at_most) {
+  open_regular(path, ExitCode::data);  // no regular file: an error of the dataset, not of the disk
   const storage::PosixFile file(path);
   if (file.bytes() > at_most)
     throw error(ExitCode::data, "{}: has {} bytes (at most {} are accepted); is it the correct file?", path,
@@ -87,7 +90,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
     if (!same)
       throw error(ExitCode::data,
                   "{}: dtype is \"{}\", the files hold {} (/layer_0/inputs of {}); does it belong to these files?",
-                  path, said, stored, description.files.front().name);
+                  path, printable(said), stored, description.files.front().name);
   }
   if (const auto model = metadata.find("model_name"); model != metadata.end() && model->is_string()) {
     const std::string said = model->get<std::string>();
@@ -95,7 +98,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
       throw error(
           ExitCode::data,
           "{}: model_name is \"{}\", the files have \"{}\" (attribute model of {}); does it belong to these files?",
-          path, said, description.model, description.files.front().name);
+          path, printable(said), printable(description.model), description.files.front().name);
     description.model = said;
   }
 }

@@ -13,7 +13,7 @@
 
 namespace weft::dataset {
 
-/// Text of at most `at_most` bytes. Throws Error(data) if it is longer, Error(io) if it cannot be read.
+/// Text of at most `at_most` bytes. Throws Error(data) if it is longer or no regular file, Error(io) if reading fails.
 std::string read_small_file(const std::string& path, std::int64_t at_most);
 
 /// metadata.json: num_layers, d_model, dtype, total_tokens and model_name must agree with the files, if present. Copies

@@ -84,12 +84,11 @@ class Pass {
       if (const std::int64_t at = bad[static_cast<std::size_t>(i)];
           at >= 0 && (first < 0 || at / d_ < bad[static_cast<std::size_t>(first)] / d_))
         first = i;
-    if (first >= 0)
-      throw error(
-          ExitCode::data, "{}: {} row {}, column {} is not finite; remove the row or regenerate the activations",
-          description_.file_path(file),
-          storage::dataset_name(first < layers_ ? storage::Side::inputs : storage::Side::targets, first % layers_),
-          begin + bad[static_cast<std::size_t>(first)] / d_, bad[static_cast<std::size_t>(first)] % d_);
+    if (first < 0) return;
+    const std::int64_t at = bad[static_cast<std::size_t>(first)];
+    throw error(ExitCode::data, "{}; remove the row or regenerate the activations",
+                non_finite_text(description_, file, begin, first >= layers_,
+                                (at / d_ * layers_ + first % layers_) * d_ + at % d_));
   }
 
  private:
@@ -172,6 +171,13 @@ Statistics finished(const Sums& sums, const Description& description) {
 /// indentation.
 std::int64_t largest_text(const Description& description) {
   return 64 * 4 * description.n_layers * (description.d_model + 1) + 4096;
+}
+
+/// Digest of sizes and times of modification: decides whether the cache is used, never whether a run may resume.
+std::string state_of_files(const Description& description) {
+  std::string text;
+  for (const FileDescription& file : description.files) text += fmt::format("{} {}\n", file.bytes, file.modified);
+  return text.empty() ? "" : storage::sha256(text);
 }
 
 json side_to_json(const SideStatistics& side) {
@@ -299,7 +305,7 @@ Statistics statistics(const parallel::World& world, const Description& descripti
     result = compute_statistics(world, description, n_threads);
     world.on_root([&] {
       report::require_ownership();
-      storage::write_text_atomically(cache_path, to_text(result, description.fingerprint));
+      storage::write_text_atomically(cache_path, to_text(result, description));
       return std::string();
     });
   } else {
@@ -336,12 +342,13 @@ void check_against_text(const Statistics& statistics, const Description& descrip
     }
 }
 
-std::string to_text(const Statistics& statistics, const std::string& fingerprint) {
-  const std::string content = json{{"n_rows", statistics.n_rows},
-                                   {"fingerprint", fingerprint},
-                                   {"inputs", side_to_json(statistics.inputs)},
-                                   {"targets", side_to_json(statistics.targets)}}
-                                  .dump();
+std::string to_text(const Statistics& statistics, const Description& description) {
+  json cached = {{"n_rows", statistics.n_rows},
+                 {"fingerprint", description.fingerprint},
+                 {"inputs", side_to_json(statistics.inputs)},
+                 {"targets", side_to_json(statistics.targets)}};
+  if (const std::string files = state_of_files(description); !files.empty()) cached["files"] = files;
+  const std::string content = cached.dump();
   return storage::sha256(content) + "\n" + content + "\n";
 }
 
@@ -354,6 +361,8 @@ Statistics statistics_from_text(const std::string& text, const Description& desc
     const json j = json::parse(text.substr(line + 1));
     if (j.at("fingerprint") != description.fingerprint)
       throw error(ExitCode::data, "the cached statistics belong to another dataset");
+    if (j.value("files", "") != state_of_files(description))
+      throw error(ExitCode::data, "the files of the dataset were written or copied since");
     Statistics statistics;
     statistics.n_rows = j.at("n_rows");
     statistics.inputs = side_from_json(j.at("inputs"), description);
@@ -389,8 +398,84 @@ Normalisation normalisation(const Statistics& statistics, const Description& des
   return {affine(statistics.inputs, "inputs"), affine(statistics.targets, "targets")};
 }
 
+std::vector<std::string> constant_dimensions(const Statistics& statistics, const Description& description) {
+  std::vector<std::string> sentences;
+  if (statistics.n_rows < 2) return sentences;
+  const std::int64_t d = description.d_model;
+  for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
+    for (const bool target : {false, true}) {
+      const std::vector<double>& deviation = (target ? statistics.targets : statistics.inputs).standard_deviation;
+      std::int64_t n = 0, first = -1;
+      for (std::int64_t column = 0; column < d; ++column) {
+        if (deviation[static_cast<std::size_t>(layer * d + column)] > 0) continue;
+        ++n;
+        if (first < 0) first = column;
+      }
+      if (n == 0) continue;
+      const std::string name = storage::dataset_name(target ? storage::Side::targets : storage::Side::inputs, layer);
+      if (n == d)
+        sentences.push_back(fmt::format("{} is the same in every row", name));
+      else
+        sentences.push_back(fmt::format("{} of {} dimensions of {} have the same value in every row (column {}{})", n,
+                                        d, name, first, n > 1 ? ", …" : ""));
+    }
+  return sentences;
+}
+
+namespace {
+
+struct NonFinite {
+  std::int64_t values = 0, rows = 0;
+};
+
+/// In the whole dataset. Collective.
+NonFinite count_non_finite(const parallel::World& world, const Description& description, int n_threads) {
+  NonFinite found;
+  const std::int64_t row_values = description.n_layers * description.d_model,
+                     value_bytes = kernels::bytes_of(description.dtype);
+  parallel::on_all(world.all(), [&] {
+    Reader reader(description, n_threads);
+    std::vector<std::byte> rows(static_cast<std::size_t>(2 * kBlockRows * description.row_bytes()));
+    std::int64_t block = 0;
+    for (std::size_t file = 0; file < description.files.size(); ++file)
+      for (std::int64_t begin = 0; begin < description.files[file].rows; begin += kBlockRows) {
+        if (block++ % world.size() != world.rank()) continue;
+        const std::int64_t n = std::min(kBlockRows, description.files[file].rows - begin);
+        std::byte* const sides[] = {rows.data(), rows.data() + n * description.row_bytes()};
+        reader.read(std::vector<RowRead>{{static_cast<std::int64_t>(file), begin, n, sides[0], sides[1]}});
+        for (std::int64_t row = 0; row < n; ++row) {
+          const std::int64_t before = found.values;
+          for (const std::byte* side : sides)
+            for (std::int64_t i = 0; i < row_values;) {
+              const std::byte* values = side + row * description.row_bytes();
+              const std::int64_t at = first_non_finite(description.dtype, values + i * value_bytes, row_values - i);
+              if (at < 0) break;
+              ++found.values;
+              i += at + 1;
+            }
+          found.rows += found.values > before;
+        }
+      }
+  });
+  std::int64_t counts[] = {found.values, found.rows};
+  world.all().sum(std::span<std::int64_t>(counts));
+  return {counts[0], counts[1]};
+}
+
+}  // namespace
+
 Statistics check(const parallel::World& world, const Description& description, int n_threads) {
-  const Statistics result = compute_statistics(world, description, n_threads);
+  Statistics result;
+  try {
+    result = compute_statistics(world, description, n_threads);
+  } catch (const Error& failure) {
+    if (failure.code() != ExitCode::data) throw;
+    const NonFinite found = count_non_finite(world, description, n_threads);
+    if (found.values == 0) throw;
+    throw collective_error(ExitCode::data, "{} (not finite in the whole dataset: {} value{} in {} row{})",
+                           failure.what(), found.values, found.values == 1 ? "" : "s", found.rows,
+                           found.rows == 1 ? "" : "s");
+  }
   world.on_root([&] {
     check_against_file(result, description);
     return std::string();

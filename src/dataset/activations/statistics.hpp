@@ -33,8 +33,9 @@ struct Statistics {
 /// dataset and row of the first value that is not finite.
 Statistics compute_statistics(const parallel::World&, const Description&, int n_threads);
 
-/// The same with a cache file for the dataset's fingerprint. Recomputes and replaces a cache that is missing, damaged
-/// or of another dataset. Then checks the statistics against norm_stats.json, if present. Collective.
+/// The same with a cache file for the dataset's fingerprint and the sizes and times of modification of its files.
+/// Recomputes and replaces a cache that is missing, damaged or of another dataset. Then checks the statistics against
+/// norm_stats.json, if present. Collective.
 Statistics statistics(const parallel::World&, const Description&, const std::string& cache_path, int n_threads);
 
 /// Throws Error(data) if norm_stats.json is damaged or belongs to other data.
@@ -43,7 +44,7 @@ void check_against_file(const Statistics&, const Description&);
 void check_against_text(const Statistics&, const Description&, const std::string& path, std::string_view text);
 
 /// Lossless text form with a checksum. Parsing throws Error(data) if it is damaged or of another dataset.
-std::string to_text(const Statistics&, const std::string& fingerprint);
+std::string to_text(const Statistics&, const Description&);
 Statistics statistics_from_text(const std::string& text, const Description&);
 
 /// x~ = (x - mean) * scale, per layer and dimension: [n_layers * d_model] each.
@@ -60,8 +61,12 @@ struct Normalisation {
 /// Throws Error(data) if the mode is scalar and a layer is zero in every row.
 Normalisation normalisation(const Statistics&, const Description&, Normalise mode);
 
-/// The full check of `weft inspect`: reads all rows, requires finite values and agreement with norm_stats.json.
-/// Collective.
+/// One sentence per layer of inputs or targets in which dimensions have the same value in every row: such a dimension
+/// has no standardised error.
+std::vector<std::string> constant_dimensions(const Statistics&, const Description&);
+
+/// The full check of `weft inspect`: reads all rows, requires finite values and agreement with norm_stats.json. The
+/// message about values that are not finite says how many there are. Collective.
 Statistics check(const parallel::World&, const Description&, int n_threads);
 
 }  // namespace weft::dataset

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/error.hpp"
 #include "dataset/activations/reader.hpp"
 #include "device/memory.hpp"
 
@@ -53,7 +54,19 @@ const RawBatch& StoredOrder::read(std::int64_t i) {
     }
     first_of_file += rows;
   }
-  state.reader.read(reads);
+  const auto own_failure = parallel::attempt([&] {
+    state.reader.read(reads);
+    for (const RowRead& rows : reads)
+      for (const bool target : {false, true})
+        if (const std::int64_t bad =
+                first_non_finite(description.dtype, target ? rows.targets : rows.inputs, rows.rows * columns);
+            bad >= 0)
+          throw error(ExitCode::data, "{}; remove the row or regenerate the activations",
+                      non_finite_text(description, rows.file, rows.row_begin, target, bad));
+  });
+  // The lowest row of the batch: the message does not depend on the number of ranks.
+  if (const auto failure = parallel::first_failure(state.grid.world(), own_failure, begin + own.begin))
+    failure->raise();
   state.batch.inputs = {state.inputs.data(), description.dtype, own.size(), columns, columns};
   state.batch.targets = {state.targets.data(), description.dtype, own.size(), columns, columns};
   state.batch.n_tokens = n;

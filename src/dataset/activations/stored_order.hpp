@@ -15,7 +15,8 @@ class StoredOrder {
   ~StoredOrder();
 
   std::int64_t n_batches() const;
-  /// Batch i of n_batches(), valid until the next call. Collective over the feature axis.
+  /// Batch i of n_batches(), valid until the next call. Throws Error(data), known to all ranks, with file, dataset, row
+  /// and column of a value that is not finite. Collective over all ranks.
   const RawBatch& read(std::int64_t i);
 
  private:

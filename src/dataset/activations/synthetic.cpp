@@ -7,10 +7,13 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/progress.hpp"
+#include "dataset/activations/reader.hpp"
 #include "dataset/activations/workers.hpp"
 #include "kernels/constants.hpp"
 #include "kernels/random.hpp"
@@ -213,10 +216,7 @@ void make_token(const SyntheticSettings& s, const Model& model, std::int64_t tok
   }
 }
 
-/// Writes tokens [begin, end) of the unbounded stream as one dataset. Adds activations per feature to `fired`, if
-/// given.
-void write_split(const SyntheticSettings& s, const Model& model, const std::string& split, std::int64_t begin,
-                 std::int64_t end, Workers& workers, int n_threads, std::vector<std::vector<std::int64_t>>* fired) {
+WriterSettings writer_settings(const SyntheticSettings& s, const std::string& split) {
   WriterSettings settings;
   settings.path = s.output + "/" + split;
   settings.n_layers = s.layers;
@@ -229,7 +229,25 @@ void write_split(const SyntheticSettings& s, const Model& model, const std::stri
   settings.hook_targets = "planted.targets";
   settings.dataset = fmt::format("synthetic, seed {}", s.seed);
   settings.split = split;
-  ActivationWriter writer(settings);
+  return settings;
+}
+
+/// Throws Error(usage) if a value overflowed the stored type.
+void require_finite(const SyntheticSettings& s, const std::byte* raw, std::int64_t rows, const char* side) {
+  const std::int64_t columns = s.layers * s.d_model;
+  const std::int64_t bad = first_non_finite(s.dtype, raw, rows * columns);
+  if (bad < 0) return;
+  const double largest = s.dtype == kernels::Scalar::fp16 ? 65504 : 3.4e38;
+  throw error(ExitCode::usage,
+              "synthetic.dtype = \"{}\" cannot hold a value of /layer_{}/{} (its largest is {:.5g}); use {}a smaller "
+              "synthetic.k or synthetic.mean_offset, or a larger synthetic.noise_db",
+              name_of(s.dtype), bad % columns / s.d_model, side, largest,
+              s.dtype == kernels::Scalar::fp16 ? "\"bf16\", " : "");
+}
+
+/// Appends tokens [begin, end) of the unbounded stream. Adds activations per feature to `fired`, if given.
+void write_split(const SyntheticSettings& s, const Model& model, ActivationWriter& writer, std::int64_t begin,
+                 std::int64_t end, Workers& workers, int n_threads, std::vector<std::vector<std::int64_t>>* fired) {
   const std::int64_t columns = s.layers * s.d_model, row_bytes = columns * kernels::bytes_of(s.dtype);
   constexpr std::int64_t kRows = 1024;
   std::vector<std::byte> inputs(static_cast<std::size_t>(kRows * row_bytes)), targets(inputs.size());
@@ -251,10 +269,11 @@ void write_split(const SyntheticSettings& s, const Model& model, const std::stri
         store_as(s.dtype, y.data(), columns, targets.data() + i * row_bytes);
       }
     });
+    require_finite(s, inputs.data(), rows, "inputs");
+    require_finite(s, targets.data(), rows, "targets");
     writer.append(rows, inputs.data(), targets.data());
     note_progress();
   }
-  writer.finish();
   if (fired == nullptr) return;
   for (const std::vector<std::int64_t>& count : counts)
     for (std::int64_t i = 0; i < s.layers * s.features; ++i)
@@ -366,11 +385,26 @@ void write_synthetic(const SyntheticSettings& settings, int n_threads) {
                 "directory",
                 settings.output);
   Model model = make_model(settings, workers);
-  write_split(settings, model, "train", 0, settings.tokens, workers, n_threads, &model.truth.fired);
-  if (settings.validation_tokens > 0)
-    write_split(settings, model, "validation", settings.tokens, settings.tokens + settings.validation_tokens, workers,
-                n_threads, nullptr);
-  write_ground_truth(settings, model.truth);
+  const bool existed = std::filesystem::exists(settings.output);
+  try {
+    // Both are finished after all else: a failure leaves nothing behind.
+    ActivationWriter train(writer_settings(settings, "train"));
+    write_split(settings, model, train, 0, settings.tokens, workers, n_threads, &model.truth.fired);
+    std::optional<ActivationWriter> validation;
+    if (settings.validation_tokens > 0) {
+      validation.emplace(writer_settings(settings, "validation"));
+      write_split(settings, model, *validation, settings.tokens, settings.tokens + settings.validation_tokens, workers,
+                  n_threads, nullptr);
+    }
+    write_ground_truth(settings, model.truth);
+    if (validation) validation->finish();
+    train.finish();
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(settings.output + "/ground_truth.h5", ignored);
+    if (!existed) std::filesystem::remove(settings.output, ignored);  // fails if it is not empty
+    throw;
+  }
 }
 
 std::string ground_truth_path(const std::string& dataset_path) {
@@ -380,6 +414,7 @@ std::string ground_truth_path(const std::string& dataset_path) {
 
 GroundTruth read_ground_truth(const std::string& path) {
   try {
+    open_regular(path);  // HDF5 would wait for the writer of a FIFO
     const storage::Handle file = storage::open_file(path);
     if (!storage::has_attribute(file, "format") || storage::read_text_attribute(file, "format") != "weft-ground-truth")
       throw error(ExitCode::data, "it has no attribute format = \"weft-ground-truth\"");

@@ -49,6 +49,8 @@ struct ActivationWriter::State {
   std::optional<storage::ActivationFileWriter> file;
   std::int64_t rows_in_file = 0;
   std::vector<std::int64_t> rows_per_file;
+  bool created = false;  // the directory
+  bool finished = false;
 
   std::filesystem::path path_of(std::size_t i) const { return settings.path + fmt::format("/chunk_{}.hdf5", i); }
 
@@ -70,7 +72,7 @@ ActivationWriter::ActivationWriter(const WriterSettings& settings) : state_(new 
         "2^31 - 1)",
         settings.n_layers, settings.d_model, settings.rows_per_file);
   std::error_code failure;
-  std::filesystem::create_directories(settings.path, failure);
+  state_->created = std::filesystem::create_directories(settings.path, failure);
   if (failure) throw error(ExitCode::io, "{}: cannot be created ({})", settings.path, failure.message());
   for (const auto& entry : std::filesystem::directory_iterator(settings.path)) {
     const std::string name = entry.path().filename().string();
@@ -81,7 +83,16 @@ ActivationWriter::ActivationWriter(const WriterSettings& settings) : state_(new 
   }
 }
 
-ActivationWriter::~ActivationWriter() = default;
+ActivationWriter::~ActivationWriter() {
+  State& state = *state_;
+  if (state.finished) return;
+  const std::size_t n_files = state.rows_per_file.size() + (state.file ? 1 : 0);
+  state.file.reset();
+  std::error_code ignored;
+  for (std::size_t i = 0; i < n_files; ++i) std::filesystem::remove(state.path_of(i), ignored);
+  std::filesystem::remove(state.settings.path + "/index.bin", ignored);
+  if (state.created) std::filesystem::remove(state.settings.path, ignored);  // fails if it is not empty
+}
 
 void ActivationWriter::append(std::int64_t rows, const std::byte* inputs, const std::byte* targets) {
   State& state = *state_;
@@ -132,6 +143,7 @@ void ActivationWriter::finish() {
   storage::write_text_atomically(settings.path + "/index.bin", index);
   storage::write_text_atomically(settings.path + "/metadata.json",
                                  metadata.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  state.finished = true;
 }
 
 void store_as(Scalar type, const float* values, std::int64_t n, std::byte* raw) {

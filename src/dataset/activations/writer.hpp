@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Writes datasets in Weft's own layout (description.hpp): chunk files, then index.bin and metadata.json. `describe`
-// rejects a dataset without these two as unfinished. Never overwrites files.
+// rejects a dataset without these two as unfinished. Never overwrites files. A writer that is destroyed before it has
+// finished removes the files that it has written.
 #pragma once
 
 #include <cstddef>

@@ -50,7 +50,7 @@ class Sparse final : public Subject<Trainer> {
 
   void build() override {
     trainer_.emplace(configuration_, shape_, batches_.normalisation(), batches_.statistics(), grid_, execution_, 0,
-                     [](const dataset::RawBatch&) { return std::string("resident batch"); });
+                     [](const dataset::RawBatch&, std::int64_t) { return std::string("resident batch"); });
     trainer_->initialise();
   }
   void settle() override { trainer_->settle(); }

@@ -4,6 +4,8 @@
 // message with file and dataset. Input files are never changed.
 #include "dataset/activations/description.hpp"
 
+#include <sys/stat.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +18,7 @@
 #include "base/error.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/statistics.hpp"
+#include "dataset/fingerprint.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/hdf5.hpp"
@@ -269,9 +272,9 @@ TEST_CASE("NaN patterns: the reader returns the raw bits, find_non_finite locate
     std::vector<std::byte> y(2 * 16);
     reader.read(std::vector<RowRead>{{0, 150, 1, nullptr, y.data()}});
     CHECK(std::memcmp(y.data() + 18, &nan, 2) == 0);
-    CHECK(find_non_finite(d, 0, 0, 400) ==
+    CHECK(find_non_finite(d, std::vector<RowRange>{{0, 0, 10}, {0, 20, 400}}) ==
           directory / "train/chunk_0.hdf5: /layer_1/targets row 150, column 1 is not finite");
-    CHECK(find_non_finite(d, 0, 151, 400) == "");
+    CHECK(find_non_finite(d, std::vector<RowRange>{{0, 0, 150}, {0, 151, 400}}) == "");
   }
 }
 
@@ -422,7 +425,7 @@ TEST_CASE("each kind of damage is reported with file and dataset") {
          static_cast<void>(raw);
          return true;
        },
-       {"chunk_2.hdf5: /layer_1/targets has an unsupported type"}},
+       {"chunk_2.hdf5: /layer_1/targets is int16 (supported"}},
       {"NaN",
        [](auto layer, auto target, auto&, auto&, auto& columns, auto& raw) {
          const std::uint16_t nan = 0x7e01;
@@ -568,6 +571,14 @@ TEST_CASE("links to other files are not followed") {
           "link");
   }
   check_rejected(data, {"chunk_2.hdf5: /layer_0 is an external or soft link"});
+  {
+    const storage::Lock lock;
+    write_foreign_file(data + "/chunk_2.hdf5", foreign, kRows[2], 100);
+    const Handle file(H5Fopen((data + "/chunk_2.hdf5").c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose, "open");
+    storage::check(H5Ldelete(file, "layer_1/targets", H5P_DEFAULT), "delete");
+    storage::check(H5Lcreate_soft("/layer_0/targets", file, "layer_1/targets", H5P_DEFAULT, H5P_DEFAULT), "link");
+  }
+  check_rejected(data, {"chunk_2.hdf5: /layer_1/targets is an external or soft link"});
 }
 
 TEST_CASE("norm_stats.json is checked against the files") {
@@ -626,7 +637,6 @@ TEST_CASE("the fingerprint depends on contents, not on times or paths") {
   std::filesystem::copy(directory / "a", directory / "b", std::filesystem::copy_options::recursive);
   const std::string fingerprint = describe(testing::world(), directory / "a", {}).fingerprint;
   CHECK(describe(testing::world(), directory / "b", {}).fingerprint == fingerprint);
-  CHECK(fingerprint.size() == 64);
   // Change one value in the first chunk of the first file.
   const Description b = describe(testing::world(), directory / "b", {});
   const std::int64_t offset = storage::ActivationFile(b.file_path(0)).extents(storage::Side::inputs, 0)[0].offset;
@@ -635,6 +645,124 @@ TEST_CASE("the fingerprint depends on contents, not on times or paths") {
   file.put('\1');
   file.close();
   CHECK(describe(testing::world(), directory / "b", {}).fingerprint != fingerprint);
+}
+
+namespace {
+
+/// Overwrites one byte of every stored value of rows [begin, end) of a dataset; size and headers stay.
+void rewrite_rows(const Description& d, std::int64_t number, storage::Side side, std::int64_t layer, std::int64_t begin,
+                  std::int64_t end) {
+  const std::string path = d.file_path(number);
+  const std::vector<storage::Extent> extents = storage::ActivationFile(path).extents(side, layer);
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  const std::int64_t bytes = kernels::bytes_of(d.dtype), row_bytes = d.d_model * bytes;
+  for (const storage::Extent& extent : extents)
+    for (std::int64_t row = std::max(begin, extent.row_begin); row < std::min(end, extent.row_begin + extent.rows);
+         ++row)
+      for (std::int64_t column = 0; column < d.d_model; ++column) {
+        file.seekp(extent.offset + (row - extent.row_begin) * row_bytes + column * bytes);
+        file.put('\x5a');
+      }
+}
+
+}  // namespace
+
+TEST_CASE("the fingerprint sees rows that were rewritten inside any file and dataset, without a new size or header") {
+  // Neither the first and last chunks nor layer_0/inputs and the last targets are touched.
+  for (const std::int64_t layers : {1, 2, 13})
+    for (const std::int64_t number : {0, 1}) {
+      const Directory directory;
+      testing::write_sample(directory / "train", {layers, 6, {4096, 4096, 7}, Scalar::fp32, Compression::none});
+      const Description before = describe(testing::world(), directory / "train", {});
+      rewrite_rows(before, number, storage::Side::targets, 0, 1100, 1500);
+      const Description after = describe(testing::world(), directory / "train", {});
+      CHECK(after.files[static_cast<std::size_t>(number)].bytes ==
+            before.files[static_cast<std::size_t>(number)].bytes);
+      CHECK(!same_data(after.fingerprint, before.fingerprint));
+      // That of earlier versions did not change.
+      CHECK(after.fingerprint.substr(0, 69) == before.fingerprint.substr(0, 69));
+    }
+  // Compressed chunks, and layouts whose rows cannot be located, are sampled too.
+  for (const Form& form : {Form{Scalar::fp32, 512, 0, true, ""}, Form{Scalar::fp32, 512, 4, false, ""}}) {
+    const Directory directory;
+    std::string fingerprint;
+    for (const bool changed : {false, true}) {
+      std::filesystem::create_directories(directory / "train");
+      Foreign foreign{2, 8, form, {}};
+      if (changed)
+        foreign.change = [](auto layer, auto target, auto&, auto&, auto& columns, auto& raw) {
+          if (layer == 0 && target)
+            for (std::int64_t row = 1500; row < 2500; ++row)
+              std::swap(raw[static_cast<std::size_t>(row * columns * 4)],
+                        raw[static_cast<std::size_t>(row * columns * 4 + 3)]);
+          return true;
+        };
+      write_foreign_file(directory / "train/chunk_0.h5", foreign, 4096, 0);
+      const std::string found = describe(testing::world(), directory / "train", {}).fingerprint;
+      CHECK(found.substr(69) != fingerprint);
+      fingerprint = found.substr(69);
+    }
+  }
+}
+
+TEST_CASE("fingerprints are compared by the digests that both have") {
+  CHECK(same_data("f00d", "f00d"));
+  CHECK(!same_data("f00d", "beef"));
+  CHECK(same_data("f00d", "ends:f00d,rows:1"));  // written by an earlier version
+  CHECK(same_data("ends:f00d,rows:1", "f00d"));
+  CHECK(!same_data("beef", "ends:f00d,rows:1"));
+  CHECK(same_data("ends:f00d,rows:1", "ends:f00d,rows:1"));
+  CHECK(!same_data("ends:f00d,rows:1", "ends:f00d,rows:2"));
+  CHECK(!same_data("other:1", "ends:1"));
+  CHECK(!same_data("", ""));
+}
+
+TEST_CASE("a reader refuses a file that is not the one that was described") {
+  for (const Compression compression : {Compression::none, Compression::gzip}) {
+    const Directory directory;
+    const Sample sample{2, 6, {40, 40, 7}, Scalar::fp32, compression};
+    testing::write_sample(directory / "train", sample);
+    const Description description = describe(testing::world(), directory / "train", {});
+    // chunk_1 takes the place of chunk_0: the same shape, other rows.
+    std::filesystem::copy(directory / "train/chunk_1.hdf5", directory / "train/chunk_0.hdf5",
+                          std::filesystem::copy_options::overwrite_existing);
+    Reader reader(description, 1);
+    std::vector<std::byte> row(static_cast<std::size_t>(description.row_bytes()));
+    try {
+      reader.read(std::vector<RowRead>{{0, 3, 1, row.data(), nullptr}});
+      FAIL("no error");
+    } catch (const Error& failure) {
+      CHECK(failure.code() == ExitCode::data);
+      CHECK(std::string(failure.what()).find("chunk_0.hdf5 on host ") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a FIFO in place of a chunk or a small file is refused at once") {
+  for (const char* name : {"chunk_1.h5", "metadata.json", "index.bin"}) {
+    CAPTURE(name);
+    const Directory directory;
+    const std::string data = directory / "train";
+    write_foreign(data, {2, 8, {Scalar::fp16, 0, 0, false, ""}, {}}, "float16");
+    std::filesystem::remove(data + "/" + name);
+    REQUIRE(mkfifo((data + "/" + name).c_str(), 0600) == 0);
+    check_rejected(data, {name, "is a FIFO"});
+  }
+}
+
+TEST_CASE("text of the files does not reach messages as it is") {
+  const Directory directory;
+  const std::string data = directory / "train", hostile = "\x1b]0;owned\a\n" + std::string(5000, 'x');
+  write_foreign(data, {2, 8, {Scalar::fp16, 0, 0, false, ""}, {}}, "float16");
+  {
+    const storage::Lock lock;
+    const Handle file(H5Fopen((data + "/chunk_0.hdf5").c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose, "open");
+    storage::write_attribute(file, "model", hostile);
+  }
+  const std::string message = rejection(data);
+  CHECK(message.find("\\x1b]0;owned\\x07\\x0axxx") != std::string::npos);
+  CHECK(message.find_first_of("\x1b\a\n") == std::string::npos);
+  CHECK(message.size() < 1000);
 }
 
 TEST_CASE("expand_environment replaces variables and rejects undefined ones") {

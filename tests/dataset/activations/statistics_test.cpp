@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dataset/activations/statistics.hpp"
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/error.hpp"
+#include "dataset/activations/stored_order.hpp"
+#include "parallel/grid.hpp"
 #include "tests/dataset/activations/samples.hpp"
 #include "tests/test.hpp"
 
@@ -74,7 +78,7 @@ TEST_CASE("statistics equal those of a two-pass algorithm, for all ranks, files 
       check_equal(side.mean_norm, expected.mean_norm);
     }
     // Bitwise equal with one thread.
-    CHECK(to_text(compute_statistics(testing::world(), description, 1), "") == to_text(result, ""));
+    CHECK(to_text(compute_statistics(testing::world(), description, 1), {}) == to_text(result, {}));
   }
 }
 
@@ -83,7 +87,7 @@ TEST_CASE("statistics are bitwise equal on any number of ranks") {
   const Directory directory;
   testing::write_sample(directory / "train", sample);
   const Description description = describe(testing::world(), directory / "train", {});
-  const std::string text = to_text(compute_statistics(testing::world(), description, 1), "");
+  const std::string text = to_text(compute_statistics(testing::world(), description, 1), {});
   // The first line is the sha256 of all numbers, compared with a reference value. It depends only on the summation
   // tree: IEEE 754 defines sqrt exactly.
   CHECK(text.substr(0, 64) == "bc6fc68c7a921a50c831f050244c9e8cd4218a8d3576efd7860ddccb3fe9f666");
@@ -137,7 +141,7 @@ TEST_CASE("a valid cache is used, any other is replaced") {
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   const std::string good = content();
-  CHECK(to_text(statistics_from_text(good, description), description.fingerprint) == good);
+  CHECK(to_text(statistics_from_text(good, description), description) == good);
   for (const int damage : {0, 1, 2, 3}) {
     testing::world().all().barrier();
     if (testing::world().is_root()) {
@@ -145,13 +149,135 @@ TEST_CASE("a valid cache is used, any other is replaced") {
       if (damage == 0) bad.resize(bad.size() / 2);
       if (damage == 1) bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 1);
       if (damage == 2) bad.clear();
-      if (damage == 3) bad = to_text(first, "another dataset");
+      if (damage == 3) bad = to_text(first, Description{.fingerprint = "another dataset"});
       std::ofstream(cache, std::ios::binary) << bad;
     }
     testing::world().all().barrier();
-    CHECK(to_text(statistics(testing::world(), description, cache, 1), "") == to_text(first, ""));
+    CHECK(to_text(statistics(testing::world(), description, cache, 1), {}) == to_text(first, {}));
     testing::world().all().barrier();
     CHECK(content() == good);
+  }
+}
+
+TEST_CASE("cached statistics are not used for files that were written since, though their fingerprint is the same") {
+  const Directory directory;
+  testing::write_sample(directory / "train", {2, 6, {40, 40, 7}, Scalar::fp32, Compression::none});
+  const Description before = describe(testing::world(), directory / "train", {});
+  const std::string cached = to_text(compute_statistics(testing::world(), before, 1), before);
+  testing::world().all().barrier();
+  if (testing::world().is_root())
+    std::filesystem::last_write_time(directory / "train/chunk_1.hdf5",
+                                     std::filesystem::file_time_type::clock::now() + std::chrono::seconds(5));
+  const Description after = describe(testing::world(), directory / "train", {});
+  CHECK(after.fingerprint == before.fingerprint);
+  statistics_from_text(cached, before);
+  CHECK_THROWS_WITH_AS(statistics_from_text(cached, after), "the files of the dataset were written or copied since",
+                       Error);
+}
+
+namespace {
+
+/// `rows` rows of 2 layers of width 4, bf16, changed by `change(row, inputs, targets)`.
+void write_rows(const std::string& path, int rows, const std::function<void(int, float*, float*)>& change) {
+  testing::world().on_root([&] {
+    WriterSettings settings;
+    settings.path = path;
+    settings.n_layers = 2;
+    settings.d_model = 4;
+    settings.dtype = Scalar::bf16;
+    settings.rows_per_file = 3000;
+    ActivationWriter writer(settings);
+    for (int row = 0; row < rows; ++row) {
+      std::vector<float> x(8), y(8);
+      for (int j = 0; j < 8; ++j) x[j] = y[j] = static_cast<float>((row + j) % 9 - 4);
+      change(row, x.data(), y.data());
+      std::vector<std::byte> raw_x(16), raw_y(16);
+      store_as(Scalar::bf16, x.data(), 8, raw_x.data());
+      store_as(Scalar::bf16, y.data(), 8, raw_y.data());
+      writer.append(1, raw_x.data(), raw_y.data());
+    }
+    writer.finish();
+    return std::string();
+  });
+}
+
+/// The message of an Error(data) that all ranks know.
+template <class Function>
+std::string refusal(Function&& function) {
+  try {
+    function();
+  } catch (const Error& failure) {
+    CHECK(failure.code() == ExitCode::data);
+    CHECK(failure.known_to() == KnownTo::all_ranks);
+    return failure.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("constant layers and dimensions are found") {
+  const Directory directory;
+  write_rows(directory / "train", 5000, [](int, float* x, float* y) {
+    x[2] = -1.25f;
+    for (int j = 4; j < 8; ++j) y[j] = 0.1f * static_cast<float>(j);
+  });
+  const Description description = describe(testing::world(), directory / "train", {});
+  CHECK(constant_dimensions(compute_statistics(testing::world(), description, 1), description) ==
+        std::vector<std::string>{"1 of 4 dimensions of /layer_0/inputs have the same value in every row (column 2)",
+                                 "/layer_1/targets is the same in every row"});
+}
+
+TEST_CASE("the check of all rows counts the values that are not finite") {
+  const Directory directory;
+  write_rows(directory / "train", 5000, [](int row, float* x, float* y) {
+    if (row == 4321) y[6] = NAN;
+    if (row == 4400) x[0] = x[7] = INFINITY;
+  });
+  const Description description = describe(testing::world(), directory / "train", {});
+  const std::string message = refusal([&] { check(testing::world(), description, 2); });
+  CHECK(message.find("chunk_1.hdf5: /layer_1/targets row 1321, column 2 is not finite") != std::string::npos);
+  CHECK(message.find("3 values in 2 rows") != std::string::npos);
+}
+
+TEST_CASE("batches in stored order refuse values that are not finite, on all ranks, with the place of the first") {
+  const Directory directory;
+  write_rows(directory / "train", 5000, [](int row, float* x, float* y) {
+    if (row == 4321) y[6] = NAN;
+    if (row == 4330 || row == 4400) x[0] = INFINITY;
+  });
+  const Description description = describe(testing::world(), directory / "train", {});
+  const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, testing::world().size()));
+  StoredOrder batches(description, 1000, grid, 1);
+  for (int i = 0; i < 4; ++i) batches.read(i);
+  CHECK(refusal([&] { batches.read(4); }).find("chunk_1.hdf5: /layer_1/targets row 1321, column 2 is not finite") !=
+        std::string::npos);
+}
+
+TEST_CASE("ranks that see other files under the same path are refused, with rank and host") {
+  const Directory directory;
+  const std::filesystem::path before = std::filesystem::current_path();
+  const int other = testing::world().size() - 1;
+  write_rows(directory / "a/train", 4000, [](int, float*, float*) {});
+  std::error_code ignored;
+  if (testing::world().is_root())
+    std::filesystem::copy(directory / "a", directory / "same", std::filesystem::copy_options::recursive, ignored);
+  write_rows(directory / "b/train", 4000, [](int, float* x, float*) { x[1] = 3; });
+  write_rows(directory / "c/train", 3500, [](int, float*, float*) {});
+  testing::world().on_root([&] {
+    std::filesystem::create_directories(directory / "d");
+    return std::string();
+  });
+  for (const char* theirs : {"same", "b", "c", "d"}) {
+    std::filesystem::current_path(directory / (testing::world().rank() == other ? theirs : "a"));
+    const std::string message = refusal([&] { describe(testing::world(), "train", {}); });
+    std::filesystem::current_path(before);
+    CAPTURE(theirs);
+    CAPTURE(message);
+    if (other == 0 || std::string(theirs) == "same")
+      CHECK((message.empty() || other == 0));
+    else
+      CHECK((message.find(fmt::format("rank {}: ", other)) == 0 && message.find("on host ") != std::string::npos));
   }
 }
 

@@ -35,7 +35,7 @@ TEST_CASE("four steps of the dense formulation are four steps of the sparse one"
   ResidentBatches batches(kShape, c.data.batch_tokens, 2, 1.0, 7, grid, testing::execution(), 2);
   const dataset::Normalisation normalisation = batches.normalisation();
   Trainer sparse(c, kShape, normalisation, batches.statistics(), grid, testing::execution(), 0,
-                 [](const dataset::RawBatch&) { return std::string(); });
+                 [](const dataset::RawBatch&, std::int64_t) { return std::string(); });
   DenseTrainer dense(c, kShape, normalisation, batches.statistics(), grid, testing::execution());
   sparse.initialise();
   dense.initialise();

@@ -166,16 +166,19 @@ report::Section layers_section(const Validation& validation) {
   section.end_columns();
 
   // The decimals of the table in the log.
-  const auto at = [](const std::vector<double>& values, std::size_t i, int decimals) {
-    return i < values.size() ? fixed(values[i], decimals) : std::string("-");
+  const auto shown = [](double value, int decimals) {  // "-": not defined
+    return std::isfinite(value) ? fixed(value, decimals) : std::string("-");
+  };
+  const auto at = [&](const std::vector<double>& values, std::size_t i, int decimals) {
+    return i < values.size() ? shown(values[i], decimals) : std::string("-");
   };
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < nmse.size(); ++i)
     rows.push_back(
         {std::to_string(i), at(nmse, i, 4), at(raw, i, 4), at(explained, i, 4), at(l0, i, 2), at(dead, i, 1)});
-  rows.push_back({"mean", fixed(validation.of("nmse_standardised_mean"), 4), fixed(validation.of("nmse_mean"), 4),
-                  fixed(validation.of("explained_variance_mean"), 4), fixed(validation.of("l0_mean"), 2),
-                  fixed(100 * validation.of("dead_fraction_mean"), 1)});
+  rows.push_back({"mean", shown(validation.of("nmse_standardised_mean"), 4), shown(validation.of("nmse_mean"), 4),
+                  shown(validation.of("explained_variance_mean"), 4), shown(validation.of("l0_mean"), 2),
+                  shown(100 * validation.of("dead_fraction_mean"), 1)});
   section.table({"layer", "NMSE (standardised)", "NMSE raw", "explained variance", "L0", "dead, %"}, rows, 1);
   return section;
 }
