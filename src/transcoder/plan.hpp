@@ -42,8 +42,14 @@ Plan plan(const Configuration&, const dataset::Description&, const parallel::Gri
 /// (docs/performance.md).
 constexpr std::int64_t kContextBytes = std::int64_t{640} << 20;
 
+/// Throws a collective Error(usage), naming the largest transcoder.features and data.batch_tokens that fit, if a rank
+/// needs more host memory than `available` bytes (0: not known). Without a GPU its device memory is host memory too.
+/// `limit`: what limits it, for the message.
+void require_host_memory(const Configuration&, const dataset::Description&, const parallel::GridShape&,
+                         std::int64_t available, const std::string& limit);
+
 /// data.micro_tokens, or where it is 0 the tokens to decode at a time so that the run fits into `available` bytes of a
-/// device. Throws a collective Error(usage) naming the largest batch that fits.
+/// device. Throws a collective Error(usage), as above.
 std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, const parallel::GridShape&,
                                    std::int64_t available);
 

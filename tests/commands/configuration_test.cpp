@@ -99,12 +99,12 @@ TEST_CASE("conditions between keys are told with their place") {
 }
 
 TEST_CASE("topk over all layers needs a whole budget a token") {
-  transcoder::ModelSettings model;
-  model.activation = transcoder::Activation::topk;
-  model.scope = transcoder::Scope::all_layers;
-  model.k = 2.5;
-  CHECK_NOTHROW(transcoder::check_layers(model, 4));
-  CHECK_THROWS_AS(transcoder::check_layers(model, 3), Error);
+  Configuration c;
+  c.transcoder.activation = transcoder::Activation::topk;
+  c.transcoder.scope = transcoder::Scope::all_layers;
+  c.transcoder.k = 2.5;
+  CHECK_NOTHROW(transcoder::check_layers(c, 4));
+  CHECK_THROWS_AS(transcoder::check_layers(c, 3), Error);
 }
 
 TEST_CASE("times are read exactly or not at all") {
