@@ -154,8 +154,7 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
       return open(world, resume, verify);
     } catch (const Error& failure) {
       if (failure.code() != ExitCode::usage) throw;
-      throw collective_error(ExitCode::usage, "--resume {} (allowed: auto, never, or the path of a checkpoint)",
-                             failure.what());
+      throw collective_error(ExitCode::usage, "--resume {}, auto or never", failure.what());
     }
   }
 

@@ -62,9 +62,9 @@ std::int64_t largest_that_fits(Configuration& tried, std::int64_t& number, std::
   return fits < least ? 0 : fits;
 }
 
-/// The error for a run that does not fit, with what does. `where`: "on each device (…)".
-Error too_large(const Configuration& configuration, const dataset::Description& description,
-                const parallel::GridShape& grid, Need need, std::int64_t available, const std::string& where) {
+/// The message for a run that does not fit, with what does. `memory`: "of device memory".
+std::string too_large(const Configuration& configuration, const dataset::Description& description,
+                      const parallel::GridShape& grid, Need need, std::int64_t available, const std::string& memory) {
   Configuration fewer = configuration, smaller = configuration;
   const bool by_count = configuration.transcoder.activation != Activation::relu;
   const std::int64_t features =
@@ -77,10 +77,9 @@ Error too_large(const Configuration& configuration, const dataset::Description& 
   std::string suggestion;
   if (features > 0) suggestion = fmt::format("transcoder.features = {}", features);
   if (tokens > 0) suggestion += fmt::format("{}data.batch_tokens = {}", suggestion.empty() ? "" : ", or ", tokens);
-  return collective_error(
-      ExitCode::usage,
+  return fmt::format(
       "the run needs {} {} per rank, {} are available (transcoder.features = {}, data.batch_tokens = {}); {}",
-      report::binary_bytes_text(need(plan(configuration, description, grid))), where,
+      report::binary_bytes_text(need(plan(configuration, description, grid))), memory,
       report::binary_bytes_text(available), configuration.transcoder.features, configuration.data.batch_tokens,
       suggestion.empty() ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
                            "optimizer.state or data.window_rows"
@@ -159,13 +158,14 @@ std::int64_t micro_tokens_that_fit(const Configuration& configuration, const dat
       tried.data.micro_tokens = std::max(kFewest, tried.data.micro_tokens / 2);
       if (total() <= available) return tried.data.micro_tokens;
     }
-  throw too_large(configuration, description, grid, device_need, available, "of device memory");
+  throw Error(ExitCode::usage, too_large(configuration, description, grid, device_need, available, "of device memory"),
+              KnownTo::all_ranks);
 }
 
-void require_host_memory(const Configuration& configuration, const dataset::Description& description,
-                         const parallel::GridShape& grid, std::int64_t available, const std::string& limit) {
-  if (available == 0 || host_need(plan(configuration, description, grid)) <= available) return;
-  throw too_large(configuration, description, grid, host_need, available, fmt::format("of host memory ({})", limit));
+std::string lacks_host_memory(const Configuration& configuration, const dataset::Description& description,
+                              const parallel::GridShape& grid, std::int64_t available, const std::string& limit) {
+  if (available == 0 || host_need(plan(configuration, description, grid)) <= available) return {};
+  return too_large(configuration, description, grid, host_need, available, fmt::format("of host memory ({})", limit));
 }
 
 std::string grid_advice(const Plan& plan) {

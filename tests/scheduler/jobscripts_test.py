@@ -88,7 +88,7 @@ def problems_of_slurm(text, site=False):
         "the job may be requeued": "--requeue" in directives,
         "every rank sees the GPUs of its node": "--gpu-bind=none" in directives and not any("gpus-per-task" in d for d in directives),
         "USR1 reaches the ranks": re.fullmatch(r"--signal=USR1@\d+" if by_srun else r"--signal=B:USR1@\d+", signal),
-        "requeued only on 75": re.search(r'elif \[\[ \$code -eq 75 \]\]; then\n.*\n  requeue\nfi\n', text),
+        "requeued only on 75 and TERM": re.search(r'elif \[\[ \$code -eq 75 \|\| \$code -eq 143 \]\]; then\n.*\n.*\n  requeue\nfi\n', text),
         "requeued only while RUNNING":
             re.search(r'\[\[ \$state == RUNNING \]\] \|\| return 0\n +if scontrol requeue "\$SLURM_JOB_ID"', text),
         "a chain ends unless stopped or lost": '[[ $code -eq 75 || $code -eq 5 || $code -gt 128 ]] || scancel' in text,
@@ -153,7 +153,7 @@ def self_check(generic):
         assert problems_of_pbs_line(line), line
     slurm, mpirun, pbs = generic["slurm.sbatch"], generic["slurm_mpirun.sbatch"], generic["pbs.pbs"]
     for text, change in ((slurm, ("USR1@", "B:USR1@")), (slurm, ("exit=0", "exit=1")), (slurm, ("=append", "=truncate")),
-                         (slurm, ("pmix", "none")), (slurm, ("set -eu", "trap : CONT\nset -eu")), (slurm, ("-eq 75 ]]; then", "-ne 0 ]]; then")),
+                         (slurm, ("pmix", "none")), (slurm, ("set -eu", "trap : CONT\nset -eu")), (slurm, ("-eq 143 ]]; then", "-ne 0 ]]; then")),
                          (slurm, (" == RUNNING", "")), (slurm, ("|| code=$?\n\n#", "&\n\n#")), (mpirun, ("B:USR1", "USR1")),
                          (slurm, ("confirmed \"$code\"", "echo \"$code\"")), (slurm, ("|| $code -gt 128 ]] || scancel", "]] || scancel")),
                          (slurm, (" --cpu-bind=cores", "")), (mpirun, ("-x PATH", "")), (mpirun, (" --start-id \"$start\"", "")),
@@ -184,7 +184,7 @@ case $name in
   squeue | qsub) [ "${before:-0}" -ge "${FAILURES:-0}" ] || exit 1 ;;
   qstat) echo "    Resource_List.walltime = 01:00:00" ;;
 esac
-[ "$name" != squeue ] || echo RUNNING
+[ "$name" != squeue ] || echo "${STATE:-RUNNING}"
 """
 
 
@@ -237,6 +237,8 @@ class Rehearsal:
             self.expect(say("node lost, the launcher returns 0"), run(0, None), 5, without=["requeue"])
             self.expect(say("never started, the launcher returns 0"), run(0, 0, own=False), 5, without=["requeue"])
             self.expect(say("no record at all"), run(0, 0, written=False), 5, without=["requeue"])
+            self.expect(say("preempted"), run(143, 143), 143, ["requeue 7"])
+            self.expect(say("cancelled"), run(143, 143, STATE="COMPLETING"), 143, ["squeue"], without=["requeue"])
             self.expect(say("failed"), run(3, 3), 3, without=["requeue"])
             self.expect(say("refused before a record"), run(2, 75, own=False), 2, without=["requeue"])
             self.expect(say("scheduler unreachable twice"), run(75, 75, FAILURES="2"), 75, ["requeue 7"])

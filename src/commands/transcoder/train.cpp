@@ -87,10 +87,13 @@ int train(const Request& request, const parallel::World& world) {
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text = transcoder::to_text(plan, configuration);
   if (const std::string advice = transcoder::grid_advice(plan); !advice.empty()) log::warning("{}", advice);
-  // The memory of another machine (parallel.world) is not known.
+  // The memory of another machine (parallel.world) is not known; without its data a run is planned, not started.
   if (configuration.parallel.world == 0) {
     const Share memory = usable_host_memory(world);
-    transcoder::require_host_memory(configuration, data.train, shape, memory.bytes, memory.limit);
+    const std::string problem =
+        transcoder::lacks_host_memory(configuration, data.train, shape, memory.bytes, memory.limit);
+    if (!problem.empty() && !without_files) throw Error(ExitCode::usage, problem, KnownTo::all_ranks);
+    if (!problem.empty() && world.is_root()) log::warning("on this machine: {}", problem);
   }
   if (request.dry_run) {
     if (configuration.device.memory > 0)
