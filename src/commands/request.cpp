@@ -134,7 +134,7 @@ Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CL
     for (const CLI::App* level : {const_cast<const CLI::App*>(&app), command})
       if (level != nullptr)
         for (const CLI::Option* option : level->get_options())
-          if (option->nonpositional()) known.push_back(option->get_name().substr(2));
+          known.insert(known.end(), option->get_lnames().begin(), option->get_lnames().end());
   } else if (command == nullptr) {
     for (const Declared& entry : declared) known.push_back(entry.name);
   } else {

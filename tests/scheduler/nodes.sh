@@ -50,7 +50,8 @@ await 60 "the end of the first link" ended "${chain[0]}"
 # The later starts run without the stop at step 300: they resume before it if the ranks had no time for a checkpoint.
 await 60 "the requeue after the loss of a node" restarts "$down" 1
 for job in "$down" "${chain[1]}"; do scontrol update JobId="$job" Priority=1 >priority.log 2>&1 || true; done
-scontrol update NodeName=n2 State=RESUME 2>resume.log || scontrol update NodeName=n2 State=IDLE
+up() { scontrol update NodeName=n2 State=RESUME 2>/dev/null || scontrol update NodeName=n2 State=IDLE 2>/dev/null || [[ $(sinfo -h -n n2 -o %T) != down* ]]; }
+await 30 "the node to be up again" up
 nodes_continue() { thaw down; thaw chain; ended "$down" && ended "${chain[1]}"; }
 await 180 "the end of the runs that lost a node" nodes_continue
 expect_end "$down" COMPLETED 0:0 1
