@@ -60,15 +60,18 @@ say "5. Evaluate on the validation set"
 checkpoint=$(find "$run/checkpoints" -maxdepth 1 -name 'step_????????' | sort | tail -n 1)
 "$weft" evaluate "$checkpoint" --data "$data/validation"
 
+as_root=''
+[[ $(id -u) -ne 0 ]] || as_root='--allow-run-as-root '   # Open MPI refuses to start as root without it
 cat <<TEXT
 
 The run is in $run/
   run.json         result, timings, versions and input, for programs
   metrics.jsonl    one line per logged step
-  checkpoints/     $(basename "$checkpoint") is the newest; can be read with h5py
+  checkpoints/     $(basename "$checkpoint") is the newest; can be read with h5py (bash scripts/setup.sh --tools installs it)
 Next steps
-  $weft train inputs/quickstart.toml --set transcoder.k=4 --output runs/fewer
-  mpirun -n 2 $weft train inputs/quickstart.toml --output runs/two_ranks
-  $weft inspect $checkpoint
-  $weft train --defaults          every key of an input, with its meaning
+  source build/cpu-release/env.sh          then the program is found as weft
+  weft train inputs/quickstart.toml --set transcoder.k=4 --output runs/fewer
+  mpirun ${as_root}-n 2 --oversubscribe weft train inputs/quickstart.toml --output runs/two_ranks
+  weft inspect $checkpoint
+  weft train --defaults                    every key of an input, with its meaning
 TEXT

@@ -4,8 +4,9 @@
 # Prepares a Debian 12+ or Ubuntu 24.04+ machine to build Weft: installs missing packages, and builds Kokkos once into .deps/
 # if none is installed. Running it again changes nothing; an interruption leaves no partial results.
 #
-#   bash scripts/setup.sh [--tests] [--cuda] [--scheduler]
-#     --tests      also the dependencies of the tests (doctest, shellcheck, NumPy, h5py, PyYAML)
+#   bash scripts/setup.sh [--tools] [--tests] [--cuda] [--scheduler]
+#     --tools      also what tools/ and the Python examples of docs/ need (NumPy, h5py)
+#     --tests      also the dependencies of the tests (doctest, shellcheck, PyYAML, those of --tools)
 #     --cuda       also Kokkos for CUDA, if nvcc is found
 #     --scheduler  also Slurm and its Torque commands, for tests/scheduler/run.sh; no service is started
 #   WEFT_BUNDLE=DIR            for machines without network access: Kokkos from a bundle made elsewhere (scripts/bundle.sh); no
@@ -16,15 +17,17 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+want_tools=no
 want_tests=no
 want_cuda=no
 want_scheduler=no
 for argument in "$@"; do
   case $argument in
-    --tests) want_tests=yes ;;
+    --tools) want_tools=yes ;;
+    --tests) want_tests=yes want_tools=yes ;;
     --cuda) want_cuda=yes ;;
     --scheduler) want_scheduler=yes ;;
-    *) echo "setup.sh: unknown option $argument (known: --tests --cuda --scheduler)" >&2; exit 2 ;;
+    *) echo "setup.sh: unknown option $argument (known: --tools --tests --cuda --scheduler)" >&2; exit 2 ;;
   esac
 done
 
@@ -47,7 +50,8 @@ packages=(
   "libopenblas-openmp-dev|libopenblas-pthread-dev|libopenblas-serial-dev"
   "libtomlplusplus-dev" "libcli11-dev" "libspdlog-dev" "libfmt-dev" "nlohmann-json3-dev" "libssl-dev"
 )
-[[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-numpy" "python3-h5py" "python3-yaml" "shellcheck")
+[[ $want_tools == yes ]] && packages+=("python3-numpy" "python3-h5py")
+[[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-yaml" "shellcheck")
 [[ $want_scheduler == yes ]] && packages+=("slurm-wlm" "munge" "slurm-wlm-torque")
 bundle=${WEFT_BUNDLE:-}
 if [[ -n $bundle ]]; then

@@ -41,7 +41,11 @@ int main(int argc, char** argv) {
   } catch (const Error& failure) {
     return give_up(failure, world);
   } catch (const std::bad_alloc&) {
-    return give_up(error(ExitCode::internal, "out of host memory on {}", world.host()), world);
+    return give_up(error(ExitCode::usage,
+                         "out of host memory on {}; take fewer transcoder.features, a smaller data.batch_tokens or "
+                         "data.window_rows, or fewer ranks per node",
+                         world.host()),
+                   world);
   } catch (const std::exception& failure) {
     return give_up(error(ExitCode::internal, "{}", failure.what()), world);
   }

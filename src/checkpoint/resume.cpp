@@ -170,6 +170,19 @@ Found examine(const parallel::Communicator& world, const fs::path& directory, Ve
   return found;
 }
 
+/// Throws Error(usage) if `path` is clearly not a checkpoint. A directory without a manifest may be a damaged one.
+void require_no_other_kind(const fs::path& path) {
+  const auto refuse = [&](std::string_view what) {
+    throw error(ExitCode::usage, "{}: {}; name a checkpoint (RUN/checkpoints/step_XXXXXXXX)", path.string(), what);
+  };
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) refuse("no such directory");
+  if (!fs::is_directory(path, ignored)) refuse("a file, not a checkpoint");
+  if (fs::exists(path / kManifestName, ignored)) return;
+  if (is_run(path)) refuse("a run, not one of its checkpoints");
+  if (fs::exists(path / "metadata.json", ignored)) refuse("a dataset, not a checkpoint");
+}
+
 [[noreturn]] void refuse_newer(const fs::path& directory, std::int64_t version) {
   throw collective_error(ExitCode::io,
                          "{}: has checkpoint format {} (this program reads up to {}); use the newer Weft that wrote it",
@@ -256,9 +269,15 @@ class ShardReader {
 
 }  // namespace
 
+bool is_run(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path / "checkpoints", ignored) || fs::exists(path / "run.json", ignored);
+}
+
 Found open(const parallel::Communicator& world, const fs::path& step_directory, Verify verify) {
   // "runs/a/checkpoints/step_00000100/" names the same directory.
   const fs::path path = step_directory.has_filename() ? step_directory : step_directory.parent_path();
+  parallel::on_root(world, [&] { require_no_other_kind(path); });
   try {
     return examine(world, path, verify);
   } catch (const NewerFormat& later) {
@@ -280,7 +299,14 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
     throw collective_error(ExitCode::io, "{}: cannot be searched for checkpoints ({})", directory.string(),
                            unreadable->message);
   if (resume == "never") return std::nullopt;
-  if (resume != "auto") return open(world, resume, verify);
+  if (resume != "auto") {
+    try {
+      return open(world, resume, verify);
+    } catch (const Error& failure) {
+      if (failure.code() != ExitCode::usage) throw;
+      throw collective_error(ExitCode::usage, "--resume {}, auto or never", failure.what());
+    }
+  }
 
   auto count = static_cast<std::int64_t>(steps.size());
   world.broadcast(&count, sizeof count);

@@ -38,12 +38,17 @@ enum class Leftovers { keep, remove };
 /// auto: the newest valid checkpoint of `directory`; rank 0 logs a warning for each rejected one; nullopt if there is
 /// no checkpoint. Those that are stale by `lease` do not count. Rank 0 reports and removes *.tmp files if requested.
 /// Throws a collective Error(io) if checkpoints exist and none is valid, if the newest that is not damaged cannot be
-/// read, if the requested one is not valid, and if the newest has a newer format.
+/// read, if the requested one is not valid, and if the newest has a newer format; Error(usage) if the requested one is
+/// no checkpoint.
 std::optional<Found> find(const parallel::Communicator& world, const std::filesystem::path& directory,
                           const std::string& resume, Verify verify, Leftovers leftovers = Leftovers::remove,
                           const Lease* lease = nullptr);
 
-/// Reads and verifies one step directory. Collective. Throws a collective Error(io) that names the problem.
+/// True for the directory of a run, also of one that has not written a checkpoint.
+bool is_run(const std::filesystem::path& path);
+
+/// Reads and verifies one step directory. Collective. Throws a collective Error(io) that names the problem, and a
+/// collective Error(usage) if the path does not exist or is of something else.
 Found open(const parallel::Communicator& world, const std::filesystem::path& step_directory, Verify verify);
 
 /// everything: the checkpoint and the registry name the same tensors. part: the registry may name fewer (evaluation).

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "commands/request.hpp"
 #include "parallel/world.hpp"
@@ -21,6 +22,9 @@ int report(const Request& request, const parallel::World& world);
 
 /// Calls the command of the request; returns 0 if the request was only for a text, which has been printed.
 int run(const Request& request, const parallel::World& world);
+
+/// Throws a collective Error(usage) unless `path` is a directory. `origin`: the key or option that names it.
+void require_directory(const parallel::World& world, const std::string& path, std::string_view origin);
 
 /// Name -> version of every library that computes, communicates or writes, for --version and run.json.
 std::map<std::string, std::string> library_versions();

@@ -2,8 +2,11 @@
 #include "commands/request.hpp"
 
 #include <fmt/ranges.h>
+#include <poll.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 
@@ -29,13 +32,14 @@ Options of commands with an INPUT (a TOML file):
   --set table.key=value       replace a value of the input; repeatable
   --defaults                  print a commented template of an input
   --print-config              print the input with every key, as it will run
-  --dry-run                   check input and data headers, print memory and time
+  --dry-run                   check input, data headers and memory; print what is needed
   --output DIR                the run directory (run.output)
   --walltime hh:mm:ss         train: stop cleanly before (run.walltime)
   --resume auto|never|PATH    train: resume from the newest valid checkpoint,
                               start a new run, or resume from PATH (default auto)
   --take-over                 train: take the run directory over from another run,
                               although that may still be alive; it then stops
+  --start-id ID               train: recorded in run.json, for job scripts
   --compare FILE              benchmark: end with 1 when a case takes longer than
                               benchmark.compare_ratio times this benchmark.json's
   --tune                      benchmark: time the library's algorithms, record the best
@@ -52,10 +56,10 @@ inspect:
 
 Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.
 
-Exit codes: 0 finished, 1 internal, 2 input or usage, 3 data, 4 numeric,
-  5 communication or hang, 6 I/O or checkpoint, 75 stopped cleanly with more to do
-  (requeue), 93 no progress since the last start, 128+n stopped on request by
-  signal n, resumable)";
+Exit codes: 0 finished, 1 internal, 2 input or usage (any path that does not exist),
+  3 data, 4 numeric, 5 communication or hang, 6 I/O or checkpoint, 75 stopped cleanly
+  with more to do (requeue), 93 no progress since the last start, 128+n stopped on
+  request by signal n, resumable)";
 
 std::string version_text() {
   const report::BuildRecord& build = report::build_record;
@@ -66,10 +70,12 @@ std::string version_text() {
   return text;
 }
 
+/// The text is the result of the command: throws Error(io) if it cannot be written. Collective.
 void print_once(const parallel::World& world, const std::string& text) {
-  if (!world.is_root()) return;
-  fmt::print("{}\n", text);
-  std::fflush(stdout);
+  world.on_root([&] {
+    std::fputs((text + "\n").c_str(), stdout);
+    require_printed();
+  });
 }
 
 struct Declared {
@@ -110,6 +116,7 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_option("--resume", request.resume);
     app.add_option("--walltime", request.walltime);
     app.add_flag("--take-over", request.take_over);
+    app.add_option("--start-id", request.start_id);
   }
   if (command == Command::report) app.add_option("--output", request.output);
   if (command == Command::evaluate) app.add_option("--data", request.data);
@@ -132,20 +139,30 @@ Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CL
     for (const CLI::App* level : {const_cast<const CLI::App*>(&app), command})
       if (level != nullptr)
         for (const CLI::Option* option : level->get_options())
-          if (option->nonpositional()) known.push_back(option->get_name());
+          known.insert(known.end(), option->get_lnames().begin(), option->get_lnames().end());
   } else if (command == nullptr) {
     for (const Declared& entry : declared) known.push_back(entry.name);
   } else {
     return usage("unexpected argument \"{}\" of weft {} (it takes one {})", first, command->get_name(),
                  "argument without an option");
   }
-  const std::string hint = input::nearest(first, known);
-  return usage("unknown {} \"{}\"{}{}", first[0] == '-' ? "option" : "command", first,
+  // The dashes are no part of the name: they would make any two options look alike.
+  const std::string dashes = first[0] == '-' ? "--" : "";
+  const std::string hint =
+      input::nearest(std::string_view(first).substr(std::min(first.find_first_not_of('-'), first.size())), known);
+  return usage("unknown {} \"{}\"{}{}", dashes.empty() ? "command" : "option", first,
                command == nullptr ? "" : " of weft " + command->get_name(),
-               hint.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", hint));
+               hint.empty() ? "" : fmt::format(" (did you mean \"{}{}\"?)", dashes, hint));
 }
 
 }  // namespace
+
+void require_printed() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+  pollfd output{STDOUT_FILENO, 0, 0};
+  if (poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0) return;  // a pipe without a reader
+  throw error(ExitCode::io, "standard output cannot be written (is its disk full?); what was printed is incomplete");
+}
 
 std::string_view name(Command command) {
   for (const Declared& entry : declared)
@@ -201,6 +218,11 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   request.command = chosen->command;
   if (request.subject.empty() && !request.defaults && !request.reference)
     throw usage("weft {} needs its {}", chosen->name, chosen->subject);
+  if (!given.empty())
+    for (const CLI::Option* option : given.front()->get_options())
+      if (option->nonpositional() && option->count() > 0 && option->get_items_expected_max() > 0 &&
+          option->results().back().empty())
+        throw usage("{} is empty (it takes a value); give one, or leave the option out", option->get_name());
   if (!request.walltime.empty() && !training::parse_walltime(request.walltime))
     throw usage("--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
   if (chosen->takes_input && !request.subject.empty() && !request.defaults)

@@ -35,6 +35,7 @@ struct Request {
   std::string resume = "auto";  ///< auto | never | PATH
   bool take_over = false;       ///< train: the run directory, from a run that may be alive
   std::string walltime;         ///< "" or hh:mm:ss, checked
+  std::string start_id;         ///< train: recorded in run.json as start_id
   std::string output;           ///< "" or DIR; report: FILE
   std::string data;             ///< evaluate: DIR
   std::string compare;          ///< benchmark: "" or FILE
@@ -62,6 +63,10 @@ std::vector<input::Override> overrides(const Request& request);
 /// Reads the request's input, with the overrides, into the members that `schema` refers to. Paths are expanded with
 /// rank 0's environment. Collective; throws a collective Error(usage).
 void read_input(const Request& request, const input::Schema& schema, const parallel::World& world);
+
+/// Throws Error(io) if text that was printed did not reach standard output. Call it on rank 0, after a command whose
+/// result is what it prints. A reader that has read enough (`weft inspect RUN | head`) is no error.
+void require_printed();
 
 /// The name of a command on the command line.
 std::string_view name(Command command);

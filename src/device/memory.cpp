@@ -29,6 +29,8 @@ struct Counter {
 
 Counter counters[2];
 
+double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (std::int64_t{1} << 30); }
+
 Counter& counter(Allocation::Where where) { return counters[where == Allocation::Where::device ? 0 : 1]; }
 
 #ifdef WEFT_ENABLE_CUDA
@@ -54,8 +56,9 @@ Allocation::Allocation(std::int64_t bytes, Where where) : bytes_(bytes), where_(
 #endif
   if (data_ == nullptr)
     throw error(ExitCode::usage,
-                "out of memory: cannot allocate {} bytes on the {} ({} are in use); use a smaller batch or more ranks",
-                bytes, where == Where::device ? "device" : "host", counter(where).now.load());
+                "out of memory: cannot allocate {:.2f} GiB on the {} (this rank uses {:.2f} GiB there); take fewer "
+                "transcoder.features, a smaller data.batch_tokens or more ranks",
+                gib(bytes), where == Where::device ? "device" : "host", gib(counter(where).now.load()));
   counter(where).add(bytes);
 }
 

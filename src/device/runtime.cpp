@@ -57,10 +57,6 @@ Runtime::Runtime(const Settings& settings, int node_rank, int node_size) : threa
                              n_devices, bus_id, kernels::portable_space(), settings.backend);
 #else
   static_cast<void>(node_rank);
-  if (settings.backend == "cuda")
-    throw collective_error(ExitCode::usage,
-                           "device.backend = \"cuda\" is not available (built without CUDA); use \"auto\" or "
-                           "\"portable\", or build with -DWEFT_ENABLE_CUDA=ON");
   kernels::start(threads_, 0);
   description_ = fmt::format("portable (Kokkos {}, {} thread{}): built without CUDA", kernels::portable_space(),
                              threads_, threads_ == 1 ? "" : "s");

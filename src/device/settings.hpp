@@ -73,7 +73,11 @@ void add_keys(Schema& schema, Settings& device, Precision& precision) {
       .at_most(4096)
       .free();
   schema.rule({"device.backend", "device.precision"}, [&device, &precision]() -> std::string {
-    if (device.backend != "cuda" || precision == Precision::bf16) return {};
+    if (device.backend != "cuda") return {};
+    if (!kernels::kCudaBuild)
+      return "device.backend = \"cuda\" is not available (built without CUDA); use \"auto\" or \"portable\", or the "
+             "program of build/cuda-release";
+    if (precision == Precision::bf16) return {};
     return "device.backend = \"cuda\" with device.precision = \"fp32\" (the hand-written kernels compute in bf16); "
            "take precision = \"bf16\" or backend = \"portable\"";
   });

@@ -144,8 +144,10 @@ std::string nearest(std::string_view word, const std::vector<std::string>& names
   constexpr std::size_t longest = 64;  // longer words are not misspelt names; bounds the time
   if (word.empty() || word.size() > longest) return {};
   const std::string wanted = lower(word);
+  // A third of the letters may differ, at most three: more is another word, not a misspelt one.
+  const std::size_t allowed = wanted.size() < 3 ? 0 : std::clamp<std::size_t>(wanted.size() / 3, 1, 3);
   std::string best;
-  std::size_t smallest = std::min(std::max<std::size_t>(2, wanted.size() / 3) + 1, wanted.size());
+  std::size_t smallest = allowed + 1;
   for (const std::string& name : names) {
     const std::size_t distance = edit_distance(wanted, lower(name));
     if (distance < smallest) {
@@ -154,8 +156,11 @@ std::string nearest(std::string_view word, const std::vector<std::string>& names
     }
   }
   if (!best.empty() || wanted.size() < 3) return best;
+  // Part of a name ("out" of "output"), best its beginning; or more than a name ("seed_value").
   for (const std::string& name : names)
-    if (lower(name).find(wanted) != std::string::npos || wanted.find(lower(name) + "_") == 0) return name;
+    if (lower(name).starts_with(wanted)) return name;
+  for (const std::string& name : names)
+    if (lower(name).find(wanted) != std::string::npos || wanted.starts_with(lower(name) + "_")) return name;
   return {};
 }
 

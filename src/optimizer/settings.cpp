@@ -5,17 +5,24 @@
 
 namespace weft::optimizer {
 
+// Kernels compute in fp32: smaller numbers would be 0 or lose digits there, larger ones would be infinite.
+constexpr double kSmallest = 1.2e-38, kLargest = 3e38;
+
 using kernels::StatePolicy;
 
 void add_keys(input::Schema& schema, Settings& adam) {
   schema.table("optimizer", "How parameters are updated and stored.");
   schema.add("optimizer.name", adam.name, "the method: Adam with bias correction").one_of({"adam"});
   schema.add("optimizer.learning_rate", adam.learning_rate, "largest learning rate, reached after the warm-up")
-      .more_than(0)
+      .at_least(kSmallest)
+      .at_most(kLargest)
       .changeable();
   schema.add("optimizer.beta1", adam.beta1, "decay of the first moment").at_least(0).less_than(1).changeable();
   schema.add("optimizer.beta2", adam.beta2, "decay of the second moment").at_least(0).less_than(1).changeable();
-  schema.add("optimizer.epsilon", adam.epsilon, "added to the root of the second moment").more_than(0).changeable();
+  schema.add("optimizer.epsilon", adam.epsilon, "added to the root of the second moment")
+      .at_least(kSmallest)
+      .at_most(kLargest)
+      .changeable();
   schema.add("optimizer.weight_decay", adam.weight_decay, "decoupled weight decay, weights only (not biases)")
       .at_least(0)
       .changeable();

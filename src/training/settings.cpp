@@ -41,7 +41,14 @@ void add_keys(input::Schema& schema, RunSettings& run) {
     return run.output.empty() ? "run.output is empty; give the name of a directory" : "";
   });
   schema.rule({"run.walltime"}, [&run]() -> std::string {
-    if (run.walltime.empty() || parse_walltime(run.walltime)) return {};
+    if (run.walltime.empty()) return {};
+    const std::optional<std::int64_t> seconds = parse_walltime(run.walltime);
+    if (seconds == 0)
+      return fmt::format(
+          "run.walltime = \"{}\" leaves no time for a step; give the time that the job has, or \"\" for no "
+          "limit",
+          run.walltime);
+    if (seconds) return {};
     return fmt::format("run.walltime = \"{}\" is not a time (hours:minutes:seconds); write it as \"11:55:00\"",
                        run.walltime);
   });

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -40,6 +41,49 @@ std::int64_t connection_bytes(const parallel::GridShape& grid) {
   const bool both = grid.size(parallel::kDataAxis) > 1 && grid.size(parallel::kFeatureAxis) > 1;
   return communicator(grid.size(parallel::kFeatureAxis)) + communicator(grid.size(parallel::kDataAxis)) +
          (both ? communicator(grid.ranks()) : 0);
+}
+
+using Need = std::int64_t (*)(const Plan&);
+
+std::int64_t device_need(const Plan& plan) { return plan.device_total(); }
+/// Without a GPU, what the plan lists under the device is in host memory as well.
+std::int64_t host_need(const Plan& plan) { return plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()); }
+
+/// The largest value of `number`, a member of `tried`, from `least` to its present value, with which the run needs at
+/// most `available` bytes; 0 if there is none. What a run needs rises with features and tokens.
+std::int64_t largest_that_fits(Configuration& tried, std::int64_t& number, std::int64_t least,
+                               const dataset::Description& description, const parallel::GridShape& grid, Need need,
+                               std::int64_t available) {
+  std::int64_t fits = least - 1, too_large = number;
+  while (too_large - fits > 1) {
+    number = fits + (too_large - fits) / 2;
+    (need(plan(tried, description, grid)) <= available ? fits : too_large) = number;
+  }
+  return fits < least ? 0 : fits;
+}
+
+/// The message for a run that does not fit, with what does. `memory`: "of device memory".
+std::string too_large(const Configuration& configuration, const dataset::Description& description,
+                      const parallel::GridShape& grid, Need need, std::int64_t available, const std::string& memory) {
+  Configuration fewer = configuration, smaller = configuration;
+  const bool by_count = configuration.transcoder.activation != Activation::relu;
+  const std::int64_t features =
+      largest_that_fits(fewer, fewer.transcoder.features,
+                        by_count ? std::max<std::int64_t>(1, std::llround(std::ceil(configuration.transcoder.k))) : 1,
+                        description, grid, need, available);
+  smaller.data.micro_tokens = 0;
+  const std::int64_t tokens =
+      largest_that_fits(smaller, smaller.data.batch_tokens, 1, description, grid, need, available);
+  std::string suggestion;
+  if (features > 0) suggestion = fmt::format("transcoder.features = {}", features);
+  if (tokens > 0) suggestion += fmt::format("{}data.batch_tokens = {}", suggestion.empty() ? "" : ", or ", tokens);
+  return fmt::format(
+      "the run needs {} {} per rank, {} are available (transcoder.features = {}, data.batch_tokens = {}); {}",
+      report::binary_bytes_text(need(plan(configuration, description, grid))), memory,
+      report::binary_bytes_text(available), configuration.transcoder.features, configuration.data.batch_tokens,
+      suggestion.empty() ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
+                           "optimizer.state or data.window_rows"
+                         : "what fits: " + suggestion + "; or take more ranks or nodes, or a smaller optimizer.state");
 }
 
 /// Advice is given when a grid sends this many times the bytes of the best.
@@ -114,19 +158,14 @@ std::int64_t micro_tokens_that_fit(const Configuration& configuration, const dat
       tried.data.micro_tokens = std::max(kFewest, tried.data.micro_tokens / 2);
       if (total() <= available) return tried.data.micro_tokens;
     }
-  const std::int64_t wanted = total();
-  // Bytes rise with the batch.
-  std::int64_t fits = 0, too_large = configuration.data.batch_tokens;
-  while (too_large - fits > 1) {
-    tried.data.batch_tokens = (fits + too_large) / 2;
-    (total() <= available ? fits : too_large) = tried.data.batch_tokens;
-  }
-  throw collective_error(ExitCode::usage, "data.batch_tokens = {} needs {} on each device, {} are available; {}",
-                         configuration.data.batch_tokens, report::binary_bytes_text(wanted),
-                         report::binary_bytes_text(available),
-                         fits > 0 ? fmt::format("the largest batch that fits is {} tokens", fits)
-                                  : std::string("not even one token fits: take fewer transcoder.features, a smaller "
-                                                "optimizer.state or more ranks"));
+  throw Error(ExitCode::usage, too_large(configuration, description, grid, device_need, available, "of device memory"),
+              KnownTo::all_ranks);
+}
+
+std::string lacks_host_memory(const Configuration& configuration, const dataset::Description& description,
+                              const parallel::GridShape& grid, std::int64_t available, const std::string& limit) {
+  if (available == 0 || host_need(plan(configuration, description, grid)) <= available) return {};
+  return too_large(configuration, description, grid, host_need, available, fmt::format("of host memory ({})", limit));
 }
 
 std::string grid_advice(const Plan& plan) {

@@ -42,8 +42,14 @@ Plan plan(const Configuration&, const dataset::Description&, const parallel::Gri
 /// (docs/performance.md).
 constexpr std::int64_t kContextBytes = std::int64_t{640} << 20;
 
+/// Why a run cannot start where a rank may use `available` bytes of host memory, with the largest transcoder.features
+/// and data.batch_tokens that fit; "" if it fits or the memory is not known (0). Without a GPU the plan's device memory
+/// is host memory too. `limit`: what limits it, for the message.
+std::string lacks_host_memory(const Configuration&, const dataset::Description&, const parallel::GridShape&,
+                              std::int64_t available, const std::string& limit);
+
 /// data.micro_tokens, or where it is 0 the tokens to decode at a time so that the run fits into `available` bytes of a
-/// device. Throws a collective Error(usage) naming the largest batch that fits.
+/// device. Throws a collective Error(usage) that says what fits.
 std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, const parallel::GridShape&,
                                    std::int64_t available);
 

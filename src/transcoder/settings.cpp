@@ -14,8 +14,25 @@ namespace {
 
 // Bounded so that no product of features, layers, widths and bytes of an element exceeds 64 bits.
 constexpr double kMostFeatures = 1 << 28;
+// With less, of a typical weight, in a whole run, and from this epsilon on (NMSE 0.96 where 1e-8 gave 0.30 after 200
+// steps of the quickstart) next to nothing is learned.
+constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2;
 
 bool whole(double value) { return value == std::floor(value); }
+
+/// Why batch_topk would keep no feature of a batch: k times its tokens and the layers of one budget rounds to 0. "" if
+/// it would.
+std::string empty_budget(const Configuration& configuration, std::int64_t layers_of_budget) {
+  const ModelSettings& model = configuration.transcoder;
+  const double slots = static_cast<double>(configuration.data.batch_tokens) * static_cast<double>(layers_of_budget);
+  if (model.activation != Activation::batch_topk || model.k * slots >= 0.5) return {};
+  return fmt::format(
+      "transcoder.k = {} keeps no feature (k * {} tokens{} = {:.2g} rounds to 0 active features per batch); take a k "
+      "of "
+      "at least {:.1g}",
+      model.k, configuration.data.batch_tokens,
+      layers_of_budget > 1 ? fmt::format(" * {} layers", layers_of_budget) : "", model.k * slots, 1 / slots);
+}
 
 void add_keys(input::Schema& schema, ModelSettings& model) {
   schema.table("transcoder", "The model: L layers of features, each of which writes to its own and every later layer.");
@@ -65,6 +82,10 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "a smaller k",
         model.k, model.features);
   });
+  schema.rule({"transcoder.k", "data.batch_tokens", "transcoder.activation", "transcoder.scope"},
+              [&configuration]() -> std::string {
+                return configuration.transcoder.scope == Scope::layer ? empty_budget(configuration, 1) : "";
+              });
   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
     if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};
     return fmt::format(
@@ -83,11 +104,15 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
 
 }  // namespace
 
-void check_layers(const ModelSettings& model, std::int64_t n_layers) {
+void check_layers(const Configuration& configuration, std::int64_t n_layers) {
+  const ModelSettings& model = configuration.transcoder;
   if (n_layers > kernels::kMostLayers)
     throw collective_error(ExitCode::usage,
                            "the activations have {} layers (at most {} are supported); select fewer layers", n_layers,
                            kernels::kMostLayers);
+  if (const std::string problem = empty_budget(configuration, model.scope == Scope::layer ? 1 : n_layers);
+      !problem.empty())
+    throw Error(ExitCode::usage, problem, KnownTo::all_ranks);
   const double budget = model.k * static_cast<double>(n_layers);
   if (model.activation != Activation::topk || model.scope != Scope::all_layers || whole(budget)) return;
   throw collective_error(
@@ -95,6 +120,28 @@ void check_layers(const ModelSettings& model, std::int64_t n_layers) {
       "transcoder.k = {} times {} layers = {} must be whole (activation = \"topk\" with scope = \"all_layers\" counts "
       "the features of each token); take k = {} or activation = \"batch_topk\"",
       model.k, n_layers, budget, std::max(1.0, std::round(model.k)));
+}
+
+std::vector<std::string> idle_settings(const Configuration& configuration) {
+  const optimizer::Settings& adam = configuration.optimizer;
+  std::vector<std::string> found;
+  // Adam moves a parameter by at most about the learning rate per step. Encoder weights begin at 1/sqrt(features).
+  const double weight = 1 / std::sqrt(static_cast<double>(configuration.transcoder.features));
+  const double moved = adam.learning_rate * static_cast<double>(configuration.run.steps);
+  // Stochastic rounding (bf16, 8bit) loses no small step, rounding to nearest loses less than half a spacing.
+  const bool rounded_away = adam.state == kernels::StatePolicy::fp32 && adam.learning_rate < 0.5 * 0x1p-24 * weight;
+  if (moved < kSmallestMove * weight || rounded_away)
+    found.push_back(fmt::format(
+        "optimizer.learning_rate = {:.2g} trains nothing (weights are about {:.1g}; {}); take a larger one",
+        adam.learning_rate, weight,
+        rounded_away ? "a step is lost in the rounding of fp32"
+                     : fmt::format("{} steps move them by {:.1g} at most", configuration.run.steps, moved)));
+  if (adam.epsilon >= kUselessEpsilon)
+    found.push_back(fmt::format(
+        "optimizer.epsilon = {:.2g} trains next to nothing (it is far above usual gradients, so that steps shrink to "
+        "learning_rate * gradient / epsilon); the default is {:.2g}",
+        adam.epsilon, optimizer::Settings().epsilon));
+  return found;
 }
 
 input::Schema schema(Configuration& configuration) {

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "checkpoint/settings.hpp"
 #include "dataset/settings.hpp"
@@ -57,8 +59,12 @@ inline device::Settings device_settings(const Configuration& configuration) {
 /// checked where those are known.
 input::Schema schema(Configuration& configuration);
 
-/// The conditions on the number of layers, known from the header of a dataset: at most kernels::kMostLayers, and topk
-/// over all layers has a whole budget per token. Throws a collective Error(usage).
-void check_layers(const ModelSettings& model, std::int64_t n_layers);
+/// The conditions on the number of layers, known from the header of a dataset: at most kernels::kMostLayers, topk over
+/// all layers has a whole budget per token, batch_topk one of at least one feature per batch. Throws a collective
+/// Error(usage).
+void check_layers(const Configuration&, std::int64_t n_layers);
+
+/// Warnings about values with which training runs but learns nothing.
+std::vector<std::string> idle_settings(const Configuration&);
 
 }  // namespace weft::transcoder

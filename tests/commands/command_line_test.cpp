@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "commands/request.hpp"
+#include "kernels/execution.hpp"
 #include "tests/test.hpp"
 
 using namespace weft;
@@ -42,7 +43,7 @@ Outcome shell(const Scratch& scratch, const std::string& command) {
   // Not a child of this test's MPI job: without its variables the program starts as a job of its own.
   const std::string line = fmt::format(
       "cd '{0}' && for v in $(env | grep -oE '^(OMPI|PMIX|PRTE)[A-Za-z0-9_]*' | grep -v ALLOW_RUN); do unset $v; done; "
-      "{1} > '{0}/out' 2> '{0}/err' < /dev/null",
+      "{{ {1}; }} > '{0}/out' 2> '{0}/err' < /dev/null",
       scratch.path.string(), command);
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(scratch.path / "out"), contents(scratch.path / "err")};
@@ -62,15 +63,34 @@ TEST_CASE("--help is one screen and names every command, option and exit code") 
   CHECK(help.code == 0);
   CHECK(help.err == "");
   CHECK(std::count(help.out.begin(), help.out.end(), '\n') <= 40);
-  for (const char* word : {"train INPUT",  "synth INPUT",     "evaluate CHECKPOINT",
-                           "inspect PATH", "benchmark INPUT", "report RUN",
-                           "--set",        "--defaults",      "--print-config",
-                           "--dry-run",    "--output",        "--walltime",
-                           "--resume",     "--compare",       "--tune",
-                           "--data",       "--help",          "--version",
-                           "0 finished",   "1 internal",      "2 input or usage",
-                           "3 data",       "4 numeric",       "5 communication",
-                           "6 I/O",        "75 stopped",      "93 no progress",
+  for (const char* word : {"train INPUT",
+                           "synth INPUT",
+                           "evaluate CHECKPOINT",
+                           "inspect PATH",
+                           "benchmark INPUT",
+                           "report RUN",
+                           "--set",
+                           "--defaults",
+                           "--print-config",
+                           "--dry-run",
+                           "--output",
+                           "--walltime",
+                           "--resume",
+                           "--compare",
+                           "--tune",
+                           "--data",
+                           "--start-id",
+                           "--help",
+                           "--version",
+                           "0 finished",
+                           "1 internal",
+                           "2 input or usage",
+                           "3 data",
+                           "4 numeric",
+                           "5 communication",
+                           "6 I/O",
+                           "75 stopped",
+                           "93 no progress",
                            "128+n"})
     CHECK_MESSAGE(help.out.find(word) != std::string::npos, word);
   CHECK(weft_with(scratch, "train --help").out == help.out);
@@ -132,6 +152,16 @@ TEST_CASE("wrong usage ends with 2 and suggests a correction") {
   says("evaluate", "weft evaluate needs its CHECKPOINT");
   says("train a.toml b.toml", "unexpected argument \"b.toml\" of weft train (it takes one argument without an option)");
   says("train a.toml --walltime 5m", "--walltime 5m is not a time (hours:minutes:seconds, as in 11:55:00)");
+  // A part of a name is completed; another word is not bent into a name of the same length.
+  says("train --out x a.toml", "unknown option \"--out\" of weft train (did you mean \"--output\"?)");
+  says("train --gpus 2 a.toml", "unknown option \"--gpus\" of weft train");
+  for (const char* option : {"--output", "--set", "--walltime", "--resume", "--start-id"})
+    says(fmt::format("train a.toml {} ''", option),
+         fmt::format("{} is empty (it takes a value); give one, or leave the option out", option));
+  says("evaluate runs/a --data ''", "--data is empty (it takes a value); give one, or leave the option out");
+  CHECK(weft_with(scratch, "train a.toml --walltime 00:00:00").err ==
+        "error: --walltime 00:00:00: run.walltime = \"00:00:00\" leaves no time for a step; give the time that the job "
+        "has, or \"\" for no limit\n");
   CHECK(weft_with(scratch, "train a.toml --set").code == 2);
   CHECK(weft_with(scratch, "train nothing.toml").err ==
         "error: nothing.toml: cannot be read (No such file or directory); give the path of an input file\n");
@@ -173,4 +203,134 @@ TEST_CASE("on several ranks texts and errors appear once, and all end with the s
   const std::string problem = "error: a.toml:2:1: unknown key \"stepz\" in [run]; did you mean \"steps\"?";
   CHECK(wrong.err.find(problem) != std::string::npos);
   CHECK(wrong.err.find(problem) == wrong.err.rfind(problem));
+}
+
+TEST_CASE("a text that cannot be printed ends with 6") {
+  const Scratch scratch;
+  scratch.file("a.toml", good);
+  for (const char* arguments : {"--help", "--version", "train --defaults", "train a.toml --print-config"}) {
+    const Outcome outcome = weft_with(scratch, std::string(arguments) + " > /dev/full");
+    CHECK_MESSAGE(outcome.code == 6, arguments);
+    CHECK(outcome.err.find("standard output cannot be written") != std::string::npos);
+    // A reader that has read enough is no error.
+    CHECK(weft_with(scratch, std::string(arguments) + " | head -n 1").err == "");
+  }
+}
+
+namespace {
+
+/// A dataset of 2 layers in data/, its input a.toml and a finished run of 2 steps in runs/a.
+struct Trained : Scratch {
+  std::string input =
+      "[data]\ntrain = \"data/train\"\nvalidation = \"data/validation\"\nbatch_tokens = 64\n"
+      "block_rows = 16\nwindow_rows = 64\n[transcoder]\nfeatures = 24\nk = 2\n[run]\nsteps = 2\n"
+      "[synthetic]\noutput = \"data\"\nlayers = 2\nd_model = 16\nfeatures = 16\nk = 2\ntokens = 200\n"
+      "validation_tokens = 64\n";
+  Trained() {
+    file("a.toml", input);
+    REQUIRE(weft_with(*this, "synth a.toml").code == 0);
+    REQUIRE(weft_with(*this, "train a.toml --output runs/a").code == 0);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a path that does not exist, or is of another kind, ends with 2 in every command and creates nothing") {
+  const Trained there;
+  const auto says = [&](const std::string& arguments, const std::string& expected) {
+    const Outcome outcome = weft_with(there, arguments);
+    CHECK_MESSAGE(outcome.code == 2, arguments);
+    CHECK_MESSAGE(outcome.err.find(expected) != std::string::npos, (arguments + ": " + outcome.err));
+  };
+  for (const char* command : {"train", "synth", "benchmark"})
+    says(std::string(command) + " nowhere", "nowhere: cannot be read");
+  says("evaluate nowhere", "nowhere: no such directory; name a checkpoint");
+  says("inspect nowhere", "nowhere: no such file or directory");
+  says("report nowhere", "nowhere: no such directory");
+  says("evaluate runs/a --data nowhere", "--data = \"nowhere\": no such directory (relative paths begin at ");
+  says("evaluate runs/a --data a.toml", "--data = \"a.toml\" is a file");
+  says("evaluate data/train", "data/train: a dataset, not a checkpoint");
+  says("evaluate a.toml", "a.toml: a file, not a checkpoint");
+  const std::string train = "train a.toml --output runs/b ";
+  says(train + "--set data.train=nowhere", "data.train = \"nowhere\": no such directory");
+  says(train + "--set data.validation=nowhere", "data.validation = \"nowhere\": no such directory");
+  says(train + "--set data.train=nowhere --dry-run", "data.train = \"nowhere\": no such directory");
+  CHECK_FALSE(std::filesystem::exists(there.path / "runs" / "b"));
+  says(train + "--resume sometimes",
+       "--resume sometimes: no such directory; name a checkpoint (RUN/checkpoints/step_XXXXXXXX), auto or never");
+  says(train + "--resume runs/a", "--resume runs/a: a run, not one of its checkpoints");
+  says(train + "--resume data/train", "--resume data/train: a dataset, not a checkpoint");
+  // A run without a checkpoint is one: nothing is wrong with the path.
+  for (const char* command : {"evaluate", "inspect"}) {
+    const Outcome outcome = weft_with(there, std::string(command) + " runs/b");
+    CHECK(outcome.code == 6);
+    CHECK(outcome.err.find("runs/b: no checkpoint") != std::string::npos);
+  }
+}
+
+TEST_CASE("results that cannot be printed end with 6") {
+  const Trained there;
+  for (const char* arguments :
+       {"evaluate runs/a", "inspect runs/a", "inspect data/train", "train a.toml --dry-run", "report runs/a"})
+    CHECK_MESSAGE(weft_with(there, std::string(arguments) + " > /dev/full").code == 6, arguments);
+  // The run itself is in files: a broken output does not end it.
+  CHECK(weft_with(there, "train a.toml --output runs/c > /dev/full").code == 0);
+}
+
+TEST_CASE("a run that cannot fit, or is for another machine, is refused before anything is created") {
+  const Trained there;
+  for (const char* dry : {"", " --dry-run"}) {
+    const Outcome outcome =
+        weft_with(there, std::string("train a.toml --output runs/b --set transcoder.features=268435456") + dry);
+    CHECK(outcome.code == 2);
+    for (const char* part :
+         {"of host memory (", "are available (transcoder.features = 268435456, data.batch_tokens = 64)",
+          "what fits: transcoder.features = "})
+      CHECK_MESSAGE(outcome.err.find(part) != std::string::npos, outcome.err);
+    // What the message says fits does fit.
+    const std::size_t at = outcome.err.find("what fits: transcoder.features = ") + 33;
+    const std::int64_t fits = std::atoll(outcome.err.c_str() + at);
+    CHECK(weft_with(there, fmt::format("train a.toml --dry-run --output runs/b --set transcoder.features={}", fits / 2))
+              .code == 0);
+  }
+  // The plan for another machine is not compared with this one.
+  CHECK(weft_with(there, "train a.toml --dry-run --set transcoder.features=268435456 --set parallel.world=4096").code ==
+        0);
+  const Outcome world = weft_with(there, "train a.toml --output runs/b --set parallel.world=8");
+  CHECK(world.code == 2);
+  CHECK(world.err.find("parallel.world = 8 only plans (this is no --dry-run)") != std::string::npos);
+  CHECK(weft_with(there, "train a.toml --output runs/b --set transcoder.k=1e-5").code == 2);
+  if (!kernels::kCudaBuild)
+    for (const char* precision : {"fp32", "bf16"}) {
+      const Outcome cuda = weft_with(
+          there,
+          fmt::format("train a.toml --output runs/b --set device.backend=cuda --set device.precision={}", precision));
+      CHECK(cuda.code == 2);
+      CHECK(cuda.err.find("is not available (built without CUDA)") != std::string::npos);
+      CHECK(cuda.err.find("take precision") == std::string::npos);
+    }
+  CHECK_FALSE(std::filesystem::exists(there.path / "runs" / "b"));
+}
+
+TEST_CASE("settings that train nothing are refused or warned about") {
+  const Trained there;
+  const auto warned = [&](const std::string& set) {
+    const Outcome outcome = weft_with(there, "train a.toml --dry-run --set " + set);
+    CHECK_MESSAGE(outcome.code == 0, outcome.err);
+    return outcome.err.find("warning: " + set.substr(0, set.find('='))) == 0 &&
+           outcome.err.find("nothing (") != std::string::npos;
+  };
+  CHECK(warned("optimizer.learning_rate=1e-9"));
+  CHECK(warned("optimizer.epsilon=10"));
+  CHECK_FALSE(warned("optimizer.learning_rate=1e-3"));
+  CHECK_FALSE(warned("optimizer.epsilon=1e-4"));
+  for (const char* set : {"optimizer.learning_rate=1e-60", "optimizer.learning_rate=1e60", "optimizer.epsilon=1e-60"})
+    CHECK(weft_with(there, std::string("train a.toml --dry-run --set ") + set).code == 2);
+}
+
+TEST_CASE("a start records its id") {
+  const Trained there;
+  CHECK(contents(there.path / "runs/a/run.json").find("start_id") == std::string::npos);
+  REQUIRE(weft_with(there, "train a.toml --output runs/id --start-id 7.1700000000").code == 0);
+  CHECK(contents(there.path / "runs/id/run.json").find("\"start_id\": \"7.1700000000\",\n") != std::string::npos);
 }

@@ -90,6 +90,8 @@ TEST_CASE("conditions between keys are reported with their position") {
         "blocks); take 300");
   CHECK(message(model + "k = 4\n[run]\nwalltime = '1h'\n") ==
         "a.toml:5:1: run.walltime = \"1h\" is not a time (hours:minutes:seconds); write it as \"11:55:00\"");
+  CHECK(message(model + "k = 4\n[run]\nwalltime = '0:00:00'\n")
+            .starts_with("a.toml:5:1: run.walltime = \"0:00:00\" leaves no time"));
   CHECK(message(model + "k = 4\n[optimizer]\nbeta2 = 1\ndecay_begin = 1.1\n[checkpoint]\nkeep = 1\n") ==
         "3 problems in the input\n"
         "a.toml:5:9: optimizer.beta2 = 1.0 is out of range (allowed: at least 0, less than 1)\n"
@@ -99,12 +101,43 @@ TEST_CASE("conditions between keys are reported with their position") {
 }
 
 TEST_CASE("topk over all layers needs a whole budget per token") {
-  transcoder::ModelSettings model;
-  model.activation = transcoder::Activation::topk;
-  model.scope = transcoder::Scope::all_layers;
-  model.k = 2.5;
-  CHECK_NOTHROW(transcoder::check_layers(model, 4));
-  CHECK_THROWS_AS(transcoder::check_layers(model, 3), Error);
+  Configuration c;
+  c.transcoder.activation = transcoder::Activation::topk;
+  c.transcoder.scope = transcoder::Scope::all_layers;
+  c.transcoder.k = 2.5;
+  CHECK_NOTHROW(transcoder::check_layers(c, 4));
+  CHECK_THROWS_AS(transcoder::check_layers(c, 3), Error);
+}
+
+TEST_CASE("batch_topk keeps at least one feature of a batch") {
+  CHECK(message("[transcoder]\nfeatures = 8\nk = 1e-4\n[data]\nbatch_tokens = 1000\n") ==
+        "a.toml:3:1: transcoder.k = 0.0001 keeps no feature (k * 1000 tokens = 0.1 rounds to 0 active features per "
+        "batch); "
+        "take a k of at least 0.001");
+  CHECK(message("[transcoder]\nfeatures = 8\nk = 5e-4\n[data]\nbatch_tokens = 1000\n") == "");
+  // One budget for all layers: known with the data.
+  Configuration c;
+  c.transcoder.scope = transcoder::Scope::all_layers;
+  c.transcoder.k = 1e-4;
+  c.data.batch_tokens = 1000;
+  CHECK_NOTHROW(transcoder::check_layers(c, 5));
+  CHECK_THROWS_AS(transcoder::check_layers(c, 4), Error);
+}
+
+TEST_CASE("a learning rate or epsilon that trains nothing is noticed, and usual ones are not") {
+  Configuration c;
+  c.transcoder.features = 32768;
+  CHECK(transcoder::idle_settings(c).empty());
+  c.optimizer.learning_rate = 1e-6;  // 1000 steps move a weight by a fifth
+  CHECK(transcoder::idle_settings(c).empty());
+  c.optimizer.learning_rate = 1e-11;
+  CHECK(transcoder::idle_settings(c).size() == 1);
+  c.run.steps = 1'000'000'000;  // enough in sum, but each step is rounded away ...
+  CHECK(transcoder::idle_settings(c).size() == 1);
+  c.optimizer.state = kernels::StatePolicy::bf16;  // ... to nearest; not if it is rounded stochastically
+  CHECK(transcoder::idle_settings(c).empty());
+  c.optimizer.epsilon = 1e-2;
+  CHECK(transcoder::idle_settings(c).size() == 1);
 }
 
 TEST_CASE("times are read exactly or not at all") {

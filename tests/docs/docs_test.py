@@ -10,7 +10,7 @@ docs_test.py REPOSITORY CHECK [WEFT]
 A block is fenced by ``` and its language. In `console`, lines after "$ " are commands ("\\" at the end continues), the rest is
 their output, which is not compared; "# exit N" after a command is the expected exit code. Commands in other blocks (`sh`) are not run,
 and a page of docs/ must give the reason in a line <!-- not run: reason --> before the block. Pages run in the order of their links in
-docs/README.md, in one folder with a small copy of inputs/quickstart.toml.
+docs/README.md, in one folder with a small copy of inputs/quickstart.toml and what the quickstart makes of it.
 """
 import os
 import re
@@ -173,6 +173,9 @@ def commands(repository, weft):
             if done.returncode != expected:
                 problems.append(f"{where}: {arguments[-1]!r} ended with {done.returncode}, expected {expected}:\n{done.stdout}")
 
+        # The README and the guide begin after scripts/quickstart.sh, which leaves these two.
+        for command in ("weft synth inputs/quickstart.toml", "weft train inputs/quickstart.toml"):
+            run("scripts/quickstart.sh", ["bash", "-c", command], 0)
         for page in pages(repository):
             inside = page.parent != repository
             for language, before, begin, content in blocks(page.read_text()):

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver of soak.sh. A round is one run with two injected faults that is restarted after each; its last checkpoint must then
-have the bytes, and its metrics the records, of an undisturbed run.
+have the bytes, and its metrics the records, of an undisturbed run. Besides the faults of WEFT_FAULT and SIGKILL from outside:
+
+  rival     a second job starts in the same directory while the first one runs: one of them trains, the other one is refused
+  node      all processes of the job and its launcher are killed at once, except one rank, which is stopped and wakes up after
+            the next job has started
+  disk      one read, write or fsync below checkpoints/ fails with EIO (failing_disk.c)
 
 The seed determines the faults before the first round: every point of the checkpoint protocol is killed at least three times
 (if there are enough rounds), and at least half of the faults are inside the protocol. Only the time of a kill from outside,
@@ -24,10 +29,13 @@ import program
 
 PROTOCOL = ("after-open", "mid-dataset", "before-close", "before-fsync", "before-manifest", "before-rename", "after-rename",
             "before-latest", "mid-delete")
-ELSEWHERE = ("step", "data-wait", "data-read", "collective", "outside")
+ELSEWHERE = ("step", "data-wait", "data-read", "collective", "outside", "rival", "node", "disk")
+# The only kind of fault at these points.
+KIND_AT = {"outside": "kill", "rival": "rival", "node": "node down", "disk": "eio"}
 EACH_POINT, PROTOCOL_SHARE = 3, 0.5
 # Kinds of faults and their relative frequency, after the kills at every protocol point.
 KINDS = {"kill": 60, "segfault": 8, "exit": 8, "throw": 8, "enospc": 6, "term": 5, "usr1": 5}
+OWNED = "belongs to another run"    # part of the message that refuses a second job
 STEPS, EVERY, LAYERS = 40, 5, 2
 # ranks -> (data axis, optimizer state, precision): all state policies and both axes.
 GRIDS = {1: (1, "fp32", "fp32"), 2: (2, "8bit", "bf16"), 3: (1, "bf16", "fp32"), 4: (2, "8bit", "fp32")}
@@ -77,7 +85,7 @@ def plan(rounds, rng):
     while len(faults) < 2 * rounds:
         inside = rng.random() < PROTOCOL_SHARE
         point = rng.choice(PROTOCOL if inside else ELSEWHERE)
-        kind = "kill" if point == "outside" else rng.choices(*zip(*KINDS.items()))[0]
+        kind = KIND_AT.get(point) or rng.choices(*zip(*KINDS.items()))[0]
         if kind == "enospc" and not inside:
             kind = "kill"  # a full disk affects checkpoints only
         faults.append(Fault(point, kind))
@@ -107,11 +115,11 @@ class Soak:
                                          state=state, precision=precision))
         return path
 
-    def start(self, ranks, run, fault=""):
+    def start(self, ranks, run, fault="", **variables):
         command = [self.binary, "train", str(self.source(ranks)), "--output", str(run)]
         if ranks > 1:
             command = ["mpiexec", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
-        environment = dict(os.environ, WEFT_FAULT=fault)
+        environment = dict(os.environ, WEFT_FAULT=fault, **variables)
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def reference(self, ranks):
@@ -160,14 +168,82 @@ class Soak:
         if process.poll() is None and victims:
             os.kill(self.rng.choice(victims), signal.SIGKILL)
 
+    def end_of(self, process):
+        """Exit code and output of a job; a job that hangs is ended with all its ranks."""
+        try:
+            output, _ = process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            for victim in [*children(process.pid), process.pid]:
+                os.kill(victim, signal.SIGKILL)
+            raise
+        return process.returncode, output
+
+    def rival(self, ranks, run, before):
+        """Two jobs in one directory."""
+        first = self.start(ranks, run)
+        time.sleep(self.rng.uniform(0, self.seconds[ranks]))
+        second = self.start(ranks, run)
+        ends = [self.end_of(job) for job in (first, second)]
+        trained = [output for code, output in ends if code == 0]
+        refused = [output for code, output in ends if code == 6 and OWNED in output]
+        assert trained and len(trained) + len(refused) == 2, ends
+        for _, output in ends:
+            self.check_start(output, before, newest(run))
+        return "refused" if refused else "one after the other"
+
+    def node_down(self, ranks, run):
+        """The node of the launcher and of all ranks but one goes down; the last rank does not know it yet when the next job starts."""
+        process = self.start(ranks, run)
+        time.sleep(self.rng.uniform(0, 0.9 * self.seconds[ranks]))
+        if process.poll() is not None:
+            return "missed"
+        of_job = [process.pid] if ranks == 1 else children(process.pid)
+        survivor = self.rng.choice(of_job) if of_job and ranks > 1 else None
+        if survivor:
+            os.kill(survivor, signal.SIGSTOP)
+        for victim in [process.pid, *of_job]:
+            if victim != survivor:
+                os.kill(victim, signal.SIGKILL)
+        process.communicate(timeout=300)
+        successor = self.start(ranks, run)
+        time.sleep(self.rng.uniform(0, 2))
+        if survivor:
+            os.kill(survivor, signal.SIGCONT)
+        code, output = self.end_of(successor)
+        # Rank 0 of the dead job may have been the survivor: then its lease is held until it wakes up.
+        assert code == 0 or (code == 6 and OWNED in output), (code, output)
+        return "taken over" if code == 0 else "refused, then taken over"
+
+    def failing_disk(self, ranks, run):
+        mark = self.folder / "failed"
+        mark.unlink(missing_ok=True)
+        order = f"{self.rng.randrange(ranks)}:{self.rng.randint(1, 100)}:{mark}"
+        code, output = self.end_of(self.start(ranks, run, WEFT_EIO=order, LD_PRELOAD=str(self.disk())))
+        if not mark.exists():
+            return "missed"
+        assert code in (0, 6), (order, code, output)
+        return "continued" if code == 0 else "previous one"
+
+    def disk(self):
+        library = self.folder / "failing_disk.so"
+        if not library.exists():
+            source = Path(__file__).with_name("failing_disk.c")
+            subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"], check=True)
+        return library
+
     def inject(self, injected, ranks, run, is_last):
         before = newest(run)
+        if injected.point == "rival":
+            return self.rival(ranks, run, before)
+        if injected.point == "node":
+            return self.node_down(ranks, run)
+        if injected.point == "disk":
+            return self.failing_disk(ranks, run)
         fault = "" if injected.point == "outside" else self.order(injected, ranks, run, is_last)
         process = self.start(ranks, run, fault)
         if injected.point == "outside":
             self.kill_from_outside(process, ranks)
-        output, _ = process.communicate(timeout=300)
-        code = process.returncode
+        code, output = self.end_of(process)
         self.check_start(output, before)
         if code == 0:
             # One failed write costs a checkpoint, not the run. A kill from outside may come too late.
@@ -187,11 +263,12 @@ class Soak:
         return "previous one"
 
     @staticmethod
-    def check_start(output, before):
-        """After any fault all checkpoints are valid, and the run resumes from the newest."""
+    def check_start(output, before, after=None):
+        """After any fault all checkpoints are valid, and the run resumes from the newest: of step `before`, or of one up to `after`
+        if another job may have written it."""
         assert "rejected" not in output, output
         begun = re.search(r"(resuming after|starting at) step (\d+) of", output)
-        assert not begun or int(begun.group(2)) == before, (before, output)
+        assert not begun or before <= int(begun.group(2)) <= (before if after is None else after), (before, after, output)
 
     def round(self, number, faults, ranks, log):
         whole = self.reference(ranks)
@@ -210,11 +287,15 @@ class Soak:
                     if before.exists():
                         shutil.copytree(before, run)
             results.append(Result(injected.point, injected.kind, ranks, outcome))
-        before = newest(run)
-        process = self.start(ranks, run)
-        output, _ = process.communicate(timeout=300)
-        self.check_start(output, before)
-        assert process.returncode == 0, output
+        # A survivor of a node that is down may hold the directory for some seconds more.
+        for _ in range(10):
+            before = newest(run)
+            code, output = self.end_of(self.start(ranks, run))
+            self.check_start(output, before)
+            if code != 6 or OWNED not in output:
+                break
+            time.sleep(1)
+        assert code == 0, output
         shards, records = self.outcome(run)
         assert shards == whole[0], "the last checkpoint differs: " + ", ".join(
             name for name in whole[0] if shards.get(name) != whole[0][name])
@@ -244,7 +325,7 @@ def table(log):
     order = {point: i for i, point in enumerate(PROTOCOL + ELSEWHERE)}
     lines = ["| point | kind | faults | found afterwards |", "|---|---|---:|---|"]
     for (point, kind), total in sorted(collections.Counter((b.point, b.kind) for b in log).items(),
-                                       key=lambda item: (order[item[0][0]], list(KINDS).index(item[0][1]))):
+                                       key=lambda item: (order[item[0][0]], [*KINDS, *KIND_AT.values()].index(item[0][1]))):
         found = ", ".join(f"{n} {outcome}" for (p, k, outcome), n in sorted(counts.items()) if (p, k) == (point, kind))
         lines.append(f"| {point} | {kind} | {total} | {found} |")
     return "\n".join(lines)

@@ -391,3 +391,24 @@ TEST_CASE("no text crashes the program, however deeply nested or damaged") {
   }
   CHECK(errors > 3000);  // most mutations are invalid
 }
+
+TEST_CASE("a name is suggested only if it is near") {
+  const std::vector<std::string> names = {"train",         "synth", "evaluate", "data",
+                                          "learning_rate", "seed",  "output",   "set"};
+  const auto suggests = [&](const char* word, const char* expected) {
+    CHECK_MESSAGE(input::nearest(word, names) == expected, word);
+  };
+  suggests("trian", "train");
+  suggests("Train", "train");
+  suggests("lerning_rte", "learning_rate");
+  suggests("eval", "evaluate");  // a beginning
+  suggests("out", "output");
+  suggests("rate", "learning_rate");  // a part
+  suggests("seed_value", "seed");
+  suggests("path", "");  // two letters of four differ from "data"
+  suggests("foo", "");
+  suggests("lr", "");
+  suggests("plot", "");
+  suggests("best", "");
+  suggests("", "");
+}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static checks of the shipped job scripts; run.sh runs them.
+"""Checks of the shipped job scripts without a scheduler: their text, and what they do after each end of the program, with
+launchers and scheduler commands that only pretend. run.sh and nodes.sh run them under a real Slurm.
 
 jobscripts_test.py REPOSITORY
 
@@ -7,8 +8,11 @@ jobscripts_test.py REPOSITORY
 well-formed, not that a server grants the request.
 """
 import difflib
+import os
 import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 WALLTIME = r"\d{1,3}:[0-5]\d:[0-5]\d"
@@ -70,8 +74,8 @@ def problems_of_pbs(text):
         found.append("ncpus is not mpiprocs times ompthreads")
     if "--walltime" not in text:
         found.append("PBS sends no notice: the program needs --walltime")
-    if not re.search(r'\$code -eq 75 \]\]; then qsub "\$0"', text):
-        found.append("code 75 does not submit the next job")
+    if not re.search(r'\$code -eq 75 \]\]; then\n(.*\n){3,4}.*qsub -v WEFT_INPUT,WEFT_RUN,WEFT_NOTICE,WEFT_REQUEUES "\$0"', text):
+        found.append("code 75 does not submit the next job with its variables")
     return found
 
 
@@ -84,13 +88,15 @@ def problems_of_slurm(text, site=False):
         "the job may be requeued": "--requeue" in directives,
         "every rank sees the GPUs of its node": "--gpu-bind=none" in directives and not any("gpus-per-task" in d for d in directives),
         "USR1 reaches the ranks": re.fullmatch(r"--signal=USR1@\d+" if by_srun else r"--signal=B:USR1@\d+", signal),
-        "requeued only on 75 and while RUNNING":
-            re.search(r'\$code -eq 75 && \$\(squeue [^)]*\) == RUNNING \]\]; then\s+(#.*\s+)*scontrol requeue', text),
-        "a chain ends on any code but 75": '[[ $code -eq 75 ]] || scancel' in text,
+        "requeued only on 75 and TERM": re.search(r'elif \[\[ \$code -eq 75 \|\| \$code -eq 143 \]\]; then\n.*\n.*\n  requeue\nfi\n', text),
+        "requeued only while RUNNING":
+            re.search(r'\[\[ \$state == RUNNING \]\] \|\| return 0\n +if scontrol requeue "\$SLURM_JOB_ID"', text),
+        "a chain ends unless stopped or lost": '[[ $code -eq 75 || $code -eq 5 || $code -gt 128 ]] || scancel' in text,
     }
     if by_srun:
         wanted["srun --mpi=pmix"] = site or re.search(r"^srun --mpi=pmix ", text, re.M)
         wanted["ranks may exit one after the other"] = "--kill-on-bad-exit=0" in text
+        wanted["ranks are bound to adjacent cores"] = "--cpu-bind=cores --distribution=block:block" in text
         wanted["srun in the foreground"] = not re.search(r"^srun .*(?:\\\n.*)*&\s*$", text, re.M)
     return [f"violated: {rule}" for rule, so in wanted.items() if not so]
 
@@ -98,15 +104,20 @@ def problems_of_slurm(text, site=False):
 def problems_of(text, site=False):
     found = []
     lines = text.splitlines()
-    if len(lines) > 60:
-        found.append(f"{len(lines)} lines, the limit is 60")
+    if len(lines) > 105:
+        found.append(f"{len(lines)} lines, the limit is 105")
     if "# Edit:" not in "\n".join(lines[:6]):
         found.append("the first lines do not state what to edit")
     for trapped in re.findall(r"^\s*trap .*?([A-Z0-9]+)$", text, re.M):
         if trapped != "USR1":
             found.append(f"traps {trapped} (TERM must end the script; a trap of CONT loses a USR1)")
-    if "mpirun" in re.sub(r"#.*", "", text) and "forward mpirun" not in text:
-        found.append("mpirun in the foreground: the script would receive USR1 too late")
+    if re.search(r"^mpirun=", text, re.M):
+        if 'forward "${mpirun[@]}"' not in text:
+            found.append("mpirun in the foreground: the script would receive USR1 too late")
+        if not re.search(r"^mpirun=\(mpirun -x PATH \$\{LD_LIBRARY_PATH:\+-x LD_LIBRARY_PATH\} --map-by \"slot:PE=", text, re.M):
+            found.append("mpirun does not pass the search paths on, or does not bind the ranks")
+    if "weft=" in text and ('--start-id "$start"' not in text or 'code=$(confirmed "$code")' not in text):
+        found.append("the launcher's code is not compared with the record of this start")
     if re.search(r"^#SBATCH ", text, re.M):
         found += problems_of_slurm(text, site)
     if re.search(r"^#PBS ", text, re.M):
@@ -142,11 +153,118 @@ def self_check(generic):
         assert problems_of_pbs_line(line), line
     slurm, mpirun, pbs = generic["slurm.sbatch"], generic["slurm_mpirun.sbatch"], generic["pbs.pbs"]
     for text, change in ((slurm, ("USR1@", "B:USR1@")), (slurm, ("exit=0", "exit=1")), (slurm, ("=append", "=truncate")),
-                         (slurm, ("pmix", "none")), (slurm, ("set -eu", "trap : CONT\nset -eu")), (slurm, ("-eq 75 &&", "-ne 0 &&")),
-                         (slurm, (" == RUNNING", "")), (slurm, ("|| code=$?\n#", "&\n#")), (mpirun, ("B:USR1", "USR1")),
-                         (mpirun, ("forward mpirun", "mpirun")), (pbs, ("--walltime", "--wait")), (pbs, (":ngpus=4", ":ngpus=3")),
-                         (pbs, ("-eq 75", "-ne 0"))):
+                         (slurm, ("pmix", "none")), (slurm, ("set -eu", "trap : CONT\nset -eu")), (slurm, ("-eq 143 ]]; then", "-ne 0 ]]; then")),
+                         (slurm, (" == RUNNING", "")), (slurm, ("|| code=$?\n\n#", "&\n\n#")), (mpirun, ("B:USR1", "USR1")),
+                         (slurm, ("confirmed \"$code\"", "echo \"$code\"")), (slurm, ("|| $code -gt 128 ]] || scancel", "]] || scancel")),
+                         (slurm, (" --cpu-bind=cores", "")), (mpirun, ("-x PATH", "")), (mpirun, (" --start-id \"$start\"", "")),
+                         (mpirun, ("forward \"$", "\"$")), (pbs, ("--walltime", "--wait")), (pbs, (":ngpus=4", ":ngpus=3")),
+                         (pbs, ("$code -eq 75 ]]; then", "$code -ne 0 ]]; then")), (pbs, ("qsub -v WEFT_INPUT,", "qsub -v "))):
         assert change[0] in text and problems_of(text.replace(*change)), change
+
+
+# A launcher: writes run.json as the program would, with the start's id or another one, and returns its own code.
+LAUNCHER = r"""
+echo "$*" >launched
+while [ $# -gt 0 ]; do
+  case $1 in --output) run=$2 ;; --start-id) id=$2 ;; esac
+  shift
+done
+[ "$OWN" = True ] || id=another
+mkdir -p "$run"
+[ "$WRITTEN" = False ] || printf '{\n  "start_id": "%s",\n  "input": {\n    "steps": 600\n  },\n  "exit": {\n    "code": %s\n  },\n  "step": %s\n}\n' \
+  "$id" "$RECORDED" "$STEP" >"$run/run.json"
+exit "$RETURNED"
+"""
+# A scheduler command: notes its arguments and variables; fails as often as FAILURES says.
+COMMAND = r"""
+name=${0##*/}
+before=$(grep -cs "^$name" called)
+echo "$name $* WEFT_INPUT=$WEFT_INPUT WEFT_RUN=$WEFT_RUN WEFT_NOTICE=$WEFT_NOTICE WEFT_REQUEUES=$WEFT_REQUEUES" >>called
+case $name in
+  squeue | qsub) [ "${before:-0}" -ge "${FAILURES:-0}" ] || exit 1 ;;
+  qstat) echo "    Resource_List.walltime = 01:00:00" ;;
+esac
+[ "$name" != squeue ] || echo "${STATE:-RUNNING}"
+"""
+
+
+class Rehearsal:
+    """Runs the scripts with such commands first in PATH."""
+
+    def __init__(self, folder, scratch):
+        self.folder, self.scratch, self.found = folder, scratch, []
+        (scratch / "bin").mkdir()
+        for names, body in ((("srun", "mpirun"), LAUNCHER), (("squeue", "scontrol", "scancel", "qstat", "qsub"), COMMAND), (("sleep", "module"), "")):
+            for name in names:
+                path = scratch / "bin" / name
+                path.write_text(f"#!/bin/sh\n{body}")
+                path.chmod(0o755)
+
+    def run(self, script, launcher, recorded, own=True, written=True, step=300, **variables):
+        """The exit code, the output and the scheduler's commands of a job whose launcher returned one code while the program
+        recorded another (None: still running)."""
+        for name in ("called", "launched"):
+            (self.scratch / name).unlink(missing_ok=True)
+        (self.scratch / "nodes").write_text("n1\nn1\n")
+        environment = {"PATH": f"{self.scratch / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS": "2",
+                       "PBS_JOBID": "7.server", "PBS_O_WORKDIR": str(self.scratch), "PBS_NODEFILE": str(self.scratch / "nodes"),
+                       "RETURNED": str(launcher), "RECORDED": "null" if recorded is None else str(recorded), "OWN": str(own), "WRITTEN": str(written),
+                       "STEP": str(step), **variables}
+        text = (self.folder / script).read_text().replace("source /etc/profile.d/modules.sh", "")
+        copy = self.scratch / "script"
+        copy.write_text(text)
+        done = subprocess.run(["bash", str(copy), "in.toml", "runs/a"], cwd=self.scratch, env=environment, capture_output=True, text=True,
+                              check=False, timeout=60)
+        called = (self.scratch / "called").read_text() if (self.scratch / "called").exists() else ""
+        return done.returncode, done.stdout + done.stderr, called
+
+    def expect(self, what, got, code, commands=(), without=()):
+        returned, output, called = got
+        if returned != code or not all(c in called for c in commands) or any(c in called for c in without):
+            self.found.append(f"{what}: ended with {returned} (expected {code}), commands:\n{called}{output}")
+
+    def problems(self):
+        chain = {"WEFT_CHAIN": "c"}
+        for script in ("apptainer.sbatch", "kestrel/train.sbatch"):   # the same functions as in slurm.sbatch, see main
+            self.expect(f"{script}: stopped with more to do", self.run(script, 75, 75), 75, ["requeue 7"])
+            self.expect(f"{script}: node lost, the launcher returns 0", self.run(script, 0, None), 5, without=["requeue"])
+        for script in ("slurm.sbatch", "slurm_mpirun.sbatch"):
+            run = lambda *arguments, script=script, **options: self.run(script, *arguments, **options)
+            say = lambda what, script=script: f"{script}: {what}"
+            self.expect(say("finished"), run(0, 0), 0, without=["requeue"])
+            self.expect(say("stopped with more to do"), run(75, 75), 75, ["requeue 7"])
+            self.expect(say("stopped, ranks killed while they exited"), run(137, 75), 75, ["requeue 7"])
+            self.expect(say("node lost, the launcher returns 0"), run(0, None), 5, without=["requeue"])
+            self.expect(say("never started, the launcher returns 0"), run(0, 0, own=False), 5, without=["requeue"])
+            self.expect(say("no record at all"), run(0, 0, written=False), 5, without=["requeue"])
+            self.expect(say("preempted"), run(143, 143), 143, ["requeue 7"])
+            self.expect(say("cancelled"), run(143, 143, STATE="COMPLETING"), 143, ["squeue"], without=["requeue"])
+            self.expect(say("failed"), run(3, 3), 3, without=["requeue"])
+            self.expect(say("refused before a record"), run(2, 75, own=False), 2, without=["requeue"])
+            self.expect(say("scheduler unreachable twice"), run(75, 75, FAILURES="2"), 75, ["requeue 7"])
+            self.expect(say("scheduler unreachable"), run(75, 75, FAILURES="99"), 75, ["squeue"], without=["requeue"])
+            self.expect(say("ten requeues, little progress"), run(75, 75, step=5, SLURM_RESTART_COUNT="10"), 93, without=["requeue"])
+            self.expect(say("twenty requeues, enough progress"), run(75, 75, step=150, SLURM_RESTART_COUNT="20"), 75, ["requeue 7"])
+            self.expect(say("chain, finished"), run(0, 0, **chain), 0, ["scancel", "--name=c"])
+            self.expect(say("chain, stopped"), run(75, 75, **chain), 75, without=["scancel", "requeue"])
+            self.expect(say("chain, node lost"), run(0, None, **chain), 5, without=["scancel", "requeue"])
+            self.expect(say("chain, killed"), run(143, 143, **chain), 143, without=["scancel", "requeue"])
+            self.expect(say("chain, no progress"), run(93, 93, **chain), 93, ["scancel"])
+            launched = (self.scratch / "launched").read_text()
+            if "--start-id 7." not in launched:
+                self.found.append(f"{script}: the start has no id: {launched}")
+            if list((self.scratch / "runs" / "a").glob(".*")):
+                self.found.append(f"{script}: files are left in the run directory")
+        for script in ("pbs.pbs", "abci/train.pbs"):
+            run = lambda *arguments, script=script, **options: self.run(script, *arguments, **options)
+            again = ["qsub -v WEFT_INPUT,WEFT_RUN,WEFT_NOTICE,WEFT_REQUEUES", "WEFT_INPUT=my.toml", "WEFT_RUN=runs/b", "WEFT_NOTICE=100"]
+            mine = {"WEFT_INPUT": "my.toml", "WEFT_RUN": "runs/b", "WEFT_NOTICE": "100"}
+            self.expect(f"{script}: finished", run(0, 0, **mine), 0, without=["qsub"])
+            self.expect(f"{script}: stopped", run(75, 75, **mine), 75, [*again, "WEFT_REQUEUES=1"])
+            self.expect(f"{script}: node lost", run(0, None, **mine), 5, without=["qsub"])
+            self.expect(f"{script}: server unreachable twice", run(75, 75, FAILURES="2", **mine), 75, again)
+            self.expect(f"{script}: little progress", run(75, 75, step=5, WEFT_REQUEUES="10", **mine), 93, without=["qsub"])
+        return self.found
 
 
 def main():
@@ -157,11 +275,12 @@ def main():
     self_check(text)
     found = [f"{name}: {problem}" for name, script in text.items() for problem in problems_of(script, site="/" in name)]
 
-    # forward() is tested in slurm_mpirun.sbatch; it must be identical elsewhere.
-    forward = re.compile(r"^forward\(\) \{.*?^\}", re.M | re.S)
-    known = forward.search(text["slurm_mpirun.sbatch"])[0]
-    found += [f"{name}: forward() differs from that of slurm_mpirun.sbatch" for name, script in text.items()
-              if "forward" in script and forward.findall(script) != [known]]
+    # Scripts are copied one by one, so each has its own functions: identical ones.
+    for function in ("forward", "confirmed", "worthwhile", "recorded", "requeue"):
+        pattern = re.compile(rf"^{function}\(\) \{{(?: .* \}}$|.*?^\}})", re.M | re.S)
+        known = pattern.search(text["slurm_mpirun.sbatch"])[0]
+        found += [f"{name}: {function}() differs from that of slurm_mpirun.sbatch" for name, script in text.items()
+                  if name != "chain.sh" and re.search(rf"\b{function}\b", re.sub(r"#.*", "", script)) and pattern.findall(script) != [known]]
 
     difference = list(difflib.unified_diff(without_site(text["slurm.sbatch"]).splitlines(),
                                            without_site(text["apptainer.sbatch"]).splitlines(), lineterm=""))
@@ -169,6 +288,8 @@ def main():
     found += [f"kestrel/train.sbatch: {line}" for line in
               unmarked(text["slurm.sbatch"], text["kestrel/train.sbatch"], r"#SBATCH --(nodes|cpus-per-task|account)=|usage=")]
     found += [f"abci/train.pbs: {line}" for line in unmarked(text["pbs.pbs"], text["abci/train.pbs"], r'  echo "train\.pbs:')]
+    with tempfile.TemporaryDirectory(prefix="weft_jobscripts_") as scratch:
+        found += Rehearsal(folder, Path(scratch)).problems()
     print("\n".join(found) or f"{len(text)} job scripts, no problems")
     return 1 if found else 0
 

@@ -2,139 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The shipped job scripts under a real Slurm: a private one on this machine (start_slurm.sh), with a reduced quickstart input and
-# two ranks per job. Every job script is edited as a user would: only the lines named in its header.
+# two ranks per job. Every job script is edited as a user would: only the lines named in its header. nodes.sh: several nodes.
 #
 #   bash tests/scheduler/run.sh [WEFT]       default build/cpu-release/weft; needs scripts/setup.sh --scheduler
 #
 # Exit codes: 0 all cases passed; 1 a case failed, its log is shown; 77 Slurm cannot be started here.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-weft=$(realpath "${1:-$root/build/cpu-release/weft}")
-scratch=$(mktemp -d /tmp/weft_scheduler.XXXXXX)   # short path: it contains Unix sockets
-started=$SECONDS
-PATH=$(dirname "$weft"):$PATH:/usr/sbin
-export PATH
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive OMPI_MCA_mpi_yield_when_idle=1
-
-# --- Tools ----------------------------------------------------------------------------------------------------------------
-
-# left: processes of this test that are still running, by their working folder.
-left() {
-  local pid
-  for pid in $(find /proc/[0-9]* -maxdepth 1 -name cwd -lname "$scratch*" -printf '%h\n' 2>/dev/null | cut -d/ -f3); do
-    if [[ $pid -ne $$ ]] && grep -qs . "/proc/$pid/cmdline"; then echo "$pid"; fi
-  done
-}
-
-# processes RUN: processes with this run on their command line: programs, launchers and job scripts.
-processes() { { grep -la -- "[r]uns/$1" /proc/[0-9]*/cmdline 2>/dev/null || true; } | cut -d/ -f3; }
-
-# stopped RUN: ranks of weft that have stopped themselves (fault "stop"). thaw RUN continues them.
-stopped() {
-  local pid
-  for pid in $(processes "$1"); do
-    if [[ $(readlink "/proc/$pid/exe") == "$weft" ]] && grep -qs "^State:.T" "/proc/$pid/status"; then echo "$pid"; fi
-  done
-}
-frozen() { [[ $(stopped "$1" | wc -l) -eq 2 ]]; }
-usr1_pending() {   # True if USR1 is pending for all of them
-  local pid
-  for pid in $(stopped "$1"); do
-    ((0x$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$pid/status") & 1 << 9)) || return 1
-  done
-}
-thaw() { stopped "$1" | xargs -r kill -CONT; }
-
-finish() {
-  local code=$? pid
-  trap - EXIT
-  thaw ""
-  if [[ -e $scratch/slurm/slurm.conf ]] && ! bash "$root/tests/scheduler/start_slurm.sh" stop "$scratch/slurm"; then code=1; fi
-  cd /
-  for _ in 1 2 3 4 5; do [[ -z $(left) ]] || sleep 0.5; done
-  for pid in $(left); do
-    echo "still running: $(tr '\0' ' ' <"/proc/$pid/cmdline")"
-    kill -KILL "$pid" 2>/dev/null
-    code=1
-  done
-  rm -rf "$scratch"
-  if [[ $code -eq 0 ]]; then echo "all cases passed, in $((SECONDS - started)) s"; fi
-  exit "$code"
-}
-trap finish EXIT
-
-# fail WHAT [FILE...]: ends this test and shows the files.
-fail() {
-  local file
-  echo "FAILED: $1"
-  shift
-  for file in "$@"; do
-    echo "--- $file"
-    tail -n 40 "$file"
-  done
-  exit 1
-}
-
-held() { echo "passed, $((SECONDS - started)) s: $*"; }
-
-# await SECONDS WHAT COMMAND... Limit for all cases together: 8 minutes. Killing this test from outside would leave a Slurm running.
-await() {
-  local limit=$((SECONDS + $1)) what=$2
-  shift 2
-  until "$@"; do
-    if ((SECONDS >= limit || SECONDS >= started + 480)); then
-      squeue
-      fail "timeout: $what" ./*.log
-    fi
-    sleep 0.2
-  done
-}
-
-value() { scontrol --oneliner show job "$1" | grep -o " $2=[^ ]*" | head -n 1 | cut -d= -f2; }
-ended() { [[ $(value "$1" JobState) =~ ^(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)$ ]]; }
-log_of() { value "$1" StdOut; }
-
-# expect_end JOB STATE CODE RESTARTS: waits for the end of the job and checks how it ended.
-expect_end() {
-  await 120 "the end of job $1" ended "$1"
-  local found
-  found="$(value "$1" JobState) $(value "$1" ExitCode) $(value "$1" Restarts)"
-  [[ $found == "$2 $3 $4" ]] || fail "job $1 ($(value "$1" JobName)) ended as $found, not as $2 $3 $4" "$(log_of "$1")" "$(value "$1" StdErr)"
-}
-expect_line() { grep -qE -- "$2" "$1" || fail "no \"$2\" in $1" "$1"; }
-
-newest() { basename "$(printf '%s\n' "runs/$1"/checkpoints/step_???????? | tail -n 1)"; }
-
-# Compares the bytes of the last checkpoint of two runs.
-same_parameters() {
-  local last=checkpoints/step_00000600 rank
-  for rank in 0 1; do
-    cmp "$1/$last/rank_0000$rank.h5" "$2/$last/rank_0000$rank.h5" || fail "the parameters of $1 and $2 differ"
-  done
-}
-
-# --- A Slurm, data, an input ----------------------------------------------------------------------------------------------
-
-cd "$scratch"
-# A port that a concurrent test is unlikely to use, and as many simulated CPUs and GPUs as all jobs together request.
-export SLURM_TEST_PORT=$((20000 + $$ % 12000)) SLURM_TEST_CPUS=128 SLURM_TEST_GPUS=32
-bash "$root/tests/scheduler/start_slurm.sh" start "$scratch/slurm" >slurm.log 2>&1 || {
-  code=$?
-  cat slurm.log
-  [[ $code -eq 77 ]] || echo "skipped: Slurm cannot be started here (its log is above)"
-  if [[ $code -eq 77 ]]; then echo "skipped: Slurm is not installed (scripts/setup.sh --scheduler)"; fi
-  exit 77
-}
-# shellcheck source=/dev/null
-source "$scratch/slurm/env.sh"
-held "private Slurm started"
-
-small=(--set synthetic.output=data --set synthetic.layers=2 --set synthetic.tokens=8000 --set synthetic.validation_tokens=500
-  --set data.train=data/train --set data.validation=data/validation --set data.batch_tokens=256
-  --set run.steps=600 --set checkpoint.every=100 --set log.every=50)
-weft train "$root/inputs/quickstart.toml" "${small[@]}" --print-config >quickstart.toml
-weft synth "$root/inputs/quickstart.toml" "${small[@]}" >synth.log
+# shellcheck source=tests/scheduler/tools.sh
+source "$(dirname "${BASH_SOURCE[0]}")/tools.sh"
 
 # Slurm accepts every script as shipped.
 for script in slurm slurm_mpirun apptainer; do
@@ -143,15 +19,8 @@ done
 sbatch --test-only --nodes=1 --mem=0 "$root/jobscripts/kestrel/train.sbatch" quickstart.toml runs/none 2>test_only.log ||
   fail "kestrel/train.sbatch is refused" test_only.log
 
-# Two ranks with one core each, and a notice of 10 s: Slurm checks every 30 s, so it arrives 20 to 50 s after the start of a one-minute job.
-edited() {
-  sed -e 's/^#SBATCH --ntasks-per-node=.*/#SBATCH --ntasks-per-node=2/' -e 's/^#SBATCH --gpus-per-node=.*/#SBATCH --gpus-per-node=2/' \
-    -e 's/^#SBATCH --cpus-per-task=.*/#SBATCH --cpus-per-task=1/' -e 's/USR1@180$/USR1@10/' \
-    -e 's/^#PBS -l select=.*/#PBS -l select=1:ncpus=2:mpiprocs=2:ompthreads=1/' "$root/jobscripts/$1"
-}
 edited slurm.sbatch >srun.sbatch
 edited slurm_mpirun.sbatch >mpirun.sbatch
-submit() { sbatch --parsable "$@"; }
 
 # --- Start of all cases: they mostly wait, so they run concurrently -----------------------------------------------------
 
@@ -190,13 +59,19 @@ for _ in 1 2; do WEFT_FAULT=step:0:1:kill weft train quickstart.toml --output ru
 bash "$root/jobscripts/chain.sh" weft_stuck 3 srun.sbatch quickstart.toml runs/stuck >stuck.log
 mapfile -t stuck < <(sed 's/.* //' stuck.log)
 
-# 9. The shell logic of the PBS script under the Torque commands of Slurm. Its #PBS lines are checked by jobscripts_test.py.
-# These commands do not provide the node file.
-# shellcheck disable=SC2016
-edited pbs.pbs | sed -e 's/^#PBS -l walltime=.*/#PBS -l walltime=00:02:00/' \
-  -e '/^# --- This site/a PBS_NODEFILE=$(generate_pbs_nodefile)' >torque.pbs
+# 9. --resume never holds for the first start of a job: the requeued one continues it. The directory holds another run.
+weft train quickstart.toml --output runs/never --set run.steps=30 >never.log
+never=$(WEFT_FAULT=step:0:50:usr1 submit --job-name=never srun.sbatch quickstart.toml runs/never --resume never)
+
+# 10. The shell logic of the PBS script under the Torque commands of Slurm. Its #PBS lines are checked by jobscripts_test.py.
+# These commands do not provide the node file. As under PBS, a job has the environment of a login, and the variables of -v: the fault is
+# one of the first job alone, input and run are handed on by the script.
+# shellcheck disable=SC2016   # expanded in the job
+site=$(printf '%s; ' "source $scratch/slurm/env.sh" "export PATH=$PATH OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive OMPI_MCA_mpi_yield_when_idle=1" \
+  'PBS_NODEFILE=$(generate_pbs_nodefile)')
+edited pbs.pbs | sed -e 's/^#PBS -l walltime=.*/#PBS -l walltime=00:02:00/' -e "/^# --- This site/a $site" >torque.pbs
 pbs_began=$SECONDS
-WEFT_FAULT='step:*:300:stop' WEFT_INPUT=quickstart.toml WEFT_RUN=runs/pbs WEFT_NOTICE=102 qsub torque.pbs >pbs_submit.log 2>&1 ||
+qsub -v "WEFT_FAULT=step:*:300:stop,WEFT_INPUT=quickstart.toml,WEFT_RUN=runs/pbs,WEFT_NOTICE=102" torque.pbs >pbs_submit.log 2>&1 ||
   fail "qsub refused the script" pbs_submit.log
 pbs=$(sed 's/\..*//' pbs_submit.log)
 
@@ -213,7 +88,7 @@ expect_end "$wrong" FAILED 2:0 0
 expect_line "$(log_of "$wrong")" 'SLURM_STEP_NUM_TASKS says that 2 processes were started .* start with "srun --mpi=pmix"'
 held "a wrong launch is refused with code 2 and the right suggestion"
 
-await 60 "the end of the job with a dead rank" ended "$dead"
+await 120 "the end of the job with a dead rank" ended "$dead"   # the script waits half a minute for a record
 [[ $(value "$dead" JobState) == FAILED && $(value "$dead" Restarts) -eq 0 ]] || fail "a dead rank" "$(log_of "$dead")"
 [[ -z $(processes dead) ]] || fail "processes of the job with a dead rank are still running"
 held "a dead rank ends the job ($(grep 'weft ended' "$(log_of "$dead")"))"
@@ -271,5 +146,12 @@ expect_line "$log" "resuming after step 3[0-9][1-9]"
 expect_line "$log" "starting at step 0 of 600"      # from the first start: the log was not truncated
 same_parameters runs/whole runs/limit
 held "Slurm's notice before the limit: checkpoint, 75, requeue, resume, finish, the same parameters"
+
+expect_end "$never" COMPLETED 0:0 1
+expect_line "$(log_of "$never")" "starting at step 0 of 600"
+expect_line "$(log_of "$never")" "resuming after step 52"
+same_parameters runs/whole runs/never
+[[ -z $(find runs -name '.*') ]] || fail "the scripts left files: $(find runs -name '.*')"
+held "--resume never: the first start of the job only"
 
 [[ -z $(squeue -h) ]] || fail "jobs are still in the queue: $(squeue)"

@@ -10,13 +10,14 @@
 #
 # Environment: SLURM_TEST_NODES=1 SLURM_TEST_CPUS=4 SLURM_TEST_GPUS=4   per node, all may be fictitious
 #   SLURM_TEST_PARTITIONS=test (comma separated, the first is the default)  SLURM_TEST_FEATURES= (--constraint)
+#   SLURM_TEST_PREEMPT=  seconds of grace: jobs of a later partition preempt and requeue those of an earlier one
 #   SLURM_TEST_KILLWAIT=5   seconds from SIGTERM to SIGKILL (sites: 30 or more)
 #   SLURM_TEST_PORT=26817   slurmctld; the slurmd of node i listens on PORT+i
 #
 # Exit codes: 0 done; 1 failed; 2 usage error; 77 the programs are not installed
 set -euo pipefail
 
-[ $# -eq 2 ] || { sed -n '4,18s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -eq 2 ] || { sed -n '4,19s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 action=$1
 mkdir -p "$2"
 dir=$(cd "$2" && pwd)      # the daemons change their directory: paths must be absolute
@@ -26,6 +27,7 @@ cpus=${SLURM_TEST_CPUS:-4}
 gpus=${SLURM_TEST_GPUS:-4}
 partitions=${SLURM_TEST_PARTITIONS:-test}
 features=${SLURM_TEST_FEATURES:-}
+preempt=${SLURM_TEST_PREEMPT:-}
 killwait=${SLURM_TEST_KILLWAIT:-5}
 port=${SLURM_TEST_PORT:-26817}
 PATH=$PATH:/usr/sbin:/sbin
@@ -50,7 +52,7 @@ wait_for() {   # wait_for SECONDS COMMAND...
 node() { if [ "$nodes" = 1 ]; then hostname -s; else echo "n$1"; fi; }
 
 write_config() {
-  local me host mem p default=YES i btl=self,vader,tcp
+  local me host mem p tier=0 default=YES i btl=self,vader,tcp
   me=$(id -un); host=$(hostname -s)
   mem=$(awk '/^MemTotal/ {print int($2 / 1024 * 0.9)}' /proc/meminfo)
   {
@@ -98,8 +100,11 @@ CONF
       echo "NodeName=$(node $i) NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + i)) CPUs=$cpus RealMemory=$mem" \
         "$([ "$gpus" -gt 0 ] && echo "Gres=gpu:$gpus")" "${features:+Features=$features}" "State=UNKNOWN"
     done
+    if [ -n "$preempt" ]; then echo "PreemptType=preempt/partition_prio"; echo "PreemptMode=REQUEUE"; fi
     for p in ${partitions//,/ }; do
-      echo "PartitionName=$p Nodes=ALL Default=$default MaxTime=INFINITE DefaultTime=10 State=UP"
+      tier=$((tier + 1))
+      echo "PartitionName=$p Nodes=ALL Default=$default MaxTime=INFINITE DefaultTime=10 State=UP" \
+        "${preempt:+PriorityTier=$tier GraceTime=$preempt}"
       default=NO
     done
   } >"$dir/slurm.conf"

@@ -111,4 +111,35 @@ TEST_CASE("one rank sends nothing and needs no advice") {
   CHECK(grid_advice(one).empty());
 }
 
+TEST_CASE("a run that needs more memory than there is, is refused with sizes that fit") {
+  Configuration configuration;
+  configuration.data.batch_tokens = 4096;
+  configuration.data.layers = 6;
+  configuration.data.d_model = 384;
+  configuration.transcoder.features = 1 << 20;
+  const dataset::Description data = dataset::imagined("activations", configuration.data);
+  for (const parallel::GridShape& grid : {parallel::data_by_feature(1, 1), parallel::data_by_feature(2, 2)}) {
+    const auto refusal = [&](const Configuration& tried, std::int64_t available) {
+      return lacks_host_memory(tried, data, grid, available, "test");
+    };
+    constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+    CHECK(refusal(configuration, 0) == "");  // not known
+    CHECK(refusal(configuration, kGiB << 20) == "");
+    const std::string text = refusal(configuration, 4 * kGiB);
+    CHECK(text.find("of host memory (test) per rank, 4.00 GiB are available") != std::string::npos);
+    const std::string name = "what fits: transcoder.features = ";
+    REQUIRE(text.find(name) != std::string::npos);
+    Configuration fits = configuration;
+    fits.transcoder.features = std::stoll(text.substr(text.find(name) + name.size()));
+    CHECK(fits.transcoder.features > 1000);
+    CHECK(refusal(fits, 4 * kGiB) == "");
+    ++fits.transcoder.features;
+    // Ranks share the features: a few more may still fit.
+    fits.transcoder.features += grid.ranks();
+    CHECK(refusal(fits, 4 * kGiB) != "");
+    // So little memory that only the sizes of the data are in the way.
+    CHECK(refusal(configuration, 1000).find("neither fewer features nor a smaller batch") != std::string::npos);
+  }
+}
+
 }  // namespace weft::transcoder

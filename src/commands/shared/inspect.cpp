@@ -80,10 +80,10 @@ int inspect(const Request& request, const parallel::World& world) {
   const std::filesystem::path path = request.subject;
   const std::string kind = world.on_root([&]() -> std::string {
     if (!std::filesystem::exists(path))
-      throw error(ExitCode::data, "{}: no such file or directory; name a dataset, a checkpoint or a run",
+      throw error(ExitCode::usage, "{}: no such file or directory; name a dataset, a checkpoint or a run",
                   path.string());
     if (std::filesystem::exists(path / checkpoint::kManifestName)) return "checkpoint";
-    if (std::filesystem::is_directory(path / "checkpoints")) return "run";
+    if (checkpoint::is_run(path)) return "run";
     return "dataset";
   });
   if (kind == "checkpoint") {

@@ -20,9 +20,8 @@ namespace {
 /// The checkpoint at `path`: a step directory, or the newest one of a run.
 checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world) {
   const std::filesystem::path run = std::filesystem::path(path) / "checkpoints";
-  const bool is_run =
-      world.on_root([&] { return std::string(std::filesystem::is_directory(run) ? "run" : ""); }) == "run";
-  if (!is_run) return checkpoint::open(world.all(), path, checkpoint::Verify::full);
+  if (world.on_root([&] { return std::string(checkpoint::is_run(path) ? "run" : ""); }).empty())
+    return checkpoint::open(world.all(), path, checkpoint::Verify::full);
   auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full, checkpoint::Leftovers::keep);
   if (!found)
     throw collective_error(ExitCode::io, "{}: no checkpoint yet (the run has not written one); give another run", path);
@@ -63,6 +62,7 @@ int evaluate(const Request& request, const parallel::World& world) {
     throw collective_error(ExitCode::usage, "--profile needs --output DIR (profile.json is written there)");
 
   // 2. The data, and a transcoder without moments.
+  require_directory(world, path, request.data.empty() ? "data.validation" : "--data");
   const dataset::Description description = dataset::describe(world, path, configuration.data);
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);

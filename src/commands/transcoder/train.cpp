@@ -2,10 +2,12 @@
 //
 // weft train INPUT: trains a transcoder.
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 
 #include "base/log.hpp"
 #include "commands/commands.hpp"
+#include "device/host_memory.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
@@ -55,6 +57,26 @@ void check_schedule(const transcoder::Configuration& now, const input::Schema& s
   if (!warning.empty()) log::warning("{}", warning);
 }
 
+struct Share {
+  std::int64_t bytes = 0;  ///< per rank; 0: not known
+  std::string limit;
+};
+
+/// Host memory that every rank may use: that of its node, divided by the ranks there. Collective.
+Share usable_host_memory(const parallel::World& world) {
+  const device::HostMemory memory = device::available_host_memory();
+  const std::int64_t known = memory.bytes > 0 ? memory.bytes / world.node_size() : INT64_MAX;
+  std::int64_t least = -known;
+  world.all().maximum({&least, 1});
+  // The lowest rank with the least memory names its node.
+  std::int64_t from = known == -least ? -world.rank() : -world.size();
+  world.all().maximum({&from, 1});
+  const std::string limit = world.all().broadcast(fmt::format("{} of {} / {} rank{}", memory.limit, world.host(),
+                                                              world.node_size(), world.node_size() == 1 ? "" : "s"),
+                                                  static_cast<int>(-from));
+  return -least == INT64_MAX ? Share{} : Share{-least, limit};
+}
+
 }  // namespace
 
 int train(const Request& request, const parallel::World& world) {
@@ -64,21 +86,38 @@ int train(const Request& request, const parallel::World& world) {
   const input::Schema schema = commands::schema(input, request.command);
   read_input(request, schema, world);
   transcoder::Configuration& configuration = input.configuration;
-  const std::int64_t ranks =
-      request.dry_run && configuration.parallel.world > 0 ? configuration.parallel.world : world.size();
+  if (configuration.parallel.world > 0 && !request.dry_run)
+    throw collective_error(ExitCode::usage,
+                           "parallel.world = {} only plans (this is no --dry-run); leave it out, and start the ranks "
+                           "with mpirun or srun",
+                           configuration.parallel.world);
+  const std::int64_t ranks = configuration.parallel.world > 0 ? configuration.parallel.world : world.size();
   const parallel::GridShape shape = parallel::grid_shape(
       configuration.parallel.data, {std::string(parallel::kFeatureAxis), configuration.parallel.feature}, ranks);
   const bool without_files = plans_without_files(request, configuration.data, world);
+  if (!without_files) require_directory(world, configuration.data.train, "data.train");
+  if (!configuration.data.validation.empty())
+    require_directory(world, configuration.data.validation, "data.validation");
   const transcoder::Datasets data =
       without_files
           ? transcoder::Datasets{dataset::imagined(configuration.data.train, configuration.data), std::nullopt}
           : transcoder::describe_datasets(configuration.data, world);
-  transcoder::check_layers(configuration.transcoder, data.train.n_layers);
+  transcoder::check_layers(configuration, data.train.n_layers);
+  if (world.is_root())
+    for (const std::string& warning : transcoder::idle_settings(configuration)) log::warning("{}", warning);
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text = transcoder::to_text(plan, configuration);
   if (const std::string advice = transcoder::grid_advice(plan); !advice.empty() && world.is_root())
     log::warning("{}", advice);
+  // The memory of another machine (parallel.world) is not known; without its data a run is planned, not started.
+  if (configuration.parallel.world == 0) {
+    const Share memory = usable_host_memory(world);
+    const std::string problem =
+        transcoder::lacks_host_memory(configuration, data.train, shape, memory.bytes, memory.limit);
+    if (!problem.empty() && !without_files) throw Error(ExitCode::usage, problem, KnownTo::all_ranks);
+    if (!problem.empty() && world.is_root()) log::warning("on this machine: {}", problem);
+  }
   if (request.dry_run) {
     if (configuration.device.memory > 0)
       transcoder::micro_tokens_that_fit(configuration, data.train, shape,
@@ -93,8 +132,17 @@ int train(const Request& request, const parallel::World& world) {
     return 0;
   }
 
-  // 2. The run directory, and the checkpoint to resume from.
+  // 2. The hardware: that the run fits is known before anything is created.
   training::accept_requests();
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
+  parallel::nccl::allow_multicast(configuration.parallel.nvls);
+  const std::int64_t usable = usable_device_bytes(configuration.device, world);
+  const std::int64_t micro_tokens = usable > 0
+                                        ? transcoder::micro_tokens_that_fit(configuration, data.train, shape, usable)
+                                        : configuration.data.micro_tokens;
+
+  // 3. The run directory, and the checkpoint to resume from.
+  if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
   const training::OpenedRun opened = training::open_run(configuration.run, schema, request.resume,
                                                         configuration.checkpoint.verify, request.take_over, world);
   if (opened.found)
@@ -103,23 +151,17 @@ int train(const Request& request, const parallel::World& world) {
   if (training::is_complete(opened, configuration.run, world)) return 0;
   if (world.is_root()) check_schedule(configuration, schema, opened.found);
   training::keep_input(opened.directory, schema, world);
-
-  // 3. The hardware.
-  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
-  parallel::nccl::allow_multicast(configuration.parallel.nvls);
   if (opened.found)
     training::use_recorded_algorithms(configuration.device.algorithms, world, opened.found->manifest.extra);
   training::Profile profile(request.profile, world, runtime);
   report::record_start(world, request.command_line, library_versions(), runtime.description());
   log::info("{}{}{}", training::hosts_text(), dataset::summary(data.train), plan_text);
-  if (const std::int64_t usable = usable_device_bytes(configuration.device, world); usable > 0)
-    configuration.data.micro_tokens = transcoder::micro_tokens_that_fit(configuration, data.train, shape, usable);
+  configuration.data.micro_tokens = micro_tokens;
 
   // 4. The model, and its training.
   const parallel::Grid grid(world, shape);
   transcoder::TrainingRun model(configuration, data, opened, world, grid, runtime);
-  training::Loop loop(model,
-                      {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
+  training::Loop loop(model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
                       {input::print(schema), request.input_text, library_versions(), data.train.fingerprint}, opened,
                       world, shape, runtime, start);
   return loop.run(&profile, plan.device_total());
