@@ -47,7 +47,7 @@ void add_keys(input::Schema& schema, Settings& adam) {
            "steps over which the schedule extends, also if the run is made longer later; 0 = run.steps")
       .in("steps")
       .at_least(0)
-      .at_most(kMostSteps)
+      .at_most(input::kMostSteps)
       .free();
   schema.add("optimizer.decay_begin", adam.decay_begin, "where the learning rate begins to fall")
       .in("fraction of the schedule")

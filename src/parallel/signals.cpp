@@ -41,7 +41,8 @@ extern "C" void note_signal(int signal) {
 }  // namespace
 
 Signals::Signals() {
-  requeue = checkpoint = 0;
+  requeue = 0;
+  checkpoint = 0;
   for (volatile std::sig_atomic_t& flag : stop) flag = 0;
   const auto install = [this](int signal, void (*handler)(int)) {
     struct sigaction action;

@@ -36,8 +36,8 @@ class StopAgreement {
   /// What asked for the stop with this exit code, as rank 0 knows it: "run.walltime", "the file STOP", "SIGTERM".
   std::string cause(std::int64_t stop) const;
 
-  /// Completes what is in flight, before the communicator is freed. Returns the strongest request.
-  Decision drain();
+  /// Completes what is in flight, before the communicator is freed.
+  void drain();
 
  private:
   static Decision read(parallel::Communicator::PendingMaximum pending);

@@ -25,31 +25,31 @@
 namespace weft::dataset {
 
 struct FileDescription {
-  std::string name;  ///< inside the directory
+  std::string name = {};  ///< inside the directory
   std::int64_t bytes = 0;
   std::int64_t rows = 0;
   std::int64_t chunk_rows = 0;  ///< rows of the largest HDF5 chunk; 0 = contiguous
   bool compressed = false;      ///< some dataset has a filter or an unusual layout and must be read through HDF5
   std::int64_t modified = 0;    ///< nanoseconds since 1970; not part of the fingerprint
-  std::string probe;            ///< row_probe (row_sample.hpp); "" = not compared
+  std::string probe = {};       ///< row_probe (row_sample.hpp); "" = not compared
 };
 
 struct Description {
-  std::string path;         ///< the directory
-  bool own_layout = false;  ///< Weft's own
-  std::string model;        ///< "" = unknown
-  std::string hook_inputs;  ///< "" = unknown: the layout of crosslayer-coding does not store it
-  std::string hook_targets;
+  std::string path = {};         ///< the directory
+  bool own_layout = false;       ///< Weft's own
+  std::string model = {};        ///< "" = unknown
+  std::string hook_inputs = {};  ///< "" = unknown: the layout of crosslayer-coding does not store it
+  std::string hook_targets = {};
   std::int64_t n_layers = 0;
   std::int64_t d_model = 0;
   std::int64_t n_rows = 0;
   kernels::Scalar dtype = kernels::Scalar::fp32;  ///< fp32, fp16 or bf16
-  std::vector<FileDescription> files;             ///< in the order of their ids: "stored order"
+  std::vector<FileDescription> files = {};        ///< in the order of their ids: "stored order"
   bool has_statistics = false;                    ///< norm_stats.json exists
   /// "ends:HEX,rows:HEX" (dataset/fingerprint.hpp): sha256 of names, sizes, shapes, type and the first and last data of
   /// each file, and of a sample of rows inside each file (row_sample.hpp).
-  std::string fingerprint;
-  std::vector<std::string> notes;  ///< remarks for the user that are not errors, one sentence each
+  std::string fingerprint = {};
+  std::vector<std::string> notes = {};  ///< remarks for the user that are not errors, one sentence each
 
   /// Bytes of one row of inputs (or of targets): all layers, as stored.
   std::int64_t row_bytes() const { return n_layers * d_model * kernels::bytes_of(dtype); }
