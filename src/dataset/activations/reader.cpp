@@ -196,22 +196,27 @@ std::string non_finite_text(const Description& description, std::int64_t file, s
       row_begin + at / row_values, at % description.d_model);
 }
 
+std::string non_finite_text(const Description& description, const RowRead& rows) {
+  const std::int64_t row_values = description.n_layers * description.d_model, n = rows.rows * row_values;
+  const std::int64_t input = first_non_finite(description.dtype, rows.inputs, n),
+                     target = first_non_finite(description.dtype, rows.targets, n);
+  if (input < 0 && target < 0) return "";
+  const bool is_target = input < 0 || (target >= 0 && target / row_values < input / row_values);
+  return non_finite_text(description, rows.file, rows.row_begin, is_target, is_target ? target : input);
+}
+
 std::string find_non_finite(const Description& description, std::span<const RowRange> ranges) {
   // A few rows at a time: a training run occupies the memory.
   constexpr std::int64_t kRows = 256;
   Reader reader(description, 1);
-  const std::int64_t row_bytes = description.row_bytes(), row_values = description.n_layers * description.d_model;
+  const std::int64_t row_bytes = description.row_bytes();
   std::vector<std::byte> inputs(static_cast<std::size_t>(kRows * row_bytes)), targets(inputs.size());
   std::vector<RowRead> reads;
   std::int64_t filled = 0;
   const auto search = [&]() -> std::string {
     reader.read(reads);
     for (const RowRead& read : reads)
-      for (const Side side : kSides)
-        if (const std::int64_t bad = first_non_finite(
-                description.dtype, side == Side::inputs ? read.inputs : read.targets, read.rows * row_values);
-            bad >= 0)
-          return non_finite_text(description, read.file, read.row_begin, side == Side::targets, bad);
+      if (const std::string found = non_finite_text(description, read); !found.empty()) return found;
     reads.clear();
     filled = 0;
     return "";

@@ -56,6 +56,9 @@ std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std
 std::string non_finite_text(const Description&, std::int64_t file, std::int64_t row_begin, bool target,
                             std::int64_t at);
 
+/// The same of rows that were read; "" if all are finite. The lowest row, inputs before targets.
+std::string non_finite_text(const Description&, const RowRead&);
+
 /// Reads the given rows again and locates the first value that is not finite (non_finite_text); "" if all are finite.
 /// The ranges are in stored order.
 std::string find_non_finite(const Description&, std::span<const RowRange>);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "base/error.hpp"
@@ -112,13 +113,14 @@ void require_same_files(const parallel::World& world, const Description& descrip
   parallel::on_all(world.all(), [&] {
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t number = i * n_files / n;
+      std::optional<storage::ActivationFile> file;
       try {
-        storage::ActivationFile file(description.file_path(number));
-        require_described(file, description, number);
+        file.emplace(description.file_path(number));
       } catch (const Error& failure) {
-        if (failure.code() == ExitCode::data) throw;
-        throw error(ExitCode::data, "on host {}: {}; do all hosts see the same dataset?", host_name(), failure.what());
+        throw error(ExitCode::data, "{} (on host {}; rank 0 can read it); do all hosts see the same dataset?",
+                    failure.what(), host_name());
       }
+      require_described(*file, description, number);
     }
   });
 }

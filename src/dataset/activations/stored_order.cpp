@@ -57,12 +57,8 @@ const RawBatch& StoredOrder::read(std::int64_t i) {
   const auto own_failure = parallel::attempt([&] {
     state.reader.read(reads);
     for (const RowRead& rows : reads)
-      for (const bool target : {false, true})
-        if (const std::int64_t bad =
-                first_non_finite(description.dtype, target ? rows.targets : rows.inputs, rows.rows * columns);
-            bad >= 0)
-          throw error(ExitCode::data, "{}; remove the row or regenerate the activations",
-                      non_finite_text(description, rows.file, rows.row_begin, target, bad));
+      if (const std::string bad = non_finite_text(description, rows); !bad.empty())
+        throw error(ExitCode::data, "{}; remove the row or regenerate the activations", bad);
   });
   // The lowest row of the batch: the message does not depend on the number of ranks.
   if (const auto failure = parallel::first_failure(state.grid.world(), own_failure, begin + own.begin))

@@ -669,12 +669,12 @@ void rewrite_rows(const Description& d, std::int64_t number, storage::Side side,
 
 TEST_CASE("the fingerprint sees rows that were rewritten inside any file and dataset, without a new size or header") {
   // Neither the first and last chunks nor layer_0/inputs and the last targets are touched.
-  for (const std::int64_t layers : {1, 2, 13})
+  for (const std::int64_t layers : {2, 13})
     for (const std::int64_t number : {0, 1}) {
       const Directory directory;
-      testing::write_sample(directory / "train", {layers, 6, {4096, 4096, 7}, Scalar::fp32, Compression::none});
+      testing::write_sample(directory / "train", {layers, 6, {1024, 1024, 7}, Scalar::fp32, Compression::none});
       const Description before = describe(testing::world(), directory / "train", {});
-      rewrite_rows(before, number, storage::Side::targets, 0, 1100, 1500);
+      rewrite_rows(before, number, storage::Side::targets, 0, 400, 500);
       const Description after = describe(testing::world(), directory / "train", {});
       CHECK(after.files[static_cast<std::size_t>(number)].bytes ==
             before.files[static_cast<std::size_t>(number)].bytes);

@@ -141,6 +141,8 @@ TEST_CASE("a valid cache is used, any other is replaced") {
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   const std::string good = content();
+  Description other = description;
+  other.fingerprint = "another dataset";
   CHECK(to_text(statistics_from_text(good, description), description) == good);
   for (const int damage : {0, 1, 2, 3}) {
     testing::world().all().barrier();
@@ -149,7 +151,7 @@ TEST_CASE("a valid cache is used, any other is replaced") {
       if (damage == 0) bad.resize(bad.size() / 2);
       if (damage == 1) bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 1);
       if (damage == 2) bad.clear();
-      if (damage == 3) bad = to_text(first, Description{.fingerprint = "another dataset"});
+      if (damage == 3) bad = to_text(first, other);
       std::ofstream(cache, std::ios::binary) << bad;
     }
     testing::world().all().barrier();
