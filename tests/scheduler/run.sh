@@ -7,9 +7,9 @@
 #   bash tests/scheduler/run.sh [WEFT]       default build/cpu-release/weft; needs scripts/setup.sh --scheduler
 #
 # Exit codes: 0 all cases passed; 1 a case failed, its log is shown; 77 Slurm cannot be started here.
+# shellcheck disable=SC1091,SC2154   # tools.sh is checked by itself
 set -euo pipefail
 
-# shellcheck source=tests/scheduler/tools.sh
 source "$(dirname "${BASH_SOURCE[0]}")/tools.sh"
 
 # Slurm accepts every script as shipped.
