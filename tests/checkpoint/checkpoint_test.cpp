@@ -524,7 +524,7 @@ TEST_CASE("a run starts from step 0 only if there is no checkpoint") {
   write_steps(world(), scratch.path, sample, {1, 2});
   CHECK(!find(world(), scratch.path, "never", Verify::full));
   CHECK(find(world(), scratch.path, (scratch.path / "step_00000001").string() + "/", Verify::full)->manifest.step == 1);
-  CHECK(code_of_find(scratch.path, (scratch.path / "step_00000009").string()) == ExitCode::io);
+  CHECK(code_of_find(scratch.path, (scratch.path / "step_00000009").string()) == ExitCode::usage);
   Warnings warnings;
   world().barrier();
   if (root())

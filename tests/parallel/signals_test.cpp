@@ -47,6 +47,7 @@ TEST_CASE("a closed terminal and the limit of processor time request a stop with
 }
 
 TEST_CASE("exceeding a file-size limit or writing to a closed pipe does not kill; previous handlers are restored") {
+  std::signal(SIGUSR1, SIG_DFL);  // whatever this process inherited
   {
     const Signals signals;
     std::raise(SIGXFSZ);
