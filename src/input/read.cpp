@@ -140,7 +140,7 @@ toml::table parse(std::string_view text, std::string_view name) {
 std::string what_is(const toml::node& node) {
   switch (node.type()) {
     case toml::node_type::string:
-      return "the string " + quoted(node.as_string()->get());
+      return "the string " + input::quoted(node.as_string()->get());
     case toml::node_type::integer:
       return fmt::format("the integer {}", node.as_integer()->get());
     case toml::node_type::floating_point:
@@ -164,18 +164,19 @@ std::string expected(const Key& key) {
 /// Checks a string and expands paths in place. Returns the problem, or "".
 std::string check_text(const Key& key, std::string& text) {
   if (text.size() > kLongestText) return fmt::format("{} is longer than {} bytes", key.path(), kLongestText);
-  if (!is_plain(text)) return fmt::format("{} = {} has control characters or is not UTF-8", key.path(), quoted(text));
+  if (!is_plain(text))
+    return fmt::format("{} = {} has control characters or is not UTF-8", key.path(), input::quoted(text));
   if (key.is_path) {
     std::string problem;
     text = expand_environment(text, problem);
     if (!problem.empty()) return fmt::format("{}: {}", key.path(), problem);
     if (text.size() > kLongestText || !is_plain(text))
       return fmt::format("{} expands to {} (too long, with control characters, or not UTF-8)", key.path(),
-                         quoted(text));
+                         input::quoted(text));
   }
   if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), text) == key.choices.end()) {
     const std::string hint = nearest(text, key.choices);
-    return fmt::format("{} = {} is not known (valid: \"{}\"){}", key.path(), quoted(text),
+    return fmt::format("{} = {} is not known (valid: \"{}\"){}", key.path(), input::quoted(text),
                        fmt::join(key.choices, "\", \""),
                        hint.empty() ? "" : fmt::format("; did you mean \"{}\"?", hint));
   }
@@ -281,7 +282,7 @@ struct Origin {
 
 std::string shown_origin(const Override& given) {
   if (!given.origin.empty()) return given.origin;
-  const std::string shown = quoted(given.assignment);
+  const std::string shown = input::quoted(given.assignment);
   return "--set " + shown.substr(1, shown.size() - 2);
 }
 
