@@ -116,6 +116,23 @@ def check_clipped(job, n_gpus):
         curves.close([line["loss"] for line in program.metrics(run)], one, TOLERANCE, f"{name}, loss of step")
 
 
+def check_shared(job):
+    """2x2 ranks on two GPUs: those of each axis have different GPUs, and share them with the other group. Kernels that wait for
+    a peer would hang: all exchanges go through the host."""
+    one = [line["loss"] for line in program.metrics(job.train("one_short", 1, 1, steps=curves.FIRST))]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join((visible or "0,1").split(",")[:2])
+    try:
+        run = job.train("2x2_shared", 2, 2, steps=curves.FIRST)
+    finally:
+        if visible is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    assert "through host memory" in (run / "log.txt").read_text()
+    curves.close([line["loss"] for line in program.metrics(run)], one, TOLERANCE, "2x2 on two GPUs, loss of step")
+
+
 def check_resume(job, run, curve, one):
     """Resumes a checkpoint of the run after half of its steps, with one GPU and with two."""
     half = STEPS // 2
@@ -176,6 +193,7 @@ def check(weft):
         kept[f"{data}x{feature}"] = found[data, feature][1]
     curves.keep("ranks_test", {"real": bool(job.real), "steps": STEPS}, kept)
     check_clipped(job, n_gpus)
+    check_shared(job)
     largest = {2: (1, 2), 4: (2, 2), 8: (2, 4)}[max(data * feature for data, feature in found)]
     check_resume(job, *found[largest], one)
     check_lost(weft, job)
