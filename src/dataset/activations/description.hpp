@@ -31,7 +31,7 @@ struct FileDescription {
   std::int64_t chunk_rows = 0;  ///< rows of the largest HDF5 chunk; 0 = contiguous
   bool compressed = false;      ///< some dataset has a filter or an unusual layout and must be read through HDF5
   std::int64_t modified = 0;    ///< nanoseconds since 1970; not part of the fingerprint
-  std::string probe;            ///< row_probe (row_sample.hpp); "" = not compared
+  std::string probe = {};       ///< row_probe (row_sample.hpp); "" = not compared
 };
 
 struct Description {
