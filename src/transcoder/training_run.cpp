@@ -43,7 +43,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
   add_statistics(trainer_.registry(), statistics_, world.rank());
   if (world.is_root())
     for (const std::string& sentence : dataset::constant_dimensions(statistics_, data.train))
-      log::warning("{}: {}; left out of the standardised error", data.train.path, sentence);
+      log::warning("{}: {}; constant targets have no standardised error", data.train.path, sentence);
 }
 
 std::string TrainingRun::locate(const dataset::RawBatch& batch, std::int64_t step) const {

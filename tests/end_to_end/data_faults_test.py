@@ -155,7 +155,7 @@ def check_constant(weft):
 
     case = Case(weft, "constant", constant)
     output = case.train()
-    expect(output, "/layer_1/targets is the same in every row; left out",
+    expect(output, "/layer_1/targets is the same in every row; constant targets have no standardised error",
            "1 of 8 dimensions of /layer_2/targets have the same value in every row (column 3)")
     validation = program.record(case.folder / "run")["result"]["validation"]
     for name in ("nmse", "nmse_standardised", "explained_variance"):
