@@ -82,7 +82,7 @@ TEST_CASE("a damaged line between records costs that record only, and is counted
   });
   const std::string before = "{\"step\":1}\n{\"step\":2}\n", after = "{\"step\":4}\n{\"step\":5}\n";
   for (const std::string& damaged : {std::string("{\"step\":3,\"lo\n"), std::string(64, '\0') + "\n", std::string("\n"),
-                                    std::string("{\"step\":9999}\n"), std::string(3 << 20, '[') + "\n"}) {
+                                     std::string("{\"step\":9999}\n"), std::string(3 << 20, '[') + "\n"}) {
     warnings.clear();
     put(path, before + damaged + after + "{\"step\":6}\n{\"st");
     { report::MetricsWriter(path, 5).write({{"step", 6}}); }
