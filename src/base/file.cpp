@@ -61,9 +61,7 @@ Descriptor open_regular(const std::filesystem::path& path, ExitCode code) {
   return file;
 }
 
-Descriptor open_own(const std::filesystem::path& path, int flags) {
-  return open_in(open_directory(path), path, flags);
-}
+Descriptor open_own(const std::filesystem::path& path, int flags) { return open_in(open_directory(path), path, flags); }
 
 Descriptor create_own(const std::filesystem::path& path) {
   const Descriptor directory = open_directory(path);
