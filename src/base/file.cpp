@@ -21,8 +21,9 @@ const char* kind_of(mode_t mode) {
   return "a device";
 }
 
+/// The directory of a file.
 Descriptor open_directory(const std::filesystem::path& path) {
-  Descriptor directory(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  Descriptor directory(::open(directory_of(path).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   if (directory < 0) fail_with_errno(path, "opening");
   return directory;
 }
@@ -64,12 +65,10 @@ Descriptor open_regular(const std::filesystem::path& path, ExitCode code) {
   return file;
 }
 
-Descriptor open_own(const std::filesystem::path& path, int flags) {
-  return open_in(open_directory(directory_of(path)), path, flags);
-}
+Descriptor open_own(const std::filesystem::path& path, int flags) { return open_in(open_directory(path), path, flags); }
 
 Descriptor create_own(const std::filesystem::path& path) {
-  const Descriptor directory = open_directory(directory_of(path));
+  const Descriptor directory = open_directory(path);
   if (::unlinkat(directory, path.filename().c_str(), 0) != 0 && errno != ENOENT) fail_with_errno(path, "replacing");
   return open_in(directory, path, O_WRONLY | O_CREAT | O_EXCL);
 }

@@ -46,7 +46,7 @@ constexpr std::size_t kLongestName = 128;
 constexpr double kGrace = 10;
 constexpr double kLongestSeconds = 3600;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 /// Without control characters, which must not reach a terminal from a foreign file, and of limited length.
 std::string plain(const std::string& text) {
@@ -286,13 +286,14 @@ bool Lease::attempt(const Settings& settings) {
   const std::vector<std::int64_t> fences = fences_in(directory_);
   if (fences.empty()) return create(1);
   const std::int64_t fence = fences.back();
+  const Clock::time_point now = Clock::now();  // before the lease is read: a pause after it must not count as silence
   const std::optional<std::string> text = read_lease(path_of(directory_, fence));
   if (!text) return false;
   const Owner owner = parse_owner(*text);
 
   if (!waiting_ || fence != seen_fence_ || *text != seen_) {
     renewed_ = waiting_ && fence == seen_fence_ && !owner.token.empty() && parse_owner(seen_).token == owner.token;
-    if (!std::exchange(waiting_, true)) waiting_since_ = Clock::now();
+    if (!std::exchange(waiting_, true)) waiting_since_ = now;
     seen_fence_ = fence;
     seen_ = *text;
     seen_since_ = Clock::now();
@@ -307,9 +308,9 @@ bool Lease::attempt(const Settings& settings) {
     why = "that process does not exist any more";
   } else if (settings.take_over) {
     why = "--take-over";
-  } else if (!here && seconds_since(seen_since_) >= silence) {
+  } else if (!here && seconds(now - seen_since_) >= silence) {
     why = fmt::format("without a sign of life for {:g} s", silence);
-  } else if ((here || renewed_) && seconds_since(waiting_since_) >= grace) {
+  } else if ((here || renewed_) && seconds(now - waiting_since_) >= grace) {
     throw error(ExitCode::io,
                 "{}: belongs to another run: {} (two runs in one directory would overwrite each other's files); wait "
                 "until it has ended, choose another --output, or take the directory over with --take-over",

@@ -2,10 +2,9 @@
 //
 // Writes checkpoints while training continues. At a step boundary the state is copied into host staging memory; then:
 //
-//   every rank   write step_XXXXXXXX.TOKEN.tmp/rank_NNNNN.h5 (TOKEN: the owner's), close, reopen and check, fsync,
-//   sha256  (thread) all ranks    agree that every shard is complete, or discard all                             (a
-//   later step boundary) rank 0       manifest.json, fsync, fsync of the directory, rename to step_XXXXXXXX, fsync of
-//   the parent, `latest`;
+//   every rank   write step_XXXXXXXX.TOKEN.tmp/rank_NNNNN.h5, close, reopen and check, fsync, sha256 (thread)
+//   all ranks    agree that every shard is complete, or discard all                             (a later step boundary)
+//   rank 0       manifest.json, fsync, fsync of the directory, rename to step_XXXXXXXX, fsync of the parent, `latest`;
 //                only then delete checkpoints that have expired                                 (thread)
 //   all ranks    agree that the checkpoint is durable                                           (a later step boundary)
 //
