@@ -4,6 +4,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -91,6 +92,9 @@ void end_job(ExitCode code, const std::string& why) {
 }
 
 void abort_job(ExitCode code) {
+  // A second call of MPI_Abort returns at once. The first one ends the process.
+  static std::atomic_flag ending;
+  while (ending.test_and_set()) std::this_thread::sleep_for(kAbortTimeout);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(code));
   std::abort();  // MPI_Abort does not return; this tells the compiler
 }

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/ownership.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <exception>
+#include <thread>
+#include <utility>
 
 #include "parallel/failure.hpp"
 
@@ -24,7 +28,12 @@ bool owns_run_directory() noexcept {
 
 void require_ownership() {
   if (!lost_because) return;
-  if (const std::string why = lost_because(); !why.empty()) parallel::end_job(ExitCode::io, why);
+  const std::string why = lost_because();
+  if (why.empty()) return;
+  // Several threads may notice at the same time: one says it and ends the job, the others wait for the end.
+  static std::atomic_flag ending;
+  while (ending.test_and_set()) std::this_thread::sleep_for(std::chrono::seconds(1));
+  parallel::end_job(ExitCode::io, why);
 }
 
 }  // namespace weft::report

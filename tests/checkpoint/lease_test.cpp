@@ -17,6 +17,9 @@
 
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "checkpoint/resume.hpp"
+#include "checkpoint/writer.hpp"
+#include "tests/checkpoint/sample.hpp"
 #include "tests/test.hpp"
 
 namespace weft::checkpoint {
@@ -56,7 +59,7 @@ constexpr Lease::Settings kShort{.seconds = 1, .take_over = false};
 constexpr Lease::Settings kLong{.seconds = 3600, .take_over = false};
 constexpr Lease::Settings kTakeOver{.seconds = 3600, .take_over = true};
 
-const parallel::Communicator& world() { return testing::world().all(); }
+const parallel::Communicator& world() { return weft::testing::world().all(); }
 
 /// An owner on this host, of this process.
 Owner present_owner() {
@@ -291,6 +294,38 @@ TEST_CASE("a checkpoint that an owner published after it had lost the directory 
   CHECK(!fourth.stale(checkpoint(1, 100)));
   CHECK(!fourth.stale(checkpoint(2, 500)));
   CHECK(!fourth.stale(checkpoint(0, 500)));  // of a version without leases
+}
+
+TEST_CASE("a stale checkpoint is not used for resuming") {
+  const Scratch scratch;
+  testing::Sample sample(world(), 1);
+  const auto publish = [&](std::int64_t fence, std::int64_t step, const fs::path& resumed_from) {
+    Writer writer(world(), scratch.path, {}, sample.registry, weft::testing::execution(), resumed_from);
+    sample.fill(step);
+    Manifest manifest = testing::manifest_of(step);
+    manifest.fence = fence;
+    manifest.owner = std::string(32, 'a');
+    writer.start(manifest);
+    REQUIRE(writer.finish()->durable);
+  };
+  const auto newest = [&] {
+    Lease lease(world(), scratch.path, kLong);
+    const auto found = find(world(), scratch.path, "auto", Verify::full, Leftovers::remove, &lease);
+    return found ? found->manifest.step : -1;
+  };
+  publish(1, 10, {});
+  CHECK(newest() == 10);  // fence 1
+  {
+    Lease second(world(), scratch.path, kLong);
+    REQUIRE(second.fence() == 2);
+    second.settle(10);
+  }
+  publish(2, 20, scratch.path / directory_name(10));
+  publish(1, 30, scratch.path / directory_name(20));  // of the first owner, late
+  CHECK(newest() == 20);
+  fs::remove_all(scratch.path / directory_name(20));
+  fs::remove_all(scratch.path / directory_name(10));
+  CHECK(newest() == -1);  // none, instead of none that is valid
 }
 
 }  // namespace weft::checkpoint

@@ -124,8 +124,7 @@ def check_silent_host(job):
 def check_stopped_owner(job):
     """An owner stops itself, another run takes over and ends; the first one continues: it ends with 6, names the other one, and
     changes no byte, no time and no inode. At a step, and inside the protocol of a checkpoint."""
-    points = [(1, f"{point}:0:20") for point in ("step", "after-open", "mid-dataset", "before-fsync", "before-manifest", "before-rename",
-                                                  "after-rename", "before-latest")]
+    points = [(1, f"{point}:0:20") for point in ("step", "mid-dataset", "before-fsync", "before-manifest", "before-rename", "before-latest")]
     points += [(1, "mid-delete:0:30"), (2, "step:1:25"), (2, "mid-dataset:1:20"), (2, "before-rename:0:20")]
     for ranks, point in points:
         name = f"lost_{ranks}_{point.split(':')[0]}"

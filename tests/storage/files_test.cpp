@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <numeric>
 #include <vector>
 
@@ -19,6 +19,23 @@
 #include "storage/posix_file.hpp"
 #include "storage/tensor_file.hpp"
 #include "tests/test.hpp"
+
+namespace {
+
+std::mutex mutex;
+std::vector<std::string> synced;
+
+}  // namespace
+
+/// In place of that of the C library: also records what is synced.
+extern "C" int fsync(int descriptor) {
+  {
+    const std::lock_guard lock(mutex);
+    std::error_code none;
+    synced.push_back(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), none));
+  }
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
 
 namespace weft::storage {
 namespace fs = std::filesystem;
@@ -80,10 +97,15 @@ TEST_CASE("a file of a run is not written through a symbolic link") {
   CHECK(read_text(target, 10) == "precious");
 }
 
-TEST_CASE("directories are created with their parents") {
+TEST_CASE("directories are created with their parents, each synced in the one that holds it") {
   const Scratch scratch;
+  synced.clear();
   make_directory(scratch.path / "a" / "b" / "c" / "");
   CHECK(fs::is_directory(scratch.path / "a" / "b" / "c"));
+  CHECK(synced == std::vector<std::string>{scratch.path, scratch.path / "a", scratch.path / "a" / "b"});
+  synced.clear();
+  make_directory(scratch.path / "a");  // it may have been created by a process that was killed before it synced
+  CHECK(synced == std::vector<std::string>{scratch.path});
   make_directory(scratch.path / "a");
   make_directory("/");
   write_text(scratch.path / "file", "");
