@@ -112,6 +112,11 @@ def check(weft):
     for ranks in (1, 2, 4) if LONG else ():
         resumes(ranks)
 
+    # Advice about the grid is given once, not by each rank.
+    output = weft.run("train", folder / "grid_1x1.toml", "--dry-run", "--set", "parallel.data=2", "--set", "data.batch_tokens=4",
+                      "--set", "transcoder.features=4000", ranks=2)
+    assert output.count("consider parallel.data = 1") == 1, output
+
     # A grid that does not match the ranks is an input error: code 2 before anything is written.
     output = weft.run("train", folder / "grid_1x1.toml", "--output", folder / "none", "--set", "parallel.data=2",
                       "--set", "parallel.feature=2", code=2)
