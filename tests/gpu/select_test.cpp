@@ -36,6 +36,7 @@ namespace {
 
 using namespace weft::kernels;
 using cuda::DeviceSelection;
+using cuda::SelectionFailure;
 using cuda::SelectionRequest;
 using cuda::TileRange;
 
