@@ -10,8 +10,8 @@
 //
 // Points, in the order of a step: step; data-wait; data-read (in the thread that loads batches; its step is the number
 // of the batch since the start; nan corrupts the batch); collective (every collective call, in any thread). Points of a
-// checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, mid-replace (only if a
-// checkpoint of that step exists), after-rename, before-latest, mid-delete.
+// checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, mid-replace (only if
+// a checkpoint of that step exists), after-rename, before-latest, mid-delete.
 #pragma once
 
 #include <atomic>
