@@ -561,7 +561,7 @@ void require_writable(const parallel::Communicator& world, const fs::path& direc
   };
   const fs::path probe = directory / ".probe.tmp";
   if (const auto failure = parallel::attempt_on_root(world, [&] {
-        fs::create_directories(directory);
+        storage::make_directory(directory);
         storage::write_text(probe, "");
       }))
     refuse(*failure);
