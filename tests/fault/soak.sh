@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Kills training runs at random points on random ranks, restarts them until they complete, and compares the results bit for
-# bit with those of undisturbed runs.
+# Kills training runs at random points on random ranks, starts two at once in one directory, loses nodes and disks, restarts until the
+# runs complete, and compares the results bit for bit with those of undisturbed runs. Needs a C compiler (failing_disk.c).
 #
 #   bash tests/fault/soak.sh --rounds 200 --seed 7               a round: one run, two faults
 #   bash tests/fault/soak.sh --rounds 200 --seed 7 --ranks 2     always two ranks, else 1 to 3

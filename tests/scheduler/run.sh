@@ -65,10 +65,10 @@ never=$(WEFT_FAULT=step:0:50:usr1 submit --job-name=never srun.sbatch quickstart
 
 # 10. The shell logic of the PBS script under the Torque commands of Slurm. Its #PBS lines are checked by jobscripts_test.py.
 # These commands do not provide the node file. As under PBS, a job has the environment of a login, and the variables of -v: the fault is
-# one of the first job alone, input and run are handed on by the script.
+# one of the first job alone, input and run are handed on by the script. (The bits depend on the kernels that OpenBLAS takes.)
 # shellcheck disable=SC2016   # expanded in the job
 site=$(printf '%s; ' "source $scratch/slurm/env.sh" "export PATH=$PATH OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive OMPI_MCA_mpi_yield_when_idle=1" \
-  'PBS_NODEFILE=$(generate_pbs_nodefile)')
+  "export SHLVL ${OPENBLAS_CORETYPE:+OPENBLAS_CORETYPE=$OPENBLAS_CORETYPE}" 'PBS_NODEFILE=$(generate_pbs_nodefile)')
 edited pbs.pbs | sed -e 's/^#PBS -l walltime=.*/#PBS -l walltime=00:02:00/' -e "/^# --- This site/a $site" >torque.pbs
 pbs_began=$SECONDS
 qsub -v "WEFT_FAULT=step:*:300:stop,WEFT_INPUT=quickstart.toml,WEFT_RUN=runs/pbs,WEFT_NOTICE=102" torque.pbs >pbs_submit.log 2>&1 ||
