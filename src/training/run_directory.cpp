@@ -136,7 +136,6 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   OpenedRun run{.directory = {path, &*lease}, .found = std::nullopt, .resume = resume};
   parallel::on_root(world.all(), [&] {
     require_own_link(run.directory.checkpoints());
-    fs::remove(path / "heartbeat");  // ranks of an earlier owner may still have it open
     if (!lease->taken_over_from().empty())
       for (const char* name : {"log.txt", "metrics.jsonl", "starts.jsonl"}) replace_by_copy(path / name);
   });
