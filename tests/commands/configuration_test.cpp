@@ -96,7 +96,7 @@ TEST_CASE("conditions between keys are reported with their position") {
         "3 problems in the input\n"
         "a.toml:5:9: optimizer.beta2 = 1.0 is out of range (allowed: at least 0, less than 1)\n"
         "a.toml:6:15: optimizer.decay_begin = 1.1 is out of range (allowed: at least 0, at most 1; unit: fraction of "
-        "run.steps)\n"
+        "the schedule)\n"
         "a.toml:8:8: checkpoint.keep = 1 is out of range (allowed: at least 2)");
 }
 

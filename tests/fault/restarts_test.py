@@ -115,6 +115,7 @@ def check_selections(job):
     """resume.accept_changed: from every activation and scope to every other one."""
     selections = list(itertools.product(("batch_topk", "topk", "relu"), ("layer", "all_layers")))
     arguments = {one: ("--set", f"transcoder.activation={one[0]}", "--set", f"transcoder.scope={one[1]}") for one in selections}
+    assert "transcoder.activation was" in job.run("whole", *arguments["relu", "layer"], code=2)
     for before in selections:
         first = "_".join(("from", *before))
         job.run(first, "--set", "run.steps=6", *arguments[before])
@@ -122,7 +123,6 @@ def check_selections(job):
             if before == after:
                 continue
             shutil.copytree(job.folder / first, job.folder / "changed")
-            assert "accept_changed=true" in job.run("changed", "--set", "run.steps=8", *arguments[after], code=2)
             output = job.run("changed", "--set", "run.steps=8", "--set", "resume.accept_changed=true", *arguments[after])
             assert "resuming after step 6 of 8" in output, output
             # Only batch_topk keeps thresholds from step to step; they depend on the scope.
@@ -132,13 +132,12 @@ def check_selections(job):
 
 def check_deaths(job):
     """Starts that ended with a message, and kills at different steps, do not add up to exit code 93."""
-    for faults in (("step:0:18:throw",) * 2, ("step:0:18:kill", "step:0:17:kill"), ("step:0:18:kill", "step:0:18:throw")):
-        for ranks in (1, 2):
-            shutil.rmtree(job.folder / "deaths", ignore_errors=True)
-            job.run("deaths", ranks=ranks, fault="step:0:13:usr1", code=75)
-            for fault in faults:
-                job.run("deaths", ranks=ranks, fault=fault.replace(":0:", f":{ranks - 1}:"), code=None)
-            job.run("deaths", ranks=ranks)
+    for ranks, faults in ((1, ("step:0:8:throw", "step:0:8:throw")), (2, ("step:1:8:throw", "step:1:8:throw")),
+                          (1, ("step:0:8:kill", "step:0:7:kill")), (1, ("step:0:8:kill", "step:0:8:throw"))):
+        shutil.rmtree(job.folder / "deaths", ignore_errors=True)
+        for fault in faults:
+            job.run("deaths", ranks=ranks, fault=fault, code=None)
+        job.run("deaths", ranks=ranks)
     # A death after a new checkpoint, and one since: only one at this checkpoint.
     job.run("moving", fault="after-rename:0:20:kill", code=None)
     job.run("moving", fault="step:0:25:kill", code=None)
