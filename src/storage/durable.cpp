@@ -44,7 +44,7 @@ void sync_directory(const std::filesystem::path& path) {
 }
 
 void make_directory(const std::filesystem::path& path) {
-  if (!path.has_relative_path()) return;                                       // "/"
+  if (!path.has_relative_path()) return;                                   // "/"
   if (path.filename().empty()) return make_directory(path.parent_path());  // "runs/a/"
   const std::filesystem::path parent = directory_of(path);
   if (!std::filesystem::is_directory(path)) {

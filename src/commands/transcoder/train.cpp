@@ -93,8 +93,7 @@ int train(const Request& request, const parallel::World& world) {
   // 4. The model, and its training.
   const parallel::Grid grid(world, shape);
   transcoder::TrainingRun model(configuration, data, opened, world, grid, runtime);
-  training::Loop loop(model,
-                      {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
+  training::Loop loop(model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
                       {input::print(schema), request.input_text, library_versions(), data.train.fingerprint}, opened,
                       world, shape, runtime, start);
   return loop.run(&profile, plan.device_total());
