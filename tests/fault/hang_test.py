@@ -122,7 +122,7 @@ def check_case(weft, source, trained, case, output):
         # Counted by the program: how long it took on a busy machine says nothing.
         assert TIMEOUT <= int(found[1]) <= TIMEOUT + 5, (what, found[0])
         check_record(output, found[0], what)
-    print(f"{what}: code {done.returncode}")
+    print(f"{what}: code {done.returncode}; {found[0]}")
 
 
 def check_record(output, reason, what):
