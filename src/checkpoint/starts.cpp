@@ -42,6 +42,25 @@ void Starts::begin(std::int64_t step, bool ignore) {
   append(path_, {{"start", step}});
 }
 
+void Starts::note_checkpoint(std::int64_t step, const Cost& cost) {
+  append(path_, {{"checkpoint", step}, {"seconds", cost.duration}, {"delay", cost.delay}});
+}
+
+std::optional<Cost> Starts::last_cost() const {
+  std::optional<Cost> cost;
+  std::ifstream file(path_);
+  for (std::string text; std::getline(file, text);) {
+    const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
+    if (!line.is_object() || !line.contains("checkpoint")) continue;
+    const auto number = [&](const char* key) {
+      return line.contains(key) && line[key].is_number() ? line[key].get<double>() : -1;
+    };
+    const double duration = number("seconds"), delay = number("delay");
+    if (duration > 0 && delay >= 0) cost = {.duration = duration, .delay = delay, .measured = true};
+  }
+  return cost;
+}
+
 void Starts::end(std::int64_t step) { append(path_, {{"end", step}}); }
 
 }  // namespace weft::checkpoint

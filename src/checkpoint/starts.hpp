@@ -8,6 +8,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+
+#include "checkpoint/interval.hpp"
 
 namespace weft::checkpoint {
 
@@ -19,6 +22,9 @@ class Starts {
   /// cleanly, unless `ignore`; Error(io) if the file cannot be written. Unreadable lines are ignored: no results depend
   /// on this file.
   void begin(std::int64_t step, bool ignore);
+  /// Records the cost of a checkpoint that is durable; `last_cost` is the newest record. No results depend on it.
+  void note_checkpoint(std::int64_t step, const Cost& cost);
+  std::optional<Cost> last_cost() const;
   /// Records that the last start ended cleanly at `step`.
   void end(std::int64_t step);
 

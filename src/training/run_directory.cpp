@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/log.hpp"
+#include "checkpoint/local.hpp"
 #include "checkpoint/writer.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
@@ -26,13 +27,15 @@ void require_usable_output(const parallel::World& world, const std::filesystem::
 }
 
 OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, const std::string& resume,
-                   checkpoint::Verify verify, const parallel::World& world) {
+                   const checkpoint::Settings& checkpoint, const parallel::World& world) {
   OpenedRun run{{settings.output}, std::nullopt};
   checkpoint::require_writable(world.all(), run.directory.path);
   report::log_to_file(run.directory.path / "log.txt");
   report::run_record()["input"] = input::to_json(schema);
   report::record_to(run.directory.path / "run.json", world);
-  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), resume, verify);
+  if (resume == "auto" && !checkpoint.local.empty())
+    checkpoint::copy_left_on_nodes(world.all(), world.node(), run.directory.checkpoints(), checkpoint);
+  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), resume, checkpoint.verify);
   return run;
 }
 

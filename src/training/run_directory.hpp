@@ -29,7 +29,7 @@ struct OpenedRun {
 };
 /// Creates the directory, opens log.txt and run.json there, and finds the checkpoint to resume from. `resume`: "auto",
 /// "never" or the path of a checkpoint (--resume). Collective.
-OpenedRun open_run(const RunSettings&, const input::Schema&, const std::string& resume, checkpoint::Verify,
+OpenedRun open_run(const RunSettings&, const input::Schema&, const std::string& resume, const checkpoint::Settings&,
                    const parallel::World&);
 
 /// Writes the resolved input into the directory: once it is known that the run may start.

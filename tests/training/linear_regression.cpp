@@ -41,7 +41,7 @@ int train(const std::string& path, const std::string& output, const parallel::Wo
   input::read(schema, text, path, {input::override_text("run.output", output, "OUTPUT")});
 
   training::accept_requests();
-  const training::OpenedRun opened = training::open_run(c.run, schema, "auto", c.checkpoint.verify, world);
+  const training::OpenedRun opened = training::open_run(c.run, schema, "auto", c.checkpoint, world);
   if (opened.found) training::check_same_run(schema, c.resume, *opened.found, {"examples", "generated"});
   training::keep_input(opened.directory, schema, world);
   const device::Runtime runtime({}, world.node_rank(), world.node_size());

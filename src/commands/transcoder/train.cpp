@@ -73,7 +73,7 @@ int train(const Request& request, const parallel::World& world) {
   // 2. The run directory, and the checkpoint to resume from.
   training::accept_requests();
   const training::OpenedRun opened =
-      training::open_run(configuration.run, schema, request.resume, configuration.checkpoint.verify, world);
+      training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, world);
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {data.train.path, data.train.fingerprint, configuration.data.accept_changed});
