@@ -11,7 +11,7 @@
 // Points, in the order of a step: step; data-wait; data-read (in the thread that loads batches; its step is the number
 // of the batch since the start; nan corrupts the batch); collective (every collective call, in any thread). Points of a
 // checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, after-rename,
-// before-latest, mid-delete.
+// before-latest, mid-delete; of its copy to the run directory (checkpoint.local): mid-copy, before-copy-fsync.
 #pragma once
 
 #include <atomic>

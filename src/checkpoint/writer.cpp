@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -116,6 +118,7 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   // Both process what has been written so far, in parallel with the writing.
   const storage::Writeback disk(path);
   storage::FollowingDigests digests(path, disk);
+  std::vector<storage::PreparedChunk> chunks, next;
   {
     storage::write_attribute(file, "format", "weft-checkpoint-shard");
     storage::write_attribute(file, "format_version", kFormatVersion);
@@ -132,13 +135,24 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
       storage::write_attribute(dataset, "first_row", tensor.owned.begin);
       storage::write_attribute(dataset, "global_rows", tensor.shape[0]);
       const std::int64_t piece = storage::piece_rows(tensor.type, shape);
-      for (std::int64_t begin = 0; begin < shape[0]; begin += piece) {
+      // Another thread checks and prepares the next piece while this one is written.
+      std::future<void> prepared;
+      const auto prepare = [&](std::int64_t begin) {
         const std::int64_t end = std::min(shape[0], begin + piece);
         const parallel::Range rows{tensor.owned.begin + begin, tensor.owned.begin + end};
         const void* data = source(t, rows);
-        require_finite(tensor, rows, data);
-        for (const storage::FileRange& chunk : storage::write_rows(dataset, begin, end - begin, data))
-          digests.add_final(chunk.begin, chunk.end);
+        prepared = std::async(std::launch::async, [&, rows, data, begin, end] {
+          require_finite(tensor, rows, data);
+          storage::prepare_rows(dataset, begin, end - begin, data, next);
+        });
+      };
+      prepare(0);
+      for (std::int64_t begin = 0; begin < shape[0]; begin += piece) {
+        prepared.get();
+        std::swap(chunks, next);
+        if (begin + piece < shape[0]) prepare(begin + piece);
+        for (const storage::FileRange& range : storage::write_rows(dataset, chunks))
+          digests.add_final(range.begin, range.end);
         parallel::note_progress();
         pass("mid-dataset");
       }
@@ -195,7 +209,7 @@ struct Writer::State {
   bool copying = false;
   std::int64_t phases = 0;  // begun since the construction
   Clock::time_point begin;
-  double pause = 0;
+  double pause = 0, shard_seconds = 0;
   std::thread thread;
   std::atomic<bool> done{false};
   std::atomic<bool> cancelled{false};  // the run ends with an error: the shard is not needed
@@ -306,6 +320,7 @@ struct Writer::State {
       std::error_code ignored;
       fs::resize_file(path, 0, ignored);
     }
+    shard_seconds = seconds_since(begin);
     done = true;
   }
 
@@ -317,6 +332,7 @@ struct Writer::State {
         copy_shard(source.file, temporary / entry.file, entry, cancelled, [&](const char* point) { pass(point); });
       }
     });
+    shard_seconds = seconds_since(begin);
     done = true;
   }
 
@@ -577,10 +593,12 @@ Report Writer::State::conclude(const std::optional<parallel::Failure>& agreed) {
     if (failed) log::warning("{}: cannot be removed ({})", temporary.string(), failed.message());
   }
   // Times of the slowest rank: the same on every rank.
-  std::int64_t microseconds[] = {std::int64_t(seconds_since(begin) * 1e6), std::int64_t(pause * 1e6)};
+  std::int64_t microseconds[] = {std::int64_t(seconds_since(begin) * 1e6), std::int64_t(pause * 1e6),
+                                 std::int64_t(shard_seconds * 1e6)};
   world.maximum(microseconds);
   report.seconds = static_cast<double>(microseconds[0]) * 1e-6;
   report.pause = static_cast<double>(microseconds[1]) * 1e-6;
+  report.shard_seconds = static_cast<double>(microseconds[2]) * 1e-6;
   if (report.durable) {
     for (const ShardEntry& entry : manifest.shards) report.bytes += entry.bytes;
     failures = 0;

@@ -36,7 +36,8 @@ struct Report {
   std::string failure;         ///< why it is not durable; rank 0 has logged it as a warning
   std::int64_t bytes = 0;      ///< all shards together
   double seconds = 0;          ///< from `start` until durable, on the slowest rank
-  double pause = 0;            ///< part of it during which training waited, on the slowest rank
+  double shard_seconds = 0;    ///< from `start` until the slowest rank has written, synced and digested its shard
+  double pause = 0;            ///< part of `seconds` during which training waited, on the slowest rank
   bool copied = false;         ///< its shards were copied (Writer::start_copy)
 
   double gigabytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes) * 1e-9 / seconds : 0; }
