@@ -27,8 +27,9 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
 constexpr std::int64_t kProbePiece = std::int64_t{4} << 20, kMostProbeBytes = std::int64_t{16} << 20;
 constexpr double kLongestProbe = 0.5;  // seconds, checked after each piece
 
-/// Seconds per byte, of a file that is written and synced in pieces and never has a name for longer than a moment.
-double seconds_per_byte(const fs::path& path) {
+/// Seconds to write and sync a piece of kProbePiece bytes: the mean over some pieces of a file, which is deleted at
+/// once.
+double seconds_per_piece(const fs::path& path) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   const auto fail = [&](const char* what) {
     const int reason = errno;
@@ -56,7 +57,7 @@ double seconds_per_byte(const fs::path& path) {
     seconds = seconds_between(begin, Clock::now());
   }
   ::close(file);
-  return seconds / static_cast<double>(written);
+  return seconds * static_cast<double>(kProbePiece) / static_cast<double>(written);
 }
 
 }  // namespace
@@ -65,7 +66,9 @@ Cost estimate_cost(const parallel::Communicator& world, const fs::path& director
   double seconds = 0;
   world.barrier();  // all ranks write at the same time, as in a checkpoint
   parallel::on_all(world, [&] {
-    seconds = static_cast<double>(bytes) * seconds_per_byte(directory / fmt::format(".speed_{:05d}.tmp", world.rank()));
+    // At least one piece: a small checkpoint takes the time of its fsync calls.
+    const double pieces = std::max(1.0, static_cast<double>(bytes) / static_cast<double>(kProbePiece));
+    seconds = pieces * seconds_per_piece(directory / fmt::format(".speed_{:05d}.tmp", world.rank()));
   });
   std::int64_t microseconds = std::llround(1e6 * seconds);
   world.maximum({&microseconds, 1});

@@ -100,8 +100,11 @@ void Scrub::pass() {
     std::vector<std::string>& list = damage.empty() ? result_.unreadable : result_.damaged;
     if (std::find(list.begin(), list.end(), line) != list.end()) continue;
     list.push_back(line);
-    log::warning("{}: {}, {} (checkpoint.scrub); it stays until newer ones replace it", path.string(),
-                 damage.empty() ? "cannot be verified" : "damaged", damage.empty() ? unread : damage);
+    if (damage.empty())
+      log::warning("{}: cannot be verified, {} (checkpoint.scrub); training continues", path.string(), unread);
+    else
+      log::warning("{}: is damaged, {} (checkpoint.scrub); it stays until newer ones replace it", path.string(),
+                   damage);
   }
   const std::lock_guard lock(mutex_);
   ++result_.passes;

@@ -354,7 +354,7 @@ TEST_CASE("background verification reports a damaged checkpoint once and leaves 
       passes(scrub, 2);
       CHECK(scrub.result().unreadable.size() == 1);
     }
-    CHECK(lines.count("damaged, shard rank_00000.h5 differs from its sha256") == 1);
+    CHECK(lines.count("is damaged, shard rank_00000.h5 differs from its sha256") == 1);
     CHECK(fs::exists(scratch.checkpoints() / directory_name(10)));
     // It ends at once, also before its first pass.
     const auto begin = std::chrono::steady_clock::now();

@@ -84,22 +84,22 @@ def check_walltime(jobs):
 
 def check_auto(jobs):
     """Checkpoints at times that follow from their cost; the ranks agree on the steps; the results do not depend on them."""
-    jobs.run("whole", checkpoint="every = 0", steps=4000, log=1000)
+    jobs.run("whole", checkpoint="every = 0", steps=2000, log=1000)
     # Failures every 0.4 s: several checkpoints in any run, and the interval is short on any disk.
     auto = 'every = "auto"\nmean_time_between_failures = 1e-4'
     for ranks in (1, 2):
         name = f"auto_{ranks}"
-        output = jobs.run(name, ranks=ranks, checkpoint=auto, steps=4000, log=1000)
+        output = jobs.run(name, ranks=ranks, checkpoint=auto, steps=2000, log=1000)
         assert re.search(r'checkpoint.every = "auto": one every \d+\.\d s \(each takes .* estimated from the write speed', output), output
-        assert jobs.tensors(name, 4000) == jobs.tensors("whole", 4000), "the interval changed the results"
+        assert jobs.tensors(name, 2000) == jobs.tensors("whole", 2000), "the interval changed the results"
         record = program.record(jobs.folder / name)["checkpoint"]
         assert record["measured"] and record["interval_seconds"] >= record["delay_seconds"] > 0, record
     # Stopped and resumed: the measured cost is known from the first step on.
-    jobs.run("killed", ranks=2, checkpoint=auto, steps=4000, log=1000, fault="step:1:3500:kill", code=None)
-    output = jobs.run("killed", ranks=2, checkpoint=auto, steps=4000, log=1000)
+    jobs.run("killed", ranks=2, checkpoint=auto, steps=2000, log=1000, fault="step:1:1700:kill", code=None)
+    output = jobs.run("killed", ranks=2, checkpoint=auto, steps=2000, log=1000)
     if "resuming after" in output and '"checkpoint"' in (jobs.folder / "killed" / "starts.jsonl").read_text().split("\n")[1]:
         assert "estimated" not in output, output
-    assert jobs.tensors("killed", 4000) == jobs.tensors("whole", 4000)
+    assert jobs.tensors("killed", 2000) == jobs.tensors("whole", 2000)
     refused = jobs.run("word", checkpoint='every = "often"', code=2)
     assert 'checkpoint.every must be an integer or "auto", not the string "often"' in refused, refused
 
@@ -138,7 +138,7 @@ def check_scrub(jobs):
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
-    jobs.wait(process, "scrub", "damaged, shard rank_00000.h5 differs from its sha256", "report of the damage")
+    jobs.wait(process, "scrub", "is damaged, shard rank_00000.h5 differs from its sha256", "report of the damage")
     assert shard.exists()
     (jobs.folder / "scrub" / "STOP").touch()
     output, _ = process.communicate(timeout=60)
