@@ -174,6 +174,11 @@ void Loop::log_step(double waited_for_data) {
 int Loop::make_steps() {
   const std::int64_t steps = settings_.run.steps;
   const double walltime = static_cast<double>(parse_walltime(settings_.run.walltime).value_or(0));
+  if (world_.is_root() && walltime > 0 && 4 * checkpoints_->expected_seconds() > walltime)
+    log::warning(
+        "run.walltime = \"{}\" leaves little time to train (a checkpoint takes {:.3g} s, and twice that is reserved); "
+        "give the job more time",
+        settings_.run.walltime, checkpoints_->expected_seconds());
   const parallel::Watchdog watchdog(world_, directory_.path / "heartbeat", settings_.timeout);
   StopAgreement agreement(world_.all(), directory_.path, walltime, start_);
   model_.start();

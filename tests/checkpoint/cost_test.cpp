@@ -287,6 +287,34 @@ TEST_CASE("a damaged copy in the run directory is replaced by the one on the nod
   CHECK(resumed_step(scratch, sample) == 20);
 }
 
+TEST_CASE("the disk of a node that fails during the run costs the checkpoints on it, not the run") {
+  const Scratch scratch;
+  Sample sample(world(), 1);
+  {
+    Checkpoints checkpoints(world(), scratch.node, scratch.run(), scratch.settings(), sample.registry, execution(), {},
+                            false);
+    const auto begin = [&](std::int64_t step) {
+      sample.fill(step);
+      checkpoints.start(manifest_of(step));
+    };
+    begin(10);
+    checkpoints.finish();
+    begin(20);
+    begin(30);  // 20 is complete on the nodes, and not yet copied
+    if (world().rank() == world().size() - 1) fs::remove_all(scratch.disk());
+    world().barrier();
+    Lines lines;
+    checkpoints.finish();
+    CHECK(checkpoints.last_durable() >= 10);
+    if (root()) CHECK(lines.count("not written, failure") >= 1);
+    begin(40);
+    checkpoints.finish();
+    CHECK(checkpoints.last_durable() == 40);
+    checkpoints.close();
+  }
+  CHECK(resumed_step(scratch, sample) == 40);
+}
+
 TEST_CASE("a new start does not use what an earlier one has left on the nodes") {
   const Scratch scratch;
   Sample sample(world(), 1);

@@ -73,7 +73,8 @@ def check_walltime(jobs):
     with starts.open("a") as file:  # as on a slow disk
         file.write('{"checkpoint": 20, "seconds": 3600.0, "delay": 1.0}\n')
     begin = time.monotonic()
-    jobs.run("walltime", code=75, steps=ENDLESS, run='walltime = "02:00:01"', checkpoint="every = 0", log=1000)
+    output = jobs.run("walltime", code=75, steps=ENDLESS, run='walltime = "02:00:01"', checkpoint="every = 0", log=1000)
+    assert 'run.walltime = "02:00:01" leaves little time to train' in output, output
     assert time.monotonic() - begin < 60, "the margin was not twice the recorded duration"
     record = program.record(jobs.folder / "walltime")["checkpoint"]
     assert record["measured"] and 0 < record["duration_seconds"] < 3600, record
