@@ -149,9 +149,8 @@ void Watchdog::exchange() {
         if (!line.received_last) receive(line);
       }
     // Rank 0 is the last to leave: until then it tells the others that some still work.
-    const bool last = leaving && (rank_ != 0 || std::all_of(lines.begin(), lines.end(), [](const Line& line) {
-                                    return line.received_last;
-                                  }));
+    const bool last = leaving && (rank_ != 0 || std::all_of(lines.begin(), lines.end(),
+                                                            [](const Line& line) { return line.received_last; }));
     if (last || Clock::now() >= send_at) {
       send_at = Clock::now() + kExchangeEvery;
       for (Line& line : lines) {
@@ -188,7 +187,8 @@ double Watchdog::grace() const {
 }
 
 std::string Watchdog::diagnosis(double silent) const {
-  // The cause is the rank that has been silent longest, if none that runs could be; else the rank with the fewest steps.
+  // The cause is the rank that has been silent longest, if none that runs could be; else the rank with the fewest
+  // steps.
   const Clock::time_point now = Clock::now();
   Heard cause{rank_, 0, present_step, host_, present_phase.load(), now};
   const std::lock_guard lock(mutex_);
@@ -203,8 +203,8 @@ std::string Watchdog::diagnosis(double silent) const {
   }
   // The last message of a dead rank may be several short steps old. Ranks are in step: it died where this rank waits.
   if (!responds) cause.step = std::max<std::int64_t>(cause.step, present_step);
-  return fmt::format("rank {} on {}: no progress for {:.0f} s in \"{}\"{} ({}); ending the job{}", cause.rank, cause.host,
-                     silent, cause.phase, cause.step > 0 ? fmt::format(", at step {}", cause.step) : "",
+  return fmt::format("rank {} on {}: no progress for {:.0f} s in \"{}\"{} ({}); ending the job{}", cause.rank,
+                     cause.host, silent, cause.phase, cause.step > 0 ? fmt::format(", at step {}", cause.step) : "",
                      !responds ? "dead or stopped: it does not respond"
                      : known   ? "it responds, but makes no progress"
                                : "it waits for another rank, which may be dead or stopped",

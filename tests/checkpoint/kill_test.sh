@@ -44,8 +44,7 @@ done
 # Killed between the two renames that replace a checkpoint of the same step: the old one returns.
 directory=$scratch/replaced
 run "$@" -n "$ranks" "$driver" "$directory" 6 2
-WEFT_FAULT=mid-replace:0:6:kill run "$@" -n "$ranks" "$driver" "$directory" 6 2 "from=$directory/step_00000004"
-if [ $? -eq 0 ]; then
+if WEFT_FAULT=mid-replace:0:6:kill run "$@" -n "$ranks" "$driver" "$directory" 6 2 "from=$directory/step_00000004"; then
   echo "mid-replace: was not killed"
   failures=$((failures + 1))
 elif ! run "$@" -n "$ranks" "$driver" "$directory" 10 2 || ! grep -q '^from 6$' "$scratch/out"; then

@@ -419,7 +419,8 @@ TEST_CASE("a producer that does not repeat its bits: nothing is written outside 
     std::int64_t calls = 0;
     const auto produce = [&](const Execution& on, const TileRange& range, AnyMatrix out) {
       const bool changed = calls++ / sizes.layers >= change;  // one tile per layer
-      cuda_ok(cudaMemsetAsync(out.data, changed ? 0x40 : 0x3f, static_cast<std::size_t>(range.token_count * out.stride * 2),
+      cuda_ok(cudaMemsetAsync(out.data, changed ? 0x40 : 0x3f,
+                              static_cast<std::size_t>(range.token_count * out.stride * 2),
                               static_cast<cudaStream_t>(on.stream)));
     };
     const Buffer<std::int32_t> fault(std::vector<std::int32_t>{0});

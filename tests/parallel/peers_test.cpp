@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two ranks with a GPU each. An exchange that is aborted because a rank is lost must not let the steps that depend on it
-// update anything. The last test of a process: what is aborted stays aborted.
+// Two ranks with a GPU each. An exchange that is aborted because a rank is lost must not let the steps that depend on
+// it update anything. The last test of a process: what is aborted stays aborted.
 #include "parallel/peers.hpp"
 
 #include <vector>
