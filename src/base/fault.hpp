@@ -10,10 +10,11 @@
 //
 // Points, in the order of a step: step; data-wait; data-read (in the thread that loads batches; its step is the number
 // of the batch since the start; nan corrupts the batch); collective (every collective call, in any thread). Points of a
-// checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, mid-replace (only if a
-// checkpoint of that step exists), after-rename, before-latest, mid-delete. Points of the lease of the run directory
-// (rank 0, step 0): lease-created, lease-written, lease-renew. At the end of the program: leave (MPI still runs),
-// finalize (before MPI_Finalize).
+// checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, mid-replace (only if
+// a checkpoint of that step exists), after-rename, before-latest, mid-delete; of its copy to the run directory
+// (checkpoint.local): mid-copy, before-copy-fsync. Points of the lease of the run directory (rank 0, step 0):
+// lease-created, lease-written, lease-renew. At the end of the program: leave (MPI still runs), finalize (before
+// MPI_Finalize).
 #pragma once
 
 #include <atomic>

@@ -199,6 +199,14 @@ void require_no_other_kind(const fs::path& path) {
       directory.string(), why, other);
 }
 
+/// Gives every rank the steps of rank 0.
+void share(const parallel::Communicator& world, std::vector<std::int64_t>& steps) {
+  auto count = static_cast<std::int64_t>(steps.size());
+  world.broadcast(&count, sizeof count);
+  steps.resize(static_cast<std::size_t>(count));
+  world.broadcast(steps.data(), count * static_cast<std::int64_t>(sizeof(std::int64_t)));
+}
+
 /// Reads rows of tensors from one shard, which is opened at the first read.
 class ShardReader {
  public:
@@ -308,10 +316,8 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
     }
   }
 
+  share(world, steps);
   auto count = static_cast<std::int64_t>(steps.size());
-  world.broadcast(&count, sizeof count);
-  steps.resize(static_cast<std::size_t>(count));
-  world.broadcast(steps.data(), count * static_cast<std::int64_t>(sizeof(std::int64_t)));
   for (std::size_t i = steps.size(); i-- > 0;) {
     const fs::path path = directory / directory_name(steps[i]);
     try {
@@ -338,6 +344,24 @@ std::optional<Found> find(const parallel::Communicator& world, const fs::path& d
                          "step 0 with --resume never "
                          "or another --output",
                          directory.string(), count, count == 1 ? "" : "s");
+}
+
+bool reaches(const parallel::Communicator& world, const fs::path& directory, std::int64_t step, Verify verify,
+             const Lease* lease) {
+  std::vector<std::int64_t> steps;
+  parallel::on_root(world, [&] { steps = steps_in(directory); });
+  share(world, steps);
+  for (std::size_t i = steps.size(); i-- > 0 && steps[i] >= step;) {
+    try {
+      const Found found = examine(world, directory / directory_name(steps[i]), verify);
+      if (lease == nullptr || !lease->stale(found.manifest)) return true;
+    } catch (const NewerFormat&) {
+      return true;
+    } catch (const Error& failure) {
+      if (failure.code() != ExitCode::data) return true;
+    }
+  }
+  return false;
 }
 
 void load(const parallel::Communicator& world, const Found& found, const Registry& registry,

@@ -26,6 +26,11 @@ std::int64_t integer(const Json& line, const char* name) {
   return found != line.end() && found->is_number_integer() ? found->get<std::int64_t>() : -1;
 }
 
+double number(const Json& line, const char* name) {
+  const auto found = line.find(name);
+  return found != line.end() && found->is_number() ? found->get<double>() : -1;
+}
+
 }  // namespace
 
 Starts::Starts(const std::filesystem::path& run_directory) : path_(run_directory / "starts.jsonl") {
@@ -43,6 +48,9 @@ Starts::Starts(const std::filesystem::path& run_directory) : path_(run_directory
         start.resume = resume->get<std::string>();
     } else if (!starts_.empty() && (line.contains("end") || line.contains("failed"))) {
       starts_.back().ended = true;
+    } else if (line.contains("checkpoint")) {
+      const double duration = number(line, "seconds"), delay = number(line, "delay");
+      if (duration > 0 && delay >= 0) cost_ = {.duration = duration, .delay = delay, .measured = true};
     }
   }
 }
@@ -53,7 +61,10 @@ void Starts::append(const std::string& line) {
   report::require_ownership();
   if (file_ < 0) file_ = open_own(path_, O_WRONLY | O_CREAT);
   if (lseek(file_, 0, SEEK_END) < 0) fail_with_errno(path_, "writing");
-  write_all(file_, (std::exchange(torn_, false) ? "\n" : "") + line + "\n", path_);
+  const std::string text = (torn_ ? "\n" : "") + line + "\n";
+  torn_ = true;  // unless the whole line is written
+  write_all(file_, text, path_);
+  torn_ = false;
 }
 
 void Starts::failed(std::int64_t number, int code) {
@@ -89,6 +100,11 @@ void Starts::reached(std::int64_t step) noexcept {
   char text[24];
   const auto end = fmt::format_to_n(text, sizeof text, "{:>19}", step);
   if (pwrite(file_, text, end.size, reached_at_) < 0) return;  // only makes the history less precise
+}
+
+void Starts::note_checkpoint(std::int64_t step, const Cost& cost) {
+  append(Json{{"checkpoint", step}, {"seconds", cost.duration}, {"delay", cost.delay}}.dump());
+  cost_ = cost;
 }
 
 void Starts::end(std::int64_t step) { append(fmt::format(R"({{"end":{}}})", step)); }

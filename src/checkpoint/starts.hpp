@@ -9,6 +9,8 @@
 // clang-format off
 //   {"start":0,"resume":"never","reached":           18}   a start from step 0; `resume`: its option, unless "auto";
 //                                                          `reached`: the step it had begun, rewritten in place
+//   {"checkpoint":10,"seconds":1.5,"delay":0.2}            a durable checkpoint: its duration, and the time that training
+//                                                          lost to it
 //   {"end":20}                                             ended cleanly after step 20
 //   {"failed":18,"code":4}                                 ended with a message in step 18
 // clang-format on
@@ -18,10 +20,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/file.hpp"
+#include "checkpoint/interval.hpp"
 
 namespace weft::checkpoint {
 
@@ -43,6 +47,10 @@ class Starts {
   std::int64_t begin(std::int64_t step, const std::string& resume, bool ignore);
   /// Records that the present start has begun `step`. A failure is ignored.
   void reached(std::int64_t step) noexcept;
+  /// Records the cost of a checkpoint that is durable. Throws Error(io).
+  void note_checkpoint(std::int64_t step, const Cost& cost);
+  /// The newest cost that this start or an earlier one has recorded.
+  const std::optional<Cost>& last_cost() const { return cost_; }
   /// Records that the present start ended cleanly at `step`.
   void end(std::int64_t step);
 
@@ -56,6 +64,7 @@ class Starts {
 
   std::filesystem::path path_;
   std::vector<Start> starts_;
+  std::optional<Cost> cost_;
   bool torn_ = false;  ///< the last line has no end
   Descriptor file_;
   std::int64_t reached_at_ = -1;  ///< offset of the number in the file

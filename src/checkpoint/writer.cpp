@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "checkpoint/directory.hpp"
+#include "checkpoint/local.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "kernels/runtime.hpp"
@@ -116,6 +119,7 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   // Both process what has been written so far, in parallel with the writing.
   const storage::Writeback disk(path);
   storage::FollowingDigests digests(path, disk);
+  std::vector<storage::PreparedChunk> chunks, next;
   {
     storage::write_attribute(file, "format", "weft-checkpoint-shard");
     storage::write_attribute(file, "format_version", kFormatVersion);
@@ -132,13 +136,24 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
       storage::write_attribute(dataset, "first_row", tensor.owned.begin);
       storage::write_attribute(dataset, "global_rows", tensor.shape[0]);
       const std::int64_t piece = storage::piece_rows(tensor.type, shape);
-      for (std::int64_t begin = 0; begin < shape[0]; begin += piece) {
+      // Another thread checks and prepares the next piece while this one is written.
+      std::future<void> prepared;
+      const auto prepare = [&](std::int64_t begin) {
         const std::int64_t end = std::min(shape[0], begin + piece);
         const parallel::Range rows{tensor.owned.begin + begin, tensor.owned.begin + end};
         const void* data = source(t, rows);
-        require_finite(tensor, rows, data);
-        for (const storage::FileRange& chunk : storage::write_rows(dataset, begin, end - begin, data))
-          digests.add_final(chunk.begin, chunk.end);
+        prepared = std::async(std::launch::async, [&, rows, data, begin, end] {
+          require_finite(tensor, rows, data);
+          storage::prepare_rows(dataset, begin, end - begin, data, next);
+        });
+      };
+      prepare(0);
+      for (std::int64_t begin = 0; begin < shape[0]; begin += piece) {
+        prepared.get();
+        std::swap(chunks, next);
+        if (begin + piece < shape[0]) prepare(begin + piece);
+        for (const storage::FileRange& range : storage::write_rows(dataset, chunks))
+          digests.add_final(range.begin, range.end);
         parallel::note_progress();
         pass("mid-dataset");
       }
@@ -174,6 +189,7 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
 
 struct Writer::State {
   const parallel::Communicator& world;
+  const parallel::Communicator& place;  // ranks that see this directory
   const fs::path directory;
   const Settings settings;
   const Registry& registry;
@@ -191,17 +207,20 @@ struct Writer::State {
   enum class Phase { idle, writing, publishing } phase = Phase::idle;
   Manifest manifest;
   fs::path temporary;
+  bool copying = false;
+  std::int64_t phases = 0;  // begun since the construction
   Clock::time_point begin;
-  double pause = 0;
+  double pause = 0, shard_seconds = 0;
   std::thread thread;
   std::atomic<bool> done{false};
   std::atomic<bool> cancelled{false};  // the run ends with an error: the shard is not needed
   Shard shard;                         // result of the thread, read after it has been joined
   std::optional<parallel::Failure> failure;
 
-  State(const parallel::Communicator& world_, fs::path directory_, const Settings& settings_, const Registry& registry_,
-        const kernels::Execution& execution_)
+  State(const parallel::Communicator& world_, const parallel::Communicator& place_, fs::path directory_,
+        const Settings& settings_, const Registry& registry_, const kernels::Execution& execution_)
       : world(world_),
+        place(place_),
         directory(std::move(directory_)),
         settings(settings_),
         registry(registry_),
@@ -219,6 +238,15 @@ struct Writer::State {
   ~State() {
     cancelled = true;
     if (thread.joinable()) thread.join();
+  }
+
+  bool publishes() const { return place.rank() == 0; }
+
+  /// Runs `function` on one rank of each directory. Returns the first failure, on every rank. Collective.
+  template <class Function>
+  std::optional<parallel::Failure> attempt_once(Function&& function) const {
+    auto failed = parallel::attempt_on_root(place, function);
+    return place.size() == world.size() ? failed : parallel::agree(world, failed);
   }
 
   /// Copies rows to `to`. Asynchronous copies from the device are not awaited.
@@ -296,7 +324,38 @@ struct Writer::State {
       std::error_code ignored;
       fs::resize_file(path, 0, ignored);
     }
+    shard_seconds = seconds_since(begin);
     done = true;
+  }
+
+  void copy(const std::vector<ShardSource>& sources) {
+    const trace::Scope scope(trace::Row::writer, "copy shard");
+    failure = parallel::attempt([&] {
+      for (const ShardSource& source : sources) {
+        const ShardEntry& entry = manifest.shards[source.shard];
+        report::require_ownership();
+        copy_shard(source.file, temporary / entry.file, entry, cancelled, [&](const char* point) { pass(point); });
+      }
+    });
+    shard_seconds = seconds_since(begin);
+    done = true;
+  }
+
+  /// Prepares the directory of a new checkpoint. Collective.
+  void open_temporary(bool copies) {
+    // With the token of the owner: ranks of a run that lost the directory never write into this one's.
+    const std::string& owner = manifest.owner;
+    temporary =
+        directory / fmt::format("{}{}{:.8}.tmp", directory_name(manifest.step), owner.empty() ? "" : ".", owner);
+    copying = copies;
+    done = false;
+    phase = Phase::writing;
+    ++phases;
+    failure = attempt_once([&] {
+      report::require_ownership();
+      fs::remove_all(temporary);
+      fs::create_directories(temporary);
+    });
   }
 
   /// Gathers sizes, digests and owned rows of all shards into the manifest. Collective.
@@ -409,16 +468,22 @@ struct Writer::State {
 };
 
 Writer::Writer(const parallel::Communicator& world, fs::path directory, const Settings& settings,
-               const Registry& registry, const kernels::Execution& execution, const fs::path& resumed_from) {
-  require_writable(world, directory);
+               const Registry& registry, const kernels::Execution& execution, const fs::path& resumed_from,
+               const parallel::Communicator* place) {
+  if (place == nullptr) {
+    require_writable(world, directory);
+    place = &world;
+  } else {
+    parallel::on_all(world, [&] { require_writable(*place, directory); });
+  }
   const std::string digest = common_digest(registry);
   const std::string root_digest = world.broadcast(digest);
   parallel::on_all(world, [&] {
     if (digest != root_digest) throw error(ExitCode::internal, "it registered other tensors than rank 0");
   });
-  state_ = std::make_unique<State>(world, std::move(directory), settings, registry, execution);
+  state_ = std::make_unique<State>(world, *place, std::move(directory), settings, registry, execution);
   State& state = *state_;
-  parallel::on_root(world, [&] {
+  const auto unlisted = state.attempt_once([&] {
     std::error_code elsewhere;
     const bool here = !resumed_from.empty() &&
                       fs::equivalent(resumed_from.parent_path().empty() ? fs::path(".") : resumed_from.parent_path(),
@@ -435,6 +500,7 @@ Writer::Writer(const parallel::Communicator& world, fs::path directory, const Se
       log::info("{}: {} abandoned checkpoint{} (*.abandoned), to be deleted when the run has newer ones",
                 state.directory.string(), n, n == 1 ? "" : "s");
   });
+  if (unlisted) unlisted->raise();
   world.broadcast(&state.last_durable, sizeof state.last_durable);
 }
 
@@ -455,6 +521,11 @@ std::int64_t Writer::staging_bytes(const Settings& settings, const Registry& reg
 
 bool Writer::busy() const { return state_->phase != State::Phase::idle; }
 bool Writer::shard_done() const { return !busy() || state_->done; }
+std::int64_t Writer::phases_done() const { return state_->phases - (shard_done() ? 0 : 1); }
+bool Writer::allows_advance(std::int64_t least_phases_done) const {
+  return busy() && least_phases_done >= state_->phases;
+}
+const Manifest& Writer::manifest() const { return state_->manifest; }
 std::int64_t Writer::last_durable() const { return state_->last_durable; }
 double Writer::last_seconds() const { return state_->last_seconds; }
 
@@ -467,18 +538,8 @@ bool Writer::start(Manifest manifest) {
   state.manifest = std::move(manifest);
   state.manifest.format_version = kFormatVersion;
   state.manifest.world = state.world.size();
-  // With the token of the owner: ranks of a run that lost the directory never write into this one's.
-  const std::string& owner = state.manifest.owner;
-  state.temporary = state.directory /
-                    fmt::format("{}{}{:.8}.tmp", directory_name(state.manifest.step), owner.empty() ? "" : ".", owner);
   state.shard = {};
-  state.done = false;
-  state.phase = State::Phase::writing;
-  state.failure = parallel::attempt_on_root(state.world, [&] {
-    report::require_ownership();
-    fs::remove_all(state.temporary);
-    fs::create_directories(state.temporary);
-  });
+  state.open_temporary(false);
   if (state.failure) {
     state.done = true;
   } else if (state.settings.staging == Staging::chunked) {
@@ -488,6 +549,21 @@ bool Writer::start(Manifest manifest) {
     state.thread = std::thread(
         [&state] { state.write([&state](std::size_t t, parallel::Range rows) { return state.staged(t, rows); }); });
   }
+  state.pause = seconds_since(state.begin);
+  return true;
+}
+
+bool Writer::start_copy(const Manifest& complete, std::vector<ShardSource> sources) {
+  State& state = *state_;
+  WEFT_ASSERT(!busy());
+  if (complete.step == state.last_durable) return false;
+  state.begin = Clock::now();
+  state.manifest = complete;
+  state.open_temporary(true);
+  if (state.failure)
+    state.done = true;
+  else
+    state.thread = std::thread([&state, sources = std::move(sources)] { state.copy(sources); });
   state.pause = seconds_since(state.begin);
   return true;
 }
@@ -513,9 +589,10 @@ std::optional<Report> Writer::advance() {
   if (state.thread.joinable()) state.thread.join();
   const std::optional<parallel::Failure> failure = parallel::agree(state.world, state.failure);
   if (!failure && state.phase == State::Phase::writing) {
-    state.collect_shards();
+    if (!state.copying) state.collect_shards();
     state.phase = State::Phase::publishing;
-    if (state.world.rank() == 0) {
+    ++state.phases;
+    if (state.publishes()) {
       state.done = false;
       state.thread = std::thread([&state] { state.publish_and_tidy(); });
     } else {
@@ -536,17 +613,20 @@ Report Writer::State::conclude(const std::optional<parallel::Failure>& agreed) {
   report.step = manifest.step;
   report.path = directory / directory_name(report.step);
   report.durable = !agreed;
+  report.copied = copying;
   // All ranks have agreed: no thread writes there any more.
-  if (agreed && world.rank() == 0) {
+  if (agreed && publishes()) {
     std::error_code failed;
     fs::remove_all(temporary, failed);
     if (failed) log::warning("{}: cannot be removed ({})", temporary.string(), failed.message());
   }
   // Times of the slowest rank: the same on every rank.
-  std::int64_t microseconds[] = {std::int64_t(seconds_since(begin) * 1e6), std::int64_t(pause * 1e6)};
+  std::int64_t microseconds[] = {std::int64_t(seconds_since(begin) * 1e6), std::int64_t(pause * 1e6),
+                                 std::int64_t(shard_seconds * 1e6)};
   world.maximum(microseconds);
   report.seconds = static_cast<double>(microseconds[0]) * 1e-6;
   report.pause = static_cast<double>(microseconds[1]) * 1e-6;
+  report.shard_seconds = static_cast<double>(microseconds[2]) * 1e-6;
   if (report.durable) {
     for (const ShardEntry& entry : manifest.shards) report.bytes += entry.bytes;
     failures = 0;
@@ -574,6 +654,9 @@ Report Writer::State::conclude(const std::optional<parallel::Failure>& agreed) {
 
 std::string Report::line() const {
   if (!durable) return fmt::format("checkpoint {}: not written ({})", directory_name(step), failure);
+  if (copied)
+    return fmt::format("checkpoint {}: copied to the run directory, {:.3g} GB in {:.2f} s ({:.2f} GB/s)",
+                       directory_name(step), static_cast<double>(bytes) * 1e-9, seconds, gigabytes_per_second());
   return fmt::format("checkpoint {}: {:.3g} GB in {:.2f} s ({:.2f} GB/s), training paused {:.3f} s",
                      directory_name(step), static_cast<double>(bytes) * 1e-9, seconds, gigabytes_per_second(), pause);
 }

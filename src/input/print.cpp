@@ -39,7 +39,8 @@ std::string description(const Key& key) {
   std::string text = key.help;
   if (!key.unit.empty()) text += fmt::format(" [{}]", key.unit);
   if (const std::string range = range_text(key); !range.empty())
-    text += fmt::format("; {}{}", key.choices.empty() ? "" : "one of ", range);
+    text += fmt::format(
+        "; {}{}", key.choices.empty() || std::holds_alternative<std::int64_t>(key.initial) ? "" : "one of ", range);
   return text;
 }
 
@@ -77,11 +78,13 @@ std::string type_name(const Key& key) {
 }
 
 std::string range_text(const Key& key) {
-  if (!key.choices.empty()) return fmt::format("\"{}\"", fmt::join(key.choices, "\", \""));
+  const std::string words = key.choices.empty() ? "" : fmt::format("\"{}\"", fmt::join(key.choices, "\", \""));
+  if (!words.empty() && !std::holds_alternative<std::int64_t>(key.initial)) return words;
   std::string text;
   if (key.minimum) text = fmt::format("{} {}", key.minimum->excluded ? "more than" : "at least", key.minimum->value);
   if (key.minimum && key.maximum) text += ", ";
   if (key.maximum) text += fmt::format("{} {}", key.maximum->excluded ? "less than" : "at most", key.maximum->value);
+  if (!words.empty()) text += (text.empty() ? "" : ", or ") + words;
   return text;
 }
 

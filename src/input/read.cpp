@@ -158,7 +158,8 @@ std::string what_is(const toml::node& node) {
 
 std::string expected(const Key& key) {
   constexpr const char* names[] = {"true or false", "an integer", "a number", "a string", "a list of strings"};
-  return names[key.initial.index()];
+  if (key.choices.empty() || !std::holds_alternative<std::int64_t>(key.initial)) return names[key.initial.index()];
+  return fmt::format("{} or \"{}\"", names[key.initial.index()], fmt::join(key.choices, "\", \""));
 }
 
 /// Checks a string and expands paths in place. Returns the problem, or "".
@@ -209,6 +210,8 @@ Value convert(const Key& key, const toml::node& node, std::string& problem) {
     return node.is_boolean() ? Value(node.as_boolean()->get()) : wrong_type();
   if (std::holds_alternative<std::int64_t>(key.initial)) {
     if (node.is_integer()) return ranged(node.as_integer()->get());
+    if (node.is_string() && std::count(key.choices.begin(), key.choices.end(), node.as_string()->get()) > 0)
+      return node.as_string()->get();
     const double number = node.is_floating_point() ? node.as_floating_point()->get() : 0.5;
     const bool whole = number == std::floor(number) && std::abs(number) <= 9007199254740992.0;  // 2^53
     return wrong_type(whole ? fmt::format("; write {}", static_cast<std::int64_t>(number)) : "");

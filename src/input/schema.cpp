@@ -32,6 +32,14 @@ Key& Key::one_of(std::vector<std::string> names) {
   choices = std::move(names);
   return *this;
 }
+Key& Key::or_word(std::string word, std::int64_t value) {
+  choices = {word};
+  store = [store = store, value](const Value& given) {
+    store(std::holds_alternative<std::string>(given) ? Value(value) : given);
+  };
+  load = [load = load, word, value] { return load() == Value(value) ? Value(word) : load(); };
+  return *this;
+}
 Key& Key::path_name() {
   is_path = true;
   return *this;

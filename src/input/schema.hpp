@@ -51,7 +51,7 @@ struct Bound {
 struct Key {
   std::string table, name, help, unit;
   std::optional<Bound> minimum, maximum;
-  std::vector<std::string> choices;  ///< empty: any string
+  std::vector<std::string> choices;  ///< empty: any string; of an integer: words that may replace it
   Value initial;                     ///< the default; its alternative is the key's type
   std::string example;               ///< TOML value for the template of a required key
   bool must_be_given = false;
@@ -68,6 +68,8 @@ struct Key {
   Key& more_than(double bound);
   Key& less_than(double bound);
   Key& one_of(std::vector<std::string> names);
+  /// An integer key that may also be this word, which is stored as `value`.
+  Key& or_word(std::string word, std::int64_t value);
   /// A file path: ${NAME} is replaced by the environment variable; $${ gives ${.
   Key& path_name();
   /// No default: a missing key is an error. The template shows `toml_example`.

@@ -240,46 +240,64 @@ std::vector<Chunk> chunks_of(const Runs& runs, std::int64_t begin, std::int64_t 
   return chunks;
 }
 
-/// Location of a chunk according to the index of the file. Requires the lock.
-FileRange located(hid_t dataset, const Chunk& chunk) {
+/// Location of a chunk of which `bytes` bytes are used, according to the index of the file. Requires the lock.
+FileRange located(hid_t dataset, const std::vector<hsize_t>& where, std::int64_t bytes) {
   unsigned skipped_filters = 0;
   haddr_t address = HADDR_UNDEF;
   hsize_t stored = 0;
-  check(H5Dget_chunk_info_by_coord(dataset, chunk.where.data(), &skipped_filters, &address, &stored),
-        "locating a chunk");
-  if (address == HADDR_UNDEF || static_cast<std::int64_t>(stored) < chunk.end - chunk.begin)
+  check(H5Dget_chunk_info_by_coord(dataset, where.data(), &skipped_filters, &address, &stored), "locating a chunk");
+  if (address == HADDR_UNDEF || static_cast<std::int64_t>(stored) < bytes)
     throw error(ExitCode::io, "a chunk was never written (incomplete write)");
   return {static_cast<std::int64_t>(address), static_cast<std::int64_t>(address + stored)};
 }
 
 }  // namespace
 
-std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data) {
+void prepare_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data,
+                  std::vector<PreparedChunk>& prepared) {
   Runs runs;
   {
     const Lock lock;
     if (!has_runs(dataset, runs)) throw error(ExitCode::internal, "cannot write a dataset of another layout");
   }
   const auto chunk_bytes = static_cast<std::size_t>(runs.chunk_bytes());
-  std::vector<char> buffer(chunk_bytes + sizeof(std::uint32_t));
-  std::vector<FileRange> written;
-  for (const Chunk& chunk : chunks_of(runs, begin, count)) {
+  std::vector<Chunk> chunks = chunks_of(runs, begin, count);
+  prepared.resize(chunks.size());
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    Chunk& chunk = chunks[i];
     const std::int64_t first = chunk.begin - begin * runs.row_bytes();
     if (first < 0 || chunk.end > (begin + count) * runs.row_bytes())
       throw error(ExitCode::internal, "rows {} to {} are not complete chunks", begin, begin + count);
     const auto used = static_cast<std::size_t>(chunk.end - chunk.begin);
-    std::memcpy(buffer.data(), static_cast<const char*>(data) + first, used);
+    const char* const from = static_cast<const char*>(data) + first;
+    std::vector<char>& bytes = prepared[i].bytes;
+    bytes.resize(chunk_bytes + sizeof(std::uint32_t));
+    std::memcpy(bytes.data(), from, used);
     // The last chunk is zero beyond the dataset, as in files written by HDF5.
-    std::memset(buffer.data() + used, 0, chunk_bytes - used);
-    const std::uint32_t sum = fletcher32(buffer.data(), chunk_bytes);
-    std::memcpy(buffer.data() + chunk_bytes, &sum, sizeof sum);
+    std::memset(bytes.data() + used, 0, chunk_bytes - used);
+    const std::uint32_t sum = fletcher32(bytes.data(), chunk_bytes);
+    std::memcpy(bytes.data() + chunk_bytes, &sum, sizeof sum);
+    prepared[i].where = std::move(chunk.where);
+  }
+}
+
+std::vector<FileRange> write_rows(hid_t dataset, const std::vector<PreparedChunk>& chunks) {
+  std::vector<FileRange> written;
+  for (const PreparedChunk& chunk : chunks) {
     const Lock lock;
     constexpr std::uint32_t kAllFiltersApplied = 0;
-    check(H5Dwrite_chunk(dataset, H5P_DEFAULT, kAllFiltersApplied, chunk.where.data(), buffer.size(), buffer.data()),
+    check(H5Dwrite_chunk(dataset, H5P_DEFAULT, kAllFiltersApplied, chunk.where.data(), chunk.bytes.size(),
+                         chunk.bytes.data()),
           "writing rows");
-    written.push_back(located(dataset, chunk));
+    written.push_back(located(dataset, chunk.where, static_cast<std::int64_t>(chunk.bytes.size())));
   }
   return written;
+}
+
+std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data) {
+  std::vector<PreparedChunk> chunks;
+  prepare_rows(dataset, begin, count, data, chunks);
+  return write_rows(dataset, chunks);
 }
 
 std::vector<VerifiedFile::Part> locate_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data) {
@@ -290,8 +308,8 @@ std::vector<VerifiedFile::Part> locate_rows(hid_t dataset, std::int64_t begin, s
   std::vector<VerifiedFile::Part> parts;
   for (const Chunk& chunk : chunks_of(runs, begin, count)) {
     const std::int64_t from = std::max(first, chunk.begin), to = std::min(last, chunk.end);
-    parts.push_back(
-        {located(dataset, chunk).begin + (from - chunk.begin), to - from, static_cast<char*>(data) + (from - first)});
+    parts.push_back({located(dataset, chunk.where, chunk.end - chunk.begin).begin + (from - chunk.begin), to - from,
+                     static_cast<char*>(data) + (from - first)});
   }
   std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
   return parts;

@@ -40,6 +40,17 @@ struct FileRange {
 /// are final. Throws Error(io).
 std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data);
 
+/// The same in two parts, so that the rows of a next call can be prepared in another thread while these are written:
+/// `prepare_rows` copies them into chunks with their checksums, after which `data` is not needed; `write_rows` writes.
+/// The memory of `chunks` is reused.
+struct PreparedChunk {
+  std::vector<hsize_t> where;  ///< its first element
+  std::vector<char> bytes;     ///< as stored
+};
+void prepare_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data,
+                  std::vector<PreparedChunk>& chunks);
+std::vector<FileRange> write_rows(hid_t dataset, const std::vector<PreparedChunk>& chunks);
+
 /// Opens `name`. Throws Error(io) if it does not exist, is reached through a soft or external link, has another type or
 /// shape, or chunks above 64 MiB.
 Handle open_dataset(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape);

@@ -32,9 +32,9 @@ bool StopAgreement::requested_by_file(const char* name) {
   return true;
 }
 
-Decision StopAgreement::step(bool shard_written, double margin) {
+Decision StopAgreement::step(std::span<const std::int64_t> phases, double margin, bool checkpoint_due) {
   const parallel::Signals::Requested requested = parallel::Signals::requested();
-  std::int64_t stop = requested.stop, checkpoint = requested.checkpoint;
+  std::int64_t stop = requested.stop, checkpoint = checkpoint_due ? 1 : requested.checkpoint;
   if (world_.rank() == 0) {
     const auto now = std::chrono::steady_clock::now();
     if (now - looked_ > kPollInterval) {
@@ -47,7 +47,9 @@ Decision StopAgreement::step(bool shard_written, double margin) {
     if (stop_file_ || out_of_time_) stop = std::max<std::int64_t>(stop, static_cast<std::int64_t>(ExitCode::requeue));
     checkpoint = std::max<std::int64_t>(checkpoint, std::exchange(checkpoint_file_, false) ? 1 : 0);
   }
-  pending_.push_back(world_.start_maximum({stop, checkpoint, shard_written ? 0 : 1}));
+  std::vector<std::int64_t> posted = {stop, checkpoint};
+  for (const std::int64_t phase : phases) posted.push_back(-phase);  // their minimum counts
+  pending_.push_back(world_.start_maximum(std::move(posted)));
   if (pending_.size() <= static_cast<std::size_t>(StepRunner::kStepsAhead)) return {};
   parallel::Communicator::PendingMaximum oldest = std::move(pending_.front());
   pending_.pop_front();
@@ -61,7 +63,9 @@ std::string StopAgreement::cause(std::int64_t stop) const {
 
 Decision StopAgreement::read(parallel::Communicator::PendingMaximum pending) {
   const std::vector<std::int64_t> agreed = pending.wait();
-  return {.stop = agreed[0], .checkpoint = agreed[1] != 0, .shards_written = agreed[2] == 0};
+  Decision decision{.stop = agreed[0], .checkpoint = agreed[1] != 0, .phases = {}};
+  for (std::size_t i = 2; i < agreed.size(); ++i) decision.phases.push_back(-agreed[i]);
+  return decision;
 }
 
 void StopAgreement::drain() {

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks agree on outside the step: stopping, checkpoints, the end of a checkpoint in flight. At each step every
-// rank posts its state in one small non-blocking maximum; all ranks act on the result two steps later, at the same
-// step. A signal that reached one rank only, or the clock of rank 0, therefore takes effect on all ranks together, and
-// no step waits.
+// What ranks agree on outside the step: stopping, checkpoints, the progress of checkpoints in flight. At each step
+// every rank posts its state in one small non-blocking maximum; all ranks act on the result two steps later, at the
+// same step. A signal that reached one rank only, or the clock of rank 0, therefore takes effect on all ranks together,
+// and no step waits.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <span>
+#include <vector>
 
 #include "parallel/communicator.hpp"
 
@@ -17,9 +19,9 @@ namespace weft::training {
 
 /// The same on every rank.
 struct Decision {
-  std::int64_t stop = 0;        ///< exit code to stop with; 0 = continue
-  bool checkpoint = false;      ///< write one now
-  bool shards_written = false;  ///< every rank has written its shard of the checkpoint in flight
+  std::int64_t stop = 0;             ///< exit code to stop with; 0 = continue
+  bool checkpoint = false;           ///< write one now
+  std::vector<std::int64_t> phases;  ///< of the checkpoints, completed by every rank; empty in the first two steps
 };
 
 class StopAgreement {
@@ -29,9 +31,9 @@ class StopAgreement {
   StopAgreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
                 std::chrono::steady_clock::time_point start);
 
-  /// At the end of each step. `shard_written`: this rank has written its shard. `margin`: seconds before the wall
-  /// limit at which to stop. Returns what the ranks agreed on two steps ago.
-  Decision step(bool shard_written, double margin);
+  /// At the end of each step. `phases`: of the checkpoints, completed by this rank. `margin`: seconds before the wall
+  /// limit at which to stop. `checkpoint`: this rank asks for one. Returns what was posted two steps ago.
+  Decision step(std::span<const std::int64_t> phases, double margin, bool checkpoint);
 
   /// What asked for the stop with this exit code, as rank 0 knows it: "run.walltime", "the file STOP", "SIGTERM".
   std::string cause(std::int64_t stop) const;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -123,10 +124,76 @@ double copy_seconds(std::int64_t bytes, const kernels::Execution& execution, con
   return median(std::move(seconds)) * static_cast<double>(bytes) / static_cast<double>(part);
 }
 
+/// Makes steps until `finished` is true on all ranks, which is checked after each. Returns the mean duration of a step.
+/// Collective.
+double steps_until(const parallel::Communicator& world, const std::function<void()>& step,
+                   const std::function<bool()>& finished) {
+  const Clock::time_point begin = Clock::now();
+  for (std::int64_t steps = 1;; ++steps) {
+    step();
+    std::int64_t all = finished() ? 1 : 0;
+    world.minimum({&all, 1});
+    if (all == 1) return std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(steps);
+  }
+}
+
+/// The same measurements while training: shards and plain files in turn. Collective.
+void measure_while_training(const fs::path& directory, const checkpoint::Registry& registry,
+                            const kernels::Execution& execution, const parallel::Communicator& world,
+                            const std::vector<char>& block, const std::function<void()>& step,
+                            CheckpointResult& result) {
+  const std::int64_t bytes = result.bytes / world.size();
+  std::vector<double> write, durable, plain, quiet_step, busy_step;
+  for (int i = 0; i < kTries; ++i) {
+    {
+      checkpoint::Writer writer(world, directory, {}, registry, execution);
+      checkpoint::Manifest manifest;
+      manifest.step = 1;
+      settle(world, bytes);
+      int quiet = 0;
+      constexpr int kQuietSteps = 3;
+      quiet_step.push_back(steps_until(world, step, [&] { return ++quiet >= kQuietSteps; }));
+      writer.start(manifest);
+      std::optional<checkpoint::Report> report;
+      busy_step.push_back(steps_until(world, step, [&] { return (report = writer.poll()).has_value(); }));
+      if (!report->durable) throw collective_error(ExitCode::io, "{}", report->line());
+      write.push_back(report->shard_seconds);
+      durable.push_back(report->seconds);
+    }
+    remove_all(world, directory);
+
+    parallel::on_root(world, [&] { fs::create_directories(directory); });
+    settle(world, bytes);
+    std::atomic<bool> done{false};
+    std::optional<parallel::Failure> failure;
+    std::int64_t nanoseconds = 0;
+    std::thread writing([&] {
+      failure = parallel::attempt([&] {
+        const Clock::time_point begin = Clock::now();
+        PlainFile(directory / fmt::format("plain_{}", world.rank())).write(block, bytes);
+        nanoseconds = (Clock::now() - begin) / std::chrono::nanoseconds(1);
+      });
+      done = true;
+    });
+    steps_until(world, step, [&] { return done.load(); });
+    writing.join();
+    if (const auto agreed = parallel::agree(world, failure)) agreed->raise();
+    world.maximum({&nanoseconds, 1});
+    plain.push_back(1e-9 * static_cast<double>(nanoseconds));
+    remove_all(world, directory);
+  }
+  result.busy_write_seconds = median(std::move(write));
+  result.busy_durable_seconds = median(std::move(durable));
+  result.busy_plain_seconds = median(std::move(plain));
+  result.step_seconds = median(std::move(quiet_step));
+  result.slow_step_seconds = median(std::move(busy_step));
+}
+
 }  // namespace
 
 CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint::Registry& registry,
-                                    const kernels::Execution& execution, const parallel::World& ranks) {
+                                    const kernels::Execution& execution, const parallel::World& ranks,
+                                    const std::function<void()>& step) {
   const parallel::Communicator& world = ranks.all();
   CheckpointResult result;
   result.writers = world.size();
@@ -182,6 +249,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
   result.plain_write_seconds = median(std::move(plain_write));
   result.plain_read_seconds = median(std::move(plain_read));
   result.pause_seconds = median(std::move(pause));
+  measure_while_training(directory, registry, execution, world, block, step, result);
   return result;
 }
 

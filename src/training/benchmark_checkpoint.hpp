@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 
 #include "checkpoint/registry.hpp"
 #include "kernels/execution.hpp"
@@ -21,13 +22,23 @@ struct CheckpointResult {
   double pause_seconds = 0;                                ///< of write_seconds, what training would have waited
   double copy_seconds = 0;                                 ///< one copy of the state into host memory
 
+  /// While the model trains: the shards until they are synced and digested, and plain files as above. A rank writes one
+  /// file in a thread and makes steps in another, as in a run.
+  double busy_write_seconds = 0, busy_plain_seconds = 0;
+  double busy_durable_seconds = 0;  ///< until durable: two more agreements, each at the end of a step
+  double step_seconds = 0;          ///< of a step without writing
+  double slow_step_seconds = 0;     ///< of a step during a checkpoint
+
+  double busy_write_percent() const { return 100 * busy_plain_seconds / busy_write_seconds; }
   double write_percent() const { return 100 * plain_write_seconds / write_seconds; }
   double read_percent() const { return 100 * plain_read_seconds / read_seconds; }
 };
 
 /// Collective. Writes under `directory`, which must not exist, and removes it again. Files are evicted from the page
 /// cache before they are read; every measurement starts after some seconds of rest. Throws a collective Error(io).
+/// `step` makes a step of the model that owns the registry, on all ranks.
 CheckpointResult measure_checkpoint(const std::filesystem::path& directory, const checkpoint::Registry&,
-                                    const kernels::Execution&, const parallel::World&);
+                                    const kernels::Execution&, const parallel::World&,
+                                    const std::function<void()>& step);
 
 }  // namespace weft::training

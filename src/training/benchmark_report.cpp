@@ -24,10 +24,14 @@ std::string text_of(const CheckpointResult& c) {
   };
   return fmt::format(
       "checkpoint of {} by {} rank{} on {} cores: written at {}, verified and read at {}; training pauses {:.1f} ms, "
-      "one copy of the state takes {:.1f} ms",
+      "one copy of the state takes {:.1f} ms\n"
+      "while training: written at {:.2f} GB/s, {:.0f} % of plain files with fsync ({:.2f} GB/s); durable after {:.2f} "
+      "s, {:.1f} ms/step instead of {:.1f} until then",
       report::binary_bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
       rate(c.write_seconds, c.write_percent()), rate(c.read_seconds, c.read_percent()), 1e3 * c.pause_seconds,
-      1e3 * c.copy_seconds);
+      1e3 * c.copy_seconds, 1e-9 * static_cast<double>(c.bytes) / c.busy_write_seconds, c.busy_write_percent(),
+      1e-9 * static_cast<double>(c.bytes) / c.busy_plain_seconds, c.busy_durable_seconds, 1e3 * c.slow_step_seconds,
+      1e3 * c.step_seconds);
 }
 
 parallel::ExchangeProfile total_of(const CaseResult& c) {
@@ -113,6 +117,13 @@ report::Json to_json(const BenchmarkResult& result) {
                           {"writers", c.writers},
                           {"cores", c.cores},
                           {"write", direction(c.write_seconds, c.plain_write_seconds, c.write_percent())},
+                          {"write_while_training",
+                           {{"seconds", c.busy_write_seconds},
+                            {"plain_seconds", c.busy_plain_seconds},
+                            {"percent_of_plain", c.busy_write_percent()},
+                            {"durable_seconds", c.busy_durable_seconds},
+                            {"ms_per_step", 1e3 * c.step_seconds},
+                            {"ms_per_step_during", 1e3 * c.slow_step_seconds}}},
                           {"read", direction(c.read_seconds, c.plain_read_seconds, c.read_percent())},
                           {"pause_seconds", c.pause_seconds},
                           {"copy_seconds", c.copy_seconds}};

@@ -114,9 +114,11 @@ Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const 
   first_work_ = work_;
   checkpoint::Settings checkpoints = settings.checkpoint;
   checkpoints.protected_step = opened.protected_step;
-  writer_.emplace(world.all(), directory_.checkpoints(), checkpoints, model.registry(), runtime.execution(),
-                  resumed_ ? opened.found->path : std::filesystem::path());
-  if (world.is_root()) directory_.lease->settle(writer_->last_durable());
+  if (world.is_root()) starts_.emplace(directory_.path);
+  checkpoints_.emplace(world.all(), world.node(), directory_.checkpoints(), checkpoints, model.registry(),
+                       runtime.execution(), resumed_ ? opened.found->path : std::filesystem::path(),
+                       starts_ ? &*starts_ : nullptr, !settings.run.walltime.empty());
+  if (world.is_root()) directory_.lease->settle(checkpoints_->last_durable());
 }
 
 checkpoint::Manifest Loop::manifest() const {
@@ -137,16 +139,11 @@ checkpoint::Manifest Loop::manifest() const {
   return manifest;
 }
 
-void Loop::log_checkpoint(const std::optional<checkpoint::Report>& done) const {
-  if (done && done->durable) log::info("{}", done->line());
-}
-
 void Loop::begin_checkpoint() {
   parallel::note_phase("checkpoint");
   model_.settle();
   const Clock::time_point begin = Clock::now();
-  log_checkpoint(writer_->finish());
-  writer_->start(manifest());
+  checkpoints_->start(manifest());
   checkpoint_seconds_ += seconds_since(begin);
 }
 
@@ -194,8 +191,13 @@ void Loop::log_step(double waited_for_data) {
 
 /// Steps until the last one is done or a stop is agreed on. Returns the exit code. Collective.
 int Loop::make_steps() {
-  const std::int64_t steps = settings_.run.steps, every = settings_.checkpoint.every;
+  const std::int64_t steps = settings_.run.steps;
   const double walltime = static_cast<double>(parse_walltime(settings_.run.walltime).value_or(0));
+  if (world_.is_root() && walltime > 0 && 4 * checkpoints_->expected_seconds() > walltime)
+    log::warning(
+        "run.walltime = \"{}\" leaves little time to train (a checkpoint takes {:.3g} s, and twice that is reserved); "
+        "give the job more time",
+        settings_.run.walltime, checkpoints_->expected_seconds());
   StopAgreement agreement(world_.all(), directory_.path, walltime, start_);
   model_.start();
   struct Stop {
@@ -222,27 +224,30 @@ int Loop::make_steps() {
     work_ += done.work;
     waited += done.waited_for_data;
     if (step % settings_.log.every == 0 || step == steps) log_step(std::exchange(waited, 0.0));
-    longest_step = std::max(longest_step, seconds_since(begin));
+    const double seconds = seconds_since(begin);
+    longest_step = std::max(longest_step, seconds);
+    checkpoints_->note_step(seconds);
 
     parallel::note_phase("agreement");
-    const Decision decision =
-        agreement.step(writer_->busy() && writer_->shard_done(), 2 * writer_->last_seconds() + 3 * longest_step);
-    if (decision.shards_written && writer_->busy()) log_checkpoint(writer_->advance());
+    const Decision decision = agreement.step(
+        checkpoints_->progress(), 2 * checkpoints_->expected_seconds() + 3 * longest_step, checkpoints_->requested());
+    checkpoints_->advance(decision.phases);
     code = static_cast<int>(decision.stop);
-    if (code != 0 || step == steps || decision.checkpoint || (every > 0 && step % every == 0)) begin_checkpoint();
+    if (code != 0 || step == steps || decision.checkpoint || checkpoints_->due_after(step)) begin_checkpoint();
   }
   if (code != 0) stop_cause_ = agreement.cause(code);
   parallel::note_phase("the last checkpoint");
   agreement.drain();
   trained_seconds_ = seconds_since(loop_begin) - checkpoint_seconds_;
-  log_checkpoint(writer_->finish());
-  if (steps_done_ > first_step_ && writer_->last_durable() != steps_done_)
+  checkpoints_->finish();
+  if (steps_done_ > first_step_ && checkpoints_->last_durable() != steps_done_)
     throw collective_error(
         ExitCode::io,
         "{}: the last step, {}, is in no checkpoint (the reason is given above); free disk space and start again: the "
         "run resumes from {}",
         directory_.checkpoints().string(), steps_done_,
-        writer_->last_durable() < 0 ? "its beginning" : "step " + std::to_string(writer_->last_durable()));
+        checkpoints_->last_durable() < 0 ? "its beginning" : "step " + std::to_string(checkpoints_->last_durable()));
+  checkpoints_->close();
   report::set_current_step(-1);
   return code;
 }
@@ -284,6 +289,7 @@ void Loop::record_result(std::int64_t planned_device_bytes) {
   record["result"][unit_ + "_per_second"] =
       trained_seconds_ > 0 ? static_cast<double>(work_ - first_work_) / trained_seconds_ : 0;
   record["result"]["checkpoint_pause_seconds"] = checkpoint_seconds_;
+  record["checkpoint"] = checkpoints_->record();
   record["timings"] = report::to_json(timings);
   if (world_.size() > 1) record["communication"] = run_communication();
   const device::MemoryUse memory = device::memory_use();
@@ -307,7 +313,7 @@ void Loop::conclude() {
 
 /// Of a run that has more to do.
 void Loop::log_stop(int code) const {
-  const std::int64_t newest = writer_->last_durable();
+  const std::int64_t newest = checkpoints_->last_durable();
   log::info("stopped by {} after step {} of {}; {}; the same command continues the run (exit code {})", stop_cause_,
             steps_done_, settings_.run.steps,
             newest < 0 ? "no step was made, there is no checkpoint"
@@ -317,7 +323,6 @@ void Loop::log_stop(int code) const {
 
 /// Records this start. Collective; throws a collective Error(no_progress).
 void Loop::begin_start() {
-  if (world_.is_root()) starts_.emplace(directory_.path);
   report::run_record()["start_number"] = std::stoll(world_.on_root([&] {
     return std::to_string(starts_->begin(first_step_, resume_option_, settings_.resume.ignore_no_progress));
   }));

@@ -17,9 +17,9 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/checkpoints.hpp"
 #include "checkpoint/settings.hpp"
 #include "checkpoint/starts.hpp"
-#include "checkpoint/writer.hpp"
 #include "device/runtime.hpp"
 #include "parallel/grid.hpp"
 #include "report/metrics.hpp"
@@ -71,7 +71,6 @@ class Loop {
   void log_step(double waited_for_data);
   void begin_start();
   void begin_checkpoint();
-  void log_checkpoint(const std::optional<checkpoint::Report>& done) const;
   checkpoint::Manifest manifest() const;
   report::Json step_communication() const;
   report::Json run_communication() const;
@@ -91,9 +90,9 @@ class Loop {
   const device::Runtime& runtime_;
   const Clock::time_point start_;
   std::optional<report::MetricsWriter> metrics_;  // rank 0
-  std::optional<checkpoint::Starts> starts_;      // rank 0, while the run is active
+  std::optional<checkpoint::Starts> starts_;      // rank 0
   std::string stop_cause_;                        // rank 0
-  std::optional<checkpoint::Writer> writer_;
+  std::optional<checkpoint::Checkpoints> checkpoints_;
   std::int64_t steps_done_ = 0, first_step_ = 0;
   std::int64_t work_ = 0;        // since the begin of the run, in units
   std::int64_t first_work_ = 0;  // before this start

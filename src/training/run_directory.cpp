@@ -11,6 +11,7 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/directory.hpp"
+#include "checkpoint/local.hpp"
 #include "checkpoint/starts.hpp"
 #include "checkpoint/writer.hpp"
 #include "dataset/fingerprint.hpp"
@@ -122,7 +123,7 @@ void keep_record(const fs::path& path, const parallel::World& world) {
 }  // namespace
 
 OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, const std::string& resume,
-                   checkpoint::Verify verify, bool take_over, const parallel::World& world) {
+                   const checkpoint::Settings& checkpoint, bool take_over, const parallel::World& world) {
   parallel::note_phase("opening the run directory");
   const fs::path path = settings.output;
   parallel::on_root(world.all(), [&] { require_run_or_empty(path); });
@@ -149,8 +150,15 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   run.protected_step = earlier.protected_step;
   if (earlier.option_applied)
     log::info("--resume {}: applied by an earlier start; continuing this run from its newest checkpoint", resume);
-  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), earlier.option_applied ? "auto" : resume,
-                               verify, checkpoint::Leftovers::remove, run.directory.lease);
+  const std::string resume_from = earlier.option_applied ? "auto" : resume;
+  if (resume_from == "auto" && !checkpoint.local.empty()) {
+    checkpoint::Settings settings_of_copy = checkpoint;
+    settings_of_copy.protected_step = run.protected_step;
+    checkpoint::copy_left_on_nodes(world.all(), world.node(), run.directory.checkpoints(), settings_of_copy,
+                                   run.directory.lease);
+  }
+  run.found = checkpoint::find(world.all(), run.directory.checkpoints(), resume_from, checkpoint.verify,
+                               checkpoint::Leftovers::remove, run.directory.lease);
   run.complete = run.found && (run.found->manifest.step > settings.steps ||
                                (run.found->manifest.step == settings.steps && earlier.exit_code == 0));
   if (run.complete)

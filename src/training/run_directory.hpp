@@ -36,11 +36,11 @@ struct OpenedRun {
   bool complete = false;
 };
 /// Creates the directory, acquires its lease, opens log.txt and run.json there, and finds the checkpoint to resume
-/// from. `resume`: "auto", "never" or the path of a checkpoint (--resume). It applies to the first start only: if the
-/// start before this one had the same option, the run continues from its own newest checkpoint. `take_over`: also from
-/// a run that may be alive. Collective. Throws as `require_usable_output`, and a collective Error(io) if the directory
-/// belongs to another run.
-OpenedRun open_run(const RunSettings&, const input::Schema&, const std::string& resume, checkpoint::Verify,
+/// from, after it has copied one that is only on the nodes (checkpoint.local). `resume`: "auto", "never" or the path of
+/// a checkpoint (--resume). It applies to the first start only: if the start before this one had the same option, the
+/// run continues from its own newest checkpoint. `take_over`: also from a run that may be alive. Collective. Throws as
+/// `require_usable_output`, and a collective Error(io) if the directory belongs to another run.
+OpenedRun open_run(const RunSettings&, const input::Schema&, const std::string& resume, const checkpoint::Settings&,
                    bool take_over, const parallel::World&);
 
 /// True if the run is complete; logged. The command then ends with 0. Collective.

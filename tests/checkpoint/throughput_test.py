@@ -33,7 +33,10 @@ def check(weft):
         # 5000 features of two layers: 2 * 16 + 3 * 16 weights each; plus biases, scales and headers.
         assert bytes_of_state < result["bytes"] < 1.5 * bytes_of_state, result
         assert result["writers"] == ranks and result["cores"] >= 1, result
-        for direction in ("write", "read"):
+        busy = result["write_while_training"]
+        assert busy["durable_seconds"] >= busy["seconds"] > 0 and busy["ms_per_step"] > 0 and busy["ms_per_step_during"] > 0, busy
+        assert "while training: written at" in output, output
+        for direction in ("write", "write_while_training", "read"):
             one = result[direction]
             assert one["seconds"] > 0 and abs(one["percent_of_plain"] - 100 * one["plain_seconds"] / one["seconds"]) < 1e-6, result
         assert 0 < result["pause_seconds"] <= result["write"]["seconds"] and result["copy_seconds"] > 0, result

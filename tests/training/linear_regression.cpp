@@ -42,7 +42,7 @@ int train(const std::string& path, const std::string& output, const parallel::Wo
   parallel::set_timeout(c.parallel.timeout);
 
   training::accept_requests();
-  const training::OpenedRun opened = training::open_run(c.run, schema, "auto", c.checkpoint.verify, false, world);
+  const training::OpenedRun opened = training::open_run(c.run, schema, "auto", c.checkpoint, false, world);
   if (opened.found) training::check_same_run(schema, c.resume, *opened.found, {"examples", "generated"}, world);
   if (training::is_complete(opened, c.run, world)) return 0;
   training::keep_input(opened.directory, schema, world);

@@ -45,7 +45,10 @@ training::CheckpointResult measure_own_checkpoint(const Input& input, const para
       transcoder::benchmark_subject(input.configuration, settings, grid, runtime.execution(), runtime.threads());
   subject->build();
   return training::measure_checkpoint(std::filesystem::path(input.configuration.run.output) / "benchmark_checkpoint",
-                                      subject->registry(), runtime.execution(), world);
+                                      subject->registry(), runtime.execution(), world, [&] {
+                                        subject->step();
+                                        subject->settle();
+                                      });
 }
 
 }  // namespace

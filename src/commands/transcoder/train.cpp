@@ -143,8 +143,8 @@ int train(const Request& request, const parallel::World& world) {
 
   // 3. The run directory, and the checkpoint to resume from.
   if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
-  const training::OpenedRun opened = training::open_run(configuration.run, schema, request.resume,
-                                                        configuration.checkpoint.verify, request.take_over, world);
+  const training::OpenedRun opened =
+      training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, request.take_over, world);
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
