@@ -94,6 +94,43 @@ OnNodes look_on_nodes(const parallel::Communicator& world, const parallel::Commu
   return found;
 }
 
+/// True if a shard that a rank copies differs from its digests or cannot be read. Collective.
+bool is_damaged(const parallel::Communicator& world, const OnNodes& found) {
+  const auto damage = parallel::attempt([&] {
+    for (const ShardSource& source : found.mine) {
+      const ShardEntry& shard = found.manifest.shards[source.shard];
+      if (storage::PosixFile(source.file.string()).bytes() != shard.bytes ||
+          storage::sha256_segments(source.file, shard.bytes, 0, storage::digest_segments(shard.bytes),
+                                   storage::digest_threads()) != shard.sha256)
+        throw error(ExitCode::io, "{}: is damaged", source.file.string());
+    }
+  });
+  return parallel::agree(world, damage).has_value();
+}
+
+/// Publishes it in `directory`. Throws a collective Error(io). Collective.
+void copy(const parallel::Communicator& world, const fs::path& directory, const OnNodes& found, Settings settings,
+          const Lease* lease) {
+  Manifest manifest = found.manifest;
+  if (lease != nullptr) {
+    manifest.fence = lease->fence();
+    manifest.owner = lease->token();
+  }
+  std::int64_t older = -1;
+  parallel::on_root(world, [&] {
+    for (const std::int64_t one : steps_in(directory))
+      if (one < manifest.step) older = one;
+  });
+  world.broadcast(&older, sizeof older);
+  settings.failures_allowed = 1;
+  const Registry none;
+  Writer writer(world, directory, settings, none, kernels::Execution{},
+                older < 0 ? fs::path() : directory / directory_name(older));
+  writer.start_copy(manifest, found.mine);
+  if (const auto report = writer.finish(); report && report->durable && world.rank() == 0)
+    log::info("{} was only in checkpoint.local; {}", directory_name(manifest.step), report->line());
+}
+
 }  // namespace
 
 void copy_shard(const fs::path& from, const fs::path& to, const ShardEntry& shard, const std::atomic<bool>& cancelled,
@@ -141,35 +178,32 @@ void copy_left_on_nodes(const parallel::Communicator& world, const parallel::Com
     world.maximum({&step, 1});
     if (step < 0 || reaches(world, directory, step, settings.verify, lease)) return;
     before = step;
-    std::string why;
-    try {
-      OnNodes found = look_on_nodes(world, node, here, step);
-      if (lease != nullptr) {
-        if (lease->stale(found.manifest))
-          throw collective_error(ExitCode::io, "a run that had lost the directory wrote it");
-        found.manifest.fence = lease->fence();
-        found.manifest.owner = lease->token();
-      }
-      std::int64_t older = -1;
-      parallel::on_root(world, [&] {
-        for (const std::int64_t one : steps_in(directory))
-          if (one < step) older = one;
-      });
-      world.broadcast(&older, sizeof older);
-      Settings once = settings;
-      once.failures_allowed = 1;
-      const Registry none;
-      Writer writer(world, directory, once, none, kernels::Execution{},
-                    older < 0 ? fs::path() : directory / directory_name(older));
-      writer.start_copy(found.manifest, found.mine);
-      if (const auto report = writer.finish(); report && report->durable && world.rank() == 0)
-        log::info("{} was only in checkpoint.local; {}", directory_name(step), report->line());
-      return;
-    } catch (const Error& failure) {
+    const auto unusable = [&](const Error& failure) {
       if (failure.code() != ExitCode::io || failure.known_to() != KnownTo::all_ranks) throw;
       if (world.rank() == 0)
         log::warning("{}: {} in checkpoint.local cannot be used, {}", settings.local, directory_name(step),
                      failure.what());
+    };
+    OnNodes found;
+    try {
+      found = look_on_nodes(world, node, here, step);
+      if (lease != nullptr && lease->stale(found.manifest))
+        throw collective_error(ExitCode::io, "a run that had lost the directory wrote it");
+    } catch (const Error& failure) {
+      unusable(failure);
+      continue;
+    }
+    try {
+      copy(world, directory, found, settings, lease);
+      return;
+    } catch (const Error& failure) {
+      if (failure.code() == ExitCode::io && failure.known_to() == KnownTo::all_ranks && !is_damaged(world, found))
+        throw collective_error(
+            ExitCode::io,
+            "{}: {} on the nodes is newer and cannot be copied there ({}); free disk space and start "
+            "again, or give it up with --set checkpoint.local=\"\"",
+            directory.string(), directory_name(step), failure.what());
+      unusable(failure);
     }
   }
 }

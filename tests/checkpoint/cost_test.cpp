@@ -2,6 +2,8 @@
 //
 // What checkpoints cost and how often they are written, node-local checkpoints, and the verification of kept ones.
 // Every rank is a node of its own with its own directory.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -16,6 +18,7 @@
 #include "checkpoint/directory.hpp"
 #include "checkpoint/lease.hpp"
 #include "checkpoint/resume.hpp"
+#include "parallel/signals.hpp"
 #include "storage/durable.hpp"
 #include "tests/checkpoint/sample.hpp"
 #include "tests/test.hpp"
@@ -328,6 +331,30 @@ TEST_CASE("a newer checkpoint in the run directory that cannot be read is not re
   CHECK_THROWS_AS(resumed_step(scratch, sample), Error);
   CHECK(!fs::exists(scratch.checkpoints() / directory_name(20)));
   world().barrier();
+}
+
+TEST_CASE("a checkpoint on the nodes is not given up because the run directory is full") {
+  const Scratch scratch;
+  Sample sample(world(), 1, 300'001);
+  write_shared(scratch, sample, 10);
+  write_on_nodes(scratch, sample, {20, 30});
+  const parallel::Signals signals;  // ignores SIGXFSZ: exceeding the limit becomes an error of the write
+  rlimit former;
+  getrlimit(RLIMIT_FSIZE, &former);
+  rlimit small = former;
+  if (world().rank() == world().size() - 1) small.rlim_cur = 100'000;
+  setrlimit(RLIMIT_FSIZE, &small);
+  try {
+    copy_left_on_nodes(world(), scratch.node, scratch.checkpoints(), scratch.settings());
+    FAIL("continued");
+  } catch (const Error& failure) {
+    CHECK(failure.code() == ExitCode::io);
+    CHECK(failure.known_to() == KnownTo::all_ranks);
+    CHECK(std::string(failure.what()).find("step_00000030 on the nodes is newer and cannot be copied") !=
+          std::string::npos);
+  }
+  setrlimit(RLIMIT_FSIZE, &former);
+  CHECK(resumed_step(scratch, sample) == 30);
 }
 
 TEST_CASE("a damaged copy in the run directory is replaced by the one on the nodes") {
