@@ -37,14 +37,13 @@ Options of commands with an INPUT (a TOML file):
   --walltime hh:mm:ss         train: stop cleanly before (run.walltime)
   --resume auto|never|PATH    train: resume from the newest valid checkpoint,
                               start a new run, or resume from PATH (default auto)
-  --take-over                 train: take the run directory over from another run,
-                              although that may still be alive; it then stops
+  --take-over                 train: take the run directory from a live run, which stops
   --start-id ID               train: recorded in run.json, for job scripts
   --compare FILE              benchmark: end with 1 when a case takes longer than
                               benchmark.compare_ratio times this benchmark.json's
   --tune                      benchmark: time the library's algorithms, record the best
-  --profile                   train, evaluate, benchmark: write a time line of a few
-                              steps (OUTPUT/profile.json, for ui.perfetto.dev) and five
+  --profile                   not inspect, report: write a time line of a few steps
+                              (OUTPUT/profile.json, for ui.perfetto.dev) and five
                               figures: time per step, device memory, utilisation,
                               kernel time, memory bandwidth
 evaluate:
@@ -109,9 +108,10 @@ void add_options(CLI::App& app, Command command, Request& request) {
   // One value per option: a list would consume the INPUT that follows it.
   if (takes_input || command == Command::evaluate || command == Command::inspect)
     app.add_option("--set", request.sets)->allow_extra_args(false);
-  if (takes_input || command == Command::evaluate) app.add_option("--output", request.output);
-  if (command == Command::train || command == Command::evaluate || command == Command::benchmark)
+  if (takes_input || command == Command::evaluate) {
+    app.add_option("--output", request.output);
     app.add_flag("--profile", request.profile);
+  }
   if (command == Command::train) {
     app.add_option("--resume", request.resume);
     app.add_option("--walltime", request.walltime);
@@ -208,10 +208,6 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
     throw usage("two commands, \"{}\" and \"{}\" (one at a time)", given[0]->get_name(), given[1]->get_name());
   if (given.empty() && !request.defaults && !request.reference) throw usage("no command was given");
 
-  if (!given.empty())
-    if (const CLI::Option* output = given.front()->get_option_no_throw("--output");
-        output != nullptr && output->count() > 0 && request.output.empty())
-      throw usage("--output \"\" is empty; give the name of a directory");
   const Declared* chosen = &declared[0];  // weft --defaults: those of train
   for (const Declared& entry : declared)
     if (!given.empty() && given.front()->get_name() == entry.name) chosen = &entry;

@@ -31,7 +31,7 @@ struct Request {
   bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md
   bool dry_run = false;
   bool tune = false;            ///< benchmark
-  bool profile = false;         ///< train, evaluate, benchmark
+  bool profile = false;         ///< all but inspect and report
   std::string resume = "auto";  ///< auto | never | PATH
   bool take_over = false;       ///< train: the run directory, from a run that may be alive
   std::string walltime;         ///< "" or hh:mm:ss, checked

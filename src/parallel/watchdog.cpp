@@ -202,7 +202,10 @@ std::string Watchdog::diagnosis(double silent) const {
     }
   }
   // The last message of a dead rank may be several short steps old. Ranks are in step: it died where this rank waits.
-  if (!responds) cause.step = std::max<std::int64_t>(cause.step, present_step);
+  if (!responds && cause.step < present_step) {
+    cause.step = present_step;
+    cause.phase = present_phase.load();
+  }
   return fmt::format("rank {} on {}: no progress for {:.0f} s in \"{}\"{} ({}); ending the job{}", cause.rank,
                      cause.host, silent, cause.phase, cause.step > 0 ? fmt::format(", at step {}", cause.step) : "",
                      !responds ? "dead or stopped: it does not respond"

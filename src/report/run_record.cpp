@@ -17,7 +17,8 @@ namespace {
 
 Json document = Json::object();
 std::mutex file_mutex;
-std::filesystem::path file;  // guarded by the mutex: `record_path` is called by other threads
+std::filesystem::path file;     // guarded by the mutex: `record_path` is called by other threads
+bool recorded_running = false;  // by this process
 const auto program_start = std::chrono::steady_clock::now();
 
 std::string now() {
@@ -31,6 +32,11 @@ void set_end(Json& record, int code, const std::string& reason) {
   if (current_step() >= 0) record["exit"]["step"] = current_step();
   record["ended"] = now();
   record["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count();
+}
+
+/// True if another rank has recorded how this start ended: this one was stopped, and continues while the job is killed.
+bool ended_by_another_rank(const std::filesystem::path& path) {
+  return recorded_running && exit_code_of(stored_record(path)) >= 0;
 }
 
 /// Runs `write`. A failure is logged: it does not change how the run ends.
@@ -79,13 +85,18 @@ void record_to(const std::filesystem::path& path) {
 
 void record_running(const parallel::World& world) {
   document["exit"] = {{"code", nullptr}, {"reason", "running"}};
-  world.on_root([&] { write_json(record_path(), document); });
+  world.on_root([&] {
+    if (ended_by_another_rank(record_path())) return;
+    write_json(record_path(), document);
+    recorded_running = true;
+  });
 }
 
 void record_end(int code, const std::string& reason) noexcept {
   write_or_warn([&] {
     set_end(document, code, reason);
-    if (const std::filesystem::path path = record_path(); !path.empty()) write_json(path, document);
+    if (const std::filesystem::path path = record_path(); !path.empty() && !ended_by_another_rank(path))
+      write_json(path, document);
   });
 }
 

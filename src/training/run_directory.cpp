@@ -18,6 +18,7 @@
 #include "input/print.hpp"
 #include "input/read.hpp"
 #include "input/text.hpp"
+#include "optimizer/schedule.hpp"
 #include "parallel/failure.hpp"
 #include "report/log.hpp"
 #include "report/ownership.hpp"
@@ -215,6 +216,25 @@ void check_same_run(const input::Schema& schema, const ResumeSettings& settings,
         "old files, or accept the new ones with --set data.accept_changed=true",
         data.path, found.manifest.dataset_fingerprint, data.fingerprint);
   if (world.is_root()) log::warning("resuming with changed training data: {}", data.path);
+}
+
+void check_schedule(const optimizer::Settings& now, const RunSettings& run, const input::Schema& schema,
+                    const OpenedRun& opened, const parallel::World& world) {
+  if (!world.is_root()) return;
+  const std::int64_t steps = run.steps;
+  if (optimizer::learning_rate(now, steps, steps) == 0)
+    log::warning(
+        "the learning rate is 0 at step {}, the last one (its schedule ends before, at optimizer.final_fraction = 0): "
+        "such steps train nothing; raise optimizer.final_fraction or lower run.steps",
+        steps);
+  if (!opened.found) return;
+  const checkpoint::Manifest& manifest = opened.found->manifest;
+  const auto before = [&](const char* key) {
+    return std::get<std::int64_t>(input::value_in(schema, key, manifest.input, checkpoint::kManifestName));
+  };
+  const std::string warning = optimizer::schedule_warning(
+      now, manifest.step, {before("run.steps"), before("optimizer.schedule_steps")}, {steps, now.schedule_steps});
+  if (!warning.empty()) log::warning("{}", warning);
 }
 
 }  // namespace weft::training

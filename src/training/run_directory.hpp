@@ -12,6 +12,7 @@
 #include "checkpoint/lease.hpp"
 #include "checkpoint/resume.hpp"
 #include "input/schema.hpp"
+#include "optimizer/settings.hpp"
 #include "parallel/world.hpp"
 #include "training/settings.hpp"
 
@@ -56,6 +57,11 @@ struct TrainingData {
 /// Compares the input with the one of the run that wrote the checkpoint. Keys that define the run may not change: a
 /// collective Error(usage) lists all changes. Changeable keys need resume.accept_changed. Accepted changes are logged.
 void check_same_run(const input::Schema&, const ResumeSettings&, const checkpoint::Found&, const TrainingData&,
+                    const parallel::World&);
+
+/// Warns if the schedule of the learning rate has another length than that of the run so far, which needs no
+/// permission, or ends in steps that train nothing.
+void check_schedule(const optimizer::Settings&, const RunSettings&, const input::Schema&, const OpenedRun&,
                     const parallel::World&);
 
 }  // namespace weft::training

@@ -135,6 +135,12 @@ def check_other_commands(weft, source):
     assert len(document["cases"]) == 2
     check_figures(document["profile"], 6)       # of the first case alone: 9 steps, 3 of them warm-up
 
+    data = weft.folder / "synthetic"
+    text = weft.run("synth", source, "--profile", "--set", f"synthetic.output={data}", "--set", "synthetic.tokens=8000")
+    assert "profile of " in text and "ms/step" in text, text
+    trace = read_trace(data / "profile.json", 1)
+    assert trace[0, "host"] and trace[0, "writer"]
+
     # A run that is too short for the warm-up: a warning.
     short = weft.folder / "short"
     text = weft.run("train", source, "--profile", "--output", short, "--set", "run.steps=2")

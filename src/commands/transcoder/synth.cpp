@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft synth INPUT: activations with planted cross-layer features, and the ground truth.
+#include <optional>
+
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "dataset/activations/synthetic.hpp"
 #include "device/runtime.hpp"
+#include "training/profile.hpp"
 
 namespace weft::commands {
 
@@ -12,6 +15,16 @@ int synth(const Request& request, const parallel::World& world) {
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
   read_input(request, schema, world);
+  if (request.profile && world.size() > 1)
+    throw collective_error(ExitCode::usage, "synth --profile needs one process (only rank 0 computes); use one");
+  std::optional<device::Runtime> runtime;
+  if (request.profile) {
+    device::Settings device = transcoder::device_settings(input.configuration);
+    device.backend = "portable";
+    runtime.emplace(device, world.node_rank(), world.node_size());
+  }
+  std::optional<training::Profile> profile;
+  if (runtime) profile.emplace(true, world, *runtime);
   // One process writes: the files are the same whatever the number of ranks.
   world.on_root([&]() -> std::string {
     dataset::write_synthetic(input.synthetic, device::host_threads(input.configuration.device, 1));
@@ -20,6 +33,7 @@ int synth(const Request& request, const parallel::World& world) {
   log::info("wrote {}/train, {}/validation and ground_truth.h5: {} layers, d_model {}, {} planted features per layer",
             input.synthetic.output, input.synthetic.output, input.synthetic.layers, input.synthetic.d_model,
             input.synthetic.features);
+  if (profile) profile->conclude(input.synthetic.output, {});
   return 0;
 }
 

@@ -2,20 +2,17 @@
 //
 // weft train INPUT: trains a transcoder.
 #include <chrono>
-#include <cstdint>
 #include <filesystem>
 
 #include "base/log.hpp"
 #include "commands/commands.hpp"
-#include "device/host_memory.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
-#include "input/read.hpp"
-#include "optimizer/schedule.hpp"
 #include "parallel/nccl.hpp"
 #include "report/run_record.hpp"
 #include "training/algorithms.hpp"
 #include "training/loop.hpp"
+#include "training/usable_memory.hpp"
 #include "transcoder/plan.hpp"
 #include "transcoder/training_run.hpp"
 
@@ -26,55 +23,6 @@ namespace {
 bool plans_without_files(const Request& request, const dataset::Settings& data, const parallel::World& world) {
   if (!request.dry_run || data.layers == 0) return false;
   return world.on_root([&] { return std::string(std::filesystem::exists(data.train) ? "" : "missing"); }) == "missing";
-}
-
-/// Device memory that every rank may use for this run; 0 on the host. Collective.
-std::int64_t usable_device_bytes(const device::Settings& settings, const parallel::World& world) {
-  if (device::driver_total_bytes() == 0) return 0;
-  std::int64_t taken = -(device::driver_total_bytes() - device::driver_bytes() + transcoder::kContextBytes);
-  world.all().maximum({&taken, 1});
-  const std::int64_t allowed = static_cast<std::int64_t>(settings.memory * 1e9);
-  return allowed > 0 ? std::min(allowed, -taken) : -taken;
-}
-
-/// Warns if the schedule of the learning rate has another length than that of the run so far, which needs no
-/// permission, or ends in steps that train nothing. Rank 0.
-void check_schedule(const transcoder::Configuration& now, const input::Schema& schema,
-                    const std::optional<checkpoint::Found>& found) {
-  const std::int64_t steps = now.run.steps;
-  if (optimizer::learning_rate(now.optimizer, steps, steps) == 0)
-    log::warning(
-        "the learning rate is 0 at step {}, the last one (its schedule ends before, at optimizer.final_fraction = 0): "
-        "such steps train nothing; raise optimizer.final_fraction or lower run.steps",
-        steps);
-  if (!found) return;
-  const auto before = [&](const char* key) {
-    return std::get<std::int64_t>(input::value_in(schema, key, found->manifest.input, checkpoint::kManifestName));
-  };
-  const std::string warning = optimizer::schedule_warning(now.optimizer, found->manifest.step,
-                                                          {before("run.steps"), before("optimizer.schedule_steps")},
-                                                          {steps, now.optimizer.schedule_steps});
-  if (!warning.empty()) log::warning("{}", warning);
-}
-
-struct Share {
-  std::int64_t bytes = 0;  ///< per rank; 0: not known
-  std::string limit;
-};
-
-/// Host memory that every rank may use: that of its node, divided by the ranks there. Collective.
-Share usable_host_memory(const parallel::World& world) {
-  const device::HostMemory memory = device::available_host_memory();
-  const std::int64_t known = memory.bytes > 0 ? memory.bytes / world.node_size() : INT64_MAX;
-  std::int64_t least = -known;
-  world.all().maximum({&least, 1});
-  // The lowest rank with the least memory names its node.
-  std::int64_t from = known == -least ? -world.rank() : -world.size();
-  world.all().maximum({&from, 1});
-  const std::string limit = world.all().broadcast(fmt::format("{} of {} / {} rank{}", memory.limit, world.host(),
-                                                              world.node_size(), world.node_size() == 1 ? "" : "s"),
-                                                  static_cast<int>(-from));
-  return -least == INT64_MAX ? Share{} : Share{-least, limit};
 }
 
 }  // namespace
@@ -112,7 +60,7 @@ int train(const Request& request, const parallel::World& world) {
     log::warning("{}", advice);
   // The memory of another machine (parallel.world) is not known; without its data a run is planned, not started.
   if (configuration.parallel.world == 0) {
-    const Share memory = usable_host_memory(world);
+    const training::HostShare memory = training::usable_host_memory(world);
     const std::string problem =
         transcoder::lacks_host_memory(configuration, data.train, shape, memory.bytes, memory.limit);
     if (!problem.empty() && !without_files) throw Error(ExitCode::usage, problem, KnownTo::all_ranks);
@@ -136,7 +84,7 @@ int train(const Request& request, const parallel::World& world) {
   training::accept_requests();
   const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
-  const std::int64_t usable = usable_device_bytes(configuration.device, world);
+  const std::int64_t usable = training::usable_device_bytes(configuration.device, transcoder::kContextBytes, world);
   const std::int64_t micro_tokens = usable > 0
                                         ? transcoder::micro_tokens_that_fit(configuration, data.train, shape, usable)
                                         : configuration.data.micro_tokens;
@@ -149,7 +97,7 @@ int train(const Request& request, const parallel::World& world) {
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
   if (training::is_complete(opened, configuration.run, world)) return 0;
-  if (world.is_root()) check_schedule(configuration, schema, opened.found);
+  training::check_schedule(configuration.optimizer, configuration.run, schema, opened, world);
   training::keep_input(opened.directory, schema, world);
   if (opened.found)
     training::use_recorded_algorithms(configuration.device.algorithms, world, opened.found->manifest.extra);

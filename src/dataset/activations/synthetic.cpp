@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/progress.hpp"
+#include "base/trace.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/workers.hpp"
 #include "kernels/constants.hpp"
@@ -257,6 +258,8 @@ void write_split(const SyntheticSettings& s, const Model& model, ActivationWrite
       std::vector<std::int64_t>(static_cast<std::size_t>(s.layers * s.features), 0));
   for (std::int64_t first = begin; first < end; first += kRows) {
     const std::int64_t rows = std::min(kRows, end - first);
+    trace::next_step();
+    std::optional<trace::Scope> phase(std::in_place, trace::Row::host, "generate rows");
     workers.run(n_threads, [&](std::int64_t thread) {
       std::vector<float> x(static_cast<std::size_t>(columns)), y(x.size());
       std::vector<std::pair<std::int64_t, float>> code;
@@ -271,6 +274,7 @@ void write_split(const SyntheticSettings& s, const Model& model, ActivationWrite
     });
     require_finite(s, inputs.data(), rows, "inputs");
     require_finite(s, targets.data(), rows, "targets");
+    phase.emplace(trace::Row::writer, "write rows");
     writer.append(rows, inputs.data(), targets.data());
     note_progress();
   }
