@@ -76,7 +76,8 @@ def check_held_out(weft):
     for value in (np.nan, np.inf):
         case = Case(weft, f"held_out_{value}")
         for dataset in ("layer_1/targets", "layer_2/inputs"):
-            case.train("--resume", "never")
+            shutil.rmtree(case.folder / "run", ignore_errors=True)
+            case.train()
             path = case.change_value("validation", 0, dataset, 222, 5, value)
             where = f"{path}: /{dataset} row 222, column 5 is not finite"
             expect(weft.run("evaluate", case.folder / "run", code=3), where)

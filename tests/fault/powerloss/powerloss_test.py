@@ -139,9 +139,9 @@ def check_runs(recorder, weft, folder, wanted, seed):
         states.write(state, target)
         done = subprocess.run([str(weft), "train", str(source), "--output", str(target / "a")], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        resumed = re.search(r"resuming after step (\d+)", done.stdout)
+        resumed = re.search(r"resuming after step (\d+)|the run is finished, all (\d+) steps are done", done.stdout)
         newest = max(disk.published, default=0)
-        if done.returncode != 0 or shards(target / "a", 24) != expected or int(resumed[1] if resumed else 0) < newest:
+        if done.returncode != 0 or shards(target / "a", 24) != expected or int(resumed[1] or resumed[2] if resumed else 0) < newest:
             raise Lost(f"run after {disk.time} calls, published {sorted(disk.published)}: code {done.returncode}\n{done.stdout}"
                        f"\nit began with {sorted(state)}")
         shutil.rmtree(target)
