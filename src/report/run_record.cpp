@@ -17,8 +17,8 @@ namespace {
 
 Json document = Json::object();
 std::mutex file_mutex;
-std::filesystem::path file;     // guarded by the mutex: `record_path` is called by other threads
-bool recorded_running = false;  // by this process
+std::filesystem::path file;        // guarded by the mutex: `record_path` is called by other threads
+std::int64_t number_of_lease = 0;  // likewise
 const auto program_start = std::chrono::steady_clock::now();
 
 std::string now() {
@@ -34,9 +34,16 @@ void set_end(Json& record, int code, const std::string& reason) {
   record["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count();
 }
 
+/// True if a record is of this start.
+bool is_of_this_start(const Json& record) {
+  const std::scoped_lock lock(file_mutex);
+  return number_of_lease > 0 && record.is_object() && record.contains("lease") && record["lease"] == number_of_lease;
+}
+
 /// True if another rank has recorded how this start ended: this one was stopped, and continues while the job is killed.
 bool ended_by_another_rank(const std::filesystem::path& path) {
-  return recorded_running && exit_code_of(stored_record(path)) >= 0;
+  const Json stored = stored_record(path);
+  return is_of_this_start(stored) && exit_code_of(stored) >= 0;
 }
 
 /// Runs `write`. A failure is logged: it does not change how the run ends.
@@ -78,9 +85,11 @@ void record_start(const parallel::World& world, const std::string& command_line,
   }
 }
 
-void record_to(const std::filesystem::path& path) {
+void record_to(const std::filesystem::path& path, std::int64_t lease) {
   const std::scoped_lock lock(file_mutex);
   file = path;
+  number_of_lease = lease;
+  document["lease"] = lease;
 }
 
 void record_running(const parallel::World& world) {
@@ -88,7 +97,6 @@ void record_running(const parallel::World& world) {
   world.on_root([&] {
     if (ended_by_another_rank(record_path())) return;
     write_json(record_path(), document);
-    recorded_running = true;
   });
 }
 
@@ -108,6 +116,7 @@ std::filesystem::path record_path() {
 void record_failure(const std::filesystem::path& path, int code, const std::string& message) noexcept {
   write_or_warn([&] {
     Json record = stored_record(path);
+    if (number_of_lease > 0 && !is_of_this_start(record)) record = {{"lease", number_of_lease}};  // of an earlier start
     if (exit_code_of(record) == 0) return;
     set_end(record, code, message);
     write_json(path, record);

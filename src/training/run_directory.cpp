@@ -146,7 +146,7 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   if (!lease->taken_over_from().empty())
     log::warning("{}: taken over from {}", path.string(), lease->taken_over_from());
   report::run_record()["input"] = input::to_json(schema);
-  report::record_to(path / "run.json");
+  report::record_to(path / "run.json", lease->fence());
   const Earlier earlier = earlier_starts(run.directory, resume, world);
   run.protected_step = earlier.protected_step;
   if (earlier.option_applied)

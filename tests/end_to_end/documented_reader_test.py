@@ -50,7 +50,7 @@ with tempfile.TemporaryDirectory(prefix="weft_test_") as name:
     weft.run("synth", "input.toml")
     found = {}
     for ranks, grid in ((1, 1), (3, 1), (2, 2)):
-        shutil.rmtree(folder / "runs", ignore_errors=True)
+        shutil.rmtree(folder / "runs/quickstart", ignore_errors=True)
         weft.run("train", "input.toml", "--output", "runs/quickstart", "--set", f"parallel.data={grid}", ranks=ranks)
         assert len(list((folder / "runs/quickstart/checkpoints").glob("step_00000020/rank_*.h5"))) == ranks
         found[ranks] = errors_of(folder, code)
