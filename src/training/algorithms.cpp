@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/algorithms.hpp"
 
-#include <fstream>
-
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "device/memory.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
 #include "report/run_record.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::training {
 namespace {
+
+constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
 
 using kernels::Form;
 using kernels::Scalar;
@@ -117,11 +119,13 @@ void use_recorded_algorithms(const std::string& path, const parallel::World& wor
   if (!path.empty()) {
     std::string text;
     world.on_root([&]() -> std::string {
-      std::ifstream file(path);
-      if (!file)
-        throw error(ExitCode::usage, "device.algorithms = \"{}\" cannot be read; weft benchmark --tune writes it",
-                    path);
-      return text = std::string(std::istreambuf_iterator<char>(file), {}), "";
+      try {
+        text = storage::read_text(open_regular(path), path, kLargestFile);
+      } catch (const Error& failure) {
+        throw error(ExitCode::usage, "device.algorithms cannot be read ({}); weft benchmark --tune writes it",
+                    failure.what());
+      }
+      return "";
     });
     text = world.all().broadcast(std::move(text), 0);
     add_records(report::Json::parse(text, nullptr, false), path, records);

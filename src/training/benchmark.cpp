@@ -4,16 +4,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 #include <span>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/trace.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "input/schema.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::training {
 namespace {
@@ -189,9 +190,10 @@ CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const Be
 }
 
 report::Json read_reference(const std::string& path) {
-  std::ifstream file(path);
-  const report::Json json = report::Json::parse(file, nullptr, false);
-  if (!file.is_open() || json.is_discarded())
+  constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
+  const std::string text = storage::read_text(open_regular(path, ExitCode::usage), path, kLargestFile);
+  const report::Json json = report::Json::parse(text, nullptr, false);
+  if (json.is_discarded())
     throw error(ExitCode::usage, "--compare {}: cannot be read as JSON; give the benchmark.json of an earlier run",
                 path);
   return json;

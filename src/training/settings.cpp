@@ -31,7 +31,8 @@ void add_keys(input::Schema& schema, RunSettings& run) {
       .free();
   schema
       .add("run.nonfinite", run.nonfinite, {{"stop", NonFinite::stop}, {"skip", NonFinite::skip}},
-           "on a loss or gradient that is not finite: end the run (exit code 4), or skip the step")
+           "on a loss or gradient that is not finite: end the run (exit code 4; 3 if a value in the files is the "
+           "cause), or skip the step")
       .free();
   schema.add("run.skip_at_most", run.skip_at_most, "steps that nonfinite = \"skip\" may skip before the run ends")
       .in("steps")
