@@ -6,7 +6,7 @@
 #
 #   bash scripts/test.sh            the quick set of the CPU program: at most a quarter of an hour on two cores
 #   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, real activations), and the CUDA program
-#                                   is compiled: ten minutes more
+#                                   is compiled: a quarter of an hour more
 #   bash scripts/test.sh --full     everything: also the longest tests, the sanitizers and a build with clang
 #   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without it the tests that need them are skipped and counted
 #
