@@ -125,7 +125,7 @@ void Watchdog::hear(int rank, const Pulse& pulse) {
   const std::lock_guard lock(mutex_);
   const auto known = std::find_if(heard_.begin(), heard_.end(), [&](const Heard& one) { return one.rank == rank; });
   Heard& heard = known != heard_.end() ? *known : heard_.emplace_back();
-  heard = {rank, pulse.progress, pulse.step, pulse.host, pulse.phase, Clock::now()};
+  heard = {rank, pulse.progress, pulse.step, pulse.host, pulse.phase, Clock::now(), pulse.last != 0};
 }
 
 /// One message is in flight to each rank at most: a rank that is stopped does not fill the memory of others.
@@ -190,11 +190,12 @@ std::string Watchdog::diagnosis(double silent) const {
   // The cause is the rank that has been silent longest, if none that runs could be; else the rank with the fewest
   // steps.
   const Clock::time_point now = Clock::now();
-  Heard cause{rank_, 0, present_step, host_, present_phase.load(), now};
+  Heard cause{rank_, 0, present_step, host_, present_phase.load(), now, false};
   const std::lock_guard lock(mutex_);
   const bool known = size_ == 1 || !heard_.empty();
   bool responds = true;
   for (const Heard& one : heard_) {
+    if (one.left) continue;  // it waits for the others to end
     const bool dead = std::chrono::duration<double>(now - one.at).count() > silence_of_the_dead();
     if (dead ? responds || one.at < cause.at : responds && one.step < cause.step) {
       cause = one;

@@ -69,6 +69,7 @@ class Watchdog {
     std::int64_t step = 0;
     std::string host, phase;
     Clock::time_point at;
+    bool left = false;  ///< this was its last message: it waits for the end of the program
   };
 
   void monitor();
