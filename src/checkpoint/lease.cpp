@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -22,6 +21,7 @@
 
 #include "base/fault.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "input/text.hpp"
 #include "parallel/failure.hpp"
@@ -35,7 +35,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "lease.";
 constexpr std::size_t kMostDigits = 15;
@@ -198,7 +197,7 @@ void write_in_place(const Descriptor& file, const std::string& text, const fs::p
 
 Owner parse_owner(const std::string& text) {
   Owner owner;
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = parse_json(text);
   if (!json.is_object()) return owner;
   const auto string = [&](const char* key, std::string& to) {
     if (json.contains(key) && json[key].is_string()) to = json[key].get<std::string>();
@@ -224,20 +223,19 @@ Owner parse_owner(const std::string& text) {
 }
 
 std::string to_text(const Owner& owner) {
-  std::string text = Json{{"token", owner.token},
-                          {"host", owner.host},
-                          {"boot", owner.boot},
-                          {"pid_namespace", owner.pid_namespace},
-                          {"process", owner.process},
-                          {"process_start", owner.process_start},
-                          {"job", owner.job},
-                          {"started", owner.started},
-                          {"seconds", owner.seconds},
-                          {"renewals", owner.renewals},
-                          {"released", owner.released},
-                          {"resumed_fence", owner.resumed_fence},
-                          {"resumed_step", owner.resumed_step}}
-                         .dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string text = json_text(Json{{"token", owner.token},
+                                    {"host", owner.host},
+                                    {"boot", owner.boot},
+                                    {"pid_namespace", owner.pid_namespace},
+                                    {"process", owner.process},
+                                    {"process_start", owner.process_start},
+                                    {"job", owner.job},
+                                    {"started", owner.started},
+                                    {"seconds", owner.seconds},
+                                    {"renewals", owner.renewals},
+                                    {"released", owner.released},
+                                    {"resumed_fence", owner.resumed_fence},
+                                    {"resumed_step", owner.resumed_step}});
   text.resize(kBytes - 1, ' ');
   return text + '\n';
 }

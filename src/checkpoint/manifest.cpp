@@ -2,17 +2,17 @@
 #include "checkpoint/manifest.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "checkpoint/registry.hpp"
 #include "storage/digest.hpp"
 
 namespace weft::checkpoint {
 namespace {
 
-using nlohmann::json;
+using json = SortedJson;
 
 // The first two lines of a manifest of every version.
 constexpr std::string_view kFormatLine = "{\n  \"format\": \"weft-checkpoint\",\n";
@@ -26,16 +26,12 @@ constexpr std::size_t kMostAxes = 8;
 // Entries of the maps `grid` and `cursor`, and characters of their names.
 constexpr std::size_t kMostEntries = 64;
 constexpr std::size_t kLongestEntry = 64;
-// Nesting of lists and objects: the recursion of a deeper text would overflow the stack.
-constexpr int kDeepest = 64;
 
 constexpr std::pair<kernels::Scalar, std::string_view> kScalars[] = {
     {kernels::Scalar::fp32, "fp32"}, {kernels::Scalar::fp16, "fp16"}, {kernels::Scalar::bf16, "bf16"},
     {kernels::Scalar::fp64, "fp64"}, {kernels::Scalar::u8, "u8"},     {kernels::Scalar::u16, "u16"},
     {kernels::Scalar::i16, "i16"},   {kernels::Scalar::i32, "i32"},   {kernels::Scalar::i64, "i64"},
     {kernels::Scalar::u32, "u32"},   {kernels::Scalar::u64, "u64"}};
-
-std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 // --- reading -------------------------------------------------------------------------------------------------------
 
@@ -187,18 +183,18 @@ std::int64_t bytes_of(const TensorEntry& tensor) {
 std::string to_text(const Manifest& manifest) {
   std::string body = std::string(kFormatLine) + std::string(kDigestLine) + std::string(kDigestDigits, '0') + "\"";
   const auto put = [&](const char* key, const json& value) {
-    body += fmt::format(",\n  \"{}\": {}", key, dump(value));
+    body += fmt::format(",\n  \"{}\": {}", key, json_text(json(value)));
   };
   const auto put_list = [&](const char* key, const auto& items, auto&& describe) {
     body += fmt::format(",\n  \"{}\": [", key);
     const char* separator = "\n";
     for (const auto& item : items) {
-      body += separator + std::string("    ") + dump(describe(item));
+      body += separator + std::string("    ") + json_text(json(describe(item)));
       separator = ",\n";
     }
     body += "\n  ]";
   };
-  const json extra = json::parse(manifest.extra, nullptr, false);
+  const json extra = parse_json<json>(manifest.extra);
   if (!extra.is_object()) throw error(ExitCode::internal, "the manifest's extra field is not a JSON object");
   put("format_version", manifest.format_version);
   put("step", manifest.step);
@@ -235,11 +231,9 @@ Manifest parse(std::string_view given) {
   if (const std::string actual = storage::sha256(content); actual != digest)
     throw error(ExitCode::io, "its text has sha256 {:.8}..., not the recorded {:.8}... (damaged)", actual, digest);
 
-  const auto not_too_deep = [](int depth, json::parse_event_t, const json&) {
-    if (depth > kDeepest) throw error(ExitCode::io, "its lists and objects are nested more than {} deep", kDeepest);
-    return true;
-  };
-  const json root = json::parse(content, not_too_deep, false);
+  if (nesting_of(content) > kDeepestJson)
+    throw error(ExitCode::io, "its lists and objects are nested more than {} deep", kDeepestJson);
+  const json root = parse_json<json>(content);
   if (root.is_discarded()) throw error(ExitCode::io, "it is not JSON");
   Manifest manifest;
   manifest.format_version = integer(member(root, "format_version"), "format_version", 1);
@@ -267,7 +261,7 @@ Manifest parse(std::string_view given) {
   }
   const json& extra = member(root, "extra");
   if (!extra.is_object()) throw error(ExitCode::io, "\"extra\" is not an object");
-  manifest.extra = dump(extra);
+  manifest.extra = json_text(extra);
 
   std::set<std::string> names;
   for (const json& tensor : array(member(root, "tensors"), "tensors")) {

@@ -4,17 +4,15 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
+#include "base/json.hpp"
 #include "report/ownership.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::checkpoint {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr std::size_t kDeathsAllowed = 2;
 
@@ -38,7 +36,7 @@ Starts::Starts(const std::filesystem::path& run_directory) : path_(run_directory
   std::istringstream file(std::filesystem::exists(path_) ? storage::read_text(path_, kLargestFile) : "");
   for (std::string text; std::getline(file, text);) {
     torn_ = file.eof();
-    const Json line = Json::parse(text, nullptr, false);
+    const Json line = parse_json(text);
     if (!line.is_object()) continue;
     if (const std::int64_t step = integer(line, "start"); step >= 0) {
       Start& start = starts_.emplace_back();
@@ -86,8 +84,7 @@ std::int64_t Starts::begin(std::int64_t step, const std::string& resume, bool ig
                 "resume.ignore_no_progress=true",
                 deaths, step, starts_.back().reached);
   std::string line = fmt::format(R"({{"start":{},)", step);
-  if (resume != "auto")
-    line += fmt::format(R"("resume":{},)", Json(resume).dump(-1, ' ', false, Json::error_handler_t::replace));
+  if (resume != "auto") line += fmt::format(R"("resume":{},)", json_text(Json(resume)));
   line += R"("reached":)";
   append(line + padded(step) + "}");
   reached_at_ = lseek(file_, 0, SEEK_CUR) - static_cast<off_t>(padded(step).size() + 2);
@@ -103,7 +100,7 @@ void Starts::reached(std::int64_t step) noexcept {
 }
 
 void Starts::note_checkpoint(std::int64_t step, const Cost& cost) {
-  append(Json{{"checkpoint", step}, {"seconds", cost.duration}, {"delay", cost.delay}}.dump());
+  append(json_text(Json{{"checkpoint", step}, {"seconds", cost.duration}, {"delay", cost.delay}}));
   cost_ = cost;
 }
 

@@ -4,8 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.hpp"
 #include "input/text.hpp"
 
 namespace weft::input {
@@ -115,8 +114,8 @@ std::string defaults(const Schema& schema) {
   return out;
 }
 
-nlohmann::ordered_json to_json(const Schema& schema) {
-  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+Json to_json(const Schema& schema) {
+  Json out = Json::object();
   for (const Key& key : schema.keys())
     std::visit([&](const auto& value) { out[key.table][key.name] = value; }, key.load());
   return out;

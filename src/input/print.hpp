@@ -3,9 +3,9 @@
 // Prints a schema: the input of a run, a template, and the reference of the documentation.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "base/json.hpp"
 #include "input/schema.hpp"
 
 namespace weft::input {
@@ -20,7 +20,7 @@ std::string print(const Schema& schema);
 std::string defaults(const Schema& schema);
 
 /// Current values by table and key, for run.json.
-nlohmann::ordered_json to_json(const Schema& schema);
+Json to_json(const Schema& schema);
 
 /// One table of keys for each table of the input, in Markdown.
 std::string reference_markdown(const Schema& schema);

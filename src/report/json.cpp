@@ -21,9 +21,7 @@ Json with_finite_numbers(Json value) {
   return value;
 }
 
-std::string to_text(const Json& value, int indent) {
-  return with_finite_numbers(value).dump(indent, ' ', false, Json::error_handler_t::replace);
-}
+std::string to_text(const Json& value, int indent) { return json_text(with_finite_numbers(value), indent); }
 
 void write_json(const std::filesystem::path& path, const Json& value) {
   write_json_text(path, to_text(value, 2) + "\n");

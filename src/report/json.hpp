@@ -4,13 +4,14 @@
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
+#include "base/json.hpp"
+
 namespace weft::report {
 
-using Json = nlohmann::ordered_json;
+using weft::Json;
 
 /// The same with each non-finite number as "nan", "inf" or "-inf": JSON has none, and null would hide the cause.
 Json with_finite_numbers(Json value);

@@ -26,7 +26,7 @@ constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND;
 constexpr std::streamsize kLongestLine = 1 << 20;  // longer lines are not records
 
 std::optional<std::int64_t> step_of(const char* line) {
-  const Json record = Json::parse(line, nullptr, false);
+  const Json record = parse_json(line);
   if (!record.is_object() || !record.contains("step") || !record["step"].is_number_integer()) return std::nullopt;
   return record["step"].get<std::int64_t>();
 }

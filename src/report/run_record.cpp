@@ -127,7 +127,7 @@ Json stored_record(const std::filesystem::path& path) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored)) return nullptr;
   std::ifstream stored(path);
-  Json record = Json::parse(stored, nullptr, false);
+  Json record = parse_json(std::string(std::istreambuf_iterator<char>(stored), {}));
   return record.is_object() ? record : Json();
 }
 

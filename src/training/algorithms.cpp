@@ -113,7 +113,7 @@ void use_recorded_algorithms(const std::string& path, const parallel::World& wor
   std::vector<GemmRecord> records;
   // Those of the manifest first: the first record that fits a shape is used.
   if (!manifest_extra.empty()) {
-    const report::Json extra = report::Json::parse(manifest_extra, nullptr, false);
+    const report::Json extra = parse_json(manifest_extra);
     if (extra.is_object() && extra.contains("algorithms")) add_records(extra, "the checkpoint's manifest", records);
   }
   if (!path.empty()) {
@@ -128,7 +128,7 @@ void use_recorded_algorithms(const std::string& path, const parallel::World& wor
       return "";
     });
     text = world.all().broadcast(std::move(text), 0);
-    add_records(report::Json::parse(text, nullptr, false), path, records);
+    add_records(parse_json(text), path, records);
   }
   if constexpr (kernels::kCudaBuild) kernels::cuda::use_gemm_records(std::move(records));
 }

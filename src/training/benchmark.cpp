@@ -192,7 +192,7 @@ CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const Be
 report::Json read_reference(const std::string& path) {
   constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
   const std::string text = storage::read_text(open_regular(path, ExitCode::usage), path, kLargestFile);
-  const report::Json json = report::Json::parse(text, nullptr, false);
+  const report::Json json = parse_json(text);
   if (json.is_discarded())
     throw error(ExitCode::usage, "--compare {}: cannot be read as JSON; give the benchmark.json of an earlier run",
                 path);

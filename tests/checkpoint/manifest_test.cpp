@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/manifest.hpp"
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "checkpoint/directory.hpp"
 #include "checkpoint/registry.hpp"
 #include "storage/digest.hpp"
@@ -43,7 +42,7 @@ std::string replaced(const std::string& text, const std::string& from, const std
 TEST_CASE("a manifest reads back as it was written") {
   const std::string text = to_text(small());
   CHECK(to_text(parse(text)) == text);
-  CHECK(nlohmann::json::parse(text)["cursor"]["position"] == 0);
+  CHECK(parse_json(text)["cursor"]["position"] == 0);
 }
 
 TEST_CASE("grid and cursor may have any names") {

@@ -172,7 +172,7 @@ class Soak:
         time.sleep(self.rng.uniform(0, 0.9 * self.seconds[ranks]))
         victims = [process.pid] if ranks == 1 else children(process.pid)
         if process.poll() is None and victims:
-            os.kill(self.rng.choice(victims), signal.SIGKILL)
+            send(self.rng.choice(victims), signal.SIGKILL)
 
     def end_of(self, process):
         """Exit code and output of a job; a job that hangs is ended with all its ranks."""
@@ -180,7 +180,7 @@ class Soak:
             output, _ = process.communicate(timeout=300)
         except subprocess.TimeoutExpired:
             for victim in [*children(process.pid), process.pid]:
-                os.kill(victim, signal.SIGKILL)
+                send(victim, signal.SIGKILL)
             raise
         return process.returncode, output
 
@@ -206,15 +206,15 @@ class Soak:
         of_job = [process.pid] if ranks == 1 else children(process.pid)
         survivor = self.rng.choice(of_job) if of_job and ranks > 1 else None
         if survivor:
-            os.kill(survivor, signal.SIGSTOP)
+            send(survivor, signal.SIGSTOP)
         for victim in [process.pid, *of_job]:
             if victim != survivor:
-                os.kill(victim, signal.SIGKILL)
+                send(victim, signal.SIGKILL)
         process.communicate(timeout=300)
         successor = self.start(ranks, run)
         time.sleep(self.rng.uniform(0, 2))
         if survivor:
-            os.kill(survivor, signal.SIGCONT)
+            send(survivor, signal.SIGCONT)
         code, output = self.end_of(successor)
         # Rank 0 of the dead job may have been the survivor: then its lease is held until it wakes up.
         assert code == 0 or (code == 6 and OWNED in output), (code, output)
@@ -311,6 +311,14 @@ class Soak:
         assert not left, f"remaining files: {left}"
         shutil.rmtree(run)
         log.extend(results)
+
+
+def send(pid, number):
+    """A signal to a process that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
 
 
 def children(pid):

@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "input/print.hpp"
@@ -284,11 +283,11 @@ TEST_CASE("the reference contains every key") {
 
 TEST_CASE("JSON has typed values") {
   Settings s = values(good);
-  const nlohmann::ordered_json json = input::to_json(schema_of(s));
+  const Json json = input::to_json(schema_of(s));
   CHECK(json["run"]["steps"] == 1000);
   CHECK(json["optimizer"]["state"] == "fp32");
   CHECK(json["run"]["accept"] == false);
-  CHECK(json["transcoder"]["cases"] == nlohmann::ordered_json::array({"sparse"}));
+  CHECK(json["transcoder"]["cases"] == Json::array({"sparse"}));
 }
 
 TEST_CASE("changed_keys finds changes except of free keys") {

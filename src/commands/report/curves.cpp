@@ -120,7 +120,7 @@ Curves read_curves(const std::filesystem::path& metrics) {
   Thinned thinned;
   for_each_line(metrics, [&](std::string_view text) {
     ++curves.records;
-    const Json record = Json::parse(text, nullptr, false);
+    const Json record = parse_json(text);
     const double step = number(member(record, {"step"}));
     if (!std::isfinite(step)) {
       ++curves.unreadable;

@@ -19,32 +19,14 @@ using report::Json;
 
 constexpr std::int64_t kLargestText = std::int64_t{64} << 20;
 constexpr std::int64_t kLargestInput = std::int64_t{1} << 20;
-constexpr int kDeepest = 32;  // levels of a JSON file; Weft writes at most 6
 constexpr std::size_t kMostStarts = 10'000;
 constexpr std::size_t kMostCheckpoints = 50;
 constexpr std::size_t kMostNumbers = 256;
 
-/// Levels of brackets outside strings: the depth of recursion over the document.
-int nesting_of(std::string_view text) {
-  int depth = 0, deepest = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted && c == '\\')
-      ++i;
-    else if (c == '"')
-      quoted = !quoted;
-    else if (!quoted && (c == '{' || c == '['))
-      deepest = std::max(deepest, ++depth);
-    else if (!quoted && (c == '}' || c == ']'))
-      --depth;
-  }
-  return deepest;
-}
-
 Json read_json(const fs::path& path) {
   const std::string text = storage::read_text(path, kLargestText);
-  return nesting_of(text) <= kDeepest ? Json::parse(text, nullptr, false) : Json();
+  Json json = parse_json(text);
+  return json.is_discarded() ? Json() : json;
 }
 
 /// A JSON file that a run directory may or may not have.
@@ -63,7 +45,7 @@ Json optional_json(const fs::path& path, const char* required, std::vector<std::
 std::vector<StartFact> read_starts(const fs::path& path) {
   std::vector<StartFact> starts;
   for_each_line(path, [&](std::string_view text) {
-    const Json line = Json::parse(text, nullptr, false);
+    const Json line = parse_json(text);
     const double begin = number(member(line, {"start"})), end = number(member(line, {"end"}));
     if (begin >= 0) {
       if (starts.size() == kMostStarts) starts.erase(starts.begin());

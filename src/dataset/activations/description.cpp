@@ -8,9 +8,9 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/progress.hpp"
 #include "base/text.hpp"
 #include "dataset/activations/reader.hpp"
@@ -24,7 +24,7 @@ namespace weft::dataset {
 namespace {
 
 using kernels::Scalar;
-using nlohmann::json;
+using json = SortedJson;
 using storage::ActivationFile;
 using storage::Side;
 
@@ -352,25 +352,24 @@ std::string to_text(const Description& d) {
   json files = json::array();
   for (const FileDescription& file : d.files)
     files.push_back({file.name, file.bytes, file.rows, file.chunk_rows, file.compressed, file.modified, file.probe});
-  return json{{"path", d.path},
-              {"own_layout", d.own_layout},
-              {"model", d.model},
-              {"hook_inputs", d.hook_inputs},
-              {"hook_targets", d.hook_targets},
-              {"n_layers", d.n_layers},
-              {"d_model", d.d_model},
-              {"n_rows", d.n_rows},
-              {"dtype", static_cast<int>(d.dtype)},
-              {"files", files},
-              {"has_statistics", d.has_statistics},
-              {"fingerprint", d.fingerprint},
-              {"notes", d.notes}}
-      .dump(-1, ' ', false, json::error_handler_t::replace);
+  return json_text(json{{"path", d.path},
+                        {"own_layout", d.own_layout},
+                        {"model", d.model},
+                        {"hook_inputs", d.hook_inputs},
+                        {"hook_targets", d.hook_targets},
+                        {"n_layers", d.n_layers},
+                        {"d_model", d.d_model},
+                        {"n_rows", d.n_rows},
+                        {"dtype", static_cast<int>(d.dtype)},
+                        {"files", files},
+                        {"has_statistics", d.has_statistics},
+                        {"fingerprint", d.fingerprint},
+                        {"notes", d.notes}});
 }
 
 Description description_from_text(const std::string& text) {
   try {
-    const json j = json::parse(text);
+    const json j = parse_json<json>(text);
     Description d;
     d.path = j.at("path");
     d.own_layout = j.at("own_layout");

@@ -2,18 +2,18 @@
 #include "dataset/activations/sidecar.hpp"
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "storage/posix_file.hpp"
 
 namespace weft::dataset {
 namespace {
 
-using nlohmann::json;
+using json = SortedJson;
 
 constexpr std::int64_t kLargestMetadata = std::int64_t{1} << 20;
 
@@ -53,7 +53,7 @@ void check_metadata(Description& description) {
 }
 
 void check_metadata_text(const std::string& path, std::string_view text, Description& description) {
-  const json metadata = json::parse(text, nullptr, false);
+  const json metadata = parse_json<json>(text);
   if (metadata.is_discarded() || !metadata.is_object())
     throw error(ExitCode::data, "{}: is not a JSON object; is it truncated?", path);
   const auto check_number = [&](const char* key, std::int64_t in_files) {
@@ -66,7 +66,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
           ExitCode::data,
           "{}: {} is {}, the files have {} ({} has /layer_0 to /layer_{}, {} columns; {} rows in {} files); does it "
           "belong to these files?",
-          path, key, found->dump(), in_files, description.files.front().name, description.n_layers - 1,
+          path, key, json_text(*found), in_files, description.files.front().name, description.n_layers - 1,
           description.d_model, description.n_rows, description.files.size());
   };
   if (const auto layers = metadata.find("num_layers");
@@ -74,7 +74,7 @@ void check_metadata_text(const std::string& path, std::string_view text, Descrip
       layers->get<std::uint64_t>() > static_cast<std::uint64_t>(description.n_layers))
     throw error(ExitCode::data,
                 "{}: /layer_{} is missing (metadata.json says num_layers = {}); was the file written completely?",
-                description.file_path(0), description.n_layers, layers->dump());
+                description.file_path(0), description.n_layers, json_text(*layers));
   check_number("num_layers", description.n_layers);
   check_number("d_model", description.d_model);
   check_number("total_tokens", description.n_rows);

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <span>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
 #include "dataset/activations/reader.hpp"
@@ -24,7 +24,7 @@ namespace weft::dataset {
 namespace {
 
 using kernels::Scalar;
-using nlohmann::json;
+using json = SortedJson;
 
 // Rows that are read and summed at a time, and the largest number of partial sums merged at the end. Both define the
 // summation tree, so they must not depend on ranks or threads.
@@ -219,7 +219,7 @@ void check_normalised(const SideStatistics& own, const json& said, const std::st
                     "{}: {}[{}] of {} is {}, the files have {} (statistics of other data?); replace the file or remove "
                     "it: it is "
                     "optional",
-                    path, name, j, dataset, value.dump(), computed);
+                    path, name, j, dataset, json_text(value), computed);
     }
   }
 }
@@ -326,7 +326,7 @@ void check_against_file(const Statistics& statistics, const Description& descrip
 
 void check_against_text(const Statistics& statistics, const Description& description, const std::string& path,
                         std::string_view text) {
-  const json said = json::parse(text, nullptr, false);
+  const json said = parse_json<json>(text);
   if (said.is_discarded() || !said.is_object())
     throw error(ExitCode::data, "{}: is not a JSON object; is it truncated?", path);
   for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
@@ -348,7 +348,7 @@ std::string to_text(const Statistics& statistics, const Description& description
                  {"inputs", side_to_json(statistics.inputs)},
                  {"targets", side_to_json(statistics.targets)}};
   if (const std::string files = state_of_files(description); !files.empty()) cached["files"] = files;
-  const std::string content = cached.dump();
+  const std::string content = json_text(cached);
   return storage::sha256(content) + "\n" + content + "\n";
 }
 
@@ -358,7 +358,7 @@ Statistics statistics_from_text(const std::string& text, const Description& desc
       storage::sha256(std::string_view(text).substr(line + 1, text.size() - line - 2)) != text.substr(0, line))
     throw error(ExitCode::data, "the cached statistics are damaged");
   try {
-    const json j = json::parse(text.substr(line + 1));
+    const json j = parse_json<json>(std::string_view(text).substr(line + 1));
     if (j.at("fingerprint") != description.fingerprint)
       throw error(ExitCode::data, "the cached statistics belong to another dataset");
     if (j.value("files", "") != state_of_files(description))

@@ -6,12 +6,12 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/durable.hpp"
@@ -136,13 +136,12 @@ void ActivationWriter::finish() {
   const char* dtype = settings.dtype == Scalar::fp32   ? "float32"
                       : settings.dtype == Scalar::fp16 ? "float16"
                                                        : "bfloat16";
-  const nlohmann::ordered_json metadata = {{"model_name", settings.model}, {"dataset", settings.dataset},
-                                           {"split", settings.split},      {"num_layers", settings.n_layers},
-                                           {"d_model", settings.d_model},  {"dtype", dtype},
-                                           {"total_tokens", first_row},    {"chunk_tokens", settings.rows_per_file}};
+  const Json metadata = {{"model_name", settings.model}, {"dataset", settings.dataset},
+                         {"split", settings.split},      {"num_layers", settings.n_layers},
+                         {"d_model", settings.d_model},  {"dtype", dtype},
+                         {"total_tokens", first_row},    {"chunk_tokens", settings.rows_per_file}};
   storage::write_text_atomically(settings.path + "/index.bin", index);
-  storage::write_text_atomically(settings.path + "/metadata.json",
-                                 metadata.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  storage::write_text_atomically(settings.path + "/metadata.json", json_text(metadata, 2) + "\n");
   state.finished = true;
 }
 

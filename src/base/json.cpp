@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/json.hpp"
+
+#include <algorithm>
+
+template class nlohmann::basic_json<>;
+template class nlohmann::basic_json<nlohmann::ordered_map>;
+
+namespace weft {
+
+int nesting_of(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted && c == '\\')
+      ++i;
+    else if (c == '"')
+      quoted = !quoted;
+    else if (!quoted && (c == '{' || c == '['))
+      deepest = std::max(deepest, ++depth);
+    else if (!quoted && (c == '}' || c == ']'))
+      --depth;
+  }
+  return deepest;
+}
+
+template <class AnyJson>
+AnyJson parse_json(std::string_view text) {
+  if (nesting_of(text) > kDeepestJson) return AnyJson(AnyJson::value_t::discarded);
+  return AnyJson::parse(text, nullptr, false);
+}
+
+template <class AnyJson>
+std::string json_text(const AnyJson& value, int indent) {
+  return value.dump(indent, ' ', false, AnyJson::error_handler_t::replace);
+}
+
+template Json parse_json(std::string_view);
+template SortedJson parse_json(std::string_view);
+template std::string json_text(const Json&, int);
+template std::string json_text(const SortedJson&, int);
+
+}  // namespace weft
