@@ -55,7 +55,7 @@ void check_metadata(Description& description) {
 void check_metadata_text(const std::string& path, std::string_view text, Description& description) {
   const json metadata = parse_json<json>(text);
   if (metadata.is_discarded() || !metadata.is_object())
-    throw error(ExitCode::data, "{}: is not a JSON object; is it truncated?", path);
+    throw error(ExitCode::data, "{}: is not a JSON object of at most {} levels; is it truncated?", path, kDeepestJson);
   const auto check_number = [&](const char* key, std::int64_t in_files) {
     const auto found = metadata.find(key);
     if (found == metadata.end()) return;

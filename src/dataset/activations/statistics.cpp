@@ -328,7 +328,7 @@ void check_against_text(const Statistics& statistics, const Description& descrip
                         std::string_view text) {
   const json said = parse_json<json>(text);
   if (said.is_discarded() || !said.is_object())
-    throw error(ExitCode::data, "{}: is not a JSON object; is it truncated?", path);
+    throw error(ExitCode::data, "{}: is not a JSON object of at most {} levels; is it truncated?", path, kDeepestJson);
   for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
     for (const bool target : {false, true}) {
       const std::string dataset = storage::dataset_name(target ? storage::Side::targets : storage::Side::inputs, layer);
