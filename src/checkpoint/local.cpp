@@ -75,9 +75,9 @@ OnNodes look_on_nodes(const parallel::Communicator& world, const parallel::Commu
   const bool same = !unusable && text == agreed;
   found.manifest = parse(agreed);
   // Each shard is copied by one rank of a node that has it; the shards of a node are spread over its ranks.
-  constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kNoRank = std::numeric_limits<std::int64_t>::max();
   const std::size_t n_shards = found.manifest.shards.size();
-  std::vector<std::int64_t> copier(n_shards, kNobody);
+  std::vector<std::int64_t> copier(n_shards, kNoRank);
   for (std::size_t i = 0; same && i < n_shards; ++i) {
     std::error_code ignored;
     const fs::path file = path / found.manifest.shards[i].file;
@@ -87,7 +87,7 @@ OnNodes look_on_nodes(const parallel::Communicator& world, const parallel::Commu
   }
   world.minimum(copier);
   for (std::size_t i = 0; i < n_shards; ++i) {
-    if (copier[i] == kNobody)
+    if (copier[i] == kNoRank)
       throw collective_error(ExitCode::io, "shard {} is on no node of this job", found.manifest.shards[i].file);
     if (copier[i] == world.rank()) found.mine.push_back({i, path / found.manifest.shards[i].file});
   }

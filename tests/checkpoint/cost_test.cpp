@@ -322,7 +322,7 @@ TEST_CASE("a newer checkpoint in the run directory that cannot be read is not re
   Sample sample(world(), 1);
   write_shared(scratch, sample, 10);
   write_on_nodes(scratch, sample, {20});
-  // A manifest that is a link to itself cannot be read, whoever reads it.
+  // A manifest that is a link to itself cannot be read by any user.
   if (root()) {
     fs::create_directories(scratch.checkpoints() / directory_name(30));
     fs::create_symlink(kManifestName, scratch.checkpoints() / directory_name(30) / kManifestName);
