@@ -6,13 +6,6 @@
 #include <limits>
 
 namespace weft {
-namespace {
-
-/// A character at the start of the text: its bytes, 1 if they are not valid UTF-8, and its code point (-1: invalid).
-struct Character {
-  std::size_t bytes = 1;
-  long code = -1;
-};
 
 Character first_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -30,6 +23,8 @@ Character first_character(std::string_view text) {
   if (code < smallest[bytes] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return {};
   return {bytes, code};
 }
+
+namespace {
 
 /// False for what a terminal may interpret: C0, DEL, C1, line separators, and marks that change the direction of text.
 bool harmless(long code) {
