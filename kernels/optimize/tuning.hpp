@@ -89,9 +89,9 @@ WEFT_HOST_DEVICE inline double tune(const TuningRule& rule, std::int64_t step, d
   return state.factor;
 }
 
-/// Multiplies step->learning_rate by the factor for the loss *loss_sum / *counted (> 0) of this step. No effect if the step
-/// is withheld.
-void tune_learning_rate(const Execution&, const TuningRule&, const double* loss_sum, const double* counted,
+/// Multiplies step->learning_rate by the factor for the loss *loss_sum * *scale of this step. scale: 1 / counted
+/// targets. No effect if the step is withheld.
+void tune_learning_rate(const Execution&, const TuningRule&, const double* loss_sum, const float* scale,
                         TuningState* state, AdamStep* step);
 
 }  // namespace weft::kernels

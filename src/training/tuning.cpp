@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "device/memory.hpp"
+#include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
 
 namespace weft::training {
@@ -51,8 +52,11 @@ class SavedState {
 
 }  // namespace
 
-LearningRateTuning::Buffers::Buffers(const optimizer::Settings& settings, StepArena& arena) {
-  if (settings.tuning != optimizer::Tuning::none) state = arena.take<kernels::TuningState>(1);
+LearningRateTuning::Buffers::Buffers(const optimizer::Settings& settings, std::int64_t n_losses, StepArena& arena) {
+  if (settings.tuning == optimizer::Tuning::none) return;
+  state = arena.take<kernels::TuningState>(1);
+  sum = arena.take<double>(1);
+  workspace = arena.take<double>(kernels::total_workspace(n_losses));
 }
 
 LearningRateTuning::LearningRateTuning(const optimizer::Settings& settings, const kernels::Execution& execution,
@@ -91,9 +95,10 @@ double LearningRateTuning::factor() const {
   return state.factor;
 }
 
-void LearningRateTuning::apply(const double* loss_sum, const double* counted, kernels::AdamStep* step) const {
-  if (buffers_.state.size > 0)
-    kernels::tune_learning_rate(execution_, rule_, loss_sum, counted, buffers_.state.data, step);
+void LearningRateTuning::apply(kernels::Array<const float> losses, const float* scale, kernels::AdamStep* step) const {
+  if (buffers_.state.size == 0) return;
+  kernels::total(execution_, losses, buffers_.workspace, buffers_.sum.data);
+  kernels::tune_learning_rate(execution_, rule_, buffers_.sum.data, scale, buffers_.state.data, step);
 }
 
 double range_test(const checkpoint::Registry& registry, const kernels::Execution& execution,

@@ -5,7 +5,7 @@
 //   LearningRateTuning tuning(settings, execution, buffers);      // buffers from the arena
 //   tuning.add_to(registry, world.rank());                        // "optimizer/tuning"
 //   tuning.initialise();                                          // with the model
-//   tuning.apply(loss_sum, counted, runner.constants());          // in each step, after the guard, before the update
+//   tuning.apply(losses, scale, runner.constants());              // in each step, after the guard, before the update
 //
 // and, for "range", before the first step of a new run:
 //
@@ -24,8 +24,12 @@ class LearningRateTuning {
  public:
   struct Buffers {
     Buffers() = default;
-    Buffers(const optimizer::Settings&, StepArena&);
-    kernels::Array<kernels::TuningState> state;  ///< [1]; empty without tuning
+    /// n_losses: the most losses that `apply` takes.
+    Buffers(const optimizer::Settings&, std::int64_t n_losses, StepArena&);
+    // Empty without tuning.
+    kernels::Array<kernels::TuningState> state;  ///< [1]
+    kernels::Array<double> sum;                  ///< [1] of the losses
+    kernels::Array<double> workspace;            ///< of the sum
   };
 
   LearningRateTuning(const optimizer::Settings&, const kernels::Execution&, const Buffers&);
@@ -34,10 +38,10 @@ class LearningRateTuning {
   void add_to(checkpoint::Registry&, int world_rank) const;
   /// The factor 1.
   void initialise();
-  /// Multiplies the learning rate of the step by the factor. *loss_sum / *counted: the loss of this step, reduced over
-  /// all ranks. No effect without tuning or if the step is withheld.
-  void apply(const double* loss_sum, const double* counted, kernels::AdamStep* step) const;
-  /// The learning rate by which that of the schedule is multiplied, over optimizer.learning_rate. Waits for the device.
+  /// Multiplies the learning rate of the step by the factor. The loss of the step is the sum of `losses` times *scale,
+  /// 1 over the number of counted ones. No effect without tuning or if the step is withheld.
+  void apply(kernels::Array<const float> losses, const float* scale, kernels::AdamStep* step) const;
+  /// The present factor. Waits for the device.
   double factor() const;
 
   bool needs_range_test() const { return settings_.tuning == optimizer::Tuning::range; }

@@ -27,9 +27,10 @@ TEST_CASE("the tuning kernel applies the rule of the header to the mean loss, un
       constants.withheld = i % 5 == 0 ? 1 : 0;
       const DeviceArray<AdamStep> step(std::vector<AdamStep>{constants});
       const double sum = 8.0 * (3 + std::sin(i));
-      const DeviceArray<double> loss(std::vector<double>{sum}), counted(std::vector<double>{8.0});
-      tune_learning_rate(execution, rule, loss.data(), counted.data(), state.data(), step.data());
-      if (constants.withheld == 0) tune(rule, i, sum / 8.0, expected);
+      const DeviceArray<double> loss(std::vector<double>{sum});
+      const DeviceArray<float> scale(std::vector<float>{0.125f});
+      tune_learning_rate(execution, rule, loss.data(), scale.data(), state.data(), step.data());
+      if (constants.withheld == 0) tune(rule, i, 0.125 * sum, expected);
       CHECK(state.values()[0].factor == expected.factor);
       CHECK(step.values()[0].learning_rate == (constants.withheld != 0 ? 1.0f : static_cast<float>(expected.factor)));
     }

@@ -30,11 +30,12 @@ struct Model {
   explicit Model(const optimizer::Settings& settings)
       : grid(testing::world(), parallel::GridShape({{"data", testing::world().size()}})),
         arena(testing::execution(), grid),
-        numbers(arena.take<double>(3)),
+        numbers(arena.take<double>(1)),
+        losses(arena.take<float>(3)),
         constants(arena.take<kernels::AdamStep>(1)),
-        tuning(settings, testing::execution(), LearningRateTuning::Buffers(settings, arena)) {
+        tuning(settings, testing::execution(), LearningRateTuning::Buffers(settings, 2, arena)) {
     write(numbers.data, 1.0);
-    write(numbers.data + 2, 1.0);
+    write(losses.data + 2, 0.5f);
     const auto add = [&](const char* name, double* data, bool on_device) {
       registry.add({.name = name,
                     .type = kernels::Scalar::fp64,
@@ -57,8 +58,8 @@ struct Model {
     step.step = static_cast<std::uint64_t>(++steps);
     step.withheld = withheld ? 1 : 0;
     write(constants.data, step);
-    write(numbers.data + 1, loss);
-    tuning.apply(numbers.data + 1, numbers.data + 2, constants.data);
+    for (int i = 0; i < 2; ++i) write(losses.data + i, static_cast<float>(loss));
+    tuning.apply({losses.data, 2}, losses.data + 2, constants.data);
     applied = read(constants.data).learning_rate;
     write(numbers.data, w - 2 * static_cast<double>(applied) * w);
     return loss;
@@ -66,7 +67,8 @@ struct Model {
 
   parallel::Grid grid;
   StepArena arena;
-  kernels::Array<double> numbers;  // w, loss, counted
+  kernels::Array<double> numbers;  // w
+  kernels::Array<float> losses;    // two losses; their scale
   kernels::Array<kernels::AdamStep> constants;
   double steps = 0;
   float applied = 0;
