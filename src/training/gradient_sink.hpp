@@ -38,6 +38,9 @@ struct GradientRows {
     lookup,          ///< ids [n], gradients [n, out]
   } form = Form::product;
   std::size_t parameter = 0;          ///< its number in Parameters
+  /// Parameters [parameter, parameter + count) whose outputs lie one beside the other: one product forms the gradients
+  /// of all. They are members of one group (ParameterSpec::group), not transposed.
+  std::size_t count = 1;
   kernels::AnyMatrix inputs = {};     ///< X, fp32 or bf16
   kernels::AnyMatrix gradients = {};  ///< G, fp32 or bf16
   kernels::Array<const std::uint32_t> ids = {};
