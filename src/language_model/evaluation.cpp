@@ -82,7 +82,7 @@ EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std
 }
 
 std::vector<std::uint32_t> sample(const Sampling& sampling, std::vector<std::uint32_t> text, Transformer& transformer,
-                                  Staging& staging, const kernels::Execution& execution) {
+                                  Staging& staging) {
   const std::size_t prompt = text.size();
   for (std::int64_t i = 0; i < sampling.tokens; ++i) {
     note_progress();

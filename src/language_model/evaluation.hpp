@@ -42,7 +42,6 @@ struct Sampling {
 /// Continues `prompt`, which has at least one token. Each token is drawn from softmax(logits / temperature) by inversion
 /// with a number that depends on (seed, step, position) alone. Computes the whole context again for each token. Returns
 /// the tokens written.
-std::vector<std::uint32_t> sample(const Sampling&, std::vector<std::uint32_t> prompt, Transformer&, Staging&,
-                                  const kernels::Execution&);
+std::vector<std::uint32_t> sample(const Sampling&, std::vector<std::uint32_t> prompt, Transformer&, Staging&);
 
 }  // namespace weft::language_model

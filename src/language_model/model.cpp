@@ -48,7 +48,8 @@ Block Model::block(std::int64_t layer) const {
                      .query_weight = values(block.query_norm),
                      .key_weight = values(block.key_norm),
                      .temperature = values(block.temperature).data,
-                     .rotary = rotary_.array()};
+                     .rotary = rotary_.array(),
+                     .positions = {}};
   block.mlp_norm = norm(name + "mlp_norm");
   block.mlp_post_norm = norm(name + "mlp_post_norm");
   block.up = kernels::is_gated(model.mlp) ? linear(name + "mlp/", {"gate", "up"}) : linear(name + "mlp/", {"up"});

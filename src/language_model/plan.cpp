@@ -59,7 +59,10 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   const training::StateBytes state =
       training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, training::Moments::held);
-  Plan plan{.architecture = architecture, .parameters = training::elements_of(specs), .train_tokens = train_tokens};
+  Plan plan;
+  plan.architecture = architecture;
+  plan.parameters = training::elements_of(specs);
+  plan.train_tokens = train_tokens;
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"conversion of weights", state.conversion},

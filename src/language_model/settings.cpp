@@ -91,6 +91,14 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
 }
 
 void add_keys(input::Schema& schema, MemorySettings& memory) {
+  schema
+      .add("data.micro_tokens", memory.micro_tokens,
+           "tokens of a micro-batch, a multiple of sequence: a step adds up the gradients of its micro-batches; 0 = one "
+           "micro-batch")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kMostRows)
+      .free();
   schema.table("memory", "What is kept for the backward pass.");
   schema
       .add("memory.recompute", memory.recompute,
@@ -148,6 +156,14 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "language_model.kv_heads = {} does not divide language_model.heads = {} (each key head serves as many query "
         "heads); take a divisor",
         model.kv_heads, model.heads);
+  });
+  schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
+    const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;
+    if (micro % sequence == 0) return {};
+    return fmt::format(
+        "data.micro_tokens = {} is not a multiple of data.sequence = {} (a micro-batch consists of whole sequences); "
+        "take {}",
+        micro, sequence, (micro / sequence + 1) * sequence);
   });
   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
     if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};

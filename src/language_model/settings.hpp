@@ -3,6 +3,7 @@
 // Tables [language_model] and [memory], and all tables that the training of a language model reads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "checkpoint/settings.hpp"
@@ -62,6 +63,7 @@ struct ModelSettings {
 
 /// Table [memory].
 struct MemorySettings {
+  std::int64_t micro_tokens = 0;  ///< data.micro_tokens: tokens of a micro-batch; 0: a whole step
   Recompute recompute = Recompute::none;
   std::int64_t head_chunk = 0;  ///< rows whose logits exist at a time; 0: automatic
 };
@@ -89,7 +91,9 @@ struct Configuration {
   training::ResumeSettings resume;
 
   /// Tokens of a micro-batch; the last one of a step may be smaller.
-  std::int64_t micro_tokens() const { return data.micro_tokens > 0 ? data.micro_tokens : data.batch_tokens; }
+  std::int64_t micro_tokens() const {
+    return memory.micro_tokens > 0 ? std::min(memory.micro_tokens, data.batch_tokens) : data.batch_tokens;
+  }
 };
 
 /// Table [device] as the runtime takes it.

@@ -24,10 +24,6 @@ T read(const kernels::Execution& execution, const T* device_value) {
 
 }  // namespace
 
-std::int64_t largest_gradient_rows(const Configuration& configuration) {
-  return std::min(configuration.micro_tokens(), configuration.data.batch_tokens);
-}
-
 Trainer::Buffers::Buffers(const Configuration& configuration, training::StepArena& arena) {
   arena.purpose("tokens");
   losses = arena.take<float>(configuration.data.batch_tokens);
@@ -46,7 +42,7 @@ training::StepArena measure_step(const Configuration& configuration, const Archi
   const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena);
   arena.purpose("gradients");
   arena.count(training::StepArena::Where::device,
-              training::AccumulatingSink::bytes(specs, grid, 0, largest_gradient_rows(configuration)));
+              training::AccumulatingSink::bytes(specs, grid, 0, configuration.micro_tokens()));
   return arena;
 }
 
@@ -59,7 +55,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
              training::Moments::held),
       staging_(configuration.data.batch_tokens, configuration.data.document_mask, execution, arena_),
       transformer_(model_, transformer_settings(configuration, architecture), timers_, arena_),
-      sink_(model_.parameters(), execution, largest_gradient_rows(configuration)),
+      sink_(model_.parameters(), execution, configuration.micro_tokens()),
       buffers_(configuration, arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, execution,
               training::ParameterUpdate::Buffers(
@@ -106,7 +102,7 @@ void Trainer::step(const dataset::TokenBatch& batch) {
 /// The step: everything between the tokens of a batch and the updated parameters.
 void Trainer::compute() {
   const std::int64_t length = configuration_.data.sequence, sequences = configuration_.data.batch_tokens / length,
-                     micro = largest_gradient_rows(configuration_) / length;
+                     micro = configuration_.micro_tokens() / length;
   timers_.phase("weight gradients");
   sink_.clear();
   device::zero(execution_, buffers_.flags);

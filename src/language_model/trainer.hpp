@@ -87,7 +87,4 @@ class Trainer {
 training::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,
                                  kernels::Backend);
 
-/// Most rows of one call of the gradient sink.
-std::int64_t largest_gradient_rows(const Configuration&);
-
 }  // namespace weft::language_model

@@ -96,7 +96,7 @@ training::Metrics TrainingRun::metrics() {
 const EvaluationResult& TrainingRun::validate() {
   if (validated_step_ != trainer_.steps_done())
     validation_ = language_model::evaluate(*corpus_.validation, configuration_.data.sequence,
-                                           largest_gradient_rows(configuration_), trainer_.transformer(),
+                                           configuration_.micro_tokens(), trainer_.transformer(),
                                            trainer_.staging(), execution_);
   validated_step_ = trainer_.steps_done();
   return *validation_;
@@ -120,7 +120,7 @@ void TrainingRun::print_sample() {
                           .length = configuration_.data.sequence,
                           .seed = static_cast<std::uint64_t>(configuration_.run.seed),
                           .step = static_cast<std::uint64_t>(trainer_.steps_done())};
-  std::vector<std::uint32_t> text = sample(sampling, prompt, trainer_.transformer(), trainer_.staging(), execution_);
+  std::vector<std::uint32_t> text = sample(sampling, prompt, trainer_.transformer(), trainer_.staging());
   text.insert(text.begin(), prompt.begin(), prompt.end());
   log::info("sample after step {}:\n{}", trainer_.steps_done(), printable_lines(corpus_.tokenizer->decode(text)));
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/bf16.hpp"
 #include "kernels/convert/convert.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
@@ -44,7 +45,8 @@ kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequenc
           .head_size = model.head_size(),
           .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(model.head_size()))),
           .softcap = static_cast<float>(model.attention_softcap),
-          .window = model.window};
+          .window = model.window,
+          .first_key = {}};
 }
 
 /// Workspace of the products of a Transformer.
@@ -79,7 +81,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
   return {.architecture = architecture,
           .type = activation_type(configuration),
           .policy = configuration.optimizer.state,
-          .rows = std::min(configuration.micro_tokens(), configuration.data.batch_tokens),
+          .rows = configuration.micro_tokens(),
           .length = configuration.data.sequence,
           .memory = configuration.memory};
 }
@@ -106,8 +108,10 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   const bool keeps_inside = keeps && settings.memory.recompute != Recompute::block;
   const bool keeps_norms = keeps_inside && settings.memory.recompute != Recompute::norm;
   const bool keeps_activation = keeps_norms && settings.memory.recompute != Recompute::activation;
-  const kernels::QueryKey query_key{
-      .heads = model.heads, .kv_heads = model.kv_heads, .head_size = model.head_size(), .norm = model.qk_norm};
+  kernels::QueryKey query_key;
+  query_key.heads = model.heads;
+  query_key.kv_heads = model.kv_heads;
+  query_key.norm = model.qk_norm;
 
   arena.purpose("activations");
   struct {
@@ -441,10 +445,11 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
                                 query_rows, key_rows, temperature_rows);
     timers_.phase("weight gradients");
     const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
-      if (parameter != kNoParameter)
+      // A sink takes at most n rows at a time.
+      for (std::int64_t row = 0; parameter != kNoParameter && row < values.rows; row += n)
         sink.take({.form = GradientRows::Form::column_sum,
                    .parameter = parameter,
-                   .gradients = {values.data, Scalar::fp32, values.rows, values.columns, values.stride}});
+                   .gradients = {values.row(row), Scalar::fp32, n, values.columns, values.stride}});
     };
     give(parameters.query_norm, query_rows);
     give(parameters.key_norm, key_rows);

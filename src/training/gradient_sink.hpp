@@ -44,6 +44,10 @@ struct GradientRows {
   kernels::AnyMatrix inputs = {};     ///< X, fp32 or bf16
   kernels::AnyMatrix gradients = {};  ///< G, fp32 or bf16
   kernels::Array<const std::uint32_t> ids = {};
+  /// Of column_product, [n] or without data (0 and 1): with the mean and inverse deviation of its rows, the gain of a
+  /// norm has the rows before the norm as its inputs.
+  kernels::Array<const float> row_shift = {};
+  kernels::Array<const float> row_scale = {};
   /// Example e has the rows [examples[e], examples[e + 1]); one element more than examples. Empty where no sink asks
   /// for examples.
   kernels::Array<const std::int64_t> examples = {};
@@ -76,6 +80,9 @@ class AccumulatingSink final : public GradientSink {
   static std::int64_t bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
                             std::int64_t max_rows);
 
+  /// Floats of the gradients of all parameters on a rank, a multiple of kRow.
+  static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
+
   /// Before the first micro-batch of a step.
   void clear();
   /// Throws Error(internal) if the rows do not fit the parameter.
@@ -85,6 +92,9 @@ class AccumulatingSink final : public GradientSink {
   kernels::Matrix<float> matrix(std::size_t parameter) const;
   /// Of a vector [held].
   kernels::Array<float> vector(std::size_t parameter) const;
+  /// The gradients of all parameters, with zeros between them, as rows of kRow numbers: for norms.
+  kernels::Matrix<const float> all() const;
+  static constexpr std::int64_t kRow = 4096;
 
  private:
   const Parameters& parameters_;

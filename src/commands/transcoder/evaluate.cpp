@@ -15,6 +15,7 @@
 #include "transcoder/statistics_state.hpp"
 
 namespace weft::commands {
+
 int evaluate(const Request& request, const parallel::World& world) {
   // 1. The checkpoint, and the input that it was trained with.
   const checkpoint::Found found = open_checkpoint(request.subject, world);
