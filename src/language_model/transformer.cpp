@@ -535,14 +535,14 @@ void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix
   timers_.phase("weight gradients");
   sink.take({.form = GradientRows::Form::product,
              .parameter = linear.weight,
-             .count = linear.count,
              .inputs = x,
-             .gradients = dy});
+             .gradients = dy,
+             .count = linear.count});
   if (linear.bias != kNoParameter)
     sink.take({.form = GradientRows::Form::column_sum,
                .parameter = linear.bias,
-               .count = linear.count,
-               .gradients = dy});
+               .gradients = dy,
+               .count = linear.count});
   timers_.phase("products");
   kernels::gemm(execution_, 1, dy, kernels::Form::plain, linear.matrix,
                 linear.transposed ? kernels::Form::transposed : kernels::Form::plain, 0, dx,
