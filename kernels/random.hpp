@@ -24,6 +24,7 @@ enum class Purpose : std::uint32_t {
   synthetic = 8,
   test = 9,
   benchmark = 10,
+  dropout = 13,
 };
 
 struct Random4 {

@@ -19,10 +19,11 @@ std::int64_t aligned(std::int64_t elements) {
   return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
 }
 
-/// Workspace of a parameter's product, for rows in fp32 or bf16.
+/// Workspace of a parameter's gradient in any form, for rows in fp32 or bf16.
 std::int64_t workspace_bytes(const ParameterSpec& spec, const RowParts& parts, std::int64_t max_rows) {
   using kernels::Scalar;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = spec.is_matrix() ? kernels::rows_by_id_workspace(max_rows, spec.columns())
+                                        : kernels::column_sums_workspace(max_rows, parts.held.size());
   if (spec.is_matrix())
     for (const Scalar a : {Scalar::fp32, Scalar::bf16})
       for (const Scalar b : {Scalar::fp32, Scalar::bf16})
@@ -48,6 +49,9 @@ const char* misfit(const GradientRows& rows, const ParameterSpec& spec, std::int
       return rows.gradients.columns == held ? "" : "the columns do not match";
     case Form::column_product:
       if (rows.inputs.columns != held || rows.gradients.columns != held) return "the columns do not match";
+      for (const kernels::Array<const float>& statistic : {rows.row_shift, rows.row_scale})
+        if (statistic.data != nullptr && statistic.size != rows.gradients.rows)
+          return "there are not as many statistics as rows";
       break;
   }
   return rows.inputs.rows == rows.gradients.rows ? "" : "inputs and gradients have different numbers of rows";
@@ -96,11 +100,12 @@ void AccumulatingSink::take(const GradientRows& rows) {
                            {out.data, kernels::Scalar::fp32, out.rows, out.columns, out.stride}, workspace_.array());
     }
     case Form::lookup:
-      return kernels::add_rows_by_id(execution_, rows.ids, g, held.begin, matrix(rows.parameter));
+      return kernels::add_rows_by_id(execution_, rows.ids, g, held.begin, matrix(rows.parameter), workspace_.array());
     case Form::column_sum:
-      return kernels::add_column_sums(execution_, g, vector(rows.parameter));
+      return kernels::add_column_sums(execution_, g, vector(rows.parameter), workspace_.array());
     case Form::column_product:
-      return kernels::add_column_products(execution_, x, g, vector(rows.parameter));
+      return kernels::add_column_products(execution_, x, g, rows.row_shift, rows.row_scale, vector(rows.parameter),
+                                          workspace_.array());
   }
 }
 

@@ -6,6 +6,7 @@
 //   y_n = W x_n        matrix W [out, in]      dW = Gᵀ X
 //   y_n = x_n + b      vector b [out]          db_j = sum over n of G[n, j]
 //   y_n = g ∘ x_n      vector g [out]          dg_j = sum over n of X[n, j] G[n, j]
+//   y_n = g ∘ (x_n - shift_n) scale_n          dg_j = sum over n of (X[n, j] - shift[n]) scale[n] G[n, j]
 //   y_n = E[id_n]      matrix E [ids, out]     dE[i] = sum over n with id_n = i of G[n]
 //
 // with X [n, in] the inputs and G [n, out] the gradients of the outputs. What becomes of the rows is the sink's choice:
@@ -44,6 +45,10 @@ struct GradientRows {
   /// Example e has the rows [examples[e], examples[e + 1]); one element more than examples. Empty where no sink asks
   /// for examples.
   kernels::Array<const std::int64_t> examples = {};
+  /// Of column_product, [n] or without data (0 and 1): with the mean and inverse deviation of its rows, the gain of a
+  /// norm has the rows before the norm as its inputs.
+  kernels::Array<const float> row_shift = {};
+  kernels::Array<const float> row_scale = {};
 };
 
 class GradientSink {
