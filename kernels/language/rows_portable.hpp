@@ -14,16 +14,24 @@ constexpr int kRowsPerTeam = 1;
 constexpr int kRowsPerTeam = 16;
 #endif
 
-/// body(team, row) for every row, with `scratch_bytes` of scratch for each team.
-template <class Body>
-void for_rows(const Execution& execution, const char* name, std::int64_t rows, std::size_t scratch_bytes,
-              const Body& body) {
-  for_teams(
-      execution, name, (rows + kRowsPerTeam - 1) / kRowsPerTeam, scratch_bytes, KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t begin = std::int64_t{team.league_rank()} * kRowsPerTeam;
-        const std::int64_t end = begin + smaller(kRowsPerTeam, rows - begin);
-        for (std::int64_t row = begin; row < end; ++row) body(team, row);
-      });
+template <class Scratch, class Body>
+struct RowsOfTeam {
+  Body body;
+  std::int64_t rows;
+
+  KOKKOS_FUNCTION void operator()(const Team& team) const {
+    Scratch& buffer = scratch<Scratch>(team);
+    const std::int64_t begin = std::int64_t{team.league_rank()} * kRowsPerTeam;
+    const std::int64_t end = begin + smaller(kRowsPerTeam, rows - begin);
+    for (std::int64_t row = begin; row < end; ++row) body(team, buffer, row);
+  }
+};
+
+/// body(team, scratch, row) for every row; the contents of the team's `Scratch` are those that the row before left.
+template <class Scratch, class Body>
+void for_rows(const Execution& execution, const char* name, std::int64_t rows, const Body& body) {
+  for_teams(execution, name, (rows + kRowsPerTeam - 1) / kRowsPerTeam, sizeof(Scratch),
+            RowsOfTeam<Scratch, Body>{body, rows});
 }
 
 /// Largest of value(c) over c in [0, count), the same on every lane; `least` without columns. NaN is ignored.

@@ -6,6 +6,7 @@
 //   y_n = W x_n        matrix W [out, in]      dW = Gᵀ X
 //   y_n = x_n + b      vector b [out]          db_j = sum over n of G[n, j]
 //   y_n = g ∘ x_n      vector g [out]          dg_j = sum over n of X[n, j] G[n, j]
+//   y_n = g ∘ (x_n - shift_n) scale_n          dg_j = sum over n of (X[n, j] - shift[n]) scale[n] G[n, j]
 //   y_n = E[id_n]      matrix E [ids, out]     dE[i] = sum over n with id_n = i of G[n]
 //
 // with X [n, in] the inputs and G [n, out] the gradients of the outputs. What becomes of the rows is the sink's choice:
@@ -38,19 +39,19 @@ struct GradientRows {
     lookup,          ///< ids [n], gradients [n, out]
   } form = Form::product;
   std::size_t parameter = 0;          ///< its number in Parameters
-  /// Parameters [parameter, parameter + count) whose outputs lie one beside the other: one product forms the gradients
-  /// of all. They are members of one group (ParameterSpec::group), not transposed.
-  std::size_t count = 1;
   kernels::AnyMatrix inputs = {};     ///< X, fp32 or bf16
   kernels::AnyMatrix gradients = {};  ///< G, fp32 or bf16
   kernels::Array<const std::uint32_t> ids = {};
+  /// Example e has the rows [examples[e], examples[e + 1]); one element more than examples. Empty where no sink asks
+  /// for examples.
+  kernels::Array<const std::int64_t> examples = {};
+  /// Parameters [parameter, parameter + count) whose outputs lie one beside the other take their gradients together:
+  /// members of one group (ParameterSpec::group), not transposed.
+  std::size_t count = 1;
   /// Of column_product, [n] or without data (0 and 1): with the mean and inverse deviation of its rows, the gain of a
   /// norm has the rows before the norm as its inputs.
   kernels::Array<const float> row_shift = {};
   kernels::Array<const float> row_scale = {};
-  /// Example e has the rows [examples[e], examples[e + 1]); one element more than examples. Empty where no sink asks
-  /// for examples.
-  kernels::Array<const std::int64_t> examples = {};
 };
 
 class GradientSink {
@@ -99,6 +100,8 @@ class AccumulatingSink final : public GradientSink {
  private:
   const Parameters& parameters_;
   kernels::Execution execution_;
+  std::int64_t held_by(const GradientRows&) const;
+
   std::vector<std::int64_t> begin_;  // by parameter, in elements of gradients_
   device::Buffer<float> gradients_;
   device::Buffer<std::byte> workspace_;  // of products
