@@ -6,7 +6,6 @@
 #include <limits>
 
 namespace weft {
-
 Character first_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
@@ -22,6 +21,39 @@ Character first_character(std::string_view text) {
   constexpr long smallest[] = {0, 0, 0x80, 0x800, 0x10000};
   if (code < smallest[bytes] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return {};
   return {bytes, code};
+}
+
+std::size_t first_invalid(std::string_view text) {
+  for (std::size_t at = 0; at < text.size();) {
+    if (static_cast<unsigned char>(text[at]) < 0x80) {
+      ++at;
+      continue;
+    }
+    const Character next = first_character(text.substr(at));
+    if (next.code < 0) return at;
+    at += next.bytes;
+  }
+  return std::string_view::npos;
+}
+
+void append_character(std::string& text, long code) {
+  const auto byte = [&](long value) { text += static_cast<char>(value); };
+  const auto continuation = [&](int shift) { byte(0x80 | (code >> shift & 0x3f)); };
+  if (code < 0x80) {
+    byte(code);
+  } else if (code < 0x800) {
+    byte(0xc0 | code >> 6);
+    continuation(0);
+  } else if (code < 0x10000) {
+    byte(0xe0 | code >> 12);
+    continuation(6);
+    continuation(0);
+  } else {
+    byte(0xf0 | code >> 18);
+    continuation(12);
+    continuation(6);
+    continuation(0);
+  }
 }
 
 namespace {
