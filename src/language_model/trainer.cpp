@@ -29,6 +29,7 @@ Trainer::Buffers::Buffers(const Configuration& configuration, training::StepAren
   losses = arena.take<float>(configuration.data.batch_tokens);
   flags = arena.take<kernels::StepFlags>(1);
   runner = training::StepRunner::Buffers(arena);
+  tuning = training::LearningRateTuning::Buffers(configuration.optimizer, configuration.data.batch_tokens, arena);
 }
 
 training::StepArena measure_step(const Configuration& configuration, const Architecture& architecture,
@@ -62,7 +63,8 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
                   arena_)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
-              [] { return training::StepRunner::ExchangeGroups{}; }) {
+              [] { return training::StepRunner::ExchangeGroups{}; }),
+      tuning_(configuration.optimizer, execution, buffers_.tuning) {
   model_.parameters().add_to(registry_);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
@@ -71,6 +73,12 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                  .owned = {0, grid.world().rank() == 0 ? 1 : 0},
                  .data = runner_.skipped(),
                  .on_device = true});
+  tuning_.add_to(registry_, grid.world().rank());
+}
+
+void Trainer::initialise() {
+  model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed));
+  tuning_.initialise();
 }
 
 training::StepRunner::Settings Trainer::runner_settings() const {
@@ -84,12 +92,21 @@ dataset::TokenBatch Trainer::next_batch() {
   return staging_.next(configuration_.data.batch_tokens / configuration_.data.sequence, configuration_.data.sequence);
 }
 
-void Trainer::step(const dataset::TokenBatch& batch) {
+kernels::AdamStep Trainer::constants() const {
+  return optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
+                              static_cast<std::uint64_t>(configuration_.run.seed));
+}
+
+void Trainer::step(const dataset::TokenBatch& batch) { step(batch, constants()); }
+
+void Trainer::step_at_rate(const dataset::TokenBatch& batch, double learning_rate) {
+  kernels::AdamStep constants = this->constants();
+  constants.learning_rate = static_cast<float>(learning_rate);
+  step(batch, constants);
+}
+
+void Trainer::step(const dataset::TokenBatch& batch, const kernels::AdamStep& constants) {
   timers_.phase("tokens");
-  const kernels::AdamStep constants =
-      optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
-                           static_cast<std::uint64_t>(configuration_.run.seed));
-  learning_rate_ = static_cast<double>(constants.learning_rate);
   counted_ = std::max<std::int64_t>(1, batch.counted);
   runner_.begin(constants);
   staging_.send(batch);
@@ -109,18 +126,18 @@ void Trainer::compute() {
   for (std::int64_t first = 0; first < sequences; first += micro) {
     const Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
     transformer_.forward(tokens, runner_.constants());
-    transformer_.losses_and_gradient(tokens, staging_.scale(),
-                                     {buffers_.losses.data + first * length, tokens.rows()}, sink_);
+    transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data + first * length, tokens.rows()},
+                                     sink_);
     transformer_.backward(tokens, runner_.constants(), sink_);
   }
   timers_.phase("check");
   kernels::StepFlags* const flags = buffers_.flags.data;
-  kernels::flag_beyond(execution_,
-                       {buffers_.losses.data, kernels::Scalar::fp32, sequences, length, length},
+  kernels::flag_beyond(execution_, {buffers_.losses.data, kernels::Scalar::fp32, sequences, length, length},
                        kLargestLoss, &flags->not_finite);
   update_.form_norm(flags);
   runner_.guard(flags);
   timers_.phase("update");
+  tuning_.apply(buffers_.losses, staging_.scale(), runner_.constants());
   update_.apply(runner_.constants());
 }
 
@@ -132,7 +149,7 @@ Trainer::Metrics Trainer::metrics() {
   double sum = 0;
   for (const float loss : losses) sum += static_cast<double>(loss);
   return {.loss = sum / static_cast<double>(counted_),
-          .learning_rate = learning_rate_,
+          .learning_rate = static_cast<double>(read(execution_, runner_.constants()).learning_rate),
           .gradient_norm = read(execution_, update_.norm()),
           .skipped_steps = read(execution_, runner_.skipped())};
 }

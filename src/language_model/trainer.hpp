@@ -17,6 +17,7 @@
 #include "training/parameter_update.hpp"
 #include "training/step_arena.hpp"
 #include "training/step_runner.hpp"
+#include "training/tuning.hpp"
 
 namespace weft::language_model {
 
@@ -27,19 +28,22 @@ class Trainer {
     kernels::Array<float> losses;  ///< [tokens of a step] of the last step
     kernels::Array<kernels::StepFlags> flags;
     training::StepRunner::Buffers runner;
+    training::LearningRateTuning::Buffers tuning;
   };
 
   /// References must outlive the object.
   Trainer(const Configuration&, const Architecture&, const parallel::Grid&, const kernels::Execution&);
 
   /// Fresh parameters. A resumed run loads the registry instead.
-  void initialise() { model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed)); }
+  void initialise();
 
   /// Memory of the next step's batch: data.batch_tokens in sequences of data.sequence tokens.
   dataset::TokenBatch next_batch();
   /// One step on the batch that `next_batch` returned, filled. Throws Error(numeric) when loss or gradient of this step
   /// or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::TokenBatch&);
+  /// The same with this learning rate instead of the schedule's.
+  void step_at_rate(const dataset::TokenBatch&, double learning_rate);
 
   struct Metrics {
     double loss = 0;  ///< mean over the counted targets, nats
@@ -58,12 +62,15 @@ class Trainer {
   const Model& model() const { return model_; }
   Transformer& transformer() { return transformer_; }
   Staging& staging() { return staging_; }
+  training::LearningRateTuning& tuning() { return tuning_; }
   const training::AccumulatingSink& gradients() const { return sink_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
   void resume_at(std::int64_t step) { runner_.resume_at(step); }
   report::Timers& timers() { return timers_; }
 
  private:
+  kernels::AdamStep constants() const;
+  void step(const dataset::TokenBatch&, const kernels::AdamStep&);
   void compute();
   training::StepRunner::Settings runner_settings() const;
 
@@ -78,8 +85,8 @@ class Trainer {
   Buffers buffers_;
   training::ParameterUpdate update_;
   training::StepRunner runner_;
+  training::LearningRateTuning tuning_;
   checkpoint::Registry registry_;
-  double learning_rate_ = 0;
   std::int64_t counted_ = 1;  // targets of the last step
 };
 

@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "parallel/watchdog.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -24,9 +25,8 @@ checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
 }  // namespace
 
 Architecture architecture_of(const Configuration& configuration, const Corpus& corpus) {
-  return {.model = configuration.language_model,
-          .vocabulary = corpus.vocabulary,
-          .positions = configuration.data.sequence};
+  return {
+      .model = configuration.language_model, .vocabulary = corpus.vocabulary, .positions = configuration.data.sequence};
 }
 
 std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found& found, const parallel::World& world,
@@ -66,6 +66,28 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
   if (!tokenizer_.empty()) trainer_.registry().add(text_tensor(tokenizer_, world.is_root()));
 }
 
+void TrainingRun::initialise() {
+  trainer_.initialise();
+  if (trainer_.tuning().needs_range_test()) find_learning_rate();
+}
+
+/// A sweep over the first batches; then all is as before it, but for the learning rate.
+void TrainingRun::find_learning_rate() {
+  parallel::note_phase("finding the learning rate");
+  const double rate = training::range_test(trainer_.registry(), execution_, [this](double learning_rate) {
+    dataset::TokenBatch batch = trainer_.next_batch();
+    batches_.fill(token_, 0, batch);
+    trainer_.step_at_rate(batch, learning_rate);
+    token_ += batch.rows();
+    return trainer_.metrics().loss;
+  });
+  trainer_.resume_at(0);
+  token_ = 0;
+  trainer_.tuning().set_rate(rate);
+  log::info("optimizer.tuning = \"range\": learning rate {:.3g} instead of {:.3g}", rate,
+            configuration_.optimizer.learning_rate);
+}
+
 void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
   const auto found = cursor.find("token");
   if (found == cursor.end())
@@ -95,9 +117,9 @@ training::Metrics TrainingRun::metrics() {
 
 const EvaluationResult& TrainingRun::validate() {
   if (validated_step_ != trainer_.steps_done())
-    validation_ = language_model::evaluate(*corpus_.validation, configuration_.data.sequence,
-                                           configuration_.micro_tokens(), trainer_.transformer(),
-                                           trainer_.staging(), execution_);
+    validation_ =
+        language_model::evaluate(*corpus_.validation, configuration_.data.sequence, configuration_.micro_tokens(),
+                                 trainer_.transformer(), trainer_.staging(), execution_);
   validated_step_ = trainer_.steps_done();
   return *validation_;
 }
@@ -130,8 +152,7 @@ void TrainingRun::conclude(report::Json& result) {
     result["validation"] = to_json(validate());
     log::info("validation data: {}", to_text(validate()));
   }
-  if (configuration_.log.evaluate_every == 0 ||
-      trainer_.steps_done() % configuration_.log.evaluate_every != 0)
+  if (configuration_.log.evaluate_every == 0 || trainer_.steps_done() % configuration_.log.evaluate_every != 0)
     print_sample();
 }
 

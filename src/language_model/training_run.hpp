@@ -33,7 +33,7 @@ class TrainingRun final : public training::Trainable {
 
   std::string work_unit() const override { return "tokens"; }
   checkpoint::Registry& registry() override { return trainer_.registry(); }
-  void initialise() override { trainer_.initialise(); }
+  void initialise() override;
   void resume_at(std::int64_t step, const training::Cursor&) override;
   training::Cursor cursor() const override { return {{"token", token_}}; }
 
@@ -46,6 +46,7 @@ class TrainingRun final : public training::Trainable {
   void conclude(report::Json& result) override;
 
  private:
+  void find_learning_rate();
   const EvaluationResult& validate();
   void print_sample();
 

@@ -72,12 +72,11 @@ void add_keys(input::Schema& schema, Settings& adam) {
 }
 
 void add_tuning_keys(input::Schema& schema, Settings& adam) {
-  schema
-      .add("optimizer.tuning", adam.tuning,
-           {{"none", Tuning::none}, {"range", Tuning::range}, {"plateau", Tuning::plateau}, {"greedy", Tuning::greedy}},
-           "learning rate by the loss: found by a sweep before the first step; lowered when the loss stalls or jumps; "
-           "raised and lowered with it (GreedyLR)")
-      .changeable();
+  schema.add(
+      "optimizer.tuning", adam.tuning,
+      {{"none", Tuning::none}, {"range", Tuning::range}, {"plateau", Tuning::plateau}, {"greedy", Tuning::greedy}},
+      "learning rate by the loss: found by a sweep before the first step; lowered when the loss stalls or jumps; "
+      "raised and lowered with it (GreedyLR)");
   schema
       .add("optimizer.tuning_patience", adam.tuning_patience,
            "plateau, greedy: steps in a row without (with) a lower mean loss after which the learning rate changes")
