@@ -72,8 +72,7 @@ def learns_and_reports(weft):
 
     # The same figures from the checkpoint alone, whatever the size of a batch, and without the training text.
     (weft.folder / "text.txt").rename(weft.folder / "moved.txt")
-    weft.run("lm", "evaluate", run, "--text", "held_out.txt", "--output", "evaluated", "--set", "data.batch_tokens=64",
-             "--set", "resume.accept_changed=true")
+    weft.run("lm", "evaluate", run, "--text", "held_out.txt", "--output", "evaluated", "--set", "data.batch_tokens=64")
     (weft.folder / "moved.txt").rename(weft.folder / "text.txt")
     again = json.loads((weft.folder / "evaluated" / "evaluation.json").read_text())["validation"]
     assert abs(again["loss"] - result["validation"]["loss"]) < 1e-6, (again, result["validation"])

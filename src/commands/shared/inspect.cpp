@@ -46,8 +46,8 @@ std::string check_language_model(const std::filesystem::path& path, const checkp
   language_model::Configuration configuration;
   input::read(language_model::schema(configuration), manifest.input,
               (path / checkpoint::kManifestName).string() + ", \"input\"");
-  const language_model::Architecture architecture = language_model::stored_architecture(
-      configuration.language_model, configuration.data.sequence, manifest.tensors);
+  const language_model::Architecture architecture =
+      language_model::stored_architecture(configuration.language_model, configuration.data.sequence, manifest.tensors);
   const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);
   const std::string difference = training::first_difference(
       manifest.tensors, training::tensors_of(specs, configuration.optimizer.state, training::Moments::held));
