@@ -36,15 +36,22 @@ struct StepOutcome {
   std::int64_t withheld;  ///< not 0: this step updated nothing
   std::int64_t halted;    ///< Halt
   std::int64_t skipped;
+  std::int64_t overflow;  ///< not 0: withheld because the scaled loss overflowed (loss_scale.hpp)
 };
+
+struct LossScale;
 
 /// Number of steps whose outcomes are kept: that of step t at index t % kOutcomes.
 constexpr std::int64_t kOutcomes = 4;
 
 /// step->withheld and outcomes[step->step % kOutcomes] from *flags. skip_at_most: number of steps of a run that may be
-/// skipped because they are not finite; one more halts it.
+/// skipped because they are not finite; one more halts it. An overflow of the scaled loss withholds its step and counts
+/// as neither.
 void guard_step(const Execution&, const StepFlags* flags, std::int64_t skip_at_most, StepGuard* guard, AdamStep* step,
-                StepOutcome* outcomes);
+                StepOutcome* outcomes, const LossScale* scale = nullptr);
+
+/// *flag |= 1 if the value is not finite.
+void flag_not_finite(const Execution&, const double* value, std::int32_t* flag);
 
 /// *squared = *rows / (rows_are_scaled ? gradient_scale^2 : 1) + *bias: the squared norm of the gradient before
 /// clipping, of this rank's parameters. No effect if the step is withheld.

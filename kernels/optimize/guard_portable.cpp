@@ -1,24 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/optimize/guard.hpp"
+#include "kernels/optimize/loss_scale.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {
 
 void guard_step(const Execution& execution, const StepFlags* flags, std::int64_t skip_at_most, StepGuard* guard,
-                AdamStep* step, StepOutcome* outcomes) {
+                AdamStep* step, StepOutcome* outcomes, const LossScale* scale) {
   for_all(
       execution, "guard_step", 1, KOKKOS_LAMBDA(std::int64_t) {
         const bool not_finite = flags->not_finite != 0, fault = flags->model_fault != 0;
+        const bool overflow = guard->halted == kRuns && !fault && is_overflow(*flags, scale);
         if (guard->halted == kRuns) {
           if (fault)
             guard->halted = kModelFault;
-          else if (not_finite && guard->skipped < skip_at_most)
+          else if (not_finite && !overflow && guard->skipped < skip_at_most)
             ++guard->skipped;
-          else if (not_finite)
+          else if (not_finite && !overflow)
             guard->halted = kNotFinite;
         }
         step->withheld = not_finite || guard->halted != kRuns ? 1 : 0;
-        outcomes[step->step % kOutcomes] = {step->withheld, guard->halted, guard->skipped};
+        outcomes[step->step % kOutcomes] = {step->withheld, guard->halted, guard->skipped, overflow ? 1 : 0};
+      });
+}
+
+void flag_not_finite(const Execution& execution, const double* value, std::int32_t* flag) {
+  for_all(
+      execution, "flag_not_finite", 1, KOKKOS_LAMBDA(std::int64_t) {
+        if (!Kokkos::isfinite(*value)) *flag |= 1;
       });
 }
 

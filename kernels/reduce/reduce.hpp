@@ -31,5 +31,6 @@ inline constexpr std::int64_t kTotalBlock = 4096;
 constexpr std::int64_t total_workspace(std::int64_t size) { return (size + kTotalBlock - 1) / kTotalBlock; }
 /// *out = sum of values. workspace: [total_workspace(size)].
 void total(const Execution&, Array<const double> values, Array<double> workspace, double* out);
+void total(const Execution&, Array<const float> values, Array<double> workspace, double* out);
 
 }  // namespace weft::kernels

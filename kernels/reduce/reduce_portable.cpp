@@ -65,13 +65,16 @@ void count_at_least(const Execution& execution, Array<const std::int64_t> values
       });
 }
 
-void total(const Execution& execution, Array<const double> values, Array<double> workspace, double* out) {
+namespace {
+
+template <class T>
+void total_of(const Execution& execution, Array<const T> values, Array<double> workspace, double* out) {
   const std::int64_t n_blocks = total_workspace(values.size);
   for_all(
       execution, "total_blocks", n_blocks, KOKKOS_LAMBDA(std::int64_t block) {
         double sum = 0;
         const std::int64_t end = (block + 1) * kTotalBlock < values.size ? (block + 1) * kTotalBlock : values.size;
-        for (std::int64_t i = block * kTotalBlock; i < end; ++i) sum += values[i];
+        for (std::int64_t i = block * kTotalBlock; i < end; ++i) sum += static_cast<double>(values[i]);
         workspace[block] = sum;
       });
   for_all(
@@ -80,6 +83,16 @@ void total(const Execution& execution, Array<const double> values, Array<double>
         for (std::int64_t block = 0; block < n_blocks; ++block) sum += workspace[block];
         *out = sum;
       });
+}
+
+}  // namespace
+
+void total(const Execution& execution, Array<const double> values, Array<double> workspace, double* out) {
+  total_of(execution, values, workspace, out);
+}
+
+void total(const Execution& execution, Array<const float> values, Array<double> workspace, double* out) {
+  total_of(execution, values, workspace, out);
 }
 
 }  // namespace weft::kernels

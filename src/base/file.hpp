@@ -2,7 +2,7 @@
 //
 // Opens files without surprises. Files that are read may be reached through symbolic links, but must be regular files:
 // opening a FIFO waits for a writer. Files that a run writes are opened relative to their directory and never through
-// a symbolic link, which somebody else may have placed there.
+// a symbolic link, which another user may have placed there.
 #pragma once
 
 #include <filesystem>

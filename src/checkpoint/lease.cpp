@@ -3,11 +3,9 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cmath>
 #include <csignal>
@@ -23,6 +21,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/system.hpp"
 #include "input/text.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
@@ -41,6 +40,7 @@ constexpr std::size_t kMostDigits = 15;
 constexpr std::size_t kBytes = 1024;  // more than any names take
 constexpr std::int64_t kMostBytes = 1 << 16;
 constexpr std::size_t kLongestName = 128;
+constexpr std::size_t kTokenDigits = 32;
 /// Seconds that an owner on this host has to end: processes outlive a killed launcher by a second or two.
 constexpr double kGrace = 10;
 constexpr double kLongestSeconds = 3600;
@@ -54,15 +54,6 @@ std::string plain(const std::string& text) {
 }
 
 // --- this process --------------------------------------------------------------------------------------------------
-
-std::string random_token() {
-  std::array<unsigned char, 16> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    fail_with_errno("getrandom", "reading");
-  std::string text;
-  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
-}
 
 std::string first_line(const char* path) {
   std::string line;
@@ -97,10 +88,8 @@ std::string job_of_scheduler() {
 
 Owner this_process(double seconds) {
   Owner owner;
-  owner.token = random_token();
-  char host[256] = "";
-  ::gethostname(host, sizeof host - 1);
-  owner.host = plain(host);
+  owner.token = random_hex(kTokenDigits);
+  owner.host = plain(host_name());
   owner.boot = first_line("/proc/sys/kernel/random/boot_id");
   std::error_code none;
   owner.pid_namespace = fs::read_symlink("/proc/self/ns/pid", none).string();

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/local.hpp"
 
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/system.hpp"
 #include "checkpoint/directory.hpp"
 #include "checkpoint/lease.hpp"
 #include "checkpoint/resume.hpp"
@@ -30,14 +28,7 @@ namespace {
 
 constexpr const char* kIdName = "local_id";
 constexpr std::size_t kIdDigits = 16;
-constexpr std::int64_t kLargestManifest = std::int64_t{64} << 20;
 constexpr std::int64_t kCopyBytes = std::int64_t{4} << 20;
-
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
 
 /// The id that the last start has chosen; "" if there is none. Read by rank 0. Collective.
 std::string last_id(const parallel::Communicator& world, const fs::path& directory) {
@@ -75,9 +66,9 @@ OnNodes look_on_nodes(const parallel::Communicator& world, const parallel::Commu
   const bool same = !unusable && text == agreed;
   found.manifest = parse(agreed);
   // Each shard is copied by one rank of a node that has it; the shards of a node are spread over its ranks.
-  constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kNoRank = std::numeric_limits<std::int64_t>::max();
   const std::size_t n_shards = found.manifest.shards.size();
-  std::vector<std::int64_t> copier(n_shards, kNobody);
+  std::vector<std::int64_t> copier(n_shards, kNoRank);
   for (std::size_t i = 0; same && i < n_shards; ++i) {
     std::error_code ignored;
     const fs::path file = path / found.manifest.shards[i].file;
@@ -87,7 +78,7 @@ OnNodes look_on_nodes(const parallel::Communicator& world, const parallel::Commu
   }
   world.minimum(copier);
   for (std::size_t i = 0; i < n_shards; ++i) {
-    if (copier[i] == kNobody)
+    if (copier[i] == kNoRank)
       throw collective_error(ExitCode::io, "shard {} is on no node of this job", found.manifest.shards[i].file);
     if (copier[i] == world.rank()) found.mine.push_back({i, path / found.manifest.shards[i].file});
   }
@@ -212,11 +203,7 @@ fs::path begin_local(const parallel::Communicator& world, const parallel::Commun
                      const std::string& local) {
   const fs::path old = local_directory(local, last_id(world, directory));
   const std::string id = parallel::on_root(world, [&] {
-    unsigned char bytes[kIdDigits / 2];
-    if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes))
-      throw error(ExitCode::internal, "getrandom failed ({})", std::strerror(errno));
-    std::string text;
-    for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+    const std::string text = random_hex(kIdDigits);
     report::require_ownership();
     storage::write_text_atomically(directory / kIdName, text + "\n");
     return text;

@@ -38,7 +38,9 @@ std::filesystem::path local_directory(const std::string& local, const std::strin
 /// Collective. Copies the newest checkpoint that is complete on the nodes to `directory` (checkpoints/ of the run), if
 /// it is newer than every valid one there, and none there is unreadable (resume.hpp). The copy names the owner of
 /// `lease`; those that are stale by it are not copied. Rank 0 logs why a newer one cannot be used. `node`: the ranks of
-/// this node. Nothing is changed on the nodes. Throws a collective Error(io) if `directory` cannot be written.
+/// this node. Nothing is changed on the nodes. To be called before it is decided whether a run is complete, which
+/// depends on its newest checkpoint: for a run that has ended, that is in `directory`, and nothing is copied. Throws a
+/// collective Error(io) if `directory` cannot be written.
 void copy_left_on_nodes(const parallel::Communicator& world, const parallel::Communicator& node,
                         const std::filesystem::path& directory, const Settings& settings, const Lease* lease = nullptr);
 

@@ -24,6 +24,7 @@ namespace weft::checkpoint {
 /// names.
 constexpr std::int64_t kFormatVersion = 2;
 constexpr const char* kManifestName = "manifest.json";
+constexpr std::int64_t kLargestManifest = std::int64_t{64} << 20;  // bytes
 
 struct TensorEntry {
   std::string name;

@@ -22,7 +22,6 @@ namespace weft::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::int64_t kLargestManifest = std::int64_t{64} << 20;
 /// Pieces of a tensor that are read at a time if it is copied to a device or unpacked: about 32 MiB.
 constexpr std::int64_t kPieces = 8;
 

@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/progress.hpp"
 #include "checkpoint/directory.hpp"
 #include "checkpoint/manifest.hpp"
 #include "parallel/failure.hpp"
@@ -21,7 +22,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr double kBytesPerSecond = 100e6;
-constexpr std::int64_t kLargestManifest = std::int64_t{64} << 20;
 
 /// A hint: the next reads come from the disk.
 void forget_cached(const fs::path& path, std::int64_t begin, std::int64_t bytes) {
@@ -66,6 +66,7 @@ bool Scrub::wait(double seconds) {
 void Scrub::run() {
   constexpr int kLowestPriority = 19;
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowestPriority);  // of this thread only
+  ignore_progress_of_this_thread();
   try {
     while (wait(seconds_)) pass();
   } catch (const Ended&) {

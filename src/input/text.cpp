@@ -7,31 +7,13 @@
 #include <cstdlib>
 #include <vector>
 
+#include "base/text.hpp"
 #include "input/read.hpp"
 
 namespace weft::input {
 namespace {
 
-/// Length of the UTF-8 sequence at the start of `text` (not empty), 0 if it is invalid.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return 1;
-  const std::size_t length = lead >= 0xC2 && lead < 0xE0   ? 2
-                             : lead >= 0xE0 && lead < 0xF0 ? 3
-                             : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                           : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i)
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  const unsigned second = byte(1);
-  const bool overlong = (lead == 0xE0 && second < 0xA0) || (lead == 0xF0 && second < 0x90);
-  const bool surrogate = lead == 0xED && second >= 0xA0;
-  const bool beyond = lead == 0xF4 && second >= 0x90;
-  return overlong || surrogate || beyond ? 0 : length;
-}
-
-bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }
+bool is_control(long code) { return code < 0x20 || code == 0x7F; }  // or no character
 
 bool is_name_character(char c, bool first) {
   return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || (!first && c >= '0' && c <= '9');
@@ -42,22 +24,22 @@ bool is_name_character(char c, bool first) {
 std::string quoted(std::string_view text, std::size_t longest) {
   std::string out = "\"";
   while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    if (out.size() + length > longest) return out + "…\"";
-    if (length == 0 || is_control(text[0]))
+    const Character next = first_character(text);
+    if (out.size() + next.bytes > longest) return out + "…\"";
+    if (is_control(next.code))
       out += '?';
     else
-      out += text.substr(0, length);
-    text.remove_prefix(std::max<std::size_t>(length, 1));
+      out += text.substr(0, next.bytes);
+    text.remove_prefix(next.bytes);
   }
   return out + "\"";
 }
 
 bool is_plain(std::string_view text) {
   while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    if (length == 0 || is_control(text[0])) return false;
-    text.remove_prefix(length);
+    const Character next = first_character(text);
+    if (is_control(next.code)) return false;
+    text.remove_prefix(next.bytes);
   }
   return true;
 }

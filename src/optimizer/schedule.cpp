@@ -16,8 +16,9 @@ double learning_rate(const Settings& settings, std::int64_t step, std::int64_t s
   const double length =
       static_cast<double>(settings.schedule_steps > 0 ? settings.schedule_steps : std::max<std::int64_t>(1, steps));
   const double done = static_cast<double>(step - 1) / length;
-  const double left = 1.0 - settings.decay_begin;
-  const double q = left > 0 ? std::clamp((done - settings.decay_begin) / left, 0.0, 1.0) : 0.0;
+  const double begin = std::max(settings.decay_begin, static_cast<double>(settings.warmup_steps) / length);
+  const double left = 1.0 - begin;
+  const double q = left > 0 ? std::clamp((done - begin) / left, 0.0, 1.0) : 0.0;
   const double last = settings.final_fraction;
   double factor = 1.0;
   switch (settings.schedule) {
@@ -30,7 +31,10 @@ double learning_rate(const Settings& settings, std::int64_t step, std::int64_t s
       factor = last + (1.0 - last) * 0.5 * (1.0 + std::cos(std::numbers::pi * q));
       break;
     case Schedule::step:
-      factor = done < settings.decay_begin ? 1.0 : last;
+      factor = done < begin ? 1.0 : last;
+      break;
+    case Schedule::wsd:
+      factor = 1.0 - (1.0 - last) * std::sqrt(q);
       break;
   }
   return settings.learning_rate * warm * factor;

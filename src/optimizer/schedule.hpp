@@ -12,10 +12,11 @@
 namespace weft::optimizer {
 
 /// Learning rate of step `step` (from 1) of a run of `steps`: linear warm-up, then the schedule, which extends over
-/// schedule_steps or, if that is 0, over `steps`. With p the fraction of the schedule done before this step and
-/// q = (p - decay_begin) / (1 - decay_begin), clamped to [0, 1]:
+/// schedule_steps or, if that is 0, over `steps`. With p the fraction of the schedule done before this step, b the
+/// later one of decay_begin and the end of the warm-up, and q = (p - b) / (1 - b), clamped to [0, 1]:
 ///   constant  1          linear  1 - (1 - final) q          cosine  final + (1 - final) (1 + cos(pi q)) / 2
-///   step      1 before decay_begin, `final_fraction` from there on
+///   step      1 before b, `final_fraction` from there on    wsd     1 - (1 - final) sqrt(q)
+/// wsd (warm-up, stable, decay) has the "1-sqrt" cooldown of Hägele et al., arXiv 2405.18392.
 double learning_rate(const Settings&, std::int64_t step, std::int64_t steps);
 
 /// A warning about a run that has done `done` steps and continues with another length of its schedule: "" if the next

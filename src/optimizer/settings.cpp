@@ -34,8 +34,9 @@ void add_keys(input::Schema& schema, Settings& adam) {
            {{"constant", Schedule::constant},
             {"linear", Schedule::linear},
             {"cosine", Schedule::cosine},
-            {"step", Schedule::step}},
-           "how the learning rate falls after decay_begin")
+            {"step", Schedule::step},
+            {"wsd", Schedule::wsd}},
+           "how the learning rate falls after decay_begin; wsd: as 1 - sqrt(q) over the rest q of the schedule")
       .changeable();
   schema.add("optimizer.warmup_steps", adam.warmup_steps, "steps over which the learning rate rises linearly from zero")
       .in("steps")
@@ -49,7 +50,9 @@ void add_keys(input::Schema& schema, Settings& adam) {
       .at_least(0)
       .at_most(input::kMostSteps)
       .free();
-  schema.add("optimizer.decay_begin", adam.decay_begin, "where the learning rate begins to fall")
+  schema
+      .add("optimizer.decay_begin", adam.decay_begin,
+           "where the learning rate begins to fall, not before the end of the warm-up")
       .in("fraction of the schedule")
       .at_least(0)
       .at_most(1)
@@ -65,6 +68,21 @@ void add_keys(input::Schema& schema, Settings& adam) {
   schema
       .add("optimizer.clip_mode", adam.clip_mode, {{"exact", ClipMode::exact}, {"previous", ClipMode::previous}},
            "clip by the norm of this step (one more pass) or of the previous step")
+      .changeable();
+}
+
+void add_tuning_keys(input::Schema& schema, Settings& adam) {
+  schema.add(
+      "optimizer.tuning", adam.tuning,
+      {{"none", Tuning::none}, {"range", Tuning::range}, {"plateau", Tuning::plateau}, {"greedy", Tuning::greedy}},
+      "learning rate by the loss: found by a sweep before the first step; lowered when the loss stalls or jumps; "
+      "raised and lowered with it (GreedyLR)");
+  schema
+      .add("optimizer.tuning_patience", adam.tuning_patience,
+           "plateau, greedy: steps in a row without (with) a lower mean loss after which the learning rate changes")
+      .in("steps")
+      .at_least(1)
+      .at_most(input::kMostSteps)
       .changeable();
 }
 

@@ -12,10 +12,12 @@ class Schema;
 
 namespace weft::optimizer {
 
-enum class Schedule { constant, linear, cosine, step };
+enum class Schedule { constant, linear, cosine, step, wsd };
 enum class ClipMode { exact, previous };
+/// How the learning rate is tuned by the loss (optimizer/tuning.hpp).
+enum class Tuning { none, range, plateau, greedy };
 
-/// Table [optimizer].
+/// Table [optimizer]. The defaults are those of transcoders; another model family assigns its own before `add_keys`.
 struct Settings {
   std::string name = "adam";
   double learning_rate = 4e-4;
@@ -27,13 +29,17 @@ struct Settings {
   Schedule schedule = Schedule::linear;
   std::int64_t warmup_steps = 0;    ///< steps of linear warm-up of the learning rate
   std::int64_t schedule_steps = 0;  ///< steps over which the schedule extends; 0 = run.steps
-  double decay_begin = 0.8;         ///< linear, cosine, step: start of the decay, as a fraction of the schedule
-  double final_fraction = 0.0;      ///< linear, cosine, step: learning rate at the end, as a fraction of learning_rate
+  double decay_begin = 0.8;         ///< start of the decay, as a fraction of the schedule, if not constant
+  double final_fraction = 0.0;      ///< learning rate at the end, as a fraction of learning_rate, if not constant
   double clip_norm = 0.0;           ///< global gradient norm; 0 = no clipping
   ClipMode clip_mode = ClipMode::exact;
+  Tuning tuning = Tuning::none;
+  std::int64_t tuning_patience = 10;  ///< steps
 };
 
 /// The keys of the table, bound to the settings, which must outlive the schema.
 void add_keys(input::Schema&, Settings&);
+/// Those of tuning, for a model family whose step applies it (training/tuning.hpp).
+void add_tuning_keys(input::Schema&, Settings&);
 
 }  // namespace weft::optimizer

@@ -61,6 +61,22 @@ void note_phase(std::string_view phase) {
   note_progress();
 }
 
+HangCause cause_of_hang(const RankPulse& self, std::span<const RankPulse> others, double silence) {
+  HangCause cause{self, true};
+  for (const RankPulse& one : others) {
+    if (one.left) continue;  // it waits for the others to end
+    const bool dead = std::chrono::duration<double>(self.at - one.at).count() > silence;
+    if (dead ? cause.responds || one.at < cause.rank.at : cause.responds && one.step < cause.rank.step)
+      cause = {one, !dead};
+  }
+  // The last message of a dead rank may be several short steps old. Ranks are in step: it died where this rank waits.
+  if (!cause.responds && cause.rank.step < self.step) {
+    cause.rank.step = self.step;
+    cause.rank.phase = self.phase;
+  }
+  return cause;
+}
+
 void set_timeout(double seconds) { timeout_seconds = seconds; }
 double timeout() { return timeout_seconds; }
 
@@ -123,8 +139,8 @@ Watchdog::Pulse Watchdog::own_pulse() const {
 
 void Watchdog::hear(int rank, const Pulse& pulse) {
   const std::lock_guard lock(mutex_);
-  const auto known = std::find_if(heard_.begin(), heard_.end(), [&](const Heard& one) { return one.rank == rank; });
-  Heard& heard = known != heard_.end() ? *known : heard_.emplace_back();
+  const auto known = std::find_if(heard_.begin(), heard_.end(), [&](const RankPulse& one) { return one.rank == rank; });
+  RankPulse& heard = known != heard_.end() ? *known : heard_.emplace_back();
   heard = {rank, pulse.progress, pulse.step, pulse.host, pulse.phase, Clock::now(), pulse.last != 0};
 }
 
@@ -174,7 +190,7 @@ void Watchdog::exchange() {
 std::uint64_t Watchdog::job_progress() const {
   std::uint64_t sum = noted_progress();
   const std::lock_guard lock(mutex_);
-  for (const Heard& one : heard_) sum += one.progress;
+  for (const RankPulse& one : heard_) sum += one.progress;
   return sum;
 }
 
@@ -187,26 +203,10 @@ double Watchdog::grace() const {
 }
 
 std::string Watchdog::diagnosis(double silent) const {
-  // The cause is the rank that has been silent longest, if none that runs could be; else the rank with the fewest
-  // steps.
-  const Clock::time_point now = Clock::now();
-  Heard cause{rank_, 0, present_step, host_, present_phase.load(), now, false};
   const std::lock_guard lock(mutex_);
   const bool known = size_ == 1 || !heard_.empty();
-  bool responds = true;
-  for (const Heard& one : heard_) {
-    if (one.left) continue;  // it waits for the others to end
-    const bool dead = std::chrono::duration<double>(now - one.at).count() > silence_of_the_dead();
-    if (dead ? responds || one.at < cause.at : responds && one.step < cause.step) {
-      cause = one;
-      responds = !dead;
-    }
-  }
-  // The last message of a dead rank may be several short steps old. Ranks are in step: it died where this rank waits.
-  if (!responds && cause.step < present_step) {
-    cause.step = present_step;
-    cause.phase = present_phase.load();
-  }
+  const RankPulse self{rank_, 0, present_step, host_, present_phase.load(), Clock::now(), false};
+  const auto [cause, responds] = cause_of_hang(self, heard_, silence_of_the_dead());
   return fmt::format("rank {} on {}: no progress for {:.0f} s in \"{}\"{} ({}); ending the job{}", cause.rank,
                      cause.host, silent, cause.phase, cause.step > 0 ? fmt::format(", at step {}", cause.step) : "",
                      !responds ? "dead or stopped: it does not respond"

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -40,6 +41,24 @@ void note_phase(std::string_view phase);
 /// Seconds without progress of any rank before the job ends (parallel.timeout); 0 = never. Until it is set: 600.
 void set_timeout(double seconds);
 double timeout();
+
+/// What a process knows of a rank.
+struct RankPulse {
+  int rank = 0;
+  std::uint64_t progress = 0;  ///< of that rank; from rank 0: of all ranks
+  std::int64_t step = 0;
+  std::string host, phase;
+  std::chrono::steady_clock::time_point at;  ///< of its last message
+  bool left = false;                         ///< that was its last one: it waits for the end of the program
+};
+
+/// The rank that keeps a job from making progress, as known to `self` at its time `at`: the one that has been silent
+/// longest, if longer than `silence` seconds; else the one with the fewest steps. Ranks that have left are no cause.
+struct HangCause {
+  RankPulse rank;
+  bool responds = true;
+};
+HangCause cause_of_hang(const RankPulse& self, std::span<const RankPulse> others, double silence);
 
 /// One object per process, of parallel::World.
 class Watchdog {
@@ -62,16 +81,6 @@ class Watchdog {
   struct Pulse;  // the message
   struct Line;   // to and from one rank
 
-  /// What this process knows of another.
-  struct Heard {
-    int rank = 0;
-    std::uint64_t progress = 0;  ///< of that rank; from rank 0: of all ranks
-    std::int64_t step = 0;
-    std::string host, phase;
-    Clock::time_point at;
-    bool left = false;  ///< this was its last message: it waits for the end of the program
-  };
-
   void monitor();
   void exchange();
   Pulse own_pulse() const;
@@ -87,7 +96,7 @@ class Watchdog {
   const std::string host_;
   mutable std::mutex mutex_;  // of the members up to the threads
   std::condition_variable changed_;
-  std::vector<Heard> heard_;
+  std::vector<RankPulse> heard_;  // of other ranks
   bool leaving_ = false, over_ = false;
   std::optional<Communicator> ranks_;  // of the exchange
   std::thread messenger_, monitor_;

@@ -34,16 +34,20 @@ void set_end(Json& record, int code, const std::string& reason) {
   record["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count();
 }
 
-/// True if a record is of this start.
-bool is_of_this_start(const Json& record) {
+std::int64_t lease_number() {
   const std::scoped_lock lock(file_mutex);
-  return number_of_lease > 0 && record.is_object() && record.contains("lease") && record["lease"] == number_of_lease;
+  return number_of_lease;
+}
+
+/// True if a record is of the start with this lease.
+bool is_of_start(const Json& record, std::int64_t lease) {
+  return lease > 0 && record.is_object() && record.contains("lease") && record["lease"] == lease;
 }
 
 /// True if another rank has recorded how this start ended: this one was stopped, and continues while the job is killed.
 bool ended_by_another_rank(const std::filesystem::path& path) {
   const Json stored = stored_record(path);
-  return is_of_this_start(stored) && exit_code_of(stored) >= 0;
+  return is_of_start(stored, lease_number()) && exit_code_of(stored) >= 0;
 }
 
 /// Runs `write`. A failure is logged: it does not change how the run ends.
@@ -116,8 +120,9 @@ std::filesystem::path record_path() {
 void record_failure(const std::filesystem::path& path, int code, const std::string& message) noexcept {
   write_or_warn([&] {
     Json record = stored_record(path);
-    if (number_of_lease > 0 && !is_of_this_start(record)) record = {{"lease", number_of_lease}};  // of an earlier start
     if (exit_code_of(record) == 0) return;
+    const std::int64_t lease = lease_number();
+    if (lease > 0 && !is_of_start(record, lease)) record = {{"lease", lease}};  // it was of an earlier start
     set_end(record, code, message);
     write_json(path, record);
   });

@@ -137,6 +137,24 @@ double steps_until(const parallel::Communicator& world, const std::function<void
   }
 }
 
+/// Writes a checkpoint of step 1 when the disk is idle. `before` is called before it starts; `wait` must call its
+/// argument until that returns true. Collective.
+checkpoint::Report write_checkpoint(const fs::path& directory, const checkpoint::Registry& registry,
+                                    const kernels::Execution& execution, const parallel::Communicator& world,
+                                    std::int64_t bytes, const std::function<void()>& before,
+                                    const std::function<void(const std::function<bool()>& finished)>& wait) {
+  checkpoint::Writer writer(world, directory, {}, registry, execution);
+  checkpoint::Manifest manifest;
+  manifest.step = 1;
+  settle(world, bytes);
+  before();
+  writer.start(manifest);
+  std::optional<checkpoint::Report> report;
+  wait([&] { return (report = writer.poll()).has_value(); });
+  if (!report->durable) throw collective_error(ExitCode::io, "{}", report->line());
+  return *report;
+}
+
 /// The same measurements while training: shards and plain files in turn. Collective.
 void measure_while_training(const fs::path& directory, const checkpoint::Registry& registry,
                             const kernels::Execution& execution, const parallel::Communicator& world,
@@ -145,21 +163,17 @@ void measure_while_training(const fs::path& directory, const checkpoint::Registr
   const std::int64_t bytes = result.bytes / world.size();
   std::vector<double> write, durable, plain, quiet_step, busy_step;
   for (int i = 0; i < kTries; ++i) {
-    {
-      checkpoint::Writer writer(world, directory, {}, registry, execution);
-      checkpoint::Manifest manifest;
-      manifest.step = 1;
-      settle(world, bytes);
+    const auto before = [&] {
       int quiet = 0;
       constexpr int kQuietSteps = 3;
       quiet_step.push_back(steps_until(world, step, [&] { return ++quiet >= kQuietSteps; }));
-      writer.start(manifest);
-      std::optional<checkpoint::Report> report;
-      busy_step.push_back(steps_until(world, step, [&] { return (report = writer.poll()).has_value(); }));
-      if (!report->durable) throw collective_error(ExitCode::io, "{}", report->line());
-      write.push_back(report->shard_seconds);
-      durable.push_back(report->seconds);
-    }
+    };
+    const auto wait = [&](const std::function<bool()>& finished) {
+      busy_step.push_back(steps_until(world, step, finished));
+    };
+    const checkpoint::Report report = write_checkpoint(directory, registry, execution, world, bytes, before, wait);
+    write.push_back(report.shard_seconds);
+    durable.push_back(report.seconds);
     remove_all(world, directory);
 
     parallel::on_root(world, [&] { fs::create_directories(directory); });
@@ -209,21 +223,15 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
 
   std::vector<double> write, read, plain_write, plain_read, pause;
   for (int i = 0; i < kTries; ++i) {
-    {
-      checkpoint::Writer writer(world, directory, {}, registry, execution);
-      checkpoint::Manifest manifest;
-      manifest.step = 1;
-      settle(world, largest);
-      world.barrier();
-      writer.start(manifest);
-      // As in training: polled between steps.
-      std::optional<checkpoint::Report> report;
-      while (!(report = writer.poll())) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      if (!report->durable) throw collective_error(ExitCode::io, "{}", report->line());
-      write.push_back(report->seconds);
-      pause.push_back(report->pause);
-      result.bytes = report->bytes;
-    }
+    // As in training: polled between steps.
+    const auto wait = [](const std::function<bool()>& finished) {
+      while (!finished()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    const checkpoint::Report report = write_checkpoint(
+        directory, registry, execution, world, largest, [&] { world.barrier(); }, wait);
+    write.push_back(report.seconds);
+    pause.push_back(report.pause);
+    result.bytes = report.bytes;
     const fs::path step = directory / checkpoint::directory_name(1);
     forget(step / checkpoint::shard_name(world.rank()));
     settle(world, largest);

@@ -58,9 +58,14 @@ void StepRunner::run(const std::function<void()>& compute) {
   pending_[(steps_done_ + 1) % kRing].done.record(execution_);
 }
 
-void StepRunner::guard(const kernels::StepFlags* flags) {
+void StepRunner::guard(const kernels::StepFlags* flags, const kernels::LossScale* scale) {
   kernels::guard_step(execution_, flags, settings_.skip ? settings_.skip_at_most : 0, buffers_.guard.data,
-                      buffers_.constants.data, buffers_.outcomes.data);
+                      buffers_.constants.data, buffers_.outcomes.data, scale);
+}
+
+void StepRunner::resume_at(std::int64_t step) {
+  steps_done_ = steps_known_ = step;
+  device::zero(execution_, kernels::Array<std::int64_t>{&buffers_.guard.data->halted, 1});
 }
 
 void StepRunner::end(std::function<std::string()> rows) {
@@ -81,6 +86,11 @@ void StepRunner::learn_outcomes(std::int64_t last) {
     pending.done.wait();
     const kernels::StepOutcome outcome = buffers_.outcomes[step % kRing];
     if (outcome.withheld == 0) continue;
+    if (outcome.overflow != 0) {
+      log::info("the gradient overflows fp16 at step {}: no update, the loss scale is lowered if it happens again",
+                step);
+      continue;
+    }
     if (outcome.halted == kernels::kExchangeAborted)
       throw error(ExitCode::communication,
                   "an exchange between GPUs was given up before step {} (a rank is lost); a restart resumes from the "

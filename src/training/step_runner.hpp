@@ -69,8 +69,8 @@ class StepRunner {
   /// Submits `compute`, which must launch the same work in every step: neither allocate nor wait when recorded.
   void run(const std::function<void()>& compute);
   /// In `compute`: withholds the update of this step (constants()->withheld) when a flag is set, and halts all later
-  /// steps when no more may be skipped. The same on all ranks if *flags is.
-  void guard(const kernels::StepFlags* flags);
+  /// steps when no more may be skipped. The same on all ranks if *flags is. `scale`: of an fp16 backward pass.
+  void guard(const kernels::StepFlags* flags, const kernels::LossScale* scale = nullptr);
   /// Ends the step. `rows` says which rows it worked on, for messages; called for steps without an update only. When an
   /// earlier step halted the run, throws on all ranks: a collective Error(numeric) if it was not finite, what
   /// `explain_fault` throws if the model found a fault; Error(communication) if an exchange was given up.
@@ -90,8 +90,8 @@ class StepRunner {
   std::int64_t* skipped() const { return &buffers_.guard.data->skipped; }
   std::int64_t steps_done() const { return steps_done_; }
   std::int64_t steps_here() const { return steps_here_; }  ///< by this object
-  /// After a resume: the step of the loaded state.
-  void resume_at(std::int64_t step) { steps_done_ = steps_known_ = step; }
+  /// After a resume: the step of the loaded state. A run that was halted continues.
+  void resume_at(std::int64_t step);
 
   /// Exchanges since the start, replayed steps included.
   ExchangeGroups exchanges() const;

@@ -17,6 +17,7 @@
 
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "base/system.hpp"
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "tests/checkpoint/sample.hpp"
@@ -114,10 +115,9 @@ TEST_CASE("a directory whose owner is alive is refused, with the owner's name an
   const Lease owner(world(), scratch.path, kLong);
   const std::string before = scratch.contents("lease.1");
   const std::string message = refusal(scratch, kShort);
-  char host[256] = "";
-  ::gethostname(host, sizeof host - 1);
-  for (const std::string& part : {"belongs to another run: process " + std::to_string(::getpid()) + " on " + host,
-                                  std::string(", 0:00:0"), std::string(" ago"), std::string("--take-over")})
+  for (const std::string& part :
+       {"belongs to another run: process " + std::to_string(::getpid()) + " on " + host_name(), std::string(", 0:00:0"),
+        std::string(" ago"), std::string("--take-over")})
     CHECK_MESSAGE(message.find(part) != std::string::npos, message);
   CHECK(scratch.contents("lease.1") == before);
   CHECK(scratch.names() == Names{"lease.1"});

@@ -9,15 +9,7 @@ import subprocess
 
 import program
 
-INPUT = """
-[synthetic]
-output = "{folder}/data"
-layers = 2
-d_model = 16
-features = 32
-k = 3
-tokens = 4000
-validation_tokens = 2000
+INPUT = program.SYNTHETIC + """\
 [run]
 steps = {steps}
 [data]
@@ -35,7 +27,7 @@ def train_with_notice(weft, name, moment, steps):
     source = weft.folder / f"{name}.toml"
     source.write_text(INPUT.format(folder=weft.folder, steps=steps))
     if not (weft.folder / "data").exists():
-        weft.run("synth", source)
+        weft.run("synth", source, "--set", "synthetic.tokens=4000", "--set", "synthetic.validation_tokens=2000")
     with subprocess.Popen([str(weft.binary), "train", str(source), "--output", str(weft.folder / name)], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         sent = False

@@ -9,6 +9,18 @@ from pathlib import Path
 
 SKIPPED = 77
 
+# Small planted data in FOLDER/data: the beginning of an input, to be formatted with `folder`.
+SYNTHETIC = """
+[synthetic]
+output = "{folder}/data"
+layers = 2
+d_model = 16
+features = 32
+k = 3
+tokens = 2000
+validation_tokens = 100
+"""
+
 
 class Program:
     def __init__(self, binary, folder):

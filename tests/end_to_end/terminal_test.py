@@ -14,15 +14,7 @@ import termios
 import program
 
 COLUMNS = 40
-INPUT = """
-[synthetic]
-output = "{folder}/data"
-layers = 2
-d_model = 16
-features = 32
-k = 3
-tokens = 2000
-validation_tokens = 100
+INPUT = program.SYNTHETIC + """\
 [run]
 steps = 30
 [data]

@@ -16,15 +16,7 @@ import jobs
 import program
 
 TIMEOUT = 5
-INPUT = """
-[synthetic]
-output = "{folder}/data"
-layers = 2
-d_model = 16
-features = 32
-k = 3
-tokens = 2000
-validation_tokens = 100
+INPUT = program.SYNTHETIC + """\
 [run]
 steps = 100000
 [data]

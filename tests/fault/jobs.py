@@ -6,15 +6,7 @@ import subprocess
 import files
 import program
 
-INPUT = """
-[synthetic]
-output = "{folder}/data"
-layers = 2
-d_model = 16
-features = 32
-k = 3
-tokens = 2000
-validation_tokens = 100
+INPUT = program.SYNTHETIC + """\
 [run]
 steps = {steps}
 [data]

@@ -149,7 +149,7 @@ def check_stopped_owner(job):
 
 
 def check_links(job):
-    """Symbolic links that somebody placed in a run directory: their targets are not written."""
+    """Symbolic links placed in a run directory: their targets are not written."""
     victim = job.folder / "victim"
     for link in (".probe.tmp", "input.toml.tmp", "input.toml", "log.txt", "metrics.jsonl", "starts.jsonl", "heartbeat", "run.json",
                  "statistics.txt.tmp", "checkpoints/latest", "checkpoints/latest.tmp", "lease.7"):

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimizer/schedule.hpp"
 
+#include <cmath>
+
 #include "tests/test.hpp"
 
 namespace weft::optimizer {
@@ -11,7 +13,8 @@ TEST_CASE("each schedule keeps the rate until decay_begin and then decays as def
   settings.decay_begin = 0.5;
   settings.final_fraction = 0.1;
   // s - 1 steps are complete when step s of 100 begins: q = ((s - 1) / 100 - 0.5) / 0.5.
-  for (const Schedule schedule : {Schedule::constant, Schedule::linear, Schedule::cosine, Schedule::step}) {
+  for (const Schedule schedule :
+       {Schedule::constant, Schedule::linear, Schedule::cosine, Schedule::step, Schedule::wsd}) {
     settings.schedule = schedule;
     CHECK(learning_rate(settings, 1, 100) == 2.0);
     CHECK(learning_rate(settings, 50, 100) == 2.0);
@@ -24,6 +27,37 @@ TEST_CASE("each schedule keeps the rate until decay_begin and then decays as def
   CHECK(learning_rate(settings, 76, 100) == doctest::Approx(2.0 * 0.55).epsilon(1e-12));
   settings.schedule = Schedule::step;
   CHECK(learning_rate(settings, 51, 100) == doctest::Approx(0.2).epsilon(1e-12));
+}
+
+TEST_CASE("cosine and wsd have the values of their definitions") {
+  Settings settings;
+  settings.learning_rate = 1.0;
+  settings.schedule = Schedule::cosine;
+  settings.warmup_steps = 10;
+  settings.decay_begin = 0;
+  settings.final_fraction = 0.1;
+  // After t steps, of 100.
+  const auto rate = [&](std::int64_t t) { return learning_rate(settings, t + 1, 100); };
+  for (const auto& [t, expected] : {std::pair{0, 0.1}, {9, 1.0}, {10, 1.0}, {55, 0.55}, {100, 0.1}})
+    CHECK(rate(t) == doctest::Approx(expected).epsilon(1e-12));
+  settings.schedule = Schedule::wsd;
+  settings.warmup_steps = 0;
+  settings.decay_begin = 0.8;
+  settings.final_fraction = 0;
+  for (const auto& [t, expected] : {std::pair{0, 1.0}, {80, 1.0}, {85, 0.5}, {95, 1 - std::sqrt(0.75)}, {100, 0.0}})
+    CHECK(rate(t) == doctest::Approx(expected).epsilon(1e-12));
+}
+
+TEST_CASE("the decay does not begin before the warm-up has ended") {
+  for (const Schedule schedule : {Schedule::linear, Schedule::cosine, Schedule::step, Schedule::wsd}) {
+    Settings settings;
+    settings.learning_rate = 1.0;
+    settings.schedule = schedule;
+    settings.warmup_steps = 20;
+    settings.decay_begin = 0.1;
+    CHECK(learning_rate(settings, 20, 100) == 1.0);
+    CHECK(learning_rate(settings, 22, 100) < 1.0);
+  }
 }
 
 TEST_CASE("schedule_steps replaces the length of the run") {

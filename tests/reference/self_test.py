@@ -113,6 +113,8 @@ class Optimizer(unittest.TestCase):
             self.assertAlmostEqual(rates(schedule)[10], 0.2)
         self.assertAlmostEqual(rates("linear")[7], 1 - 0.8 * 0.4)
         self.assertEqual(rates("step")[4:6], [1.0, 0.2])
+        self.assertAlmostEqual(rates("wsd")[7], 1 - 0.8 * np.sqrt(0.4))
+        self.assertEqual(rates("linear", warmup_steps=8)[7:9], [1.0, 1.0])
 
 
 class Training(unittest.TestCase):

@@ -32,7 +32,7 @@ class Settings:
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    schedule: str = "constant"         # constant | linear | cosine | step
+    schedule: str = "constant"         # constant | linear | cosine | step | wsd
     warmup_steps: int = 0
     decay_begin: float = 0.8
     final_fraction: float = 0.0
@@ -188,16 +188,17 @@ def forward_backward(settings, weights, x, y):
 def learning_rate(settings, step):
     """Learning rate of the step after `step` completed ones.
 
-    Warm-up rises linearly and reaches the full rate at its last step; it multiplies the schedule. The decay runs from the
-    fraction decay_begin of all steps to their end, where the rate would be final_fraction of the full one.
+    Warm-up rises linearly and reaches the full rate at its last step. The decay runs from the fraction decay_begin of all
+    steps, or the end of the warm-up if that is later, to their end, where the rate would be final_fraction of the full one.
     """
     warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-    begin, final, factor = settings.decay_begin * settings.steps, settings.final_fraction, 1.0
+    begin, final, factor = max(settings.decay_begin * settings.steps, settings.warmup_steps), settings.final_fraction, 1.0
     if settings.schedule != "constant" and step >= begin:
         way = min(1.0, (step - begin) / (settings.steps - begin)) if settings.steps > begin else 1.0
         factor = {"linear": 1 + (final - 1) * way,
                   "cosine": final + (1 - final) * 0.5 * (1 + np.cos(np.pi * way)),
-                  "step": final}[settings.schedule]
+                  "step": final,
+                  "wsd": 1 + (final - 1) * np.sqrt(way)}[settings.schedule]
     return settings.learning_rate * warm * factor
 
 

@@ -186,6 +186,15 @@ TEST_CASE("a rank that ends the job replaces the end in the record of rank 0 and
   for (const char* damaged : {"", "{\"exit\":", "[1]", "{\"exit\":5}", "{\"exit\":{\"code\":\"x\"}}"})
     CHECK(failed(damaged)["exit"]["code"] == 5);
   CHECK(failed(R"({"exit":{"code":0},"result":{}})") == report::Json::parse(R"({"exit":{"code":0},"result":{}})"));
+  // Also if the finished run is of an earlier start; any other record of an earlier start is replaced.
+  report::record_to(path, 3);
+  const char* finished = R"({"lease":2,"exit":{"code":0},"result":{"step":7}})";
+  CHECK(failed(finished) == report::Json::parse(finished));
+  json = failed(R"({"lease":2,"exit":{"code":75},"result":{"step":7}})");
+  CHECK(json["lease"] == 3);
+  CHECK(json["exit"]["code"] == 5);
+  CHECK_FALSE(json.contains("result"));
+  report::record_to({});
   fs::remove_all(scratch.path);
   CHECK_NOTHROW(report::record_failure(path, 5, "no directory any more"));
 }

@@ -69,7 +69,7 @@ CheckpointFact describe_checkpoint(const fs::path& directory, std::int64_t step)
   const fs::path manifest_path = directory / checkpoint::kManifestName;
   fact.written = written_at(manifest_path);
   try {
-    const Manifest manifest = checkpoint::parse(storage::read_text(manifest_path, kLargestText));
+    const Manifest manifest = checkpoint::parse(storage::read_text(manifest_path, checkpoint::kLargestManifest));
     for (const checkpoint::ShardEntry& shard : manifest.shards) fact.bytes += shard.bytes;
     fact.grid = checkpoint::to_text(manifest.grid);
   } catch (const checkpoint::NewerFormat&) {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dataset/activations/row_sample.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <optional>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/system.hpp"
 #include "kernels/random.hpp"
 #include "storage/digest.hpp"
 #include "storage/posix_file.hpp"
@@ -24,12 +23,6 @@ constexpr std::int64_t kFingerprintReads = 65536;  // of small pieces, over all 
 constexpr std::int64_t kLargestPiece = 16 << 10;   // bytes of one row
 constexpr std::uint64_t kSeed = 0x726f7773;        // no run draws from this stream
 constexpr std::int64_t kComparedFiles = 64;        // when a run starts, on every rank
-
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
 
 /// Digest of `n_rows` rows, one from each of as many equal parts of the file, each in `n_turns` of the datasets.
 std::string digest_of_rows(storage::ActivationFile& file, const std::string& path, std::int64_t number,

@@ -17,18 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import program
 import states
 
 LAUNCH = ["mpiexec", "--oversubscribe", "--bind-to", "none", "-n"]
-INPUT = """
-[synthetic]
-output = "{folder}/data"
-layers = 2
-d_model = 16
-features = 32
-k = 3
-tokens = 2000
-validation_tokens = 100
+INPUT = program.SYNTHETIC + """\
 [run]
 steps = 24
 [data]

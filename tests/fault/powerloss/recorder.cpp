@@ -202,6 +202,7 @@ int flags_of(const char* mode) {
 
 extern "C" {
 
+// The calls with 64 in their names are the same ones here: off_t has 64 bits.
 int open(const char* path, int flags, ...) {
   ORIGINAL("open", int(const char*, int, ...));
   va_list more;
@@ -211,15 +212,7 @@ int open(const char* path, int flags, ...) {
   const Opening opening(AT_FDCWD, path, flags);
   return opening.opened(real(path, flags, mode));
 }
-int open64(const char* path, int flags, ...) {
-  ORIGINAL("open64", int(const char*, int, ...));
-  va_list more;
-  va_start(more, flags);
-  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
-  va_end(more);
-  const Opening opening(AT_FDCWD, path, flags);
-  return opening.opened(real(path, flags, mode));
-}
+int open64(const char* path, int flags, ...) __attribute__((alias("open")));
 int openat(int directory, const char* path, int flags, ...) {
   ORIGINAL("openat", int(int, const char*, int, ...));
   va_list more;
@@ -229,15 +222,7 @@ int openat(int directory, const char* path, int flags, ...) {
   const Opening opening(directory, path, flags);
   return opening.opened(real(directory, path, flags, mode));
 }
-int openat64(int directory, const char* path, int flags, ...) {
-  ORIGINAL("openat64", int(int, const char*, int, ...));
-  va_list more;
-  va_start(more, flags);
-  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
-  va_end(more);
-  const Opening opening(directory, path, flags);
-  return opening.opened(real(directory, path, flags, mode));
-}
+int openat64(int directory, const char* path, int flags, ...) __attribute__((alias("openat")));
 FILE* fopen(const char* path, const char* mode) {
   ORIGINAL("fopen", FILE * (const char*, const char*));
   const Opening opening(AT_FDCWD, path, flags_of(mode));
@@ -245,13 +230,7 @@ FILE* fopen(const char* path, const char* mode) {
   if (file != nullptr) opening.opened(::fileno(file));
   return file;
 }
-FILE* fopen64(const char* path, const char* mode) {
-  ORIGINAL("fopen64", FILE * (const char*, const char*));
-  const Opening opening(AT_FDCWD, path, flags_of(mode));
-  FILE* const file = real(path, mode);
-  if (file != nullptr) opening.opened(::fileno(file));
-  return file;
-}
+FILE* fopen64(const char* path, const char* mode) { return fopen(path, mode); }
 
 ssize_t write(int file, const void* data, std::size_t bytes) {
   ORIGINAL("write", ssize_t(int, const void*, std::size_t));
@@ -273,13 +252,7 @@ ssize_t pwrite(int file, const void* data, std::size_t bytes, off_t at) {
   wrote(file, &piece, 1, n, at);
   return n;
 }
-ssize_t pwrite64(int file, const void* data, std::size_t bytes, off64_t at) {
-  ORIGINAL("pwrite64", ssize_t(int, const void*, std::size_t, off64_t));
-  const ssize_t n = real(file, data, bytes, at);
-  const iovec piece{const_cast<void*>(data), bytes};
-  wrote(file, &piece, 1, n, at);
-  return n;
-}
+ssize_t pwrite64(int file, const void* data, std::size_t bytes, off64_t at) { return pwrite(file, data, bytes, at); }
 ssize_t pwritev(int file, const iovec* pieces, int count, off_t at) {
   ORIGINAL("pwritev", ssize_t(int, const iovec*, int, off_t));
   const ssize_t n = real(file, pieces, count, at);

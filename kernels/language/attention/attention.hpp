@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Causal attention without the matrix of scores (Dao et al. 2022), forward and backward:
+//
+//   s_ij = scale q_i . k_j        p_ij = exp(s_ij - lse_i)        o_i = sum over j of p_ij v_j
+//
+// over the keys j that row i may read: first_key[i] <= j <= i inside its sequence, and i - j < window if window > 0.
+// With softcap c > 0, s is replaced by c tanh(s / c). Query head h reads key head h / (heads / kv_heads).
+//
+// Backward (delta_i = do_i . o_i):  dv_j = sum p_ij do_i,  ds_ij = p_ij (do_i . v_j - delta_i) [times 1 - (s / c)^2],
+// dq_i = scale sum ds_ij k_j,  dk_j = scale sum ds_ij q_i. Two loops (over query blocks for dq, over key blocks for dk
+// and dv): no atomics, the same bits in every run.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels {
+
+struct Attention {
+  std::int64_t sequences = 0, length = 0;  ///< rows = sequences * length
+  std::int64_t heads = 0, kv_heads = 0, head_size = 0;
+  float scale = 0;
+  float softcap = 0;        ///< 0: none
+  std::int64_t window = 0;  ///< 0: all earlier keys
+  /// First row, counted within its sequence, that each row may read (start of its document): [rows]. Empty: 0.
+  Array<const std::int32_t> first_key;
+
+  std::int64_t rows() const { return sequences * length; }
+};
+
+/// Largest head size; a multiple of 8.
+inline constexpr std::int64_t kLargestHead = 256;
+
+std::int64_t attention_workspace(const Execution&, const Attention&, Scalar type);
+std::int64_t attention_backward_workspace(const Execution&, const Attention&, Scalar type);
+
+/// queries [rows, heads * head_size], keys and values [rows, kv_heads * head_size], any strides (views of a packed
+/// projection), fp32 or bf16, all of one type; out [rows, heads * head_size]; log_sum [sequences * heads * length]:
+/// lse.
+void attention(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values, AnyMatrix out,
+               Array<float> log_sum, Array<std::byte> workspace);
+
+/// The gradients overwrite dq, dk, dv. They may be views of one packed matrix, which must not overlap the inputs.
+void attention_backward(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
+                        AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient, AnyMatrix dq, AnyMatrix dk,
+                        AnyMatrix dv, Array<std::byte> workspace);
+
+}  // namespace weft::kernels

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Softmax cross-entropy of rows of logits, and its gradient in their place:
+//
+//   lse = max + log sum exp(z - max)     loss = lse - z_y     dz = weight * scale * (softmax(z) - 1_y)
+//
+// Columns from `vocabulary` on are padding: they take no part in the softmax and their gradient is 0. With softcap c,
+// z = c tanh(a / c) of the stored a, and da = dz (1 - (z / c)^2). z_loss adds z_loss * lse^2 to the loss.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels {
+
+/// A target that is not counted: loss 0, gradient 0.
+inline constexpr std::int32_t kIgnored = -1;
+
+struct CrossEntropy {
+  std::int64_t vocabulary = 0;
+  float softcap = 0;  ///< 0: none
+  float z_loss = 0;
+  const float* scale = nullptr;     ///< [1] where the kernels run: 1 / counted targets of the step, times a loss scale
+  Array<const float> weights = {};  ///< [rows] per token, or empty: 1
+};
+
+/// logits [n, at least vocabulary] fp32 or bf16 become their gradient if `gradient`, else stay. losses [n]: fp32,
+/// not scaled by `scale` or `weights`. Targets in [0, vocabulary) or kIgnored: the caller checks them.
+void cross_entropy(const Execution&, const CrossEntropy&, AnyMatrix logits, Array<const std::int32_t> targets,
+                   Array<float> losses, bool gradient);
+
+}  // namespace weft::kernels

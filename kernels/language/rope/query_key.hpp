@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What happens to queries and keys between their projection and the attention, in one pass over the packed projection
+// [rows, (heads + 2 kv_heads) * head_size] = [queries | keys | values]: normalisation, then rotary positions.
+//
+//   none     q
+//   head     weight[j] * q_j / sqrt(mean over the head of q^2 + epsilon)      one weight [head_size] for all heads
+//   width    the same with the mean over all heads, weight [heads * head_size]
+//   scaled   sqrt(head_size) * q / |q|; keys also times the temperature tau, a parameter
+//
+// Rotary positions (Su et al. 2021) rotate the pairs (j, j + head_size / 2) of a head by position * base^(-2 j /
+// head_size): the halves form of Llama and GPT-NeoX in the transformers library. The values pass unchanged.
+#pragma once
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels {
+
+enum class QueryKeyNorm : int { none, head, width, scaled };
+
+struct QueryKey {
+  std::int64_t heads = 0, kv_heads = 0, head_size = 0;
+  QueryKeyNorm norm = QueryKeyNorm::none;
+  float epsilon = 1e-6f;
+  Array<const float> query_weight, key_weight;  ///< head: [head_size]; width: [heads or kv_heads * head_size]
+  const float* temperature = nullptr;           ///< scaled: [1], where the kernels run
+  /// [longest, head_size]: cosines of the first half of a row, sines of the second (`rotary_table`). Empty: no
+  /// rotation.
+  Array<const float> rotary;
+  /// Position of each row, [rows]; where the kernels run.
+  Array<const std::int32_t> positions;
+
+  std::int64_t query_columns() const { return heads * head_size; }
+  std::int64_t key_columns() const { return kv_heads * head_size; }
+  std::int64_t columns() const { return (heads + 2 * kv_heads) * head_size; }
+  /// Inverse norms kept per row.
+  std::int64_t inverses_per_row() const {
+    return norm == QueryKeyNorm::none ? 0 : norm == QueryKeyNorm::width ? 2 : heads + kv_heads;
+  }
+};
+
+/// The rotary table for positions [0, longest), on the host, in fp64 rounded once: [longest, head_size].
+void rotary_table(double base, std::int64_t head_size, std::int64_t longest, float* table);
+
+/// packed -> out, both [rows, columns()]; out may be packed when norm is none. inverse: [rows, inverses_per_row()].
+void query_key(const Execution&, const QueryKey&, AnyMatrix packed, AnyMatrix out, Array<float> inverse);
+
+/// Gradients of `packed` from those of `out`, in place. packed: the input of `query_key` (not read when norm is none).
+/// Rows whose column sums are the gradients of the parameters, fp32, for a GradientSink: query_rows [rows * heads,
+/// head_size] (head), [rows, heads * head_size] (width) or empty; key_rows likewise; temperature_rows [rows, 1]
+/// (scaled) or empty.
+void query_key_backward(const Execution&, const QueryKey&, AnyMatrix packed, Array<const float> inverse,
+                        AnyMatrix gradient, Matrix<float> query_rows, Matrix<float> key_rows,
+                        Matrix<float> temperature_rows);
+
+}  // namespace weft::kernels
