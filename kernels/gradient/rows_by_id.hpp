@@ -78,6 +78,20 @@ WEFT_HOST_DEVICE inline std::int64_t run_begin(Array<const SortedRow> sorted, st
   return found;
 }
 
+/// One past the last of the sorted rows with the id of row `at`.
+WEFT_HOST_DEVICE inline std::int64_t run_end(Array<const SortedRow> sorted, std::int64_t at) {
+  const std::uint32_t id = sorted[at].id;
+  std::int64_t found = at, above = sorted.size;  // sorted[found] is equal, sorted[above] greater
+  while (above - found > 1) {
+    const std::int64_t middle = found + (above - found) / 2;
+    if (sorted[middle].id == id)
+      found = middle;
+    else
+      above = middle;
+  }
+  return above;
+}
+
 /// The first segment that begins at row `at` or later of a run that begins at `begin` <= at.
 WEFT_HOST_DEVICE inline std::int64_t next_segment(std::int64_t begin, std::int64_t at) {
   return begin + (at - begin + kRowsPerSum - 1) / kRowsPerSum * kRowsPerSum;

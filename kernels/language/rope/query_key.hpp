@@ -31,11 +31,11 @@ struct QueryKey {
   /// Position of each row, [rows]; where the kernels run.
   Array<const std::int32_t> positions;
 
-  std::int64_t query_columns() const { return heads * head_size; }
-  std::int64_t key_columns() const { return kv_heads * head_size; }
-  std::int64_t columns() const { return (heads + 2 * kv_heads) * head_size; }
+  WEFT_HOST_DEVICE std::int64_t query_columns() const { return heads * head_size; }
+  WEFT_HOST_DEVICE std::int64_t key_columns() const { return kv_heads * head_size; }
+  WEFT_HOST_DEVICE std::int64_t columns() const { return (heads + 2 * kv_heads) * head_size; }
   /// Inverse norms kept per row.
-  std::int64_t inverses_per_row() const {
+  WEFT_HOST_DEVICE std::int64_t inverses_per_row() const {
     return norm == QueryKeyNorm::none ? 0 : norm == QueryKeyNorm::width ? 2 : heads + kv_heads;
   }
 };

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Limit: memory. Bytes per row of C columns in bf16: embed 6 C with learned positions (token, position, out), of which
+// the tables come largely from the second-level cache; dropout 4 C, with one call of the generator per 8 columns.
+#include "kernels/language/embedding/dropout.hpp"
+#include "kernels/language/embedding/embedding.hpp"
+#include "kernels/language/rows_cuda.cuh"
+
+namespace weft::kernels::cuda {
+namespace {
+
+struct Embed {
+  AnyMatrix tokens, positions, out;
+  const std::uint32_t* ids;
+  const std::int32_t* position;
+
+  template <int kWidth>
+  __device__ void step(std::int64_t row, std::int64_t column) const {
+    float value[kWidth];
+    load_columns(tokens, ids[row], column, value);
+    if (positions.data != nullptr) {
+      float place[kWidth];
+      load_columns(positions, position[row], column, place);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) value[i] += place[i];
+    }
+    store_columns(out, row, column, value);
+  }
+};
+
+struct Dropout {
+  AnyMatrix x;
+  DropoutRule rule;
+  std::uint32_t site;
+  std::int64_t first_row;
+  const AdamStep* constants;
+
+  template <int kWidth>
+  __device__ void step(std::int64_t row, std::int64_t column) const {
+    static_assert(kWidth == 1 || kWidth == kColumnsPerMask);
+    const Random4 random =
+        dropout_bits(constants->seed, constants->step, site, first_row + row, column / kColumnsPerMask);
+    float value[kWidth];
+    load_columns(x, row, column, value);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      value[i] *= dropout_factor(rule, random, kWidth == 1 ? static_cast<int>(column % kColumnsPerMask) : i);
+    store_columns(x, row, column, value);
+  }
+};
+
+}  // namespace
+
+void embed(const Execution& execution, AnyMatrix tokens, Array<const std::uint32_t> ids, AnyMatrix positions,
+           Array<const std::int32_t> position, AnyMatrix out) {
+  for_vectors(execution, "embed", out.rows, out.columns, vectors_fit(out.columns, tokens, positions, out),
+              Embed{tokens, positions, out, ids.data, position.data});
+}
+
+void dropout(const Execution& execution, const DropoutSite& site, const AdamStep* step, AnyMatrix x) {
+  const DropoutRule rule = dropout_rule(site.probability);
+  if (rule.kept == kMaskRange) return;
+  for_vectors(execution, "dropout", x.rows, x.columns, vectors_fit(x.columns, x),
+              Dropout{x, rule, site.site, site.first_row, step});
+}
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared by the row-wise CUDA kernels of language models: element-wise steps over rows, and sums over a row that one
+// warp or one block holds in registers.
+#pragma once
+
+#include "kernels/matrix_cuda.cuh"
+
+namespace weft::kernels::cuda {
+
+/// True if all matrices with data can be read 8 columns at a time, in rows of `columns` columns.
+template <class... Matrices>
+bool vectors_fit(std::int64_t columns, const Matrices&... matrices) {
+  return columns % 8 == 0 && ((matrices.data == nullptr || has_vectors(matrices)) && ...);
+}
+
+/// body.template step<kWidth>(row, column) for each group of kWidth columns.
+template <int kWidth, class Body>
+__global__ void each_vector(std::int64_t columns, const __grid_constant__ Body body) {
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kWidth;
+  if (column < columns) body.template step<kWidth>(static_cast<std::int64_t>(blockIdx.x), column);
+}
+
+/// Launches `each_vector` over [rows, columns], 8 columns at a time if `vectors`.
+template <class Body>
+void for_vectors(const Execution& execution, const char* name, std::int64_t rows, std::int64_t columns, bool vectors,
+                 const Body& body) {
+  if (rows == 0 || columns == 0) return;
+  const std::int64_t steps = vectors ? columns / 8 : columns;
+  const std::int64_t threads = steps >= 128 ? 128 : (steps + kWarp - 1) / kWarp * kWarp;
+  const dim3 grid(static_cast<unsigned>(rows), blocks_for(steps, threads));
+  if (vectors)
+    each_vector<8><<<grid, static_cast<unsigned>(threads), 0, stream_of(execution)>>>(columns, body);
+  else
+    each_vector<1><<<grid, static_cast<unsigned>(threads), 0, stream_of(execution)>>>(columns, body);
+  require_launch(name);
+}
+
+/// Sum over the kThreads threads that share a row: a warp, or a whole block, all of whose threads call this. The same
+/// on every thread; order fixed.
+template <int kThreads>
+__device__ __forceinline__ float row_sum(float value) {
+  value = warp_sum(value);
+  if constexpr (kThreads > kWarp) {
+    constexpr int kWarps = kThreads / kWarp;
+    __shared__ float part[kWarps];
+    __syncthreads();  // the sum before may still be read
+    if (threadIdx.x % kWarp == 0) part[threadIdx.x / kWarp] = value;
+    __syncthreads();
+    value = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) value += part[w];
+  }
+  return value;
+}
+
+constexpr int kWarpRows = 8;      ///< rows of a block whose rows have one warp each
+constexpr int kRowThreads = 256;  ///< of a block that has one row
+constexpr std::int64_t kMostRegisterColumns = kRowThreads * 8 * 4;
+
+/// Row of this thread, for kernels that `launch_rows` starts; threads that share a row are the kThreads first, next, …
+template <int kThreads>
+__device__ __forceinline__ std::int64_t row_of_thread() {
+  if constexpr (kThreads == kWarp)
+    return static_cast<std::int64_t>(blockIdx.x) * kWarpRows + threadIdx.x / kWarp;
+  else
+    return blockIdx.x;
+}
+
+/// Calls launch.template operator()<kThreads, kVectors>(blocks, threads) with the threads that share a row and the
+/// groups of 8 columns that each of them holds in registers. columns: a multiple of 8, at most kMostRegisterColumns.
+template <class Launch>
+void launch_rows(std::int64_t rows, std::int64_t columns, const Launch& launch) {
+  const std::int64_t vectors = columns / 8;
+  if (rows == 0) return;
+  if (vectors <= 4 * kWarp) {
+    const unsigned blocks = blocks_for(rows, kWarpRows), threads = kWarpRows * kWarp;
+    switch ((vectors + kWarp - 1) / kWarp) {
+      case 1:
+        return launch.template operator()<kWarp, 1>(blocks, threads);
+      case 2:
+        return launch.template operator()<kWarp, 2>(blocks, threads);
+      case 3:
+        return launch.template operator()<kWarp, 3>(blocks, threads);
+      default:
+        return launch.template operator()<kWarp, 4>(blocks, threads);
+    }
+  }
+  const unsigned blocks = static_cast<unsigned>(rows), threads = kRowThreads;
+  switch ((vectors + kRowThreads - 1) / kRowThreads) {
+    case 1:
+      return launch.template operator()<kRowThreads, 1>(blocks, threads);
+    case 2:
+      return launch.template operator()<kRowThreads, 2>(blocks, threads);
+    case 3:
+      return launch.template operator()<kRowThreads, 3>(blocks, threads);
+    default:
+      return launch.template operator()<kRowThreads, 4>(blocks, threads);
+  }
+}
+
+/// Eight fp32 that many rows share, through the read-only cache.
+__device__ __forceinline__ void load_shared_by_rows(const float* from, float (&value)[8]) {
+  const float4 a = __ldg(reinterpret_cast<const float4*>(from)), b = __ldg(reinterpret_cast<const float4*>(from) + 1);
+  value[0] = a.x, value[1] = a.y, value[2] = a.z, value[3] = a.w;
+  value[4] = b.x, value[5] = b.y, value[6] = b.z, value[7] = b.w;
+}
+
+/// Eight columns that are soon read again: unlike `load_columns`, leaves them in the second-level cache.
+__device__ __forceinline__ void load_columns_again(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
+                                                   float (&value)[8]) {
+  const std::int64_t at = row * matrix.stride + column;
+  if (matrix.type == Scalar::fp32) {
+    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(matrix.data) + at);
+    const float4 a = from[0], b = from[1];
+    value[0] = a.x, value[1] = a.y, value[2] = a.z, value[3] = a.w;
+    value[4] = b.x, value[5] = b.y, value[6] = b.z, value[7] = b.w;
+  } else {
+    unpack8(*reinterpret_cast<const uint4*>(static_cast<const bf16*>(matrix.data) + at), value);
+  }
+}
+
+/// Values as a matrix of this type stores them.
+__device__ __forceinline__ void round_as(Scalar type, float (&value)[8]) {
+  if (type == Scalar::bf16) unpack8(pack8(value), value);
+}
+
+}  // namespace weft::kernels::cuda
