@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/language/attention/attention.hpp"
 
-#include "tests/kernels/support.hpp"
+#include "tests/kernels/language/attention_reference.hpp"
 
 namespace weft::testing {
 
@@ -9,180 +9,54 @@ using namespace weft::kernels;
 
 namespace {
 
-constexpr std::int64_t kGap = 8;  // elements of NaN after each row of a packed matrix
-
-/// Inputs on the host, and what attention is by its definition: rows x rows probabilities of every head, in fp64.
-struct Reference {
-  Attention shape;
-  std::vector<std::int32_t> first_key;
-  std::vector<double> queries, keys, values, out_gradient;  // [rows, heads or kv_heads, head_size]
-  std::vector<double> out, log_sum, dq, dk, dv;
-
-  bool reads(std::int64_t i, std::int64_t j, std::int64_t sequence) const {
-    const std::int64_t first = first_key.empty() ? 0 : first_key[sequence * shape.length + i];
-    return first <= j && j <= i && (shape.window == 0 || i - j < shape.window);
-  }
-
-  void compute() {
-    const std::int64_t length = shape.length, d = shape.head_size;
-    out.assign(queries.size(), 0.0);
-    dq.assign(queries.size(), 0.0);
-    dk.assign(keys.size(), 0.0);
-    dv.assign(keys.size(), 0.0);
-    log_sum.assign(shape.sequences * shape.heads * length, 0.0);
-    std::vector<double> score(length), p(length);
-    for (std::int64_t b = 0; b < shape.sequences; ++b)
-      for (std::int64_t h = 0; h < shape.heads; ++h)
-        for (std::int64_t i = 0; i < length; ++i) {
-          const std::int64_t query = ((b * length + i) * shape.heads + h) * d;
-          const auto key = [&](std::int64_t j) {
-            return ((b * length + j) * shape.kv_heads + h / (shape.heads / shape.kv_heads)) * d;
-          };
-          double largest = -HUGE_VAL, total = 0, delta = 0;
-          for (std::int64_t j = 0; j <= i; ++j) {
-            score[j] = 0;
-            for (std::int64_t c = 0; c < d; ++c) score[j] += shape.scale * queries[query + c] * keys[key(j) + c];
-            if (shape.softcap > 0) score[j] = shape.softcap * std::tanh(score[j] / shape.softcap);
-            if (reads(i, j, b)) largest = std::max(largest, score[j]);
-          }
-          for (std::int64_t j = 0; j <= i; ++j) {
-            p[j] = reads(i, j, b) ? std::exp(score[j] - largest) : 0;
-            total += p[j];
-          }
-          log_sum[(b * shape.heads + h) * length + i] = largest + std::log(total);
-          for (std::int64_t j = 0; j <= i; ++j) {
-            p[j] /= total;
-            for (std::int64_t c = 0; c < d; ++c) out[query + c] += p[j] * values[key(j) + c];
-          }
-          for (std::int64_t c = 0; c < d; ++c) delta += out_gradient[query + c] * out[query + c];
-          for (std::int64_t j = 0; j <= i; ++j) {
-            if (p[j] == 0) continue;
-            double dp = 0;
-            for (std::int64_t c = 0; c < d; ++c) dp += out_gradient[query + c] * values[key(j) + c];
-            double ds = p[j] * (dp - delta);
-            if (shape.softcap > 0) ds *= 1 - score[j] / shape.softcap * score[j] / shape.softcap;
-            for (std::int64_t c = 0; c < d; ++c) {
-              dv[key(j) + c] += p[j] * out_gradient[query + c];
-              dq[query + c] += shape.scale * ds * keys[key(j) + c];
-              dk[key(j) + c] += shape.scale * ds * queries[query + c];
-            }
-          }
-        }
-  }
-};
-
-struct Case {
-  std::int64_t sequences, length, heads, kv_heads, head_size;
-  float softcap = 0;
-  std::int64_t window = 0;
-  bool documents = false;
-  Scalar type = Scalar::fp32;
-  float magnitude = 1;         // of queries and keys
-  std::int64_t document = 37;  // rows per document
-};
-
 struct Results {
   std::vector<float> out, log_sum, dq, dk, dv;
 };
 
-/// Rows of [queries | keys | values | NaN], or of their gradients.
-struct Packed {
-  std::int64_t rows, query_columns, key_columns, stride;
-  TestMatrix matrix;
-
-  Packed(const Case& c, const std::vector<float>& values)
-      : rows(c.sequences * c.length),
-        query_columns(c.heads * c.head_size),
-        key_columns(c.kv_heads * c.head_size),
-        stride(stride_of(c)),
-        matrix(values, rows, stride, c.type) {}
-  static std::int64_t stride_of(const Case& c) { return (c.heads + 2 * c.kv_heads) * c.head_size + kGap; }
-
-  AnyMatrix queries() const { return matrix.view().columns_from(0, query_columns); }
-  AnyMatrix keys() const { return matrix.view().columns_from(query_columns, key_columns); }
-  AnyMatrix values() const { return matrix.view().columns_from(query_columns + key_columns, key_columns); }
-  template <class T>
-  std::vector<T> part(std::int64_t begin, std::int64_t columns) const {
-    const std::vector<float> all = matrix.values();
-    std::vector<T> out;
-    for (std::int64_t i = 0; i < rows; ++i)
-      out.insert(out.end(), all.begin() + i * stride + begin, all.begin() + i * stride + begin + columns);
-    return out;
-  }
-};
-
-/// Inputs of a case in the memory of the kernels, with the reference of what is stored there.
+/// The inputs of a case in the memory of the kernels.
 struct Problem {
   Case c;
   Reference reference;
-  Packed inputs;
-  TestMatrix out_gradient;
+  TestMatrix inputs, out_gradient;
   DeviceArray<std::int32_t> first_key;
   Attention shape;
 
   explicit Problem(const Case& case_)
       : c(case_),
-        inputs(c, packed_values(c)),
-        out_gradient(random_floats(inputs.rows * inputs.query_columns, 2), inputs.rows, inputs.query_columns, c.type) {
-    shape = {c.sequences, c.length, c.heads, c.kv_heads, c.head_size, 1.0f / std::sqrt(static_cast<float>(c.head_size)),
-             c.softcap,   c.window, {}};
-    reference.shape = shape;
-    if (c.documents) {
-      // Borders shifted from sequence to sequence.
-      for (std::int64_t b = 0; b < c.sequences; ++b)
-        for (std::int64_t i = 0; i < c.length; ++i)
-          reference.first_key.push_back(
-              static_cast<std::int32_t>(std::max<std::int64_t>(0, (i + 5 * b) / c.document * c.document - 5 * b)));
-      first_key = DeviceArray<std::int32_t>(reference.first_key);
-      shape.first_key = first_key.array();
-    }
-    reference.queries = inputs.part<double>(0, inputs.query_columns);
-    reference.keys = inputs.part<double>(inputs.query_columns, inputs.key_columns);
-    reference.values = inputs.part<double>(inputs.query_columns + inputs.key_columns, inputs.key_columns);
-    const std::vector<float> gradient = out_gradient.values();
-    reference.out_gradient.assign(gradient.begin(), gradient.end());
+        reference(c),
+        inputs(reference.packed, reference.rows(), reference.stride(), c.type),
+        out_gradient({reference.out_gradient.begin(), reference.out_gradient.end()}, reference.rows(),
+                     reference.query_columns(), c.type),
+        first_key(reference.first_key),
+        shape(reference.shape) {
+    if (c.documents) shape.first_key = first_key.array();
   }
-
-  static std::vector<float> packed_values(const Case& c) {
-    const std::int64_t stride = Packed::stride_of(c), scaled = (c.heads + c.kv_heads) * c.head_size;
-    std::vector<float> values = random_floats(c.sequences * c.length * stride, 1);
-    for (std::int64_t i = 0; i < std::ssize(values); ++i) {
-      if (i % stride < scaled) values[i] *= 2 * c.magnitude;
-      if (i % stride >= stride - kGap) values[i] = std::nanf("");
-    }
-    return values;
+  AnyMatrix queries(const TestMatrix& packed) const { return packed.view().columns_from(0, reference.query_columns()); }
+  AnyMatrix keys(const TestMatrix& packed) const {
+    return packed.view().columns_from(reference.query_columns(), reference.key_columns());
+  }
+  AnyMatrix values(const TestMatrix& packed) const {
+    return packed.view().columns_from(reference.query_columns() + reference.key_columns(), reference.key_columns());
   }
 
   Results run(const Execution& execution) const {
-    const std::int64_t rows = inputs.rows, columns = inputs.query_columns;
-    const std::vector<float> nothing(rows * columns, std::nanf(""));
-    const TestMatrix out(nothing, rows, columns, c.type);
-    const Packed gradients(c, std::vector<float>(rows * inputs.stride, std::nanf("")));
+    const std::int64_t rows = reference.rows(), columns = reference.query_columns(), kept = reference.key_columns();
+    const TestMatrix out(std::vector<float>(rows * columns, std::nanf("")), rows, columns, c.type);
+    const TestMatrix gradients(std::vector<float>(rows * reference.stride(), std::nanf("")), rows, reference.stride(),
+                               c.type);
     const DeviceArray<float> log_sum(c.sequences * c.heads * c.length);
-    const device::Buffer<std::byte> workspace(
-        std::max<std::int64_t>(1, std::max(attention_workspace(execution, shape, c.type),
-                                           attention_backward_workspace(execution, shape, c.type))));
-    attention(execution, shape, inputs.queries(), inputs.keys(), inputs.values(), out.view(), log_sum.array(),
+    const device::Buffer<std::byte> workspace(std::max({std::int64_t{1}, attention_workspace(execution, shape, c.type),
+                                                        attention_backward_workspace(execution, shape, c.type)}));
+    attention(execution, shape, queries(inputs), keys(inputs), values(inputs), out.view(), log_sum.array(),
               workspace.array());
-    attention_backward(execution, shape, inputs.queries(), inputs.keys(), inputs.values(), out.view(), log_sum.array(),
-                       out_gradient.view(), gradients.queries(), gradients.keys(), gradients.values(),
-                       workspace.array());
-    for (const float value : gradients.part<float>(inputs.stride - kGap, kGap)) CHECK(std::isnan(value));
-    return {out.values(), log_sum.values(), gradients.part<float>(0, columns),
-            gradients.part<float>(columns, inputs.key_columns),
-            gradients.part<float>(columns + inputs.key_columns, inputs.key_columns)};
+    attention_backward(execution, shape, queries(inputs), keys(inputs), values(inputs), out.view(), log_sum.array(),
+                       out_gradient.view(), queries(gradients), keys(gradients), values(gradients), workspace.array());
+    const std::vector<float> packed = gradients.values();
+    for (const float value : reference.part<float>(packed, reference.stride() - kGap, kGap)) REQUIRE(std::isnan(value));
+    return {out.values(), log_sum.values(), reference.part<float>(packed, 0, columns),
+            reference.part<float>(packed, columns, kept), reference.part<float>(packed, columns + kept, kept)};
   }
 };
-
-/// |x - reference| / |reference| in the 2-norm; absolute where the reference is 0.
-double relative_error(const std::vector<float>& x, const std::vector<double>& reference) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    error += (x[i] - reference[i]) * (x[i] - reference[i]);
-    norm += reference[i] * reference[i];
-  }
-  return std::sqrt(error) / (norm > 1e-12 ? std::sqrt(norm) : 1.0);
-}
 
 void check_agreement(const Case& c) {
   CAPTURE(c.sequences);
@@ -263,7 +137,7 @@ TEST_CASE("a row that reads itself alone returns its value") {
     const Problem problem(c);
     for_each_backend([&](const Execution& execution) {
       const Results x = problem.run(execution);
-      for (std::int64_t i = 0; i < problem.inputs.rows; ++i)
+      for (std::int64_t i = 0; i < problem.reference.rows(); ++i)
         for (std::int64_t h = 0; h < c.heads; ++h)
           for (std::int64_t j = 0; j < c.head_size; ++j) {
             const std::int64_t at = (i * c.heads + h) * c.head_size + j;
