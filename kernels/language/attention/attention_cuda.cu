@@ -2,12 +2,9 @@
 //
 // Attention on tensor cores: one block of 128 threads per 64 or 128 rows (flash.hpp). Limit: matrix instructions
 // (mma.sync reaches about 60 % of the rate of wgmma on Hopper), then exp2 and shared memory.
-#include <type_traits>
-
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/attention/flash.hpp"
 #include "kernels/warp_cuda.cuh"
-#include "kernels/workspace.hpp"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -54,8 +51,7 @@ struct DeviceContext {
   }
   __device__ __forceinline__ void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                            std::uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
@@ -126,14 +122,6 @@ FlashMatrix view(const AnyMatrix& matrix) { return {static_cast<std::uint16_t*>(
 
 }  // namespace
 
-std::int64_t attention_workspace(const Execution&, const Attention&, Scalar) { return 0; }
-
-std::int64_t attention_backward_workspace(const Execution&, const Attention& shape, Scalar) {
-  Workspace measure(nullptr);
-  measure.take<float>(shape.rows() * shape.heads);
-  return measure.bytes();
-}
-
 void attention(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
                AnyMatrix out, Array<float> log_sum, Array<std::byte>) {
   FlashArguments arguments{};
@@ -142,14 +130,13 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
   arguments.keys = view(keys);
   arguments.values = view(values);
   arguments.out = view(out);
-  arguments.log_sum = log_sum.data;
+  arguments.new_log_sum = log_sum.data;
   launch<Pass::forward>(execution, arguments);
 }
 
 void attention_backward(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys,
                         AnyMatrix values, AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient,
                         AnyMatrix dq, AnyMatrix dk, AnyMatrix dv, Array<std::byte> workspace) {
-  Workspace pieces(workspace.data);
   FlashArguments arguments{};
   arguments.shape = shape;
   arguments.queries = view(queries);
@@ -160,8 +147,8 @@ void attention_backward(const Execution& execution, const Attention& shape, AnyM
   arguments.dq = view(dq);
   arguments.dk = view(dk);
   arguments.dv = view(dv);
-  arguments.log_sum = const_cast<float*>(log_sum.data);
-  arguments.delta = pieces.take<float>(shape.rows() * shape.heads).data;
+  arguments.log_sum = log_sum.data;
+  arguments.delta = reinterpret_cast<float*>(workspace.data);
   launch<Pass::queries>(execution, arguments);
   launch<Pass::keys>(execution, arguments);
 }

@@ -14,7 +14,6 @@
 #include "kernels/language/attention/mask.hpp"
 #include "kernels/language/exponential.hpp"
 #include "kernels/portable.hpp"
-#include "kernels/workspace.hpp"
 #if defined(__FMA__) && !defined(KOKKOS_ENABLE_CUDA)
 #include <immintrin.h>
 #endif
@@ -333,7 +332,7 @@ struct BackwardArguments {
   Attention shape;
   AnyMatrix queries, keys, values, out, out_gradient, dq, dk, dv;
   const float* log_sum;
-  float* delta;  ///< [sequences, heads, length], like log_sum
+  float* delta;  ///< out . out_gradient of each row: [sequences, heads, length], like log_sum
 };
 
 /// scores = probabilities, slopes = gradient of the scores before the cap, from scores and from the gradients of the
@@ -556,29 +555,20 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
       });
 }
 
-std::int64_t attention_workspace(const Execution&, const Attention&, Scalar) { return 0; }
-
-std::int64_t attention_backward_workspace(const Execution&, const Attention& shape, Scalar) {
-  Workspace measure(nullptr);
-  measure.take<float>(shape.rows() * shape.heads);
-  return measure.bytes();
-}
-
 void attention_backward(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys,
                         AnyMatrix values, AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient,
                         AnyMatrix dq, AnyMatrix dk, AnyMatrix dv, Array<std::byte> workspace) {
-  Workspace pieces(workspace.data);
-  const BackwardArguments arguments{shape,
-                                    queries,
-                                    keys,
-                                    values,
-                                    out,
-                                    out_gradient,
-                                    dq,
-                                    dk,
-                                    dv,
-                                    log_sum.data,
-                                    pieces.take<float>(shape.rows() * shape.heads).data};
+  BackwardArguments arguments{shape,
+                              queries,
+                              keys,
+                              values,
+                              out,
+                              out_gradient,
+                              dq,
+                              dk,
+                              dv,
+                              log_sum.data,
+                              reinterpret_cast<float*>(workspace.data)};
   queries_backward(execution, arguments);
   keys_backward(execution, arguments);
 }

@@ -57,8 +57,9 @@ struct FlashMatrix {
 struct FlashArguments {
   Attention shape;
   FlashMatrix queries, keys, values, out, out_gradient, dq, dk, dv;
-  float* log_sum;
-  float* delta;
+  float* new_log_sum;    ///< of the forward pass: [sequences, heads, length]
+  const float* log_sum;  ///< of the backward pass
+  float* delta;          ///< out . out_gradient of each row, likewise
 };
 
 struct alignas(16) FlashWord {
@@ -132,7 +133,8 @@ WEFT_FLASH_INLINE void flash_columns_transposed(Context& context, std::uint32_t 
 template <int kHead, int kRowTiles, int kColumnTiles, class Context>
 WEFT_FLASH_INLINE void flash_scores(Context& context, std::uint32_t a, int row, std::uint32_t b,
                                     float (&c)[kRowTiles][kColumnTiles][4]) {
-#pragma unroll
+  // More unrolling would keep more addresses in registers than there are.
+#pragma unroll 2
   for (int k = 0; k < kHead / 16; ++k) {
     std::uint32_t rows[kRowTiles][4];
 #pragma unroll
@@ -205,15 +207,25 @@ WEFT_FLASH_INLINE void flash_store(Context& context, const float (&c)[kRowTiles]
   }
 }
 
-/// Smallest first key of the rows [begin, end); `none` without rows. The same in all lanes.
-template <class Context>
-WEFT_FLASH_INLINE int flash_least_lower(Context& context, const AttentionMask& mask, int begin, int end, int none) {
-  int lower = none;
-  for (int row = begin + context.thread % 32; row < end; row += 32) lower = flash_least(lower, mask.lower(row));
+/// Smallest and largest first key of the rows [begin, end), at least one. The same in all lanes.
+struct FlashLower {
+  int least, most;
+
+  template <class Context>
+  WEFT_FLASH_INLINE FlashLower(Context& context, const AttentionMask& mask, int begin, int end) {
+    least = most = mask.lower(end - 1);
+    for (int row = begin + context.thread % 32; row < end; row += 32) {
+      const int lower = mask.lower(row);
+      least = flash_least(least, lower);
+      most = flash_most(most, lower);
+    }
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) lower = flash_least(lower, context.shuffle_xor(lower, offset));
-  return lower;
-}
+    for (int offset = 16; offset > 0; offset /= 2) {
+      least = flash_least(least, context.shuffle_xor(least, offset));
+      most = flash_most(most, context.shuffle_xor(most, offset));
+    }
+  }
+};
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.693147180559945309f;
@@ -235,6 +247,9 @@ struct FlashBlock {
   std::int64_t first;  ///< row 0 of the sequence in the matrices
   std::int64_t sequence, head;
   int length, begin, end;
+
+  /// First key that a row reads; rows past the end: that of the last row.
+  WEFT_FLASH_INLINE int lower(int row) const { return mask.lower(flash_least(row, end - 1)); }
 
   WEFT_FLASH_INLINE FlashBlock(const Attention& shape, std::int64_t heads, int block_rows, std::int64_t task,
                                bool last_first)
@@ -270,27 +285,12 @@ WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, 
   const int own = warp * 16 * kRowTiles;  // first row of this warp in the block
   const auto stage = [](int tile) { return kQueryBytes + static_cast<std::uint32_t>(tile % 2) * 2 * kTileBytes; };
 
-  // Rows of this thread: quad and quad + 8 of each row tile. Rows past the end repeat the last one and are not stored.
-  int row[kRowTiles][2], lower[kRowTiles][2];
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      row[r][half] = flash_least(block.begin + own + 16 * r + 8 * half + lane / 4, block.end - 1);
-      lower[r][half] = block.mask.lower(row[r][half]);
-    }
+  // Rows of this thread: quad and quad + 8 of each row tile. Those past the end are not stored.
+  const int first_row = block.begin + own + lane / 4;
   const int warp_first = flash_least(block.begin + own, block.end - 1);
   const int warp_last = flash_least(block.begin + own + 16 * kRowTiles, block.end) - 1;
-  int most_lower = lower[0][0];
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) most_lower = flash_most(most_lower, lower[r][half]);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    most_lower = flash_most(most_lower, context.shuffle_xor(most_lower, offset));
-  const int least_lower = flash_least_lower(context, block.mask, warp_first, warp_last + 1, block.length);
-  const int first_tile = flash_least_lower(context, block.mask, block.begin, block.end, block.length) / kTile;
+  const FlashLower warp_lower(context, block.mask, warp_first, warp_last + 1);
+  const int first_tile = FlashLower(context, block.mask, block.begin, block.end).least / kTile;
   const int end_tile = (block.end + kTile - 1) / kTile;
 
   const auto load = [&](int tile) {
@@ -318,7 +318,7 @@ WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, 
     context.template wait<1>();
     context.sync();
     const int key = tile * kTile;
-    if (key <= warp_last && key + kTile > least_lower) {
+    if (key <= warp_last && key + kTile > warp_lower.least) {
       float s[kRowTiles][kColumnTiles][4] = {};
       flash_scores<kHead>(context, 0, own, stage(tile), s);
       if (scale.softcap > 0)
@@ -328,16 +328,20 @@ WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, 
           for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) s[r][n][i] = scale.capped(s[r][n][i]);
-      if (key < most_lower || key + kTile - 1 > warp_first)
+      if (key < warp_lower.most || key + kTile - 1 > warp_first)
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
-          for (int n = 0; n < kColumnTiles; ++n)
+          for (int half = 0; half < 2; ++half) {
+            const int row = first_row + 16 * r + 8 * half, lower = block.lower(row);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const int at = key + 8 * n + lane % 4 * 2 + i % 2;
-              if (at < lower[r][i / 2] || at > row[r][i / 2]) s[r][n][i] = -INFINITY;
-            }
+            for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                const int at = key + 8 * n + lane % 4 * 2 + j;
+                if (at < lower || at > row) s[r][n][2 * half + j] = -INFINITY;
+              }
+          }
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
@@ -376,9 +380,9 @@ WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, 
       float& sum = total[r][half];
       sum += context.shuffle_xor(sum, 1);
       sum += context.shuffle_xor(sum, 2);
-      const int at = block.begin + own + 16 * r + 8 * half + lane / 4;
+      const int at = first_row + 16 * r + 8 * half;
       if (lane % 4 == 0 && at < block.end)
-        a.log_sum[(block.sequence * a.shape.heads + block.head) * block.length + at] =
+        a.new_log_sum[(block.sequence * a.shape.heads + block.head) * block.length + at] =
             largest[r][half] * scale.factor * kLn2 + logf(sum);
     }
   flash_store<kHead>(
@@ -420,7 +424,11 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
   const int own = warp * 16 * kRowTiles;
   const auto stage = [](int tile) { return 2 * kRowBytes + static_cast<std::uint32_t>(tile % 2) * 2 * kTileBytes; };
 
-  const int first_tile = flash_least_lower(context, block.mask, block.begin, block.end, block.length) / kTile;
+  const int first_row = block.begin + own + lane / 4;
+  const int warp_first = flash_least(block.begin + own, block.end - 1);
+  const int warp_last = flash_least(block.begin + own + 16 * kRowTiles, block.end) - 1;
+  const FlashLower warp_lower(context, block.mask, warp_first, warp_last + 1);
+  const int first_tile = FlashLower(context, block.mask, block.begin, block.end).least / kTile;
   const int end_tile = (block.end + kTile - 1) / kTile;
   const auto load = [&](int tile) {
     const int key = tile * kTile, count = block.end - key;
@@ -433,24 +441,21 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
   load(first_tile);
   context.commit();
 
-  int row[kRowTiles][2], lower[kRowTiles][2];
   float bound[kRowTiles][2], delta[kRowTiles][2];
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = block.begin + own + 16 * r + 8 * half + lane / 4;
-      row[r][half] = flash_least(at, block.end - 1);
-      lower[r][half] = block.mask.lower(row[r][half]);
-      const std::int64_t statistics = (block.sequence * a.shape.heads + block.head) * block.length + row[r][half];
+      const int at = first_row + 16 * r + 8 * half, row = flash_least(at, block.end - 1);
+      const std::int64_t statistics = (block.sequence * a.shape.heads + block.head) * block.length + row;
       bound[r][half] = a.log_sum[statistics] * kLog2E;
       // The four lanes of a row take every fourth chunk of it.
       float sum = 0.0f;
 #pragma unroll
       for (int chunk = 0; chunk < kHead / 32; ++chunk) {
         const std::int64_t c = column + (chunk * 4 + lane % 4) * 8;
-        const FlashWord o = *reinterpret_cast<const FlashWord*>(a.out.at(block.first + row[r][half], c));
-        const FlashWord g = *reinterpret_cast<const FlashWord*>(a.out_gradient.at(block.first + row[r][half], c));
+        const FlashWord o = *reinterpret_cast<const FlashWord*>(a.out.at(block.first + row, c));
+        const FlashWord g = *reinterpret_cast<const FlashWord*>(a.out_gradient.at(block.first + row, c));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           sum = fmaf(flash_low(o.pair[i]), flash_low(g.pair[i]), sum);
@@ -462,18 +467,6 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
       delta[r][half] = sum;
       if (lane % 4 == 0 && at < block.end) a.delta[statistics] = sum;
     }
-  const int warp_first = flash_least(block.begin + own, block.end - 1);
-  const int warp_last = flash_least(block.begin + own + 16 * kRowTiles, block.end) - 1;
-  int most_lower = 0;
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) most_lower = flash_most(most_lower, lower[r][half]);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    most_lower = flash_most(most_lower, context.shuffle_xor(most_lower, offset));
-  const int least_lower = flash_least_lower(context, block.mask, warp_first, warp_last + 1, block.length);
-
   float sums[kRowTiles][kHead / 8][4] = {};
   for (int tile = first_tile; tile < end_tile; ++tile) {
     if (tile + 1 < end_tile) load(tile + 1);
@@ -481,21 +474,25 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
     context.template wait<1>();
     context.sync();
     const int key = tile * kTile;
-    if (key <= warp_last && key + kTile > least_lower) {
+    if (key <= warp_last && key + kTile > warp_lower.least) {
       float s[kRowTiles][kColumnTiles][4] = {}, dp[kRowTiles][kColumnTiles][4] = {};
       flash_scores<kHead>(context, 0, own, stage(tile), s);
       flash_scores<kHead>(context, kRowBytes, own, stage(tile) + kTileBytes, dp);
-      const bool masked = key < most_lower || key + kTile - 1 > warp_first;
+      const bool masked = key < warp_lower.most || key + kTile - 1 > warp_first;
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
-        for (int n = 0; n < kColumnTiles; ++n)
+        for (int half = 0; half < 2; ++half) {
+          const int row = first_row + 16 * r + 8 * half, lower = masked ? block.lower(row) : 0;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            flash_slope(context, scale, s[r][n][i], dp[r][n][i], bound[r][i / 2], delta[r][i / 2]);
-            const int at = key + 8 * n + lane % 4 * 2 + i % 2;
-            if (masked && (at < lower[r][i / 2] || at > row[r][i / 2])) dp[r][n][i] = 0.0f;
-          }
+          for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const int i = 2 * half + j, at = key + 8 * n + lane % 4 * 2 + j;
+              flash_slope(context, scale, s[r][n][i], dp[r][n][i], bound[r][half], delta[r][half]);
+              if (masked && (at < lower || at > row)) dp[r][n][i] = 0.0f;
+            }
+        }
       flash_sums<kHead>(context, dp, stage(tile), sums);
     }
     context.sync();
@@ -534,9 +531,7 @@ WEFT_FLASH_INLINE void flash_keys_backward(Context& context, const FlashArgument
   if (block.mask.first_key != nullptr)
     while (tiles > 1) {
       const int last = (first_tile + tiles - 1) * kTile;
-      if (flash_least_lower(context, block.mask, last, flash_least(last + kTile, block.length), block.length) <
-          block.end)
-        break;
+      if (FlashLower(context, block.mask, last, flash_least(last + kTile, block.length)).least < block.end) break;
       --tiles;
     }
   const int steps = sharing * tiles;

@@ -52,7 +52,8 @@ struct Problem {
     attention_backward(execution, shape, queries(inputs), keys(inputs), values(inputs), out.view(), log_sum.array(),
                        out_gradient.view(), queries(gradients), keys(gradients), values(gradients), workspace.array());
     const std::vector<float> packed = gradients.values();
-    for (const float value : reference.part<float>(packed, reference.stride() - kGap, kGap)) REQUIRE(std::isnan(value));
+    const std::vector<float> gaps = reference.part<float>(packed, reference.stride() - kGap, kGap);
+    REQUIRE(std::all_of(gaps.begin(), gaps.end(), [](float value) { return std::isnan(value); }));
     return {out.values(), log_sum.values(), reference.part<float>(packed, 0, columns),
             reference.part<float>(packed, columns, kept), reference.part<float>(packed, columns + kept, kept)};
   }
@@ -137,14 +138,16 @@ TEST_CASE("a row that reads itself alone returns its value") {
     const Problem problem(c);
     for_each_backend([&](const Execution& execution) {
       const Results x = problem.run(execution);
+      double error = 0, slope = 0;
       for (std::int64_t i = 0; i < problem.reference.rows(); ++i)
         for (std::int64_t h = 0; h < c.heads; ++h)
           for (std::int64_t j = 0; j < c.head_size; ++j) {
             const std::int64_t at = (i * c.heads + h) * c.head_size + j;
-            REQUIRE(x.out[at] == doctest::Approx(problem.reference.values[i * c.head_size + j]).epsilon(1e-6));
-            // One key: its probability is 1 whatever the score is.
-            REQUIRE(std::abs(x.dq[at]) < 1e-5);
+            error = std::max(error, std::abs(x.out[at] - problem.reference.values[i * c.head_size + j]));
+            slope = std::max(slope, std::abs(static_cast<double>(x.dq[at])));
           }
+      CHECK(error < 1e-6);
+      CHECK(slope < 1e-5);  // its probability is 1 whatever the score is
     });
   }
 }
@@ -187,12 +190,12 @@ TEST_CASE("huge scores do not overflow") {
     for_each_backend([&](const Execution& execution) {
       const Results x = problem.run(execution);
       for (const std::vector<float>* part : {&x.out, &x.log_sum, &x.dq, &x.dk, &x.dv})
-        for (const float value : *part) REQUIRE(is_finite(value));
+        CHECK(std::all_of(part->begin(), part->end(), is_finite));
     });
   }
 }
 
-TEST_CASE("equal calls give equal bits") {
+TEST_CASE("equal calls give equal bits, and a sequence the same bits alone") {
   for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
     Case c{3, 200, 4, 2, 64};
     c.type = type;
@@ -204,6 +207,17 @@ TEST_CASE("equal calls give equal bits") {
       CHECK(x.dq == y.dq);
       CHECK(x.dk == y.dk);
       CHECK(x.dv == y.dv);
+      // Threads take the blocks in another order each time; here there are fewer.
+      Case first = c;
+      first.sequences = 1;
+      const Results z = Problem(first).run(execution);
+      const auto begins_with = [](const std::vector<float>& all, const std::vector<float>& part) {
+        return std::equal(part.begin(), part.end(), all.begin());
+      };
+      CHECK(begins_with(x.out, z.out));
+      CHECK(begins_with(x.dq, z.dq));
+      CHECK(begins_with(x.dk, z.dk));
+      CHECK(begins_with(x.dv, z.dv));
     });
   }
 }

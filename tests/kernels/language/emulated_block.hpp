@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs the code of a GPU block on the host, one fiber per thread, with the lane layouts of the PTX manual for
-// ldmatrix.x4 and mma.m16n8k16. A fiber runs until it meets the other lanes of its warp (matrix instructions, shuffles)
-// or the other warps (sync). Copies to shared memory take place only when they are waited for, and shared memory starts
-// as NaN: a missing wait or barrier shows as a wrong result.
+// ldmatrix.x4 and mma.m16n8k16. A fiber runs until it meets the other lanes of its warp (matrix instructions,
+// shuffles), a warp until it meets the others (sync). Copies to shared memory take place only when they are waited for,
+// and shared memory starts as NaN: a missing wait or barrier shows as a wrong result.
 #pragma once
 
 #include <ucontext.h>
@@ -62,23 +62,28 @@ struct EmulatedContext {
 
 class EmulatedBlock {
  public:
-  /// Runs body(context) as `threads` threads with `shared` bytes of shared memory. Warps are resumed in descending
-  /// order if `reversed`.
+  /// Runs body(context) as `threads` threads with `shared` bytes of shared memory. The last warp runs first if
+  /// `reversed`.
   EmulatedBlock(int threads, std::int64_t shared, bool reversed, const std::function<void(EmulatedContext&)>& body)
       : fibers_(threads), shared_(shared + 16, 0xff), size_(static_cast<std::uint32_t>(shared)) {
     for (int i = 0; i < threads; ++i) prepare(i);
     body_ = &body;
-    // Every pass resumes each thread that can go on; threads of a warp go on together.
+    // A warp runs as far as it can before the next one.
+    const int warps = threads / 32;
     for (int done = 0; done < threads;) {
       bool progress = false;
-      for (int k = 0; k < threads; ++k) {
-        const int i = reversed ? threads - 1 - k : k;
-        if (fibers_[i].done || !ready(i)) continue;
-        progress = true;
-        swapcontext(&scheduler_, &fibers_[i].state);
-        if (error_) std::rethrow_exception(error_);
-        if (fibers_[i].done) ++done;
-      }
+      for (int k = 0; k < warps; ++k)
+        for (bool again = true; again;) {
+          again = false;
+          const int first = (reversed ? warps - 1 - k : k) * 32;
+          for (int i = first; i < first + 32; ++i) {
+            if (fibers_[i].done || !ready(i)) continue;
+            progress = again = true;
+            swapcontext(&scheduler_, &fibers_[i].state);
+            if (error_) std::rethrow_exception(error_);
+            if (fibers_[i].done) ++done;
+          }
+        }
       if (!progress) throw std::runtime_error("emulated block: the threads wait for each other");
     }
   }

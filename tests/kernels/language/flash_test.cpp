@@ -57,7 +57,7 @@ void check_emulated(const Case& c, bool reversed) {
   a.queries = inputs.from(0), a.keys = inputs.from(columns), a.values = inputs.from(columns + kept);
   a.dq = gradients.from(0), a.dk = gradients.from(columns), a.dv = gradients.from(columns + kept);
   a.out = out.from(0), a.out_gradient = out_gradient.from(0);
-  a.log_sum = log_sum.data(), a.delta = delta.data();
+  a.new_log_sum = log_sum.data(), a.log_sum = log_sum.data(), a.delta = delta.data();
   const auto blocks = [&](std::int64_t heads, int row_tiles) {
     const std::int64_t block_rows = kFlashWarps * 16 * row_tiles;
     return c.sequences * heads * ((c.length + block_rows - 1) / block_rows);
