@@ -32,6 +32,7 @@ constexpr int kGroups = 4;
 constexpr int kTileRows = 64;
 #endif
 constexpr int kBlockRows = kLanes * kGroups;
+static_assert(kKeyBlock % kBlockRows == 0 && kKeyBlock % kTileRows == 0);
 constexpr int kMicroRows = 4;  // rows of a product that are computed together; divides kTileRows and head sizes
 
 KOKKOS_FORCEINLINE_FUNCTION int least(int a, int b) { return a < b ? a : b; }
@@ -390,7 +391,9 @@ void queries_backward(const Execution& execution, const BackwardArguments& a) {
         });
         team.team_barrier();
 
+        const KeptBlocks kept = kept_of(shape, block.sequence, block.head);
         for (int tile = first_tile(block); tile < block.end(); tile += kTileRows) {
+          if (!kept(block.begin, tile)) continue;
           const int count = least(kTileRows, block.end() - tile);
           load_tile(team, a.keys, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.tiles[0]);
           load_tile(team, a.values, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.tiles[1]);
@@ -441,7 +444,9 @@ void keys_backward(const Execution& execution, const BackwardArguments& a) {
         for (std::int64_t head = block.head * sharing; head < (block.head + 1) * sharing; ++head) {
           const std::int64_t column = head * head_size;
           const std::int64_t statistics = (block.sequence * shape.heads + head) * shape.length;
+          const KeptBlocks kept = kept_of(shape, block.sequence, head);
           for (int tile = block.begin / kTileRows * kTileRows; tile < end; tile += kTileRows) {
+            if (!kept(tile, block.begin)) continue;
             const int count = least(kTileRows, end - tile);
             const RowMask mask(block, tile, count);
             if (mask.least_lower >= block.end()) continue;
@@ -504,7 +509,9 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
         });
         for_columns(team, kBlockRows * head_size, [&](int i) { s.sums[i] = 0.0f; });
 
+        const KeptBlocks kept = kept_of(shape, block.sequence, block.head);
         for (int tile = first_tile(block); tile < block.end(); tile += kTileRows) {
+          if (!kept(block.begin, tile)) continue;
           const int count = least(kTileRows, block.end() - tile);
           load_tile(team, keys, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.keys);
           load_tile(team, values, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.values);

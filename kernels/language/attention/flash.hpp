@@ -283,7 +283,7 @@ WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, 
   const std::int64_t key_column = block.head / (a.shape.heads / a.shape.kv_heads) * kHead;
   const int lane = context.thread % 32, warp = context.thread / 32;
   const int own = warp * 16 * kRowTiles;  // first row of this warp in the block
-  const auto stage = [](int tile) { return kQueryBytes + static_cast<std::uint32_t>(tile % 2) * 2 * kTileBytes; };
+  const auto stage = [](int step) { return kQueryBytes + static_cast<std::uint32_t>(step % 2) * 2 * kTileBytes; };
 
   // Rows of this thread: quad and quad + 8 of each row tile. Those past the end are not stored.
   const int first_row = block.begin + own + lane / 4;
@@ -292,14 +292,22 @@ WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, 
   const FlashLower warp_lower(context, block.mask, warp_first, warp_last + 1);
   const int first_tile = FlashLower(context, block.mask, block.begin, block.end).least / kTile;
   const int end_tile = (block.end + kTile - 1) / kTile;
+  const KeptBlocks kept = kept_of(a.shape, block.sequence, block.head);
+  // The next tile from `tile` on that rows of the block read.
+  const auto next = [&](int tile) {
+    if (kept.kept != nullptr)
+      while (tile < end_tile && !kept(block.begin, tile * kTile) && !kept(block.end - 1, tile * kTile)) ++tile;
+    return tile;
+  };
 
-  const auto load = [&](int tile) {
+  const auto load = [&](int tile, int step) {
     const int key = tile * kTile, count = block.end - key;
-    flash_load<kHead, kTile>(context, stage(tile), a.keys, block.first + key, count, key_column);
-    flash_load<kHead, kTile>(context, stage(tile) + kTileBytes, a.values, block.first + key, count, key_column);
+    flash_load<kHead, kTile>(context, stage(step), a.keys, block.first + key, count, key_column);
+    flash_load<kHead, kTile>(context, stage(step) + kTileBytes, a.values, block.first + key, count, key_column);
   };
   flash_load<kHead, kRows>(context, 0, a.queries, block.first + block.begin, block.end - block.begin, column);
-  load(first_tile);
+  int tile = next(first_tile);
+  load(tile, 0);
   context.commit();
 
   float sums[kRowTiles][kHead / 8][4] = {};
@@ -312,15 +320,16 @@ WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, 
       total[r][half] = 0.0f;
     }
 
-  for (int tile = first_tile; tile < end_tile; ++tile) {
-    if (tile + 1 < end_tile) load(tile + 1);
+  for (int step = 0, ahead; tile < end_tile; ++step, tile = ahead) {
+    ahead = next(tile + 1);
+    if (ahead < end_tile) load(ahead, step + 1);
     context.commit();
     context.template wait<1>();
     context.sync();
     const int key = tile * kTile;
-    if (key <= warp_last && key + kTile > warp_lower.least) {
+    if (key <= warp_last && key + kTile > warp_lower.least && kept(warp_first, key)) {
       float s[kRowTiles][kColumnTiles][4] = {};
-      flash_scores<kHead>(context, 0, own, stage(tile), s);
+      flash_scores<kHead>(context, 0, own, stage(step), s);
       if (scale.softcap > 0)
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r)
@@ -368,7 +377,7 @@ WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, 
 #pragma unroll
             for (int i = 2 * half; i < 2 * half + 2; ++i) sums[r][n][i] *= correction;
         }
-      flash_sums<kHead>(context, s, stage(tile) + kTileBytes, sums);
+      flash_sums<kHead>(context, s, stage(step) + kTileBytes, sums);
     }
     context.sync();  // the other buffer may be filled
   }
@@ -422,7 +431,7 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
   const std::int64_t key_column = block.head / (a.shape.heads / a.shape.kv_heads) * kHead;
   const int lane = context.thread % 32, warp = context.thread / 32;
   const int own = warp * 16 * kRowTiles;
-  const auto stage = [](int tile) { return 2 * kRowBytes + static_cast<std::uint32_t>(tile % 2) * 2 * kTileBytes; };
+  const auto stage = [](int step) { return 2 * kRowBytes + static_cast<std::uint32_t>(step % 2) * 2 * kTileBytes; };
 
   const int first_row = block.begin + own + lane / 4;
   const int warp_first = flash_least(block.begin + own, block.end - 1);
@@ -430,15 +439,23 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
   const FlashLower warp_lower(context, block.mask, warp_first, warp_last + 1);
   const int first_tile = FlashLower(context, block.mask, block.begin, block.end).least / kTile;
   const int end_tile = (block.end + kTile - 1) / kTile;
-  const auto load = [&](int tile) {
+  const KeptBlocks kept = kept_of(a.shape, block.sequence, block.head);
+  // The next tile from `tile` on that rows of the block read.
+  const auto next = [&](int tile) {
+    if (kept.kept != nullptr)
+      while (tile < end_tile && !kept(block.begin, tile * kTile) && !kept(block.end - 1, tile * kTile)) ++tile;
+    return tile;
+  };
+  const auto load = [&](int tile, int step) {
     const int key = tile * kTile, count = block.end - key;
-    flash_load<kHead, kTile>(context, stage(tile), a.keys, block.first + key, count, key_column);
-    flash_load<kHead, kTile>(context, stage(tile) + kTileBytes, a.values, block.first + key, count, key_column);
+    flash_load<kHead, kTile>(context, stage(step), a.keys, block.first + key, count, key_column);
+    flash_load<kHead, kTile>(context, stage(step) + kTileBytes, a.values, block.first + key, count, key_column);
   };
   const int count = block.end - block.begin;
   flash_load<kHead, kRows>(context, 0, a.queries, block.first + block.begin, count, column);
   flash_load<kHead, kRows>(context, kRowBytes, a.out_gradient, block.first + block.begin, count, column);
-  load(first_tile);
+  int tile = next(first_tile);
+  load(tile, 0);
   context.commit();
 
   float bound[kRowTiles][2], delta[kRowTiles][2];
@@ -468,16 +485,17 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
       if (lane % 4 == 0 && at < block.end) a.delta[statistics] = sum;
     }
   float sums[kRowTiles][kHead / 8][4] = {};
-  for (int tile = first_tile; tile < end_tile; ++tile) {
-    if (tile + 1 < end_tile) load(tile + 1);
+  for (int step = 0, ahead; tile < end_tile; ++step, tile = ahead) {
+    ahead = next(tile + 1);
+    if (ahead < end_tile) load(ahead, step + 1);
     context.commit();
     context.template wait<1>();
     context.sync();
     const int key = tile * kTile;
-    if (key <= warp_last && key + kTile > warp_lower.least) {
+    if (key <= warp_last && key + kTile > warp_lower.least && kept(warp_first, key)) {
       float s[kRowTiles][kColumnTiles][4] = {}, dp[kRowTiles][kColumnTiles][4] = {};
-      flash_scores<kHead>(context, 0, own, stage(tile), s);
-      flash_scores<kHead>(context, kRowBytes, own, stage(tile) + kTileBytes, dp);
+      flash_scores<kHead>(context, 0, own, stage(step), s);
+      flash_scores<kHead>(context, kRowBytes, own, stage(step) + kTileBytes, dp);
       const bool masked = key < warp_lower.most || key + kTile - 1 > warp_first;
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r)
@@ -493,7 +511,7 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
               if (masked && (at < lower || at > row)) dp[r][n][i] = 0.0f;
             }
         }
-      flash_sums<kHead>(context, dp, stage(tile), sums);
+      flash_sums<kHead>(context, dp, stage(step), sums);
     }
     context.sync();
   }
@@ -514,7 +532,7 @@ WEFT_FLASH_INLINE void flash_keys_backward(Context& context, const FlashArgument
   constexpr std::uint32_t kTileBytes = kTile * kHead * 2, kRowBytes = kRows * kHead * 2;
   constexpr std::uint32_t kStageBytes = 2 * kTileBytes + 2 * kTile * 4;  // queries, gradients, log_sum, delta
   constexpr int kColumnTiles = kTile / 8;
-  static_assert(2 * kTile <= kFlashThreads);
+  static_assert(2 * kTile <= kFlashThreads && kRows == kKeyBlock);
   const FlashBlock block(a.shape, a.shape.kv_heads, kRows, task, false);
   const FlashScale scale(a.shape);
   const std::int64_t key_column = block.head * kHead;
@@ -534,10 +552,19 @@ WEFT_FLASH_INLINE void flash_keys_backward(Context& context, const FlashArgument
       if (FlashLower(context, block.mask, last, flash_least(last + kTile, block.length)).least < block.end) break;
       --tiles;
     }
-  const int steps = sharing * tiles;
-  const auto load = [&](int step) {
-    const std::int64_t head = block.head * sharing + step / tiles;
-    const int query = (first_tile + step % tiles) * kTile, count = block.length - query;
+  // Items: the tiles of one head after the other.
+  const int items = sharing * tiles;
+  const auto head_of = [&](int item) { return block.head * sharing + item / tiles; };
+  const auto query_of = [&](int item) { return (first_tile + item % tiles) * kTile; };
+  // The next item from `item` on that reads the block.
+  const auto next = [&](int item) {
+    if (a.shape.kept.size > 0)
+      while (item < items && !kept_of(a.shape, block.sequence, head_of(item))(query_of(item), block.begin)) ++item;
+    return item;
+  };
+  const auto load = [&](int item, int step) {
+    const std::int64_t head = head_of(item);
+    const int query = query_of(item), count = block.length - query;
     const std::uint32_t to = stage(step);
     flash_load<kHead, kTile>(context, to, a.queries, block.first + query, count, head * kHead);
     flash_load<kHead, kTile>(context, to + kTileBytes, a.out_gradient, block.first + query, count, head * kHead);
@@ -553,17 +580,19 @@ WEFT_FLASH_INLINE void flash_keys_backward(Context& context, const FlashArgument
   const int count = block.end - block.begin;
   flash_load<kHead, kRows>(context, 0, a.keys, block.first + block.begin, count, key_column);
   flash_load<kHead, kRows>(context, kRowBytes, a.values, block.first + block.begin, count, key_column);
-  load(0);
+  int item = next(0);
+  load(item, 0);
   context.commit();
 
   const int warp_first = block.begin + own, warp_last = warp_first + 16 * kRowTiles - 1;
   float dk[kRowTiles][kHead / 8][4] = {}, dv[kRowTiles][kHead / 8][4] = {};
-  for (int step = 0; step < steps; ++step) {
-    if (step + 1 < steps) load(step + 1);
+  for (int step = 0, ahead; item < items; ++step, item = ahead) {
+    ahead = next(item + 1);
+    if (ahead < items) load(ahead, step + 1);
     context.commit();
     context.template wait<1>();
     context.sync();
-    const int query = (first_tile + step % tiles) * kTile;
+    const int query = query_of(item);
     if (query + kTile > warp_first && (window == 0 || query < warp_last + window)) {
       const std::uint32_t from = stage(step);
       const float* log_sum = reinterpret_cast<const float*>(context.shared + from + 2 * kTileBytes);

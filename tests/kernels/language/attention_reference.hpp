@@ -17,6 +17,7 @@ struct Case {
   bool documents = false;
   Scalar type = Scalar::fp32;
   float magnitude = 1;         // of queries and keys
+  bool sparse = false;         // two of three blocks of keys are left out
   std::int64_t document = 37;  // rows per document
 };
 
@@ -24,6 +25,7 @@ struct Case {
 struct Reference {
   kernels::Attention shape;                                 // without first_key
   std::vector<std::int32_t> first_key;                      // [rows], or empty
+  std::vector<std::uint8_t> kept;                           // [sequences, heads, blocks, blocks], or empty
   std::vector<float> packed;                                // [rows, queries | keys | values | gap of NaN]
   std::vector<double> queries, keys, values, out_gradient;  // [rows, heads or kv_heads, head_size]
   std::vector<double> out, log_sum, dq, dk, dv;             // by compute()
@@ -36,7 +38,7 @@ struct Reference {
   /// Random inputs, rounded to the type of the case.
   explicit Reference(const Case& c) {
     shape = {c.sequences, c.length, c.heads, c.kv_heads, c.head_size, 1.0f / std::sqrt(static_cast<float>(c.head_size)),
-             c.softcap,   c.window, {}};
+             c.softcap,   c.window};
     const auto rounded = [&](float x) { return c.type == Scalar::bf16 ? static_cast<float>(kernels::to_bf16(x)) : x; };
     packed = random_floats(rows() * stride(), 1);
     for (std::int64_t i = 0; i < std::ssize(packed); ++i) {
@@ -48,6 +50,13 @@ struct Reference {
     keys = part<double>(packed, query_columns(), key_columns());
     values = part<double>(packed, query_columns() + key_columns(), key_columns());
     for (const float x : random_floats(rows() * query_columns(), 2)) out_gradient.push_back(rounded(x));
+    if (c.sparse) {
+      const std::int64_t blocks = shape.blocks();
+      for (std::int64_t i = 0; i < c.sequences * c.heads * blocks * blocks; ++i) {
+        const bool own = i / blocks % blocks == i % blocks;
+        kept.push_back(own || kernels::philox(3, kernels::Purpose::test, 0, i).word[0] % 3 == 0 ? 1 : 0);
+      }
+    }
     if (c.documents)  // borders shifted from sequence to sequence
       for (std::int64_t b = 0; b < c.sequences; ++b)
         for (std::int64_t i = 0; i < c.length; ++i)
@@ -63,7 +72,10 @@ struct Reference {
     return out;
   }
 
-  bool reads(std::int64_t i, std::int64_t j, std::int64_t sequence) const {
+  bool reads(std::int64_t i, std::int64_t j, std::int64_t sequence, std::int64_t head) const {
+    const std::int64_t blocks = shape.blocks(),
+                       block = (sequence * shape.heads + head) * blocks + i / kernels::kKeyBlock;
+    if (!kept.empty() && kept[block * blocks + j / kernels::kKeyBlock] == 0) return false;
     const std::int64_t first = first_key.empty() ? 0 : first_key[sequence * shape.length + i];
     return first <= j && j <= i && (shape.window == 0 || i - j < shape.window);
   }
@@ -88,10 +100,10 @@ struct Reference {
             score[j] = 0;
             for (std::int64_t c = 0; c < d; ++c) score[j] += shape.scale * queries[query + c] * keys[key(j) + c];
             if (shape.softcap > 0) score[j] = shape.softcap * std::tanh(score[j] / shape.softcap);
-            if (reads(i, j, b)) largest = std::max(largest, score[j]);
+            if (reads(i, j, b, h)) largest = std::max(largest, score[j]);
           }
           for (std::int64_t j = 0; j <= i; ++j) {
-            p[j] = reads(i, j, b) ? std::exp(score[j] - largest) : 0;
+            p[j] = reads(i, j, b, h) ? std::exp(score[j] - largest) : 0;
             total += p[j];
           }
           log_sum[(b * shape.heads + h) * length + i] = largest + std::log(total);

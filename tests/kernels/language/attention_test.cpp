@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/language/attention/attention.hpp"
 
+#include <numeric>
+
 #include "tests/kernels/language/attention_reference.hpp"
 
 namespace weft::testing {
@@ -19,6 +21,7 @@ struct Problem {
   Reference reference;
   TestMatrix inputs, out_gradient;
   DeviceArray<std::int32_t> first_key;
+  DeviceArray<std::uint8_t> kept;
   Attention shape;
 
   explicit Problem(const Case& case_)
@@ -28,8 +31,10 @@ struct Problem {
         out_gradient({reference.out_gradient.begin(), reference.out_gradient.end()}, reference.rows(),
                      reference.query_columns(), c.type),
         first_key(reference.first_key),
+        kept(reference.kept),
         shape(reference.shape) {
     if (c.documents) shape.first_key = first_key.array();
+    if (c.sparse) shape.kept = kept.array();
   }
   AnyMatrix queries(const TestMatrix& packed) const { return packed.view().columns_from(0, reference.query_columns()); }
   AnyMatrix keys(const TestMatrix& packed) const {
@@ -68,6 +73,7 @@ void check_agreement(const Case& c) {
   CAPTURE(c.softcap);
   CAPTURE(c.window);
   CAPTURE(c.documents);
+  CAPTURE(c.sparse);
   CAPTURE(static_cast<int>(c.type));
   Problem problem(c);
   problem.reference.compute();
@@ -99,17 +105,22 @@ TEST_CASE("attention and its gradients agree with the definition, whatever the s
     }
 }
 
-TEST_CASE("window, cap and documents, alone and together") {
-  for (const std::int64_t head_size : {32, 64, 128})
-    for (int features = 1; features < 8; ++features)
-      for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
-        Case c{2, 150, 4, 2, head_size};
-        c.window = (features & 1) != 0 ? 50 : 0;
-        c.softcap = (features & 2) != 0 ? 3.0f : 0.0f;
-        c.documents = (features & 4) != 0;
-        c.type = type;
-        check_agreement(c);
+TEST_CASE("window, cap, documents and sparse blocks, alone and together") {
+  for (int features = 1; features < 16; ++features)
+    for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+      Case c{1, 200, 4, 2, features % 2 == 0 ? 64 : 32};
+      c.window = (features & 1) != 0 ? 90 : 0;
+      c.softcap = (features & 2) != 0 ? 3.0f : 0.0f;
+      c.documents = (features & 4) != 0;
+      c.document = 80;
+      c.sparse = (features & 8) != 0;
+      c.type = type;
+      if (features == 15) {
+        c.sequences = 2;
+        c.head_size = 128;
       }
+      check_agreement(c);
+    }
 }
 
 TEST_CASE("windows and documents of any size") {
@@ -218,6 +229,73 @@ TEST_CASE("equal calls give equal bits, and a sequence the same bits alone") {
       CHECK(begins_with(x.dq, z.dq));
       CHECK(begins_with(x.dk, z.dk));
       CHECK(begins_with(x.dv, z.dv));
+    });
+  }
+}
+
+TEST_CASE("sparse attention that keeps all blocks gives the bits of dense attention") {
+  for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+    Case c{2, 300, 4, 2, 64};
+    c.type = type;
+    const Problem dense(c);
+    c.sparse = true;
+    Problem all(c);
+    for_each_backend([&](const Execution& execution) {
+      const device::Buffer<std::byte> workspace(select_key_blocks_workspace(all.shape));
+      select_key_blocks(execution, all.shape, {1, all.shape.blocks()}, all.queries(all.inputs), all.keys(all.inputs),
+                        all.kept.array(), workspace.array());
+      const Results x = dense.run(execution), y = all.run(execution);
+      CHECK(x.out == y.out);
+      CHECK(x.log_sum == y.log_sum);
+      CHECK(x.dq == y.dq);
+      CHECK(x.dk == y.dk);
+      CHECK(x.dv == y.dv);
+    });
+  }
+}
+
+TEST_CASE("select_key_blocks keeps the local blocks and the best of those before them") {
+  for (const bool documents : {false, true}) {
+    Case c{2, 1000, 4, 2, 16};
+    c.sparse = true;
+    c.documents = documents;
+    c.document = 450;
+    const Problem problem(c);
+    const Reference& r = problem.reference;
+    const BlockChoice choice{2, 3};
+    const std::int64_t blocks = problem.shape.blocks();
+    const auto mean = [&](const std::vector<double>& rows, std::int64_t b, std::int64_t heads, std::int64_t head,
+                          std::int64_t block) {
+      std::vector<double> sum(c.head_size);
+      const std::int64_t end = std::min(c.length, (block + 1) * kKeyBlock);
+      for (std::int64_t i = block * kKeyBlock; i < end; ++i)
+        for (std::int64_t j = 0; j < c.head_size; ++j)
+          sum[j] += rows[((b * c.length + i) * heads + head) * c.head_size + j] / (end - block * kKeyBlock);
+      return sum;
+    };
+    std::vector<std::uint8_t> expected;
+    for (std::int64_t b = 0; b < c.sequences; ++b)
+      for (std::int64_t h = 0; h < c.heads; ++h)
+        for (std::int64_t i = 0; i < blocks; ++i) {
+          const std::int64_t first = documents ? r.first_key[b * c.length + i * kKeyBlock] / kKeyBlock : 0;
+          const std::vector<double> query = mean(r.queries, b, c.heads, h, i);
+          std::vector<std::pair<double, std::int64_t>> candidates;  // by descending score
+          for (std::int64_t j = first; j <= i - choice.local; ++j) {
+            const std::vector<double> key = mean(r.keys, b, c.kv_heads, h / 2, j);
+            candidates.emplace_back(-std::inner_product(query.begin(), query.end(), key.begin(), 0.0), j);
+          }
+          std::sort(candidates.begin(), candidates.end());
+          std::vector<std::uint8_t> flags(blocks);
+          for (std::int64_t j = std::max<std::int64_t>(0, i - choice.local + 1); j <= i; ++j) flags[j] = 1;
+          for (std::int64_t n = 0; n < std::min<std::int64_t>(choice.best, std::ssize(candidates)); ++n)
+            flags[candidates[n].second] = 1;
+          expected.insert(expected.end(), flags.begin(), flags.end());
+        }
+    for_each_backend([&](const Execution& execution) {
+      const device::Buffer<std::byte> workspace(select_key_blocks_workspace(problem.shape));
+      select_key_blocks(execution, problem.shape, choice, problem.queries(problem.inputs), problem.keys(problem.inputs),
+                        problem.kept.array(), workspace.array());
+      CHECK(problem.kept.values() == expected);
     });
   }
 }

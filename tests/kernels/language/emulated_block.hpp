@@ -98,7 +98,7 @@ class EmulatedBlock {
   };
   struct Fiber {
     ucontext_t state;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack;
     EmulatedContext context{};
     bool done = false;
     long warp_arrivals = 0, block_arrivals = 0;  // barriers reached
@@ -114,9 +114,9 @@ class EmulatedBlock {
     void* base = shared_.data();
     std::size_t space = shared_.size();
     fiber.context = {this, i, static_cast<unsigned char*>(std::align(16, size_, base, space))};
-    fiber.stack.resize(kStack);
+    fiber.stack.reset(new char[kStack]);  // not initialised: few of its pages are used
     getcontext(&fiber.state);
-    fiber.state.uc_stack.ss_sp = fiber.stack.data();
+    fiber.state.uc_stack.ss_sp = fiber.stack.get();
     fiber.state.uc_stack.ss_size = kStack;
     fiber.state.uc_link = &scheduler_;
     const auto self = reinterpret_cast<std::uintptr_t>(this);

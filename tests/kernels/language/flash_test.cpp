@@ -44,6 +44,7 @@ void check_emulated(const Case& c, bool reversed) {
   CAPTURE(c.softcap);
   CAPTURE(c.window);
   CAPTURE(c.documents);
+  CAPTURE(c.sparse);
   CAPTURE(reversed);
   Reference r(c);
   r.compute();
@@ -54,6 +55,7 @@ void check_emulated(const Case& c, bool reversed) {
   FlashArguments a{};
   a.shape = r.shape;
   a.shape.first_key = {r.first_key.data(), std::ssize(r.first_key)};
+  a.shape.kept = {r.kept.data(), std::ssize(r.kept)};
   a.queries = inputs.from(0), a.keys = inputs.from(columns), a.values = inputs.from(columns + kept);
   a.dq = gradients.from(0), a.dk = gradients.from(columns), a.dv = gradients.from(columns + kept);
   a.out = out.from(0), a.out_gradient = out_gradient.from(0);
@@ -116,6 +118,16 @@ TEST_CASE("emulated tensor-core attention: window, cap, documents") {
     c.documents = (features & 4) != 0;
     check_emulated<32>(c, features % 2 == 0);
   }
+}
+
+TEST_CASE("emulated tensor-core attention: sparse blocks") {
+  Case c = bf16_case(300, 2, 1, 32);
+  c.sparse = true;
+  check_emulated<32>(c, false);
+  c.length = 140;
+  c.head_size = 64;
+  c.window = 100;
+  check_emulated<64>(c, true);
 }
 
 TEST_CASE("the chunks of eight successive rows of a tile lie in different banks, and no two chunks in one place") {
