@@ -1,49 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/language/attention/attention.hpp"
 
+#include <initializer_list>
+
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
 namespace portable {
-decltype(kernels::attention_workspace) attention_workspace;
-decltype(kernels::attention_backward_workspace) attention_backward_workspace;
 decltype(kernels::attention) attention;
 decltype(kernels::attention_backward) attention_backward;
 }  // namespace portable
 
+namespace cuda {
+decltype(kernels::attention) attention;
+decltype(kernels::attention_backward) attention_backward;
+}  // namespace cuda
+
 namespace {
 
 void check(const Attention& shape) {
-  if (shape.head_size % 8 != 0 || shape.head_size > kLargestHead || shape.head_size < 8)
-    throw Error(ExitCode::internal, "attention: head size is not a multiple of 8 up to 256");
+  if (shape.head_size < 8 || shape.head_size % 8 != 0 || shape.head_size > kLargestHead)
+    throw Error(ExitCode::internal, "attention: the head size is not a multiple of 8 up to 256");
   if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
-    throw Error(ExitCode::internal, "attention: heads do not share the key heads evenly");
+    throw Error(ExitCode::internal, "attention: the number of heads is not a multiple of that of key heads");
+  if (!(shape.scale > 0)) throw Error(ExitCode::internal, "attention: the scale is not positive");
+}
+
+/// Where the call runs: tensor cores take bf16 in rows of whole 16-byte words, and three head sizes.
+Execution place_of(const Execution& execution, const Attention& shape, std::initializer_list<AnyMatrix> matrices) {
+  bool taken = shape.head_size == 32 || shape.head_size == 64 || shape.head_size == 128;
+  for (const AnyMatrix& matrix : matrices)
+    taken = taken && matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 &&
+            reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
+  return taken ? execution : Execution{Backend::portable, execution.stream};
 }
 
 }  // namespace
 
-std::int64_t attention_workspace(const Execution& execution, const Attention& shape, Scalar type) {
-  return portable::attention_workspace(execution, shape, type);
-}
+std::int64_t attention_workspace(const Execution&, const Attention&, Scalar) { return 0; }
 
-std::int64_t attention_backward_workspace(const Execution& execution, const Attention& shape, Scalar type) {
-  return portable::attention_backward_workspace(execution, shape, type);
+std::int64_t attention_backward_workspace(const Execution&, const Attention& shape, Scalar) {
+  // out . out_gradient of each row and head.
+  return shape.rows() * shape.heads * static_cast<std::int64_t>(sizeof(float));
 }
 
 void attention(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
                AnyMatrix out, Array<float> log_sum, Array<std::byte> workspace) {
   check(shape);
-  portable::attention(execution, shape, queries, keys, values, out, log_sum, workspace);
+  const Execution place = place_of(execution, shape, {queries, keys, values, out});
+  dispatch<portable::attention, cuda::attention>(place, shape, queries, keys, values, out, log_sum, workspace);
 }
 
 void attention_backward(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys,
                         AnyMatrix values, AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient,
                         AnyMatrix dq, AnyMatrix dk, AnyMatrix dv, Array<std::byte> workspace) {
   check(shape);
-  portable::attention_backward(execution, shape, queries, keys, values, out, log_sum, out_gradient, dq, dk, dv,
-                               workspace);
+  if (workspace.size < attention_backward_workspace(execution, shape, queries.type))
+    throw Error(ExitCode::internal, "attention_backward: the workspace is too small");
+  const Execution place = place_of(execution, shape, {queries, keys, values, out, out_gradient, dq, dk, dv});
+  dispatch<portable::attention_backward, cuda::attention_backward>(place, shape, queries, keys, values, out, log_sum,
+                                                                   out_gradient, dq, dk, dv, workspace);
 }
 
 }  // namespace weft::kernels

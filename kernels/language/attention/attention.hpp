@@ -9,7 +9,10 @@
 //
 // Backward (delta_i = do_i . o_i):  dv_j = sum p_ij do_i,  ds_ij = p_ij (do_i . v_j - delta_i) [times 1 - (s / c)^2],
 // dq_i = scale sum ds_ij k_j,  dk_j = scale sum ds_ij q_i. Two loops (over query blocks for dq, over key blocks for dk
-// and dv): no atomics, the same bits in every run.
+// and dv): no atomics, the same bits in every run. No matrix of length x length.
+//
+// CUDA: bf16 with head sizes 32, 64 and 128 and rows of whole 16-byte words runs on tensor cores; everything else runs
+// through Kokkos, far slower.
 #pragma once
 
 #include <cstddef>
@@ -19,16 +22,24 @@
 
 namespace weft::kernels {
 
+/// Rows of a block of sparse attention.
+inline constexpr std::int64_t kKeyBlock = 64;
+
 struct Attention {
   std::int64_t sequences = 0, length = 0;  ///< rows = sequences * length
   std::int64_t heads = 0, kv_heads = 0, head_size = 0;
-  float scale = 0;
+  float scale = 0;          ///< > 0
   float softcap = 0;        ///< 0: none
   std::int64_t window = 0;  ///< 0: all earlier keys
-  /// First row, counted within its sequence, that each row may read (start of its document): [rows]. Empty: 0.
-  Array<const std::int32_t> first_key;
+  /// First row, counted within its sequence, that each row may read (start of its document), at most the row itself:
+  /// [rows]. Empty: 0.
+  Array<const std::int32_t> first_key = {};
+  /// Sparse attention: != 0 where a block of kKeyBlock queries reads a block of keys, [sequences, heads, blocks(),
+  /// blocks()] (select_key_blocks). Every block reads itself. Empty: all blocks.
+  Array<const std::uint8_t> kept = {};
 
   std::int64_t rows() const { return sequences * length; }
+  std::int64_t blocks() const { return (length + kKeyBlock - 1) / kKeyBlock; }
 };
 
 /// Largest head size; a multiple of 8.
@@ -47,5 +58,20 @@ void attention(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix 
 void attention_backward(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
                         AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient, AnyMatrix dq, AnyMatrix dk,
                         AnyMatrix dv, Array<std::byte> workspace);
+
+/// Which earlier blocks of keys a block of queries reads (as in MoBA, Lu et al. 2025, per block of queries): the
+/// `local` last ones, its own included, and of those before them the `best` with the largest product of the mean query
+/// and the mean key; equal ones: the earlier. Blocks that the mask hides altogether are not candidates. The mean query
+/// includes rows after a row of the block; keys and values that a row may not read stay hidden. No gradient flows
+/// through the choice.
+struct BlockChoice {
+  std::int64_t local = 1;  ///< >= 1
+  std::int64_t best = 0;
+};
+
+std::int64_t select_key_blocks_workspace(const Attention&);
+/// Overwrites `kept` (Attention::kept). queries, keys: as for `attention`.
+void select_key_blocks(const Execution&, const Attention&, const BlockChoice&, AnyMatrix queries, AnyMatrix keys,
+                       Array<std::uint8_t> kept, Array<std::byte> workspace);
 
 }  // namespace weft::kernels

@@ -14,7 +14,6 @@
 #include "kernels/language/attention/mask.hpp"
 #include "kernels/language/exponential.hpp"
 #include "kernels/portable.hpp"
-#include "kernels/workspace.hpp"
 #if defined(__FMA__) && !defined(KOKKOS_ENABLE_CUDA)
 #include <immintrin.h>
 #endif
@@ -33,6 +32,7 @@ constexpr int kGroups = 4;
 constexpr int kTileRows = 64;
 #endif
 constexpr int kBlockRows = kLanes * kGroups;
+static_assert(kKeyBlock % kBlockRows == 0 && kKeyBlock % kTileRows == 0);
 constexpr int kMicroRows = 4;  // rows of a product that are computed together; divides kTileRows and head sizes
 
 KOKKOS_FORCEINLINE_FUNCTION int least(int a, int b) { return a < b ? a : b; }
@@ -333,7 +333,7 @@ struct BackwardArguments {
   Attention shape;
   AnyMatrix queries, keys, values, out, out_gradient, dq, dk, dv;
   const float* log_sum;
-  float* delta;  ///< [sequences, heads, length], like log_sum
+  float* delta;  ///< out . out_gradient of each row: [sequences, heads, length], like log_sum
 };
 
 /// scores = probabilities, slopes = gradient of the scores before the cap, from scores and from the gradients of the
@@ -391,7 +391,9 @@ void queries_backward(const Execution& execution, const BackwardArguments& a) {
         });
         team.team_barrier();
 
+        const KeptBlocks kept = kept_of(shape, block.sequence, block.head);
         for (int tile = first_tile(block); tile < block.end(); tile += kTileRows) {
+          if (!kept(block.begin, tile)) continue;
           const int count = least(kTileRows, block.end() - tile);
           load_tile(team, a.keys, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.tiles[0]);
           load_tile(team, a.values, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.tiles[1]);
@@ -442,7 +444,9 @@ void keys_backward(const Execution& execution, const BackwardArguments& a) {
         for (std::int64_t head = block.head * sharing; head < (block.head + 1) * sharing; ++head) {
           const std::int64_t column = head * head_size;
           const std::int64_t statistics = (block.sequence * shape.heads + head) * shape.length;
+          const KeptBlocks kept = kept_of(shape, block.sequence, head);
           for (int tile = block.begin / kTileRows * kTileRows; tile < end; tile += kTileRows) {
+            if (!kept(tile, block.begin)) continue;
             const int count = least(kTileRows, end - tile);
             const RowMask mask(block, tile, count);
             if (mask.least_lower >= block.end()) continue;
@@ -505,7 +509,9 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
         });
         for_columns(team, kBlockRows * head_size, [&](int i) { s.sums[i] = 0.0f; });
 
+        const KeptBlocks kept = kept_of(shape, block.sequence, block.head);
         for (int tile = first_tile(block); tile < block.end(); tile += kTileRows) {
+          if (!kept(block.begin, tile)) continue;
           const int count = least(kTileRows, block.end() - tile);
           load_tile(team, keys, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.keys);
           load_tile(team, values, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.values);
@@ -556,29 +562,20 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
       });
 }
 
-std::int64_t attention_workspace(const Execution&, const Attention&, Scalar) { return 0; }
-
-std::int64_t attention_backward_workspace(const Execution&, const Attention& shape, Scalar) {
-  Workspace measure(nullptr);
-  measure.take<float>(shape.rows() * shape.heads);
-  return measure.bytes();
-}
-
 void attention_backward(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys,
                         AnyMatrix values, AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient,
                         AnyMatrix dq, AnyMatrix dk, AnyMatrix dv, Array<std::byte> workspace) {
-  Workspace pieces(workspace.data);
-  const BackwardArguments arguments{shape,
-                                    queries,
-                                    keys,
-                                    values,
-                                    out,
-                                    out_gradient,
-                                    dq,
-                                    dk,
-                                    dv,
-                                    log_sum.data,
-                                    pieces.take<float>(shape.rows() * shape.heads).data};
+  BackwardArguments arguments{shape,
+                              queries,
+                              keys,
+                              values,
+                              out,
+                              out_gradient,
+                              dq,
+                              dk,
+                              dv,
+                              log_sum.data,
+                              reinterpret_cast<float*>(workspace.data)};
   queries_backward(execution, arguments);
   keys_backward(execution, arguments);
 }
