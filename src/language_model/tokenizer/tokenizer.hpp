@@ -30,7 +30,8 @@ class Tokenizer {
                                  std::string_view source);
   /// 256 bytes, then the special symbols.
   static Tokenizer bytes(const std::vector<std::string>& special);
-  static Tokenizer bpe(Bpe model);
+  /// Throws Error(data) "SOURCE: …" for an inconsistent model.
+  static Tokenizer bpe(Bpe model, std::string_view source);
 
   /// From `text()`, or from a Hugging Face tokenizer.json with a byte-level BPE (huggingface.hpp). Throws Error(data)
   /// "SOURCE: …".
