@@ -25,6 +25,9 @@ enum class Purpose : std::uint32_t {
   test = 9,
   benchmark = 10,
   token_window = 11,
+  model_initial = 12,
+  dropout = 13,
+  sampling = 14,
 };
 
 struct Random4 {
