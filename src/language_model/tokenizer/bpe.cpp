@@ -177,22 +177,24 @@ void BpeEncoder::encode_piece(std::string_view piece, std::vector<std::uint32_t>
   for (std::ptrdiff_t at = 0; at != kNone && at < n; at = part(at).next) ids.push_back(part(at).id);
 }
 
-std::vector<std::uint32_t> BpeEncoder::encode(std::string_view text, std::string_view source) const {
+std::vector<std::uint32_t> BpeEncoder::encode(std::string_view text, std::string_view source,
+                                              std::size_t offset) const {
   std::vector<std::uint32_t> ids;
   Workspace work;
   // Piece -> place of its ids in the output.
   std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> cache;
   const auto encode_part = [&](std::string_view part) {
-    splitter_.split(part, source, [&](std::string_view piece) {
-      if (const auto known = cache.find(piece); known != cache.end()) {
-        const auto [begin, count] = known->second;
-        for (std::size_t i = begin; i < begin + count; ++i) ids.push_back(ids[i]);
-        return;
-      }
-      const std::size_t begin = ids.size();
-      encode_piece(piece, ids, work);
-      if (cache.size() < kMostCached) cache.emplace(piece, std::pair(begin, ids.size() - begin));
-    });
+    splitter_.split(part, source, offset + static_cast<std::size_t>(part.data() - text.data()),
+                    [&](std::string_view piece) {
+                      if (const auto known = cache.find(piece); known != cache.end()) {
+                        const auto [begin, count] = known->second;
+                        for (std::size_t i = begin; i < begin + count; ++i) ids.push_back(ids[i]);
+                        return;
+                      }
+                      const std::size_t begin = ids.size();
+                      encode_piece(piece, ids, work);
+                      if (cache.size() < kMostCached) cache.emplace(piece, std::pair(begin, ids.size() - begin));
+                    });
   };
   std::size_t done = 0;
   for (std::size_t at = 0; at < text.size();) {

@@ -40,8 +40,8 @@ class BpeEncoder {
   BpeEncoder(BpeEncoder&&) = default;  // not copied: members refer to the model
 
   const Bpe& model() const { return model_; }
-  /// The text is valid UTF-8.
-  std::vector<std::uint32_t> encode(std::string_view text, std::string_view source) const;
+  /// The text is valid UTF-8; `offset`: of the text in its source, for messages.
+  std::vector<std::uint32_t> encode(std::string_view text, std::string_view source, std::size_t offset = 0) const;
   /// The bytes of an id below model().tokens.size().
   std::string_view bytes_of(std::uint32_t id) const;
 

@@ -134,7 +134,7 @@ class Trainer {
 void PieceCounts::add(std::string_view text, std::string_view source) {
   // Views first: most pieces are known.
   std::unordered_map<std::string_view, std::int64_t> here;
-  splitter_.split(text, source, [&](std::string_view piece) { ++here[piece]; });
+  splitter_.split(text, source, 0, [&](std::string_view piece) { ++here[piece]; });
   for (const auto& [piece, count] : here) counts_[std::string(piece)] += count;
 }
 

@@ -12,7 +12,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMostTokens = std::size_t{1} << 22;
-constexpr std::size_t kLongestPattern = 4096;
 
 class Import {
  public:
@@ -85,8 +84,7 @@ class Import {
       if (type == "Split" && !byte_level && found.empty()) {
         const json* expression = member(*step, "pattern");
         if (expression != nullptr) found = text(*expression, "Regex");
-        if (found.empty() || found.size() > kLongestPattern || text(*step, "behavior") != "Isolated" ||
-            flag(*step, "invert"))
+        if (found.empty() || text(*step, "behavior") != "Isolated" || flag(*step, "invert"))
           throw refuse("has a Split that is not {{\"Regex\"}} with behavior Isolated (not supported)");
         found = pattern_name(found);
       } else if (type == "ByteLevel" && !byte_level) {

@@ -11,8 +11,9 @@ namespace weft::language_model {
 namespace {
 
 // Bounds of one match: backtracking steps, and memory in KiB.
-constexpr std::uint32_t kMatchLimit = 50'000'000;
+constexpr std::uint32_t kMatchLimit = 10'000'000;
 constexpr std::uint32_t kHeapLimit = 256 * 1024;
+constexpr std::size_t kLongestPattern = 4096;
 constexpr std::size_t kSmallestStack = 32 * 1024, kLargestStack = 8 * 1024 * 1024;
 
 // PCRE2's \s contains U+180E, which is no white space since Unicode 6.3; the libraries of the published tokenisers do
@@ -59,6 +60,9 @@ Splitter::Splitter(std::string_view pattern) : name_(pattern) {
   std::string_view text = pattern;
   for (const Named& named : kNamed)
     if (pattern == named.name) text = named.compiled;
+  if (text.size() > kLongestPattern)
+    throw error(ExitCode::data, "the splitting pattern \"{}\" has {} bytes (at most {} are accepted)",
+                printable(name_, 40), text.size(), kLongestPattern);
   int problem = 0;
   PCRE2_SIZE at = 0;
   pcre2_code* const code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
@@ -70,7 +74,7 @@ Splitter::Splitter(std::string_view pattern) : name_(pattern) {
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it is not available, matching interprets the pattern
 }
 
-void Splitter::split(std::string_view text, std::string_view source,
+void Splitter::split(std::string_view text, std::string_view source, std::size_t offset,
                      const std::function<void(std::string_view)>& piece) const {
   const auto* const code = static_cast<const pcre2_code*>(code_.get());
   const auto match = owned(pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
@@ -91,11 +95,11 @@ void Splitter::split(std::string_view text, std::string_view source,
       throw error(ExitCode::data,
                   "{}: the splitting pattern \"{}\" fails at byte {} ({}); is there a very long run of one kind of "
                   "character?",
-                  source, printable(name_), from, message_of(result));
+                  source, printable(name_), offset + from, message_of(result));
     const std::size_t begin = found[0], end = found[1];
     if (begin < done || end <= begin)  // \K in a pattern can move the start
       throw error(ExitCode::data, "{}: the splitting pattern \"{}\" does not advance at byte {}", source,
-                  printable(name_), from);
+                  printable(name_), offset + from);
     if (begin > done) piece(text.substr(done, begin - done));
     piece(text.substr(begin, end - begin));
     from = done = end;

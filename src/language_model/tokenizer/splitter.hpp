@@ -23,8 +23,9 @@ class Splitter {
   explicit Splitter(std::string_view pattern);
 
   /// Calls `piece` with every piece, in order. The text is valid UTF-8. Throws Error(data) "SOURCE: …" if the pattern
-  /// exceeds PCRE2's limits of time and memory. Thread-safe.
-  void split(std::string_view text, std::string_view source, const std::function<void(std::string_view)>& piece) const;
+  /// exceeds PCRE2's limits of time and memory. `offset`: of the text in its source, for the message. Thread-safe.
+  void split(std::string_view text, std::string_view source, std::size_t offset,
+             const std::function<void(std::string_view)>& piece) const;
 
  private:
   std::string name_;

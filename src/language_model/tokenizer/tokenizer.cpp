@@ -24,13 +24,6 @@ std::string code_point_text(std::string_view character, long code) {
   return fmt::format("U+{:04X} (\"{}\")", code, printable(character));
 }
 
-void require_valid(std::string_view text, std::string_view source) {
-  if (const std::size_t at = first_invalid(text); at != text.npos)
-    throw error(ExitCode::data,
-                "{}: byte {} (0x{:02x}) is not valid UTF-8; convert the text, or take data.tokens = \"bytes\"", source,
-                at, static_cast<unsigned char>(text[at]));
-}
-
 /// One id per code point of a corpus.
 struct Characters {
   std::vector<long> codes;       // ascending; id = index
@@ -47,6 +40,13 @@ struct Bytes {};
 
 }  // namespace
 
+void require_utf8(std::string_view text, std::string_view source, std::size_t offset) {
+  if (const std::size_t at = first_invalid(text); at != text.npos)
+    throw error(ExitCode::data,
+                "{}: byte {} (0x{:02x}) is not valid UTF-8; convert the text, or take data.tokens = \"bytes\"", source,
+                offset + at, static_cast<unsigned char>(text[at]));
+}
+
 struct Tokenizer::Model {
   std::variant<Characters, Bytes, BpeEncoder> kind;
   std::vector<std::string> special;  // of characters and bytes; their ids follow those of the text
@@ -61,7 +61,7 @@ struct Tokenizer::Model {
 
 Tokenizer Tokenizer::characters_of(std::string_view corpus, const std::vector<std::string>& special,
                                    std::string_view source) {
-  require_valid(corpus, source);
+  require_utf8(corpus, source);
   std::vector<bool> seen(static_cast<std::size_t>(kCodePoints), false);
   for (std::string_view rest = corpus; !rest.empty();) {
     const Character next = first_character(rest);
@@ -102,15 +102,15 @@ std::int64_t Tokenizer::special(std::string_view name) const {
   return static_cast<std::int64_t>(model_->ordinary()) + (found - model_->special.begin());
 }
 
-std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_view source) const {
+std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_view source, std::size_t offset) const {
   std::vector<std::uint32_t> ids;
   if (std::holds_alternative<Bytes>(model_->kind)) {
     ids.reserve(text.size());
     for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
     return ids;
   }
-  require_valid(text, source);
-  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind)) return bpe->encode(text, source);
+  require_utf8(text, source, offset);
+  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind)) return bpe->encode(text, source, offset);
   const Characters& characters = std::get<Characters>(model_->kind);
   const std::int64_t unknown = special("UNK");
   for (std::size_t at = 0; at < text.size();) {

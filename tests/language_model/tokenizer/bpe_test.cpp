@@ -35,7 +35,7 @@ Bpe trained_on(std::string_view text, std::int64_t size, std::string_view patter
 
 std::vector<std::string> pieces_of(std::string_view text, std::string_view pattern) {
   std::vector<std::string> pieces;
-  Splitter(pattern).split(text, "text", [&](std::string_view piece) { pieces.emplace_back(piece); });
+  Splitter(pattern).split(text, "text", 0, [&](std::string_view piece) { pieces.emplace_back(piece); });
   return pieces;
 }
 
@@ -219,8 +219,8 @@ TEST_CASE("a pattern that exceeds PCRE2's limits, or is none, is refused") {
   CHECK(message_of([] { Splitter("(a"); }).find("cannot be compiled") != std::string::npos);
   CHECK(message_of([] { Splitter("\\C"); }).find("cannot be compiled") != std::string::npos);
   CHECK(message_of([] {
-          Splitter("(a+)+$").split(std::string(64, 'a') + "b", "text.txt", [](std::string_view) {});
-        }).starts_with("text.txt: the splitting pattern \"(a+)+$\" fails at byte 0"));
+          Splitter("(a+)+$").split(std::string(64, 'a') + "b", "text.txt", 7, [](std::string_view) {});
+        }).starts_with("text.txt: the splitting pattern \"(a+)+$\" fails at byte 7"));
 }
 
 TEST_CASE("what an import does not support is refused by name") {
