@@ -372,6 +372,16 @@ bool is_token_file(const std::string& path) {
                      [&](const ForeignFormat& format) { return format.magic == magic; });
 }
 
+bool holds_tokens(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return is_token_file(path);
+  bool tokens = false, activations = false;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    tokens = tokens || has_extension(entry.path());
+    activations = activations || entry.path().filename().string().starts_with("chunk_");
+  }
+  return tokens && !activations;
+}
+
 TokenSet open_tokens(const parallel::World& world, const std::string& path) {
   parallel::note_phase("opening the token files");
   std::optional<TokenSet> set;
