@@ -71,18 +71,22 @@ def shapes(s, vocabulary, sequence):
             if s.norm_position != "post":
                 norm(f"{block}/{part}_norm")
             if part == "attention":
-                linear(f"{block}/query_key_value", queries + 2 * keys, width)
+                linear(f"{block}/attention/query", queries, width)
+                linear(f"{block}/attention/key", keys, width)
+                linear(f"{block}/attention/value", keys, width)
                 if s.qk_norm in ("head", "width"):
-                    result[f"{block}/query_norm/weight"] = (s.head_size if s.qk_norm == "head" else queries,)
-                    result[f"{block}/key_norm/weight"] = (s.head_size if s.qk_norm == "head" else keys,)
+                    result[f"{block}/attention/query_norm/weight"] = (s.head_size if s.qk_norm == "head" else queries,)
+                    result[f"{block}/attention/key_norm/weight"] = (s.head_size if s.qk_norm == "head" else keys,)
                 elif s.qk_norm == "scaled":
-                    result[f"{block}/temperature"] = (1,)
-                linear(f"{block}/attention_output", width, queries)
+                    result[f"{block}/attention/temperature"] = (1,)
+                linear(f"{block}/attention/output", width, queries)
             else:
-                linear(f"{block}/mlp_input", s.d_mlp * (2 if s.mlp in ("swiglu", "geglu") else 1), width)
-                linear(f"{block}/mlp_output", width, s.d_mlp)
+                if s.mlp in ("swiglu", "geglu"):
+                    linear(f"{block}/mlp/gate", s.d_mlp, width)
+                linear(f"{block}/mlp/up", s.d_mlp, width)
+                linear(f"{block}/mlp/down", width, s.d_mlp)
             if s.norm_position != "pre":
-                norm(f"{block}/{part}_output_norm")
+                norm(f"{block}/{part}_post_norm")
     norm("final_norm")
     if not s.tied:
         linear("head", vocabulary, width, bias=False)
@@ -94,7 +98,8 @@ def initial_weights(s, vocabulary, sequence, generator):
     weights = {}
     for name, shape in shapes(s, vocabulary, sequence).items():
         if len(shape) == 2:
-            deviation = 0.02 / np.sqrt(2 * s.layers if name.endswith("_output/weight") else 1)
+            output = name.endswith(("attention/output/weight", "mlp/down/weight"))
+            deviation = 0.02 / np.sqrt(2 * s.layers if output else 1)
             weights[name] = generator.normal(0, deviation, shape)
         else:
             weights[name] = np.zeros(shape) if name.endswith("/bias") else np.ones(shape)
@@ -219,25 +224,28 @@ class Pass:
         if s.qk_norm == "scaled":
             # sqrt(d) x / |x| is the norm without epsilon; keys also times the temperature.
             xhat, through_norm = normalise(x, 0.0)
-            tau = self.weights[f"{block}/temperature"] if side == "key" else np.ones(1)
+            tau = self.weights[f"{block}/attention/temperature"] if side == "key" else np.ones(1)
 
             def backward(dy):
                 if side == "key":
-                    self.add(f"{block}/temperature", np.array([(dy * xhat).sum()]))
+                    self.add(f"{block}/attention/temperature", np.array([(dy * xhat).sum()]))
                 return through_norm(tau * dy)
 
             return tau * xhat, backward
         flat = x if s.qk_norm == "head" else x.reshape(*rows[:2], -1)
         xhat, through_norm = normalise(flat, s.norm_epsilon)
-        y, through_gain = self.gain(f"{block}/{side}_norm", xhat)
+        y, through_gain = self.gain(f"{block}/attention/{side}_norm", xhat)
         return y.reshape(rows), lambda dy: through_norm(through_gain(dy.reshape(flat.shape))).reshape(rows)
 
     def attention(self, block, x, batch):
         s = self.settings
         d, group = s.head_size, s.heads // s.kv_heads
-        packed, through_projection = self.linear(f"{block}/query_key_value", x)
-        heads = packed.reshape(*x.shape[:2], s.heads + 2 * s.kv_heads, d)
-        q, k, v = np.split(heads, [s.heads, s.heads + s.kv_heads], axis=2)
+        in_heads = lambda y: y.reshape(*x.shape[:2], -1, d)
+        side_by_side = lambda y: y.reshape(*x.shape[:2], -1)
+        q, through_query = self.linear(f"{block}/attention/query", x)
+        k, through_key = self.linear(f"{block}/attention/key", x)
+        v, through_value = self.linear(f"{block}/attention/value", x)
+        q, k, v = in_heads(q), in_heads(k), in_heads(v)
         q, through_query_norm = self.query_key_norm(block, "query", q)
         k, through_key_norm = self.query_key_norm(block, "key", k)
         frequencies = s.rope_base ** (-2.0 * np.arange(d // 2) / d) if s.position == "rope" else np.zeros(d // 2)
@@ -256,10 +264,10 @@ class Pass:
         p = np.exp(capped - capped.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         mixed = np.einsum("bhij,bjhd->bihd", p, v_all)
-        y, through_output = self.linear(f"{block}/attention_output", mixed.reshape(*x.shape[:2], -1))
+        y, through_output = self.linear(f"{block}/attention/output", side_by_side(mixed))
 
         def backward(dy):
-            do = through_output(dy).reshape(mixed.shape)
+            do = in_heads(through_output(dy))
             dp = np.einsum("bihd,bjhd->bhij", do, v_all)
             ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * slope / np.sqrt(d)
             sum_group = lambda g: g.reshape(*g.shape[:2], s.kv_heads, group, d).sum(3)
@@ -268,23 +276,24 @@ class Pass:
             dv = sum_group(np.einsum("bhij,bihd->bjhd", p, do))
             if s.position == "rope":
                 dq, dk = rotate(dq, -angle), rotate(dk, -angle)
-            heads = np.concatenate([through_query_norm(dq), through_key_norm(dk), dv], axis=2)
-            return through_projection(heads.reshape(packed.shape))
+            dq, dk = through_query_norm(dq), through_key_norm(dk)
+            return through_query(side_by_side(dq)) + through_key(side_by_side(dk)) + through_value(side_by_side(dv))
 
         return y, backward
 
     def mlp(self, block, x):
         s = self.settings
-        z, through_input = self.linear(f"{block}/mlp_input", x)
+        function = {"gelu": gelu, "geglu": gelu, "swiglu": silu, "relu2": relu2}[s.mlp]
+        up, through_up = self.linear(f"{block}/mlp/up", x)
         if s.mlp in ("swiglu", "geglu"):
-            gate, up = np.split(z, 2, axis=-1)
-            value, slope = (silu if s.mlp == "swiglu" else gelu)(gate)
-            hidden, derivative = value * up, lambda da: np.concatenate([da * up * slope, da * value], axis=-1)
+            gate, through_gate = self.linear(f"{block}/mlp/gate", x)
+            value, slope = function(gate)
+            hidden, through = value * up, lambda da: through_gate(da * up * slope) + through_up(da * value)
         else:
-            hidden, slope = (relu2 if s.mlp == "relu2" else gelu)(z)
-            derivative = lambda da: da * slope
-        y, through_output = self.linear(f"{block}/mlp_output", hidden)
-        return y, lambda dy: through_input(derivative(through_output(dy)))
+            hidden, slope = function(up)
+            through = lambda da: through_up(da * slope)
+        y, through_down = self.linear(f"{block}/mlp/down", hidden)
+        return y, lambda dy: through(through_down(dy))
 
     def sublayer(self, block, part, h, batch):
         """h plus the attention or MLP of a block."""
@@ -295,7 +304,7 @@ class Pass:
         x, through = self.attention(block, x, batch) if part == "attention" else self.mlp(block, x)
         steps.append(through)
         if s.norm_position != "pre":
-            x, through = self.norm(f"{block}/{part}_output_norm", x)
+            x, through = self.norm(f"{block}/{part}_post_norm", x)
             steps.append(through)
 
         def backward(dh):

@@ -117,9 +117,8 @@ class Attention(unittest.TestCase):
         s, weights, batch = problem("grouped queries")
         grouped = m.forward_backward(s, weights, batch).logits
         repeated, twice = dict(weights), lambda w: np.repeat(w.reshape(2, 2, -1), 2, axis=0).reshape(8, -1)
-        for name in ("block_0/query_key_value/weight", "block_1/query_key_value/weight"):
-            q, k, v = np.split(weights[name], [8, 12])
-            repeated[name] = np.concatenate([q, twice(k), twice(v)])
+        for name in (f"block_{layer}/attention/{side}/weight" for layer in range(2) for side in ("key", "value")):
+            repeated[name] = twice(weights[name])
         s.kv_heads = s.heads
         np.testing.assert_allclose(m.forward_backward(s, repeated, batch).logits, grouped, rtol=1e-11, atol=1e-12)
 
