@@ -24,6 +24,10 @@ enum class Purpose : std::uint32_t {
   synthetic = 8,
   test = 9,
   benchmark = 10,
+  token_window = 11,
+  model_initial = 12,
+  dropout = 13,
+  sampling = 14,
 };
 
 struct Random4 {

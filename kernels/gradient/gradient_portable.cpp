@@ -1,76 +1,166 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/contract.hpp"
 #include "kernels/gradient/gradient.hpp"
+#include "kernels/gradient/rows_by_id.hpp"
 #include "kernels/portable.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 namespace {
 
-/// Rows that are summed before the sum is added to the total: bounds the rounding error of long sums.
-constexpr std::int64_t kRowsPerBlock = 128;
-/// Columns that one team sums.
-constexpr int kOwnColumns = 64;
-
 struct ColumnScratch {
-  float block[kOwnColumns], a[kOwnColumns], b[kOwnColumns];
+  float total[kChunkColumns], x[kChunkColumns], g[kChunkColumns];
 };
 
-/// out[j] += sum over n of a[n, j] * b[n, j]; without b (no memory) of a[n, j].
-void add_columns(const Execution& execution, const char* name, AnyMatrix a, AnyMatrix b, Array<float> out) {
+KOKKOS_FORCEINLINE_FUNCTION std::int64_t chunks_of(std::int64_t columns) {
+  return (columns + kChunkColumns - 1) / kChunkColumns;
+}
+
+/// sums[b, j] = sum over the rows n of block b of (x[n, j] - shift[n]) * scale[n] * g[n, j], without x of g[n, j]; then
+/// out[j] += sum over b.
+void add_columns(const Execution& execution, const char* name, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                 Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
+  WEFT_ASSERT(workspace.size >= column_sums_workspace(g.rows, g.columns));
+  const std::int64_t blocks = row_sums(g.rows), chunks = chunks_of(g.columns);
+  const Matrix<float> sums{reinterpret_cast<float*>(workspace.data), blocks, g.columns, g.columns};
   for_teams(
-      execution, name, (out.size + kOwnColumns - 1) / kOwnColumns, sizeof(ColumnScratch),
-      KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t column = team.league_rank() * std::int64_t{kOwnColumns};
-        const int count = smaller(kOwnColumns, out.size - column);
+      execution, name, blocks * chunks, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t block = team.league_rank() / chunks, column = team.league_rank() % chunks * kChunkColumns;
+        const int count = smaller(kChunkColumns, g.columns - column);
         ColumnScratch& buffer = scratch<ColumnScratch>(team);
-        for (std::int64_t begin = 0; begin < a.rows; begin += kRowsPerBlock) {
-          const std::int64_t end = begin + smaller(kRowsPerBlock, a.rows - begin);
-          for_columns(team, count, [&](int c) { buffer.block[c] = 0.0f; });
-          for (std::int64_t n = begin; n < end; ++n) {
-            const float* x = row_chunk(team, a, n, column, count, buffer.a);
-            if (b.data == nullptr) {
-              for_columns(team, count, [&](int c) { buffer.block[c] += x[c]; });
-            } else {
-              const float* y = row_chunk(team, b, n, column, count, buffer.b);
-              for_columns(team, count, [&](int c) { buffer.block[c] += x[c] * y[c]; });
-            }
+        for_columns(team, count, [&](int c) { buffer.total[c] = 0.0f; });
+        const std::int64_t end = smaller((block + 1) * kRowsPerSum, g.rows);
+        for (std::int64_t n = block * kRowsPerSum; n < end; ++n) {
+          const float* gradient = row_chunk(team, g, n, column, count, buffer.g);
+          if (x.data == nullptr) {
+            for_columns(team, count, [&](int c) { buffer.total[c] += gradient[c]; });
+          } else {
+            const float* value = row_chunk(team, x, n, column, count, buffer.x);
+            const float less = shift.data == nullptr ? 0.0f : shift[n], times = scale.data == nullptr ? 1.0f : scale[n];
+            for_columns(team, count, [&](int c) { buffer.total[c] += (value[c] - less) * times * gradient[c]; });
           }
-          for_columns(team, count, [&](int c) { out[column + c] += buffer.block[c]; });
         }
+        for_columns(team, count, [&](int c) { sums(block, column + c) = buffer.total[c]; });
       });
+  for_teams(
+      execution, name, chunks, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t column = team.league_rank() * std::int64_t{kChunkColumns};
+        const int count = smaller(kChunkColumns, sums.columns - column);
+        ColumnScratch& buffer = scratch<ColumnScratch>(team);
+        for_columns(team, count, [&](int c) { buffer.total[c] = 0.0f; });
+        for (std::int64_t block = 0; block < blocks; ++block) {
+          const float* part = sums.row(block) + column;
+          for_columns(team, count, [&](int c) { buffer.total[c] += part[c]; });
+        }
+        for_columns(team, count, [&](int c) { out[column + c] += buffer.total[c]; });
+      });
+}
+
+/// Sorts `w.from` by id (step 1 of rows_by_id.hpp); a block has one thread.
+void sort_rows(const Execution& execution, RowsByIdWorkspace& w, std::int64_t table_rows) {
+  const std::int64_t n = w.from.size, blocks = (n + kSortBlock - 1) / kSortBlock;
+  for (int pass = 0; pass < sort_passes(table_rows); ++pass) {
+    const Array<SortedRow> from = w.from, to = w.to;
+    const Array<std::int32_t> places = w.places;
+    for_teams(
+        execution, "count_digits", blocks, kDigits * sizeof(std::int32_t), KOKKOS_LAMBDA(const Team& team) {
+          auto& count = scratch<std::int32_t[kDigits]>(team);
+          const std::int64_t block = team.league_rank(), end = smaller((block + 1) * kSortBlock, n);
+          once(team, [&] {
+            for (int digit = 0; digit < kDigits; ++digit) count[digit] = 0;
+            for (std::int64_t i = block * kSortBlock; i < end; ++i) ++count[digit_of(from[i].id, pass)];
+            for (int digit = 0; digit < kDigits; ++digit) places[digit * blocks + block] = count[digit];
+          });
+        });
+    Kokkos::parallel_scan(
+        "places", Kokkos::RangePolicy<Space>(space_of(execution), 0, kDigits * blocks),
+        KOKKOS_LAMBDA(std::int64_t i, std::int32_t & sum, bool last) {
+          const std::int32_t count = places[i];
+          if (last) places[i] = sum;
+          sum += count;
+        });
+    for_teams(
+        execution, "move_rows", blocks, kDigits * sizeof(std::int32_t), KOKKOS_LAMBDA(const Team& team) {
+          auto& place = scratch<std::int32_t[kDigits]>(team);
+          const std::int64_t block = team.league_rank(), end = smaller((block + 1) * kSortBlock, n);
+          once(team, [&] {
+            for (int digit = 0; digit < kDigits; ++digit) place[digit] = places[digit * blocks + block];
+            for (std::int64_t i = block * kSortBlock; i < end; ++i) to[place[digit_of(from[i].id, pass)]++] = from[i];
+          });
+        });
+    std::swap(w.from, w.to);
+  }
 }
 
 }  // namespace
 
-void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out) {
-  add_columns(execution, "add_column_sums", g, {}, out);
+void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, Array<std::byte> workspace) {
+  add_columns(execution, "add_column_sums", {}, g, {}, {}, out, workspace);
 }
 
-void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<float> out) {
-  add_columns(execution, "add_column_products", x, g, out);
+void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                         Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
+  add_columns(execution, "add_column_products", x, g, shift, scale, out, workspace);
 }
 
 void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,
-                    Matrix<float> out) {
-  // The team of an id's first occurrence adds all of its rows: each row of `out` has one writer.
+                    Matrix<float> out, Array<std::byte> workspace) {
+  const std::int64_t n = ids.size, blocks = row_sums(n), chunks = chunks_of(out.columns);
+  RowsByIdWorkspace w = rows_by_id_layout(workspace.data, n, out.columns);
+  WEFT_ASSERT(workspace.size >= w.bytes);
+  const Array<SortedRow> rows = w.from;
+  for_all(
+      execution, "table_rows", n, KOKKOS_LAMBDA(std::int64_t i) {
+        rows[i] = {table_row(ids[i], first_row, out.rows), static_cast<std::uint32_t>(i)};
+      });
+  sort_rows(execution, w, out.rows);
+
+  const Array<const SortedRow> sorted = w.from;
+  const Matrix<float> leading{w.leading.data, blocks, out.columns, out.columns},
+      inner{w.inner.data, blocks, out.columns, out.columns};
   for_teams(
-      execution, "add_rows_by_id", ids.size, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t first = team.league_rank();
-        const std::uint32_t id = ids[first];
-        const std::int64_t row = static_cast<std::int64_t>(id) - first_row;
-        if (row < 0 || row >= out.rows) return;
-        for (std::int64_t begin = 0; begin < first; begin += kChunkColumns) {
-          const int count = smaller(kChunkColumns, first - begin);
-          if (sum_columns<int>(team, count, [&](int c) { return ids[begin + c] == id ? 1 : 0; }) > 0) return;
+      execution, "sum_segments", blocks * chunks, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t block = team.league_rank() / chunks, column = team.league_rank() % chunks * kChunkColumns;
+        const int count = smaller(kChunkColumns, out.columns - column);
+        const std::int64_t block_begin = block * kRowsPerSum, block_end = smaller(block_begin + kRowsPerSum, n);
+        ColumnScratch& buffer = scratch<ColumnScratch>(team);
+        std::int64_t begin = run_begin(sorted, block_begin), i = next_segment(begin, block_begin);
+        if (!same_run(sorted, begin, i)) {  // of the run that comes from before no segment begins here
+          for (i = block_begin; i < block_end && same_run(sorted, begin, i);) ++i;
+          begin = i;
         }
-        auto& buffer = scratch<float[kChunkColumns]>(team);
-        for (std::int64_t n = first; n < ids.size; ++n) {
-          if (ids[n] != id) continue;
-          for_chunks(out.columns, out.columns, [&](std::int64_t column, int count) {
-            const float* gradient = row_chunk(team, g, n, column, count, buffer);
-            for_columns(team, count, [&](int c) { out(row, column + c) += gradient[c]; });
-          });
+        while (i < block_end) {
+          const std::uint32_t id = sorted[i].id;
+          if (id == out.rows) return;  // ids of other ranks come last
+          const std::int64_t segment = i;
+          for_columns(team, count, [&](int c) { buffer.total[c] = 0.0f; });
+          for (; i < segment + kRowsPerSum && same_run(sorted, segment, i); ++i) {
+            if (i + 1 < n) prefetch_chunk(g, sorted[i + 1].row, column, count);
+            const float* gradient = row_chunk(team, g, sorted[i].row, column, count, buffer.g);
+            for_columns(team, count, [&](int c) { buffer.total[c] += gradient[c]; });
+          }
+          if (segment > begin)
+            for_columns(team, count, [&](int c) { inner(block, column + c) = buffer.total[c]; });
+          else if (same_run(sorted, segment, i))
+            for_columns(team, count, [&](int c) { leading(block, column + c) = buffer.total[c]; });
+          else
+            for_columns(team, count, [&](int c) { out(id, column + c) += buffer.total[c]; });
+          if (!same_run(sorted, segment, i)) begin = i;
         }
+      });
+  for_teams(
+      execution, "sum_runs", blocks * chunks, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t block = team.league_rank() / chunks, column = team.league_rank() % chunks * kChunkColumns;
+        const int count = smaller(kChunkColumns, out.columns - column);
+        const std::int64_t block_begin = block * kRowsPerSum, last = smaller(block_begin + kRowsPerSum, n) - 1;
+        const std::int64_t begin = run_begin(sorted, last);
+        const std::uint32_t id = sorted[last].id;
+        if (id == out.rows || begin < block_begin || !same_run(sorted, begin, begin + kRowsPerSum)) return;
+        ColumnScratch& buffer = scratch<ColumnScratch>(team);
+        for_columns(team, count, [&](int c) { buffer.total[c] = leading(block, column + c); });
+        for (std::int64_t k = 1; same_run(sorted, begin, begin + k * kRowsPerSum); ++k)
+          for_columns(team, count, [&](int c) { buffer.total[c] += inner(block + k, column + c); });
+        for_columns(team, count, [&](int c) { out(id, column + c) += buffer.total[c]; });
       });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

@@ -46,6 +46,9 @@ constexpr std::int64_t kOutcomes = 4;
 void guard_step(const Execution&, const StepFlags* flags, std::int64_t skip_at_most, StepGuard* guard, AdamStep* step,
                 StepOutcome* outcomes);
 
+/// *flag |= 1 if the value is not finite.
+void flag_not_finite(const Execution&, const double* value, std::int32_t* flag);
+
 /// *squared = *rows / (rows_are_scaled ? gradient_scale^2 : 1) + *bias: the squared norm of the gradient before
 /// clipping, of this rank's parameters. No effect if the step is withheld.
 void join_norms(const Execution&, const double* rows, bool rows_are_scaled, const double* bias, const AdamStep* step,

@@ -22,6 +22,13 @@ void guard_step(const Execution& execution, const StepFlags* flags, std::int64_t
       });
 }
 
+void flag_not_finite(const Execution& execution, const double* value, std::int32_t* flag) {
+  for_all(
+      execution, "flag_not_finite", 1, KOKKOS_LAMBDA(std::int64_t) {
+        if (!Kokkos::isfinite(*value)) *flag |= 1;
+      });
+}
+
 void join_norms(const Execution& execution, const double* rows, bool rows_are_scaled, const double* bias,
                 const AdamStep* step, double* squared) {
   for_all(

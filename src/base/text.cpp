@@ -6,14 +6,6 @@
 #include <limits>
 
 namespace weft {
-namespace {
-
-/// A character at the start of the text: its bytes, 1 if they are not valid UTF-8, and its code point (-1: invalid).
-struct Character {
-  std::size_t bytes = 1;
-  long code = -1;
-};
-
 Character first_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
@@ -30,6 +22,41 @@ Character first_character(std::string_view text) {
   if (code < smallest[bytes] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return {};
   return {bytes, code};
 }
+
+std::size_t first_invalid(std::string_view text) {
+  for (std::size_t at = 0; at < text.size();) {
+    if (static_cast<unsigned char>(text[at]) < 0x80) {
+      ++at;
+      continue;
+    }
+    const Character next = first_character(text.substr(at));
+    if (next.code < 0) return at;
+    at += next.bytes;
+  }
+  return std::string_view::npos;
+}
+
+void append_character(std::string& text, long code) {
+  const auto byte = [&](long value) { text += static_cast<char>(value); };
+  const auto continuation = [&](int shift) { byte(0x80 | (code >> shift & 0x3f)); };
+  if (code < 0x80) {
+    byte(code);
+  } else if (code < 0x800) {
+    byte(0xc0 | code >> 6);
+    continuation(0);
+  } else if (code < 0x10000) {
+    byte(0xe0 | code >> 12);
+    continuation(6);
+    continuation(0);
+  } else {
+    byte(0xf0 | code >> 18);
+    continuation(12);
+    continuation(6);
+    continuation(0);
+  }
+}
+
+namespace {
 
 /// False for what a terminal may interpret: C0, DEL, C1, line separators, and marks that change the direction of text.
 bool harmless(long code) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/commands.hpp"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "kernels/runtime.hpp"
@@ -27,13 +29,20 @@ int call(const Request& request, const parallel::World& world) {
       return benchmark(request, world);
     case Command::report:
       return report(request, world);
+    case Command::lm_train:
+      return language_model_train(request, world);
+    case Command::lm_evaluate:
+      return language_model_evaluate(request, world);
+    case Command::lm_tokenize:
+      return language_model_tokenize(request, world);
   }
   throw error(ExitCode::internal, "a command without a function");
 }
 
 /// True if what the command prints is its result, and not an account of the files that it writes.
 bool prints_its_result(const Request& request) {
-  return request.dry_run || (request.command != Command::train && request.command != Command::synth);
+  return request.dry_run || (request.command != Command::train && request.command != Command::synth &&
+                             request.command != Command::lm_train);
 }
 
 }  // namespace
@@ -56,6 +65,27 @@ void require_directory(const parallel::World& world, const std::string& path, st
       throw error(ExitCode::usage, "{} = \"{}\" is a file (the directory of a dataset is needed); correct the path",
                   origin, path);
   });
+}
+
+checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world) {
+  const std::filesystem::path run = std::filesystem::path(path) / "checkpoints";
+  if (world.on_root([&] { return std::string(checkpoint::is_run(path) ? "run" : ""); }).empty())
+    return checkpoint::open(world.all(), path, checkpoint::Verify::full);
+  auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full, checkpoint::Leftovers::keep);
+  if (!found)
+    throw collective_error(ExitCode::io, "{}: no checkpoint yet (the run has not written one); give another run", path);
+  return *std::move(found);
+}
+
+void require_same_model(const input::Schema& schema, const checkpoint::Found& found, std::string_view allowed) {
+  std::string refused;
+  for (const input::Change& change : input::changed_keys(schema, found.manifest.input, checkpoint::kManifestName))
+    if (change.resume == input::Resume::fixed && change.path != allowed)
+      refused += fmt::format("\n  {} is {}, not {}", change.path, change.before, change.after);
+  if (!refused.empty())
+    throw collective_error(ExitCode::usage,
+                           "{}: trained with other values (they define the run); remove these --set:{}",
+                           found.path.string(), refused);
 }
 
 std::map<std::string, std::string> library_versions() {

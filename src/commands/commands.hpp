@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/resume.hpp"
 #include "commands/request.hpp"
 #include "parallel/world.hpp"
 
@@ -19,12 +20,22 @@ int evaluate(const Request& request, const parallel::World& world);
 int inspect(const Request& request, const parallel::World& world);
 int benchmark(const Request& request, const parallel::World& world);
 int report(const Request& request, const parallel::World& world);
+int language_model_train(const Request& request, const parallel::World& world);
+int language_model_evaluate(const Request& request, const parallel::World& world);
+int language_model_tokenize(const Request& request, const parallel::World& world);
 
 /// Calls the command of the request; returns 0 if the request was only for a text, which has been printed.
 int run(const Request& request, const parallel::World& world);
 
 /// Throws a collective Error(usage) unless `path` is a directory. `origin`: the key or option that names it.
 void require_directory(const parallel::World& world, const std::string& path, std::string_view origin);
+
+/// The checkpoint at `path`: a step directory, or the newest one of a run. Verified. Collective.
+checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world);
+
+/// For commands that use a checkpoint with its input: throws a collective Error(usage) if --set changes keys that define
+/// the run, to which its weights belong; but not for the key `allowed`.
+void require_same_model(const input::Schema& schema, const checkpoint::Found& found, std::string_view allowed = "");
 
 /// Name -> version of every library that computes, communicates or writes, for --version and run.json.
 std::map<std::string, std::string> library_versions();

@@ -27,6 +27,7 @@ weft evaluate CHECKPOINT      quality on validation data, per layer
 weft inspect PATH             list and check the contents of a dataset or checkpoint
 weft benchmark INPUT          time the phases of a step
 weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
+weft lm COMMAND               language models: weft lm --help
 
 Options of commands with an INPUT (a TOML file):
   --set table.key=value       replace a value of the input; repeatable
@@ -60,6 +61,27 @@ Exit codes: 0 finished, 1 internal, 2 input or usage (any path that does not exi
   with more to do (requeue), 93 no progress since the last start, 128+n stopped on
   request by signal n, resumable)";
 
+constexpr const char* language_model_help_text =
+    R"(Weft trains language models: GPT-2- and Llama-style transformers.
+
+weft lm train INPUT           train a model on text; resumes automatically
+weft lm evaluate CHECKPOINT   loss, perplexity and bits per byte on a text
+weft lm tokenize FILES        text to token files (--output DIR)
+
+train (INPUT is a TOML file): --set, --defaults, --print-config, --dry-run, --output,
+  --walltime, --resume, --take-over, --start-id and --profile as in weft --help
+evaluate (the input is the checkpoint's; a run stands for its newest checkpoint):
+  --text FILE                 the text, or token files (default: the run's data.validation)
+  --set, --output             as in weft --help; --output DIR receives evaluation.json
+tokenize:
+  --tokens bytes|PATH         the tokeniser: bytes, or a tokeniser file
+  --train-bpe SIZE            train a byte-level BPE of this vocabulary on FILES first
+  --pattern gpt2|llama3       how it splits text into words (default gpt2)
+  --output DIR                receives the token files and the tokeniser
+  --help, --version           this text; version, revision and libraries
+
+Exit codes: see weft --help)";
+
 std::string version_text() {
   const report::BuildRecord& build = report::build_record;
   std::string text = fmt::format("weft {} ({}{}, {}, {}{}{})", build.version,
@@ -79,9 +101,12 @@ void print_once(const parallel::World& world, const std::string& text) {
 
 struct Declared {
   Command command;
-  const char* name;
+  std::string_view name;  // "train", or with its family "lm train"
   const char* subject;
   bool takes_input;
+
+  std::string_view family() const { return name.substr(0, name.find(' ') == name.npos ? 0 : name.find(' ')); }
+  std::string word() const { return std::string(name.substr(family().empty() ? 0 : family().size() + 1)); }
 };
 constexpr Declared declared[] = {
     {Command::train, "train", "INPUT", true},
@@ -90,7 +115,18 @@ constexpr Declared declared[] = {
     {Command::inspect, "inspect", "PATH", false},
     {Command::benchmark, "benchmark", "INPUT", true},
     {Command::report, "report", "RUN", false},
+    {Command::lm_train, "lm train", "INPUT", true},
+    {Command::lm_evaluate, "lm evaluate", "CHECKPOINT", false},
+    {Command::lm_tokenize, "lm tokenize", "FILES", false},
 };
+constexpr std::string_view kLanguageModels = "lm";
+
+bool is_training(Command command) { return command == Command::train || command == Command::lm_train; }
+bool takes_input(Command command) {
+  for (const Declared& entry : declared)
+    if (entry.command == command) return entry.takes_input;
+  return false;
+}
 
 template <class... Args>
 Error usage(fmt::format_string<Args...> format, Args&&... args) {
@@ -99,27 +135,31 @@ Error usage(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 void add_options(CLI::App& app, Command command, Request& request) {
-  const bool takes_input = command == Command::train || command == Command::synth || command == Command::benchmark;
-  if (takes_input) {
+  const bool evaluates = command == Command::evaluate || command == Command::lm_evaluate;
+  if (takes_input(command)) {
     app.add_flag("--print-config", request.print_config);
     app.add_flag("--defaults", request.defaults);
     app.add_flag("--dry-run", request.dry_run);
   }
   // One value per option: a list would consume the INPUT that follows it.
-  if (takes_input || command == Command::evaluate || command == Command::inspect)
+  if (takes_input(command) || evaluates || command == Command::inspect)
     app.add_option("--set", request.sets)->allow_extra_args(false);
-  if (takes_input || command == Command::evaluate) {
+  if (takes_input(command) || evaluates || command == Command::report || command == Command::lm_tokenize)
     app.add_option("--output", request.output);
-    app.add_flag("--profile", request.profile);
-  }
-  if (command == Command::train) {
+  if (takes_input(command) || command == Command::evaluate) app.add_flag("--profile", request.profile);
+  if (is_training(command)) {
     app.add_option("--resume", request.resume);
     app.add_option("--walltime", request.walltime);
     app.add_flag("--take-over", request.take_over);
     app.add_option("--start-id", request.start_id);
   }
-  if (command == Command::report) app.add_option("--output", request.output);
   if (command == Command::evaluate) app.add_option("--data", request.data);
+  if (command == Command::lm_evaluate) app.add_option("--text", request.text);
+  if (command == Command::lm_tokenize) {
+    app.add_option("--tokens", request.tokens);
+    app.add_option("--train-bpe", request.train_bpe)->check(CLI::Range(1, 1 << 24));
+    app.add_option("--pattern", request.pattern);
+  }
   if (command == Command::benchmark) {
     app.add_option("--compare", request.compare);
     app.add_flag("--tune", request.tune);
@@ -127,7 +167,8 @@ void add_options(CLI::App& app, Command command, Request& request) {
 }
 
 /// The error for arguments that the library did not recognise: a misspelt command or option, or an extra argument.
-Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CLI::App* command) {
+Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CLI::App* command,
+                 const Declared* chosen) {
   std::string first = extras.front();
   for (const std::string& extra : extras)
     if (extra.size() > 1 && extra[0] == '-') {
@@ -140,19 +181,31 @@ Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CL
       if (level != nullptr)
         for (const CLI::Option* option : level->get_options())
           known.insert(known.end(), option->get_lnames().begin(), option->get_lnames().end());
-  } else if (command == nullptr) {
-    for (const Declared& entry : declared) known.push_back(entry.name);
-  } else {
-    return usage("unexpected argument \"{}\" of weft {} (it takes one {})", first, command->get_name(),
+  } else if (chosen != nullptr) {
+    return usage("unexpected argument \"{}\" of weft {} (it takes one {})", first, chosen->name,
                  "argument without an option");
+  } else {
+    const std::string_view family = command == nullptr ? "" : kLanguageModels;
+    for (const Declared& entry : declared)
+      if (entry.family() == family) known.push_back(entry.word());
+    if (command == nullptr) known.emplace_back(kLanguageModels);
   }
   // The dashes are no part of the name: they would make any two options look alike.
   const std::string dashes = first[0] == '-' ? "--" : "";
   const std::string hint =
       input::nearest(std::string_view(first).substr(std::min(first.find_first_not_of('-'), first.size())), known);
   return usage("unknown {} \"{}\"{}{}", dashes.empty() ? "command" : "option", first,
-               command == nullptr ? "" : " of weft " + command->get_name(),
+               chosen != nullptr    ? fmt::format(" of weft {}", chosen->name)
+               : command != nullptr ? " of weft " + command->get_name()
+                                    : "",
                hint.empty() ? "" : fmt::format(" (did you mean \"{}{}\"?)", dashes, hint));
+}
+
+/// The keys of all families: those of transcoders, then the tables of language models that differ from them.
+std::string reference_of_all(const input::Schema& transcoders) {
+  language_model::Configuration configuration;
+  return "# Transcoders\n\n" + input::reference_markdown(transcoders) + "\n# Language models\n\n" +
+         input::reference_markdown(language_model::schema(configuration), &transcoders);
 }
 
 }  // namespace
@@ -182,13 +235,21 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   app.add_flag("--version", version);
   app.add_flag("--defaults", request.defaults);
   app.add_flag("--reference", request.reference)->group("");  // generates documentation: not in the help
-  for (const Declared& entry : declared) {
-    CLI::App* command = app.add_subcommand(entry.name);
+  const auto add_command = [&](CLI::App& parent, const std::string& word) {
+    CLI::App* const command = parent.add_subcommand(word);
     command->set_help_flag();
     command->allow_extras();
     command->add_flag("--help", help);
     command->add_flag("--version", version);
-    command->add_option(entry.subject, request.subject);
+    return command;
+  };
+  CLI::App* const family = add_command(app, std::string(kLanguageModels));
+  for (const Declared& entry : declared) {
+    CLI::App* const command = add_command(entry.family().empty() ? app : *family, entry.word());
+    if (entry.command == Command::lm_tokenize)
+      command->add_option(entry.subject, request.files);
+    else
+      command->add_option(entry.subject, request.subject);
     add_options(*command, entry.command, request);
   }
   try {
@@ -198,24 +259,34 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   }
 
   if (help || version) {
-    print_once(world, help ? help_text : version_text());
+    print_once(world, version ? version_text() : family->parsed() ? language_model_help_text : help_text);
     return request;
   }
   const std::vector<CLI::App*> given = app.get_subcommands();
-  if (const std::vector<std::string> extras = app.remaining(true); !extras.empty())
-    throw unexpected(extras, app, given.empty() ? nullptr : given.front());
-  if (given.size() > 1)
-    throw usage("two commands, \"{}\" and \"{}\" (one at a time)", given[0]->get_name(), given[1]->get_name());
-  if (given.empty() && !request.defaults && !request.reference) throw usage("no command was given");
-
-  const Declared* chosen = &declared[0];  // weft --defaults: those of train
+  // The command itself: weft train, or weft lm train.
+  const CLI::App* const first = given.empty() ? nullptr : given.front();
+  const std::vector<CLI::App*> inner = first == family ? family->get_subcommands() : given;
+  const CLI::App* const command = inner.empty() ? nullptr : inner.front();
+  const Declared* chosen = nullptr;
   for (const Declared& entry : declared)
-    if (!given.empty() && given.front()->get_name() == entry.name) chosen = &entry;
+    if (command != nullptr && entry.word() == command->get_name() &&
+        entry.family() == (first == family ? kLanguageModels : ""))
+      chosen = &entry;
+  if (const std::vector<std::string> extras = app.remaining(true); !extras.empty())
+    throw unexpected(extras, app, command == nullptr ? first : command, chosen);
+  if (given.size() > 1 || inner.size() > 1) {
+    const std::vector<CLI::App*>& two = given.size() > 1 ? given : inner;
+    throw usage("two commands, \"{}\" and \"{}\" (one at a time)", two[0]->get_name(), two[1]->get_name());
+  }
+  if (first == family && chosen == nullptr)
+    throw usage("weft {} needs one of its commands (train, evaluate, tokenize)", kLanguageModels);
+  if (chosen == nullptr && !request.defaults && !request.reference) throw usage("no command was given");
+  if (chosen == nullptr) chosen = &declared[0];  // weft --defaults: those of train
   request.command = chosen->command;
-  if (request.subject.empty() && !request.defaults && !request.reference)
+  if (request.subject.empty() && request.files.empty() && !request.defaults && !request.reference)
     throw usage("weft {} needs its {}", chosen->name, chosen->subject);
-  if (!given.empty())
-    for (const CLI::Option* option : given.front()->get_options())
+  if (command != nullptr)
+    for (const CLI::Option* option : command->get_options())
       if (option->nonpositional() && option->count() > 0 && option->get_items_expected_max() > 0 &&
           option->results().back().empty())
         throw usage("{} is empty (it takes a value); give one, or leave the option out", option->get_name());
@@ -228,7 +299,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
     Input input;
     const input::Schema keys = schema(input, request.command);
     if (request.print_config && !request.defaults) read_input(request, keys, world);
-    std::string text = request.reference  ? input::reference_markdown(keys)
+    std::string text = request.reference  ? reference_of_all(keys)
                        : request.defaults ? input::defaults(keys)
                                           : input::print(keys);
     text.pop_back();  // the newline that printing adds
@@ -239,6 +310,11 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
 }
 
 input::Schema schema(Input& input, Command command) {
+  if (command == Command::lm_train || command == Command::lm_evaluate) {
+    input::Schema keys = language_model::schema(input.language);
+    if (command == Command::lm_train) keys.at("data.train").required("\"data/text.txt\"");
+    return keys;
+  }
   input::Schema keys = transcoder::schema(input.configuration);
   if (command == Command::train) keys.at("data.train").required("\"data/train\"");
   dataset::add_keys(keys, input.synthetic);

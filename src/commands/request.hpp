@@ -11,6 +11,7 @@
 #include "dataset/activations/synthetic.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
+#include "language_model/settings.hpp"
 #include "parallel/world.hpp"
 #include "transcoder/benchmark/settings.hpp"
 #include "transcoder/settings.hpp"
@@ -18,12 +19,13 @@
 namespace weft::commands {
 
 /// `nothing`: the command line requested a text (--help, --version), which was printed.
-enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report };
+enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report, lm_train, lm_evaluate, lm_tokenize };
 
 /// The command line. Long options only; the help text (request.cpp) describes them.
 struct Request {
   Command command = Command::nothing;
   std::string subject;            ///< INPUT, CHECKPOINT, PATH or RUN; "" with --defaults
+  std::vector<std::string> files;  ///< lm tokenize: FILES
   std::string input_text;         ///< contents of INPUT, for the commands that take one
   std::vector<std::string> sets;  ///< --set table.key=value, in order
   bool print_config = false;
@@ -38,6 +40,10 @@ struct Request {
   std::string start_id;         ///< train: recorded in run.json as start_id
   std::string output;           ///< "" or DIR; report: FILE
   std::string data;             ///< evaluate: DIR
+  std::string text;             ///< lm evaluate: "" or FILE
+  std::string tokens;           ///< lm tokenize: "" or the tokeniser, as data.tokens
+  std::int64_t train_bpe = 0;   ///< lm tokenize: size of the vocabulary; 0 = none is trained
+  std::string pattern;          ///< lm tokenize: "" or gpt2 | llama3
   std::string compare;          ///< benchmark: "" or FILE
   std::string command_line;     ///< as given, for the record
 };
@@ -50,6 +56,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world);
 /// a member here, and its keys in `schema`.
 struct Input {
   transcoder::Configuration configuration;
+  language_model::Configuration language;  ///< of the commands `weft lm`
   dataset::SyntheticSettings synthetic;
   transcoder::BenchmarkSettings benchmark;
 };
@@ -68,7 +75,7 @@ void read_input(const Request& request, const input::Schema& schema, const paral
 /// result is what it prints. A reader that has read enough (`weft inspect RUN | head`) is no error.
 void require_printed();
 
-/// The name of a command on the command line.
+/// The name of a command on the command line: "train", "lm train".
 std::string_view name(Command command);
 
 }  // namespace weft::commands

@@ -45,7 +45,7 @@ void add_keys(Schema& schema, Settings& device, Precision& precision) {
       .free();
   schema
       .add("device.precision", precision, {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
-           "type of products, partial reconstructions and gradient rows; sums are fp32 in both")
+           "type of activations, products and gradient rows; sums are fp32 in both")
       .free();
   schema
       .add("device.graphs", device.graphs,
@@ -55,11 +55,6 @@ void add_keys(Schema& schema, Settings& device, Precision& precision) {
       .add("device.algorithms", device.algorithms,
            "on a GPU: file written by weft benchmark --tune; \"\" = the dense library's first proposal")
       .path_name()
-      .free();
-  schema.add("device.tile", device.tile, "pre-activations made at a time; 0 = as many as suit the processor or GPU")
-      .in("MiB")
-      .at_least(0)
-      .at_most(1 << 16)
       .free();
   schema
       .add("device.memory", device.memory,
@@ -81,6 +76,16 @@ void add_keys(Schema& schema, Settings& device, Precision& precision) {
     return "device.backend = \"cuda\" with device.precision = \"fp32\" (the hand-written kernels compute in bf16); "
            "take precision = \"bf16\" or backend = \"portable\"";
   });
+}
+
+/// device.tile, of models with features.
+template <class Schema>
+void add_tile_key(Schema& schema, Settings& device) {
+  schema.add("device.tile", device.tile, "pre-activations made at a time; 0 = as many as suit the processor or GPU")
+      .in("MiB")
+      .at_least(0)
+      .at_most(1 << 16)
+      .free();
 }
 
 }  // namespace weft::device

@@ -54,6 +54,22 @@ std::string markdown(const std::string& text) {
   return out;
 }
 
+/// The keys of a table, one row each.
+std::string keys_markdown(const Schema& schema, const Table& table) {
+  std::string out = "| key | type | default | allowed | unit | on resume | meaning |\n|---|---|---|---|---|---|---|\n";
+  for (const Key& key : schema.keys()) {
+    if (key.table != table.name) continue;
+    constexpr const char* on_resume[] = {"fixed", "free", "with `resume.accept_changed`"};
+    out += fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", key.name, type_name(key),
+                       key.must_be_given ? "required"
+                       : key.derive      ? markdown(key.derivation)
+                                         : fmt::format("`{}`", markdown(toml_of(key, key.initial))),
+                       markdown(range_text(key)), key.unit, on_resume[static_cast<int>(key.resume)],
+                       markdown(key.help));
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string toml_value(const Value& value) {
@@ -108,8 +124,12 @@ std::string defaults(const Schema& schema) {
     out += fmt::format("[{}]\n", table.name);
     for (const Key& key : schema.keys()) {
       if (key.table != table.name) continue;
-      out += fmt::format("# {}{}\n{} = {}\n", description(key), key.must_be_given ? " (required: no default)" : "",
-                         key.name, key.must_be_given ? key.example : toml_of(key, key.initial));
+      if (key.derive)
+        out += fmt::format("# {}; default: {}\n# {} = {}\n", description(key), key.derivation, key.name,
+                           toml_of(key, key.initial));
+      else
+        out += fmt::format("# {}{}\n{} = {}\n", description(key), key.must_be_given ? " (required: no default)" : "",
+                           key.name, key.must_be_given ? key.example : toml_of(key, key.initial));
     }
   }
   return out;
@@ -122,22 +142,18 @@ nlohmann::ordered_json to_json(const Schema& schema) {
   return out;
 }
 
-std::string reference_markdown(const Schema& schema) {
+std::string reference_markdown(const Schema& schema, const Schema* base) {
   std::string out;
+  std::vector<std::string> same;
   for (const Table& table : schema.tables()) {
-    out += fmt::format("{}## `[{}]`\n\n", out.empty() ? "" : "\n", table.name);
-    if (!table.help.empty()) out += table.help + "\n\n";
-    out += "| key | type | default | allowed | unit | on resume | meaning |\n|---|---|---|---|---|---|---|\n";
-    for (const Key& key : schema.keys()) {
-      if (key.table != table.name) continue;
-      constexpr const char* on_resume[] = {"fixed", "free", "with `resume.accept_changed`"};
-      out +=
-          fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", key.name, type_name(key),
-                      key.must_be_given ? "required" : fmt::format("`{}`", markdown(toml_of(key, key.initial))),
-                      markdown(range_text(key)), key.unit, on_resume[static_cast<int>(key.resume)], markdown(key.help));
-    }
+    const std::string keys = keys_markdown(schema, table);
+    if (base != nullptr && base->has_table(table.name) && keys_markdown(*base, table) == keys)
+      same.push_back(fmt::format("`[{}]`", table.name));
+    else
+      out += fmt::format("{}## `[{}]`\n\n{}{}", out.empty() ? "" : "\n", table.name,
+                         table.help.empty() ? "" : table.help + "\n\n", keys);
   }
-  return out;
+  return same.empty() ? out : fmt::format("The tables {} are those above.\n\n{}", fmt::join(same, ", "), out);
 }
 
 }  // namespace weft::input

@@ -22,8 +22,8 @@ std::string defaults(const Schema& schema);
 /// Current values by table and key, for run.json.
 nlohmann::ordered_json to_json(const Schema& schema);
 
-/// One table of keys for each table of the input, in Markdown.
-std::string reference_markdown(const Schema& schema);
+/// One table of keys for each table of the input, in Markdown. Tables that are the same in `base` are named only.
+std::string reference_markdown(const Schema& schema, const Schema* base = nullptr);
 
 /// "integer", "number", "string", …
 std::string type_name(const Key& key);

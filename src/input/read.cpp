@@ -361,6 +361,8 @@ class Reader {
       const auto value = values_.find(key.path());
       key.store(value == values_.end() ? key.initial : value->second);
     }
+    for (const Key& key : schema_.keys())
+      if (key.derive && !values_.count(key.path())) key.store(key.derive());
     for (const Rule& rule : schema_.rules()) check(rule, overrides);
     problems_.throw_if_any();
   }

@@ -49,6 +49,11 @@ Key& Key::required(std::string toml_example) {
   example = std::move(toml_example);
   return *this;
 }
+Key& Key::derived(std::string how, std::function<Value()> value) {
+  derivation = std::move(how);
+  derive = std::move(value);
+  return *this;
+}
 Key& Key::free() {
   resume = Resume::free;
   return *this;

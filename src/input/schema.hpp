@@ -57,6 +57,8 @@ struct Key {
   bool must_be_given = false;
   bool is_path = false;
   Resume resume = Resume::fixed;
+  std::function<Value()> derive;   ///< the value of a key that the input does not give; empty: `initial`
+  std::string derivation;          ///< how, for templates and documentation: "of the preset"
   std::function<void(const Value&)> store;  ///< assigns a checked value to the member
   std::function<Value()> load;              ///< current value of the member
 
@@ -74,6 +76,8 @@ struct Key {
   Key& path_name();
   /// No default: a missing key is an error. The template shows `toml_example`.
   Key& required(std::string toml_example);
+  /// Where the input does not give the key, its value follows from keys that were added before it.
+  Key& derived(std::string how, std::function<Value()> value);
   Key& free();
   Key& changeable();
 };

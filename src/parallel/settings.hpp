@@ -37,6 +37,16 @@ struct Settings {
   ExchangeSettings exchange;
 };
 
+/// parallel.timeout: every run has a watchdog.
+template <class Schema>
+void add_timeout_key(Schema& schema, Settings& parallel) {
+  schema
+      .add("parallel.timeout", parallel.timeout, "the job ends when a rank makes no progress for this long; 0 = never")
+      .in("seconds")
+      .at_least(0)
+      .free();
+}
+
 /// The keys of the table, bound to the settings, which must outlive the schema. A template because input::Schema is in
 /// a higher module.
 template <class Schema>
@@ -54,11 +64,7 @@ void add_keys(Schema& schema, Settings& parallel) {
       .at_least(1)
       .at_most(1 << 20)
       .free();
-  schema
-      .add("parallel.timeout", parallel.timeout, "the job ends when a rank makes no progress for this long; 0 = never")
-      .in("seconds")
-      .at_least(0)
-      .free();
+  add_timeout_key(schema, parallel);
   schema.add("parallel.world", parallel.world, "plan for this many ranks; 0 = those of this job; with --dry-run only")
       .in("ranks")
       .at_least(0)

@@ -37,15 +37,6 @@ std::pair<std::int64_t, std::int64_t> state_of_file(const std::string& path) {
   return {status.st_size, status.st_mtim.tv_sec * std::int64_t{1'000'000'000} + status.st_mtim.tv_nsec};
 }
 
-Handle open_sound(const std::string& path) {
-  try {
-    return open_file(path);
-  } catch (const Error& failure) {
-    const std::string why = failure.what();
-    throw error(ExitCode::data, "{}{}", why, why.find("; ") == std::string::npos ? "; is the file truncated?" : "");
-  }
-}
-
 /// "layer_12" -> 12; -1 for any other name.
 std::int64_t layer_number(std::string_view name) {
   if (!name.starts_with("layer_")) return -1;
@@ -73,18 +64,6 @@ std::string text_or_empty(hid_t object, const std::string& name) {
   return has_attribute(object, name) ? read_text_attribute(object, name) : std::string();
 }
 
-/// Converts Error(io) of HDF5 to Error(data): once a file is open, errors mean damage.
-template <class Read>
-auto with_damage_as_data_error(const std::string& path, Read&& read) {
-  try {
-    return read();
-  } catch (const Error& failure) {
-    if (failure.code() != ExitCode::io) throw;
-    const std::string_view why = failure.what();
-    throw error(ExitCode::data, "{}{}; is the file damaged?", why.starts_with(path) ? "" : path + ": ", why);
-  }
-}
-
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -96,7 +75,7 @@ std::string dataset_name(Side side, std::int64_t layer) {
 ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.string()) {
   std::tie(bytes_, modified_) = state_of_file(path_);
   const Lock lock;
-  file_ = open_sound(path_);
+  file_ = open_data_file(path_);
   with_damage_as_data_error(path_, [&] { read_headers(); });
 }
 

@@ -94,6 +94,15 @@ Handle open_file(const std::filesystem::path& path) {
   return Handle(id, H5Fclose, path.string());
 }
 
+Handle open_data_file(const std::filesystem::path& path) {
+  try {
+    return open_file(path);
+  } catch (const Error& failure) {
+    const std::string why = failure.what();
+    throw error(ExitCode::data, "{}{}", why, why.find("; ") == std::string::npos ? "; is the file truncated?" : "");
+  }
+}
+
 Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes) {
   const Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.hpp"
 #include "kernels/array.hpp"
 
 namespace weft::storage {
@@ -52,6 +53,19 @@ void check(herr_t status, std::string_view what);
 
 /// Opens a regular file read-only. The message says so if this library is too old for the file.
 Handle open_file(const std::filesystem::path& path);
+/// The same for data that somebody else may have written: throws Error(data).
+Handle open_data_file(const std::filesystem::path& path);
+/// Runs `read` on an open file; its Error(io) becomes Error(data) "PATH: …; is the file damaged?".
+template <class Read>
+auto with_damage_as_data_error(const std::string& path, Read&& read) {
+  try {
+    return read();
+  } catch (const Error& failure) {
+    if (failure.code() != ExitCode::io) throw;
+    const std::string_view why = failure.what();
+    throw error(ExitCode::data, "{}{}; is the file damaged?", why.starts_with(path) ? "" : path + ": ", why);
+  }
+}
 /// Creates a new file; never overwrites. Version bounds are 1.10..1.10: all supported libraries read it, and its
 /// metadata checksums detect bit flips. Metadata are stored in blocks of `metadata_bytes`, the first one at the start
 /// of the file; 2048 is the default of HDF5.

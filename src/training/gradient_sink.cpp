@@ -19,16 +19,47 @@ std::int64_t aligned(std::int64_t elements) {
   return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
 }
 
-/// Workspace of a parameter's product, for rows in fp32 or bf16.
-std::int64_t workspace_bytes(const ParameterSpec& spec, const RowParts& parts, std::int64_t max_rows) {
+/// Where the gradients of parameters begin, in elements, and the end. Those of one group follow one another, so that one
+/// product can form them.
+struct Layout {
+  std::vector<std::int64_t> begin;
+  std::int64_t elements = 0;
+  std::int64_t workspace = 0;  ///< bytes
+};
+
+/// Workspace of a parameter's gradient in any form, for rows in fp32 or bf16.
+std::int64_t workspace_bytes(const ParameterSpec& spec, std::int64_t held, std::int64_t max_rows) {
   using kernels::Scalar;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = spec.is_matrix() ? kernels::rows_by_id_workspace(max_rows, spec.columns())
+                                        : kernels::column_sums_workspace(max_rows, held);
   if (spec.is_matrix())
     for (const Scalar a : {Scalar::fp32, Scalar::bf16})
       for (const Scalar b : {Scalar::fp32, Scalar::bf16})
         bytes =
-            std::max(bytes, kernels::gemm_workspace(a, b, Scalar::fp32, parts.held.size(), spec.columns(), max_rows));
+            std::max(bytes, kernels::gemm_workspace(a, b, Scalar::fp32, held, spec.columns(), max_rows));
   return bytes;
+}
+
+/// parts(i): of parameter i.
+template <class Parts>
+Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, const Parts& parts) {
+  Layout layout;
+  std::int64_t end = 0, held_by_group = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const bool continues = i > 0 && !specs[i].group.empty() && specs[i].group == specs[i - 1].group;
+    const std::int64_t held = parts(i).held.size();
+    held_by_group = held + (continues ? held_by_group : 0);
+    layout.begin.push_back(continues ? end : aligned(end));
+    end = layout.begin.back() + held * specs[i].columns();
+    layout.workspace = std::max(layout.workspace, workspace_bytes(specs[i], held_by_group, max_rows));
+  }
+  layout.elements = (end + AccumulatingSink::kRow - 1) / AccumulatingSink::kRow * AccumulatingSink::kRow;
+  return layout;
+}
+
+Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, const parallel::GridShape& grid,
+                 std::int64_t rank) {
+  return layout_of(specs, max_rows, [&](std::size_t i) { return row_parts(specs[i], grid, rank); });
 }
 
 /// Why rows do not fit the part [held, columns] of a parameter; "" if they do.
@@ -48,6 +79,9 @@ const char* misfit(const GradientRows& rows, const ParameterSpec& spec, std::int
       return rows.gradients.columns == held ? "" : "the columns do not match";
     case Form::column_product:
       if (rows.inputs.columns != held || rows.gradients.columns != held) return "the columns do not match";
+      for (const kernels::Array<const float>& statistic : {rows.row_shift, rows.row_scale})
+        if (statistic.data != nullptr && statistic.size != rows.gradients.rows)
+          return "there are not as many statistics as rows";
       break;
   }
   return rows.inputs.rows == rows.gradients.rows ? "" : "inputs and gradients have different numbers of rows";
@@ -58,26 +92,23 @@ const char* misfit(const GradientRows& rows, const ParameterSpec& spec, std::int
 AccumulatingSink::AccumulatingSink(const Parameters& parameters, const kernels::Execution& execution,
                                    std::int64_t max_rows)
     : parameters_(parameters), execution_(execution) {
-  std::int64_t elements = 0, workspace = 0;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    begin_.push_back(elements);
-    elements += aligned(parameters.parts(i).held.size() * parameters.specs()[i].columns());
-    workspace = std::max(workspace, workspace_bytes(parameters.specs()[i], parameters.parts(i), max_rows));
-  }
-  gradients_ = device::Buffer<float>(elements);
-  workspace_ = device::Buffer<std::byte>(workspace);
+  Layout layout =
+      layout_of(parameters.specs(), max_rows, [&](std::size_t i) -> const RowParts& { return parameters.parts(i); });
+  begin_ = std::move(layout.begin);
+  gradients_ = device::Buffer<float>(layout.elements);
+  workspace_ = device::Buffer<std::byte>(layout.workspace);
   clear();
 }
 
 std::int64_t AccumulatingSink::bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
                                      std::int64_t rank, std::int64_t max_rows) {
-  std::int64_t elements = 0, workspace = 0;
-  for (const ParameterSpec& spec : specs) {
-    const RowParts parts = row_parts(spec, grid, rank);
-    elements += aligned(parts.held.size() * spec.columns());
-    workspace = std::max(workspace, workspace_bytes(spec, parts, max_rows));
-  }
-  return 4 * elements + workspace;
+  const Layout layout = layout_of(specs, max_rows, grid, rank);
+  return 4 * layout.elements + layout.workspace;
+}
+
+std::int64_t AccumulatingSink::elements(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
+                                        std::int64_t rank) {
+  return layout_of(specs, 0, grid, rank).elements;
 }
 
 void AccumulatingSink::clear() { device::zero(execution_, gradients_.data(), gradients_.bytes()); }
@@ -85,23 +116,45 @@ void AccumulatingSink::clear() { device::zero(execution_, gradients_.data(), gra
 void AccumulatingSink::take(const GradientRows& rows) {
   const ParameterSpec& spec = parameters_.specs()[rows.parameter];
   const parallel::Range held = parameters_.parts(rows.parameter).held;
-  if (const std::string why = misfit(rows, spec, held.size()); !why.empty())
+  if (const std::string why = misfit(rows, spec, held_by(rows)); !why.empty())
     throw error(ExitCode::internal, "gradient rows do not fit parameter \"{}\" ({})", spec.name, why);
   const kernels::AnyMatrix &x = rows.inputs, &g = rows.gradients;
+  const kernels::Array<std::byte> workspace = workspace_.array();
+  const auto matrix_of_all = [&]() -> kernels::Matrix<float> {
+    return {gradients_.data() + begin_[rows.parameter], held_by(rows), spec.columns(), spec.columns()};
+  };
+  const auto vector_of_all = [&]() -> kernels::Array<float> {
+    return {gradients_.data() + begin_[rows.parameter], held_by(rows)};
+  };
   switch (rows.form) {
     case Form::product: {
-      const kernels::Matrix<float> out = matrix(rows.parameter);
+      const kernels::Matrix<float> out = matrix_of_all();
       return kernels::gemm(execution_, 1, spec.transposed() ? x : g, kernels::Form::transposed,
                            spec.transposed() ? g : x, kernels::Form::plain, 1,
-                           {out.data, kernels::Scalar::fp32, out.rows, out.columns, out.stride}, workspace_.array());
+                           {out.data, kernels::Scalar::fp32, out.rows, out.columns, out.stride}, workspace);
     }
     case Form::lookup:
-      return kernels::add_rows_by_id(execution_, rows.ids, g, held.begin, matrix(rows.parameter));
+      return kernels::add_rows_by_id(execution_, rows.ids, g, held.begin, matrix_of_all(), workspace);
     case Form::column_sum:
-      return kernels::add_column_sums(execution_, g, vector(rows.parameter));
+      return kernels::add_column_sums(execution_, g, vector_of_all(), workspace);
     case Form::column_product:
-      return kernels::add_column_products(execution_, x, g, vector(rows.parameter));
+      return kernels::add_column_products(execution_, x, g, rows.row_shift, rows.row_scale, vector_of_all(), workspace);
   }
+}
+
+/// Held rows of the parameters that take their gradients together. Throws Error(internal) unless they are of one group.
+std::int64_t AccumulatingSink::held_by(const GradientRows& rows) const {
+  const std::span<const ParameterSpec> specs = parameters_.specs();
+  const ParameterSpec& first = specs[rows.parameter];
+  std::int64_t held = parameters_.parts(rows.parameter).held.size();
+  for (std::size_t i = rows.parameter + 1; i < rows.parameter + rows.count; ++i) {
+    if (i >= specs.size() || first.group.empty() || specs[i].group != first.group || first.transposed() ||
+        specs[i].columns() != first.columns() || specs[i].is_matrix() != first.is_matrix())
+      throw error(ExitCode::internal, "parameters from \"{}\" on are not {} of one group with one number of columns",
+                  first.name, rows.count);
+    held += parameters_.parts(i).held.size();
+  }
+  return held;
 }
 
 kernels::Matrix<float> AccumulatingSink::matrix(std::size_t parameter) const {
@@ -111,6 +164,10 @@ kernels::Matrix<float> AccumulatingSink::matrix(std::size_t parameter) const {
 
 kernels::Array<float> AccumulatingSink::vector(std::size_t parameter) const {
   return {gradients_.data() + begin_[parameter], parameters_.parts(parameter).held.size()};
+}
+
+kernels::Matrix<const float> AccumulatingSink::all() const {
+  return {gradients_.data(), gradients_.size() / kRow, kRow, kRow};
 }
 
 }  // namespace weft::training

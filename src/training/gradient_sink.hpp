@@ -6,6 +6,7 @@
 //   y_n = W x_n        matrix W [out, in]      dW = Gᵀ X
 //   y_n = x_n + b      vector b [out]          db_j = sum over n of G[n, j]
 //   y_n = g ∘ x_n      vector g [out]          dg_j = sum over n of X[n, j] G[n, j]
+//   y_n = g ∘ (x_n - shift_n) scale_n          dg_j = sum over n of (X[n, j] - shift[n]) scale[n] G[n, j]
 //   y_n = E[id_n]      matrix E [ids, out]     dE[i] = sum over n with id_n = i of G[n]
 //
 // with X [n, in] the inputs and G [n, out] the gradients of the outputs. What becomes of the rows is the sink's choice:
@@ -44,6 +45,13 @@ struct GradientRows {
   /// Example e has the rows [examples[e], examples[e + 1]); one element more than examples. Empty where no sink asks
   /// for examples.
   kernels::Array<const std::int64_t> examples = {};
+  /// Parameters [parameter, parameter + count) whose outputs lie one beside the other take their gradients together:
+  /// members of one group (ParameterSpec::group), not transposed.
+  std::size_t count = 1;
+  /// Of column_product, [n] or without data (0 and 1): with the mean and inverse deviation of its rows, the gain of a
+  /// norm has the rows before the norm as its inputs.
+  kernels::Array<const float> row_shift = {};
+  kernels::Array<const float> row_scale = {};
 };
 
 class GradientSink {
@@ -73,6 +81,9 @@ class AccumulatingSink final : public GradientSink {
   static std::int64_t bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
                             std::int64_t max_rows);
 
+  /// Floats of the gradients of all parameters on a rank, a multiple of kRow.
+  static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
+
   /// Before the first micro-batch of a step.
   void clear();
   /// Throws Error(internal) if the rows do not fit the parameter.
@@ -82,10 +93,15 @@ class AccumulatingSink final : public GradientSink {
   kernels::Matrix<float> matrix(std::size_t parameter) const;
   /// Of a vector [held].
   kernels::Array<float> vector(std::size_t parameter) const;
+  /// The gradients of all parameters, with zeros between them, as rows of kRow numbers: for norms.
+  kernels::Matrix<const float> all() const;
+  static constexpr std::int64_t kRow = 4096;
 
  private:
   const Parameters& parameters_;
   kernels::Execution execution_;
+  std::int64_t held_by(const GradientRows&) const;
+
   std::vector<std::int64_t> begin_;  // by parameter, in elements of gradients_
   device::Buffer<float> gradients_;
   device::Buffer<std::byte> workspace_;  // of products

@@ -156,10 +156,18 @@ report::Json Loop::step_communication() const {
   return {{"bytes_sent", std::llround(means[0])}, {"exposed_seconds", means[1]}};
 }
 
-void Loop::log_step(double waited_for_data) {
-  const Metrics metrics = model_.metrics();
+void Loop::log_step(double waited_for_data, bool evaluates) {
+  Metrics metrics = model_.metrics();
   const report::Json communication = world_.size() > 1 ? step_communication() : report::Json();
   const double seconds = seconds_since(logged_at_);
+  if (evaluates) {
+    parallel::note_phase("evaluation");
+    const Clock::time_point begin = Clock::now();
+    model_.settle();
+    const Metrics measured = model_.evaluate();
+    metrics.insert(metrics.end(), measured.begin(), measured.end());
+    evaluation_seconds_ += seconds_since(begin);
+  }
   const double rate = static_cast<double>(work_ - logged_work_) / seconds;
   if (world_.is_root()) {
     report::Json line, result;
@@ -223,7 +231,9 @@ int Loop::make_steps() {
     steps_done_ = step;
     work_ += done.work;
     waited += done.waited_for_data;
-    if (step % settings_.log.every == 0 || step == steps) log_step(std::exchange(waited, 0.0));
+    const bool evaluates = settings_.log.evaluate_every > 0 && step % settings_.log.evaluate_every == 0;
+    if (step % settings_.log.every == 0 || step == steps || evaluates)
+      log_step(std::exchange(waited, 0.0), evaluates);
     const double seconds = seconds_since(begin);
     longest_step = std::max(longest_step, seconds);
     checkpoints_->note_step(seconds);
@@ -238,7 +248,7 @@ int Loop::make_steps() {
   if (code != 0) stop_cause_ = agreement.cause(code);
   parallel::note_phase("the last checkpoint");
   agreement.drain();
-  trained_seconds_ = seconds_since(loop_begin) - checkpoint_seconds_;
+  trained_seconds_ = seconds_since(loop_begin) - checkpoint_seconds_ - evaluation_seconds_;
   checkpoints_->finish();
   if (steps_done_ > first_step_ && checkpoints_->last_durable() != steps_done_)
     throw collective_error(

@@ -68,7 +68,7 @@ class Loop {
   using Clock = std::chrono::steady_clock;
 
   int make_steps();
-  void log_step(double waited_for_data);
+  void log_step(double waited_for_data, bool evaluates);
   void begin_start();
   void begin_checkpoint();
   checkpoint::Manifest manifest() const;
@@ -100,6 +100,7 @@ class Loop {
   Clock::time_point logged_at_;
   double trained_seconds_ = 0;     // steps only
   double checkpoint_seconds_ = 0;  // that steps waited for checkpoints
+  double evaluation_seconds_ = 0;  // between steps
 };
 
 }  // namespace weft::training

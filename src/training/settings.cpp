@@ -63,6 +63,15 @@ void add_keys(input::Schema& schema, LogSettings& log) {
       .free();
 }
 
+void add_evaluation_key(input::Schema& schema, LogSettings& log) {
+  schema
+      .add("log.evaluate_every", log.evaluate_every,
+           "steps between evaluations on the validation data; 0 = after the last step only")
+      .in("steps")
+      .at_least(0)
+      .free();
+}
+
 void add_keys(input::Schema& schema, ResumeSettings& resume) {
   schema.table("resume", "Resuming from a checkpoint (--resume auto is the default).");
   schema

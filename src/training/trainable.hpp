@@ -86,6 +86,9 @@ class Trainable {
   virtual void settle() = 0;
   /// Metrics of the last step, before its update. Collective.
   virtual Metrics metrics() = 0;
+  /// Measures on validation data between two steps: every log.evaluate_every steps. Joins the metrics of the step.
+  /// Collective.
+  virtual Metrics evaluate() { return {}; }
   /// After `metrics` or `settle`.
   virtual Communication communication() const = 0;
   virtual report::Timers& timers() = 0;

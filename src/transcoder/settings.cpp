@@ -152,6 +152,7 @@ input::Schema schema(Configuration& configuration) {
   optimizer::add_keys(schema, configuration.optimizer);
   parallel::add_keys(schema, configuration.parallel);
   device::add_keys(schema, configuration.device, configuration.precision);
+  device::add_tile_key(schema, configuration.device);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
   training::add_keys(schema, configuration.resume);

@@ -35,4 +35,22 @@ TEST_CASE("log lines keep newlines, and nothing else that a terminal interprets"
   CHECK(seen == "a\n\tb \\x1b[31mred");
 }
 
+TEST_CASE("UTF-8 is decoded and encoded; the first invalid byte is found") {
+  std::string all;
+  for (const long code : {0x0L, 0x7fL, 0x80L, 0x7ffL, 0x800L, 0xd7ffL, 0xe000L, 0xffffL, 0x10000L, 0x10ffffL}) {
+    std::string one;
+    append_character(one, code);
+    CHECK(first_character(one).code == code);
+    CHECK(first_character(one).bytes == one.size());
+    all += one;
+  }
+  CHECK(first_invalid(all) == std::string_view::npos);
+  CHECK(first_invalid("") == std::string_view::npos);
+  CHECK(first_invalid("ab\xc3") == 2);                 // cut off
+  CHECK(first_invalid("é\xc0\xaf") == 2);              // overlong
+  CHECK(first_invalid("abc\xed\xa0\x80") == 3);        // a surrogate
+  CHECK(first_invalid("\xf4\x90\x80\x80") == 0);       // beyond Unicode
+  CHECK(first_invalid("a\x80") == 1);                  // a continuation byte alone
+}
+
 }  // namespace weft

@@ -15,33 +15,6 @@
 #include "transcoder/statistics_state.hpp"
 
 namespace weft::commands {
-namespace {
-
-/// The checkpoint at `path`: a step directory, or the newest one of a run.
-checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world) {
-  const std::filesystem::path run = std::filesystem::path(path) / "checkpoints";
-  if (world.on_root([&] { return std::string(checkpoint::is_run(path) ? "run" : ""); }).empty())
-    return checkpoint::open(world.all(), path, checkpoint::Verify::full);
-  auto found = checkpoint::find(world.all(), run, "auto", checkpoint::Verify::full, checkpoint::Leftovers::keep);
-  if (!found)
-    throw collective_error(ExitCode::io, "{}: no checkpoint yet (the run has not written one); give another run", path);
-  return *std::move(found);
-}
-
-/// Keys that define the run cannot be changed for its evaluation: its weights belong to them. data.stored_as says how
-/// files are to be read, and may be set for those of --data.
-void check_same_model(const Request& request, const input::Schema& schema, const checkpoint::Found& found) {
-  std::string refused;
-  for (const input::Change& change : input::changed_keys(schema, found.manifest.input, checkpoint::kManifestName))
-    if (change.resume == input::Resume::fixed && (change.path != "data.stored_as" || request.data.empty()))
-      refused += fmt::format("\n  {} is {}, not {}", change.path, change.before, change.after);
-  if (!refused.empty())
-    throw collective_error(ExitCode::usage,
-                           "{}: trained with other values (they define the run); remove these --set:{}",
-                           found.path.string(), refused);
-}
-
-}  // namespace
 
 int evaluate(const Request& request, const parallel::World& world) {
   // 1. The checkpoint, and the input that it was trained with.
@@ -52,7 +25,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   trained.input_text = found.manifest.input;
   trained.subject = (found.path / checkpoint::kManifestName).string();
   read_input(trained, schema, world);
-  check_same_model(request, schema, found);
+  require_same_model(schema, found, request.data.empty() ? "" : "data.stored_as");
   transcoder::Configuration& configuration = input.configuration;
   const std::string path = request.data.empty() ? configuration.data.validation : request.data;
   if (path.empty())

@@ -1,0 +1,586 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention by blocks. A block of rows of one side (queries in the forward pass and for dq, keys for dk and dv) stays
+// in scratch as panels: matrices [n][kLanes] whose lanes are rows of that block. Tiles of rows of the other side pass
+// by. Scores of a tile are a panel too, so that every product has one form,
+//
+//   c[m][lane] (+)= sum over k of a(m, k) b[k][lane],
+//
+// every step of the softmax works on whole lanes, and the only transpositions are those of the block itself.
+// Tiles and lanes that the mask hides are skipped. Sums run over keys (queries) in ascending order in one team: results
+// do not depend on the number of threads.
+#include <limits>
+
+#include "kernels/language/attention/mask.hpp"
+#include "kernels/language/exponential.hpp"
+#include "kernels/portable.hpp"
+#include "kernels/workspace.hpp"
+#if defined(__FMA__) && !defined(KOKKOS_ENABLE_CUDA)
+#include <immintrin.h>
+#endif
+
+namespace weft::kernels::portable {
+namespace {
+
+// Sizes on a GPU: with heads of kLargestHead, scratch stays below 48 KiB.
+#if defined(KOKKOS_ENABLE_CUDA)
+constexpr int kLanes = 8;
+constexpr int kGroups = 1;
+constexpr int kTileRows = 4;
+#else
+constexpr int kLanes = 16;
+constexpr int kGroups = 4;
+constexpr int kTileRows = 64;
+#endif
+constexpr int kBlockRows = kLanes * kGroups;
+constexpr int kMicroRows = 4;  // rows of a product that are computed together; divides kTileRows and head sizes
+
+KOKKOS_FORCEINLINE_FUNCTION int least(int a, int b) { return a < b ? a : b; }
+KOKKOS_FORCEINLINE_FUNCTION int most(int a, int b) { return a > b ? a : b; }
+
+/// a(m, k) = data[m * row + k * step].
+struct Factor {
+  const float* data;
+  int row, step;
+};
+
+#ifndef KOKKOS_ENABLE_CUDA
+/// Eight lanes.
+using Vector = float __attribute__((vector_size(32), may_alias));
+constexpr int kVectors = kLanes / 8;
+
+/// a * b + c, fused where the processor can.
+inline Vector multiply_add(float a, const Vector& b, const Vector& c) {
+#ifdef __FMA__
+  return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
+#else
+  return a * b + c;
+#endif
+}
+#endif
+
+/// c[m][lane] = (sum: c[m][lane] +) sum over k < n_inner of a(m, k) * b[k][lane] for m < n_rows.
+template <bool kSum>
+KOKKOS_FORCEINLINE_FUNCTION void product(const Team& team, int n_rows, int n_inner, const Factor& a, const float* b,
+                                         float* c) {
+#ifdef KOKKOS_ENABLE_CUDA
+  team.team_barrier();
+  for_columns(team, n_rows * kLanes, [&](int e) {
+    const int m = e / kLanes, lane = e % kLanes;
+    float sum = kSum ? c[e] : 0.0f;
+    for (int k = 0; k < n_inner; ++k) sum += a.data[m * a.row + k * a.step] * b[k * kLanes + lane];
+    c[e] = sum;
+  });
+  team.team_barrier();
+#else
+  static_cast<void>(team);
+  for (int m = 0; m < n_rows; m += kMicroRows) {
+    const float* factor = a.data + m * a.row;
+    Vector* to = reinterpret_cast<Vector*>(c + m * kLanes);
+    Vector sum[kMicroRows][kVectors];
+    for (int r = 0; r < kMicroRows; ++r)
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = kSum ? to[r * kVectors + v] : Vector{};
+    for (int k = 0; k < n_inner; ++k) {
+      const Vector* row = reinterpret_cast<const Vector*>(b + k * kLanes);
+      for (int r = 0; r < kMicroRows; ++r)
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = multiply_add(factor[r * a.row + k * a.step], row[v], sum[r][v]);
+    }
+    for (int r = 0; r < kMicroRows; ++r)
+      for (int v = 0; v < kVectors; ++v) to[r * kVectors + v] = sum[r][v];
+  }
+#endif
+}
+
+/// body(m, lane) for all elements of a panel.
+template <class Body>
+KOKKOS_FORCEINLINE_FUNCTION void for_panel(const Team& team, int n_rows, const Body& body) {
+#ifdef KOKKOS_ENABLE_CUDA
+  for_columns(team, n_rows * kLanes, [&](int e) { body(e / kLanes, e % kLanes); });
+#else
+  static_cast<void>(team);
+  for (int m = 0; m < n_rows; ++m)
+#pragma GCC ivdep
+    for (int lane = 0; lane < kLanes; ++lane) body(m, lane);
+#endif
+}
+
+/// For every lane: value[lane] = step(value[lane], m, lane) for m = 0, 1, ...
+template <class Step>
+KOKKOS_FORCEINLINE_FUNCTION void for_lanes(const Team& team, int n_rows, float* value, const Step& step) {
+#ifdef KOKKOS_ENABLE_CUDA
+  for_columns(team, kLanes, [&](int lane) {
+    for (int m = 0; m < n_rows; ++m) value[lane] = step(value[lane], m, lane);
+  });
+#else
+  static_cast<void>(team);
+  float now[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) now[lane] = value[lane];
+  for (int m = 0; m < n_rows; ++m)
+#pragma GCC ivdep
+    for (int lane = 0; lane < kLanes; ++lane) now[lane] = step(now[lane], m, lane);
+  for (int lane = 0; lane < kLanes; ++lane) value[lane] = now[lane];
+#endif
+}
+
+/// Arrays of floats from the scratch of a team; without memory it measures.
+class Pieces {
+ public:
+  KOKKOS_FORCEINLINE_FUNCTION explicit Pieces(void* base) : base_(static_cast<float*>(base)) {}
+  KOKKOS_FORCEINLINE_FUNCTION float* take(int size) {
+    float* piece = base_ == nullptr ? nullptr : base_ + size_;
+    size_ += (size + 15) / 16 * 16;  // 64 bytes
+    return piece;
+  }
+  std::size_t bytes() const { return size_ * sizeof(float); }
+
+ private:
+  float* base_;
+  std::int64_t size_ = 0;
+};
+
+/// A block of one head of one sequence. Rows are counted within the sequence.
+struct Block {
+  AttentionMask mask;
+  std::int64_t first_row;  ///< of the sequence, in the matrices
+  std::int64_t sequence, head;
+  int length;
+  int begin;  ///< first row of the block
+
+  KOKKOS_FORCEINLINE_FUNCTION int end() const { return least(begin + kBlockRows, length); }
+  KOKKOS_FORCEINLINE_FUNCTION int row(int group, int lane) const { return begin + group * kLanes + lane; }
+  KOKKOS_FORCEINLINE_FUNCTION int groups() const { return (end() - begin + kLanes - 1) / kLanes; }
+};
+
+KOKKOS_FORCEINLINE_FUNCTION std::int64_t blocks_of(const Attention& shape) {
+  return (shape.length + kBlockRows - 1) / kBlockRows;
+}
+
+/// The block of a team: blocks of a head follow each other. The block with the most work comes first.
+KOKKOS_FORCEINLINE_FUNCTION Block block_of(const Attention& shape, std::int64_t heads, std::int64_t task,
+                                           bool queries) {
+  const std::int64_t blocks = blocks_of(shape), place = task % blocks, sequence = task / blocks / heads;
+  const std::int64_t block = queries ? blocks - 1 - place : place;
+  return {mask_of(shape, sequence), sequence * shape.length,        sequence,
+          task / blocks % heads,    static_cast<int>(shape.length), static_cast<int>(block) * kBlockRows};
+}
+
+/// panels[group][c][lane] = factor * matrix(row, column + c) for the rows of the block; 0 beyond the sequence.
+KOKKOS_FORCEINLINE_FUNCTION void load_panels(const Team& team, const Block& block, const AnyMatrix& matrix,
+                                             std::int64_t column, int n_columns, float factor, float* buffer,
+                                             float* panels) {
+  for (int m = 0; m < kBlockRows; ++m) {
+    float* to = panels + m / kLanes * n_columns * kLanes + m % kLanes;
+    if (block.begin + m < block.length) {
+      const float* from = row_chunk(team, matrix, block.first_row + block.begin + m, column, n_columns, buffer);
+      for_columns(team, n_columns, [&](int c) { to[c * kLanes] = factor * from[c]; });
+    } else {
+      for_columns(team, n_columns, [&](int c) { to[c * kLanes] = 0.0f; });
+    }
+  }
+}
+
+/// matrix(row, column + c) = factor(m) * panels[group][c][lane].
+template <class RowFactor>
+KOKKOS_FORCEINLINE_FUNCTION void store_panels(const Team& team, const Block& block, const float* panels,
+                                              const RowFactor& factor, const AnyMatrix& matrix, std::int64_t column,
+                                              int n_columns) {
+  for (int m = 0; m < block.end() - block.begin; ++m) {
+    const float* from = panels + m / kLanes * n_columns * kLanes + m % kLanes;
+    const float by = factor(m);
+    store_chunk(team, matrix, block.first_row + block.begin + m, column, n_columns,
+                [&](int c) { return by * from[c * kLanes]; });
+  }
+}
+
+/// tile[m][c] = factor * matrix(row + m, column + c) for m < count; 0 up to a multiple of kMicroRows.
+KOKKOS_FORCEINLINE_FUNCTION void load_tile(const Team& team, const AnyMatrix& matrix, std::int64_t row, int count,
+                                           std::int64_t column, int n_columns, float factor, float* buffer,
+                                           float* tile) {
+  for (int m = 0; m < count; ++m) {
+    const float* from = row_chunk(team, matrix, row + m, column, n_columns, buffer);
+    float* to = tile + m * n_columns;
+    for_columns(team, n_columns, [&](int c) { to[c] = factor * from[c]; });
+  }
+  for (int m = count; m % kMicroRows != 0; ++m)
+    for_columns(team, n_columns, [&](int c) { tile[m * n_columns + c] = 0.0f; });
+}
+
+/// Rows [begin, end) of a tile that a group of lanes meets; both multiples of kMicroRows.
+struct Live {
+  int begin, end;
+  bool masked;  ///< not all rows meet all lanes
+};
+
+/// Queries as lanes, keys as rows: what the mask says about the lanes of a group.
+struct LaneMask {
+  int first, last;                 ///< row of the first and of the last lane inside the sequence
+  int lower[kLanes], row[kLanes];  ///< each lane reads the keys [lower, row]
+  int least_lower, most_lower;
+
+  KOKKOS_FORCEINLINE_FUNCTION LaneMask(const Block& block, int group)
+      : first(block.row(group, 0)), last(least(first + kLanes, block.length) - 1) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      row[lane] = least(first + lane, last);
+      lower[lane] = block.mask.lower(row[lane]);
+    }
+    least_lower = most_lower = lower[0];
+    for (int lane = 1; lane < kLanes; ++lane) {
+      least_lower = least(least_lower, lower[lane]);
+      most_lower = most(most_lower, lower[lane]);
+    }
+  }
+  KOKKOS_FORCEINLINE_FUNCTION bool reads(int key, int lane) const { return key >= lower[lane] && key <= row[lane]; }
+
+  KOKKOS_FORCEINLINE_FUNCTION Live live(int tile, int count) const {
+    Live rows;
+    rows.begin = most(least_lower - tile, 0) / kMicroRows * kMicroRows;
+    rows.end = (least(last + 1 - tile, count) + kMicroRows - 1) / kMicroRows * kMicroRows;
+    rows.masked = tile + rows.begin < most_lower || tile + rows.end - 1 > first;
+    return rows;
+  }
+};
+
+/// Keys as lanes, queries as rows: the rows of a tile.
+struct RowMask {
+  int tile, count;
+  int lower[kTileRows];  ///< row m reads the keys [lower[m], tile + m]
+  int least_lower;
+
+  KOKKOS_FORCEINLINE_FUNCTION RowMask(const Block& block, int tile_, int count_) : tile(tile_), count(count_) {
+    least_lower = block.length;
+    for (int m = 0; m < count; ++m) {
+      lower[m] = block.mask.lower(tile + m);
+      least_lower = least(least_lower, lower[m]);
+    }
+  }
+  KOKKOS_FORCEINLINE_FUNCTION bool read_by(int key, int m) const {
+    return m < count && key >= lower[m] && key <= tile + m;
+  }
+
+  /// For lanes that are the keys [first, last].
+  KOKKOS_FORCEINLINE_FUNCTION Live live(int first, int last) const {
+    Live rows;
+    rows.begin = most(first - tile, 0) / kMicroRows * kMicroRows;
+    int end = count;
+    while (end > rows.begin && lower[end - 1] > last) --end;
+    rows.end = (end + kMicroRows - 1) / kMicroRows * kMicroRows;
+    rows.masked = tile + rows.begin < last || rows.end > count || last - first + 1 < kLanes;
+    for (int m = rows.begin; m < least(rows.end, count); ++m) rows.masked = rows.masked || lower[m] > first;
+    return rows;
+  }
+};
+
+/// Start of the tile with the first key that a block of queries reads.
+KOKKOS_FORCEINLINE_FUNCTION int first_tile(const Block& block) {
+  int lower = block.begin;
+  for (int row = block.begin; row < block.end(); ++row) lower = least(lower, block.mask.lower(row));
+  return lower / kTileRows * kTileRows;
+}
+
+/// Last query whose window reaches a block of keys.
+KOKKOS_FORCEINLINE_FUNCTION int last_reader(const Block& block) {
+  const int window = block.mask.window;
+  return window > 0 ? least(block.end() - 1 + window - 1, block.length - 1) : block.length - 1;
+}
+
+/// Scratch of the forward pass.
+struct ForwardPieces {
+  float *queries, *sums, *keys, *values, *scores, *buffer, *largest, *total, *next, *correction;
+
+  KOKKOS_FORCEINLINE_FUNCTION ForwardPieces(Pieces& pieces, int head_size)
+      : queries(pieces.take(kBlockRows * head_size)),
+        sums(pieces.take(kBlockRows * head_size)),
+        keys(pieces.take(kTileRows * head_size)),
+        values(pieces.take(kTileRows * head_size)),
+        scores(pieces.take(kTileRows * kLanes)),
+        buffer(pieces.take(head_size)),
+        largest(pieces.take(kBlockRows)),
+        total(pieces.take(kBlockRows)),
+        next(pieces.take(kLanes)),
+        correction(pieces.take(kLanes)) {}
+};
+
+/// scores[m][lane] = products of a tile with a panel; capped if softcap > 0.
+KOKKOS_FORCEINLINE_FUNCTION void form_scores(const Team& team, const Live& rows, int head_size, float softcap,
+                                             const float* tile, const float* panel, float* scores) {
+  product<false>(team, rows.end - rows.begin, head_size, {tile + rows.begin * head_size, head_size, 1}, panel, scores);
+  if (softcap > 0) {
+    const float inverse = 1.0f / softcap;
+    for_panel(team, rows.end - rows.begin, [&](int m, int lane) {
+      float& score = scores[m * kLanes + lane];
+      score = softcap * hyperbolic_tangent(score * inverse);
+    });
+  }
+}
+
+/// Scratch of a pass of the backward pass: two panels of inputs and up to two of sums per block, two tiles.
+struct BackwardPieces {
+  float *panels[2], *sums[2], *tiles[2], *scores, *slopes, *buffer, *log_sum, *delta;
+
+  KOKKOS_FORCEINLINE_FUNCTION BackwardPieces(Pieces& pieces, int head_size, int n_sums) {
+    for (float*& panel : panels) panel = pieces.take(kBlockRows * head_size);
+    for (int i = 0; i < n_sums; ++i) sums[i] = pieces.take(kBlockRows * head_size);
+    for (float*& tile : tiles) tile = pieces.take(kTileRows * head_size);
+    scores = pieces.take(kTileRows * kLanes);
+    slopes = pieces.take(kTileRows * kLanes);
+    buffer = pieces.take(2 * head_size);
+    log_sum = pieces.take(most(kBlockRows, kTileRows));
+    delta = pieces.take(most(kBlockRows, kTileRows));
+  }
+};
+
+struct BackwardArguments {
+  Attention shape;
+  AnyMatrix queries, keys, values, out, out_gradient, dq, dk, dv;
+  const float* log_sum;
+  float* delta;  ///< [sequences, heads, length], like log_sum
+};
+
+/// scores = probabilities, slopes = gradient of the scores before the cap, from scores and from the gradients of the
+/// probabilities in `slopes`. Row m, lane l: log_sum(m, l), delta(m, l); visible(m, l).
+template <class LogSum, class Delta, class Visible>
+KOKKOS_FORCEINLINE_FUNCTION void form_slopes(const Team& team, int n_rows, float softcap, bool masked, float* scores,
+                                             float* slopes, const LogSum& log_sum, const Delta& delta,
+                                             const Visible& visible) {
+  const float inverse = softcap > 0 ? 1.0f / softcap : 0.0f;  // without a cap, its derivative is 1
+  for_panel(team, n_rows, [&](int m, int lane) {
+    const int e = m * kLanes + lane;
+    const float capped = scores[e] * inverse;
+    scores[e] = exponential(scores[e] - log_sum(m, lane));
+    slopes[e] = scores[e] * (slopes[e] - delta(m, lane)) * (1.0f - capped * capped);
+  });
+  if (masked)
+    for_panel(team, n_rows, [&](int m, int lane) {
+      const int e = m * kLanes + lane;
+      const bool seen = visible(m, lane);
+      scores[e] = seen ? scores[e] : 0.0f;
+      slopes[e] = seen ? slopes[e] : 0.0f;
+    });
+}
+
+/// dq: a block of queries meets the keys that it reads. Also forms delta.
+void queries_backward(const Execution& execution, const BackwardArguments& a) {
+  const int head_size = static_cast<int>(a.shape.head_size);
+  Pieces measure(nullptr);
+  BackwardPieces(measure, head_size, 1);
+  const std::size_t bytes = measure.bytes();
+  for_teams(
+      execution, "attention: dq", a.shape.sequences * a.shape.heads * blocks_of(a.shape), bytes,
+      KOKKOS_LAMBDA(const Team& team) {
+        const Attention& shape = a.shape;
+        const Block block = block_of(shape, shape.heads, team.league_rank(), true);
+        const std::int64_t column = block.head * head_size;
+        const std::int64_t key_column = block.head / (shape.heads / shape.kv_heads) * head_size;
+        const std::int64_t statistics = (block.sequence * shape.heads + block.head) * shape.length + block.begin;
+        Pieces pieces(team.team_scratch(0).get_shmem_aligned(bytes, 64));
+        const BackwardPieces s(pieces, head_size, 1);
+        load_panels(team, block, a.queries, column, head_size, shape.scale, s.buffer, s.panels[0]);
+        load_panels(team, block, a.out_gradient, column, head_size, 1.0f, s.buffer, s.panels[1]);
+        for_columns(team, kBlockRows * head_size, [&](int i) { s.sums[0][i] = 0.0f; });
+        const int rows = block.end() - block.begin;
+        for (int m = 0; m < rows; ++m) {
+          const std::int64_t row = block.first_row + block.begin + m;
+          const float* o = row_chunk(team, a.out, row, column, head_size, s.buffer);
+          const float* g = row_chunk(team, a.out_gradient, row, column, head_size, s.buffer + head_size);
+          const float delta = sum_columns<float>(team, head_size, [&](int c) { return o[c] * g[c]; });
+          once(team, [&] { s.delta[m] = a.delta[statistics + m] = delta; });
+        }
+        for_columns(team, kBlockRows, [&](int m) {
+          s.log_sum[m] = m < rows ? a.log_sum[statistics + m] : 0.0f;
+          if (m >= rows) s.delta[m] = 0.0f;
+        });
+        team.team_barrier();
+
+        for (int tile = first_tile(block); tile < block.end(); tile += kTileRows) {
+          const int count = least(kTileRows, block.end() - tile);
+          load_tile(team, a.keys, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.tiles[0]);
+          load_tile(team, a.values, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.tiles[1]);
+          for (int group = 0; group < block.groups(); ++group) {
+            const LaneMask mask(block, group);
+            const Live live = mask.live(tile, count);
+            if (live.begin >= live.end) continue;
+            const int n_rows = live.end - live.begin;
+            const std::int64_t panel = std::int64_t{group} * kLanes * head_size;
+            form_scores(team, live, head_size, shape.softcap, s.tiles[0], s.panels[0] + panel, s.scores);
+            product<false>(team, n_rows, head_size, {s.tiles[1] + live.begin * head_size, head_size, 1},
+                           s.panels[1] + panel, s.slopes);
+            const float* log_sum = s.log_sum + group * kLanes;
+            const float* delta = s.delta + group * kLanes;
+            form_slopes(
+                team, n_rows, shape.softcap, live.masked, s.scores, s.slopes,
+                [=](int, int lane) { return log_sum[lane]; }, [=](int, int lane) { return delta[lane]; },
+                [&](int m, int lane) { return mask.reads(tile + live.begin + m, lane); });
+            product<true>(team, head_size, n_rows, {s.tiles[0] + live.begin * head_size, 1, head_size}, s.slopes,
+                          s.sums[0] + panel);
+          }
+        }
+        store_panels(
+            team, block, s.sums[0], [&](int) { return shape.scale; }, a.dq, column, head_size);
+      });
+}
+
+/// dk and dv: a block of keys meets the queries that read it, of all heads that share it.
+void keys_backward(const Execution& execution, const BackwardArguments& a) {
+  const int head_size = static_cast<int>(a.shape.head_size);
+  Pieces measure(nullptr);
+  BackwardPieces(measure, head_size, 2);
+  const std::size_t bytes = measure.bytes();
+  for_teams(
+      execution, "attention: dk, dv", a.shape.sequences * a.shape.kv_heads * blocks_of(a.shape), bytes,
+      KOKKOS_LAMBDA(const Team& team) {
+        const Attention& shape = a.shape;
+        const Block block = block_of(shape, shape.kv_heads, team.league_rank(), false);
+        const std::int64_t key_column = block.head * head_size;
+        const std::int64_t sharing = shape.heads / shape.kv_heads;
+        Pieces pieces(team.team_scratch(0).get_shmem_aligned(bytes, 64));
+        const BackwardPieces s(pieces, head_size, 2);
+        load_panels(team, block, a.keys, key_column, head_size, 1.0f, s.buffer, s.panels[0]);
+        load_panels(team, block, a.values, key_column, head_size, 1.0f, s.buffer, s.panels[1]);
+        for_columns(team, kBlockRows * head_size, [&](int i) { s.sums[0][i] = s.sums[1][i] = 0.0f; });
+        const int end = last_reader(block) + 1;
+
+        for (std::int64_t head = block.head * sharing; head < (block.head + 1) * sharing; ++head) {
+          const std::int64_t column = head * head_size;
+          const std::int64_t statistics = (block.sequence * shape.heads + head) * shape.length;
+          for (int tile = block.begin / kTileRows * kTileRows; tile < end; tile += kTileRows) {
+            const int count = least(kTileRows, end - tile);
+            const RowMask mask(block, tile, count);
+            if (mask.least_lower >= block.end()) continue;
+            load_tile(team, a.queries, block.first_row + tile, count, column, head_size, shape.scale, s.buffer,
+                      s.tiles[0]);
+            load_tile(team, a.out_gradient, block.first_row + tile, count, column, head_size, 1.0f, s.buffer,
+                      s.tiles[1]);
+            for_columns(team, kTileRows, [&](int m) {
+              s.log_sum[m] = m < count ? a.log_sum[statistics + tile + m] : 0.0f;
+              s.delta[m] = m < count ? a.delta[statistics + tile + m] : 0.0f;
+            });
+            for (int group = 0; group < block.groups(); ++group) {
+              const int first_key = block.row(group, 0);
+              const Live live = mask.live(first_key, least(first_key + kLanes, block.end()) - 1);
+              if (live.begin >= live.end) continue;
+              const int n_rows = live.end - live.begin;
+              const std::int64_t panel = std::int64_t{group} * kLanes * head_size;
+              const int first = live.begin * head_size;
+              form_scores(team, live, head_size, shape.softcap, s.tiles[0], s.panels[0] + panel, s.scores);
+              product<false>(team, n_rows, head_size, {s.tiles[1] + first, head_size, 1}, s.panels[1] + panel,
+                             s.slopes);
+              const float* log_sum = s.log_sum + live.begin;
+              const float* delta = s.delta + live.begin;
+              form_slopes(
+                  team, n_rows, shape.softcap, live.masked, s.scores, s.slopes, [=](int m, int) { return log_sum[m]; },
+                  [=](int m, int) { return delta[m]; },
+                  [&](int m, int lane) { return mask.read_by(first_key + lane, live.begin + m); });
+              product<true>(team, head_size, n_rows, {s.tiles[0] + first, 1, head_size}, s.slopes, s.sums[0] + panel);
+              product<true>(team, head_size, n_rows, {s.tiles[1] + first, 1, head_size}, s.scores, s.sums[1] + panel);
+            }
+          }
+        }
+        store_panels(
+            team, block, s.sums[0], [](int) { return 1.0f; }, a.dk, key_column, head_size);
+        store_panels(
+            team, block, s.sums[1], [](int) { return 1.0f; }, a.dv, key_column, head_size);
+      });
+}
+
+}  // namespace
+
+void attention(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
+               AnyMatrix out, Array<float> log_sum, Array<std::byte>) {
+  const int head_size = static_cast<int>(shape.head_size);
+  Pieces measure(nullptr);
+  ForwardPieces(measure, head_size);
+  const std::size_t bytes = measure.bytes();
+  for_teams(
+      execution, "attention", shape.sequences * shape.heads * blocks_of(shape), bytes, KOKKOS_LAMBDA(const Team& team) {
+        constexpr float kNone = -std::numeric_limits<float>::infinity();
+        const Block block = block_of(shape, shape.heads, team.league_rank(), true);
+        const std::int64_t column = block.head * head_size;
+        const std::int64_t key_column = block.head / (shape.heads / shape.kv_heads) * head_size;
+        Pieces pieces(team.team_scratch(0).get_shmem_aligned(bytes, 64));
+        const ForwardPieces s(pieces, head_size);
+        load_panels(team, block, queries, column, head_size, shape.scale, s.buffer, s.queries);
+        for_columns(team, kBlockRows, [&](int m) {
+          s.largest[m] = kNone;
+          s.total[m] = 0.0f;
+        });
+        for_columns(team, kBlockRows * head_size, [&](int i) { s.sums[i] = 0.0f; });
+
+        for (int tile = first_tile(block); tile < block.end(); tile += kTileRows) {
+          const int count = least(kTileRows, block.end() - tile);
+          load_tile(team, keys, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.keys);
+          load_tile(team, values, block.first_row + tile, count, key_column, head_size, 1.0f, s.buffer, s.values);
+          for (int group = 0; group < block.groups(); ++group) {
+            const LaneMask mask(block, group);
+            const Live live = mask.live(tile, count);
+            if (live.begin >= live.end) continue;
+            const int n_rows = live.end - live.begin;
+            const std::int64_t panel = std::int64_t{group} * kLanes * head_size;
+            form_scores(team, live, head_size, shape.softcap, s.keys, s.queries + panel, s.scores);
+            if (live.masked)
+              for_panel(team, n_rows, [&](int m, int lane) {
+                float& score = s.scores[m * kLanes + lane];
+                score = mask.reads(tile + live.begin + m, lane) ? score : kNone;
+              });
+            // The largest score so far; what was summed relative to the old one is rescaled.
+            float* largest = s.largest + group * kLanes;
+            float* total = s.total + group * kLanes;
+            for_columns(team, kLanes, [&](int lane) { s.next[lane] = largest[lane]; });
+            for_lanes(team, n_rows, s.next, [&](float now, int m, int lane) {
+              const float score = s.scores[m * kLanes + lane];
+              return score > now ? score : now;
+            });
+            for_columns(team, kLanes, [&](int lane) {
+              const float reference = s.next[lane] == kNone ? 0.0f : s.next[lane];  // no key read yet
+              s.correction[lane] = exponential(largest[lane] - reference);
+              total[lane] *= s.correction[lane];
+              largest[lane] = s.next[lane];
+              s.next[lane] = reference;
+            });
+            for_lanes(team, n_rows, total, [&](float now, int m, int lane) {
+              float& score = s.scores[m * kLanes + lane];
+              score = exponential(score - s.next[lane]);
+              return now + score;
+            });
+            team.team_barrier();
+            float* sums = s.sums + panel;
+            for_panel(team, head_size, [&](int c, int lane) { sums[c * kLanes + lane] *= s.correction[lane]; });
+            product<true>(team, head_size, n_rows, {s.values + live.begin * head_size, 1, head_size}, s.scores, sums);
+          }
+        }
+        team.team_barrier();
+        store_panels(
+            team, block, s.sums, [&](int m) { return 1.0f / s.total[m]; }, out, column, head_size);
+        const std::int64_t statistics = (block.sequence * shape.heads + block.head) * shape.length + block.begin;
+        for_columns(team, block.end() - block.begin,
+                    [&](int m) { log_sum[statistics + m] = s.largest[m] + Kokkos::log(s.total[m]); });
+      });
+}
+
+std::int64_t attention_workspace(const Execution&, const Attention&, Scalar) { return 0; }
+
+std::int64_t attention_backward_workspace(const Execution&, const Attention& shape, Scalar) {
+  Workspace measure(nullptr);
+  measure.take<float>(shape.rows() * shape.heads);
+  return measure.bytes();
+}
+
+void attention_backward(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys,
+                        AnyMatrix values, AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient,
+                        AnyMatrix dq, AnyMatrix dk, AnyMatrix dv, Array<std::byte> workspace) {
+  Workspace pieces(workspace.data);
+  const BackwardArguments arguments{shape,
+                                    queries,
+                                    keys,
+                                    values,
+                                    out,
+                                    out_gradient,
+                                    dq,
+                                    dk,
+                                    dv,
+                                    log_sum.data,
+                                    pieces.take<float>(shape.rows() * shape.heads).data};
+  queries_backward(execution, arguments);
+  keys_backward(execution, arguments);
+}
+
+}  // namespace weft::kernels::portable

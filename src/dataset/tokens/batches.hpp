@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sequences of ids for training and evaluation. A sequence is a pure function of (settings, seed, its position): any
+// rank can fill any part of a step, in any order.
+//
+//   random_windows   windows of length + 1 ids, which start at uniformly random positions of the set
+//   sequential       the set cut into windows of length + 1 ids with stride `length`, in order, again and again; each
+//                    prediction once per epoch
+//
+// The targets of a window are its ids, shifted by one. The last window of the set may be short: its further targets are
+// not counted.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "dataset/tokens/settings.hpp"
+#include "dataset/tokens/token_set.hpp"
+
+namespace weft::dataset {
+
+/// Memory of sequences * length rows, sequence after sequence. The spans have rows() elements.
+struct TokenBatch {
+  std::int64_t sequences = 0, length = 0;
+  std::span<std::uint32_t> ids;
+  std::span<std::int32_t> targets;    ///< kernels::kIgnored: not counted
+  std::span<std::int32_t> positions;  ///< in the sequence; with the document mask in the document
+  /// With the document mask, row of its sequence at which the document of each row starts. Empty without it.
+  std::span<std::int32_t> first_key;
+  std::int64_t counted = 0;  ///< targets that count; written by the functions below
+
+  std::int64_t rows() const { return sequences * length; }
+};
+
+/// A TokenBatch with its memory.
+class TokenRows {
+ public:
+  TokenRows(std::int64_t sequences, std::int64_t length, bool document_mask);
+  TokenBatch& batch() { return batch_; }
+  const TokenBatch& batch() const { return batch_; }
+
+ private:
+  std::vector<std::uint32_t> ids_;
+  std::vector<std::int32_t> targets_, positions_, first_key_;
+  TokenBatch batch_;
+};
+
+/// The training sequences.
+class TokenBatches {
+ public:
+  /// The set has at least sequence + 1 ids.
+  TokenBatches(const TokenSet& set, const TokenSettings&, std::uint64_t seed);
+
+  /// Sequences of a step, of all ranks together.
+  std::int64_t sequences() const { return settings_.batch_tokens / settings_.sequence; }
+  std::int64_t length() const { return settings_.sequence; }
+  bool document_mask() const { return settings_.document_mask; }
+
+  /// Fills sequences [first, first + batch.sequences) of the step that begins at token `cursor`, the number of tokens
+  /// of all steps before it (cursor + first * length is the global number of the first token; the next step begins at
+  /// cursor + batch_tokens). Throws Error(data) for an id out of range.
+  void fill(std::int64_t cursor, std::int64_t first, TokenBatch& batch) const;
+
+ private:
+  TokenSet set_;
+  TokenSettings settings_;
+  std::uint64_t seed_;
+};
+
+/// Windows that cover the set once: ceil((size - 1) / length).
+std::int64_t evaluation_windows(const TokenSet&, std::int64_t length);
+/// Fills windows [first, first + batch.sequences); those beyond the last one count nothing. The document mask applies
+/// if the batch has `first_key`.
+void fill_windows(const TokenSet&, std::int64_t first, TokenBatch& batch);
+
+}  // namespace weft::dataset

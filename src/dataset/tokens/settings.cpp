@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataset/tokens/settings.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "input/schema.hpp"
+
+namespace weft::dataset {
+namespace {
+
+// Sizes are bounded so that no product of them, in bytes, exceeds 64 bits.
+constexpr double kMostTokens = 1 << 28;
+constexpr double kLongestSequence = 1 << 20;
+
+}  // namespace
+
+void add_keys(input::Schema& schema, TokenSettings& data) {
+  schema.table("data", "Text to learn from, and how it becomes sequences.");
+  schema.add("data.train", data.train, "text file (UTF-8), token file, or directory of token files").path_name().free();
+  schema
+      .add("data.validation", data.validation,
+           "the same, to measure the loss on; \"\" = none, or a part of train (validation_fraction)")
+      .path_name()
+      .free();
+  schema
+      .add("data.tokens", data.tokens,
+           "\"character\", \"bytes\", or the path of a tokeniser file (of weft lm tokenize, or a tokenizer.json of "
+           "Hugging "
+           "Face with byte-level BPE); \"\" = that of the token files, for text \"character\"")
+      .path_name();
+  schema.add("data.special", data.special,
+             "symbols added to the vocabulary of \"character\" and \"bytes\": PAD, UNK, BOS, EOS");
+  schema.add("data.batch_tokens", data.batch_tokens, "tokens per step, all ranks together")
+      .in("tokens")
+      .at_least(1)
+      .at_most(kMostTokens)
+      .changeable();
+  schema.add("data.sequence", data.sequence, "length of a sequence").in("tokens").at_least(1).at_most(kLongestSequence);
+  schema.add("data.order", data.order,
+             {{"random_windows", TokenOrder::random_windows}, {"sequential", TokenOrder::sequential}},
+             "windows at uniformly random positions, or the stream cut into windows, in order");
+  schema.add("data.document_mask", data.document_mask,
+             "true: documents inside a sequence do not see each other, and positions restart with each");
+  schema
+      .add("data.validation_fraction", data.validation_fraction,
+           "tail of train that is held out for validation, if validation is not given")
+      .at_least(0)
+      .less_than(1);
+  schema.add("data.accept_changed", data.accept_changed, "resume although the fingerprint of the data changed").free();
+
+  schema.rule({"data.batch_tokens", "data.sequence"}, [&data]() -> std::string {
+    if (data.batch_tokens % data.sequence == 0) return {};
+    return fmt::format(
+        "data.batch_tokens = {} is not a multiple of data.sequence = {} (a step consists of whole sequences); take {}",
+        data.batch_tokens, data.sequence, (data.batch_tokens / data.sequence + 1) * data.sequence);
+  });
+  schema.rule({"data.special", "data.tokens"}, [&data]() -> std::string {
+    for (auto symbol = data.special.begin(); symbol != data.special.end(); ++symbol) {
+      if (*symbol != "PAD" && *symbol != "UNK" && *symbol != "BOS" && *symbol != "EOS")
+        return fmt::format("data.special contains \"{}\" (valid: PAD, UNK, BOS, EOS); remove it", *symbol);
+      if (std::find(data.special.begin(), symbol, *symbol) != symbol)
+        return fmt::format("data.special contains {} twice (each symbol has one id); remove one", *symbol);
+    }
+    if (!data.special.empty() && !data.tokens.empty() && data.tokens != "character" && data.tokens != "bytes")
+      return fmt::format(
+          "data.special is given with data.tokens = \"{}\" (a tokeniser file has its own symbols); remove data.special",
+          data.tokens);
+    return {};
+  });
+  schema.rule({"data.validation_fraction", "data.validation"}, [&data]() -> std::string {
+    if (data.validation_fraction == 0 || data.validation.empty()) return {};
+    return fmt::format(
+        "data.validation_fraction = {} and data.validation = \"{}\" (one validation set); give one of them",
+        data.validation_fraction, data.validation);
+  });
+}
+
+}  // namespace weft::dataset

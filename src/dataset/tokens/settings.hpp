@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weft::input {
+class Schema;
+}
+
+namespace weft::dataset {
+
+enum class TokenOrder { random_windows, sequential };
+
+/// Table [data] of a language model.
+struct TokenSettings {
+  std::string train;       ///< text file, token file or directory of token files
+  std::string validation;  ///< the same; "" = a part of `train`, or none
+  /// "character", "bytes", or the path of a tokeniser file. "" = the tokeniser of the token files; of text: characters.
+  std::string tokens;
+  std::vector<std::string> special;   ///< symbols added to "character" and "bytes": PAD, UNK, BOS, EOS
+  std::int64_t batch_tokens = 16384;  ///< tokens per step, all ranks together
+  std::int64_t sequence = 256;        ///< tokens per sequence
+  TokenOrder order = TokenOrder::random_windows;
+  bool document_mask = false;      ///< documents do not see each other
+  double validation_fraction = 0;  ///< tail of `train` that is held out, in [0, 1)
+  bool accept_changed = false;     ///< resume although the fingerprint changed
+};
+
+/// The keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
+void add_keys(input::Schema&, TokenSettings&);
+
+}  // namespace weft::dataset

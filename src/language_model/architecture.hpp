@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parameters of a language model, as a list of specs, and figures that follow from its sizes.
+//
+//   embedding   x = E[token] (+ P[position])
+//   block i     x += output(attention(query(n), key(n), value(n)))    n = norm(x)
+//               x += down(activation(up(n)))                          n = norm(x);  gated: activation(gate(n), up(n))
+//   head        logits = W norm(x)                                    tied: W = E
+//
+// Names: embedding/tokens, embedding/positions, block_0/attention_norm/weight, block_0/attention/query/weight, …,
+// block_0/mlp/down/bias, …, final_norm/weight, head/weight.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "language_model/settings.hpp"
+#include "training/parameters.hpp"
+
+namespace weft::language_model {
+
+/// A model's sizes and options, with those that come from the data.
+struct Architecture {
+  ModelSettings model;
+  std::int64_t vocabulary = 0;
+  std::int64_t positions = 0;  ///< longest sequence: rows of the table of learned positions
+
+  std::int64_t query_width() const { return model.d_model; }
+  std::int64_t key_width() const { return model.kv_heads * model.head_size(); }
+  std::int64_t projection_width() const { return query_width() + 2 * key_width(); }
+  /// Columns before the activation of the MLP.
+  std::int64_t hidden_width() const { return model.d_mlp * (kernels::is_gated(model.mlp) ? 2 : 1); }
+};
+
+/// "block_3/"
+std::string block_name(std::int64_t layer);
+
+/// Matrices are [outputs, inputs]. Over the axis "tensor", query, key, value, gate and up are cut by outputs, the
+/// attention's output and down by inputs, embedding and head by the vocabulary (Shoeybi et al. 2019). Weights are
+/// normal with deviation 0.02, those that write to the residual stream divided by sqrt(2 layers) (Radford et al. 2019);
+/// biases 0, norms 1.
+std::vector<training::ParameterSpec> parameter_specs(const Architecture&);
+
+/// Number of parameters.
+std::int64_t parameters_of(const Architecture&);
+
+/// Floating-point operations per token of forward and backward pass in sequences of `length`: 6 for each parameter, and
+/// 6 layers * length * d_model for causal attention, which counts only scores that are used.
+double flops_per_token(const Architecture&, std::int64_t length);
+
+}  // namespace weft::language_model

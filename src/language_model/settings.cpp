@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/settings.hpp"
+
+#include <fmt/format.h>
+
+#include "kernels/language/attention/attention.hpp"
+
+namespace weft::language_model {
+namespace {
+
+// Bounded so that no product of sizes and bytes of an element exceeds 64 bits.
+constexpr double kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
+
+/// Width of the MLP that a preset has: 4 d_model, or 8/3 d_model in multiples of 64, which has as many parameters when
+/// the activation is gated (Shazeer 2020).
+std::int64_t usual_width(const ModelSettings& model) {
+  if (!kernels::is_gated(model.mlp)) return 4 * model.d_model;
+  return (8 * model.d_model / 3 + 63) / 64 * 64;
+}
+
+void add_keys(input::Schema& schema, ModelSettings& model) {
+  const auto is_llama = [&model] { return model.preset == Preset::llama; };
+  const std::string of_preset = "of the preset";
+  schema.table("language_model", "The model: a decoder-only transformer.");
+  schema.add("language_model.preset", model.preset, {{"gpt2", Preset::gpt2}, {"llama", Preset::llama}},
+             "architecture that fills in what the input does not give: gpt2 (LayerNorm, GELU, learned positions, "
+             "biases, tied head) or llama (RMSNorm, SwiGLU, rotary positions, no biases, untied head)");
+  schema.add("language_model.layers", model.layers, "transformer blocks").at_least(1).at_most(kMostLayers);
+  schema.add("language_model.heads", model.heads, "attention heads").at_least(1).at_most(kMostWidth);
+  schema
+      .add("language_model.kv_heads", model.kv_heads,
+           "heads of keys and values, a divisor of heads; fewer than heads: grouped-query attention")
+      .at_least(1)
+      .at_most(kMostWidth)
+      .derived("heads", [&model] { return input::Value(model.heads); });
+  schema.add("language_model.d_model", model.d_model, "width of the residual stream, a multiple of heads")
+      .at_least(1)
+      .at_most(kMostWidth);
+  schema
+      .add("language_model.norm", model.norm, {{"layer", Norm::layer}, {"rms", Norm::rms}},
+           "normalisation: LayerNorm or RMSNorm")
+      .derived(of_preset, [=] { return input::Value(is_llama() ? "rms" : "layer"); });
+  schema
+      .add("language_model.mlp", model.mlp,
+           {{"gelu", MlpActivation::gelu},
+            {"swiglu", MlpActivation::swiglu},
+            {"geglu", MlpActivation::geglu},
+            {"relu2", MlpActivation::relu2}},
+           "activation of the MLP; swiglu and geglu have a gate, a third matrix")
+      .derived(of_preset, [=] { return input::Value(is_llama() ? "swiglu" : "gelu"); });
+  schema.add("language_model.d_mlp", model.d_mlp, "width of the MLP")
+      .at_least(1)
+      .at_most(8 * kMostWidth)
+      .derived("4 d_model; with a gate 8/3 d_model, in multiples of 64",
+               [&model] { return input::Value(usual_width(model)); });
+  schema
+      .add("language_model.position", model.position, {{"learned", Position::learned}, {"rope", Position::rope}},
+           "positions: a learned embedding, or rotary (the halves of a head are rotated)")
+      .derived(of_preset, [=] { return input::Value(is_llama() ? "rope" : "learned"); });
+  schema.add("language_model.rope_base", model.rope_base, "base of the wavelengths of rotary positions").more_than(1);
+  schema.add("language_model.qk_norm", model.qk_norm,
+             {{"none", QueryKeyNorm::none},
+              {"head", QueryKeyNorm::head},
+              {"width", QueryKeyNorm::width},
+              {"scaled", QueryKeyNorm::scaled}},
+             "norm of queries and keys: RMSNorm of each head, of all heads together, or unit length with a learned "
+             "temperature");
+  schema.add("language_model.norm_position", model.norm_position,
+             {{"pre", NormPosition::pre}, {"post", NormPosition::post}, {"both", NormPosition::both}},
+             "a block normalises the inputs of its sublayers, their outputs before they are added, or both");
+  schema.add("language_model.tied", model.tied, "the head is the token embedding").derived(of_preset, [=] {
+    return input::Value(!is_llama());
+  });
+  schema.add("language_model.bias", model.bias, "biases of products, and of norms if norm = \"layer\"")
+      .derived(of_preset, [=] { return input::Value(!is_llama()); });
+  schema
+      .add("language_model.dropout", model.dropout,
+           "probability with which an element of the embedding and of each sublayer's output is dropped in training")
+      .at_least(0)
+      .less_than(1)
+      .changeable();
+  schema.add("language_model.logit_softcap", model.logit_softcap, "logits z become c tanh(z / c); 0 = not").at_least(0);
+  schema
+      .add("language_model.attention_softcap", model.attention_softcap, "scores s become c tanh(s / c); 0 = not")
+      .at_least(0);
+  schema.add("language_model.window", model.window, "positions that a query reads, its own included; 0 = all before it")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kMostRows);
+  schema.add("language_model.norm_epsilon", model.norm_epsilon, "added to the variance in norms").more_than(0);
+}
+
+void add_keys(input::Schema& schema, MemorySettings& memory) {
+  schema
+      .add("data.micro_tokens", memory.micro_tokens,
+           "tokens of a micro-batch, a multiple of sequence: a step adds up the gradients of its micro-batches; 0 = one "
+           "micro-batch")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kMostRows)
+      .free();
+  schema.table("memory", "What is kept for the backward pass.");
+  schema
+      .add("memory.recompute", memory.recompute,
+           {{"none", Recompute::none},
+            {"activation", Recompute::activation},
+            {"norm", Recompute::norm},
+            {"block", Recompute::block}},
+           "what the backward pass computes again instead of keeping it: nothing; outputs of the MLP's activation; "
+           "these and outputs of norms; everything of a block but its input. The same bits in all cases")
+      .free();
+  schema
+      .add("memory.head_chunk", memory.head_chunk,
+           "rows whose logits are in memory at a time; 0 = as many as take 256 MiB")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kMostRows)
+      .free();
+}
+
+void add_keys(input::Schema& schema, SampleSettings& sample) {
+  schema
+      .add("log.sample_tokens", sample.tokens,
+           "length of the text that the model writes after each evaluation; 0 = none")
+      .in("tokens")
+      .at_least(0)
+      .at_most(1 << 16)
+      .free();
+  schema
+      .add("log.sample_temperature", sample.temperature,
+           "its logits are divided by this; 0 = always the most probable token")
+      .at_least(0)
+      .at_most(100)
+      .free();
+}
+
+/// Conditions between keys.
+void add_rules(input::Schema& schema, const Configuration& configuration) {
+  const ModelSettings& model = configuration.language_model;
+  schema.rule({"language_model.d_model", "language_model.heads"}, [&model]() -> std::string {
+    if (model.d_model % model.heads != 0)
+      return fmt::format(
+          "language_model.d_model = {} is no multiple of language_model.heads = {} (all heads have one size); take "
+          "d_model = {}",
+          model.d_model, model.heads, (model.d_model / model.heads + 1) * model.heads);
+    const std::int64_t size = model.head_size();
+    if (size % 8 == 0 && size <= kernels::kLargestHead) return {};
+    return fmt::format(
+        "language_model.d_model = {} and language_model.heads = {} give heads of {} (the size of a head is a multiple "
+        "of 8, at most {}); change the number of heads",
+        model.d_model, model.heads, size, kernels::kLargestHead);
+  });
+  schema.rule({"language_model.kv_heads", "language_model.heads"}, [&model]() -> std::string {
+    if (model.heads % model.kv_heads == 0) return {};
+    return fmt::format(
+        "language_model.kv_heads = {} does not divide language_model.heads = {} (each key head serves as many query "
+        "heads); take a divisor",
+        model.kv_heads, model.heads);
+  });
+  schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
+    const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;
+    if (micro % sequence == 0) return {};
+    return fmt::format(
+        "data.micro_tokens = {} is not a multiple of data.sequence = {} (a micro-batch consists of whole sequences); "
+        "take {}",
+        micro, sequence, (micro / sequence + 1) * sequence);
+  });
+  schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
+    if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};
+    return fmt::format(
+        "optimizer.warmup_steps = {} is more than run.steps = {} (the learning rate would never be reached); shorten "
+        "the warm-up",
+        configuration.optimizer.warmup_steps, configuration.run.steps);
+  });
+  schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
+    if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
+    return "optimizer.clip_mode = \"previous\" is for transcoders (a language model has its gradient in memory before "
+           "the update, so the exact norm costs no further pass); take \"exact\"";
+  });
+}
+
+}  // namespace
+
+Configuration::Configuration() {
+  run.output = "runs/lm";
+  optimizer.learning_rate = 6e-4;
+  optimizer.beta2 = 0.95;
+  optimizer.weight_decay = 0.1;
+  optimizer.clip_norm = 1.0;
+  optimizer.schedule = optimizer::Schedule::cosine;
+  optimizer.warmup_steps = 100;
+  optimizer.decay_begin = 0;
+  optimizer.final_fraction = 0.1;
+}
+
+input::Schema schema(Configuration& configuration) {
+  input::Schema schema;
+  training::add_keys(schema, configuration.run);
+  dataset::add_keys(schema, configuration.data);
+  add_keys(schema, configuration.language_model);
+  optimizer::add_keys(schema, configuration.optimizer);
+  add_keys(schema, configuration.memory);
+  schema.table("parallel", "The processes of the run.");
+  parallel::add_timeout_key(schema, configuration.parallel);
+  device::add_keys(schema, configuration.device, configuration.precision);
+  checkpoint::add_keys(schema, configuration.checkpoint);
+  training::add_keys(schema, configuration.log);
+  training::add_evaluation_key(schema, configuration.log);
+  add_keys(schema, configuration.sample);
+  training::add_keys(schema, configuration.resume);
+  add_rules(schema, configuration);
+  return schema;
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tables [language_model] and [memory], and all tables that the training of a language model reads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "checkpoint/settings.hpp"
+#include "dataset/tokens/settings.hpp"
+#include "device/settings.hpp"
+#include "input/schema.hpp"
+#include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/norm/norm.hpp"
+#include "kernels/language/rope/query_key.hpp"
+#include "optimizer/settings.hpp"
+#include "parallel/settings.hpp"
+#include "training/settings.hpp"
+
+namespace weft::language_model {
+
+using device::Precision;
+using kernels::MlpActivation;
+using kernels::Norm;
+using kernels::QueryKeyNorm;
+
+/// What a preset fills in: gpt2 (Radford et al. 2019), llama (Touvron et al. 2023).
+enum class Preset { gpt2, llama };
+enum class Position { learned, rope };
+/// Where a block normalises: the input of a sublayer (Xiong et al. 2020), its output before it is added to the residual
+/// stream (OLMo 2, 2024), or both (Gemma 2, 2024).
+enum class NormPosition { pre, post, both };
+/// Activations that the backward pass forms again instead of keeping: those of the MLP's activation function; these and
+/// the outputs of norms; everything of a block but its input.
+enum class Recompute { none, activation, norm, block };
+
+/// Table [language_model].
+struct ModelSettings {
+  Preset preset = Preset::gpt2;
+  std::int64_t layers = 12;
+  std::int64_t heads = 12;
+  std::int64_t kv_heads = 12;  ///< divides heads: grouped-query attention (Ainslie et al. 2023)
+  std::int64_t d_model = 768;
+  std::int64_t d_mlp = 3072;
+  Norm norm = Norm::layer;
+  MlpActivation mlp = MlpActivation::gelu;
+  Position position = Position::learned;
+  double rope_base = 10'000;
+  QueryKeyNorm qk_norm = QueryKeyNorm::none;
+  NormPosition norm_position = NormPosition::pre;
+  bool tied = true;  ///< the head is the transpose of the token embedding
+  bool bias = true;  ///< of products and, with norm = "layer", of norms
+  double dropout = 0;
+  double logit_softcap = 0;      ///< 0: none
+  double attention_softcap = 0;  ///< 0: none
+  std::int64_t window = 0;       ///< keys that a query reads, itself included; 0: all earlier ones
+  double norm_epsilon = 1e-5;
+
+  std::int64_t head_size() const { return d_model / heads; }
+  bool normalises_inputs() const { return norm_position != NormPosition::post; }
+  bool normalises_outputs() const { return norm_position != NormPosition::pre; }
+};
+
+/// Table [memory].
+struct MemorySettings {
+  std::int64_t micro_tokens = 0;  ///< data.micro_tokens: tokens of a micro-batch; 0: a whole step
+  Recompute recompute = Recompute::none;
+  std::int64_t head_chunk = 0;  ///< rows whose logits exist at a time; 0: automatic
+};
+
+/// Samples that a run prints when it evaluates (table [log]).
+struct SampleSettings {
+  std::int64_t tokens = 0;   ///< 0: none
+  double temperature = 0.8;  ///< 0: the most probable token
+};
+
+struct Configuration {
+  Configuration();  ///< the defaults of `weft lm`
+
+  training::RunSettings run;
+  dataset::TokenSettings data;
+  ModelSettings language_model;
+  optimizer::Settings optimizer;
+  MemorySettings memory;
+  parallel::Settings parallel;
+  device::Settings device;
+  Precision precision = Precision::fp32;  ///< device.precision
+  checkpoint::Settings checkpoint;
+  training::LogSettings log;
+  SampleSettings sample;
+  training::ResumeSettings resume;
+
+  /// Tokens of a micro-batch; the last one of a step may be smaller.
+  std::int64_t micro_tokens() const {
+    return memory.micro_tokens > 0 ? std::min(memory.micro_tokens, data.batch_tokens) : data.batch_tokens;
+  }
+};
+
+/// Table [device] as the runtime takes it.
+inline device::Settings device_settings(const Configuration& configuration) {
+  return device::for_precision(configuration.device, configuration.precision);
+}
+inline kernels::Scalar activation_type(const Configuration& configuration) {
+  return configuration.precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
+}
+
+/// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its
+/// initial values, with the conditions between keys.
+input::Schema schema(Configuration& configuration);
+
+}  // namespace weft::language_model

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Batches of tokens on their way to the kernels: filled in host memory, copied to where the kernels run.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "dataset/tokens/batches.hpp"
+#include "language_model/transformer.hpp"
+#include "training/step_arena.hpp"
+#include "training/step_runner.hpp"
+
+namespace weft::language_model {
+
+class Staging {
+ public:
+  /// Host memory of as many batches: a copy to a GPU may run while the next ones are filled.
+  static constexpr std::int64_t kSlots = training::StepRunner::kStepsAhead + 2;
+
+  struct Buffers {
+    Buffers(std::int64_t rows, bool document_mask, training::StepArena&);
+    struct Rows {
+      kernels::Array<std::uint32_t> ids;
+      kernels::Array<std::int32_t> targets, positions, first_key;
+      kernels::Array<float> scale;  ///< [1]: 1 / counted targets
+    };
+    Rows device;
+    std::array<Rows, kSlots> host;
+  };
+
+  Staging(std::int64_t rows, bool document_mask, const kernels::Execution&, training::StepArena&);
+
+  /// Host memory of the next batch, to be filled. Throws Error(internal) if it is too small.
+  dataset::TokenBatch next(std::int64_t sequences, std::int64_t length);
+  /// Starts to copy the batch that `next` returned.
+  void send(const dataset::TokenBatch&);
+
+  /// `sequences` sequences of the batch from `first` on, where the kernels run.
+  Tokens tokens(std::int64_t first, std::int64_t sequences, std::int64_t length) const;
+  /// [1], where the kernels run.
+  const float* scale() const { return buffers_.device.scale.data; }
+
+ private:
+  const kernels::Execution execution_;
+  const Buffers buffers_;
+  std::size_t slot_ = 0;
+};
+
+}  // namespace weft::language_model

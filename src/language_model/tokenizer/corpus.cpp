@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/tokenizer/corpus.hpp"
+
+#include <cmath>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "parallel/failure.hpp"
+#include "storage/digest.hpp"
+#include "storage/mapped_file.hpp"
+
+namespace weft::language_model {
+namespace {
+
+using dataset::TokenSet;
+
+constexpr std::int64_t kLargestTokenizer = std::int64_t{64} << 20;
+
+std::string_view text_of(const storage::MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+/// Collective. What a path holds.
+enum class Contents { text, tokens };
+Contents contents_of(const std::string& path, std::string_view key, const parallel::World& world) {
+  const std::string kind = world.on_root([&]() -> std::string {
+    if (!std::filesystem::exists(path))
+      throw error(ExitCode::usage, "{} = \"{}\": no such file or directory", key, path);
+    return std::filesystem::is_directory(path) || dataset::is_token_file(path) ? "tokens" : "text";
+  });
+  return kind == "tokens" ? Contents::tokens : Contents::text;
+}
+
+/// The tokeniser that the settings name; nullopt: that of the data.
+std::optional<Tokenizer> named_tokenizer(const dataset::TokenSettings& data, const parallel::World& world) {
+  if (data.tokens.empty() || data.tokens == "character") return std::nullopt;
+  if (data.tokens == "bytes") return Tokenizer::bytes(data.special);
+  const std::string text = world.on_root([&]() -> std::string {
+    if (!std::filesystem::exists(data.tokens))
+      throw error(ExitCode::usage,
+                  "data.tokens = \"{}\": no such file (valid: \"character\", \"bytes\", a tokeniser file)",
+                  data.tokens);
+    const storage::MappedFile file(data.tokens);
+    if (static_cast<std::int64_t>(file.bytes().size()) > kLargestTokenizer)
+      throw error(ExitCode::data, "{}: has {} bytes (a tokeniser file has at most {}); is it another kind of file?",
+                  data.tokens, file.bytes().size(), kLargestTokenizer);
+    return Tokenizer::from_text(text_of(file), data.tokens).text();
+  });
+  return Tokenizer::from_text(text, data.tokens);
+}
+
+/// Ids of rank 0 as a set on every rank.
+template <class Id>
+TokenSet broadcast(const std::string& path, std::vector<Id> ids, const Tokenizer& tokenizer, std::int64_t text_bytes,
+                   const parallel::World& world) {
+  std::int64_t sizes[] = {static_cast<std::int64_t>(ids.size()), text_bytes};
+  world.all().broadcast(sizes, sizeof sizes);
+  ids.resize(static_cast<std::size_t>(sizes[0]));
+  world.all().broadcast(ids.data(), sizes[0] * static_cast<std::int64_t>(sizeof(Id)));
+  return TokenSet(path, std::move(ids), tokenizer.vocabulary_size(), sizes[1]);
+}
+
+TokenSet broadcast(const std::string& path, std::vector<std::uint32_t> ids, const Tokenizer& tokenizer,
+                   std::int64_t text_bytes, const parallel::World& world) {
+  if (tokenizer.vocabulary_size() <= 65536)
+    return broadcast<std::uint16_t>(path, {ids.begin(), ids.end()}, tokenizer, text_bytes, world);
+  return broadcast<std::uint32_t>(path, std::move(ids), tokenizer, text_bytes, world);
+}
+
+/// Collective. A text file for a tokeniser.
+TokenSet encode_text(const std::string& path, const Tokenizer& tokenizer, const parallel::World& world) {
+  parallel::note_phase("encoding the text");
+  std::vector<std::uint32_t> ids;
+  std::int64_t bytes = 0;
+  world.on_root([&] {
+    const storage::MappedFile file(path);
+    ids = tokenizer.encode(text_of(file), path);
+    bytes = static_cast<std::int64_t>(file.bytes().size());
+  });
+  return broadcast(path, std::move(ids), tokenizer, bytes, world);
+}
+
+/// Throws if the ids were not written with this tokeniser, as far as the files say.
+void require_match(const TokenSet& set, const std::optional<Tokenizer>& tokenizer, std::int64_t vocabulary) {
+  if (set.vocabulary() != vocabulary)
+    throw collective_error(ExitCode::data,
+                           "{}: was written for a vocabulary of {}, not of {} (training, validation and tokeniser must "
+                           "agree); tokenise all texts with one tokeniser",
+                           set.name(), set.vocabulary(), vocabulary);
+  if (tokenizer && !set.tokenizer().empty() &&
+      Tokenizer::from_text(set.tokenizer(), set.name() + ": /tokenizer").text() != tokenizer->text())
+    throw collective_error(ExitCode::data,
+                           "{}: was written with another tokeniser of the same size; tokenise all texts with one "
+                           "tokeniser",
+                           set.name());
+}
+
+/// Bytes of text that the ids stand for.
+std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
+  constexpr std::int64_t kPiece = std::int64_t{1} << 20;
+  std::int64_t bytes = 0;
+  std::vector<std::uint32_t> ids;
+  for (std::int64_t begin = 0; begin < set.size(); begin += kPiece) {
+    ids.resize(static_cast<std::size_t>(std::min(kPiece, set.size() - begin)));
+    set.read(begin, ids);
+    bytes += static_cast<std::int64_t>(tokenizer.decode(ids).size());
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TokenSet load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer, std::int64_t vocabulary,
+                     const parallel::World& world) {
+  if (contents_of(path, "text", world) == Contents::tokens) {
+    TokenSet set = dataset::open_tokens(world, path);
+    require_match(set, tokenizer, vocabulary);
+    return set;
+  }
+  if (!tokenizer)
+    throw collective_error(ExitCode::usage,
+                           "{}: is text, and there is no tokeniser (the training set is token files without one); give "
+                           "data.tokens",
+                           path);
+  return encode_text(path, *tokenizer, world);
+}
+
+Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& world) {
+  std::optional<Tokenizer> tokenizer = named_tokenizer(data, world);
+  const Contents contents = contents_of(data.train, "data.train", world);
+  std::optional<TokenSet> train;
+  std::string fingerprint;
+  if (contents == Contents::tokens) {
+    train = dataset::open_tokens(world, data.train);
+    if (data.tokens == "character")
+      throw collective_error(ExitCode::usage,
+                             "data.tokens = \"character\" and data.train = \"{}\" (token files have their tokeniser); "
+                             "remove data.tokens",
+                             data.train);
+    if (!tokenizer && !train->tokenizer().empty())
+      tokenizer = Tokenizer::from_text(train->tokenizer(), data.train + ": /tokenizer");
+    require_match(*train, tokenizer, tokenizer ? tokenizer->vocabulary_size() : train->vocabulary());
+    fingerprint = train->fingerprint();
+  } else {
+    parallel::note_phase("reading the text");
+    std::string digest = world.on_root([&]() -> std::string {
+      const storage::MappedFile file(data.train);
+      if (!tokenizer) tokenizer = Tokenizer::characters_of(text_of(file), data.special, data.train);
+      return "text:" + storage::sha256(text_of(file));
+    });
+    const std::string form = world.on_root([&] { return tokenizer->text(); });
+    if (!world.is_root()) tokenizer = Tokenizer::from_text(form, data.train);
+    train = encode_text(data.train, *tokenizer, world);
+    fingerprint = fmt::format("{},tokens:{}", digest, storage::sha256(form));
+  }
+
+  const std::int64_t vocabulary = train->vocabulary();
+  std::optional<TokenSet> validation;
+  if (!data.validation.empty()) {
+    validation = load_tokens(data.validation, tokenizer, vocabulary, world);
+  } else if (data.validation_fraction > 0) {
+    const auto held_out =
+        static_cast<std::int64_t>(std::ceil(static_cast<double>(train->size()) * data.validation_fraction));
+    const std::int64_t border = std::max<std::int64_t>(0, train->size() - held_out);
+    const TokenSet tail = train->part(border, train->size(), 0);
+    // Token files may be large: their bytes stay unknown.
+    const std::int64_t bytes = contents == Contents::text ? text_bytes(tail, *tokenizer) : 0;
+    validation = tail.part(0, tail.size(), bytes);
+    train = train->part(0, border, bytes > 0 ? train->text_bytes() - bytes : 0);
+  }
+  if (train->size() < data.sequence + 1)
+    throw collective_error(ExitCode::data,
+                           "{}: {} tokens for training (a sequence of {} needs one more, its last target); take a "
+                           "smaller data.sequence or a longer text",
+                           train->name(), train->size(), data.sequence);
+  if (validation && validation->size() < 2)
+    throw collective_error(ExitCode::data, "{}: {} tokens for validation (a prediction needs two); take a longer text",
+                           validation->name(), validation->size());
+  return {*train, validation, vocabulary, tokenizer, fingerprint};
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From paths to ids: the training and validation set of a run, and the tokeniser of both.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "dataset/tokens/settings.hpp"
+#include "dataset/tokens/token_set.hpp"
+#include "language_model/tokenizer/tokenizer.hpp"
+#include "parallel/world.hpp"
+
+namespace weft::language_model {
+
+struct Corpus {
+  dataset::TokenSet train;
+  std::optional<dataset::TokenSet> validation;
+  std::int64_t vocabulary = 0;         ///< without padding
+  std::optional<Tokenizer> tokenizer;  ///< none: token files that have none
+  std::string fingerprint;             ///< of train and tokeniser (dataset/fingerprint.hpp)
+};
+
+/// Text is read and encoded by rank 0 and broadcast; token files are mapped by every rank. Collective; errors are known
+/// to all ranks: Error(usage) for a path that does not exist and for settings that do not fit the data, Error(data) for
+/// invalid UTF-8, an empty file, a set shorter than a sequence and its last target, and damaged files.
+Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&);
+
+/// The ids of one text file, token file or directory of token files for an existing tokeniser: validation and
+/// `weft lm evaluate`. Token files must have been written with the same tokeniser, or with none and the same
+/// vocabulary. Collective; errors as above.
+dataset::TokenSet load_tokens(const std::string& path, const std::optional<Tokenizer>&, std::int64_t vocabulary,
+                              const parallel::World&);
+
+}  // namespace weft::language_model

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Text <-> ids. One value type for all kinds:
+//
+//   character   one id per code point of a corpus, in ascending order
+//   bytes       one id per byte
+//   bpe         byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019): bpe.hpp
+//
+// decode(encode(text)) == text for every valid UTF-8 text, except for unknown characters encoded as UNK.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft::language_model {
+
+struct Bpe;
+
+/// A position in a text that a tokeniser cannot encode is counted from the start of the text; `source` names the text
+/// in messages.
+class Tokenizer {
+ public:
+  /// The characters of a corpus, then the special symbols (PAD, UNK, BOS, EOS) in the given order. Throws Error(data)
+  /// "SOURCE: …" for invalid UTF-8.
+  static Tokenizer characters_of(std::string_view corpus, const std::vector<std::string>& special,
+                                 std::string_view source);
+  /// 256 bytes, then the special symbols.
+  static Tokenizer bytes(const std::vector<std::string>& special);
+  static Tokenizer bpe(Bpe model);
+
+  /// From `text()`, or from a Hugging Face tokenizer.json with a byte-level BPE (huggingface.hpp). Throws Error(data)
+  /// "SOURCE: …".
+  static Tokenizer from_text(std::string_view text, std::string_view source);
+
+  /// The complete tokeniser as JSON; equal tokenisers have equal texts.
+  std::string text() const;
+
+  /// "character", "bytes" or "bpe".
+  std::string_view kind() const;
+  std::int64_t vocabulary_size() const;
+  /// Id of a special symbol; -1 if there is none of this name.
+  std::int64_t special(std::string_view name) const;
+
+  /// Throws Error(data) "SOURCE: …" with the byte offset for invalid UTF-8 (not of kind "bytes") and for a character
+  /// that is not in the vocabulary, unless UNK is.
+  std::vector<std::uint32_t> encode(std::string_view text, std::string_view source = "text") const;
+  /// Special symbols of "character" and "bytes" decode to nothing, UNK to U+FFFD. The bytes of single ids need not be
+  /// valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
+  std::string decode(std::span<const std::uint32_t> ids) const;
+
+  struct Model;
+
+ private:
+  explicit Tokenizer(std::shared_ptr<const Model> model) : model_(std::move(model)) {}
+  std::shared_ptr<const Model> model_;
+};
+
+}  // namespace weft::language_model

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/trainer.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
+#include "optimizer/schedule.hpp"
+
+namespace weft::language_model {
+namespace {
+
+/// Largest loss that counts as finite.
+constexpr float kLargestLoss = 1e30f;
+
+template <class T>
+T read(const kernels::Execution& execution, const T* device_value) {
+  T value{};
+  device::copy(execution, &value, device_value, sizeof value, device::Direction::to_host);
+  kernels::fence(execution);
+  return value;
+}
+
+}  // namespace
+
+Trainer::Buffers::Buffers(const Configuration& configuration, training::StepArena& arena) {
+  arena.purpose("tokens");
+  losses = arena.take<float>(configuration.data.batch_tokens);
+  flags = arena.take<kernels::StepFlags>(1);
+  runner = training::StepRunner::Buffers(arena);
+}
+
+training::StepArena measure_step(const Configuration& configuration, const Architecture& architecture,
+                                 const parallel::GridShape& grid, kernels::Backend backend) {
+  training::StepArena arena(backend);
+  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
+  const Staging::Buffers staging(configuration.data.batch_tokens, configuration.data.document_mask, arena);
+  const Transformer::Buffers transformer(transformer_settings(configuration, architecture), arena);
+  const Trainer::Buffers trainer(configuration, arena);
+  arena.purpose("workspaces");
+  const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena);
+  arena.purpose("gradients");
+  arena.count(training::StepArena::Where::device,
+              training::AccumulatingSink::bytes(specs, grid, 0, configuration.micro_tokens()));
+  return arena;
+}
+
+Trainer::Trainer(const Configuration& configuration, const Architecture& architecture, const parallel::Grid& grid,
+                 const kernels::Execution& execution)
+    : configuration_(configuration),
+      execution_(execution),
+      arena_(execution, grid),
+      model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
+             training::Moments::held),
+      staging_(configuration.data.batch_tokens, configuration.data.document_mask, execution, arena_),
+      transformer_(model_, transformer_settings(configuration, architecture), timers_, arena_),
+      sink_(model_.parameters(), execution, configuration.micro_tokens()),
+      buffers_(configuration, arena_),
+      update_(model_.parameters(), sink_, configuration.optimizer, execution,
+              training::ParameterUpdate::Buffers(
+                  training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
+                  arena_)),
+      runner_(runner_settings(), execution, timers_, buffers_.runner,
+              [] { return training::StepRunner::ExchangeGroups{}; }) {
+  model_.parameters().add_to(registry_);
+  registry_.add({.name = "run/skipped_steps",
+                 .type = kernels::Scalar::i64,
+                 .shape = {1},
+                 .held = {0, 1},
+                 .owned = {0, grid.world().rank() == 0 ? 1 : 0},
+                 .data = runner_.skipped(),
+                 .on_device = true});
+}
+
+training::StepRunner::Settings Trainer::runner_settings() const {
+  return {.record = configuration_.device.graphs,
+          .runs_ahead = true,
+          .skip = configuration_.run.nonfinite == training::NonFinite::skip,
+          .skip_at_most = configuration_.run.skip_at_most};
+}
+
+dataset::TokenBatch Trainer::next_batch() {
+  return staging_.next(configuration_.data.batch_tokens / configuration_.data.sequence, configuration_.data.sequence);
+}
+
+void Trainer::step(const dataset::TokenBatch& batch) {
+  timers_.phase("tokens");
+  const kernels::AdamStep constants =
+      optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
+                           static_cast<std::uint64_t>(configuration_.run.seed));
+  learning_rate_ = static_cast<double>(constants.learning_rate);
+  counted_ = std::max<std::int64_t>(1, batch.counted);
+  runner_.begin(constants);
+  staging_.send(batch);
+  runner_.run([this] { compute(); });
+  timers_.phase("waiting for the device");
+  runner_.end([step = steps_done() + 1] { return fmt::format("batch of step {}", step); });
+  timers_.stop();
+}
+
+/// The step: everything between the tokens of a batch and the updated parameters.
+void Trainer::compute() {
+  const std::int64_t length = configuration_.data.sequence, sequences = configuration_.data.batch_tokens / length,
+                     micro = configuration_.micro_tokens() / length;
+  timers_.phase("weight gradients");
+  sink_.clear();
+  device::zero(execution_, buffers_.flags);
+  for (std::int64_t first = 0; first < sequences; first += micro) {
+    const Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
+    transformer_.forward(tokens, runner_.constants());
+    transformer_.losses_and_gradient(tokens, staging_.scale(),
+                                     {buffers_.losses.data + first * length, tokens.rows()}, sink_);
+    transformer_.backward(tokens, runner_.constants(), sink_);
+  }
+  timers_.phase("check");
+  kernels::StepFlags* const flags = buffers_.flags.data;
+  kernels::flag_beyond(execution_,
+                       {buffers_.losses.data, kernels::Scalar::fp32, sequences, length, length},
+                       kLargestLoss, &flags->not_finite);
+  update_.form_norm(flags);
+  runner_.guard(flags);
+  timers_.phase("update");
+  update_.apply(runner_.constants());
+}
+
+Trainer::Metrics Trainer::metrics() {
+  runner_.settle();
+  std::vector<float> losses(static_cast<std::size_t>(buffers_.losses.size));
+  device::copy(execution_, losses.data(), buffers_.losses.data, buffers_.losses.size * 4, device::Direction::to_host);
+  kernels::fence(execution_);
+  double sum = 0;
+  for (const float loss : losses) sum += static_cast<double>(loss);
+  return {.loss = sum / static_cast<double>(counted_),
+          .learning_rate = learning_rate_,
+          .gradient_norm = read(execution_, update_.norm()),
+          .skipped_steps = read(execution_, runner_.skipped())};
+}
+
+}  // namespace weft::language_model

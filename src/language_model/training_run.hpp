@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A language model as a Trainable: batches of tokens, the Trainer's steps, its metrics by name, evaluation on the
+// validation data and samples of its text.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/resume.hpp"
+#include "device/runtime.hpp"
+#include "language_model/evaluation.hpp"
+#include "language_model/tokenizer/corpus.hpp"
+#include "language_model/trainer.hpp"
+#include "training/trainable.hpp"
+
+namespace weft::language_model {
+
+/// The architecture that a configuration gives for a corpus.
+Architecture architecture_of(const Configuration&, const Corpus&);
+
+/// The tokeniser of the model in a checkpoint: the tensor "tokenizer". None: the model was trained on token files
+/// without one. Throws a collective Error(data) if its text is not that of a tokeniser. Collective.
+std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found&, const parallel::World&, const kernels::Execution&);
+
+class TrainingRun final : public training::Trainable {
+ public:
+  /// Allocates the model. `found`: the checkpoint to resume from; throws a collective Error(usage) if it has another
+  /// tokeniser than the corpus. All references must outlive the object. Collective.
+  TrainingRun(const Configuration&, const Corpus&, const checkpoint::Found* found, const parallel::World&,
+              const parallel::Grid&, const device::Runtime&);
+
+  std::string work_unit() const override { return "tokens"; }
+  checkpoint::Registry& registry() override { return trainer_.registry(); }
+  void initialise() override { trainer_.initialise(); }
+  void resume_at(std::int64_t step, const training::Cursor&) override;
+  training::Cursor cursor() const override { return {{"token", token_}}; }
+
+  training::Step step() override;
+  void settle() override { trainer_.settle(); }
+  training::Metrics metrics() override;
+  training::Metrics evaluate() override;
+  training::Communication communication() const override { return {}; }
+  report::Timers& timers() override { return trainer_.timers(); }
+  void conclude(report::Json& result) override;
+
+ private:
+  const EvaluationResult& validate();
+  void print_sample();
+
+  const Configuration& configuration_;
+  const Corpus& corpus_;
+  const kernels::Execution execution_;
+  dataset::TokenBatches batches_;
+  Trainer trainer_;
+  std::vector<std::uint8_t> tokenizer_;  // its text
+  std::int64_t token_ = 0;               // position in the data: tokens of all steps so far
+  std::optional<EvaluationResult> validation_;
+  std::int64_t validated_step_ = -1;
+};
+
+}  // namespace weft::language_model

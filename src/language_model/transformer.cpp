@@ -1,0 +1,569 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/transformer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "kernels/bf16.hpp"
+#include "kernels/convert/convert.hpp"
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/head/cross_entropy.hpp"
+#include "kernels/language/residual/residual.hpp"
+#include "kernels/runtime.hpp"
+
+namespace weft::language_model {
+
+using kernels::AnyMatrix;
+using kernels::Scalar;
+using training::GradientRows;
+using training::GradientSink;
+
+namespace {
+
+/// Rows of logits begin at multiples of this many elements: products are faster with aligned rows.
+constexpr std::int64_t kAlignedColumns = 128;
+constexpr std::int64_t kLogitBytes = std::int64_t{256} << 20;
+
+std::int64_t aligned(std::int64_t columns) {
+  return (columns + kAlignedColumns - 1) / kAlignedColumns * kAlignedColumns;
+}
+
+std::int64_t chunk_rows(const TransformerSettings& settings) {
+  const std::int64_t row_bytes = aligned(settings.architecture.vocabulary) * kernels::bytes_of(settings.type);
+  const std::int64_t chunk = settings.memory.head_chunk > 0 ? settings.memory.head_chunk
+                                                            : std::max<std::int64_t>(1, kLogitBytes / row_bytes);
+  return std::min(chunk, settings.rows);
+}
+
+kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequences, std::int64_t length) {
+  return {.sequences = sequences,
+          .length = length,
+          .heads = model.heads,
+          .kv_heads = model.kv_heads,
+          .head_size = model.head_size(),
+          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(model.head_size()))),
+          .softcap = static_cast<float>(model.attention_softcap),
+          .window = model.window,
+          .first_key = {}};
+}
+
+/// Workspace of the products of a Transformer.
+std::int64_t product_workspace(const TransformerSettings& settings, kernels::Backend backend) {
+  const Architecture& a = settings.architecture;
+  const Scalar type = settings.type;
+  std::int64_t bytes = 0;
+  const auto add = [&](std::int64_t rows, std::int64_t outputs, std::int64_t inputs, Scalar weight) {
+    bytes = std::max({bytes, kernels::gemm_workspace(type, weight, type, rows, outputs, inputs),
+                      kernels::gemm_workspace(type, weight, type, rows, inputs, outputs)});
+  };
+  for (const training::ParameterSpec& spec : parameter_specs(a)) {
+    if (!spec.is_matrix()) continue;
+    const Scalar weight = training::planes_of(spec, settings.policy, backend, training::Moments::none).front().type;
+    add(settings.rows, a.model.d_model, a.model.d_model, weight);
+    add(settings.rows, a.projection_width(), a.model.d_model, weight);
+    add(settings.rows, a.hidden_width(), a.model.d_model, weight);
+    add(settings.rows, a.model.d_mlp, a.model.d_model, weight);
+    add(chunk_rows(settings), a.vocabulary, a.model.d_model, weight);
+    break;  // matrices are stored alike
+  }
+  return bytes;
+}
+
+kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t rows) {
+  return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
+}
+
+}  // namespace
+
+TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture) {
+  return {.architecture = architecture,
+          .type = activation_type(configuration),
+          .policy = configuration.optimizer.state,
+          .rows = configuration.micro_tokens(),
+          .length = configuration.data.sequence,
+          .memory = configuration.memory};
+}
+
+Transformer::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
+  const Architecture& a = settings.architecture;
+  const ModelSettings& model = a.model;
+  const std::int64_t rows = settings.rows, width = model.d_model;
+  const auto take = [&](std::int64_t columns) {
+    const std::int64_t bytes = rows * columns * kernels::bytes_of(settings.type);
+    return AnyMatrix{arena.take<std::byte>(bytes).data, settings.type, rows, columns, columns};
+  };
+  const auto take_statistics = [&](bool exists) -> kernels::NormStatistics {
+    if (!exists) return {};
+    return {arena.take<float>(model.norm == Norm::layer ? rows : 0), arena.take<float>(rows)};
+  };
+  // An array of every block, or one for all blocks.
+  const auto kept_or_shared = [](bool kept, auto& shared, auto&& make) {
+    if (kept) return make();
+    if (!shared) shared = make();
+    return *shared;
+  };
+  const bool keeps = settings.gradients;
+  const bool keeps_inside = keeps && settings.memory.recompute != Recompute::block;
+  const bool keeps_norms = keeps_inside && settings.memory.recompute != Recompute::norm;
+  const bool keeps_activation = keeps_norms && settings.memory.recompute != Recompute::activation;
+  kernels::QueryKey query_key;
+  query_key.heads = model.heads;
+  query_key.kv_heads = model.kv_heads;
+  query_key.norm = model.qk_norm;
+
+  arena.purpose("activations");
+  struct {
+    std::optional<AnyMatrix> residual, attention_input, projected, attended, mixed, attention_raw, middle, mlp_input,
+        hidden, activated, mlp_raw;
+    std::optional<kernels::NormStatistics> attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;
+    std::optional<kernels::Array<float>> inverse, log_sum;
+  } shared;
+  for (std::int64_t layer = 0; layer < model.layers; ++layer) {
+    Activations& block = blocks.emplace_back();
+    const auto matrix = [&](bool kept, std::optional<AnyMatrix>& of_all, std::int64_t columns) {
+      return kept_or_shared(kept, of_all, [&] { return take(columns); });
+    };
+    const auto statistics = [&](std::optional<kernels::NormStatistics>& of_all, bool exists) {
+      return kept_or_shared(keeps_inside, of_all, [&] { return take_statistics(exists); });
+    };
+    const auto numbers = [&](std::optional<kernels::Array<float>>& of_all, std::int64_t size) {
+      return kept_or_shared(keeps_inside, of_all, [&] { return arena.take<float>(size); });
+    };
+    block.residual = matrix(keeps, shared.residual, width);
+    block.attention_input =
+        model.normalises_inputs() ? matrix(keeps_norms, shared.attention_input, width) : block.residual;
+    block.projected = matrix(keeps_inside, shared.projected, a.projection_width());
+    block.attended_rows = model.qk_norm == QueryKeyNorm::none
+                              ? block.projected
+                              : matrix(keeps_inside, shared.attended, a.projection_width());
+    block.mixed = matrix(keeps_inside, shared.mixed, a.query_width());
+    block.middle = matrix(keeps_inside, shared.middle, width);
+    block.mlp_input = model.normalises_inputs() ? matrix(keeps_norms, shared.mlp_input, width) : block.middle;
+    block.hidden = matrix(keeps_inside, shared.hidden, a.hidden_width());
+    block.activated = matrix(keeps_activation, shared.activated, model.d_mlp);
+    if (model.normalises_outputs()) {
+      block.attention_raw = matrix(keeps_inside, shared.attention_raw, width);
+      block.mlp_raw = matrix(keeps_inside, shared.mlp_raw, width);
+    }
+    block.attention_norm = statistics(shared.attention_norm, model.normalises_inputs());
+    block.attention_post_norm = statistics(shared.attention_post_norm, model.normalises_outputs());
+    block.mlp_norm = statistics(shared.mlp_norm, model.normalises_inputs());
+    block.mlp_post_norm = statistics(shared.mlp_post_norm, model.normalises_outputs());
+    block.inverse = numbers(shared.inverse, rows * query_key.inverses_per_row());
+    block.log_sum = numbers(shared.log_sum, rows * model.heads);
+  }
+  sublayer = take(width);
+  final_residual = take(width);
+  final_output = take(width);
+  final_norm = take_statistics(true);
+
+  arena.purpose("head");
+  const std::int64_t chunk = chunk_rows(settings), stride = aligned(a.vocabulary);
+  logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk,
+            a.vocabulary, stride};
+
+  const kernels::Execution execution{.backend = arena.backend()};
+  const kernels::Attention attention =
+      attention_of(model, (rows + settings.length - 1) / settings.length, settings.length);
+  std::int64_t attention_bytes = kernels::attention_workspace(execution, attention, settings.type);
+  arena.purpose("backward pass");
+  if (settings.gradients) {
+    residual_gradient = take(width);
+    input_gradient = take(width);
+    if (model.dropout > 0 || model.normalises_outputs()) output_gradient = take(width);
+    wide_gradient = take(std::max(model.d_mlp, a.query_width()));
+    projection_gradient = take(a.projection_width());
+    const bool has_weights = model.qk_norm == QueryKeyNorm::head || model.qk_norm == QueryKeyNorm::width;
+    query_rows = arena.take<float>(has_weights ? rows * a.query_width() : 0);
+    key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
+    temperature_rows = arena.take<float>(model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
+    attention_bytes =
+        std::max(attention_bytes, kernels::attention_backward_workspace(execution, attention, settings.type));
+  }
+  arena.purpose("workspaces");
+  attention_workspace = arena.take<std::byte>(attention_bytes);
+  product_workspace = arena.take<std::byte>(language_model::product_workspace(settings, arena.backend()));
+}
+
+Transformer::Transformer(const Model& model, const TransformerSettings& settings, report::Timers& timers,
+                         training::StepArena& arena)
+    : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {}
+
+// --- Forward --------------------------------------------------------------------------------------------------------
+
+void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
+  embed(tokens, step);
+  for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
+    enter(layer, tokens);
+    attend(layer, tokens);
+    finish_attention(layer, tokens, step);
+    transform(layer, tokens);
+    finish_mlp(layer, tokens, step);
+    if (tap_) {
+      const Activations& block = buffers_.blocks[layer];
+      const AnyMatrix& output = settings().normalises_outputs() ? block.mlp_raw : buffers_.sublayer;
+      tap_(static_cast<std::int64_t>(layer), block.mlp_input.rows_from(0, tokens.rows()),
+           output.rows_from(0, tokens.rows()));
+    }
+  }
+  leave(tokens);
+}
+
+void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step) {
+  timers_.phase("embedding");
+  const AnyMatrix out = buffers_.blocks.front().residual.rows_from(0, tokens.rows());
+  kernels::embed(execution_, model_.token_embedding(), tokens.ids, model_.position_embedding(), tokens.positions, out);
+  drop(kEmbedding, tokens, step, out);
+}
+
+/// The residual stream at the entry of a block, with what the block before it adds, and its norm.
+void Transformer::enter(std::size_t layer, const Tokens& tokens) {
+  const Activations& block = buffers_.blocks[layer];
+  const std::int64_t n = tokens.rows();
+  const AnyMatrix residual = block.residual.rows_from(0, n);
+  const AnyMatrix before = layer == 0 ? residual : buffers_.blocks[layer - 1].middle.rows_from(0, n);
+  const AnyMatrix addend = layer == 0 ? AnyMatrix{} : buffers_.sublayer.rows_from(0, n);
+  timers_.phase("norms");
+  if (const std::optional<NormLayer>& norm = model_.blocks()[layer].attention_norm)
+    normalise(*norm, before, addend, residual, block.attention_input.rows_from(0, n), block.attention_norm);
+  else if (layer > 0)
+    kernels::add_rows(execution_, before, addend, residual);
+}
+
+void Transformer::attend(std::size_t layer, const Tokens& tokens) {
+  const Activations& block = buffers_.blocks[layer];
+  const std::int64_t n = tokens.rows(), queries = settings_.architecture.query_width(),
+                     keys = settings_.architecture.key_width();
+  const AnyMatrix projected = block.projected.rows_from(0, n), packed = block.attended_rows.rows_from(0, n);
+  multiply(model_.blocks()[layer].projection, block.attention_input.rows_from(0, n), projected);
+  timers_.phase("attention");
+  if (transforms_queries())
+    kernels::query_key(execution_, query_key(layer, tokens), projected, packed, block.inverse);
+  kernels::attention(execution_, attention(tokens), packed.columns_from(0, queries),
+                     packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                     block.mixed.rows_from(0, n), block.log_sum, buffers_.attention_workspace);
+}
+
+/// What the attention adds to the residual stream, and the norm of the sum.
+void Transformer::finish_attention(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
+  const Activations& block = buffers_.blocks[layer];
+  const Block& parameters = model_.blocks()[layer];
+  const std::int64_t n = tokens.rows();
+  const AnyMatrix raw = parameters.attention_post_norm ? block.attention_raw : buffers_.sublayer;
+  multiply(parameters.attention_output, block.mixed.rows_from(0, n), raw.rows_from(0, n));
+  finish_sublayer(parameters.attention_post_norm, raw, block.attention_post_norm, attention_site(layer), tokens, step);
+  const AnyMatrix residual = block.residual.rows_from(0, n), addend = buffers_.sublayer.rows_from(0, n),
+                  middle = block.middle.rows_from(0, n);
+  timers_.phase("norms");
+  if (parameters.mlp_norm)
+    normalise(*parameters.mlp_norm, residual, addend, middle, block.mlp_input.rows_from(0, n), block.mlp_norm);
+  else
+    kernels::add_rows(execution_, residual, addend, middle);
+}
+
+void Transformer::transform(std::size_t layer, const Tokens& tokens) {
+  const Activations& block = buffers_.blocks[layer];
+  const std::int64_t n = tokens.rows();
+  multiply(model_.blocks()[layer].up, block.mlp_input.rows_from(0, n), block.hidden.rows_from(0, n));
+  timers_.phase("activation");
+  kernels::mlp_activation(execution_, settings().mlp, block.hidden.rows_from(0, n), block.activated.rows_from(0, n));
+}
+
+void Transformer::finish_mlp(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
+  const Activations& block = buffers_.blocks[layer];
+  const Block& parameters = model_.blocks()[layer];
+  const AnyMatrix raw = parameters.mlp_post_norm ? block.mlp_raw : buffers_.sublayer;
+  multiply(parameters.down, block.activated.rows_from(0, tokens.rows()), raw.rows_from(0, tokens.rows()));
+  finish_sublayer(parameters.mlp_post_norm, raw, block.mlp_post_norm, mlp_site(layer), tokens, step);
+}
+
+void Transformer::leave(const Tokens& tokens) {
+  const std::int64_t n = tokens.rows();
+  timers_.phase("norms");
+  normalise(model_.final_norm(), buffers_.blocks.back().middle.rows_from(0, n), buffers_.sublayer.rows_from(0, n),
+            buffers_.final_residual.rows_from(0, n), buffers_.final_output.rows_from(0, n), buffers_.final_norm);
+}
+
+/// From the raw output of a sublayer to what it adds to the residual stream, in `sublayer`.
+void Transformer::finish_sublayer(const std::optional<NormLayer>& norm, AnyMatrix raw,
+                                  const kernels::NormStatistics& statistics, std::uint32_t site, const Tokens& tokens,
+                                  const kernels::AdamStep* step) {
+  const AnyMatrix out = buffers_.sublayer.rows_from(0, tokens.rows());
+  timers_.phase("norms");
+  if (norm) normalise(*norm, raw.rows_from(0, tokens.rows()), {}, {}, out, statistics);
+  drop(site, tokens, step, out);
+}
+
+// --- Head -----------------------------------------------------------------------------------------------------------
+
+/// each(first row, logits of a chunk).
+template <class EachChunk>
+void Transformer::head(const Tokens& tokens, const EachChunk& each) {
+  for (std::int64_t begin = 0; begin < tokens.rows(); begin += buffers_.logits.rows) {
+    const std::int64_t count = std::min(buffers_.logits.rows, tokens.rows() - begin);
+    const AnyMatrix logits = buffers_.logits.rows_from(0, count);
+    multiply(model_.head(), buffers_.final_output.rows_from(begin, count), logits);
+    each(begin, logits);
+  }
+}
+
+void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
+  head(tokens, [&](std::int64_t begin, const AnyMatrix& logits) {
+    timers_.phase("loss");
+    const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
+                                     .softcap = static_cast<float>(settings().logit_softcap)};
+    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
+                           {losses.data + begin, logits.rows}, false);
+  });
+}
+
+void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
+                                      GradientSink& sink) {
+  head(tokens, [&](std::int64_t begin, const AnyMatrix& logits) {
+    timers_.phase("loss");
+    const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
+                                     .softcap = static_cast<float>(settings().logit_softcap),
+                                     .scale = scale};
+    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
+                           {losses.data + begin, logits.rows}, true);
+    multiply_backward(model_.head(), buffers_.final_output.rows_from(begin, logits.rows), logits,
+                      buffers_.input_gradient.rows_from(begin, logits.rows), sink);
+  });
+}
+
+std::vector<float> Transformer::logits(std::int64_t row) {
+  const AnyMatrix logits = buffers_.logits.rows_from(0, 1);
+  multiply(model_.head(), buffers_.final_output.rows_from(row, 1), logits);
+  timers_.stop();
+  std::vector<float> values(static_cast<std::size_t>(logits.columns));
+  std::vector<kernels::bf16> stored(logits.type == Scalar::bf16 ? values.size() : 0);
+  void* const to = stored.empty() ? static_cast<void*>(values.data()) : stored.data();
+  device::copy(execution_, to, logits.data, logits.columns * kernels::bytes_of(logits.type),
+               device::Direction::to_host);
+  kernels::fence(execution_);
+  for (std::size_t i = 0; i < stored.size(); ++i) values[i] = stored[i];
+  if (const float cap = static_cast<float>(settings().logit_softcap); cap > 0)
+    for (float& value : values) value = cap * std::tanh(value / cap);
+  return values;
+}
+
+// --- Backward -------------------------------------------------------------------------------------------------------
+
+void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
+  const std::int64_t n = tokens.rows();
+  normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
+                     buffers_.input_gradient.rows_from(0, n), buffers_.residual_gradient.rows_from(0, n), true, sink);
+  for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
+    recompute(layer, tokens, step);
+    backward_mlp(layer, tokens, step, sink);
+    backward_attention(layer, tokens, step, sink);
+  }
+  backward_embedding(tokens, step, sink);
+  sink.end_micro_batch();
+}
+
+/// What memory.recompute did not keep. Of the last block everything is still there.
+void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
+  const Recompute policy = settings_.memory.recompute;
+  if (policy == Recompute::none || layer + 1 == buffers_.blocks.size()) return;
+  const Activations& block = buffers_.blocks[layer];
+  const Block& parameters = model_.blocks()[layer];
+  const std::int64_t n = tokens.rows();
+  timers_.phase("norms");
+  if (policy != Recompute::activation && parameters.attention_norm)
+    normalise(*parameters.attention_norm, block.residual.rows_from(0, n), {}, {},
+              block.attention_input.rows_from(0, n), block.attention_norm);
+  if (policy == Recompute::block) {
+    attend(layer, tokens);
+    finish_attention(layer, tokens, step);
+    transform(layer, tokens);
+    if (parameters.mlp_post_norm) finish_mlp(layer, tokens, step);
+    return;
+  }
+  if (policy == Recompute::norm && parameters.mlp_norm)
+    normalise(*parameters.mlp_norm, block.middle.rows_from(0, n), {}, {}, block.mlp_input.rows_from(0, n),
+              block.mlp_norm);
+  timers_.phase("activation");
+  kernels::mlp_activation(execution_, settings().mlp, block.hidden.rows_from(0, n), block.activated.rows_from(0, n));
+}
+
+void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
+                               GradientSink& sink) {
+  const Activations& block = buffers_.blocks[layer];
+  const Block& parameters = model_.blocks()[layer];
+  const std::int64_t n = tokens.rows();
+  const AnyMatrix output =
+      sublayer_gradient(parameters.mlp_post_norm, block.mlp_raw, block.mlp_post_norm, mlp_site(layer), tokens, step,
+                        sink);
+  const AnyMatrix activated = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
+  const AnyMatrix hidden = block.hidden.rows_from(0, n), input = buffers_.input_gradient.rows_from(0, n);
+  multiply_backward(parameters.down, block.activated.rows_from(0, n), output, activated, sink);
+  timers_.phase("activation");
+  kernels::mlp_activation_backward(execution_, settings().mlp, hidden, activated, hidden);
+  multiply_backward(parameters.up, block.mlp_input.rows_from(0, n), hidden, input, sink);
+  const AnyMatrix residual = buffers_.residual_gradient.rows_from(0, n);
+  if (parameters.mlp_norm)
+    normalise_backward(*parameters.mlp_norm, block.middle.rows_from(0, n), block.mlp_norm, input, residual, false,
+                       sink);
+  else
+    kernels::add_rows(execution_, residual, input, residual);
+}
+
+void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
+                                     GradientSink& sink) {
+  const Activations& block = buffers_.blocks[layer];
+  const Block& parameters = model_.blocks()[layer];
+  const std::int64_t n = tokens.rows(), queries = settings_.architecture.query_width(),
+                     keys = settings_.architecture.key_width();
+  const AnyMatrix output = sublayer_gradient(parameters.attention_post_norm, block.attention_raw,
+                                             block.attention_post_norm, attention_site(layer), tokens, step, sink);
+  const AnyMatrix mixed = buffers_.wide_gradient.rows_from(0, n).columns_from(0, queries);
+  multiply_backward(parameters.attention_output, block.mixed.rows_from(0, n), output, mixed, sink);
+
+  timers_.phase("attention");
+  const AnyMatrix packed = block.attended_rows.rows_from(0, n), gradient = buffers_.projection_gradient.rows_from(0, n);
+  kernels::attention_backward(execution_, attention(tokens), packed.columns_from(0, queries),
+                              packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                              block.mixed.rows_from(0, n), block.log_sum, mixed, gradient.columns_from(0, queries),
+                              gradient.columns_from(queries, keys), gradient.columns_from(queries + keys, keys),
+                              buffers_.attention_workspace);
+  if (transforms_queries()) {
+    // The weights of a norm of heads are shared by all of them: one row per head.
+    const kernels::QueryKey transform = query_key(layer, tokens);
+    const bool by_head = transform.norm == QueryKeyNorm::head, weighted = buffers_.query_rows.size > 0;
+    const auto rows = [&](kernels::Array<float> memory, std::int64_t heads) -> kernels::Matrix<float> {
+      const std::int64_t columns = (by_head ? 1 : heads) * transform.head_size;
+      return {memory.data, weighted ? n * (by_head ? heads : 1) : 0, columns, columns};
+    };
+    const kernels::Matrix<float> query_rows = rows(buffers_.query_rows, transform.heads),
+                                 key_rows = rows(buffers_.key_rows, transform.kv_heads),
+                                 temperature_rows{buffers_.temperature_rows.data,
+                                                  buffers_.temperature_rows.size > 0 ? n : 0, 1, 1};
+    kernels::query_key_backward(execution_, transform, block.projected.rows_from(0, n), block.inverse, gradient,
+                                query_rows, key_rows, temperature_rows);
+    timers_.phase("weight gradients");
+    const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
+      // A sink takes at most n rows at a time.
+      for (std::int64_t row = 0; parameter != kNoParameter && row < values.rows; row += n)
+        sink.take({.form = GradientRows::Form::column_sum,
+                   .parameter = parameter,
+                   .gradients = {values.row(row), Scalar::fp32, n, values.columns, values.stride}});
+    };
+    give(parameters.query_norm, query_rows);
+    give(parameters.key_norm, key_rows);
+    give(parameters.temperature, temperature_rows);
+  }
+  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n), residual = buffers_.residual_gradient.rows_from(0, n);
+  multiply_backward(parameters.projection, block.attention_input.rows_from(0, n), gradient, input, sink);
+  if (parameters.attention_norm)
+    normalise_backward(*parameters.attention_norm, block.residual.rows_from(0, n), block.attention_norm, input,
+                       residual, false, sink);
+  else
+    kernels::add_rows(execution_, residual, input, residual);
+}
+
+void Transformer::backward_embedding(const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
+  const AnyMatrix gradient = buffers_.residual_gradient.rows_from(0, tokens.rows());
+  timers_.phase("embedding");
+  drop(kEmbedding, tokens, step, gradient);
+  sink.take({.form = GradientRows::Form::lookup,
+             .parameter = model_.token_table(),
+             .gradients = gradient,
+             .ids = tokens.ids});
+  if (model_.position_table() == kNoParameter) return;
+  // Positions are not negative.
+  sink.take({.form = GradientRows::Form::lookup,
+             .parameter = model_.position_table(),
+             .gradients = gradient,
+             .ids = {reinterpret_cast<const std::uint32_t*>(tokens.positions.data), tokens.positions.size}});
+}
+
+/// The gradient of a sublayer's raw output from that of the residual stream.
+AnyMatrix Transformer::sublayer_gradient(const std::optional<NormLayer>& norm, AnyMatrix raw,
+                                         const kernels::NormStatistics& statistics, std::uint32_t site,
+                                         const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
+  const std::int64_t n = tokens.rows();
+  AnyMatrix gradient = buffers_.residual_gradient.rows_from(0, n);
+  if (drops(step)) {
+    const AnyMatrix dropped = (norm ? buffers_.input_gradient : buffers_.output_gradient).rows_from(0, n);
+    timers_.phase("norms");
+    kernels::copy_rows(execution_, gradient, dropped);
+    drop(site, tokens, step, dropped);
+    gradient = dropped;
+  }
+  if (!norm) return gradient;
+  const AnyMatrix out = buffers_.output_gradient.rows_from(0, n);
+  normalise_backward(*norm, raw.rows_from(0, n), statistics, gradient, out, true, sink);
+  return out;
+}
+
+// --- Operations -----------------------------------------------------------------------------------------------------
+
+void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend, AnyMatrix sum, AnyMatrix y,
+                            const kernels::NormStatistics& statistics) {
+  kernels::norm_forward(execution_, norm.values, x, addend, sum, y, first(statistics, x.rows));
+}
+
+void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const kernels::NormStatistics& statistics,
+                                     AnyMatrix dy, AnyMatrix dh, bool overwrite, GradientSink& sink) {
+  const kernels::NormStatistics of_rows = first(statistics, h.rows);
+  timers_.phase("weight gradients");
+  sink.take({.form = GradientRows::Form::column_product,
+             .parameter = norm.weight,
+             .inputs = h,
+             .gradients = dy,
+             .row_shift = of_rows.mean,
+             .row_scale = of_rows.inverse});
+  if (norm.bias != kNoParameter)
+    sink.take({.form = GradientRows::Form::column_sum, .parameter = norm.bias, .gradients = dy});
+  timers_.phase("norms");
+  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite);
+}
+
+void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
+  timers_.phase("products");
+  kernels::gemm(execution_, 1, x, kernels::Form::plain, linear.matrix,
+                linear.transposed ? kernels::Form::plain : kernels::Form::transposed, 0, y,
+                buffers_.product_workspace);
+  if (linear.bias != kNoParameter) kernels::add_bias(execution_, y, linear.bias_values);
+}
+
+/// dx = dy W, and the rows of dW = dyᵀ x and db.
+void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
+  timers_.phase("weight gradients");
+  sink.take({.form = GradientRows::Form::product,
+             .parameter = linear.weight,
+             .inputs = x,
+             .gradients = dy,
+             .count = linear.count});
+  if (linear.bias != kNoParameter)
+    sink.take({.form = GradientRows::Form::column_sum,
+               .parameter = linear.bias,
+               .gradients = dy,
+               .count = linear.count});
+  timers_.phase("products");
+  kernels::gemm(execution_, 1, dy, kernels::Form::plain, linear.matrix,
+                linear.transposed ? kernels::Form::transposed : kernels::Form::plain, 0, dx,
+                buffers_.product_workspace);
+}
+
+void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::AdamStep* step, AnyMatrix x) {
+  if (!drops(step)) return;
+  kernels::dropout(execution_, {site, static_cast<float>(settings().dropout), tokens.first_row}, step, x);
+}
+
+kernels::Attention Transformer::attention(const Tokens& tokens) const {
+  kernels::Attention attention = attention_of(settings(), tokens.sequences, tokens.length);
+  attention.first_key = tokens.first_key;
+  return attention;
+}
+
+kernels::QueryKey Transformer::query_key(std::size_t layer, const Tokens& tokens) const {
+  kernels::QueryKey transform = model_.blocks()[layer].query_key;
+  transform.positions = tokens.positions;
+  return transform;
+}
+
+}  // namespace weft::language_model

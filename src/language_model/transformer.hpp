@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward and backward pass of a language model over one micro-batch.
+//
+// The head is applied to chunks of rows, and the loss is part of the forward pass: of each chunk the logits, their
+// gradient (in their place), the gradient of the hidden states and that of the head are formed before the next chunk.
+// Logits of a whole micro-batch never exist.
+//
+// The backward pass forms no gradients of parameters. Each operation hands the rows from which they follow to a
+// GradientSink. Activations that memory.recompute does not keep are computed again from the input of the block or from
+// those that are kept: by the same calls on the same values, so that gradients have the same bits.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "kernels/language/attention/attention.hpp"
+#include "kernels/language/embedding/embedding.hpp"
+#include "language_model/model.hpp"
+#include "report/timers.hpp"
+#include "training/gradient_sink.hpp"
+#include "training/step_arena.hpp"
+
+namespace weft::language_model {
+
+/// Tokens of a micro-batch, where the kernels run: sequences * length rows, sequence after sequence.
+struct Tokens {
+  std::int64_t sequences = 0, length = 0;
+  kernels::Array<const std::uint32_t> ids;
+  kernels::Array<const std::int32_t> targets;    ///< kernels::kIgnored: not counted
+  kernels::Array<const std::int32_t> positions;  ///< in the sequence, or in its document
+  kernels::Array<const std::int32_t> first_key;  ///< first row of the sequence that a row may read; empty: 0
+  std::int64_t first_row = 0;                    ///< of row 0 in the whole step; keys the dropout masks
+
+  std::int64_t rows() const { return sequences * length; }
+};
+
+/// Sizes and types of a Transformer.
+struct TransformerSettings {
+  Architecture architecture;
+  kernels::Scalar type = kernels::Scalar::fp32;  ///< of activations, their gradients and logits
+  kernels::StatePolicy policy = kernels::StatePolicy::fp32;
+  std::int64_t rows = 0;       ///< most rows of a micro-batch
+  std::int64_t length = 0;     ///< most rows of a sequence
+  MemorySettings memory = {};
+  bool gradients = true;  ///< false: forward pass only; one block's activations are held
+};
+/// Those of a training run.
+TransformerSettings transformer_settings(const Configuration&, const Architecture&);
+
+class Transformer {
+ public:
+  /// What the forward pass of a block leaves.
+  struct Activations {
+    kernels::AnyMatrix residual;         ///< [rows, C] input of the block
+    kernels::AnyMatrix attention_input;  ///< [rows, C] its norm, or `residual`
+    kernels::AnyMatrix projected;        ///< [rows, (H + 2 H_kv) d] queries | keys | values
+    kernels::AnyMatrix attended_rows;    ///< the same after norm and rotation; `projected` where that is in place
+    kernels::AnyMatrix mixed;            ///< [rows, H d] output of the attention
+    kernels::AnyMatrix attention_raw;    ///< [rows, C] before a norm of the sublayer's output
+    kernels::AnyMatrix middle;           ///< [rows, C] residual stream after the attention
+    kernels::AnyMatrix mlp_input;        ///< [rows, C] its norm, or `middle`
+    kernels::AnyMatrix hidden;           ///< [rows, D or 2 D]
+    kernels::AnyMatrix activated;        ///< [rows, D]
+    kernels::AnyMatrix mlp_raw;          ///< [rows, C] before a norm of the sublayer's output
+    kernels::NormStatistics attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;
+    kernels::Array<float> inverse;  ///< of the norm of queries and keys
+    kernels::Array<float> log_sum;  ///< [sequences * H * length]
+  };
+
+  struct Buffers {
+    Buffers(const TransformerSettings&, training::StepArena&);
+    std::vector<Activations> blocks;
+    kernels::AnyMatrix sublayer;        ///< [rows, C] output of the last sublayer, to be added to the residual stream
+    kernels::AnyMatrix final_residual;  ///< [rows, C]
+    kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
+    kernels::NormStatistics final_norm;
+    kernels::AnyMatrix logits;  ///< [rows of a chunk, vocabulary]
+    kernels::AnyMatrix residual_gradient;             ///< [rows, C]
+    kernels::AnyMatrix input_gradient;                ///< [rows, C] of the input of a sublayer, or of the head
+    kernels::AnyMatrix output_gradient;               ///< [rows, C] of the output of a sublayer
+    kernels::AnyMatrix wide_gradient;                 ///< [rows, max(D, H d)]
+    kernels::AnyMatrix projection_gradient;           ///< [rows, (H + 2 H_kv) d]
+    kernels::Array<float> query_rows, key_rows, temperature_rows;
+    kernels::Array<std::byte> attention_workspace, product_workspace;
+  };
+
+  /// `model`, `timers` and the arena must outlive this object.
+  Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&);
+
+  /// The hidden states before the head. step: draws the masks of dropout; null: no dropout.
+  void forward(const Tokens&, const kernels::AdamStep* step);
+
+  /// After `forward`: the loss of each target, [rows].
+  void losses(const Tokens&, kernels::Array<float> losses);
+  /// The same, with the gradient of the hidden states, and that of the head for the sink. scale: [1], where the kernels
+  /// run: 1 / counted targets of the step.
+  void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, training::GradientSink&);
+  /// After `losses_and_gradient`: everything below the head. `step` as in `forward`.
+  void backward(const Tokens&, const kernels::AdamStep* step, training::GradientSink&);
+
+  /// After `forward`: logits of one row on the host, soft-capped. Waits.
+  std::vector<float> logits(std::int64_t row);
+
+  /// Called in the forward pass with input and output of each MLP [rows, C]; for harvesting. Not called again for
+  /// recomputation.
+  using Tap = std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
+  void tap(Tap tap) { tap_ = std::move(tap); }
+
+  std::int64_t head_chunk() const { return buffers_.logits.rows; }
+
+ private:
+  // Sites of dropout: the embedding, then two of each block.
+  static constexpr std::uint32_t kEmbedding = 0;
+  static std::uint32_t attention_site(std::size_t layer) { return 1 + 2 * static_cast<std::uint32_t>(layer); }
+  static std::uint32_t mlp_site(std::size_t layer) { return 2 + 2 * static_cast<std::uint32_t>(layer); }
+
+  void embed(const Tokens&, const kernels::AdamStep*);
+  void enter(std::size_t layer, const Tokens&);
+  void attend(std::size_t layer, const Tokens&);
+  void finish_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*);
+  void transform(std::size_t layer, const Tokens&);
+  void finish_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*);
+  void leave(const Tokens&);
+  void recompute(std::size_t layer, const Tokens&, const kernels::AdamStep*);
+  void backward_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);
+  void backward_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);
+  void backward_embedding(const Tokens&, const kernels::AdamStep*, training::GradientSink&);
+
+  void normalise(const NormLayer&, kernels::AnyMatrix x, kernels::AnyMatrix addend, kernels::AnyMatrix sum,
+                 kernels::AnyMatrix y, const kernels::NormStatistics&);
+  void normalise_backward(const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&, kernels::AnyMatrix dy,
+                          kernels::AnyMatrix dh, bool overwrite, training::GradientSink&);
+  void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
+  void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
+                         training::GradientSink&);
+  void finish_sublayer(const std::optional<NormLayer>&, kernels::AnyMatrix raw, const kernels::NormStatistics&,
+                       std::uint32_t site, const Tokens&, const kernels::AdamStep*);
+  kernels::AnyMatrix sublayer_gradient(const std::optional<NormLayer>&, kernels::AnyMatrix raw,
+                                       const kernels::NormStatistics&, std::uint32_t site, const Tokens&,
+                                       const kernels::AdamStep*, training::GradientSink&);
+  void drop(std::uint32_t site, const Tokens&, const kernels::AdamStep*, kernels::AnyMatrix);
+  bool drops(const kernels::AdamStep* step) const { return step != nullptr && settings().dropout > 0; }
+  template <class EachChunk>
+  void head(const Tokens&, const EachChunk&);
+
+  const ModelSettings& settings() const { return settings_.architecture.model; }
+  kernels::Attention attention(const Tokens&) const;
+  kernels::QueryKey query_key(std::size_t layer, const Tokens&) const;
+  bool transforms_queries() const {
+    return settings().qk_norm != QueryKeyNorm::none || settings().position == Position::rope;
+  }
+
+  const Model& model_;
+  const TransformerSettings settings_;
+  const kernels::Execution execution_;
+  report::Timers& timers_;
+  Buffers buffers_;
+  Tap tap_;
+};
+
+}  // namespace weft::language_model

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/token_file.hpp"
+
+#include <sys/stat.h>
+
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "storage/hdf5.hpp"
+
+namespace weft::storage {
+namespace {
+
+using kernels::Scalar;
+
+constexpr const char* kFormat = "weft-tokens";
+constexpr std::int64_t kFormatVersion = 1;
+constexpr std::int64_t kLargestVocabulary = (std::int64_t{1} << 31) - 1;  // targets are int32
+constexpr std::int64_t kLargestTokenizer = std::int64_t{64} << 20;
+
+std::int64_t size_of(const std::string& path) {
+  const Descriptor file = open_regular(path, ExitCode::data);
+  struct stat status {};
+  if (::fstat(file, &status) != 0) fail_with_errno(path, "reading the size");
+  return status.st_size;
+}
+
+Handle open_member(hid_t file, const std::string& path, const std::string& name) {
+  if (H5Lexists(file, name.c_str(), H5P_DEFAULT) <= 0)
+    throw error(ExitCode::data, "{}: /{} is missing; was the file written completely?", path, name);
+  if (!is_hard_link(file, name))
+    throw error(ExitCode::data, "{}: /{} is an external or soft link (links are not followed); copy the values", path,
+                name);
+  return Handle(H5Dopen2(file, name.c_str(), H5P_DEFAULT), H5Dclose, path + ": opening /" + name);
+}
+
+/// The place of a dataset that must be one-dimensional, contiguous and inside the file.
+StoredArray locate(hid_t file, const std::string& path, const std::string& name, std::int64_t file_bytes,
+                   std::initializer_list<Scalar> types, const char* types_text) {
+  const auto refuse = [&](const std::string& why) { return error(ExitCode::data, "{}: /{} {}", path, name, why); };
+  const Handle dataset = open_member(file, path, name);
+  const Handle type(H5Dget_type(dataset), H5Tclose, path + ": reading the type of /" + name);
+  StoredArray array;
+  bool known = scalar_of(type, array.type);
+  if (known) {
+    known = false;
+    for (const Scalar accepted : types) known = known || accepted == array.type;
+  }
+  if (!known) throw refuse(fmt::format("is {} (expected: {}); convert it", type_text(type), types_text));
+  const std::vector<std::int64_t> shape = shape_of(dataset);
+  if (shape.size() != 1) throw refuse(fmt::format("has {} dimensions (expected: one)", shape.size()));
+  array.count = shape[0];
+  if (array.count < 1) throw refuse("is empty; was the file written completely?");
+  const Handle creation(H5Dget_create_plist(dataset), H5Pclose, path + ": reading the properties of /" + name);
+  if (H5Pget_layout(creation) != H5D_CONTIGUOUS)
+    throw refuse(
+        fmt::format("is not stored contiguously (it is mapped into memory, which chunks and compression prevent); "
+                    "rewrite the file: "
+                    "h5repack -f NONE -l {}:CONTI IN OUT",
+                    name));
+  if (H5Pget_external_count(creation) > 0)
+    throw refuse("stores its values in external files (not supported); copy the values into the file");
+  const std::int64_t element = kernels::bytes_of(array.type);
+  if (array.count > file_bytes / element)
+    throw refuse(fmt::format("claims {} values of {} bytes in a file of {} bytes; is the file truncated?", array.count,
+                             element, file_bytes));
+  const haddr_t offset = H5Dget_offset(dataset);
+  if (offset == HADDR_UNDEF) throw refuse("was never written; was the file written completely?");
+  if (offset > static_cast<haddr_t>(file_bytes) ||
+      static_cast<std::int64_t>(offset) > file_bytes - array.count * element)
+    throw refuse(fmt::format("ends at byte {} of a file of {} bytes; is the file truncated?",
+                             static_cast<std::uint64_t>(offset) + static_cast<std::uint64_t>(array.count * element),
+                             file_bytes));
+  array.offset = static_cast<std::int64_t>(offset);
+  return array;
+}
+
+std::int64_t integer(hid_t file, const std::string& path, const char* name, std::int64_t least, std::int64_t most) {
+  if (!has_attribute(file, name))
+    throw error(ExitCode::data, "{}: attribute {} is missing; was the file written completely?", path, name);
+  const std::int64_t value = read_integer_attribute(file, name);
+  if (value < least || value > most)
+    throw error(ExitCode::data, "{}: attribute {} is {} ({} to {} are accepted); is the file damaged?", path, name,
+                value, least, most);
+  return value;
+}
+
+std::string read_tokenizer(hid_t file, const std::string& path, std::int64_t file_bytes) {
+  if (H5Lexists(file, "tokenizer", H5P_DEFAULT) <= 0) return "";
+  const StoredArray array = locate(file, path, "tokenizer", file_bytes, {Scalar::u8}, "uint8");
+  if (array.count > kLargestTokenizer)
+    throw error(ExitCode::data, "{}: /tokenizer has {} bytes (at most {} are accepted)", path, array.count,
+                kLargestTokenizer);
+  std::string text(static_cast<std::size_t>(array.count), '\0');
+  const Handle dataset = open_member(file, path, "tokenizer");
+  check(H5Dread(dataset, H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data()), path + ": reading /tokenizer");
+  return text;
+}
+
+void write_array(hid_t file, const std::string& path, const char* name, Scalar type, std::int64_t count,
+                 const void* data) {
+  const std::string what = path + ": writing /" + name;
+  const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, what);
+  check(H5Pset_layout(creation, H5D_CONTIGUOUS), what);
+  check(H5Pset_obj_track_times(creation, false), what);  // files of the same content are identical
+  const hsize_t extent = static_cast<hsize_t>(count);
+  const Handle space(H5Screate_simple(1, &extent, nullptr), H5Sclose, what);
+  const Handle stored = type_of(type);
+  Handle dataset(H5Dcreate2(file, name, stored, space, H5P_DEFAULT, creation, H5P_DEFAULT), H5Dclose, what);
+  check(H5Dwrite(dataset, stored, H5S_ALL, H5S_ALL, H5P_DEFAULT, data), what);
+  dataset.close();
+}
+
+}  // namespace
+
+TokenHeader read_token_header(const std::filesystem::path& path_of_file) {
+  const std::string path = path_of_file.string();
+  const std::int64_t bytes = size_of(path);
+  const Lock lock;
+  const Handle file = open_data_file(path_of_file);
+  return with_damage_as_data_error(path, [&] {
+    const Handle creation(H5Fget_create_plist(file), H5Pclose, path + ": reading the file's properties");
+    hsize_t user_block = 0;
+    check(H5Pget_userblock(creation, &user_block), path + ": reading the file's properties");
+    if (user_block != 0) throw error(ExitCode::data, "{}: has a user block (not supported); remove it", path);
+    const std::string format = has_attribute(file, "format") ? read_text_attribute(file, "format") : "";
+    if (format != kFormat)
+      throw error(ExitCode::data,
+                  "{}: is not a token file (attribute format is \"{}\", not \"{}\"); write one with weft lm tokenize",
+                  path, printable(format), kFormat);
+    if (const std::int64_t version = integer(file, path, "format_version", 0, 1'000'000); version != kFormatVersion)
+      throw error(ExitCode::data,
+                  "{}: format_version is {} (this program reads {}); use the Weft version that wrote it or a newer one",
+                  path, version, kFormatVersion);
+    TokenHeader header;
+    header.vocabulary = integer(file, path, "vocabulary", 1, kLargestVocabulary);
+    header.text_bytes = integer(file, path, "text_bytes", 0, std::int64_t{1} << 60);
+    header.tokens = locate(file, path, "tokens", bytes, {Scalar::u16, Scalar::u32}, "uint16 or uint32");
+    header.documents = locate(file, path, "documents", bytes, {Scalar::i64}, "int64");
+    if (header.documents.count > header.tokens.count)
+      throw error(ExitCode::data, "{}: /documents has {} entries for {} tokens; is the file damaged?", path,
+                  header.documents.count, header.tokens.count);
+    header.tokenizer = read_tokenizer(file, path, bytes);
+    return header;
+  });
+}
+
+void write_token_file(const std::filesystem::path& path, std::span<const std::uint32_t> ids,
+                      std::span<const std::int64_t> documents, std::int64_t vocabulary, std::int64_t text_bytes,
+                      std::string_view tokenizer) {
+  const std::string name = path.string();
+  const auto count = static_cast<std::int64_t>(ids.size());
+  const Lock lock;
+  Handle file = create_file(path);
+  write_attribute(file, "format", kFormat);
+  write_attribute(file, "format_version", kFormatVersion);
+  write_attribute(file, "vocabulary", vocabulary);
+  write_attribute(file, "text_bytes", text_bytes);
+  write_array(file, name, "documents", Scalar::i64, static_cast<std::int64_t>(documents.size()), documents.data());
+  if (!tokenizer.empty())
+    write_array(file, name, "tokenizer", Scalar::u8, static_cast<std::int64_t>(tokenizer.size()), tokenizer.data());
+  if (vocabulary <= 65536) {
+    const std::vector<std::uint16_t> narrow(ids.begin(), ids.end());
+    write_array(file, name, "tokens", Scalar::u16, count, narrow.data());
+  } else {
+    write_array(file, name, "tokens", Scalar::u32, count, ids.data());
+  }
+  file.close();
+}
+
+}  // namespace weft::storage

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One token file in HDF5 (docs/file_formats.md): the ids of a text, where its documents start, and the tokeniser. The
+// ids are contiguous and uncompressed, so that they can be mapped into memory at the offset that the header gives.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels/array.hpp"
+
+namespace weft::storage {
+
+/// A one-dimensional dataset inside the file: bytes [offset, offset + count * bytes_of(type)), which are not aligned.
+struct StoredArray {
+  kernels::Scalar type = kernels::Scalar::u16;
+  std::int64_t count = 0;
+  std::int64_t offset = 0;
+};
+
+struct TokenHeader {
+  StoredArray tokens;           ///< u16 or u32, at least one
+  StoredArray documents;        ///< i64, at least one
+  std::int64_t vocabulary = 0;  ///< 1 to 2^31 - 1
+  std::int64_t text_bytes = 0;  ///< 0 = unknown
+  std::string tokenizer;        ///< "" = none
+};
+
+/// Reads the header; does not read ids or documents. Throws Error(data) with file and dataset for everything that is
+/// not such a file; all sizes are checked against that of the file.
+TokenHeader read_token_header(const std::filesystem::path& path);
+
+/// Writes a new file. The ids must be below `vocabulary`; they are stored with 16 bits if that suffices. Throws
+/// Error(io), also if the file exists.
+void write_token_file(const std::filesystem::path& path, std::span<const std::uint32_t> ids,
+                      std::span<const std::int64_t> documents, std::int64_t vocabulary, std::int64_t text_bytes,
+                      std::string_view tokenizer);
+
+}  // namespace weft::storage

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The update of all parameters from gradients in memory (AccumulatingSink): norm, finiteness, clipping, AdamW.
+//
+//   update.form_norm(flags);    // |g|², fp64 sums in a fixed order; flags a gradient that is not finite
+//   runner.guard(flags);        // StepRunner: withholds the step
+//   update.apply(constants);    // clips by the norm of this step, then updates
+#pragma once
+
+#include <span>
+
+#include "kernels/optimize/guard.hpp"
+#include "optimizer/settings.hpp"
+#include "training/gradient_sink.hpp"
+#include "training/parameters.hpp"
+#include "training/step_arena.hpp"
+
+namespace weft::training {
+
+class ParameterUpdate {
+ public:
+  struct Buffers {
+    /// elements: AccumulatingSink::elements of the largest rank.
+    Buffers(std::int64_t elements, StepArena&);
+    kernels::Array<double> squares;    ///< of the rows of AccumulatingSink::all
+    kernels::Array<double> workspace;  ///< of their sum
+    kernels::Array<double> norm;       ///< [2]: square of this step's norm; norm of the last step that was not withheld
+  };
+
+  /// All references must outlive the object.
+  ParameterUpdate(const Parameters&, const AccumulatingSink&, const optimizer::Settings&, const kernels::Execution&,
+                  const Buffers&);
+
+  /// *flags.not_finite |= 1 if a gradient is not finite.
+  void form_norm(kernels::StepFlags* flags);
+  /// No effect if the step is withheld.
+  void apply(kernels::AdamStep* step);
+
+  /// Of the gradient of the last step before clipping; where the kernels run.
+  const double* norm() const { return buffers_.norm.data + 1; }
+
+ private:
+  const Parameters& parameters_;
+  const AccumulatingSink& gradients_;
+  const optimizer::Settings settings_;
+  const kernels::Execution execution_;
+  const Buffers buffers_;
+};
+
+}  // namespace weft::training

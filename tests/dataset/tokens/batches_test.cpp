@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sequences of ids: what a window holds, which ids and predictions an epoch covers, that a sequence depends on seed and
+// position alone, and what the document mask changes.
+#include "dataset/tokens/batches.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "kernels/language/head/cross_entropy.hpp"
+#include "storage/token_file.hpp"
+#include "tests/test.hpp"
+
+namespace weft::dataset {
+namespace {
+
+using kernels::kIgnored;
+
+/// Ids 0, 1, 2, …: an id is its own position.
+TokenSet counting(std::int64_t n) {
+  std::vector<std::uint32_t> ids(static_cast<std::size_t>(n));
+  std::iota(ids.begin(), ids.end(), 0u);
+  return TokenSet("counting", ids, n, 0);
+}
+
+TokenSettings settings(std::int64_t sequences, std::int64_t length, TokenOrder order) {
+  TokenSettings data;
+  data.batch_tokens = sequences * length;
+  data.sequence = length;
+  data.order = order;
+  return data;
+}
+
+}  // namespace
+
+TEST_CASE("random windows are windows of the set; their starts are uniform and reach both ends") {
+  constexpr std::int64_t kLength = 7, kSize = 20;
+  const TokenBatches batches(counting(kSize), settings(13, kLength, TokenOrder::random_windows), 5);
+  CHECK(batches.sequences() == 13);
+  TokenRows rows(13, kLength, false);
+  std::vector<std::int64_t> starts(static_cast<std::size_t>(kSize), 0);
+  constexpr std::int64_t kSteps = 1000;
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    batches.fill(step * 13 * kLength, 0, rows.batch());
+    REQUIRE(rows.batch().counted == 13 * kLength);
+    for (std::size_t s = 0; s < 13; ++s) {
+      const std::uint32_t first = rows.batch().ids[s * kLength];
+      ++starts[first];
+      for (std::size_t t = 0; t < kLength; ++t) {
+        REQUIRE(rows.batch().ids[s * kLength + t] == first + t);
+        REQUIRE(rows.batch().targets[s * kLength + t] == static_cast<std::int32_t>(first + t + 1));
+        REQUIRE(rows.batch().positions[s * kLength + t] == static_cast<std::int32_t>(t));
+      }
+    }
+  }
+  // 13 starts are possible. The expected count is 1000; its standard deviation is 30, of which six never occur by
+  // chance.
+  for (std::int64_t start = 0; start < kSize; ++start)
+    if (start < kSize - kLength)
+      CHECK(std::abs(starts[static_cast<std::size_t>(start)] - kSteps) < 180);
+    else
+      CHECK(starts[static_cast<std::size_t>(start)] == 0);
+}
+
+TEST_CASE("a sequence depends on seed and position alone: any rank can fill any part of a step") {
+  for (const TokenOrder order : {TokenOrder::random_windows, TokenOrder::sequential}) {
+    const TokenBatches batches(counting(1000), settings(12, 5, order), 3);
+    TokenRows all(12, 5, true), part(4, 5, true);
+    batches.fill(720, 0, all.batch());
+    for (const std::int64_t first : {8, 0, 4}) {
+      batches.fill(720, first, part.batch());
+      const auto from = static_cast<std::size_t>(first * 5);
+      CHECK(std::equal(part.batch().ids.begin(), part.batch().ids.end(),
+                       all.batch().ids.begin() + static_cast<std::ptrdiff_t>(from)));
+      CHECK(std::equal(part.batch().targets.begin(), part.batch().targets.end(),
+                       all.batch().targets.begin() + static_cast<std::ptrdiff_t>(from)));
+    }
+    TokenRows other(12, 5, true);
+    TokenBatches(counting(1000), settings(12, 5, order), 4).fill(720, 0, other.batch());
+    const bool same = std::equal(other.batch().ids.begin(), other.batch().ids.end(), all.batch().ids.begin());
+    CHECK(same == (order == TokenOrder::sequential));
+  }
+}
+
+TEST_CASE("sequential order counts each prediction once per epoch, then begins again") {
+  constexpr std::int64_t kSize = 23, kLength = 5;  // 22 predictions: 4 windows of 5 and one of 2
+  const TokenBatches batches(counting(kSize), settings(5, kLength, TokenOrder::sequential), 1);
+  TokenRows rows(5, kLength, false), next(5, kLength, false);
+  batches.fill(0, 0, rows.batch());
+  CHECK(rows.batch().counted == kSize - 1);
+  std::vector<std::int32_t> targets;
+  for (std::size_t i = 0; i < 25; ++i)
+    if (rows.batch().targets[i] != kIgnored) {
+      targets.push_back(rows.batch().targets[i]);
+      CHECK(rows.batch().ids[i] + 1 == static_cast<std::uint32_t>(rows.batch().targets[i]));
+    } else {
+      CHECK(rows.batch().ids[i] == 0);
+    }
+  CHECK(targets.size() == kSize - 1);
+  CHECK(std::is_sorted(targets.begin(), targets.end()));
+  batches.fill(25, 0, next.batch());
+  CHECK(std::equal(next.batch().ids.begin(), next.batch().ids.end(), rows.batch().ids.begin()));
+}
+
+TEST_CASE("evaluation windows count each prediction once, whatever their number per batch") {
+  const TokenSet set = counting(38);
+  CHECK(evaluation_windows(set, 9) == 5);   // 37 predictions: four windows of 9 and one of 1
+  CHECK(evaluation_windows(set, 37) == 1);  // the whole set
+  CHECK(evaluation_windows(set, 100) == 1);
+  for (const std::int64_t sequences : {1, 2, 3, 7}) {
+    TokenRows rows(sequences, 9, false);
+    std::vector<std::int32_t> targets;
+    for (std::int64_t first = 0; first < evaluation_windows(set, 9); first += sequences) {
+      fill_windows(set, first, rows.batch());
+      const std::size_t before = targets.size();
+      for (const std::int32_t target : rows.batch().targets)
+        if (target != kIgnored) targets.push_back(target);
+      CHECK(rows.batch().counted == static_cast<std::int64_t>(targets.size() - before));
+    }
+    std::vector<std::int32_t> expected(37);
+    std::iota(expected.begin(), expected.end(), 1);
+    CHECK(targets == expected);
+  }
+}
+
+TEST_CASE("the document mask restarts positions and ignores targets across borders") {
+  const std::filesystem::path path = std::filesystem::temp_directory_path() / fmt::format("weft_mask_{}.h5", getpid());
+  std::vector<std::uint32_t> ids(12);
+  std::iota(ids.begin(), ids.end(), 0u);
+  const std::vector<std::int64_t> documents{0, 3, 4, 9};
+  storage::write_token_file(path, ids, documents, 12, 0, "");
+  const TokenSet set = TokenSet::open(path.string());
+
+  std::vector<std::int64_t> starts;
+  set.document_starts(0, 12, starts);
+  CHECK(starts == std::vector<std::int64_t>{3, 4, 9});  // positions after the first
+  set.document_starts(3, 9, starts);
+  CHECK(starts == std::vector<std::int64_t>{1});
+  set.part(2, 12, 0).document_starts(0, 10, starts);
+  CHECK(starts == std::vector<std::int64_t>{1, 2, 7});
+
+  TokenRows masked(2, 6, true), plain(2, 6, false);
+  fill_windows(set, 0, masked.batch());  // rows 0..5 and 6..11 of ids 0..11
+  CHECK(std::vector(masked.batch().positions.begin(), masked.batch().positions.end()) ==
+        std::vector<std::int32_t>{0, 1, 2, 0, 0, 1, 0, 1, 2, 0, 1, 2});
+  CHECK(std::vector(masked.batch().first_key.begin(), masked.batch().first_key.end()) ==
+        std::vector<std::int32_t>{0, 0, 0, 3, 4, 4, 0, 0, 0, 3, 3, 3});
+  CHECK(std::vector(masked.batch().targets.begin(), masked.batch().targets.end()) ==
+        std::vector<std::int32_t>{1, 2, kIgnored, kIgnored, 5, 6, 7, 8, kIgnored, 10, 11, kIgnored});
+  CHECK(masked.batch().counted == 8);
+  fill_windows(set, 0, plain.batch());
+  CHECK(plain.batch().counted == 11);
+  CHECK(plain.batch().positions[5] == 5);
+  CHECK(plain.batch().targets[2] == 3);
+  std::filesystem::remove(path);
+}
+
+}  // namespace weft::dataset

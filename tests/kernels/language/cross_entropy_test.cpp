@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/language/head/cross_entropy.hpp"
+
+#include "tests/kernels/language/rows_support.hpp"
+
+namespace weft::testing {
+
+using namespace weft::kernels;
+
+namespace {
+
+struct Options {
+  std::int64_t vocabulary = 0;
+  float softcap = 0, z_loss = 0, scale = 1;
+  std::vector<float> weights = {};
+};
+
+struct Row64 {
+  double loss = 0;
+  std::vector<double> gradient;  // without scale and weight
+};
+
+/// One row in float64, by the formulas of cross_entropy.hpp.
+Row64 row64(const Options& o, const std::vector<double>& stored, std::int64_t target) {
+  Row64 out{0, std::vector<double>(stored.size())};
+  if (target == kIgnored) return out;
+  std::vector<double> z(stored.begin(), stored.begin() + o.vocabulary);
+  if (o.softcap > 0)
+    for (double& v : z) v = o.softcap * std::tanh(v / o.softcap);
+  const double largest = *std::max_element(z.begin(), z.end());
+  double sum = 0;
+  for (const double v : z) sum += std::exp(v - largest);
+  const double lse = largest + std::log(sum);
+  out.loss = lse - z[target] + o.z_loss * lse * lse;
+  for (std::int64_t j = 0; j < o.vocabulary; ++j) {
+    out.gradient[j] = std::exp(z[j] - lse) * (1 + 2 * o.z_loss * lse) - (j == target ? 1 : 0);
+    if (o.softcap > 0) out.gradient[j] *= 1 - (z[j] / o.softcap) * (z[j] / o.softcap);
+  }
+  return out;
+}
+
+struct Result {
+  std::vector<float> logits, losses;
+};
+
+Result run(const Execution& execution, const Options& o, const Rows& logits, const std::vector<std::int32_t>& targets,
+           bool gradient) {
+  const DeviceArray<std::int32_t> device_targets(targets);
+  const DeviceArray<float> losses(std::vector<float>(targets.size(), std::nanf(""))),
+      scale(std::vector<float>{o.scale}), weights(o.weights);
+  CrossEntropy view{o.vocabulary, o.softcap, o.z_loss, scale.data()};
+  if (!o.weights.empty()) view.weights = weights.array();
+  cross_entropy(execution, view, logits.view(), device_targets.array(), losses.array(), gradient);
+  return {logits.values(), losses.values()};
+}
+
+}  // namespace
+
+TEST_CASE("the float64 gradient of the cross-entropy is the derivative of its loss") {
+  const std::vector<double> z = widened(random_floats(7, 1, 4.0f));
+  for (const float softcap : {0.0f, 3.0f})
+    for (const float z_loss : {0.0f, 0.01f}) {
+      const Options o{6, softcap, z_loss};
+      check_derivative(z, row64(o, z, 2).gradient, [&](const std::vector<double>& at) { return row64(o, at, 2).loss; });
+    }
+}
+
+TEST_CASE("cross-entropy agrees with float64: padded vocabularies, ignored targets, softcap, z-loss, weights") {
+  for_each_backend([&](const Execution& execution) {
+    struct Case {
+      std::int64_t rows, vocabulary, columns;
+    };
+    int margins = 0;
+    for (const Case c : {Case{1, 2, 2}, {5, 3, 8}, {33, 65, 128}, {9, 1000, 1024}, {4, 4099, 4224}, {3, 50257, 50304}})
+      for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+        for (const bool all : {false, true}) {
+          CAPTURE(c.vocabulary);
+          CAPTURE(all);
+          const Margins margin = kMargins[margins++ % 3];
+          Options o{c.vocabulary, 0, 0, 0.01f};
+          if (all) o = {c.vocabulary, 15.0f, 1e-3f, 0.01f, random_floats(c.rows, 3)};
+          std::vector<float> values = random_floats(c.rows * c.columns, 1, 10.0f);
+          for (std::int64_t i = 0; i < std::ssize(values); ++i)
+            if (i % c.columns >= c.vocabulary) values[i] = 1e30f;  // padding must not matter
+          const Rows logits(values, c.rows, c.columns, type, margin);
+          const std::vector<float> stored = logits.values();
+          std::vector<std::int32_t> targets;
+          for (std::int64_t n = 0; n < c.rows; ++n)
+            targets.push_back(n % 4 == 3 ? kIgnored
+                                         : static_cast<std::int32_t>((n * 7919 + c.vocabulary - 1) % c.vocabulary));
+
+          const Result only_loss = run(execution, o, logits, targets, false);
+          CHECK(only_loss.logits == stored);
+          const Result result = run(execution, o, logits, targets, true);
+          CHECK(result.losses == only_loss.losses);
+          std::vector<double> gradient;
+          for (std::int64_t n = 0; n < c.rows; ++n) {
+            const Row64 want =
+                row64(o, {stored.begin() + n * c.columns, stored.begin() + (n + 1) * c.columns}, targets[n]);
+            // exp of differences up to 20 and the logarithm of the sum.
+            REQUIRE(std::abs(result.losses[n] - want.loss) <= 2e-6 * (1 + std::abs(want.loss)));
+            const double factor = static_cast<double>(o.scale) * (o.weights.empty() ? 1 : o.weights[n]);
+            for (std::int64_t j = 0; j < c.columns; ++j) {
+              gradient.push_back(factor * want.gradient[j]);
+              if (targets[n] == kIgnored || j >= c.vocabulary) REQUIRE(result.logits[n * c.columns + j] == 0.0f);
+            }
+          }
+          CHECK(relative_error(result.logits, gradient) <= row_tolerance(type));
+        }
+  });
+}
+
+TEST_CASE("cross-entropy of (1, 2, 3) with target 0: reference values") {
+  for_each_backend([&](const Execution& execution) {
+    const Rows logits({1, 2, 3}, 1, 3, Scalar::fp32);
+    const Result result = run(execution, {3}, logits, {0}, true);
+    CHECK(result.losses[0] == doctest::Approx(2.40760596).epsilon(1e-7));  // lse = 3.40760596
+    CHECK(relative_error(result.logits, {-.90996943, .24472847, .66524096}) <= 2e-7);
+  });
+}
+
+TEST_CASE("cross-entropy of a vocabulary of one token is 0") {
+  for_each_backend([&](const Execution& execution) {
+    const Rows logits({5, -7}, 2, 1, Scalar::fp32);
+    CHECK(run(execution, {1}, logits, {0, 0}, true).losses == std::vector<float>(2, 0.0f));
+    CHECK(logits.values() == std::vector<float>(2, 0.0f));
+  });
+}
+
+TEST_CASE("cross-entropy of huge logits is finite; without a counted target loss and gradient are 0") {
+  for_each_backend([&](const Execution& execution) {
+    const Rows huge({3e38f, -3e38f, 1e38f, 0.0f}, 1, 4, Scalar::fp32);
+    CHECK(run(execution, {4}, huge, {0}, true).losses == std::vector<float>{0});
+    CHECK(huge.values() == std::vector<float>(4, 0.0f));
+    const Rows large({-100, -100, 100, -100}, 1, 4, Scalar::fp32);
+    CHECK(run(execution, {4}, large, {0}, true).losses == std::vector<float>{200});
+    CHECK(large.values() == std::vector<float>{-1, 0, 1, 0});
+    const Rows ignored(random_floats(12, 1), 3, 4, Scalar::bf16);
+    CHECK(run(execution, {4}, ignored, {kIgnored, kIgnored, kIgnored}, true).losses == std::vector<float>(3, 0.0f));
+    CHECK(ignored.values() == std::vector<float>(12, 0.0f));
+  });
+}
+
+TEST_CASE("a row's loss and gradient do not depend on the rows beside it: any chunk of the head gives the same bits") {
+  for_each_backend([&](const Execution& execution) {
+    const std::int64_t rows = 40, columns = 72;
+    const std::vector<float> values = random_floats(rows * columns, 4, 5.0f);
+    std::vector<std::int32_t> targets;
+    for (std::int64_t n = 0; n < rows; ++n) targets.push_back(static_cast<std::int32_t>(n % 70));
+    const Rows whole(values, rows, columns, Scalar::fp32);
+    const Result all = run(execution, {70}, whole, targets, true);
+    for (std::int64_t begin = 0, count = 17; begin < rows; begin += count) {
+      const std::int64_t end = std::min(rows, begin + count);
+      const Rows part({values.begin() + begin * columns, values.begin() + end * columns}, end - begin, columns,
+                      Scalar::fp32);
+      const Result chunk = run(execution, {70}, part, {targets.begin() + begin, targets.begin() + end}, true);
+      CHECK(chunk.losses == std::vector<float>(all.losses.begin() + begin, all.losses.begin() + end));
+      CHECK(chunk.logits ==
+            std::vector<float>(all.logits.begin() + begin * columns, all.logits.begin() + end * columns));
+    }
+  });
+}
+
+}  // namespace weft::testing

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The keys of language models: presets, defaults of the family, and refusals with their reasons.
+#include "language_model/settings.hpp"
+
+#include "base/error.hpp"
+#include "input/print.hpp"
+#include "input/read.hpp"
+#include "tests/test.hpp"
+
+namespace weft::language_model {
+namespace {
+
+Configuration read(const std::string& text) {
+  Configuration configuration;
+  const input::Schema keys = schema(configuration);
+  input::read(keys, text, "test.toml");
+  return configuration;
+}
+
+std::string problem(const std::string& text) {
+  try {
+    read(text);
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::usage);
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a preset fills in what the input does not give") {
+  const ModelSettings gpt2 = read("").language_model;
+  CHECK(gpt2.norm == Norm::layer);
+  CHECK(gpt2.mlp == MlpActivation::gelu);
+  CHECK(gpt2.position == Position::learned);
+  CHECK(gpt2.tied);
+  CHECK(gpt2.bias);
+  CHECK(gpt2.kv_heads == 12);
+  CHECK(gpt2.d_mlp == 3072);
+  const ModelSettings llama =
+      read("[language_model]\npreset = \"llama\"\nheads = 8\nd_model = 512\ntied = true\n").language_model;
+  CHECK(llama.norm == Norm::rms);
+  CHECK(llama.mlp == MlpActivation::swiglu);
+  CHECK(llama.position == Position::rope);
+  CHECK(llama.tied);  // given
+  CHECK(!llama.bias);
+  CHECK(llama.kv_heads == 8);
+  CHECK(llama.d_mlp == 1408);  // 8/3 * 512 = 1365.3, in multiples of 64
+}
+
+TEST_CASE("the resolved input gives the same configuration") {
+  Configuration first;
+  const input::Schema keys = schema(first);
+  input::read(keys, "[language_model]\npreset = \"llama\"\nmlp = \"relu2\"\n", "test.toml");
+  CHECK(first.language_model.d_mlp == 3072);
+  const std::string resolved = input::print(keys);
+  Configuration second;
+  const input::Schema again = schema(second);
+  input::read(again, resolved, "resolved.toml");
+  CHECK(input::print(again) == resolved);
+  // So does the template, in which keys that follow from others are comments.
+  Configuration third, fourth;
+  const input::Schema of_template = schema(third), of_nothing = schema(fourth);
+  input::read(of_template, input::defaults(of_template), "template.toml");
+  input::read(of_nothing, "", "empty.toml");
+  CHECK(input::print(of_template) == input::print(of_nothing));
+}
+
+TEST_CASE("the optimizer has the defaults of language models") {
+  const optimizer::Settings adam = read("").optimizer;
+  CHECK(adam.beta1 == 0.9);
+  CHECK(adam.beta2 == 0.95);
+  CHECK(adam.epsilon == 1e-8);
+  CHECK(adam.weight_decay == 0.1);
+  CHECK(adam.clip_norm == 1.0);
+  CHECK(adam.schedule == optimizer::Schedule::cosine);
+  CHECK(adam.final_fraction == 0.1);
+}
+
+TEST_CASE("inputs that make no sense are refused with the reason") {
+  const auto refused = [](const std::string& text, const std::string& reason) {
+    const std::string message = problem(text);
+    CHECK_MESSAGE(message.find(reason) != std::string::npos, text, " -> ", message);
+  };
+  refused("[language_model]\nheads = 7\n", "no multiple of language_model.heads = 7");
+  refused("[language_model]\nd_model = 36\nheads = 3\n", "heads of 12 (the size of a head is a multiple of 8");
+  refused("[language_model]\nd_model = 768\nheads = 2\n", "at most 256");
+  refused("[language_model]\nkv_heads = 5\n", "does not divide language_model.heads = 12");
+  refused("[language_model]\nkv_heads = 0\n", "language_model.kv_heads");
+  refused("[language_model]\ndropout = 1.0\n", "language_model.dropout");
+  refused("[language_model]\nnorm = \"batch\"\n", "batch");
+  refused("[language_model]\nwindw = 4\n", "window");
+  refused("[data]\nbatch_tokens = 100\nsequence = 64\n", "not a multiple of data.sequence");
+  refused("[data]\nmicro_tokens = 100\n", "not a multiple of data.sequence");
+  refused("[run]\nsteps = 10\n", "optimizer.warmup_steps = 100 is more than run.steps = 10");
+  refused("[optimizer]\nclip_mode = \"previous\"\n", "for transcoders");
+  refused("[transcoder]\nfeatures = 8\n", "transcoder");
+  refused("[memory]\nrecompute = \"all\"\n", "recompute");
+}
+
+}  // namespace weft::language_model

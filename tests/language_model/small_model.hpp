@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A small language model with its memory, and tokens for it: what tests of the forward and backward pass need.
+#pragma once
+
+#include <vector>
+
+#include "kernels/language/head/cross_entropy.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
+#include "language_model/plan.hpp"
+#include "language_model/staging.hpp"
+#include "language_model/transformer.hpp"
+#include "tests/test.hpp"
+
+namespace weft::testing {
+
+using namespace language_model;
+
+inline double random_normal(std::uint64_t stream, std::int64_t index) {
+  return kernels::normal(kernels::philox(5, kernels::Purpose::test, stream, static_cast<std::uint64_t>(index)));
+}
+
+inline std::vector<float> to_host(const void* data, std::int64_t size) {
+  std::vector<float> host(static_cast<std::size_t>(size));
+  device::copy(execution(), host.data(), data, 4 * size, device::Direction::to_host);
+  kernels::fence(execution());
+  return host;
+}
+
+class SmallModel {
+ public:
+  SmallModel(const TransformerSettings& settings, std::int64_t sequences, std::int64_t length)
+      : settings_(settings),
+        sequences_(sequences),
+        length_(length),
+        grid_(world(), single_process()),
+        arena_(execution(), grid_),
+        model_(settings.architecture, settings.policy, grid_.shape(), 0, execution(), training::Moments::none),
+        staging_(sequences * length, false, execution(), arena_),
+        transformer_(model_, settings, timers_, arena_),
+        sink_(model_.parameters(), execution(), sequences * length),
+        losses_(sequences * length),
+        step_(1) {
+    kernels::AdamStep step{};
+    step.seed = 3;
+    step.step = 7;
+    device::copy(execution(), step_.data(), &step, sizeof step, device::Direction::to_device);
+    // Larger weights than at the start of a training run: gradients of all parameters are then well above rounding.
+    for (std::size_t i = 0; i < model_.parameters().size(); ++i) {
+      std::vector<float> values = get(i);
+      for (std::size_t k = 0; k < values.size(); ++k) {
+        const double noise = random_normal(i, static_cast<std::int64_t>(k));
+        values[k] = static_cast<float>(model_.parameters().specs()[i].is_matrix()
+                                           ? 0.3 * noise
+                                           : model_.parameters().specs()[i].initial.value + 0.2 * noise);
+      }
+      set(i, values);
+    }
+    dataset::TokenBatch batch = staging_.next(sequences, length);
+    for (std::int64_t row = 0; row < batch.rows(); ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      batch.ids[at] = static_cast<std::uint32_t>(row * row * 7 % settings.architecture.vocabulary);
+      batch.targets[at] = row % 5 == 2 ? kernels::kIgnored
+                                       : static_cast<std::int32_t>(row * 3 % settings.architecture.vocabulary);
+      batch.positions[at] = static_cast<std::int32_t>(row % length);
+      if (batch.targets[at] != kernels::kIgnored) ++batch.counted;
+    }
+    staging_.send(batch);
+    counted_ = batch.counted;
+  }
+
+  const training::Parameters& parameters() const { return model_.parameters(); }
+  Transformer& transformer() { return transformer_; }
+  Tokens tokens(std::int64_t first, std::int64_t count) const { return staging_.tokens(first, count, length_); }
+  Tokens tokens() const { return tokens(0, sequences_); }
+
+  std::vector<float> get(std::size_t parameter) const {
+    const training::ParameterSpec& spec = parameters().specs()[parameter];
+    if (!spec.is_matrix()) return to_host(parameters().vector(parameter).weight.data, spec.elements());
+    const device::Buffer<float> staged(spec.elements());
+    kernels::weights_to_float(execution(), parameters().matrix(parameter), 0,
+                              staged.matrix(spec.rows(), spec.columns()));
+    return to_host(staged.data(), spec.elements());
+  }
+  void set(std::size_t parameter, const std::vector<float>& values) {
+    const training::ParameterSpec& spec = parameters().specs()[parameter];
+    const device::Buffer<float> staged(spec.elements());
+    float* const to = spec.is_matrix() ? staged.data() : parameters().vector(parameter).weight.data;
+    device::copy(execution(), to, values.data(), 4 * spec.elements(), device::Direction::to_device);
+    if (spec.is_matrix())
+      kernels::weights_from_float(execution(), parameters().matrix(parameter), 0,
+                                  staged.matrix(spec.rows(), spec.columns()));
+    kernels::fence(execution());
+  }
+
+  /// Mean loss of the counted targets.
+  double loss() {
+    transformer_.forward(tokens(), step_.data());
+    transformer_.losses(tokens(), losses_.array());
+    return mean_of_losses();
+  }
+  double mean_of_losses() const {
+    double sum = 0;
+    for (const float loss : to_host(losses_.data(), losses_.size())) sum += static_cast<double>(loss);
+    return sum / static_cast<double>(counted_);
+  }
+  /// Loss, and gradients by parameter; in micro-batches of `micro` sequences, 0: one.
+  double gradient(std::vector<std::vector<float>>& gradients, std::int64_t micro = 0) {
+    sink_.clear();
+    if (micro == 0) micro = sequences_;
+    for (std::int64_t first = 0; first < sequences_; first += micro) {
+      const Tokens part = tokens(first, std::min(micro, sequences_ - first));
+      transformer_.forward(part, step_.data());
+      transformer_.losses_and_gradient(part, staging_.scale(), {losses_.data() + first * length_, part.rows()}, sink_);
+      transformer_.backward(part, step_.data(), sink_);
+    }
+    gradients.clear();
+    for (std::size_t i = 0; i < parameters().size(); ++i)
+      gradients.push_back(to_host(parameters().specs()[i].is_matrix() ? sink_.matrix(i).data : sink_.vector(i).data,
+                                  parameters().specs()[i].elements()));
+    return mean_of_losses();
+  }
+
+ private:
+  const TransformerSettings settings_;
+  const std::int64_t sequences_, length_;
+  parallel::Grid grid_;
+  report::Timers timers_;
+  training::StepArena arena_;
+  Model model_;
+  Staging staging_;
+  Transformer transformer_;
+  training::AccumulatingSink sink_;
+  device::Buffer<float> losses_;
+  device::Buffer<kernels::AdamStep> step_;
+  std::int64_t counted_ = 0;
+};
+
+}  // namespace weft::testing

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From paths to ids on several ranks: text, token files, splits, fingerprints, and every kind of bad input.
+#include "language_model/tokenizer/corpus.hpp"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "storage/token_file.hpp"
+#include "tests/test.hpp"
+
+namespace weft::language_model {
+namespace {
+
+using dataset::TokenSet;
+using dataset::TokenSettings;
+using testing::world;
+
+/// A directory with the same path on every rank; rank 0 makes the files.
+class Folder {
+ public:
+  Folder()
+      : path_(world().on_root([] {
+          std::string pattern = (std::filesystem::temp_directory_path() / "weft_corpus_XXXXXX").string();
+          return std::string(mkdtemp(pattern.data()));
+        })) {}
+  ~Folder() {
+    world().all().barrier();
+    if (world().is_root()) std::filesystem::remove_all(path_);
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  std::string text(const std::string& name, std::string_view contents) const {
+    if (world().is_root()) std::ofstream(path_ + "/" + name, std::ios::binary) << contents;
+    world().all().barrier();
+    return path_ + "/" + name;
+  }
+  std::string tokens(const std::string& name, const std::vector<std::uint32_t>& ids, std::int64_t vocabulary,
+                     std::string_view tokenizer = "") const {
+    if (world().is_root())
+      storage::write_token_file(path_ + "/" + name, ids, std::vector<std::int64_t>{0}, vocabulary, 0, tokenizer);
+    world().all().barrier();
+    return path_ + "/" + name;
+  }
+
+ private:
+  std::string path_;
+};
+
+TokenSettings on(const std::string& train, std::int64_t sequence = 4) {
+  TokenSettings data;
+  data.train = train;
+  data.sequence = sequence;
+  data.batch_tokens = sequence;
+  return data;
+}
+
+std::vector<std::uint32_t> all_of(const TokenSet& set) {
+  std::vector<std::uint32_t> ids(static_cast<std::size_t>(set.size()));
+  set.read(0, ids);
+  return ids;
+}
+
+/// The message of the error of `load_corpus`, the same on every rank, after a check of its code.
+std::string refusal(const TokenSettings& data, ExitCode code) {
+  try {
+    load_corpus(data, world());
+  } catch (const Error& failure) {
+    CHECK(failure.code() == code);
+    CHECK(failure.known_to() == KnownTo::all_ranks);
+    return failure.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("a text becomes the same ids and tokeniser on every rank") {
+  const Folder folder;
+  const std::string path = folder.text("a.txt", "bananá band");
+  const Corpus corpus = load_corpus(on(path), world());
+  CHECK(corpus.vocabulary == 6);  // space a b d n á
+  CHECK(corpus.tokenizer->kind() == "character");
+  CHECK(corpus.tokenizer->decode(all_of(corpus.train)) == "bananá band");
+  CHECK(corpus.train.text_bytes() == 12);
+  CHECK(corpus.train.n_files() == 0);
+  CHECK(!corpus.validation);
+  CHECK(corpus.fingerprint == load_corpus(on(path), world()).fingerprint);
+  CHECK(corpus.fingerprint != load_corpus(on(folder.text("b.txt", "bananá bond")), world()).fingerprint);
+}
+
+TEST_CASE("validation: a file of its own, or the tail of the text") {
+  const Folder folder;
+  TokenSettings data = on(folder.text("a.txt", "aábcabcabcabcabcabcá"));
+  data.validation = folder.text("v.txt", "cabá");
+  const Corpus given = load_corpus(data, world());
+  CHECK(given.tokenizer->decode(all_of(*given.validation)) == "cabá");
+  CHECK(given.validation->text_bytes() == 5);
+  data.validation.clear();
+  data.validation_fraction = 0.2;
+  const Corpus split = load_corpus(data, world());
+  CHECK(split.train.size() == 16);
+  CHECK(split.tokenizer->decode(all_of(*split.validation)) == "abcá");
+  CHECK(split.validation->text_bytes() == 5);
+  CHECK(split.train.text_bytes() == 17);
+}
+
+TEST_CASE("token files: with and without a tokeniser, several as one stream") {
+  const Folder folder;
+  const std::string form = Tokenizer::bytes({}).text();
+  if (world().is_root()) std::filesystem::create_directory(folder / "set");
+  folder.tokens("set/part_1.h5", {5, 6, 255}, 256, form);
+  folder.tokens("set/part_0.h5", {1, 2, 3, 4}, 256, form);
+  const Corpus corpus = load_corpus(on(folder / "set"), world());
+  CHECK(all_of(corpus.train) == std::vector<std::uint32_t>{1, 2, 3, 4, 5, 6, 255});
+  CHECK(corpus.train.n_files() == 2);
+  CHECK(corpus.tokenizer->kind() == "bytes");
+  CHECK(corpus.vocabulary == 256);
+  CHECK(!load_corpus(on(folder.tokens("plain.h5", {1, 2, 3, 4, 5}, 70000)), world()).tokenizer);
+
+  TokenSettings data = on(folder / "set");
+  data.validation = folder.text("v.txt", "xyz");  // encoded with the tokeniser of the token files
+  CHECK(all_of(*load_corpus(data, world()).validation) == std::vector<std::uint32_t>{'x', 'y', 'z'});
+}
+
+TEST_CASE("bad data are refused on every rank, with code, path and place") {
+  const Folder folder;
+  CHECK(refusal(on(folder / "none.txt"), ExitCode::usage) ==
+        "data.train = \"" + (folder / "none.txt") + "\": no such file or directory");
+  CHECK(refusal(on(folder.text("empty.txt", "")), ExitCode::data).find("empty.txt: is empty") != std::string::npos);
+  CHECK(refusal(on(folder.text("short.txt", "abcd")), ExitCode::data).find("short.txt: 4 tokens for training") !=
+        std::string::npos);
+  CHECK(refusal(on(folder.text("bad.txt", "abcdef\xe9t\xe9")), ExitCode::data).find("bad.txt: byte 6 (0xe9)") !=
+        std::string::npos);
+  if (world().is_root()) mkfifo((folder / "fifo").c_str(), 0600);
+  world().all().barrier();
+  CHECK(refusal(on(folder / "fifo"), ExitCode::data).find("is a FIFO") != std::string::npos);
+  if (world().is_root()) std::filesystem::create_directory(folder / "nothing");
+  CHECK(refusal(on(folder / "nothing"), ExitCode::data).find("no token files found") != std::string::npos);
+
+  TokenSettings data = on(folder.text("a.txt", "abcabcabc"));
+  data.validation = folder.text("v.txt", "abz");
+  CHECK(refusal(data, ExitCode::data).find("v.txt: byte 2 is U+007A (\"z\")") != std::string::npos);
+  data.validation = folder.text("one.txt", "a");
+  CHECK(refusal(data, ExitCode::data).find("1 tokens for validation") != std::string::npos);
+  data.validation = folder.tokens("v.h5", {1, 2}, 256);
+  CHECK(refusal(data, ExitCode::data).find("was written for a vocabulary of 256, not of 3") != std::string::npos);
+  data.validation.clear();
+  data.tokens = folder / "tokenizer.json";
+  CHECK(refusal(data, ExitCode::usage).find("no such file") != std::string::npos);
+  folder.text("tokenizer.json", "{}");
+  CHECK(refusal(data, ExitCode::data).find("tokenizer.json: ") != std::string::npos);
+
+  data = on(folder.tokens("t.h5", {1, 2, 3, 4, 5}, 256, Tokenizer::bytes({}).text()));
+  data.tokens = "character";
+  CHECK(refusal(data, ExitCode::usage).find("remove data.tokens") != std::string::npos);
+  data = on(folder.tokens("u.h5", {1, 2, 3, 4, 5}, 300, Tokenizer::bytes({}).text()));
+  CHECK(refusal(data, ExitCode::data).find("vocabulary of 300, not of 256") != std::string::npos);
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Training steps: a text is learned, micro-batches do not change what is learned, a gradient that is not finite updates
+// nothing, and the plan is what a trainer takes.
+#include "language_model/trainer.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "input/read.hpp"
+#include "language_model/plan.hpp"
+#include "tests/language_model/small_model.hpp"
+
+namespace weft::language_model {
+namespace {
+
+constexpr std::int64_t kVocabulary = 11;
+
+Configuration configuration(const std::string& more = "") {
+  Configuration read;
+  const input::Schema keys = schema(read);
+  input::read(keys,
+              "[run]\nsteps = 60\n[data]\nbatch_tokens = 96\nsequence = 16\n"
+              "[language_model]\nlayers = 2\nheads = 2\nd_model = 32\n"
+              "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 5\n" +
+                  more,
+              "test.toml");
+  return read;
+}
+
+/// A periodic text: easy to learn.
+void fill(dataset::TokenBatch& batch, std::int64_t step) {
+  batch.counted = 0;
+  for (std::int64_t row = 0; row < batch.rows(); ++row) {
+    const auto at = static_cast<std::size_t>(row);
+    const std::int64_t token = 3 * (row / batch.length) + step + row % batch.length;
+    batch.ids[at] = static_cast<std::uint32_t>(token % kVocabulary);
+    batch.targets[at] = static_cast<std::int32_t>((token + 1) % kVocabulary);
+    batch.positions[at] = static_cast<std::int32_t>(row % batch.length);
+    ++batch.counted;
+  }
+}
+
+struct Run {
+  explicit Run(const Configuration& settings)
+      : grid(weft::testing::world(), single_process()),
+        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence}, grid,
+                weft::testing::execution()) {
+    trainer.initialise();
+  }
+  void step() {
+    dataset::TokenBatch batch = trainer.next_batch();
+    fill(batch, trainer.steps_done());
+    trainer.step(batch);
+  }
+  std::vector<float> weights() const {
+    const kernels::ParameterRows& rows = trainer.model().parameters().matrix(0);
+    const device::Buffer<float> staged(rows.rows * rows.columns);
+    kernels::weights_to_float(weft::testing::execution(), rows, 0, staged.matrix(rows.rows, rows.columns));
+    return weft::testing::to_host(staged.data(), staged.size());
+  }
+  parallel::Grid grid;
+  Trainer trainer;
+};
+
+}  // namespace
+
+TEST_CASE("training lowers the loss, in every storage of the state and in both types of activations") {
+  for (const char* more :
+       {"", "state = \"bf16\"\n", "state = \"8bit\"\n", "[device]\nprecision = \"bf16\"\n",
+        "[memory]\nrecompute = \"block\"\n"}) {
+    CAPTURE(more);
+    Run run(configuration(more));
+    run.step();
+    CHECK(run.trainer.metrics().loss == doctest::Approx(std::log(11.0)).epsilon(0.03));
+    for (int i = 1; i < 60; ++i) run.step();
+    CHECK(run.trainer.metrics().loss < 0.2);
+    CHECK(run.trainer.metrics().gradient_norm > 0);
+  }
+}
+
+TEST_CASE("micro-batches change the parameters by rounding only, equal runs not at all") {
+  Run one(configuration()), same(configuration());
+  Configuration split = configuration();
+  split.memory.micro_tokens = 64;  // 4 sequences, then 2
+  Run micro(split);
+  for (int i = 0; i < 10; ++i) {
+    one.step();
+    same.step();
+    micro.step();
+  }
+  const std::vector<float> a = one.weights(), b = same.weights(), c = micro.weights();
+  CHECK(std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - static_cast<double>(c[i])));
+  // Adam divides by the root of the second moment, so that rounding of small gradients shows in the first steps.
+  CHECK(largest < 1e-4);
+  CHECK(micro.trainer.metrics().loss == doctest::Approx(one.trainer.metrics().loss).epsilon(1e-4));
+}
+
+TEST_CASE("a gradient that is not finite updates nothing") {
+  Configuration settings = configuration();
+  settings.run.nonfinite = training::NonFinite::skip;
+  Run run(settings);
+  run.step();
+  const kernels::ParameterVector& norm =
+      run.trainer.model().parameters().vector(run.trainer.model().parameters().index("final_norm/weight"));
+  const float infinite = std::numeric_limits<float>::infinity();
+  float before = 0;
+  device::copy(weft::testing::execution(), &before, norm.weight.data, 4, device::Direction::to_host);
+  device::copy(weft::testing::execution(), norm.weight.data, &infinite, 4, device::Direction::to_device);
+  const std::vector<float> weights = run.weights();
+  run.step();
+  run.trainer.settle();
+  CHECK(run.weights() == weights);
+  CHECK(run.trainer.metrics().skipped_steps == 1);
+  device::copy(weft::testing::execution(), norm.weight.data, &before, 4, device::Direction::to_device);
+  run.step();
+  CHECK(run.weights() != weights);
+}
+
+TEST_CASE("a gradient that is not finite ends the run with exit code 4") {
+  Run run(configuration());
+  const kernels::ParameterVector& norm =
+      run.trainer.model().parameters().vector(run.trainer.model().parameters().index("final_norm/weight"));
+  const float infinite = std::numeric_limits<float>::infinity();
+  device::copy(weft::testing::execution(), norm.weight.data, &infinite, 4, device::Direction::to_device);
+  try {
+    run.step();
+    run.trainer.settle();
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::numeric);
+  }
+}
+
+TEST_CASE("the plan is what a trainer allocates") {
+  for (const char* more : {"", "[memory]\nrecompute = \"block\"\n", "[device]\nprecision = \"bf16\"\n"}) {
+    const Configuration settings = configuration(more);
+    const Plan planned = plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
+    const device::MemoryUse before = device::memory_use();
+    const Run run(settings);
+    const device::MemoryUse after = device::memory_use();
+    std::int64_t expected = planned.device_total();
+    for (const auto& [name, bytes] : planned.device)
+      if (name == "CUDA context and libraries") expected -= bytes;
+    CHECK(after.device_bytes - before.device_bytes == expected);
+  }
+}
+
+}  // namespace weft::language_model

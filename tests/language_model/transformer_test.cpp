@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward pass of whole small models, with every option, against central differences of their loss; and what must
+// not change the gradients: recomputation, chunks of the head, micro-batches.
+#include "language_model/transformer.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "tests/language_model/small_model.hpp"
+
+namespace weft::language_model {
+namespace {
+
+using weft::testing::SmallModel;
+using Gradients = std::vector<std::vector<float>>;
+
+constexpr std::int64_t kSequences = 3, kLength = 10;
+
+TransformerSettings gpt2() {
+  TransformerSettings settings;
+  ModelSettings& model = settings.architecture.model;
+  model.layers = 2;
+  model.heads = 4;
+  model.kv_heads = 4;
+  model.d_model = 32;
+  model.d_mlp = 48;
+  settings.architecture.vocabulary = 29;
+  settings.architecture.positions = kLength;
+  settings.rows = kSequences * kLength;
+  settings.length = kLength;
+  return settings;
+}
+
+TransformerSettings llama() {
+  TransformerSettings settings = gpt2();
+  ModelSettings& model = settings.architecture.model;
+  model.preset = Preset::llama;
+  model.norm = Norm::rms;
+  model.mlp = MlpActivation::swiglu;
+  model.position = Position::rope;
+  model.tied = false;
+  model.bias = false;
+  return settings;
+}
+
+/// The models of these tests: each option at least once, with others.
+std::vector<std::pair<std::string, TransformerSettings>> variants() {
+  std::vector<std::pair<std::string, TransformerSettings>> all = {{"gpt2", gpt2()}, {"llama", llama()}};
+  const auto add = [&](const std::string& name, TransformerSettings base, auto&& change) {
+    change(base.architecture.model);
+    all.emplace_back(name, base);
+  };
+  add("gpt2, untied, dropout", gpt2(), [](ModelSettings& model) {
+    model.tied = false;
+    model.dropout = 0.2;
+  });
+  add("gpt2, relu2, window, post", gpt2(), [](ModelSettings& model) {
+    model.mlp = MlpActivation::relu2;
+    model.window = 4;
+    model.norm_position = NormPosition::post;
+  });
+  add("llama, grouped queries, norm of heads", llama(), [](ModelSettings& model) {
+    model.kv_heads = 2;
+    model.qk_norm = QueryKeyNorm::head;
+  });
+  add("llama, norm of the width, geglu, softcaps", llama(), [](ModelSettings& model) {
+    model.kv_heads = 1;
+    model.qk_norm = QueryKeyNorm::width;
+    model.mlp = MlpActivation::geglu;
+    model.logit_softcap = 8;
+    model.attention_softcap = 5;
+  });
+  add("llama, unit queries and keys, both norms, dropout, tied, biases", llama(), [](ModelSettings& model) {
+    model.qk_norm = QueryKeyNorm::scaled;
+    model.norm_position = NormPosition::both;
+    model.dropout = 0.1;
+    model.tied = true;
+    model.bias = true;
+  });
+  return all;
+}
+
+double norm_of(const std::vector<float>& values) {
+  double sum = 0;
+  for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
+  return std::sqrt(sum);
+}
+
+double largest_difference(const Gradients& a, const Gradients& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    for (std::size_t k = 0; k < a[i].size(); ++k)
+      largest = std::max(largest, std::abs(static_cast<double>(a[i][k]) - static_cast<double>(b[i][k])));
+  return largest;
+}
+
+double largest_of(const Gradients& gradients) { return largest_difference(gradients, Gradients(gradients.size())); }
+
+bool same_bits(const Gradients& a, const Gradients& b) {
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (std::memcmp(a[i].data(), b[i].data(), 4 * a[i].size()) != 0) return false;
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("the gradient of each parameter is the slope of the loss in its direction") {
+  for (const auto& [name, settings] : variants()) {
+    CAPTURE(name);
+    SmallModel model(settings, kSequences, kLength);
+    Gradients gradients;
+    CHECK(model.gradient(gradients) == doctest::Approx(model.loss()).epsilon(1e-6));
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      const std::string parameter = model.parameters().specs()[i].name;
+      CAPTURE(parameter);
+      const double length = norm_of(gradients[i]);
+      // The exact gradient of the key's bias is 0: it moves all scores of a query alike, unless something lies between.
+      if (parameter.ends_with("key/bias") && settings.architecture.model.qk_norm == QueryKeyNorm::none &&
+          settings.architecture.model.attention_softcap == 0 &&
+          settings.architecture.model.position == Position::learned) {
+        CHECK(length < 1e-6);
+        continue;
+      }
+      REQUIRE(length > 1e-4);
+      // Central difference: error of the losses 2^-24 * loss * sqrt(rows) / step, of the formula step^2.
+      constexpr double kStep = 2e-2;
+      const std::vector<float> at = model.get(i);
+      double losses[2] = {};
+      for (const int side : {0, 1}) {
+        std::vector<float> moved = at;
+        for (std::size_t k = 0; k < at.size(); ++k)
+          moved[k] += static_cast<float>((side == 1 ? kStep : -kStep) * static_cast<double>(gradients[i][k]) / length);
+        model.set(i, moved);
+        losses[side] = model.loss();
+      }
+      model.set(i, at);
+      CHECK((losses[1] - losses[0]) / (2 * kStep) == doctest::Approx(length).epsilon(0.01 + 3e-5 / length));
+    }
+  }
+}
+
+TEST_CASE("recomputation gives the same bits") {
+  for (auto [name, settings] : variants())
+    for (const kernels::Scalar type : {kernels::Scalar::fp32, kernels::Scalar::bf16}) {
+      CAPTURE(name);
+      settings.type = type;
+      SmallModel keeps(settings, kSequences, kLength);
+      Gradients expected;
+      keeps.gradient(expected);
+      for (const Recompute policy : {Recompute::activation, Recompute::norm, Recompute::block}) {
+        CAPTURE(static_cast<int>(policy));
+        settings.memory.recompute = policy;
+        SmallModel recomputes(settings, kSequences, kLength);
+        Gradients gradients;
+        recomputes.gradient(gradients);
+        CHECK(same_bits(gradients, expected));
+      }
+      settings.memory.recompute = Recompute::none;
+    }
+}
+
+TEST_CASE("the head in chunks gives the loss and gradients of one chunk") {
+  for (TransformerSettings settings : {gpt2(), llama()}) {
+    SmallModel whole(settings, kSequences, kLength);
+    settings.memory.head_chunk = 7;  // the last one is short
+    SmallModel chunked(settings, kSequences, kLength);
+    CHECK(chunked.transformer().head_chunk() == 7);
+    Gradients expected, gradients;
+    const double loss = whole.gradient(expected);
+    CHECK(std::abs(chunked.gradient(gradients) - loss) <= 2e-6);
+    CHECK(largest_difference(gradients, expected) <= 1e-6 * largest_of(expected));
+  }
+}
+
+TEST_CASE("micro-batches add up to the gradients of one batch, with a short last one") {
+  for (auto& [name, settings] : variants()) {
+    CAPTURE(name);
+    SmallModel model(settings, kSequences, kLength);
+    Gradients expected, gradients;
+    const double loss = model.gradient(expected);
+    CHECK(std::abs(model.gradient(gradients, 2) - loss) <= 2e-6);
+    CHECK(largest_difference(gradients, expected) <= 1e-6 * largest_of(expected));
+  }
+}
+
+TEST_CASE("a new model predicts every token with equal probability") {
+  TransformerSettings settings = gpt2();
+  SmallModel model(settings, kSequences, kLength);
+  for (std::size_t i = 0; i < model.parameters().size(); ++i) {  // initial values, not those of SmallModel
+    const training::ParameterSpec& spec = model.parameters().specs()[i];
+    std::vector<float> values = model.get(i);
+    for (std::size_t k = 0; k < values.size(); ++k)
+      values[k] = static_cast<float>(spec.initial.kind == training::Initial::Kind::constant
+                                         ? spec.initial.value
+                                         : spec.initial.value * weft::testing::random_normal(i, static_cast<std::int64_t>(k)));
+    model.set(i, values);
+  }
+  CHECK(model.loss() == doctest::Approx(std::log(29.0)).epsilon(0.02));
+}
+
+TEST_CASE("the tap sees input and output of every MLP") {
+  SmallModel model(gpt2(), kSequences, kLength);
+  std::vector<std::int64_t> layers;
+  model.transformer().tap([&](std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output) {
+    layers.push_back(layer);
+    CHECK(input.rows == kSequences * kLength);
+    CHECK(output.columns == 32);
+    CHECK(input.data != output.data);
+  });
+  Gradients gradients;
+  model.gradient(gradients);
+  CHECK(layers == std::vector<std::int64_t>{0, 1});
+}
+
+}  // namespace weft::language_model
