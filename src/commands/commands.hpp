@@ -33,8 +33,8 @@ void require_directory(const parallel::World& world, const std::string& path, st
 /// The checkpoint at `path`: a step directory, or the newest one of a run. Verified. Collective.
 checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world);
 
-/// For commands that use a checkpoint with its input: throws a collective Error(usage) if --set changes keys that define
-/// the run, to which its weights belong; but not for the key `allowed`.
+/// For commands that use a checkpoint with its input: throws a collective Error(usage) if --set changes keys that
+/// define the run, to which its weights belong; but not for the key `allowed`.
 void require_same_model(const input::Schema& schema, const checkpoint::Found& found, std::string_view allowed = "");
 
 /// Name -> version of every library that computes, communicates or writes, for --version and run.json.

@@ -24,10 +24,10 @@ enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report
 /// The command line. Long options only; the help text (request.cpp) describes them.
 struct Request {
   Command command = Command::nothing;
-  std::string subject;            ///< INPUT, CHECKPOINT, PATH or RUN; "" with --defaults
+  std::string subject;             ///< INPUT, CHECKPOINT, PATH or RUN; "" with --defaults
   std::vector<std::string> files;  ///< lm tokenize: FILES
-  std::string input_text;         ///< contents of INPUT, for the commands that take one
-  std::vector<std::string> sets;  ///< --set table.key=value, in order
+  std::string input_text;          ///< contents of INPUT, for the commands that take one
+  std::vector<std::string> sets;   ///< --set table.key=value, in order
   bool print_config = false;
   bool defaults = false;
   bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md

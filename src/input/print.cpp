@@ -60,12 +60,12 @@ std::string keys_markdown(const Schema& schema, const Table& table) {
   for (const Key& key : schema.keys()) {
     if (key.table != table.name) continue;
     constexpr const char* on_resume[] = {"fixed", "free", "with `resume.accept_changed`"};
-    out += fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", key.name, type_name(key),
-                       key.must_be_given ? "required"
-                       : key.derive      ? markdown(key.derivation)
-                                         : fmt::format("`{}`", markdown(toml_of(key, key.initial))),
-                       markdown(range_text(key)), key.unit, on_resume[static_cast<int>(key.resume)],
-                       markdown(key.help));
+    out +=
+        fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", key.name, type_name(key),
+                    key.must_be_given ? "required"
+                    : key.derive      ? markdown(key.derivation)
+                                      : fmt::format("`{}`", markdown(toml_of(key, key.initial))),
+                    markdown(range_text(key)), key.unit, on_resume[static_cast<int>(key.resume)], markdown(key.help));
   }
   return out;
 }

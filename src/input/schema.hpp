@@ -57,8 +57,8 @@ struct Key {
   bool must_be_given = false;
   bool is_path = false;
   Resume resume = Resume::fixed;
-  std::function<Value()> derive;   ///< the value of a key that the input does not give; empty: `initial`
-  std::string derivation;          ///< how, for templates and documentation: "of the preset"
+  std::function<Value()> derive;            ///< the value of a key that the input does not give; empty: `initial`
+  std::string derivation;                   ///< how, for templates and documentation: "of the preset"
   std::function<void(const Value&)> store;  ///< assigns a checked value to the member
   std::function<Value()> load;              ///< current value of the member
 

@@ -15,8 +15,8 @@
 namespace weft::language_model {
 
 struct EvaluationResult {
-  double loss = 0;         ///< mean over all predictions, nats per token
-  std::int64_t tokens = 0; ///< predictions
+  double loss = 0;           ///< mean over all predictions, nats per token
+  std::int64_t tokens = 0;   ///< predictions
   double bits_per_byte = 0;  ///< over the bytes of the whole text; NaN: their number is not known
 
   double perplexity() const;  ///< exp(loss)
@@ -32,16 +32,16 @@ EvaluationResult evaluate(const dataset::TokenSet&, std::int64_t length, std::in
                           const kernels::Execution&);
 
 struct Sampling {
-  std::int64_t tokens = 0;   ///< to be written
-  double temperature = 1;    ///< 0: always the most probable token
-  std::int64_t length = 0;   ///< longest context
+  std::int64_t tokens = 0;  ///< to be written
+  double temperature = 1;   ///< 0: always the most probable token
+  std::int64_t length = 0;  ///< longest context
   std::uint64_t seed = 0;
-  std::uint64_t step = 0;    ///< with the seed, the key of the random numbers
+  std::uint64_t step = 0;  ///< with the seed, the key of the random numbers
 };
 
-/// Continues `prompt`, which has at least one token. Each token is drawn from softmax(logits / temperature) by inversion
-/// with a number that depends on (seed, step, position) alone. Computes the whole context again for each token. Returns
-/// the tokens written.
+/// Continues `prompt`, which has at least one token. Each token is drawn from softmax(logits / temperature) by
+/// inversion with a number that depends on (seed, step, position) alone. Computes the whole context again for each
+/// token. Returns the tokens written.
 std::vector<std::uint32_t> sample(const Sampling&, std::vector<std::uint32_t> prompt, Transformer&, Staging&);
 
 }  // namespace weft::language_model

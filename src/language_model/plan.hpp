@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory and work of a run, from sizes alone: no device is started and nothing is allocated. Printed before step 0 and by
+// Memory and work of a run, from sizes alone: no device is started and nothing is allocated. Printed before step 0 and
+// by
 // --dry-run.
 #pragma once
 
@@ -23,9 +24,9 @@ struct Plan {
   std::vector<std::pair<std::string, std::int64_t>> device;  ///< bytes by purpose: weights, moments, activations, …
   std::vector<std::pair<std::string, std::int64_t>> host;
   std::int64_t checkpoint_bytes = 0;
-  std::int64_t disk_bytes = 0;   ///< (keep + 1) checkpoints
-  double flops_per_token = 0;    ///< forward and backward pass, without recomputation
-  std::int64_t train_tokens = 0; ///< of the training set; 0: unknown
+  std::int64_t disk_bytes = 0;    ///< (keep + 1) checkpoints
+  double flops_per_token = 0;     ///< forward and backward pass, without recomputation
+  std::int64_t train_tokens = 0;  ///< of the training set; 0: unknown
 
   std::int64_t device_total() const;
   std::int64_t host_total() const;

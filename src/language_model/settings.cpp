@@ -80,8 +80,7 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .less_than(1)
       .changeable();
   schema.add("language_model.logit_softcap", model.logit_softcap, "logits z become c tanh(z / c); 0 = not").at_least(0);
-  schema
-      .add("language_model.attention_softcap", model.attention_softcap, "scores s become c tanh(s / c); 0 = not")
+  schema.add("language_model.attention_softcap", model.attention_softcap, "scores s become c tanh(s / c); 0 = not")
       .at_least(0);
   schema.add("language_model.window", model.window, "positions that a query reads, its own included; 0 = all before it")
       .in("tokens")
@@ -92,9 +91,10 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
 
 void add_keys(input::Schema& schema, MemorySettings& memory) {
   schema
-      .add("data.micro_tokens", memory.micro_tokens,
-           "tokens of a micro-batch, a multiple of sequence: a step adds up the gradients of its micro-batches; 0 = one "
-           "micro-batch")
+      .add(
+          "data.micro_tokens", memory.micro_tokens,
+          "tokens of a micro-batch, a multiple of sequence: a step adds up the gradients of its micro-batches; 0 = one "
+          "micro-batch")
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows)

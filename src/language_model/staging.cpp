@@ -15,8 +15,7 @@ Staging::Buffers::Buffers(std::int64_t rows, bool document_mask, training::StepA
             arena.take_host<std::int32_t>(rows), arena.take_host<std::int32_t>(masked), arena.take_host<float>(1)};
 }
 
-Staging::Staging(std::int64_t rows, bool document_mask, const kernels::Execution& execution,
-                 training::StepArena& arena)
+Staging::Staging(std::int64_t rows, bool document_mask, const kernels::Execution& execution, training::StepArena& arena)
     : execution_(execution), buffers_(rows, document_mask, arena) {}
 
 dataset::TokenBatch Staging::next(std::int64_t sequences, std::int64_t length) {

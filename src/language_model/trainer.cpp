@@ -109,14 +109,13 @@ void Trainer::compute() {
   for (std::int64_t first = 0; first < sequences; first += micro) {
     const Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
     transformer_.forward(tokens, runner_.constants());
-    transformer_.losses_and_gradient(tokens, staging_.scale(),
-                                     {buffers_.losses.data + first * length, tokens.rows()}, sink_);
+    transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data + first * length, tokens.rows()},
+                                     sink_);
     transformer_.backward(tokens, runner_.constants(), sink_);
   }
   timers_.phase("check");
   kernels::StepFlags* const flags = buffers_.flags.data;
-  kernels::flag_beyond(execution_,
-                       {buffers_.losses.data, kernels::Scalar::fp32, sequences, length, length},
+  kernels::flag_beyond(execution_, {buffers_.losses.data, kernels::Scalar::fp32, sequences, length, length},
                        kLargestLoss, &flags->not_finite);
   update_.form_norm(flags);
   runner_.guard(flags);

@@ -24,9 +24,8 @@ checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
 }  // namespace
 
 Architecture architecture_of(const Configuration& configuration, const Corpus& corpus) {
-  return {.model = configuration.language_model,
-          .vocabulary = corpus.vocabulary,
-          .positions = configuration.data.sequence};
+  return {
+      .model = configuration.language_model, .vocabulary = corpus.vocabulary, .positions = configuration.data.sequence};
 }
 
 std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found& found, const parallel::World& world,
@@ -95,9 +94,9 @@ training::Metrics TrainingRun::metrics() {
 
 const EvaluationResult& TrainingRun::validate() {
   if (validated_step_ != trainer_.steps_done())
-    validation_ = language_model::evaluate(*corpus_.validation, configuration_.data.sequence,
-                                           configuration_.micro_tokens(), trainer_.transformer(),
-                                           trainer_.staging(), execution_);
+    validation_ =
+        language_model::evaluate(*corpus_.validation, configuration_.data.sequence, configuration_.micro_tokens(),
+                                 trainer_.transformer(), trainer_.staging(), execution_);
   validated_step_ = trainer_.steps_done();
   return *validation_;
 }
@@ -130,8 +129,7 @@ void TrainingRun::conclude(report::Json& result) {
     result["validation"] = to_json(validate());
     log::info("validation data: {}", to_text(validate()));
   }
-  if (configuration_.log.evaluate_every == 0 ||
-      trainer_.steps_done() % configuration_.log.evaluate_every != 0)
+  if (configuration_.log.evaluate_every == 0 || trainer_.steps_done() % configuration_.log.evaluate_every != 0)
     print_sample();
 }
 

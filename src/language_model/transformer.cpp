@@ -32,8 +32,8 @@ std::int64_t aligned(std::int64_t columns) {
 
 std::int64_t chunk_rows(const TransformerSettings& settings) {
   const std::int64_t row_bytes = aligned(settings.architecture.vocabulary) * kernels::bytes_of(settings.type);
-  const std::int64_t chunk = settings.memory.head_chunk > 0 ? settings.memory.head_chunk
-                                                            : std::max<std::int64_t>(1, kLogitBytes / row_bytes);
+  const std::int64_t chunk =
+      settings.memory.head_chunk > 0 ? settings.memory.head_chunk : std::max<std::int64_t>(1, kLogitBytes / row_bytes);
   return std::min(chunk, settings.rows);
 }
 
@@ -239,11 +239,10 @@ void Transformer::attend(std::size_t layer, const Tokens& tokens) {
   const AnyMatrix projected = block.projected.rows_from(0, n), packed = block.attended_rows.rows_from(0, n);
   multiply(model_.blocks()[layer].projection, block.attention_input.rows_from(0, n), projected);
   timers_.phase("attention");
-  if (transforms_queries())
-    kernels::query_key(execution_, query_key(layer, tokens), projected, packed, block.inverse);
-  kernels::attention(execution_, attention(tokens), packed.columns_from(0, queries),
-                     packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
-                     block.mixed.rows_from(0, n), block.log_sum, buffers_.attention_workspace);
+  if (transforms_queries()) kernels::query_key(execution_, query_key(layer, tokens), projected, packed, block.inverse);
+  kernels::attention(execution_, attention(tokens), packed.columns_from(0, queries), packed.columns_from(queries, keys),
+                     packed.columns_from(queries + keys, keys), block.mixed.rows_from(0, n), block.log_sum,
+                     buffers_.attention_workspace);
 }
 
 /// What the attention adds to the residual stream, and the norm of the sum.
@@ -373,8 +372,8 @@ void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kerne
   const std::int64_t n = tokens.rows();
   timers_.phase("norms");
   if (policy != Recompute::activation && parameters.attention_norm)
-    normalise(*parameters.attention_norm, block.residual.rows_from(0, n), {}, {},
-              block.attention_input.rows_from(0, n), block.attention_norm);
+    normalise(*parameters.attention_norm, block.residual.rows_from(0, n), {}, {}, block.attention_input.rows_from(0, n),
+              block.attention_norm);
   if (policy == Recompute::block) {
     attend(layer, tokens);
     finish_attention(layer, tokens, step);
@@ -394,9 +393,8 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
   const Activations& block = buffers_.blocks[layer];
   const Block& parameters = model_.blocks()[layer];
   const std::int64_t n = tokens.rows();
-  const AnyMatrix output =
-      sublayer_gradient(parameters.mlp_post_norm, block.mlp_raw, block.mlp_post_norm, mlp_site(layer), tokens, step,
-                        sink);
+  const AnyMatrix output = sublayer_gradient(parameters.mlp_post_norm, block.mlp_raw, block.mlp_post_norm,
+                                             mlp_site(layer), tokens, step, sink);
   const AnyMatrix activated = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
   const AnyMatrix hidden = block.hidden.rows_from(0, n), input = buffers_.input_gradient.rows_from(0, n);
   multiply_backward(parameters.down, block.activated.rows_from(0, n), output, activated, sink);
@@ -455,7 +453,8 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
     give(parameters.key_norm, key_rows);
     give(parameters.temperature, temperature_rows);
   }
-  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n), residual = buffers_.residual_gradient.rows_from(0, n);
+  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n),
+                  residual = buffers_.residual_gradient.rows_from(0, n);
   multiply_backward(parameters.projection, block.attention_input.rows_from(0, n), gradient, input, sink);
   if (parameters.attention_norm)
     normalise_backward(*parameters.attention_norm, block.residual.rows_from(0, n), block.attention_norm, input,
@@ -525,8 +524,7 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
   kernels::gemm(execution_, 1, x, kernels::Form::plain, linear.matrix,
-                linear.transposed ? kernels::Form::plain : kernels::Form::transposed, 0, y,
-                buffers_.product_workspace);
+                linear.transposed ? kernels::Form::plain : kernels::Form::transposed, 0, y, buffers_.product_workspace);
   if (linear.bias != kNoParameter) kernels::add_bias(execution_, y, linear.bias_values);
 }
 
@@ -539,10 +537,8 @@ void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix
              .gradients = dy,
              .count = linear.count});
   if (linear.bias != kNoParameter)
-    sink.take({.form = GradientRows::Form::column_sum,
-               .parameter = linear.bias,
-               .gradients = dy,
-               .count = linear.count});
+    sink.take(
+        {.form = GradientRows::Form::column_sum, .parameter = linear.bias, .gradients = dy, .count = linear.count});
   timers_.phase("products");
   kernels::gemm(execution_, 1, dy, kernels::Form::plain, linear.matrix,
                 linear.transposed ? kernels::Form::transposed : kernels::Form::plain, 0, dx,

@@ -40,8 +40,8 @@ struct TransformerSettings {
   Architecture architecture;
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of activations, their gradients and logits
   kernels::StatePolicy policy = kernels::StatePolicy::fp32;
-  std::int64_t rows = 0;       ///< most rows of a micro-batch
-  std::int64_t length = 0;     ///< most rows of a sequence
+  std::int64_t rows = 0;    ///< most rows of a micro-batch
+  std::int64_t length = 0;  ///< most rows of a sequence
   MemorySettings memory = {};
   bool gradients = true;  ///< false: forward pass only; one block's activations are held
 };
@@ -75,12 +75,12 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    kernels::AnyMatrix logits;  ///< [rows of a chunk, vocabulary]
-    kernels::AnyMatrix residual_gradient;             ///< [rows, C]
-    kernels::AnyMatrix input_gradient;                ///< [rows, C] of the input of a sublayer, or of the head
-    kernels::AnyMatrix output_gradient;               ///< [rows, C] of the output of a sublayer
-    kernels::AnyMatrix wide_gradient;                 ///< [rows, max(D, H d)]
-    kernels::AnyMatrix projection_gradient;           ///< [rows, (H + 2 H_kv) d]
+    kernels::AnyMatrix logits;               ///< [rows of a chunk, vocabulary]
+    kernels::AnyMatrix residual_gradient;    ///< [rows, C]
+    kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
+    kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer
+    kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
+    kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
     kernels::Array<std::byte> attention_workspace, product_workspace;
   };
@@ -104,7 +104,8 @@ class Transformer {
 
   /// Called in the forward pass with input and output of each MLP [rows, C]; for harvesting. Not called again for
   /// recomputation.
-  using Tap = std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
+  using Tap =
+      std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
   void tap(Tap tap) { tap_ = std::move(tap); }
 
   std::int64_t head_chunk() const { return buffers_.logits.rows; }

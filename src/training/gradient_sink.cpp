@@ -19,8 +19,8 @@ std::int64_t aligned(std::int64_t elements) {
   return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
 }
 
-/// Where the gradients of parameters begin, in elements, and the end. Those of one group follow one another, so that one
-/// product can form them.
+/// Where the gradients of parameters begin, in elements, and the end. Those of one group follow one another, so that
+/// one product can form them.
 struct Layout {
   std::vector<std::int64_t> begin;
   std::int64_t elements = 0;
@@ -35,8 +35,7 @@ std::int64_t workspace_bytes(const ParameterSpec& spec, std::int64_t held, std::
   if (spec.is_matrix())
     for (const Scalar a : {Scalar::fp32, Scalar::bf16})
       for (const Scalar b : {Scalar::fp32, Scalar::bf16})
-        bytes =
-            std::max(bytes, kernels::gemm_workspace(a, b, Scalar::fp32, held, spec.columns(), max_rows));
+        bytes = std::max(bytes, kernels::gemm_workspace(a, b, Scalar::fp32, held, spec.columns(), max_rows));
   return bytes;
 }
 

@@ -232,8 +232,7 @@ int Loop::make_steps() {
     work_ += done.work;
     waited += done.waited_for_data;
     const bool evaluates = settings_.log.evaluate_every > 0 && step % settings_.log.evaluate_every == 0;
-    if (step % settings_.log.every == 0 || step == steps || evaluates)
-      log_step(std::exchange(waited, 0.0), evaluates);
+    if (step % settings_.log.every == 0 || step == steps || evaluates) log_step(std::exchange(waited, 0.0), evaluates);
     const double seconds = seconds_since(begin);
     longest_step = std::max(longest_step, seconds);
     checkpoints_->note_step(seconds);

@@ -28,8 +28,7 @@ void ParameterUpdate::form_norm(kernels::StepFlags* flags) {
 
 void ParameterUpdate::apply(kernels::AdamStep* step) {
   kernels::keep_norm(execution_, buffers_.norm.data, step, buffers_.norm.data + 1);
-  if (settings_.clip_norm > 0)
-    kernels::clip_to_norm(execution_, buffers_.norm.data + 1, settings_.clip_norm, step);
+  if (settings_.clip_norm > 0) kernels::clip_to_norm(execution_, buffers_.norm.data + 1, settings_.clip_norm, step);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_.specs()[i].is_matrix())
       kernels::adam_rows(execution_, parameters_.owned_matrix(i), 0, gradients_.matrix(i), step);

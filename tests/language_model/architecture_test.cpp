@@ -19,8 +19,9 @@ Architecture architecture(const std::string& text, std::int64_t vocabulary) {
 }
 
 std::string gpt2(int layers, int width, int heads) {
-  return fmt::format("[data]\nsequence = 1024\nbatch_tokens = 1024\n[language_model]\nlayers = {}\nd_model = {}\nheads = {}\n",
-                     layers, width, heads);
+  return fmt::format(
+      "[data]\nsequence = 1024\nbatch_tokens = 1024\n[language_model]\nlayers = {}\nd_model = {}\nheads = {}\n", layers,
+      width, heads);
 }
 
 const training::ParameterSpec& find(const std::vector<training::ParameterSpec>& specs, const std::string& name) {
@@ -40,7 +41,8 @@ TEST_CASE("GPT-2 has its published number of parameters") {
 }
 
 TEST_CASE("the parity models have the sizes of their PyTorch counterparts") {
-  const std::string sizes = "[data]\nsequence = 256\nbatch_tokens = 256\n[language_model]\nlayers = 6\nd_model = 384\nheads = 6\n";
+  const std::string sizes =
+      "[data]\nsequence = 256\nbatch_tokens = 256\n[language_model]\nlayers = 6\nd_model = 384\nheads = 6\n";
   CHECK(parameters_of(architecture(sizes, 63)) == 10'770'048);
   const Architecture llama = architecture(sizes + "preset = \"llama\"\n", 63);
   CHECK(llama.model.d_mlp == 1024);

@@ -61,8 +61,8 @@ class SmallModel {
     for (std::int64_t row = 0; row < batch.rows(); ++row) {
       const auto at = static_cast<std::size_t>(row);
       batch.ids[at] = static_cast<std::uint32_t>(row * row * 7 % settings.architecture.vocabulary);
-      batch.targets[at] = row % 5 == 2 ? kernels::kIgnored
-                                       : static_cast<std::int32_t>(row * 3 % settings.architecture.vocabulary);
+      batch.targets[at] =
+          row % 5 == 2 ? kernels::kIgnored : static_cast<std::int32_t>(row * 3 % settings.architecture.vocabulary);
       batch.positions[at] = static_cast<std::int32_t>(row % length);
       if (batch.targets[at] != kernels::kIgnored) ++batch.counted;
     }

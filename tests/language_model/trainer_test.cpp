@@ -67,9 +67,8 @@ struct Run {
 }  // namespace
 
 TEST_CASE("training lowers the loss, in every storage of the state and in both types of activations") {
-  for (const char* more :
-       {"", "state = \"bf16\"\n", "state = \"8bit\"\n", "[device]\nprecision = \"bf16\"\n",
-        "[memory]\nrecompute = \"block\"\n"}) {
+  for (const char* more : {"", "state = \"bf16\"\n", "state = \"8bit\"\n", "[device]\nprecision = \"bf16\"\n",
+                           "[memory]\nrecompute = \"block\"\n"}) {
     CAPTURE(more);
     Run run(configuration(more));
     run.step();

@@ -191,9 +191,10 @@ TEST_CASE("a new model predicts every token with equal probability") {
     const training::ParameterSpec& spec = model.parameters().specs()[i];
     std::vector<float> values = model.get(i);
     for (std::size_t k = 0; k < values.size(); ++k)
-      values[k] = static_cast<float>(spec.initial.kind == training::Initial::Kind::constant
-                                         ? spec.initial.value
-                                         : spec.initial.value * weft::testing::random_normal(i, static_cast<std::int64_t>(k)));
+      values[k] =
+          static_cast<float>(spec.initial.kind == training::Initial::Kind::constant
+                                 ? spec.initial.value
+                                 : spec.initial.value * weft::testing::random_normal(i, static_cast<std::int64_t>(k)));
     model.set(i, values);
   }
   CHECK(model.loss() == doctest::Approx(std::log(29.0)).epsilon(0.02));

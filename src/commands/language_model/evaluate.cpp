@@ -28,15 +28,15 @@ int language_model_evaluate(const Request& request, const parallel::World& world
                            world.size());
   const std::string path = request.text.empty() ? configuration.data.validation : request.text;
   if (path.empty())
-    throw collective_error(ExitCode::usage, "no text to evaluate on (the run has no data.validation); give --text FILE");
+    throw collective_error(ExitCode::usage,
+                           "no text to evaluate on (the run has no data.validation); give --text FILE");
 
   // 2. The model without moments, and the text in its tokens.
   const language_model::Architecture architecture = language_model::stored_architecture(
       configuration.language_model, configuration.data.sequence, found.manifest.tensors);
   const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(), world.node_size());
   const kernels::Execution& execution = runtime.execution();
-  const std::optional<language_model::Tokenizer> tokenizer =
-      language_model::stored_tokenizer(found, world, execution);
+  const std::optional<language_model::Tokenizer> tokenizer = language_model::stored_tokenizer(found, world, execution);
   const dataset::TokenSet text = language_model::load_tokens(path, tokenizer, architecture.vocabulary, world);
   const parallel::Grid grid(world, language_model::single_process());
   const language_model::Model model(architecture, configuration.optimizer.state, grid.shape(), 0, execution,
@@ -52,8 +52,8 @@ int language_model_evaluate(const Request& request, const parallel::World& world
   settings.gradients = false;
   language_model::Transformer transformer(model, settings, timers, arena);
   language_model::Staging staging(settings.rows, configuration.data.document_mask, execution, arena);
-  const language_model::EvaluationResult result = language_model::evaluate(
-      text, configuration.data.sequence, settings.rows, transformer, staging, execution);
+  const language_model::EvaluationResult result =
+      language_model::evaluate(text, configuration.data.sequence, settings.rows, transformer, staging, execution);
   log::info("{} (step {}) on {}: {}", found.path.string(), found.manifest.step, path, language_model::to_text(result));
   if (request.output.empty()) return 0;
   world.on_root([&]() -> std::string {

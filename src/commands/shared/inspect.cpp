@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft inspect PATH: lists the contents of a dataset, a checkpoint or a run, and checks them.
+#include <algorithm>
 #include <filesystem>
 #include <thread>
 
@@ -9,6 +10,7 @@
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
 #include "dataset/activations/statistics.hpp"
+#include "language_model/model.hpp"
 #include "report/format.hpp"
 #include "report/log.hpp"
 #include "transcoder/model.hpp"
@@ -37,6 +39,29 @@ std::string check_parameters(const std::filesystem::path& path, const checkpoint
       report::grouped(shape.parameters()));
 }
 
+/// The same for a language model, whose sizes are in its input.
+std::string check_language_model(const std::filesystem::path& path, const checkpoint::Manifest& manifest) {
+  const auto is_embedding = [](const checkpoint::TensorEntry& tensor) { return tensor.name == "embedding/tokens"; };
+  if (std::none_of(manifest.tensors.begin(), manifest.tensors.end(), is_embedding)) return "";
+  language_model::Configuration configuration;
+  input::read(language_model::schema(configuration), manifest.input,
+              (path / checkpoint::kManifestName).string() + ", \"input\"");
+  const language_model::Architecture architecture =
+      language_model::stored_architecture(configuration.language_model, configuration.data.sequence, manifest.tensors);
+  const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);
+  const std::string difference = training::first_difference(
+      manifest.tensors, training::tensors_of(specs, configuration.optimizer.state, training::Moments::held));
+  if (!difference.empty())
+    throw collective_error(ExitCode::io,
+                           "{}: {} (the language model of its input has it); was it written by another program?",
+                           path.string(), difference);
+  const language_model::ModelSettings& model = architecture.model;
+  return fmt::format(
+      "  language model of {} layer{}, d_model {}, {} heads, vocabulary {}: {} parameters, all tensors present\n",
+      model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, architecture.vocabulary,
+      report::grouped(training::elements_of(specs)));
+}
+
 void inspect_checkpoint(const std::filesystem::path& path, const parallel::World& world) {
   const checkpoint::Found found = checkpoint::open(world.all(), path, checkpoint::Verify::full);
   const checkpoint::Manifest& manifest = found.manifest;
@@ -45,7 +70,7 @@ void inspect_checkpoint(const std::filesystem::path& path, const parallel::World
                   path.string(), manifest.format_version, manifest.step, report::grouped(manifest.tokens),
                   printable(checkpoint::to_text(manifest.cursor, ", ")), manifest.world, manifest.world == 1 ? "" : "s",
                   printable(checkpoint::to_text(manifest.grid)), printable(manifest.code_revision));
-  text += check_parameters(path, manifest);
+  text += check_parameters(path, manifest) + check_language_model(path, manifest);
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     std::string shape;

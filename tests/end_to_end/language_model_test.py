@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Language models from the outside: training, resuming bit for bit, evaluation, inspection, report, refusals.
+
+language_model_test.py WEFT
+"""
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+
+import program
+
+TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
+               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
+INPUT = """
+[run]
+steps = 40
+[data]
+train = "text.txt"
+validation = "held_out.txt"
+batch_tokens = 256
+sequence = 32
+[language_model]
+layers = 2
+heads = 2
+d_model = 32
+dropout = 0.1
+{more}
+[optimizer]
+learning_rate = 3e-3
+warmup_steps = 4
+[checkpoint]
+every = 10
+keep = 4
+[log]
+every = 5
+evaluate_every = 20
+sample_tokens = 20
+"""
+
+
+def train(weft, name, *arguments, more="", code=0):
+    source = weft.folder / f"{name}.toml"
+    source.write_text(INPUT.format(more=more))
+    printed = weft.run("lm", "train", source, "--output", weft.folder / name, *arguments, code=code)
+    return weft.folder / name, printed
+
+
+def shard(run, step=40):
+    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
+
+
+def learns_and_reports(weft):
+    run, printed = train(weft, "plain")
+    lines = program.metrics(run)
+    vocabulary = len(set(TEXT))
+    assert abs(lines[0]["loss"] - math.log(vocabulary)) < 0.5, lines[0]
+    assert lines[-1]["loss"] < 0.8 * lines[0]["loss"], lines[-1]
+    evaluated = [line["step"] for line in lines if "validation.loss" in line]
+    assert evaluated == [20, 40], evaluated
+    result = program.record(run)["result"]
+    assert result["validation"]["tokens"] == len((weft.folder / "held_out.txt").read_text()) - 1, result
+    assert abs(result["validation"]["perplexity"] - math.exp(result["validation"]["loss"])) < 1e-6
+    # One byte per token here: bits per byte follow from the loss but for the token that is not predicted.
+    size = result["validation"]["tokens"]
+    expected = result["validation"]["loss"] / math.log(2) * size / (size + 1)
+    assert abs(result["validation"]["bits_per_byte"] - expected) < 1e-6, result
+    assert printed.count("sample after step") == 2, printed
+    assert "types: weights fp32" in printed and "tokens: 10,240 in this run" in printed, printed
+
+    # The same figures from the checkpoint alone, whatever the size of a batch, and without the training text.
+    (weft.folder / "text.txt").rename(weft.folder / "moved.txt")
+    weft.run("lm", "evaluate", run, "--text", "held_out.txt", "--output", "evaluated", "--set", "data.batch_tokens=64",
+             "--set", "resume.accept_changed=true")
+    (weft.folder / "moved.txt").rename(weft.folder / "text.txt")
+    again = json.loads((weft.folder / "evaluated" / "evaluation.json").read_text())["validation"]
+    assert abs(again["loss"] - result["validation"]["loss"]) < 1e-6, (again, result["validation"])
+    assert again["tokens"] == size
+
+    inspected = weft.run("inspect", run)
+    assert "language model of 2 layers, d_model 32, 2 heads" in inspected and "all tensors present" in inspected, inspected
+    weft.run("report", run)
+    page = (run / "report.html").read_text()
+    for words in ("Validation loss", "perplexity", "bits per byte", "d_model"):
+        assert words in page, words
+    return run
+
+
+def resumes_bit_for_bit(weft, expected):
+    # Stopped between two checkpoints by a signal, and killed: both continue to the same bits.
+    source = weft.folder / "interrupted.toml"
+    source.write_text(INPUT.format(more=""))
+    run = weft.folder / "interrupted"
+    command = [weft.binary, "lm", "train", source, "--output", run]
+    environment = dict(os.environ, WEFT_FAULT="step:0:25")
+    ended = subprocess.run(command, cwd=weft.folder, env=environment, capture_output=True, check=False).returncode
+    assert ended == -signal.SIGKILL, ended
+    weft.run(*command[1:])
+    assert shard(run) == shard(expected), "the resumed run has other bits"
+    assert program.record(run)["result"]["validation"] == program.record(expected)["result"]["validation"]
+
+
+def policies_resume(weft):
+    for more in ('[device]\nprecision = "bf16"\n[memory]\nrecompute = "block"', '[memory]\nhead_chunk = 100'):
+        name = "policy"
+        text = INPUT.format(more="") + more + "\n"
+        source = weft.folder / "policy.toml"
+        source.write_text(text.replace("[optimizer]", '[optimizer]\nstate = "8bit"'))
+        for output, steps in (("whole", 20), ("halves", 10), ("halves", 20)):
+            weft.run("lm", "train", source, "--output", weft.folder / f"{name}_{output}", "--set", f"run.steps={steps}",
+                     "--set", "optimizer.schedule_steps=20")
+        assert shard(weft.folder / f"{name}_whole", 20) == shard(weft.folder / f"{name}_halves", 20), more
+        subprocess.run(["rm", "-r", weft.folder / f"{name}_whole", weft.folder / f"{name}_halves"], check=True)
+
+
+def refusals(weft, run):
+    cases = [
+        (("lm",), 2, "needs one of its commands"),
+        (("lm", "tran", "a.toml"), 2, 'did you mean "train"'),
+        (("lm", "train"), 2, "weft lm train needs its INPUT"),
+        (("lm", "train", "nowhere.toml"), 2, "nowhere.toml"),
+        (("lm", "train", "plain.toml", "--set", "language_model.heads=3"), 2, "no multiple of language_model.heads"),
+        (("lm", "train", "plain.toml", "--set", "data.train=nowhere.txt", "--output", "new"), 2, "nowhere.txt"),
+        (("lm", "train", "plain.toml", "--set", "data.train=empty.txt", "--output", "new"), 3, "empty.txt"),
+        (("lm", "train", "plain.toml", "--set", "data.train=latin.txt", "--output", "new"), 3, "latin.txt"),
+        (("lm", "train", "plain.toml", "--set", "data.train=short.txt", "--output", "new"), 3, "short.txt"),
+        (("lm", "train", "plain.toml", "--output", run, "--set", "run.steps=50", "--set", "language_model.layers=3"), 2,
+         "language_model.layers"),
+        (("lm", "evaluate", run, "--set", "language_model.layers=3"), 2, "they define the run"),
+        (("lm", "evaluate", run, "--text", "other.txt"), 3, "other.txt"),
+        (("lm", "evaluate", run, "--text", "nowhere.txt"), 2, "nowhere.txt"),
+        (("lm", "evaluate", "plain.toml"), 2, "plain.toml"),
+    ]
+    (weft.folder / "empty.txt").write_text("")
+    (weft.folder / "latin.txt").write_bytes(b"caf\xe9 " * 100)
+    (weft.folder / "short.txt").write_text("The cat.\n")
+    (weft.folder / "other.txt").write_text("The cat says \u20ac.\n" * 10)
+    for arguments, code, words in cases:
+        printed = weft.run(*arguments, code=None if words == "plain.toml" else code)
+        assert words in printed, (arguments, printed)
+        assert not (weft.folder / "new").exists(), arguments
+
+
+def test(weft):
+    (weft.folder / "text.txt").write_text(TEXT)
+    (weft.folder / "held_out.txt").write_text(TEXT[1000:1700])
+    printed = weft.run("lm", "train", "--defaults")
+    assert "[language_model]" in printed and "[transcoder]" not in printed
+    run = learns_and_reports(weft)
+    resumes_bit_for_bit(weft, run)
+    policies_resume(weft)
+    refusals(weft, run)
+    _, printed = train(weft, "dry", "--dry-run")
+    assert "plan: 2 layers" in printed and not (weft.folder / "dry").exists(), printed
+
+
+program.main(test)
