@@ -113,9 +113,9 @@ def compute(name):
     random = np.random.RandomState(7)
     model = kind(config).double().eval()
     for parameter_name, parameter in model.named_parameters():
-        # Far from usual initial values, so that every term has an effect.
+        # Far above usual initial values, so that every term has an effect.
         gain = parameter.ndim == 1 and parameter_name.endswith("weight")
-        values = random.normal(1.0 if gain else 0.0, 0.3, parameter.shape).astype(np.float32)
+        values = random.normal(1.0 if gain else 0.0, 0.15, parameter.shape).astype(np.float32)
         parameter.data.copy_(torch.from_numpy(values))
     ids = random.randint(VOCABULARY, size=(SEQUENCES, SEQUENCE + 1))
     targets = np.where(random.random_sample((SEQUENCES, SEQUENCE)) < 0.1, -1, ids[:, 1:])
