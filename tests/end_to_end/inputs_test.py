@@ -26,6 +26,10 @@ SHRINK = {
        for name, case in (("gpt2_small", "all together"), ("llama_3_2_1b", "8bit"), ("gemma_2_2b", "8bit"), ("ranks", "baseline"))},
     "olmo2_1b.toml": ["data.layers=3", "data.d_model=64", "transcoder.features=500", "data.batch_tokens=256",
                       "optimizer.warmup_steps=1"],
+    "lm_character.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1", "log.sample_tokens=5"],
+    "lm_parity_tiny.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1"],
+    **{f"lm_parity_{name}.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=512", "language_model.layers=1",
+                                  "language_model.d_model=48", "language_model.d_mlp=64"] for name in ("gpt", "llama")},
 }
 # Synthetic data for inputs without a table [synthetic].
 PLANT = {
@@ -47,11 +51,15 @@ def check_text(path):
             assert "#" in line, f"{path.name}:{number}: no comment with unit and range"
 
 
+def command_of(path):
+    return ("benchmark",) if path.name.startswith("benchmark") else ("lm", "train") if path.name.startswith("lm_") else ("train",)
+
+
 def check_values(weft, path):
     """The output of --print-config contains every value of the file (paths expanded), and loads back to itself."""
     given = tomllib.loads(path.read_text())
-    command = "benchmark" if path.name.startswith("benchmark") else "train"
-    printed = weft.run(command, path, "--print-config")
+    command = command_of(path)
+    printed = weft.run(*command, path, "--print-config")
     resolved = tomllib.loads(printed)
     for table, keys in given.items():
         for key, value in keys.items():
@@ -61,7 +69,7 @@ def check_values(weft, path):
             assert found == value, f"{path.name}: [{table}] {key} is {found!r}, the file has {value!r}"
     again = weft.folder / "again.toml"
     again.write_text(printed)
-    assert weft.run(command, again, "--print-config") == printed, f"{path.name}: --print-config does not load back to itself"
+    assert weft.run(*command, again, "--print-config") == printed, f"{path.name}: --print-config does not load back to itself"
 
 
 def check_run(weft, path):
@@ -77,9 +85,9 @@ def check_run(weft, path):
         weft.run("synth", path, *(word for each in sets for word in ("--set", each)))
     options = [word for each in sets for word in ("--set", each)]
     output = weft.folder / path.stem
-    weft.run("train", path, *options, "--dry-run", "--output", output)
+    weft.run(*command_of(path), path, *options, "--dry-run", "--output", output)
     assert not (output / "checkpoints").exists(), f"{path.name}: a dry run left files"
-    weft.run("train", path, *options, "--output", output)
+    weft.run(*command_of(path), path, *options, "--output", output)
     result = program.record(output)
     assert result["exit"]["code"] == 0 and result["result"]["step"] == STEPS, json.dumps(result.get("exit"))
 
@@ -141,6 +149,7 @@ def main():
         return
     with tempfile.TemporaryDirectory(prefix="weft_test_") as folder:
         weft = program.Program(sys.argv[2], folder)
+        (weft.folder / "inputs").symlink_to(repository.resolve() / "inputs")  # paths of texts are relative
         absent = []
         for path in inputs:
             if NEEDS_DATA.search(path.read_text()) and not os.environ.get("WEFT_TEST_DATA"):
