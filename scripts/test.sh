@@ -5,8 +5,8 @@
 # are listed above it with the reason.
 #
 #   bash scripts/test.sh            the quick set of the CPU program: at most a quarter of an hour on two cores
-#   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, real activations), and the CUDA program
-#                                   is compiled: a quarter of an hour more
+#   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, job scripts, real activations), and the
+#                                   CUDA program is compiled: a quarter of an hour more
 #   bash scripts/test.sh --full     everything: also the longest tests, the sanitizers and a build with clang
 #   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without it the tests that need them are skipped and counted
 #
@@ -39,8 +39,10 @@ started=$SECONDS
 needs=(--tests)
 [[ $long == yes ]] && needs+=(--cuda)
 bash scripts/setup.sh "${needs[@]}" || exit 2
-# Slurm, for the job scripts. If it cannot be installed, their test is skipped and counted.
-bash scripts/setup.sh --scheduler || echo "Slurm is not installed: the job scripts cannot be tested"
+# Slurm, for the job scripts. If it cannot be installed, their tests are skipped and counted.
+if [[ $long == yes ]]; then
+  bash scripts/setup.sh --scheduler || echo "Slurm is not installed: the job scripts cannot be tested"
+fi
 echo "Set-up: $((SECONDS - started)) s"
 
 note() { printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$stages"; }
