@@ -8,7 +8,7 @@ using namespace weft::testing;
 using kernels::Scalar;
 
 TEST_CASE("add_bias and add_rows add in fp32 and round once") {
-  for (const auto [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 64}, {5, 777}})
+  for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 64}, {5, 777}})
     for (const Scalar type : {Scalar::fp32, Scalar::bf16})
       for_each_backend([&](const kernels::Execution& execution) {
         const TestMatrix a(random_floats(rows * columns, 1), rows, columns, type),
