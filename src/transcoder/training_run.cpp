@@ -139,8 +139,8 @@ std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
 void TrainingRun::conclude(report::Json& result) {
   if (data_.validation) {
     const EvaluationResult measured =
-        evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(), world_, grid_,
-                 runtime_.execution(), configuration_.data.batch_tokens);
+        transcoder::evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(), world_,
+                             grid_, runtime_.execution(), configuration_.data.batch_tokens);
     result["validation"] = to_json(measured);
     log::info("validation data, {} tokens:\n{}", report::grouped(measured.tokens), to_table(measured));
   }

@@ -124,7 +124,7 @@ def refusals(weft, run):
         (("lm", "train", "plain.toml", "--set", "data.train=nowhere.txt", "--output", "new"), 2, "nowhere.txt"),
         (("lm", "train", "plain.toml", "--set", "data.train=empty.txt", "--output", "new"), 3, "empty.txt"),
         (("lm", "train", "plain.toml", "--set", "data.train=latin.txt", "--output", "new"), 3, "latin.txt"),
-        (("lm", "train", "plain.toml", "--set", "data.train=short.txt", "--output", "new"), 3, "short.txt"),
+        (("lm", "train", "plain.toml", "--set", "data.train=short.txt", "--set", "data.validation=", "--output", "new"), 3, "short.txt"),
         (("lm", "train", "plain.toml", "--output", run, "--set", "run.steps=50", "--set", "language_model.layers=3"), 2,
          "language_model.layers"),
         (("lm", "evaluate", run, "--set", "language_model.layers=3"), 2, "they define the run"),
