@@ -235,6 +235,27 @@ TEST_CASE("rows carry the boundaries of examples") {
   CHECK(norms.squared_norm[2] == doctest::Approx(expected));
 }
 
+TEST_CASE("the gain of a norm takes the rows before the norm with their statistics") {
+  const Parameters parameters = make_parameters();
+  const Batch batch(200, 7, Scalar::bf16);
+  const DeviceArray<float> shift(random_floats(batch.n, 41)), scale(random_floats(batch.n, 42));
+  AccumulatingSink sink(parameters, execution(), batch.n);
+  GradientRows rows{Form::column_product, kGain, batch.x.view(), batch.h.view()};
+  rows.row_shift = shift.array();
+  rows.row_scale = scale.array();
+  sink.take(rows);
+  const std::vector<float> x = batch.x.values(), h = batch.h.values(), mean = shift.values(), inverse = scale.values(),
+                           got = values(sink, parameters, kGain);
+  for (std::int64_t i = 0; i < kIn; ++i) {
+    double sum = 0;
+    for (std::int64_t n = 0; n < batch.n; ++n)
+      sum += (static_cast<double>(x[n * kIn + i]) - mean[n]) * inverse[n] * h[n * kIn + i];
+    REQUIRE(std::abs(got[i] - sum) <= 200 * 2 * 130 * kRoundoff);  // 200 terms below 2, 128 + 2 additions
+  }
+  rows.row_scale.size = batch.n - 1;
+  CHECK_THROWS_AS(sink.take(rows), Error);
+}
+
 TEST_CASE("rows that do not fit their parameter are refused") {
   const Parameters parameters = make_parameters();
   const Batch batch(4, 9, Scalar::fp32);

@@ -23,7 +23,7 @@ namespace {
 
 /// Largest value so far and the sum of exp(value - largest).
 struct SoftmaxSum {
-  float largest = -FLT_MAX, sum = 0.0f;
+  float largest, sum;
 
   __device__ void add(const SoftmaxSum& other) {
     const float most = fmaxf(largest, other.largest);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_co
   const float target_logit =
       capped(load_element(a.logits.data, a.logits.type, row * a.logits.stride + target), a.options.softcap);
 
-  SoftmaxSum softmax;
+  SoftmaxSum softmax{-FLT_MAX, 0.0f};
   for (std::int64_t column = thread * 8; column < vocabulary; column += kThreads * 8) {
     float z[8];
     load_columns_again(a.logits, row, column, z);

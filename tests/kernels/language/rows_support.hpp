@@ -31,7 +31,7 @@ struct Margins {
   std::int64_t before = 0, after = 0;
 };
 /// Contiguous; rows that can be read 8 columns at a time if the columns are a multiple of 8; rows that cannot.
-constexpr Margins kMargins[] = {{0, 0}, {8, 16}, {3, 2}};
+constexpr Margins kMargins[] = {{0, 0}, {16, 8}, {3, 2}};
 
 /// A matrix of either storage type with margins that no kernel may touch.
 class Rows {
