@@ -25,6 +25,11 @@ void check(const Attention& shape) {
     throw Error(ExitCode::internal, "attention: the head size is not a multiple of 8 up to 256");
   if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
     throw Error(ExitCode::internal, "attention: the number of heads is not a multiple of that of key heads");
+  const std::int64_t flags = shape.sequences * shape.heads * shape.blocks() * shape.blocks();
+  if (shape.first_key.size != 0 && shape.first_key.size != shape.rows())
+    throw Error(ExitCode::internal, "attention: first_key does not have one entry per row");
+  if (shape.kept.size != 0 && shape.kept.size != flags)
+    throw Error(ExitCode::internal, "attention: kept does not have one flag per pair of blocks of every head");
   if (!(shape.scale > 0)) throw Error(ExitCode::internal, "attention: the scale is not positive");
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention on tensor cores: one block of 128 threads per 64 or 128 rows (flash.hpp). Limit: matrix instructions
-// (mma.sync reaches about 60 % of the rate of wgmma on Hopper), then exp2 and shared memory.
+// Attention on tensor cores: one block of 128 threads per 64 or 128 rows (flash.hpp). 193 to 255 registers per thread,
+// so two blocks per multiprocessor; shared memory allows three. Limit: mma.sync, which does not reach the rate of
+// Hopper's wgmma; then exp2 and the reads of fragments.
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/attention/flash.hpp"
 #include "kernels/warp_cuda.cuh"

@@ -9,6 +9,18 @@
 // every step of the softmax works on whole lanes, and the only transpositions are those of the block itself.
 // Tiles and lanes that the mask hides are skipped. Sums run over keys (queries) in ascending order in one team: results
 // do not depend on the number of threads.
+//
+// Rate of one core (AVX2, 2 x 8 products per cycle) in GFLOP/s, counting the causal half and 5 products in the backward
+// pass, which computes 7; beside it OpenBLAS' sgemm of one 64 x 64 x head size product. The products take half of the
+// time; the rest is exp, maxima and masks, then the transposition of the block.
+//
+// clang-format off
+//   length, head size    forward    backward    sgemm
+//   128, 16                 13         20         38
+//   128, 32                 26         25         64
+//   256, 64                 30         33         64
+//   256, 128                33         30         48
+// clang-format on
 #include <limits>
 
 #include "kernels/language/attention/mask.hpp"
@@ -49,7 +61,7 @@ struct Factor {
 using Vector = float __attribute__((vector_size(32), may_alias));
 constexpr int kVectors = kLanes / 8;
 
-/// a * b + c, fused where the processor can.
+/// a * b + c, fused where the processor can: the bits are those of one type of processor.
 inline Vector multiply_add(float a, const Vector& b, const Vector& c) {
 #ifdef __FMA__
   return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
