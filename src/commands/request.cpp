@@ -50,8 +50,7 @@ Options of commands with an INPUT (a TOML file):
 evaluate:
   --data DIR                  activations to evaluate on (default: the run's)
   --set, --output, --profile  as above; the input is the checkpoint's
-inspect:
-  --set data.stored_as=bf16   as above; of a dataset
+inspect: --set data.stored_as=bf16 for a dataset
   --help, --version           this text; version, revision and libraries
 
 Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.
