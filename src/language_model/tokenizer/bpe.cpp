@@ -11,7 +11,7 @@ namespace {
 
 // Bounds the memory of the cache; rare pieces are encoded again.
 constexpr std::size_t kMostCached = std::size_t{1} << 20;
-constexpr std::ptrdiff_t kNone = -1;
+constexpr std::uint32_t kNone = UINT32_MAX;  // no neighbour; also the id of a part joined to its left neighbour
 
 std::uint64_t key_of(std::uint32_t left, std::uint32_t right) { return static_cast<std::uint64_t>(left) << 32 | right; }
 
@@ -119,13 +119,11 @@ const Bpe::Added* BpeEncoder::added_at(std::string_view text) const {
 struct BpeEncoder::Workspace {
   /// A piece as a list: ids of its parts and the positions of their neighbours.
   struct Part {
-    std::uint32_t id;
-    std::ptrdiff_t previous, next;
+    std::uint32_t id, previous, next;
   };
   /// A pair of neighbours; out of date if they have changed since.
   struct Candidate {
-    std::uint32_t rank, left, right;
-    std::ptrdiff_t at;
+    std::uint32_t rank, left, right, at;
     bool operator<(const Candidate& other) const {  // the top of the heap is the lowest rank, then the leftmost
       return rank != other.rank ? rank > other.rank : at > other.at;
     }
@@ -140,41 +138,42 @@ void BpeEncoder::encode_piece(std::string_view piece, std::vector<std::uint32_t>
       ids.push_back(whole->second);
       return;
     }
+  if (piece.size() >= kNone)
+    throw error(ExitCode::data,
+                "a run of {} bytes is one piece of the splitting pattern (fewer than 2^32 are accepted)", piece.size());
   auto& parts = work.parts;
   auto& heap = work.heap;
-  const auto part = [&](std::ptrdiff_t at) -> Workspace::Part& { return parts[static_cast<std::size_t>(at)]; };
   parts.clear();
   heap.clear();
-  const auto n = static_cast<std::ptrdiff_t>(piece.size());
-  for (std::ptrdiff_t i = 0; i < n; ++i)
+  const auto n = static_cast<std::uint32_t>(piece.size());
+  for (std::uint32_t i = 0; i < n; ++i)
     parts.push_back(
-        {byte_ids_[static_cast<unsigned char>(piece[static_cast<std::size_t>(i)])], i - 1, i + 1 < n ? i + 1 : kNone});
-  const auto consider = [&](std::ptrdiff_t at) {
-    if (at == kNone || part(at).next == kNone) return;
-    const std::uint32_t left = part(at).id, right = part(part(at).next).id;
+        {byte_ids_[static_cast<unsigned char>(piece[i])], i > 0 ? i - 1 : kNone, i + 1 < n ? i + 1 : kNone});
+  const auto consider = [&](std::uint32_t at) {
+    if (at == kNone || parts[at].next == kNone) return;
+    const std::uint32_t left = parts[at].id, right = parts[parts[at].next].id;
     const auto merge = merges_.find(key_of(left, right));
     if (merge == merges_.end()) return;
     heap.push_back({merge->second.rank, left, right, at});
     std::push_heap(heap.begin(), heap.end());
   };
-  for (std::ptrdiff_t i = 0; i + 1 < n; ++i) consider(i);
+  for (std::uint32_t i = 0; i + 1 < n; ++i) consider(i);
 
-  // A part that was joined to its left neighbour has an id that no candidate has.
-  constexpr std::uint32_t kJoined = UINT32_MAX;
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end());
     const Workspace::Candidate best = heap.back();
     heap.pop_back();
-    const std::ptrdiff_t right = part(best.at).next;
-    if (part(best.at).id != best.left || right == kNone || part(right).id != best.right) continue;
-    part(best.at).id = merges_.at(key_of(best.left, best.right)).result;
-    part(best.at).next = part(right).next;
-    if (part(right).next != kNone) part(part(right).next).previous = best.at;
-    part(right).id = kJoined;
-    consider(part(best.at).previous);
+    Workspace::Part& part = parts[best.at];
+    const std::uint32_t right = part.next;
+    if (part.id != best.left || right == kNone || parts[right].id != best.right) continue;
+    part.id = merges_.at(key_of(best.left, best.right)).result;
+    part.next = parts[right].next;
+    if (part.next != kNone) parts[part.next].previous = best.at;
+    parts[right].id = kNone;
+    consider(part.previous);
     consider(best.at);
   }
-  for (std::ptrdiff_t at = 0; at != kNone && at < n; at = part(at).next) ids.push_back(part(at).id);
+  for (std::uint32_t at = 0; at < n; at = parts[at].next) ids.push_back(parts[at].id);
 }
 
 std::vector<std::uint32_t> BpeEncoder::encode(std::string_view text, std::string_view source,
