@@ -15,6 +15,16 @@ else()
   find_package(tomlplusplus REQUIRED)
 endif()
 
+# A bundle has the static library: many machines have PCRE2 without its header.
+if(WEFT_BUNDLE)
+  set(weft_pcre2_hints HINTS ${WEFT_BUNDLE}/pcre2 NO_DEFAULT_PATH)
+endif()
+find_path(WEFT_PCRE2_INCLUDE pcre2.h ${weft_pcre2_hints} REQUIRED)
+find_library(WEFT_PCRE2_LIBRARY NAMES pcre2-8 ${weft_pcre2_hints} REQUIRED)
+add_library(weft_pcre2 INTERFACE)
+target_include_directories(weft_pcre2 SYSTEM INTERFACE ${WEFT_PCRE2_INCLUDE})
+target_link_libraries(weft_pcre2 INTERFACE ${WEFT_PCRE2_LIBRARY})
+
 find_path(WEFT_CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas openblas-openmp REQUIRED)
 find_library(WEFT_CBLAS_LIBRARY NAMES openblas REQUIRED)
 add_library(weft_cblas INTERFACE)

@@ -10,7 +10,8 @@
 #   cmake --preset cpu-release -DWEFT_BUNDLE=DIR && cmake --build build/cpu-release
 #
 # DIR contains archive/ (Kokkos, pinned), include/ (toml++, CLI11, spdlog, fmt, nlohmann-json, doctest in this machine's versions),
-# licences/, and contents.txt with the version of each. An interrupted run does not create DIR.
+# pcre2/ (header and static library, for this machine's processor family), licences/, and contents.txt with the version of each. An
+# interrupted run does not create DIR.
 #
 # Exit codes: 0 done; 2 usage error, or a package is missing here; 1 any other failure.
 set -euo pipefail
@@ -41,6 +42,12 @@ for entry in "${libraries[@]}"; do
   fi
 done
 
+pcre2=$(dpkg -L libpcre2-dev 2>/dev/null | grep '/libpcre2-8\.a$' || true)
+if [[ ! -r $pcre2 ]]; then
+  echo "bundle.sh: libpcre2-8.a is missing (package libpcre2-dev); bash scripts/setup.sh installs it" >&2
+  exit 2
+fi
+
 scratch=$(mktemp -d "$destination.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/include" "$scratch/licences"
@@ -66,6 +73,10 @@ system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
     cp -L "/usr/share/doc/$package/copyright" "$scratch/licences/$folder"
     printf '  %-8s %s %s\n' "$folder" "$package" "$(dpkg-query -W -f '${Version}' "$package")"
   done
+  mkdir "$scratch/pcre2"
+  cp /usr/include/pcre2.h "$pcre2" "$scratch/pcre2/"
+  cp -L /usr/share/doc/libpcre2-dev/copyright "$scratch/licences/pcre2"
+  printf 'pcre2/, linked statically:\n  %-8s %s %s\n' pcre2 libpcre2-dev "$(dpkg-query -W -f '${Version}' libpcre2-dev)"
   echo "archive/ (Kokkos is folder kokkos/ in it):"
   (cd "$scratch/archive" && sha256sum -- *) | sed 's/^/  /'
 } >"$scratch/contents.txt"

@@ -50,8 +50,7 @@ Options of commands with an INPUT (a TOML file):
 evaluate:
   --data DIR                  activations to evaluate on (default: the run's)
   --set, --output, --profile  as above; the input is the checkpoint's
-inspect:
-  --set data.stored_as=bf16   as above; of a dataset
+inspect: --set data.stored_as=bf16 for a dataset
   --help, --version           this text; version, revision and libraries
 
 Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.
@@ -77,7 +76,8 @@ tokenize:
   --tokens bytes|PATH         the tokeniser: bytes, or a tokeniser file
   --train-bpe SIZE            train a byte-level BPE of this vocabulary on FILES first
   --pattern gpt2|llama3       how it splits text into words (default gpt2)
-  --output DIR                receives the token files and the tokeniser
+  --document-separator TEXT   text between the documents of a file (default: one document)
+  --output DIR                receives the token files and tokenizer.json (data.tokens)
   --help, --version           this text; version, revision and libraries
 
 Exit codes: see weft --help)";
@@ -159,6 +159,7 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_option("--tokens", request.tokens);
     app.add_option("--train-bpe", request.train_bpe)->check(CLI::Range(1, 1 << 24));
     app.add_option("--pattern", request.pattern);
+    app.add_option("--document-separator", request.separator);
   }
   if (command == Command::benchmark) {
     app.add_option("--compare", request.compare);

@@ -44,6 +44,7 @@ struct Request {
   std::string tokens;           ///< lm tokenize: "" or the tokeniser, as data.tokens
   std::int64_t train_bpe = 0;   ///< lm tokenize: size of the vocabulary; 0 = none is trained
   std::string pattern;          ///< lm tokenize: "" or gpt2 | llama3
+  std::string separator;        ///< lm tokenize: "" or the text between documents
   std::string compare;          ///< benchmark: "" or FILE
   std::string command_line;     ///< as given, for the record
 };

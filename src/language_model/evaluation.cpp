@@ -59,7 +59,6 @@ std::string to_text(const EvaluationResult& result) {
 
 EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std::int64_t rows,
                           Transformer& transformer, Staging& staging, const kernels::Execution& execution) {
-  const device::Buffer<float> losses(rows);
   const std::int64_t windows = dataset::evaluation_windows(set, length),
                      together = std::max<std::int64_t>(1, rows / length);
   EvaluationResult result;
@@ -69,7 +68,7 @@ EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std
     dataset::TokenBatch batch = staging.next(std::min(together, windows - first), length);
     dataset::fill_windows(set, first, batch);
     staging.send(batch);
-    sum += sum_of_losses(staging.tokens(0, batch.sequences, length), transformer, losses.array(), execution);
+    sum += sum_of_losses(staging.tokens(0, batch.sequences, length), transformer, staging.losses(), execution);
     result.tokens += batch.counted;
   }
   result.loss = sum / static_cast<double>(std::max<std::int64_t>(1, result.tokens));

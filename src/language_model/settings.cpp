@@ -182,7 +182,6 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
 }  // namespace
 
 Configuration::Configuration() {
-  run.output = "runs/lm";
   optimizer.learning_rate = 6e-4;
   optimizer.beta2 = 0.95;
   optimizer.weight_decay = 0.1;

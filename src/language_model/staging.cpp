@@ -10,6 +10,7 @@ Staging::Buffers::Buffers(std::int64_t rows, bool document_mask, training::StepA
   const std::int64_t masked = document_mask ? rows : 0;
   device = {arena.take<std::uint32_t>(rows), arena.take<std::int32_t>(rows), arena.take<std::int32_t>(rows),
             arena.take<std::int32_t>(masked), arena.take<float>(1)};
+  losses = arena.take<float>(rows);
   for (Rows& slot : host)
     slot = {arena.take_host<std::uint32_t>(rows), arena.take_host<std::int32_t>(rows),
             arena.take_host<std::int32_t>(rows), arena.take_host<std::int32_t>(masked), arena.take_host<float>(1)};

@@ -26,6 +26,7 @@ class Staging {
       kernels::Array<float> scale;  ///< [1]: 1 / counted targets
     };
     Rows device;
+    kernels::Array<float> losses;  ///< [rows], of an evaluation
     std::array<Rows, kSlots> host;
   };
 
@@ -38,6 +39,8 @@ class Staging {
 
   /// `sequences` sequences of the batch from `first` on, where the kernels run.
   Tokens tokens(std::int64_t first, std::int64_t sequences, std::int64_t length) const;
+  /// Memory for the losses of an evaluation, where the kernels run.
+  kernels::Array<float> losses() const { return buffers_.losses; }
   /// [1], where the kernels run.
   const float* scale() const { return buffers_.device.scale.data; }
 

@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "report/format.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -26,6 +27,17 @@ checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
 Architecture architecture_of(const Configuration& configuration, const Corpus& corpus) {
   return {
       .model = configuration.language_model, .vocabulary = corpus.vocabulary, .positions = configuration.data.sequence};
+}
+
+std::string summary(const Corpus& corpus) {
+  const auto set = [](const dataset::TokenSet& tokens) {
+    // Of a text, in memory, the size says all.
+    return tokens.n_files() > 0 ? tokens.summary()
+                                : fmt::format("{}: {} tokens\n", tokens.name(), report::grouped(tokens.size()));
+  };
+  return set(corpus.train) + (corpus.validation ? "validation: " + set(*corpus.validation) : "no validation data\n") +
+         fmt::format("tokeniser: {}, vocabulary {}\n", corpus.tokenizer ? corpus.tokenizer->kind() : "none",
+                     report::grouped(corpus.vocabulary));
 }
 
 std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found& found, const parallel::World& world,

@@ -20,6 +20,9 @@ namespace weft::language_model {
 /// The architecture that a configuration gives for a corpus.
 Architecture architecture_of(const Configuration&, const Corpus&);
 
+/// What the model learns from, for the log.
+std::string summary(const Corpus&);
+
 /// The tokeniser of the model in a checkpoint: the tensor "tokenizer". None: the model was trained on token files
 /// without one. Throws a collective Error(data) if its text is not that of a tokeniser. Collective.
 std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found&, const parallel::World&, const kernels::Execution&);

@@ -46,11 +46,11 @@ TEST_CASE("UTF-8 is decoded and encoded; the first invalid byte is found") {
   }
   CHECK(first_invalid(all) == std::string_view::npos);
   CHECK(first_invalid("") == std::string_view::npos);
-  CHECK(first_invalid("ab\xc3") == 2);                 // cut off
-  CHECK(first_invalid("é\xc0\xaf") == 2);              // overlong
-  CHECK(first_invalid("abc\xed\xa0\x80") == 3);        // a surrogate
-  CHECK(first_invalid("\xf4\x90\x80\x80") == 0);       // beyond Unicode
-  CHECK(first_invalid("a\x80") == 1);                  // a continuation byte alone
+  CHECK(first_invalid("ab\xc3") == 2);            // cut off
+  CHECK(first_invalid("é\xc0\xaf") == 2);         // overlong
+  CHECK(first_invalid("abc\xed\xa0\x80") == 3);   // a surrogate
+  CHECK(first_invalid("\xf4\x90\x80\x80") == 0);  // beyond Unicode
+  CHECK(first_invalid("a\x80") == 1);             // a continuation byte alone
 }
 
 }  // namespace weft

@@ -45,7 +45,7 @@ with tempfile.TemporaryDirectory(prefix="weft_test_") as name:
     repository, folder = Path(sys.argv[1]), Path(name)
     weft = program.Program(sys.argv[2], folder)
     code, = [block for block in re.findall(r"^```python\n(.*?)^```", (repository / "docs/file_formats.md").read_text(), re.S | re.M)
-             if "h5py" in block]
+             if "checkpoints" in block]
     (folder / "input.toml").write_text(INPUT)
     weft.run("synth", "input.toml")
     found = {}

@@ -155,7 +155,44 @@ def shard():
     h5("shard", "good", ("v110", "v110"), fill)
 
 
+def tokenizers():
+    form = {"format": "weft-tokenizer", "version": 1}
+    put("tokenizer", "characters", json.dumps({**form, "kind": "character", "characters": [10, 32, 97, 233, 0x1f600],
+                                               "special": ["UNK", "EOS"]}))
+    put("tokenizer", "bytes", json.dumps({**form, "kind": "bytes", "special": []}))
+    printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    others = [b for b in range(256) if b not in printable]
+    alphabet = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+    tokens = [alphabet[b] for b in range(256)] + ["th", "the", ""]
+    bpe = {**form, "kind": "bpe", "pattern": "gpt2", "ignore_merges": False, "tokens": tokens,
+           "merges": [[116, 104], [256, 101]], "added": [{"id": 258, "content": "<|endoftext|>"}]}
+    put("tokenizer", "bpe", json.dumps(bpe, ensure_ascii=False, separators=(",", ":")))
+    put("tokenizer", "pattern", json.dumps({**bpe, "pattern": "(a+)+$|\\p{L}*"}, ensure_ascii=False, separators=(",", ":")))
+    vocabulary = {token: i for i, token in enumerate(tokens[:-1])}
+    imported = {"added_tokens": [{"id": 258, "content": "<|endoftext|>", "special": True}], "normalizer": None,
+                "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+                "model": {"type": "BPE", "vocab": vocabulary, "merges": ["t h", ["th", "e"]]}}
+    put("tokenizer", "huggingface", json.dumps(imported, ensure_ascii=False, separators=(",", ":")))
+
+
+def tokens():
+    def foreign(magic, version, kind, ids):
+        return struct.pack("<256i", magic, version, len(ids), *[0] * 253) + np.array(ids, kind).tobytes()
+    put("foreign_tokens", "gpt2", foreign(20240520, 1, "<u2", [50256, 1, 2, 50256, 3, 4, 5, 6, 7, 8, 9, 10]))
+    put("foreign_tokens", "llama3", foreign(20240801, 7, "<u4", [128000, 100000, 1, 2]))
+    put("foreign_tokens", "range", foreign(20240520, 1, "<u2", [65535]))
+
+    def fill(file):
+        file.attrs["format"], file.attrs["format_version"] = np.bytes_("weft-tokens"), 1
+        file.attrs["vocabulary"], file.attrs["text_bytes"] = 100, 30
+        file.create_dataset("tokens", data=np.arange(20, dtype="<u2"))
+        file.create_dataset("documents", data=np.array([0, 7, 8], "<i8"))
+        file.create_dataset("tokenizer", data=np.frombuffer(b"{}", np.uint8))
+    h5("token_bytes", "new", ("v110", "v110"), fill)
+    h5("token_bytes", "old", ("earliest", "v108"), fill)
+
+
 if __name__ == "__main__":
     ROOT = Path(sys.argv[1])
-    for write in (inputs, index, metadata, statistics, manifest, activations, shard):
+    for write in (inputs, index, metadata, statistics, manifest, activations, shard, tokenizers, tokens):
         write()

@@ -25,7 +25,8 @@ if ! command -v clang++ >/dev/null; then
   echo "run.sh: clang++ is missing (it provides libFuzzer); install the packages clang and libomp-dev" >&2
   exit 2
 fi
-[[ ${#targets[@]} -gt 0 ]] || targets=(input index metadata statistics manifest activation_layout shard activation_bytes)
+[[ ${#targets[@]} -gt 0 ]] || targets=(input index metadata statistics manifest activation_layout shard activation_bytes tokenizer
+  foreign_tokens token_bytes)
 
 cmake --preset fuzz -DWEFT_ENABLE_TESTS=ON >/dev/null
 cmake --build build/fuzz --target "${targets[@]/#/fuzz_}"
@@ -53,7 +54,7 @@ for target in "${targets[@]}"; do
   limits=(-rss_limit_mb=2048 -malloc_limit_mb=2048 -timeout=10)
   case $target in
     # Continue after crashes inside HDF5.
-    activation_* | shard) how=(-max_len=65536 -fork=1 -ignore_crashes=1 -ignore_ooms=1 -ignore_timeouts=1) ;;
+    activation_* | shard | token_bytes) how=(-max_len=65536 -fork=1 -ignore_crashes=1 -ignore_ooms=1 -ignore_timeouts=1) ;;
     *) how=(-max_len=4096) ;;
   esac
   "$program" "${limits[@]}" "${how[@]}" -max_total_time="$seconds" -print_final_stats=1 -artifact_prefix="$PWD/$findings/" \

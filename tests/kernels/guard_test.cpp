@@ -34,6 +34,20 @@ struct Guarded {
 
 }  // namespace
 
+TEST_CASE("a sum that is not finite sets the flag, a finite one leaves it") {
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const auto& [value, expected] : {std::pair<double, std::int32_t>{1e300, 0},
+                                          {std::numeric_limits<double>::infinity(), 1},
+                                          {std::numeric_limits<double>::quiet_NaN(), 1}}) {
+      const DeviceArray<double> sum(std::vector<double>{value});
+      const DeviceArray<std::int32_t> flag(std::vector<std::int32_t>{0});
+      flag_not_finite(execution, sum.data(), flag.data());
+      fence(execution);
+      CHECK(flag.values()[0] == expected);
+    }
+  });
+}
+
 TEST_CASE("a step that is not finite is withheld, and every later step if skipping is not allowed") {
   for_each_backend([&](const kernels::Execution& execution) {
     Guarded steps{execution};

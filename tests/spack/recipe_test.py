@@ -20,7 +20,7 @@ import stand_in
 # Package found by CMake -> Spack package; None: part of every system.
 PACKAGES = {"MPI": "mpi", "HDF5": "hdf5", "OpenSSL": "openssl", "fmt": "fmt", "spdlog": "spdlog", "nlohmann_json": "nlohmann-json",
             "CLI11": "cli11", "tomlplusplus": "tomlplusplus", "Kokkos": "kokkos", "CUDAToolkit": "cuda", "doctest": "doctest",
-            "NCCL": "nccl", "openblas": "openblas", "Threads": None}
+            "NCCL": "nccl", "openblas": "openblas", "pcre2": "pcre2", "Threads": None}
 # Needed, but not searched for by CMake: compilers, build tools, Python for tests.
 OTHERS = {"c", "cxx", "cmake", "python", "py-numpy", "py-h5py"}
 # Variants that are off in these tests.

@@ -16,7 +16,7 @@ from pathlib import Path
 import stand_in
 
 PACKAGES = ("cli11", "cmake", "cuda", "doctest", "fmt", "hdf5", "kokkos", "nccl", "ninja", "nlohmann-json", "openblas", "openmpi", "openssl",
-            "py-h5py", "py-numpy", "python", "spdlog", "tomlplusplus")
+            "pcre2", "py-h5py", "py-numpy", "python", "spdlog", "tomlplusplus")
 VIRTUALS = ("c", "cxx", "mpi")
 
 

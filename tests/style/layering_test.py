@@ -36,6 +36,7 @@ LIBRARIES = [
     (re.compile(r"^cblas\.h$"), {"kernels"}),
     (re.compile(r"^spdlog/"), {"base", "report"}),
     (re.compile(r"^openssl/"), {"storage"}),
+    (re.compile(r"^pcre2"), {"language_model"}),
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')

@@ -1,13 +1,107 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft lm tokenize FILES --output DIR: writes token files.
-#include "base/error.hpp"
+// weft lm tokenize FILES --output DIR: text files become token files; a vocabulary is trained on them first if asked.
+#include <filesystem>
+#include <optional>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
 #include "commands/commands.hpp"
+#include "dataset/tokens/writer.hpp"
+#include "language_model/tokenizer/bpe.hpp"
+#include "language_model/tokenizer/corpus.hpp"
+#include "report/format.hpp"
+#include "storage/mapped_file.hpp"
 
 namespace weft::commands {
+namespace {
 
-int language_model_tokenize(const Request&, const parallel::World&) {
-  throw error(ExitCode::usage, "weft lm tokenize is not available yet");
+using language_model::Tokenizer;
+
+/// The symbol that ends a document, where the tokeniser has it.
+constexpr const char* kEndOfText = "<|endoftext|>";
+constexpr const char* kEnds[] = {kEndOfText, "<|end_of_text|>"};
+
+void require_consistent(const Request& request) {
+  const auto refuse = [](const std::string& why) {
+    return collective_error(ExitCode::usage, "weft lm tokenize: {}; see weft lm --help", why);
+  };
+  if (request.output.empty()) throw refuse("needs --output DIR");
+  if (request.tokens.empty() == (request.train_bpe == 0)) throw refuse("needs one of --tokens and --train-bpe");
+  if (request.train_bpe > 0 && request.train_bpe < 257)
+    throw refuse(
+        fmt::format("--train-bpe {} is too small (256 bytes and {}); take 257 or more", request.train_bpe, kEndOfText));
+  if (!request.pattern.empty() && request.train_bpe == 0)
+    throw refuse("--pattern belongs to --train-bpe (a tokeniser file has its pattern)");
+  if (!request.pattern.empty() && request.pattern != "gpt2" && request.pattern != "llama3")
+    throw refuse(fmt::format("--pattern {} is not known (gpt2 or llama3)", request.pattern));
+  for (const std::string& file : request.files)
+    if (!std::filesystem::exists(file)) throw refuse(fmt::format("{}: no such file", file));
+}
+
+/// Calls `document` for each document: the whole text, or its parts between separators.
+template <class Function>
+void for_each_document(std::string_view text, std::string_view separator, Function&& document) {
+  while (!separator.empty()) {
+    const std::size_t end = text.find(separator);
+    if (end == text.npos) break;
+    document(text.substr(0, end));
+    text.remove_prefix(end + separator.size());
+  }
+  document(text);
+}
+
+std::string_view text_of(const storage::MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+Tokenizer trained(const Request& request) {
+  language_model::PieceCounts counts(request.pattern.empty() ? "gpt2" : request.pattern);
+  for (const std::string& path : request.files) {
+    const storage::MappedFile file(path);
+    language_model::require_utf8(text_of(file), path);
+    for_each_document(text_of(file), request.separator, [&](std::string_view document) { counts.add(document, path); });
+  }
+  language_model::Bpe model = language_model::train_bpe(counts, request.train_bpe, {kEndOfText});
+  if (static_cast<std::int64_t>(model.tokens.size()) < request.train_bpe)
+    log::warning("the text gives a vocabulary of {}, not of {} (no pair of tokens is left to join)",
+                 model.tokens.size(), request.train_bpe);
+  return Tokenizer::bpe(std::move(model), "the trained vocabulary");
+}
+
+}  // namespace
+
+int language_model_tokenize(const Request& request, const parallel::World& world) {
+  require_consistent(request);
+  // One process writes: the files are the same whatever the number of ranks.
+  world.on_root([&] {
+    const Tokenizer tokenizer =
+        request.train_bpe > 0 ? trained(request) : language_model::load_tokenizer(request.tokens, {}, "--tokens");
+    std::optional<std::uint32_t> end_of_text;
+    for (const char* name : kEnds)
+      if (const std::int64_t id = tokenizer.special(name); id >= 0 && !end_of_text)
+        end_of_text = static_cast<std::uint32_t>(id);
+
+    dataset::TokenWriter writer(request.output, tokenizer.vocabulary_size(), tokenizer.text());
+    for (const std::string& path : request.files) {
+      const storage::MappedFile file(path);
+      const std::string_view whole = text_of(file);
+      for_each_document(whole, request.separator, [&](std::string_view document) {
+        if (document.empty()) return;
+        std::vector<std::uint32_t> ids =
+            tokenizer.encode(document, path, static_cast<std::size_t>(document.data() - whole.data()));
+        if (end_of_text) ids.push_back(*end_of_text);
+        writer.append(ids, static_cast<std::int64_t>(document.size()));
+      });
+    }
+    const dataset::TokenWriter::Written written = writer.finish();
+    log::info("wrote {}: {} tokens of a vocabulary of {}, {} document{}, {} file{}; {:.3f} bytes per token",
+              request.output, report::grouped(written.tokens), tokenizer.vocabulary_size(),
+              report::grouped(written.documents), written.documents == 1 ? "" : "s", written.files,
+              written.files == 1 ? "" : "s",
+              static_cast<double>(written.text_bytes) / static_cast<double>(written.tokens));
+  });
+  return 0;
 }
 
 }  // namespace weft::commands

@@ -33,9 +33,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
   const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus);
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   const language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
-  const std::string summary = corpus.train.summary() +
-                              (corpus.validation ? corpus.validation->summary() : "no validation data\n") +
-                              language_model::to_text(plan, configuration);
+  const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
   const training::HostShare memory = training::usable_host_memory(world);
   language_model::require_memory(plan, configuration, memory.bytes, memory.limit,
                                  static_cast<std::int64_t>(configuration.device.memory * 1e9));

@@ -10,6 +10,7 @@
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
 #include "dataset/activations/statistics.hpp"
+#include "dataset/tokens/token_set.hpp"
 #include "language_model/model.hpp"
 #include "report/format.hpp"
 #include "report/log.hpp"
@@ -99,16 +100,24 @@ void inspect_dataset(const std::string& path, const Request& request, const para
   log::info("{}", text);
 }
 
+void inspect_tokens(const std::string& path, const parallel::World& world) {
+  const dataset::TokenSet set = dataset::open_tokens(world, path);
+  log::info("{}", set.summary());
+  world.on_root([&] { set.check(); });
+  log::info("every token read: all ids are in the vocabulary");
+}
+
 }  // namespace
 
 int inspect(const Request& request, const parallel::World& world) {
   const std::filesystem::path path = request.subject;
   const std::string kind = world.on_root([&]() -> std::string {
     if (!std::filesystem::exists(path))
-      throw error(ExitCode::usage, "{}: no such file or directory; name a dataset, a checkpoint or a run",
+      throw error(ExitCode::usage, "{}: no such file or directory; name a dataset, token files, a checkpoint or a run",
                   path.string());
     if (std::filesystem::exists(path / checkpoint::kManifestName)) return "checkpoint";
     if (checkpoint::is_run(path)) return "run";
+    if (dataset::holds_tokens(request.subject)) return "tokens";
     return "dataset";
   });
   if (kind == "checkpoint") {
@@ -121,6 +130,8 @@ int inspect(const Request& request, const parallel::World& world) {
                              "{}: no checkpoint (the run has not written one yet); name a checkpoint or another run",
                              path.string());
     inspect_checkpoint(found->path, world);
+  } else if (kind == "tokens") {
+    inspect_tokens(request.subject, world);
   } else {
     inspect_dataset(request.subject, request, world);
   }

@@ -340,20 +340,23 @@ std::string TokenSet::fingerprint() const {
 }
 
 std::string TokenSet::summary() const {
-  std::int64_t documents = 0, wide = 0;
-  for (const Shard& shard : store_->shards) {
-    documents += std::max<std::int64_t>(1, shard.n_documents);
-    wide += shard.type == Scalar::u32;
-  }
   std::string text = fmt::format("{}: tokens\n", printable(store_->name));
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("  {:<13} {}\n", name, value);
   };
-  line("tokens", fmt::format("{} of {} bits, ids below {}", size(), wide > 0 ? 32 : 16, store_->vocabulary));
-  line("files", fmt::format("{}, {} document{} or more", store_->shards.size(), documents, documents == 1 ? "" : "s"));
+  line("tokens", fmt::format("{}, ids below {}", size(), store_->vocabulary));
   if (text_bytes_ > 0)
-    line("text", fmt::format("{} bytes, {:.3f} bytes per token", text_bytes_,
+    line("text", fmt::format("{} bytes, {:.3f} per token", text_bytes_,
                              static_cast<double>(text_bytes_) / static_cast<double>(size())));
+  if (n_files() == 0) return text;
+  std::int64_t documents = 0;
+  bool known = true;
+  for (const Shard& shard : store_->shards) {
+    documents += shard.n_documents;
+    known = known && shard.n_documents > 0;
+  }
+  line("files", fmt::format("{}, ids of {} bits", n_files(), 8 * kernels::bytes_of(store_->shards.front().type)));
+  if (known) line("documents", std::to_string(documents));
   line("tokeniser", store_->tokenizer.empty() ? "not stored" : "stored");
   line("fingerprint", fingerprint());
   return text;
@@ -367,6 +370,16 @@ bool is_token_file(const std::string& path) {
   const auto magic = load<std::int32_t>(file.bytes().data());
   return std::any_of(std::begin(kForeign), std::end(kForeign),
                      [&](const ForeignFormat& format) { return format.magic == magic; });
+}
+
+bool holds_tokens(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return is_token_file(path);
+  bool tokens = false, activations = false;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    tokens = tokens || has_extension(entry.path());
+    activations = activations || entry.path().filename().string().starts_with("chunk_");
+  }
+  return tokens && !activations;
 }
 
 TokenSet open_tokens(const parallel::World& world, const std::string& path) {

@@ -70,6 +70,9 @@ class TokenSet {
 /// file.
 bool is_token_file(const std::string& path);
 
+/// True for a token file, and for a directory that has some and no activation files (chunk_*).
+bool holds_tokens(const std::string& path);
+
 /// Every rank opens the files, and compares their names and sizes with those of rank 0. Collective; errors are known to
 /// all ranks.
 TokenSet open_tokens(const parallel::World&, const std::string& path);

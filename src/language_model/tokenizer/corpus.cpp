@@ -31,22 +31,11 @@ Contents contents_of(const std::string& path, std::string_view key, const parall
   return kind == "tokens" ? Contents::tokens : Contents::text;
 }
 
-/// The tokeniser that the settings name; nullopt: that of the data.
+/// Collective. The tokeniser that the settings name; nullopt: that of the data.
 std::optional<Tokenizer> named_tokenizer(const dataset::TokenSettings& data, const parallel::World& world) {
   if (data.tokens.empty() || data.tokens == "character") return std::nullopt;
-  if (data.tokens == "bytes") return Tokenizer::bytes(data.special);
-  const std::string text = world.on_root([&]() -> std::string {
-    if (!std::filesystem::exists(data.tokens))
-      throw error(ExitCode::usage,
-                  "data.tokens = \"{}\": no such file (valid: \"character\", \"bytes\", a tokeniser file)",
-                  data.tokens);
-    const storage::MappedFile file(data.tokens);
-    if (static_cast<std::int64_t>(file.bytes().size()) > kLargestTokenizer)
-      throw error(ExitCode::data, "{}: has {} bytes (a tokeniser file has at most {}); is it another kind of file?",
-                  data.tokens, file.bytes().size(), kLargestTokenizer);
-    return Tokenizer::from_text(text_of(file), data.tokens).text();
-  });
-  return Tokenizer::from_text(text, data.tokens);
+  return Tokenizer::from_text(
+      world.on_root([&] { return load_tokenizer(data.tokens, data.special, "data.tokens").text(); }), data.tokens);
 }
 
 /// Ids of rank 0 as a set on every rank.
@@ -95,6 +84,12 @@ void require_match(const TokenSet& set, const std::optional<Tokenizer>& tokenize
                            set.name());
 }
 
+void require_prediction(const TokenSet& set) {
+  if (set.size() < 2)
+    throw collective_error(ExitCode::data, "{}: {} tokens for validation (a prediction needs two); take a longer text",
+                           set.name(), set.size());
+}
+
 /// Bytes of text that the ids stand for.
 std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
   constexpr std::int64_t kPiece = std::int64_t{1} << 20;
@@ -110,19 +105,34 @@ std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
 
 }  // namespace
 
+Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key) {
+  if (tokens == "bytes") return Tokenizer::bytes(special);
+  if (!std::filesystem::exists(tokens))
+    throw error(ExitCode::usage, "{} = \"{}\": no such file (it is \"bytes\" or the path of a tokeniser file)", key,
+                tokens);
+  const storage::MappedFile file(tokens);
+  if (static_cast<std::int64_t>(file.bytes().size()) > kLargestTokenizer)
+    throw error(ExitCode::data, "{}: has {} bytes (a tokeniser file has at most {}); is it another kind of file?",
+                tokens, file.bytes().size(), kLargestTokenizer);
+  return Tokenizer::from_text(text_of(file), tokens);
+}
+
 TokenSet load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer, std::int64_t vocabulary,
                      const parallel::World& world) {
+  std::optional<TokenSet> set;
   if (contents_of(path, "text", world) == Contents::tokens) {
-    TokenSet set = dataset::open_tokens(world, path);
-    require_match(set, tokenizer, vocabulary);
-    return set;
-  }
-  if (!tokenizer)
+    set = dataset::open_tokens(world, path);
+    require_match(*set, tokenizer, vocabulary);
+  } else if (tokenizer) {
+    set = encode_text(path, *tokenizer, world);
+  } else {
     throw collective_error(ExitCode::usage,
                            "{}: is text, and there is no tokeniser (the training set is token files without one); give "
                            "data.tokens",
                            path);
-  return encode_text(path, *tokenizer, world);
+  }
+  require_prediction(*set);
+  return *set;
 }
 
 Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& world) {
@@ -173,9 +183,7 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
                            "{}: {} tokens for training (a sequence of {} needs one more, its last target); take a "
                            "smaller data.sequence or a longer text",
                            train->name(), train->size(), data.sequence);
-  if (validation && validation->size() < 2)
-    throw collective_error(ExitCode::data, "{}: {} tokens for validation (a prediction needs two); take a longer text",
-                           validation->name(), validation->size());
+  if (validation) require_prediction(*validation);
   return {*train, validation, vocabulary, tokenizer, fingerprint};
 }
 

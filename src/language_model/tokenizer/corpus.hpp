@@ -26,6 +26,10 @@ struct Corpus {
 /// invalid UTF-8, an empty file, a set shorter than a sequence and its last target, and damaged files.
 Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&);
 
+/// "bytes", with special symbols, or the tokeniser file at a path. `key` names the path in messages. Throws
+/// Error(usage) if there is no such file, Error(data) if it is none.
+Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key);
+
 /// The ids of one text file, token file or directory of token files for an existing tokeniser: validation and
 /// `weft lm evaluate`. Token files must have been written with the same tokeniser, or with none and the same
 /// vocabulary. Collective; errors as above.

@@ -7,6 +7,8 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "language_model/tokenizer/bpe.hpp"
+#include "language_model/tokenizer/huggingface.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -20,13 +22,6 @@ constexpr long kCodePoints = 0x110000;
 
 std::string code_point_text(std::string_view character, long code) {
   return fmt::format("U+{:04X} (\"{}\")", code, printable(character));
-}
-
-void require_valid(std::string_view text, std::string_view source) {
-  if (const std::size_t at = first_invalid(text); at != text.npos)
-    throw error(ExitCode::data,
-                "{}: byte {} (0x{:02x}) is not valid UTF-8; convert the text, or take data.tokens = \"bytes\"", source,
-                at, static_cast<unsigned char>(text[at]));
 }
 
 /// One id per code point of a corpus.
@@ -45,19 +40,28 @@ struct Bytes {};
 
 }  // namespace
 
-struct Tokenizer::Model {
-  std::variant<Characters, Bytes> kind;
-  std::vector<std::string> special;  // ids follow those of the text
+void require_utf8(std::string_view text, std::string_view source, std::size_t offset) {
+  if (const std::size_t at = first_invalid(text); at != text.npos)
+    throw error(ExitCode::data,
+                "{}: byte {} (0x{:02x}) is not valid UTF-8; convert the text, or take data.tokens = \"bytes\"", source,
+                offset + at, static_cast<unsigned char>(text[at]));
+}
 
+struct Tokenizer::Model {
+  std::variant<Characters, Bytes, BpeEncoder> kind;
+  std::vector<std::string> special;  // of characters and bytes; their ids follow those of the text
+
+  /// Ids without special symbols.
   std::size_t ordinary() const {
-    const auto* characters = std::get_if<Characters>(&kind);
-    return characters != nullptr ? characters->codes.size() : 256;
+    if (const auto* characters = std::get_if<Characters>(&kind)) return characters->codes.size();
+    if (const auto* bpe = std::get_if<BpeEncoder>(&kind)) return bpe->model().tokens.size();
+    return 256;
   }
 };
 
 Tokenizer Tokenizer::characters_of(std::string_view corpus, const std::vector<std::string>& special,
                                    std::string_view source) {
-  require_valid(corpus, source);
+  require_utf8(corpus, source);
   std::vector<bool> seen(static_cast<std::size_t>(kCodePoints), false);
   for (std::string_view rest = corpus; !rest.empty();) {
     const Character next = first_character(rest);
@@ -74,8 +78,13 @@ Tokenizer Tokenizer::bytes(const std::vector<std::string>& special) {
   return Tokenizer(std::make_shared<Model>(Model{Bytes{}, special}));
 }
 
+Tokenizer Tokenizer::bpe(Bpe model, std::string_view source) {
+  return Tokenizer(std::make_shared<Model>(Model{BpeEncoder(std::move(model), source), {}}));
+}
+
 std::string_view Tokenizer::kind() const {
-  return std::holds_alternative<Characters>(model_->kind) ? "character" : "bytes";
+  constexpr std::string_view names[] = {"character", "bytes", "bpe"};
+  return names[model_->kind.index()];
 }
 
 std::int64_t Tokenizer::vocabulary_size() const {
@@ -83,19 +92,25 @@ std::int64_t Tokenizer::vocabulary_size() const {
 }
 
 std::int64_t Tokenizer::special(std::string_view name) const {
+  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind)) {
+    for (const Bpe::Added& added : bpe->model().added)
+      if (added.content == name) return added.id;
+    return -1;
+  }
   const auto found = std::find(model_->special.begin(), model_->special.end(), name);
   if (found == model_->special.end()) return -1;
   return static_cast<std::int64_t>(model_->ordinary()) + (found - model_->special.begin());
 }
 
-std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_view source) const {
+std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_view source, std::size_t offset) const {
   std::vector<std::uint32_t> ids;
   if (std::holds_alternative<Bytes>(model_->kind)) {
     ids.reserve(text.size());
     for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
     return ids;
   }
-  require_valid(text, source);
+  require_utf8(text, source, offset);
+  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind)) return bpe->encode(text, source, offset);
   const Characters& characters = std::get<Characters>(model_->kind);
   const std::int64_t unknown = special("UNK");
   for (std::size_t at = 0; at < text.size();) {
@@ -119,11 +134,14 @@ std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {
   std::string text;
   const std::int64_t unknown = special("UNK");
   const auto* const characters = std::get_if<Characters>(&model_->kind);
+  const auto* const bpe = std::get_if<BpeEncoder>(&model_->kind);
   for (const std::uint32_t id : ids) {
     if (id >= static_cast<std::uint64_t>(vocabulary_size()))
       throw error(ExitCode::data, "token {} is not in the vocabulary of {}", id, vocabulary_size());
     if (id >= model_->ordinary()) {
       if (static_cast<std::int64_t>(id) == unknown) append_character(text, kReplacement);
+    } else if (bpe != nullptr) {
+      text += bpe->bytes_of(id);
     } else if (characters != nullptr) {
       append_character(text, characters->codes[id]);
     } else {
@@ -134,46 +152,107 @@ std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {
 }
 
 std::string Tokenizer::text() const {
-  json j{{"format", kFormat}, {"version", kVersion}, {"kind", kind()}, {"special", model_->special}};
+  json j{{"format", kFormat}, {"version", kVersion}, {"kind", kind()}};
+  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind)) {
+    const Bpe& model = bpe->model();
+    json tokens = json::array(), added = json::array();
+    for (const std::string& token : model.tokens) tokens.push_back(to_alphabet(token));
+    for (const Bpe::Added& token : model.added) added.push_back({{"id", token.id}, {"content", token.content}});
+    j.update({{"pattern", model.pattern},
+              {"ignore_merges", model.ignore_merges},
+              {"tokens", tokens},
+              {"merges", model.merges},
+              {"added", added}});
+    return j.dump();
+  }
+  j["special"] = model_->special;
   if (const auto* characters = std::get_if<Characters>(&model_->kind)) j["characters"] = characters->codes;
   return j.dump();
 }
 
-Tokenizer Tokenizer::from_text(std::string_view text, std::string_view source) {
-  const json j = json::parse(text, nullptr, false);
-  const auto refuse = [&](std::string_view why) {
-    return error(ExitCode::data, "{}: {}; is it a tokeniser file, and complete?", source, why);
-  };
-  if (j.is_discarded() || !j.is_object()) throw refuse("is not a JSON object");
-  const auto text_of = [&](const char* key) {
-    const auto found = j.find(key);
-    return found != j.end() && found->is_string() ? found->get<std::string>() : std::string();
-  };
-  if (text_of("format") != kFormat) throw refuse(fmt::format("has no \"format\": \"{}\"", kFormat));
-  const auto version = j.find("version");
-  if (version == j.end() || !version->is_number_integer() || *version != kVersion)
-    throw refuse(fmt::format("is of a version other than {}", kVersion));
-  std::vector<std::string> special;
-  if (const auto symbols = j.find("special"); symbols != j.end()) {
-    if (!symbols->is_array()) throw refuse("\"special\" is not a list");
-    for (const json& symbol : *symbols) {
-      if (!symbol.is_string()) throw refuse("\"special\" is not a list of names");
-      special.push_back(symbol);
+namespace {
+
+/// Reader of the stored form. Throws Error(data) for whatever is missing or of another type.
+class Stored {
+ public:
+  Stored(const json& file, std::string_view source) : file_(file), source_(source) {}
+
+  Error refuse(std::string_view why) const {
+    return error(ExitCode::data, "{}: {}; is it a tokeniser file, and complete?", source_, why);
+  }
+  const json& member(const char* name, json::value_t type) const {
+    const auto found = file_.find(name);
+    if (found == file_.end() || found->type() != type) throw refuse(fmt::format("\"{}\" is missing or wrong", name));
+    return *found;
+  }
+  std::string text(const char* name) const { return member(name, json::value_t::string); }
+  std::vector<std::string> texts(const char* name) const {
+    std::vector<std::string> all;
+    for (const json& one : member(name, json::value_t::array)) {
+      if (!one.is_string()) throw refuse(fmt::format("\"{}\" is not a list of texts", name));
+      all.push_back(one);
     }
+    return all;
   }
-  const std::string kind = text_of("kind");
-  if (kind == "bytes") return bytes(special);
-  if (kind != "character") throw refuse(fmt::format("is of the unknown kind \"{}\"", printable(kind)));
-  const auto characters = j.find("characters");
-  if (characters == j.end() || !characters->is_array()) throw refuse("\"characters\" is missing");
-  std::vector<long> codes;
-  for (const json& code : *characters) {
-    const long value = code.is_number_unsigned() && code < kCodePoints ? code.get<long>() : -1;
-    if (value < 0 || (value >= 0xd800 && value <= 0xdfff) || (!codes.empty() && value <= codes.back()))
-      throw refuse("\"characters\" are not ascending code points");
-    codes.push_back(value);
+  /// An integer in [0, bound).
+  std::uint32_t number(const json& value, std::int64_t bound, const char* name) const {
+    if (!value.is_number_unsigned() || value >= bound)
+      throw refuse(fmt::format("\"{}\" has a value that is not an integer in [0, {})", name, bound));
+    return value;
   }
-  return Tokenizer(std::make_shared<Model>(Model{Characters(std::move(codes)), std::move(special)}));
+
+  std::vector<long> characters() const {
+    std::vector<long> codes;
+    for (const json& code : member("characters", json::value_t::array)) {
+      const long value = number(code, kCodePoints, "characters");
+      if ((value >= 0xd800 && value <= 0xdfff) || (!codes.empty() && value <= codes.back()))
+        throw refuse("\"characters\" are not ascending code points");
+      codes.push_back(value);
+    }
+    return codes;
+  }
+
+  Bpe bpe() const {
+    Bpe model;
+    model.pattern = text("pattern");
+    model.ignore_merges = member("ignore_merges", json::value_t::boolean);
+    for (const std::string& token : texts("tokens"))
+      if (!from_alphabet(token, model.tokens.emplace_back()))
+        throw refuse(fmt::format("token {} is not in the alphabet of bytes", model.tokens.size() - 1));
+    const auto n = static_cast<std::int64_t>(model.tokens.size());
+    for (const json& merge : member("merges", json::value_t::array)) {
+      if (!merge.is_array() || merge.size() != 2) throw refuse("\"merges\" is not a list of pairs");
+      model.merges.emplace_back(number(merge[0], n, "merges"), number(merge[1], n, "merges"));
+    }
+    for (const json& token : member("added", json::value_t::array)) {
+      if (!token.is_object() || !token.contains("id") || !token.contains("content") || !token["content"].is_string())
+        throw refuse("\"added\" has an entry without id and content");
+      model.added.push_back({number(token["id"], n, "added"), token["content"]});
+    }
+    return model;
+  }
+
+ private:
+  const json& file_;
+  std::string_view source_;
+};
+
+}  // namespace
+
+Tokenizer Tokenizer::from_text(std::string_view text, std::string_view source) {
+  const json file = json::parse(text, nullptr, false);
+  const Stored stored(file, source);
+  if (file.is_discarded() || !file.is_object()) throw stored.refuse("is not a JSON object");
+  if (file.contains("model") && !file.contains("format")) return bpe(bpe_of_huggingface(file, source), source);
+  if (const std::string format = stored.text("format"); format != kFormat)
+    throw stored.refuse(fmt::format("\"format\" is \"{}\", not \"{}\"", printable(format), kFormat));
+  if (stored.member("version", json::value_t::number_unsigned) != kVersion)
+    throw stored.refuse(fmt::format("is of a version other than {}", kVersion));
+  const std::string kind = stored.text("kind");
+  if (kind == "bpe") return bpe(stored.bpe(), source);
+  if (kind == "bytes") return bytes(stored.texts("special"));
+  if (kind != "character") throw stored.refuse(fmt::format("is of the unknown kind \"{}\"", printable(kind)));
+  return Tokenizer(std::make_shared<Model>(Model{Characters(stored.characters()), stored.texts("special")}));
 }
 
 }  // namespace weft::language_model

@@ -20,8 +20,10 @@ namespace weft::language_model {
 
 struct Bpe;
 
-/// A position in a text that a tokeniser cannot encode is counted from the start of the text; `source` names the text
-/// in messages.
+/// Throws Error(data) "SOURCE: byte N …" for invalid UTF-8.
+void require_utf8(std::string_view text, std::string_view source, std::size_t offset = 0);
+
+/// `source` names a text or file in messages.
 class Tokenizer {
  public:
   /// The characters of a corpus, then the special symbols (PAD, UNK, BOS, EOS) in the given order. Throws Error(data)
@@ -30,7 +32,8 @@ class Tokenizer {
                                  std::string_view source);
   /// 256 bytes, then the special symbols.
   static Tokenizer bytes(const std::vector<std::string>& special);
-  static Tokenizer bpe(Bpe model);
+  /// Throws Error(data) "SOURCE: …" for an inconsistent model.
+  static Tokenizer bpe(Bpe model, std::string_view source);
 
   /// From `text()`, or from a Hugging Face tokenizer.json with a byte-level BPE (huggingface.hpp). Throws Error(data)
   /// "SOURCE: …".
@@ -45,9 +48,10 @@ class Tokenizer {
   /// Id of a special symbol; -1 if there is none of this name.
   std::int64_t special(std::string_view name) const;
 
-  /// Throws Error(data) "SOURCE: …" with the byte offset for invalid UTF-8 (not of kind "bytes") and for a character
-  /// that is not in the vocabulary, unless UNK is.
-  std::vector<std::uint32_t> encode(std::string_view text, std::string_view source = "text") const;
+  /// Throws Error(data) "SOURCE: byte N …" for invalid UTF-8 (not of kind "bytes") and for a character that is not in
+  /// the vocabulary, unless UNK is. `offset`: of the text in its source.
+  std::vector<std::uint32_t> encode(std::string_view text, std::string_view source = "text",
+                                    std::size_t offset = 0) const;
   /// Special symbols of "character" and "bytes" decode to nothing, UNK to U+FFFD. The bytes of single ids need not be
   /// valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
   std::string decode(std::span<const std::uint32_t> ids) const;

@@ -41,6 +41,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("hdf5@1.10:1")
     depends_on("openblas")
     depends_on("openssl")
+    depends_on("pcre2@10.36: +jit")
     depends_on("fmt@9:")
     depends_on("spdlog@1.10:")
     depends_on("nlohmann-json@3.11:")

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Writes a set of token files: DIR/tokens_00000.h5, … and the tokeniser, DIR/tokenizer.json. The set appears under its
+// name when it is complete.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace weft::dataset {
+
+class TokenWriter {
+ public:
+  struct Written {
+    std::int64_t tokens = 0, documents = 0, files = 0, text_bytes = 0;
+  };
+
+  /// `directory` must not exist, or be empty. Ids are below `vocabulary`; `tokenizer`: its text form. A file takes
+  /// `tokens_per_file` ids. Throws Error(io).
+  TokenWriter(const std::string& directory, std::int64_t vocabulary, std::string tokenizer,
+              std::int64_t tokens_per_file = std::int64_t{1} << 26);
+  TokenWriter(const TokenWriter&) = delete;
+  /// Removes the files of a set that was not finished.
+  ~TokenWriter();
+
+  /// Appends a document that stands for `text_bytes` bytes of text. Empty documents are left out. Where a file ends
+  /// within a document, the rest of it counts as a document of its own.
+  void append(std::span<const std::uint32_t> ids, std::int64_t text_bytes);
+  /// To be called once, at the end. Throws Error(data) if there are no ids.
+  Written finish();
+
+ private:
+  void write(std::size_t count);
+
+  std::filesystem::path directory_, temporary_;
+  std::int64_t vocabulary_, tokens_per_file_;
+  std::string tokenizer_;
+  std::vector<std::uint32_t> ids_;        // not yet in a file
+  std::vector<std::int64_t> documents_;   // their starts in `ids_`
+  std::vector<std::int64_t> text_bytes_;  // of each of these documents
+  Written written_;
+  bool finished_ = false;
+};
+
+}  // namespace weft::dataset

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/tokenizer/bpe.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+
+namespace weft::language_model {
+namespace {
+
+// Bounds the memory of the cache; rare pieces are encoded again.
+constexpr std::size_t kMostCached = std::size_t{1} << 20;
+constexpr std::ptrdiff_t kNone = -1;
+
+std::uint64_t key_of(std::uint32_t left, std::uint32_t right) { return static_cast<std::uint64_t>(left) << 32 | right; }
+
+/// The character of each byte: printable ones of Latin-1 stand for themselves, the others for U+0100, U+0101, …
+/// (bytes_to_unicode of GPT-2's encoder.py).
+const std::array<long, 256>& alphabet() {
+  static const std::array<long, 256> characters = [] {
+    std::array<long, 256> all{};
+    long next = 0x100;
+    for (long byte = 0; byte < 256; ++byte) {
+      const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+      all[static_cast<std::size_t>(byte)] = printable ? byte : next++;
+    }
+    return all;
+  }();
+  return characters;
+}
+
+}  // namespace
+
+std::string to_alphabet(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) append_character(text, alphabet()[static_cast<unsigned char>(byte)]);
+  return text;
+}
+
+bool from_alphabet(std::string_view text, std::string& bytes) {
+  static const std::array<int, 0x200> byte_of = [] {
+    std::array<int, 0x200> all;
+    all.fill(-1);
+    for (int byte = 0; byte < 256; ++byte)
+      all[static_cast<std::size_t>(alphabet()[static_cast<std::size_t>(byte)])] = byte;
+    return all;
+  }();
+  bytes.clear();
+  while (!text.empty()) {
+    const Character next = first_character(text);
+    if (next.code < 0 || next.code >= 0x200 || byte_of[static_cast<std::size_t>(next.code)] < 0) return false;
+    bytes += static_cast<char>(byte_of[static_cast<std::size_t>(next.code)]);
+    text.remove_prefix(next.bytes);
+  }
+  return true;
+}
+
+BpeEncoder::BpeEncoder(Bpe model, std::string_view source) : model_(std::move(model)), splitter_(model_.pattern) {
+  const auto refuse = [&](const std::string& why) {
+    return error(ExitCode::data, "{}: {}; is it a byte-level BPE, and complete?", source, why);
+  };
+  std::vector<bool> is_added(model_.tokens.size(), false);
+  for (const Bpe::Added& added : model_.added) {
+    if (added.id >= model_.tokens.size() || is_added[added.id] || !model_.tokens[added.id].empty())
+      throw refuse(fmt::format("added token {} has an id that is not its own", added.id));
+    if (added.content.empty()) throw refuse(fmt::format("added token {} is empty", added.id));
+    is_added[added.id] = true;
+    added_[static_cast<unsigned char>(added.content[0])].push_back(&added);
+  }
+  for (auto& candidates : added_) {
+    std::sort(candidates.begin(), candidates.end(), [](const Bpe::Added* a, const Bpe::Added* b) {
+      return std::pair(b->content.size(), std::string_view(a->content)) <
+             std::pair(a->content.size(), std::string_view(b->content));
+    });
+    for (std::size_t i = 1; i < candidates.size(); ++i)
+      if (candidates[i]->content == candidates[i - 1]->content)
+        throw refuse(fmt::format("added token \"{}\" exists twice", printable(candidates[i]->content)));
+  }
+  ids_.reserve(model_.tokens.size());
+  for (std::size_t id = 0; id < model_.tokens.size(); ++id) {
+    if (is_added[id]) continue;
+    if (model_.tokens[id].empty()) throw refuse(fmt::format("id {} has no token", id));
+    if (!ids_.emplace(model_.tokens[id], static_cast<std::uint32_t>(id)).second)
+      throw refuse(fmt::format("id {} is the same token as another one", id));
+  }
+  for (int byte = 0; byte < 256; ++byte) {
+    const auto found = ids_.find(std::string(1, static_cast<char>(byte)));
+    if (found == ids_.end()) throw refuse(fmt::format("byte 0x{:02x} has no token", byte));
+    byte_ids_[static_cast<std::size_t>(byte)] = found->second;
+  }
+  merges_.reserve(model_.merges.size());
+  for (std::size_t rank = 0; rank < model_.merges.size(); ++rank) {
+    const auto [left, right] = model_.merges[rank];
+    if (left >= model_.tokens.size() || right >= model_.tokens.size() || is_added[left] || is_added[right])
+      throw refuse(fmt::format("merge {} joins {} and {}, which are not both tokens", rank, left, right));
+    const auto result = ids_.find(model_.tokens[left] + model_.tokens[right]);
+    if (result == ids_.end())
+      throw refuse(fmt::format("merge {} of {} and {} makes no token of the vocabulary", rank, left, right));
+    if (!merges_.emplace(key_of(left, right), Merge{static_cast<std::uint32_t>(rank), result->second}).second)
+      throw refuse(fmt::format("merge {} of {} and {} exists twice", rank, left, right));
+  }
+}
+
+std::string_view BpeEncoder::bytes_of(std::uint32_t id) const {
+  if (!model_.tokens[id].empty()) return model_.tokens[id];
+  for (const Bpe::Added& added : model_.added)
+    if (added.id == id) return added.content;
+  return {};
+}
+
+const Bpe::Added* BpeEncoder::added_at(std::string_view text) const {
+  for (const Bpe::Added* added : added_[static_cast<unsigned char>(text[0])])
+    if (text.starts_with(added->content)) return added;
+  return nullptr;
+}
+
+/// Memory of one call of `encode`.
+struct BpeEncoder::Workspace {
+  /// A piece as a list: ids of its parts and the positions of their neighbours.
+  struct Part {
+    std::uint32_t id;
+    std::ptrdiff_t previous, next;
+  };
+  /// A pair of neighbours; out of date if they have changed since.
+  struct Candidate {
+    std::uint32_t rank, left, right;
+    std::ptrdiff_t at;
+    bool operator<(const Candidate& other) const {  // the top of the heap is the lowest rank, then the leftmost
+      return rank != other.rank ? rank > other.rank : at > other.at;
+    }
+  };
+  std::vector<Part> parts;
+  std::vector<Candidate> heap;
+};
+
+void BpeEncoder::encode_piece(std::string_view piece, std::vector<std::uint32_t>& ids, Workspace& work) const {
+  if (model_.ignore_merges)
+    if (const auto whole = ids_.find(piece); whole != ids_.end()) {
+      ids.push_back(whole->second);
+      return;
+    }
+  auto& parts = work.parts;
+  auto& heap = work.heap;
+  const auto part = [&](std::ptrdiff_t at) -> Workspace::Part& { return parts[static_cast<std::size_t>(at)]; };
+  parts.clear();
+  heap.clear();
+  const auto n = static_cast<std::ptrdiff_t>(piece.size());
+  for (std::ptrdiff_t i = 0; i < n; ++i)
+    parts.push_back(
+        {byte_ids_[static_cast<unsigned char>(piece[static_cast<std::size_t>(i)])], i - 1, i + 1 < n ? i + 1 : kNone});
+  const auto consider = [&](std::ptrdiff_t at) {
+    if (at == kNone || part(at).next == kNone) return;
+    const std::uint32_t left = part(at).id, right = part(part(at).next).id;
+    const auto merge = merges_.find(key_of(left, right));
+    if (merge == merges_.end()) return;
+    heap.push_back({merge->second.rank, left, right, at});
+    std::push_heap(heap.begin(), heap.end());
+  };
+  for (std::ptrdiff_t i = 0; i + 1 < n; ++i) consider(i);
+
+  // A part that was joined to its left neighbour has an id that no candidate has.
+  constexpr std::uint32_t kJoined = UINT32_MAX;
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end());
+    const Workspace::Candidate best = heap.back();
+    heap.pop_back();
+    const std::ptrdiff_t right = part(best.at).next;
+    if (part(best.at).id != best.left || right == kNone || part(right).id != best.right) continue;
+    part(best.at).id = merges_.at(key_of(best.left, best.right)).result;
+    part(best.at).next = part(right).next;
+    if (part(right).next != kNone) part(part(right).next).previous = best.at;
+    part(right).id = kJoined;
+    consider(part(best.at).previous);
+    consider(best.at);
+  }
+  for (std::ptrdiff_t at = 0; at != kNone && at < n; at = part(at).next) ids.push_back(part(at).id);
+}
+
+std::vector<std::uint32_t> BpeEncoder::encode(std::string_view text, std::string_view source,
+                                              std::size_t offset) const {
+  std::vector<std::uint32_t> ids;
+  Workspace work;
+  // Piece -> place of its ids in the output.
+  std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> cache;
+  const auto encode_part = [&](std::string_view part) {
+    splitter_.split(part, source, offset + static_cast<std::size_t>(part.data() - text.data()),
+                    [&](std::string_view piece) {
+                      if (const auto known = cache.find(piece); known != cache.end()) {
+                        const auto [begin, count] = known->second;
+                        for (std::size_t i = begin; i < begin + count; ++i) ids.push_back(ids[i]);
+                        return;
+                      }
+                      const std::size_t begin = ids.size();
+                      encode_piece(piece, ids, work);
+                      if (cache.size() < kMostCached) cache.emplace(piece, std::pair(begin, ids.size() - begin));
+                    });
+  };
+  std::size_t done = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    if (const Bpe::Added* const added = added_at(text.substr(at))) {
+      encode_part(text.substr(done, at - done));
+      ids.push_back(added->id);
+      done = at += added->content.size();
+    } else {
+      ++at;
+    }
+  }
+  encode_part(text.substr(done));
+  return ids;
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The text of a tokeniser: Weft's own form or a tokenizer.json. An accepted one must reproduce itself and keep every
+// text.
+#include <optional>
+
+#include "language_model/tokenizer/tokenizer.hpp"
+#include "tests/fuzz/target.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace weft;
+  using language_model::Tokenizer;
+  std::optional<Tokenizer> read;
+  if (!fuzz::accepts({ExitCode::data}, [&] { read = Tokenizer::from_text(fuzz::text(data, size), "tokenizer.json"); }))
+    return 0;
+  const std::string form = read->text();
+  if (Tokenizer::from_text(form, "own form").text() != form)
+    fuzz::finding("the text of a tokeniser does not reproduce itself");
+  const std::string text = "The café's 12 mice <|endoftext|>\t\n\n  don't 😀 !";
+  std::vector<std::uint32_t> ids;
+  // Refused: unknown characters, and patterns of the file that exceed the limits of matching.
+  if (fuzz::accepts({ExitCode::data}, [&] { ids = read->encode(text); }) && read->special("UNK") < 0 &&
+      read->decode(ids) != text)
+    fuzz::finding("a text changes by encoding and decoding");
+  return 0;
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Common to the targets for token files.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "dataset/tokens/batches.hpp"
+#include "tests/fuzz/target.hpp"
+
+namespace weft::fuzz {
+
+/// Opens a token file and, if it is accepted, reads it as windows and whole, and digests it.
+inline void read_tokens(const std::string& path) {
+  accepts({ExitCode::data}, [&] {
+    const dataset::TokenSet set = dataset::TokenSet::open(path);
+    set.fingerprint();
+    dataset::TokenRows rows(2, 5, true);
+    for (std::int64_t first = 0; first < std::min<std::int64_t>(dataset::evaluation_windows(set, 5), 20); first += 2)
+      dataset::fill_windows(set, first, rows.batch());
+    set.check();
+  });
+}
+
+}  // namespace weft::fuzz

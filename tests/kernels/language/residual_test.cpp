@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/language/residual/residual.hpp"
+
+#include "tests/kernels/support.hpp"
+
+using namespace weft;
+using namespace weft::testing;
+using kernels::Scalar;
+
+TEST_CASE("add_bias and add_rows add in fp32 and round once") {
+  for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 64}, {5, 777}})
+    for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+      for_each_backend([&](const kernels::Execution& execution) {
+        const TestMatrix a(random_floats(rows * columns, 1), rows, columns, type),
+            b(random_floats(rows * columns, 2), rows, columns, Scalar::fp32),
+            sum(std::vector<float>(static_cast<std::size_t>(rows * columns)), rows, columns, type);
+        const std::vector<float> bias = random_floats(columns, 3);
+        const DeviceArray<float> device_bias(bias);
+        const std::vector<float> x = a.values(), y = b.values();
+        kernels::add_rows(execution, a.view(), b.view(), sum.view());
+        kernels::add_bias(execution, a.view(), device_bias.array());
+        kernels::fence(execution);
+        const std::vector<float> sums = sum.values(), biased = a.values();
+        for (std::int64_t i = 0; i < rows * columns; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          const auto stored = [&](float value) {
+            return type == Scalar::bf16 ? float{kernels::to_bf16(value)} : value;
+          };
+          CHECK(sums[at] == stored(x[at] + y[at]));
+          CHECK(biased[at] == stored(x[at] + bias[static_cast<std::size_t>(i % columns)]));
+        }
+      });
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Byte-pair encoding: the golden of the definition, training against a recount of all pairs per merge, encoding against
+// the plain rule, and imported models against recorded results of the tokenizers library (make_fixtures.py).
+#include "language_model/tokenizer/bpe.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/text.hpp"
+#include "kernels/random.hpp"
+#include "language_model/tokenizer/tokenizer.hpp"
+#include "tests/test.hpp"
+
+namespace weft::language_model {
+namespace {
+
+using Ids = std::vector<std::uint32_t>;
+using Merges = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+
+std::string read(const std::string& name) {
+  std::ostringstream text;
+  text << std::ifstream(std::string(FIXTURES) + "/" + name, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+Bpe trained_on(std::string_view text, std::int64_t size, std::string_view pattern = "gpt2") {
+  PieceCounts counts(pattern);
+  counts.add(text, "text");
+  return train_bpe(counts, size, {});
+}
+
+std::vector<std::string> pieces_of(std::string_view text, std::string_view pattern) {
+  std::vector<std::string> pieces;
+  Splitter(pattern).split(text, "text", 0, [&](std::string_view piece) { pieces.emplace_back(piece); });
+  return pieces;
+}
+
+/// Random text of few letters, so that pairs overlap and repeat.
+std::string random_text(std::uint64_t seed, std::size_t n, std::string_view letters) {
+  std::string text;
+  for (std::size_t i = 0; i < n; ++i)
+    text += letters[kernels::uniform_below(kernels::philox(seed, kernels::Purpose::test, 0, i), letters.size())];
+  return text;
+}
+
+void join(Ids& ids, std::uint32_t left, std::uint32_t right, std::uint32_t result) {
+  Ids out;
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    if (i + 1 < ids.size() && ids[i] == left && ids[i + 1] == right) {
+      out.push_back(result);
+      ++i;
+    } else {
+      out.push_back(ids[i]);
+    }
+  ids = out;
+}
+
+/// The definition of training: all pairs are counted again for each merge.
+Merges plain_training(std::string_view text, std::size_t n_merges, std::string_view pattern) {
+  std::map<std::string, std::uint32_t> id_of;
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte) {
+    tokens.emplace_back(1, static_cast<char>(byte));
+    id_of[tokens.back()] = static_cast<std::uint32_t>(byte);
+  }
+  std::vector<Ids> pieces;
+  for (const std::string& piece : pieces_of(text, pattern)) {
+    pieces.emplace_back();
+    for (const char byte : piece) pieces.back().push_back(static_cast<unsigned char>(byte));
+  }
+  Merges merges;
+  while (tokens.size() < 256 + n_merges) {
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::int64_t> counts;
+    for (const Ids& ids : pieces)
+      for (std::size_t i = 0; i + 1 < ids.size(); ++i) ++counts[{ids[i], ids[i + 1]}];
+    if (counts.empty()) break;
+    auto best = counts.begin();  // in the order of (left, right)
+    for (auto pair = counts.begin(); pair != counts.end(); ++pair)
+      if (pair->second > best->second) best = pair;
+    const auto [left, right] = best->first;
+    const auto [token, fresh] = id_of.emplace(tokens[left] + tokens[right], tokens.size());
+    if (fresh) tokens.push_back(token->first);
+    if (std::find(merges.begin(), merges.end(), best->first) == merges.end()) merges.push_back(best->first);
+    for (Ids& ids : pieces) join(ids, left, right, token->second);
+  }
+  return merges;
+}
+
+/// The rule of encoding: join the leftmost pair of the lowest rank until there is none.
+Ids plain_encoding(const Bpe& model, std::string_view text) {
+  std::map<std::string, std::uint32_t> id_of;
+  for (std::uint32_t id = 0; id < model.tokens.size(); ++id) id_of[model.tokens[id]] = id;
+  Ids all;
+  for (const std::string& piece : pieces_of(text, model.pattern)) {
+    Ids ids;
+    for (const char byte : piece) ids.push_back(id_of.at(std::string(1, byte)));
+    for (;;) {
+      std::size_t rank = model.merges.size(), at = 0;
+      for (std::size_t i = 0; i + 1 < ids.size(); ++i) {
+        const auto found = std::find(model.merges.begin(), model.merges.end(), std::pair(ids[i], ids[i + 1]));
+        const auto here = static_cast<std::size_t>(found - model.merges.begin());
+        if (here < rank) {
+          rank = here;
+          at = i;
+        }
+      }
+      if (rank == model.merges.size()) break;
+      const auto next = ids.begin() + static_cast<std::ptrdiff_t>(at);
+      *next = id_of.at(model.tokens[ids[at]] + model.tokens[ids[at + 1]]);
+      ids.erase(next + 1);
+    }
+    all.insert(all.end(), ids.begin(), ids.end());
+  }
+  return all;
+}
+
+template <class Function>
+std::string message_of(Function&& function) {
+  try {
+    function();
+  } catch (const Error& failure) {
+    CHECK(failure.code() == ExitCode::data);
+    return failure.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("three merges on aaabdaaabac") {
+  const Bpe model = trained_on("aaabdaaabac", 259);
+  CHECK(model.merges == Merges{{97, 97}, {97, 98}, {256, 257}});
+  CHECK(BpeEncoder(model, "trained").encode("aaabdaaabac", "text") == Ids{258, 100, 258, 97, 99});
+}
+
+TEST_CASE("training gives the merges of a recount per merge, encoding those of the plain rule") {
+  for (std::uint64_t seed = 0; seed < 12; ++seed)
+    for (const std::string_view letters : {"ab", "abc ", "aab \n1é", "abcdefgh  "}) {
+      // Some letters are single bytes of "é": the texts are not all valid UTF-8, so its bytes come from whole
+      // characters.
+      std::string text = random_text(seed, 300, letters);
+      if (first_invalid(text) != text.npos)
+        for (char& byte : text)
+          if ((byte & 0x80) != 0) byte = 'z';
+      const Bpe model = trained_on(text, 256 + 60);
+      REQUIRE(model.merges == plain_training(text, 60, "gpt2"));
+      const BpeEncoder encoder(model, "trained");
+      const std::string other = random_text(seed + 100, 200, "abc ") + text;
+      REQUIRE(encoder.encode(text, "text") == plain_encoding(model, text));
+      REQUIRE(encoder.encode(other, "text") == plain_encoding(model, other));
+    }
+}
+
+TEST_CASE("a vocabulary is smaller than asked for if no pair is left") {
+  const Bpe model = trained_on("abab", 1000);
+  CHECK(model.tokens.size() == 258);  // ab, abab
+  CHECK(BpeEncoder(model, "trained").encode("abab", "text") == Ids{257});
+}
+
+TEST_CASE("imported models give the pieces and ids of the tokenizers library") {
+  const nlohmann::json expected = nlohmann::json::parse(read("expected.json"));
+  for (const std::string name : {"gpt2", "llama3"}) {
+    const Tokenizer tokenizer = Tokenizer::from_text(read(name + ".json"), name);
+    const Tokenizer stored = Tokenizer::from_text(tokenizer.text(), "stored");
+    CHECK(stored.text() == tokenizer.text());
+    const nlohmann::json& model = expected.at("models").at(name);
+    for (std::size_t i = 0; i < expected.at("texts").size(); ++i) {
+      const std::string text = expected["texts"][i];
+      CAPTURE(name);
+      CAPTURE(printable(text));
+      CHECK(pieces_of(text, name) == model.at("pieces")[i].get<std::vector<std::string>>());
+      CHECK(tokenizer.encode(text) == model.at("ids")[i].get<Ids>());
+      CHECK(stored.encode(text) == tokenizer.encode(text));
+      CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+    }
+    CHECK(tokenizer.special("<|endoftext|>") >= 0);
+    CHECK(tokenizer.special("EOS") == -1);
+  }
+}
+
+TEST_CASE("random text of all kinds of characters survives encoding and decoding") {
+  const Tokenizer tokenizer = Tokenizer::from_text(read("llama3.json"), "llama3");
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    std::string text;
+    for (std::uint64_t i = 0; i < 60; ++i) {
+      const auto random = kernels::philox(seed, kernels::Purpose::test, 1, i);
+      constexpr long limits[] = {0x80, 0x80, 0x800, 0x3100, 0x10000, 0x110000};
+      long code = static_cast<long>(random.word[2] % static_cast<unsigned long>(limits[random.word[3] % 6]));
+      if (code >= 0xd800 && code < 0xe000) code = ' ';
+      append_character(text, code);
+    }
+    for (const char* pattern : {"gpt2", "llama3"}) {
+      std::string joined;
+      for (const std::string& piece : pieces_of(text, pattern)) joined += piece;
+      REQUIRE(joined == text);
+    }
+    REQUIRE(tokenizer.decode(tokenizer.encode(text)) == text);
+  }
+}
+
+TEST_CASE("long runs of one character take little time and memory") {
+  const BpeEncoder encoder(trained_on("aaaaaaaaaaaaaaaa   bbbb", 262), "trained");
+  for (const char letter : {'a', ' ', '\n', '!', 'q'}) {
+    const std::string text(std::size_t{1} << 20, letter);
+    const Ids ids = encoder.encode(text, "text");
+    std::string decoded;
+    for (const std::uint32_t id : ids) decoded += encoder.bytes_of(id);
+    CHECK(decoded == text);
+    CHECK(pieces_of(text, "llama3").size() == 1);
+  }
+  CHECK(trained_on(std::string(std::size_t{1} << 18, 'a'), 270).merges.size() == 14);
+}
+
+TEST_CASE("a pattern that exceeds PCRE2's limits, or is none, is refused") {
+  CHECK(message_of([] { Splitter("(a"); }).find("cannot be compiled") != std::string::npos);
+  CHECK(message_of([] { Splitter("\\C"); }).find("cannot be compiled") != std::string::npos);
+  CHECK(message_of([] {
+          Splitter("(a+)+$").split(std::string(64, 'a') + "b", "text.txt", 7, [](std::string_view) {});
+        }).starts_with("text.txt: the splitting pattern \"(a+)+$\" fails at byte 7"));
+}
+
+TEST_CASE("what an import does not support is refused by name") {
+  const nlohmann::json good = nlohmann::json::parse(read("gpt2.json"));
+  const auto refusal = [&](const std::function<void(nlohmann::json&)>& change) {
+    nlohmann::json file = good;
+    change(file);
+    return message_of([&] { Tokenizer::from_text(file.dump(), "f.json"); });
+  };
+  using json = nlohmann::json;
+  CHECK(refusal([](json&) {}) == "no error");
+  CHECK(refusal([](json& j) {
+          j["normalizer"] = {{"type", "NFC"}};
+        }) == "f.json: has the normaliser \"NFC\" (not supported)");
+  CHECK(refusal([](json& j) {
+          j["pre_tokenizer"] = {{"type", "Metaspace"}};
+        }) == "f.json: has the pre-tokeniser \"Metaspace\" (not supported)");
+  CHECK(refusal([](json& j) { j["pre_tokenizer"] = nullptr; }).find("no pre-tokeniser") != std::string::npos);
+  CHECK(refusal([](json& j) { j["pre_tokenizer"]["add_prefix_space"] = true; }).find("add_prefix_space") !=
+        std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["type"] = "Unigram"; }).find("model of type Unigram") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["byte_fallback"] = true; }).find("byte_fallback") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["dropout"] = 0.1; }).find("dropout") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }).find("end_of_word_suffix") !=
+        std::string::npos);
+  CHECK(refusal([](json& j) { j["added_tokens"][0]["lstrip"] = true; }).find("has lstrip") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"].erase("merges"); }).find("\"merges\" is missing") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["merges"][5] = "x yz"; }).find("merge 5 joins") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["merges"][5] = 3; }).find("merge 5 joins") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["merges"][5] = j["model"]["merges"][4]; }).find("merge 5 of") !=
+        std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["vocab"]["a"] = 1u << 21; }).find("ids have no gaps") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["vocab"]["a"] = -1; }).find("not an integer") != std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["vocab"]["a"] = j["model"]["vocab"]["b"]; }).find("has two tokens") !=
+        std::string::npos);
+  CHECK(refusal([](json& j) { j["model"]["vocab"].erase("Ġ"); }).starts_with("f.json: "));
+  CHECK(refusal([](json& j) { j["model"]["vocab"]["▁x"] = 700; }).find("alphabet of bytes") != std::string::npos);
+}
+
+TEST_CASE("damaged stored models are refused") {
+  const nlohmann::json good = nlohmann::json::parse(Tokenizer::bpe(trained_on("abcabcab", 258), "t").text());
+  const auto refusal = [&](const std::function<void(nlohmann::json&)>& change) {
+    nlohmann::json file = good;
+    change(file);
+    return message_of([&] { Tokenizer::from_text(file.dump(), "f.json"); });
+  };
+  using json = nlohmann::json;
+  CHECK(refusal([](json&) {}) == "no error");
+  CHECK(refusal([](json& j) { j["tokens"][3] = "abc"; }).find("byte 0x03 has no token") != std::string::npos);
+  CHECK(refusal([](json& j) { j["tokens"][256] = "▁"; }).find("token 256 is not in the alphabet") != std::string::npos);
+  CHECK(refusal([](json& j) { j["tokens"][257] = j["tokens"][256]; }).starts_with("f.json: "));
+  CHECK(refusal([](json& j) { j["merges"][0][1] = 258; }).find("not an integer in [0, 258)") != std::string::npos);
+  CHECK(refusal([](json& j) { j["merges"][1] = {97, 97}; }).find("makes no token") != std::string::npos);
+  CHECK(refusal([](json& j) {
+          j["added"] = {{{"id", 97}, {"content", "x"}}};
+        }).find("added token 97") != std::string::npos);
+  CHECK(refusal([](json& j) { j["pattern"] = "["; }).find("cannot be compiled") != std::string::npos);
+}
+
+}  // namespace weft::language_model
