@@ -26,6 +26,7 @@ struct Options64 {
   bool rotary = false;
   std::vector<double> query_weight, key_weight;
   double temperature = 1, epsilon = 1e-6f;
+  std::vector<std::complex<double>> turns;  ///< [kLongest, head_size / 2]: exp(i position base^(-2 j / head_size))
 };
 
 /// One row of query_key in float64: norms by their definition, rotations as products of complex numbers.
@@ -52,9 +53,8 @@ std::vector<double> row64(const Options64& o, std::vector<double> row, std::int6
           x *= own > 0 ? std::sqrt(static_cast<double>(d) / own) * (side == 0 ? 1 : o.temperature) : 0;
       }
       for (std::int64_t j = 0; j < d / 2 && o.rotary; ++j) {
-        const double angle =
-            static_cast<double>(position) * std::pow(kBase, -2.0 * static_cast<double>(j) / static_cast<double>(d));
-        const std::complex<double> z = std::complex<double>(row[at + j], row[at + d / 2 + j]) * std::polar(1.0, angle);
+        const std::complex<double> z =
+            std::complex<double>(row[at + j], row[at + d / 2 + j]) * o.turns[position * (d / 2) + j];
         row[at + j] = z.real();
         row[at + d / 2 + j] = z.imag();
       }
@@ -105,6 +105,10 @@ struct Case {
     exact.shape = shape;
     exact.norm = norm;
     exact.rotary = rotary;
+    for (std::int64_t i = 0; i < kLongest * (d / 2); ++i)
+      exact.turns.push_back(
+          std::polar(1.0, static_cast<double>(i / (d / 2)) *
+                              std::pow(kBase, -2.0 * static_cast<double>(i % (d / 2)) / static_cast<double>(d))));
     const std::vector<float> query = random_floats(weights ? (wide ? shape.heads * d : d) : 0, 21),
                              key = random_floats(weights ? (wide ? shape.kv_heads * d : d) : 0, 22);
     exact.query_weight = widened(query);
