@@ -129,11 +129,14 @@ def refusals(weft, run):
          "language_model.layers"),
         (("lm", "evaluate", run, "--set", "language_model.layers=3"), 2, "they define the run"),
         (("lm", "evaluate", run, "--text", "other.txt"), 3, "other.txt"),
-        (("lm", "evaluate", run, "--text", "nowhere.txt"), 2, "nowhere.txt"),
+        (("lm", "evaluate", run, "--text", "nowhere.txt"), 2, '--text = "nowhere.txt"'),
+        (("lm", "evaluate", run, "--text", "one.txt"), 3, "a prediction needs two"),
+        (("evaluate", run), 2, "weft lm evaluate is for language models"),
         (("lm", "evaluate", "plain.toml"), 2, "plain.toml"),
     ]
     (weft.folder / "empty.txt").write_text("")
     (weft.folder / "latin.txt").write_bytes(b"caf\xe9 " * 100)
+    (weft.folder / "one.txt").write_text("T")
     (weft.folder / "short.txt").write_text("The cat.\n")
     (weft.folder / "other.txt").write_text("The cat says \u20ac.\n" * 10)
     for arguments, code, words in cases:

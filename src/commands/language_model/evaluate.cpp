@@ -15,6 +15,7 @@ namespace weft::commands {
 int language_model_evaluate(const Request& request, const parallel::World& world) {
   // 1. The checkpoint, and the input that it was trained with.
   const checkpoint::Found found = open_checkpoint(request.subject, world);
+  require_kind(found, "embedding/tokens", "weft evaluate is for transcoders");
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
   Request trained = request;
@@ -30,6 +31,13 @@ int language_model_evaluate(const Request& request, const parallel::World& world
   if (path.empty())
     throw collective_error(ExitCode::usage,
                            "no text to evaluate on (the run has no data.validation); give --text FILE");
+
+  world.on_root([&]() -> std::string {
+    if (!std::filesystem::exists(path))
+      throw error(ExitCode::usage, "{} = \"{}\": no such file or directory; correct the path",
+                  request.text.empty() ? "data.validation" : "--text", path);
+    return {};
+  });
 
   // 2. The model without moments, and the text in its tokens.
   const language_model::Architecture architecture = language_model::stored_architecture(
