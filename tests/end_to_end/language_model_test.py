@@ -101,6 +101,16 @@ def resumes_bit_for_bit(weft, expected):
     assert program.record(run)["result"]["validation"] == program.record(expected)["result"]["validation"]
 
 
+def evaluates_the_held_out_part(weft):
+    source = weft.folder / "fraction.toml"
+    source.write_text(INPUT.format(more="").replace('validation = "held_out.txt"', "validation_fraction = 0.2"))
+    weft.run("lm", "train", source, "--output", weft.folder / "fraction", "--set", "run.steps=6")
+    weft.run("lm", "evaluate", "fraction", "--output", "fraction_evaluated")
+    measured = json.loads((weft.folder / "fraction_evaluated" / "evaluation.json").read_text())["validation"]
+    expected = program.record(weft.folder / "fraction")["result"]["validation"]
+    assert abs(measured["loss"] - expected["loss"]) < 1e-6 and measured["tokens"] == expected["tokens"], (measured, expected)
+
+
 def policies_resume(weft):
     for more in ('[device]\nprecision = "bf16"\n[memory]\nrecompute = "block"', '[memory]\nhead_chunk = 100'):
         name = "policy"
@@ -152,6 +162,7 @@ def test(weft):
     assert "[language_model]" in printed and "[transcoder]" not in printed
     run = learns_and_reports(weft)
     resumes_bit_for_bit(weft, run)
+    evaluates_the_held_out_part(weft)
     policies_resume(weft)
     refusals(weft, run)
     _, printed = train(weft, "dry", "--dry-run")
