@@ -77,6 +77,13 @@ checkpoint::Found open_checkpoint(const std::string& path, const parallel::World
   return *std::move(found);
 }
 
+void require_kind(const checkpoint::Found& found, std::string_view tensor, std::string_view advice) {
+  for (const checkpoint::TensorEntry& entry : found.manifest.tensors)
+    if (entry.name == tensor) return;
+  throw collective_error(ExitCode::usage, "{}: belongs to another kind of model (it has no tensor \"{}\"); {}",
+                         found.path.string(), tensor, advice);
+}
+
 void require_same_model(const input::Schema& schema, const checkpoint::Found& found, std::string_view allowed) {
   std::string refused;
   for (const input::Change& change : input::changed_keys(schema, found.manifest.input, checkpoint::kManifestName))

@@ -33,6 +33,10 @@ void require_directory(const parallel::World& world, const std::string& path, st
 /// The checkpoint at `path`: a step directory, or the newest one of a run. Verified. Collective.
 checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world);
 
+/// Throws a collective Error(usage) with the advice if the checkpoint has no tensor of this name: it belongs to another
+/// kind of model.
+void require_kind(const checkpoint::Found& found, std::string_view tensor, std::string_view advice);
+
 /// For commands that use a checkpoint with its input: throws a collective Error(usage) if --set changes keys that
 /// define the run, to which its weights belong; but not for the key `allowed`.
 void require_same_model(const input::Schema& schema, const checkpoint::Found& found, std::string_view allowed = "");

@@ -70,7 +70,7 @@ weft lm tokenize FILES        text to token files (--output DIR)
 train (INPUT is a TOML file): --set, --defaults, --print-config, --dry-run, --output,
   --walltime, --resume, --take-over, --start-id and --profile as in weft --help
 evaluate (the input is the checkpoint's; a run stands for its newest checkpoint):
-  --text FILE                 the text, or token files (default: the run's data.validation)
+  --text FILE                 the text, or token files (default: the run's validation data)
   --set, --output             as in weft --help; --output DIR receives evaluation.json
 tokenize:
   --tokens bytes|PATH         the tokeniser: bytes, or a tokeniser file

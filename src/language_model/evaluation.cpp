@@ -59,6 +59,9 @@ std::string to_text(const EvaluationResult& result) {
 
 EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std::int64_t rows,
                           Transformer& transformer, Staging& staging, const kernels::Execution& execution) {
+  if (set.size() < 2)
+    throw collective_error(ExitCode::data, "{}: {} token{} (a prediction needs two); give a longer text", set.name(),
+                           set.size(), set.size() == 1 ? "" : "s");
   const std::int64_t windows = dataset::evaluation_windows(set, length),
                      together = std::max<std::int64_t>(1, rows / length);
   EvaluationResult result;

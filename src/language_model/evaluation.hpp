@@ -27,7 +27,8 @@ std::string to_text(const EvaluationResult&);
 
 /// The whole set in windows of `length` + 1 tokens with stride `length`: every token but the first is predicted once.
 /// The result does not depend on the number of rows of a batch. `rows`: most rows that the staging memory and the
-/// Transformer take. Throws Error(numeric) if the loss is not finite.
+/// Transformer take. Throws a collective Error(data) if there is nothing to predict, Error(numeric) if the loss is not
+/// finite.
 EvaluationResult evaluate(const dataset::TokenSet&, std::int64_t length, std::int64_t rows, Transformer&, Staging&,
                           const kernels::Execution&);
 

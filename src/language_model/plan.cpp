@@ -98,10 +98,10 @@ void require_memory(const Plan& plan, const Configuration& configuration, std::i
 std::string to_text(const Plan& plan, const Configuration& configuration) {
   const ModelSettings& model = plan.architecture.model;
   std::string text =
-      fmt::format("plan: {} layers, d_model {}, {} heads of {}{}, d_mlp {}, vocabulary {}, {} parameters\n",
-                  model.layers, model.d_model, model.heads, model.head_size(),
-                  model.kv_heads == model.heads ? "" : fmt::format(" ({} of keys)", model.kv_heads), model.d_mlp,
-                  plan.architecture.vocabulary, report::grouped(plan.parameters));
+      fmt::format("plan: {} layer{}, d_model {}, {} head{} of {}{}, d_mlp {}, vocabulary {}, {} parameters\n",
+                  model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, model.heads == 1 ? "" : "s",
+                  model.head_size(), model.kv_heads == model.heads ? "" : fmt::format(" ({} of keys)", model.kv_heads),
+                  model.d_mlp, plan.architecture.vocabulary, report::grouped(plan.parameters));
   const auto row = [&](const std::string& name, const std::string& value) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };

@@ -8,6 +8,9 @@
 namespace weft::language_model {
 namespace {
 
+// Kernels compute in fp32: smaller numbers would be 0 or lose digits there, larger ones would be infinite.
+constexpr double kSmallest = 1.2e-38, kLargest = 3e38;
+constexpr double kSmallestCap = 1e-3;
 // Bounded so that no product of sizes and bytes of an element exceeds 64 bits.
 constexpr double kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
 
@@ -57,7 +60,9 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .add("language_model.position", model.position, {{"learned", Position::learned}, {"rope", Position::rope}},
            "positions: a learned embedding, or rotary (the halves of a head are rotated)")
       .derived(of_preset, [=] { return input::Value(is_llama() ? "rope" : "learned"); });
-  schema.add("language_model.rope_base", model.rope_base, "base of the wavelengths of rotary positions").more_than(1);
+  schema.add("language_model.rope_base", model.rope_base, "base of the wavelengths of rotary positions")
+      .more_than(1)
+      .at_most(kLargest);
   schema.add("language_model.qk_norm", model.qk_norm,
              {{"none", QueryKeyNorm::none},
               {"head", QueryKeyNorm::head},
@@ -77,16 +82,21 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .add("language_model.dropout", model.dropout,
            "probability with which an element of the embedding and of each sublayer's output is dropped in training")
       .at_least(0)
-      .less_than(1)
+      .at_most(0.99)
       .changeable();
-  schema.add("language_model.logit_softcap", model.logit_softcap, "logits z become c tanh(z / c); 0 = not").at_least(0);
+  schema.add("language_model.logit_softcap", model.logit_softcap, "logits z become c tanh(z / c); 0 = not")
+      .at_least(0)
+      .at_most(kLargest);
   schema.add("language_model.attention_softcap", model.attention_softcap, "scores s become c tanh(s / c); 0 = not")
-      .at_least(0);
+      .at_least(0)
+      .at_most(kLargest);
   schema.add("language_model.window", model.window, "positions that a query reads, its own included; 0 = all before it")
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows);
-  schema.add("language_model.norm_epsilon", model.norm_epsilon, "added to the variance in norms").more_than(0);
+  schema.add("language_model.norm_epsilon", model.norm_epsilon, "added to the variance in norms")
+      .at_least(kSmallest)
+      .at_most(1);
 }
 
 void add_keys(input::Schema& schema, MemorySettings& memory) {
@@ -142,7 +152,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
       return fmt::format(
           "language_model.d_model = {} is no multiple of language_model.heads = {} (all heads have one size); take "
           "d_model = {}",
-          model.d_model, model.heads, (model.d_model / model.heads + 1) * model.heads);
+          model.d_model, model.heads, (model.d_model / (8 * model.heads) + 1) * 8 * model.heads);
     const std::int64_t size = model.head_size();
     if (size % 8 == 0 && size <= kernels::kLargestHead) return {};
     return fmt::format(
@@ -156,6 +166,16 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "language_model.kv_heads = {} does not divide language_model.heads = {} (each key head serves as many query "
         "heads); take a divisor",
         model.kv_heads, model.heads);
+  });
+  schema.rule({"language_model.logit_softcap", "language_model.attention_softcap"}, [&model]() -> std::string {
+    for (const auto& [name, cap] :
+         {std::pair{"logit_softcap", model.logit_softcap}, std::pair{"attention_softcap", model.attention_softcap}})
+      if (cap > 0 && cap < kSmallestCap)
+        return fmt::format(
+            "language_model.{} = {} leaves nothing (logits and scores of usual size are 1 to 100); "
+            "take 0 for none, or a larger one",
+            name, cap);
+    return {};
   });
   schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
     const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;

@@ -101,6 +101,16 @@ def resumes_bit_for_bit(weft, expected):
     assert program.record(run)["result"]["validation"] == program.record(expected)["result"]["validation"]
 
 
+def evaluates_the_held_out_part(weft):
+    source = weft.folder / "fraction.toml"
+    source.write_text(INPUT.format(more="").replace('validation = "held_out.txt"', "validation_fraction = 0.2"))
+    weft.run("lm", "train", source, "--output", weft.folder / "fraction", "--set", "run.steps=6")
+    weft.run("lm", "evaluate", "fraction", "--output", "fraction_evaluated")
+    measured = json.loads((weft.folder / "fraction_evaluated" / "evaluation.json").read_text())["validation"]
+    expected = program.record(weft.folder / "fraction")["result"]["validation"]
+    assert abs(measured["loss"] - expected["loss"]) < 1e-6 and measured["tokens"] == expected["tokens"], (measured, expected)
+
+
 def policies_resume(weft):
     for more in ('[device]\nprecision = "bf16"\n[memory]\nrecompute = "block"', '[memory]\nhead_chunk = 100'):
         name = "policy"
@@ -129,11 +139,14 @@ def refusals(weft, run):
          "language_model.layers"),
         (("lm", "evaluate", run, "--set", "language_model.layers=3"), 2, "they define the run"),
         (("lm", "evaluate", run, "--text", "other.txt"), 3, "other.txt"),
-        (("lm", "evaluate", run, "--text", "nowhere.txt"), 2, "nowhere.txt"),
+        (("lm", "evaluate", run, "--text", "nowhere.txt"), 2, '--text = "nowhere.txt"'),
+        (("lm", "evaluate", run, "--text", "one.txt"), 3, "a prediction needs two"),
+        (("evaluate", run), 2, "weft lm evaluate is for language models"),
         (("lm", "evaluate", "plain.toml"), 2, "plain.toml"),
     ]
     (weft.folder / "empty.txt").write_text("")
     (weft.folder / "latin.txt").write_bytes(b"caf\xe9 " * 100)
+    (weft.folder / "one.txt").write_text("T")
     (weft.folder / "short.txt").write_text("The cat.\n")
     (weft.folder / "other.txt").write_text("The cat says \u20ac.\n" * 10)
     for arguments, code, words in cases:
@@ -149,6 +162,7 @@ def test(weft):
     assert "[language_model]" in printed and "[transcoder]" not in printed
     run = learns_and_reports(weft)
     resumes_bit_for_bit(weft, run)
+    evaluates_the_held_out_part(weft)
     policies_resume(weft)
     refusals(weft, run)
     _, printed = train(weft, "dry", "--dry-run")

@@ -91,6 +91,9 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[language_model]\nkv_heads = 0\n", "language_model.kv_heads");
   refused("[language_model]\ndropout = 1.0\n", "language_model.dropout");
   refused("[language_model]\nnorm = \"batch\"\n", "batch");
+  refused("[language_model]\nnorm_epsilon = 1e-300\n", "language_model.norm_epsilon");
+  refused("[language_model]\nlogit_softcap = 1e-30\n", "leaves nothing");
+  refused("[language_model]\nd_model = 8\nheads = 3\n", "take d_model = 24");
   refused("[language_model]\nwindw = 4\n", "window");
   refused("[data]\nbatch_tokens = 100\nsequence = 64\n", "not a multiple of data.sequence");
   refused("[data]\nmicro_tokens = 100\n", "not a multiple of data.sequence");

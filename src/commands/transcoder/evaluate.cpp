@@ -19,6 +19,7 @@ namespace weft::commands {
 int evaluate(const Request& request, const parallel::World& world) {
   // 1. The checkpoint, and the input that it was trained with.
   const checkpoint::Found found = open_checkpoint(request.subject, world);
+  require_kind(found, "encoder_0/weight", "weft lm evaluate is for language models");
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
   Request trained = request;
