@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# From a fresh machine to a trained cross-layer transcoder: installs missing packages, builds, writes a dataset with planted
-# features, trains on it and reports how many were recovered. A finished run is kept and evaluated again; an interrupted one is resumed.
+# From a fresh machine to a trained cross-layer transcoder and a trained language model: installs missing packages, builds, writes a
+# dataset with planted features, trains on it and reports how many were recovered; then trains a character-level language model (two
+# minutes on two cores). Finished runs are kept; an interrupted one is resumed.
 #
 #   bash scripts/quickstart.sh [--fresh]
-#     --fresh   delete the data and run of the last quickstart and start again
+#     --fresh   delete the data and runs of the last quickstart and start again
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for argument in "$@"; do
   case $argument in
-    --fresh) rm -rf runs/quickstart runs/quickstart_data ;;
+    --fresh) rm -rf runs/quickstart runs/quickstart_data runs/lm_character ;;
     *) echo "quickstart.sh: unknown option $argument (known: --fresh)" >&2; exit 2 ;;
   esac
 done
@@ -60,11 +61,14 @@ say "5. Evaluate on the validation set"
 checkpoint=$(find "$run/checkpoints" -maxdepth 1 -name 'step_????????' | sort | tail -n 1)
 "$weft" evaluate "$checkpoint" --data "$data/validation"
 
+say "6. A character-level language model"
+"$weft" lm train inputs/lm_character.toml
+
 as_root=''
 [[ $(id -u) -ne 0 ]] || as_root='--allow-run-as-root '   # Open MPI refuses to start as root without it
 cat <<TEXT
 
-The run is in $run/
+The transcoder is in $run/, the language model in runs/lm_character/
   run.json         result, timings, versions and input, for programs
   metrics.jsonl    one line per logged step
   checkpoints/     $(basename "$checkpoint") is the newest; can be read with h5py (bash scripts/setup.sh --tools installs it)
@@ -73,5 +77,6 @@ Next steps
   weft train inputs/quickstart.toml --set transcoder.k=4 --output runs/fewer
   mpirun ${as_root}-n 2 --oversubscribe weft train inputs/quickstart.toml --output runs/two_ranks
   weft inspect $checkpoint
+  weft lm evaluate runs/lm_character
   weft train --defaults                    every key of an input, with its meaning
 TEXT
