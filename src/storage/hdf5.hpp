@@ -53,7 +53,7 @@ void check(herr_t status, std::string_view what);
 
 /// Opens a regular file read-only. The message says so if this library is too old for the file.
 Handle open_file(const std::filesystem::path& path);
-/// The same for data that somebody else may have written: throws Error(data).
+/// The same for files of other programs: throws Error(data).
 Handle open_data_file(const std::filesystem::path& path);
 /// Runs `read` on an open file; its Error(io) becomes Error(data) "PATH: …; is the file damaged?".
 template <class Read>
