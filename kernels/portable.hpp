@@ -109,11 +109,11 @@ KOKKOS_FORCEINLINE_FUNCTION Value sum_columns(const Team& team, int count, const
 #endif
 }
 
-/// Largest of value(c) >= 0 over c in [0, count), the same on every lane; 0 without columns. NaN is ignored.
+/// Largest of `least` and of value(c) over c in [0, count), the same on every lane. NaN is ignored.
 template <class Value>
-KOKKOS_FORCEINLINE_FUNCTION float max_columns(const Team& team, int count, const Value& value) {
+KOKKOS_FORCEINLINE_FUNCTION float max_columns(const Team& team, int count, float least, const Value& value) {
 #ifdef __CUDA_ARCH__
-  float largest = 0;
+  float largest = least;
   Kokkos::parallel_reduce(
       Kokkos::ThreadVectorRange(team, count),
       [&](int c, float& partial) {
@@ -121,10 +121,11 @@ KOKKOS_FORCEINLINE_FUNCTION float max_columns(const Team& team, int count, const
         partial = x > partial ? x : partial;
       },
       Kokkos::Max<float>(largest));
-  return largest;
+  return largest > least ? largest : least;
 #else
   static_cast<void>(team);
-  float lane[16] = {};
+  float lane[16];
+  for (int i = 0; i < 16; ++i) lane[i] = least;
   int c = 0;
   for (; c + 16 <= count; c += 16)
     for (int i = 0; i < 16; ++i) {

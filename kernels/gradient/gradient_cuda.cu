@@ -76,10 +76,8 @@ __global__ void __launch_bounds__(1024)
   out[column] += total;
 }
 
-void add_columns(const Execution& execution, const char* name, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+void add_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
                  Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
-  if (workspace.size < column_sums_workspace(g.rows, g.columns))
-    throw Error(ExitCode::internal, std::string(name) + ": workspace is smaller than column_sums_workspace");
   if (g.rows == 0 || g.columns == 0) return;
   const cudaStream_t queue = stream_of(execution);
   const Columns a{x, g, shift.data, scale.data, reinterpret_cast<float*>(workspace.data)};
@@ -89,7 +87,7 @@ void add_columns(const Execution& execution, const char* name, AnyMatrix x, AnyM
   else
     sum_blocks<1><<<dim3(blocks, blocks_for(g.columns, kWarp)), kSumThreads, 0, queue>>>(a);
   add_blocks<<<blocks_for(g.columns, kWarp), 1024, 0, queue>>>(a.sums, blocks, g.columns, out.data);
-  require_launch(name);
+  require_launch("gradient: column sums");
 }
 
 // The sort: a block has kSortBlock threads, one row each.
@@ -270,20 +268,18 @@ void sum_sorted(cudaStream_t queue, const Runs& a) {
 }  // namespace
 
 void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, Array<std::byte> workspace) {
-  add_columns(execution, "add_column_sums", {}, g, {}, {}, out, workspace);
+  add_columns(execution, {}, g, {}, {}, out, workspace);
 }
 
 void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
                          Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
-  add_columns(execution, "add_column_products", x, g, shift, scale, out, workspace);
+  add_columns(execution, x, g, shift, scale, out, workspace);
 }
 
 void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,
                     Matrix<float> out, Array<std::byte> workspace) {
   const std::int64_t n = ids.size;
   RowsByIdWorkspace w = rows_by_id_layout(workspace.data, n, out.columns);
-  if (workspace.size < w.bytes)
-    throw Error(ExitCode::internal, "add_rows_by_id: workspace is smaller than rows_by_id_workspace");
   if (n == 0 || out.columns == 0) return;
   const cudaStream_t queue = stream_of(execution);
   const unsigned blocks = blocks_for(n, kSortBlock);

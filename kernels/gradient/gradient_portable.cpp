@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/contract.hpp"
 #include "kernels/gradient/gradient.hpp"
 #include "kernels/gradient/rows_by_id.hpp"
 #include "kernels/portable.hpp"
@@ -19,7 +18,6 @@ KOKKOS_FORCEINLINE_FUNCTION std::int64_t chunks_of(std::int64_t columns) {
 /// out[j] += sum over b.
 void add_columns(const Execution& execution, const char* name, AnyMatrix x, AnyMatrix g, Array<const float> shift,
                  Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
-  WEFT_ASSERT(workspace.size >= column_sums_workspace(g.rows, g.columns));
   const std::int64_t blocks = row_sums(g.rows), chunks = chunks_of(g.columns);
   const Matrix<float> sums{reinterpret_cast<float*>(workspace.data), blocks, g.columns, g.columns};
   for_teams(
@@ -106,7 +104,6 @@ void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, 
                     Matrix<float> out, Array<std::byte> workspace) {
   const std::int64_t n = ids.size, blocks = row_sums(n), chunks = chunks_of(out.columns);
   RowsByIdWorkspace w = rows_by_id_layout(workspace.data, n, out.columns);
-  WEFT_ASSERT(workspace.size >= w.bytes);
   const Array<SortedRow> rows = w.from;
   for_all(
       execution, "table_rows", n, KOKKOS_LAMBDA(std::int64_t i) {

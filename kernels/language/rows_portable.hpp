@@ -34,36 +34,4 @@ void for_rows(const Execution& execution, const char* name, std::int64_t rows, c
             RowsOfTeam<Scratch, Body>{body, rows});
 }
 
-/// Largest of value(c) over c in [0, count), the same on every lane; `least` without columns. NaN is ignored.
-template <class Value>
-KOKKOS_FORCEINLINE_FUNCTION float largest_column(const Team& team, int count, float least, const Value& value) {
-#ifdef __CUDA_ARCH__
-  float largest = least;
-  Kokkos::parallel_reduce(
-      Kokkos::ThreadVectorRange(team, count),
-      [&](int c, float& partial) {
-        const float x = value(c);
-        partial = x > partial ? x : partial;
-      },
-      Kokkos::Max<float>(largest));
-  return largest > least ? largest : least;
-#else
-  static_cast<void>(team);
-  float lane[16];
-  for (int i = 0; i < 16; ++i) lane[i] = least;
-  int c = 0;
-  for (; c + 16 <= count; c += 16)
-    for (int i = 0; i < 16; ++i) {
-      const float x = value(c + i);
-      lane[i] = x > lane[i] ? x : lane[i];
-    }
-  for (int i = 0; c < count; ++c, ++i) {
-    const float x = value(c);
-    lane[i] = x > lane[i] ? x : lane[i];
-  }
-  for (int i = 1; i < 16; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
-  return lane[0];
-#endif
-}
-
 }  // namespace weft::kernels

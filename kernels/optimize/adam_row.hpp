@@ -102,8 +102,9 @@ KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterR
       scratch.second[c] = sqrtf(v);
     });
     const float new_first_scale = block_scale(
-        max_columns(team, count, [&](int c) { return bits_float(float_bits(scratch.first[c]) & 0x7fffffffu); }));
-    const float new_second_scale = block_scale(max_columns(team, count, [&](int c) { return scratch.second[c]; }));
+        max_columns(team, count, 0.0f, [&](int c) { return bits_float(float_bits(scratch.first[c]) & 0x7fffffffu); }));
+    const float new_second_scale =
+        block_scale(max_columns(team, count, 0.0f, [&](int c) { return scratch.second[c]; }));
     const float first_inverse = inverse_scale(new_first_scale), second_inverse = inverse_scale(new_second_scale);
     for_columns(team, count, [&](int c) {
       first[c] = code_nearest(scratch.first[c] * first_inverse);

@@ -84,7 +84,12 @@ void require_kind(const checkpoint::Found& found, std::string_view tensor, std::
                          found.path.string(), tensor, advice);
 }
 
-void require_same_model(const input::Schema& schema, const checkpoint::Found& found, std::string_view allowed) {
+void read_input_of(const checkpoint::Found& found, const Request& request, const input::Schema& schema,
+                   const parallel::World& world, std::string_view allowed) {
+  Request trained = request;
+  trained.input_text = found.manifest.input;
+  trained.subject = (found.path / checkpoint::kManifestName).string();
+  read_input(trained, schema, world);
   std::string refused;
   for (const input::Change& change : input::changed_keys(schema, found.manifest.input, checkpoint::kManifestName))
     if (change.resume == input::Resume::fixed && change.path != allowed)

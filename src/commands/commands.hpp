@@ -37,9 +37,11 @@ checkpoint::Found open_checkpoint(const std::string& path, const parallel::World
 /// kind of model.
 void require_kind(const checkpoint::Found& found, std::string_view tensor, std::string_view advice);
 
-/// For commands that use a checkpoint with its input: throws a collective Error(usage) if --set changes keys that
-/// define the run, to which its weights belong; but not for the key `allowed`.
-void require_same_model(const input::Schema& schema, const checkpoint::Found& found, std::string_view allowed = "");
+/// For commands that use a checkpoint with its input: reads that input, with the request's --set, into the members that
+/// `schema` refers to. Throws a collective Error(usage) if --set changes keys that define the run, to which its weights
+/// belong; but not for the key `allowed`.
+void read_input_of(const checkpoint::Found& found, const Request& request, const input::Schema& schema,
+                   const parallel::World& world, std::string_view allowed = "");
 
 /// Name -> version of every library that computes, communicates or writes, for --version and run.json.
 std::map<std::string, std::string> library_versions();

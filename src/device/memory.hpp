@@ -12,6 +12,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/runtime.hpp"
 
 namespace weft::device {
 
@@ -78,6 +79,14 @@ enum class Direction { to_device, to_host, on_device };
 
 /// Copies `bytes` bytes. In a CUDA build asynchronous on the execution's stream, if host memory is page-locked.
 void copy(const kernels::Execution&, void* to, const void* from, std::int64_t bytes, Direction);
+/// The value at `data`, where the kernels run. Waits for the stream.
+template <class T>
+T read(const kernels::Execution& execution, const T* data) {
+  T value{};
+  copy(execution, &value, data, sizeof value, Direction::to_host);
+  kernels::fence(execution);
+  return value;
+}
 /// Fills with zero bytes, on the execution's stream.
 void zero(const kernels::Execution&, void* data, std::int64_t bytes);
 template <class T>

@@ -14,14 +14,6 @@ namespace {
 /// Largest loss that counts as finite.
 constexpr float kLargestLoss = 1e30f;
 
-template <class T>
-T read(const kernels::Execution& execution, const T* device_value) {
-  T value{};
-  device::copy(execution, &value, device_value, sizeof value, device::Direction::to_host);
-  kernels::fence(execution);
-  return value;
-}
-
 }  // namespace
 
 Trainer::Buffers::Buffers(const Configuration& configuration, training::StepArena& arena) {
@@ -149,9 +141,9 @@ Trainer::Metrics Trainer::metrics() {
   double sum = 0;
   for (const float loss : losses) sum += static_cast<double>(loss);
   return {.loss = sum / static_cast<double>(counted_),
-          .learning_rate = static_cast<double>(read(execution_, runner_.constants()).learning_rate),
-          .gradient_norm = read(execution_, update_.norm()),
-          .skipped_steps = read(execution_, runner_.skipped())};
+          .learning_rate = static_cast<double>(device::read(execution_, runner_.constants()).learning_rate),
+          .gradient_norm = device::read(execution_, update_.norm()),
+          .skipped_steps = device::read(execution_, runner_.skipped())};
 }
 
 }  // namespace weft::language_model

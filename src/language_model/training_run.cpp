@@ -5,13 +5,12 @@
 #include "base/text.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/format.hpp"
+#include "storage/token_file.hpp"
 
 namespace weft::language_model {
 namespace {
 
 constexpr const char* kTokenizer = "tokenizer";
-/// Of a tokeniser's text: those of vocabularies of some 100,000 tokens have a few MiB.
-constexpr std::int64_t kLargestTokenizer = std::int64_t{256} << 20;
 
 checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
   const auto size = static_cast<std::int64_t>(text.size());
@@ -45,7 +44,7 @@ std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found& found, const 
                                           const kernels::Execution& execution) {
   for (const checkpoint::TensorEntry& tensor : found.manifest.tensors) {
     if (tensor.name != kTokenizer) continue;
-    if (tensor.type != kernels::Scalar::u8 || tensor.shape.size() != 1 || tensor.shape[0] > kLargestTokenizer)
+    if (tensor.type != kernels::Scalar::u8 || tensor.shape.size() != 1 || tensor.shape[0] > storage::kLargestTokenizer)
       throw collective_error(ExitCode::data, "{}: the tensor \"{}\" is not the text of a tokeniser",
                              found.path.string(), kTokenizer);
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tensor.shape[0]));

@@ -110,6 +110,12 @@ Watchdog::~Watchdog() {
 void Watchdog::connect(const Communicator& all) {
   if (size_ == 1) return;
   ranks_.emplace(all.duplicate());
+  // A rank may stop before its messenger has sent anything: its host is known from here on, and its silence counts.
+  const Pulse own = own_pulse();
+  std::vector<Pulse> pulses(static_cast<std::size_t>(size_));
+  ranks_->all_gather(&own, pulses.data(), sizeof own);
+  for (int rank = 0; rank < (rank_ == 0 ? size_ : 1); ++rank)
+    if (rank != rank_) hear(rank, pulses[static_cast<std::size_t>(rank)]);
   messenger_ = std::thread([this] { exchange(); });
 }
 

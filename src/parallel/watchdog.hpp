@@ -10,8 +10,8 @@
 //
 // Between `connect` and `disconnect` a second thread exchanges progress, step and phase of all ranks every half second:
 // each rank sends its own to rank 0, which sends the sum to all. These messages are non-blocking and have a
-// communicator of their own. Before and after, and if MPI itself blocks, each process knows its own progress only. Rank
-// 0 ends the job; if it does not respond, the lowest rank that does.
+// communicator of their own; `connect` exchanges the first ones. Before and after, and if MPI itself blocks, each
+// process knows its own progress only. Rank 0 ends the job; if it does not respond, the lowest rank that does.
 //
 // The time during which a process is suspended (scheduler, debugger) does not count.
 #pragma once

@@ -118,6 +118,7 @@ std::filesystem::path record_path() {
 }
 
 void record_failure(const std::filesystem::path& path, int code, const std::string& message) noexcept {
+  if (path.empty()) return;  // no run directory yet
   write_or_warn([&] {
     Json record = stored_record(path);
     if (exit_code_of(record) == 0) return;

@@ -52,7 +52,7 @@ std::filesystem::path record_path();
 
 /// Replaces `exit` in the record at `path` and keeps the rest: for a rank, or a thread, that ends the job although rank
 /// 0 cannot write the record any more. A record of a finished run (exit.code 0) is left as it is: all its results are
-/// in it. From any thread. Does not throw, as `record_end`.
+/// in it. Does nothing if the path is empty. From any thread. Does not throw, as `record_end`.
 void record_failure(const std::filesystem::path& path, int code, const std::string& message) noexcept;
 
 /// The record at `path`; null if it cannot be read or is no JSON object. From any thread.

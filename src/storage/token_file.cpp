@@ -18,7 +18,6 @@ using kernels::Scalar;
 constexpr const char* kFormat = "weft-tokens";
 constexpr std::int64_t kFormatVersion = 1;
 constexpr std::int64_t kLargestVocabulary = (std::int64_t{1} << 31) - 1;  // targets are int32
-constexpr std::int64_t kLargestTokenizer = std::int64_t{64} << 20;
 
 std::int64_t size_of(const std::string& path) {
   const Descriptor file = open_regular(path, ExitCode::data);

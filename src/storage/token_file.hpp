@@ -14,6 +14,9 @@
 
 namespace weft::storage {
 
+/// Bytes of a tokeniser's text: those of vocabularies of some 100,000 tokens have a few MiB.
+inline constexpr std::int64_t kLargestTokenizer = std::int64_t{64} << 20;
+
 /// A one-dimensional dataset inside the file: bytes [offset, offset + count * bytes_of(type)), which are not aligned.
 struct StoredArray {
   kernels::Scalar type = kernels::Scalar::u16;

@@ -23,14 +23,6 @@ namespace {
 /// fp32.
 constexpr float kLargestResidual = 1e18f;
 
-template <class T>
-T read(const kernels::Execution& execution, const T* device_value) {
-  T value{};
-  device::copy(execution, &value, device_value, sizeof value, device::Direction::to_host);
-  kernels::fence(execution);
-  return value;
-}
-
 }  // namespace
 
 Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
@@ -358,11 +350,11 @@ TrainingMetrics Trainer::metrics() {
   device::copy(execution_, own.sums.data(), buffers_.step_sums.data, buffers_.step_sums.size * 8,
                device::Direction::to_host);
   kernels::count_at_least(execution_, model_.clocks(), configuration_.transcoder.dead_window, buffers_.dead.data);
-  own.dead = static_cast<double>(read(execution_, buffers_.dead.data));
+  own.dead = static_cast<double>(device::read(execution_, buffers_.dead.data));
   const std::int64_t n_tokens = runner_.steps_here() == 0 ? 1 : forward_.layout().total;
   TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, grid_.world());
-  metrics.gradient_norm = read(execution_, norm_.norm());
-  metrics.skipped = read(execution_, runner_.skipped());
+  metrics.gradient_norm = device::read(execution_, norm_.norm());
+  metrics.skipped = device::read(execution_, runner_.skipped());
   return metrics;
 }
 

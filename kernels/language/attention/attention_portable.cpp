@@ -11,7 +11,7 @@
 // do not depend on the number of threads.
 //
 // Rate of one core (AVX2, 2 x 8 products per cycle) in GFLOP/s, counting the causal half and 5 products in the backward
-// pass, which computes 7; beside it OpenBLAS' sgemm of one 64 x 64 x head size product. The products take half of the
+// pass, which computes 7; for comparison OpenBLAS' sgemm of one 64 x 64 x head size product. The products take half of the
 // time; the rest is exp, maxima and masks, then the transposition of the block.
 //
 // clang-format off
@@ -217,10 +217,10 @@ KOKKOS_FORCEINLINE_FUNCTION void load_tile(const Team& team, const AnyMatrix& ma
     for_columns(team, n_columns, [&](int c) { tile[m * n_columns + c] = 0.0f; });
 }
 
-/// Rows [begin, end) of a tile that a group of lanes meets; both multiples of kMicroRows.
+/// Rows [begin, end) of a tile that have a score with some lane of a group; both multiples of kMicroRows.
 struct Live {
   int begin, end;
-  bool masked;  ///< not all rows meet all lanes
+  bool masked;  ///< some row has no score with some lane
 };
 
 /// Queries as lanes, keys as rows: what the mask says about the lanes of a group.
@@ -370,7 +370,7 @@ KOKKOS_FORCEINLINE_FUNCTION void form_slopes(const Team& team, int n_rows, float
     });
 }
 
-/// dq: a block of queries meets the keys that it reads. Also forms delta.
+/// dq of each block of queries, from the keys that it reads. Also forms delta.
 void queries_backward(const Execution& execution, const BackwardArguments& a) {
   const int head_size = static_cast<int>(a.shape.head_size);
   Pieces measure(nullptr);
@@ -433,7 +433,7 @@ void queries_backward(const Execution& execution, const BackwardArguments& a) {
       });
 }
 
-/// dk and dv: a block of keys meets the queries that read it, of all heads that share it.
+/// dk and dv of each block of keys, from the queries that read it, of all heads that share it.
 void keys_backward(const Execution& execution, const BackwardArguments& a) {
   const int head_size = static_cast<int>(a.shape.head_size);
   Pieces measure(nullptr);

@@ -37,7 +37,7 @@ void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyM
         float largest = -infinity;
         for_chunks(o.vocabulary, o.vocabulary, [&](std::int64_t column, int count) {
           const float* z = read(column, count);
-          largest = largest_column(team, count, largest, [&](int c) { return z[c]; });
+          largest = max_columns(team, count, largest, [&](int c) { return z[c]; });
         });
         float sum = 0.0f, target_logit = 0.0f;
         for_chunks(o.vocabulary, o.vocabulary, [&](std::int64_t column, int count) {

@@ -36,11 +36,7 @@ int language_model_evaluate(const Request& request, const parallel::World& world
   require_kind(found, "embedding/tokens", "weft evaluate is for transcoders");
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
-  Request trained = request;
-  trained.input_text = found.manifest.input;
-  trained.subject = (found.path / checkpoint::kManifestName).string();
-  read_input(trained, schema, world);
-  require_same_model(schema, found);
+  read_input_of(found, request, schema, world);
   const language_model::Configuration& configuration = input.language;
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft lm evaluate with {} processes (one is supported); start one process",

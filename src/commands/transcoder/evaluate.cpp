@@ -22,11 +22,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   require_kind(found, "encoder_0/weight", "weft lm evaluate is for language models");
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
-  Request trained = request;
-  trained.input_text = found.manifest.input;
-  trained.subject = (found.path / checkpoint::kManifestName).string();
-  read_input(trained, schema, world);
-  require_same_model(schema, found, request.data.empty() ? "" : "data.stored_as");
+  read_input_of(found, request, schema, world, request.data.empty() ? "" : "data.stored_as");
   transcoder::Configuration& configuration = input.configuration;
   const std::string path = request.data.empty() ? configuration.data.validation : request.data;
   if (path.empty())

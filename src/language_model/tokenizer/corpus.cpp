@@ -8,13 +8,12 @@
 #include "parallel/failure.hpp"
 #include "storage/digest.hpp"
 #include "storage/mapped_file.hpp"
+#include "storage/token_file.hpp"
 
 namespace weft::language_model {
 namespace {
 
 using dataset::TokenSet;
-
-constexpr std::int64_t kLargestTokenizer = std::int64_t{64} << 20;
 
 std::string_view text_of(const storage::MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
@@ -111,9 +110,9 @@ Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::strin
     throw error(ExitCode::usage, "{} = \"{}\": no such file (it is \"bytes\" or the path of a tokeniser file)", key,
                 tokens);
   const storage::MappedFile file(tokens);
-  if (static_cast<std::int64_t>(file.bytes().size()) > kLargestTokenizer)
+  if (static_cast<std::int64_t>(file.bytes().size()) > storage::kLargestTokenizer)
     throw error(ExitCode::data, "{}: has {} bytes (a tokeniser file has at most {}); is it another kind of file?",
-                tokens, file.bytes().size(), kLargestTokenizer);
+                tokens, file.bytes().size(), storage::kLargestTokenizer);
   return Tokenizer::from_text(text_of(file), tokens);
 }
 
