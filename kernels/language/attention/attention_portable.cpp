@@ -11,8 +11,8 @@
 // do not depend on the number of threads.
 //
 // Rate of one core (AVX2, 2 x 8 products per cycle) in GFLOP/s, counting the causal half and 5 products in the backward
-// pass, which computes 7; for comparison OpenBLAS' sgemm of one 64 x 64 x head size product. The products take half of the
-// time; the rest is exp, maxima and masks, then the transposition of the block.
+// pass, which computes 7; for comparison OpenBLAS' sgemm of one 64 x 64 x head size product. The products take half of
+// the time; the rest is exp, maxima and masks, then the transposition of the block.
 //
 // clang-format off
 //   length, head size    forward    backward    sgemm
