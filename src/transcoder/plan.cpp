@@ -98,7 +98,7 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
           const parallel::GridShape& grid) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   Plan plan;
-  plan.shape = {description.n_layers, description.d_model, configuration.transcoder.features};
+  plan.shape = shape_of(configuration.transcoder, description.n_layers, description.d_model);
   plan.grid = grid;
   const Shape& shape = plan.shape;
   const kernels::StatePolicy policy = configuration.optimizer.state;
@@ -180,9 +180,8 @@ std::string grid_advice(const Plan& plan) {
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {
   const Shape& shape = plan.shape;
-  std::string text =
-      fmt::format("plan: {} layers, d_model {}, {} features per layer, {:.1f} M parameters, grid {}\n", shape.n_layers,
-                  shape.d_model, shape.n_features, static_cast<double>(shape.parameters()) * 1e-6, plan.grid.text());
+  std::string text = fmt::format("plan: {}, {:.1f} M parameters, grid {}\n", to_text(shape),
+                                 static_cast<double>(shape.parameters()) * 1e-6, plan.grid.text());
   const auto row = [&](const std::string& name, const std::string& value) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/log.hpp"
@@ -12,7 +13,8 @@
 namespace weft::transcoder {
 namespace {
 
-/// The whole decoder of a layer in raw space on rank 0, [F, (L - s) * d]; empty elsewhere.
+/// The whole decoder of a layer in raw space on rank 0, [F, (L - s) * d] (zero for targets that it does not write to);
+/// empty elsewhere.
 std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std::vector<float>& spread,
                                const parallel::Grid& grid, const kernels::Execution& execution) {
   const kernels::ParameterRows& rows = model.decoder()[static_cast<std::size_t>(layer)];
@@ -29,7 +31,12 @@ std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std
     bytes.push_back(parallel::part(model.shape().n_features, grid.size(parallel::kFeatureAxis), g).size() *
                     rows.columns * 4);
   grid.axis(parallel::kFeatureAxis).all_gather_uneven(mine, values.data(), bytes);
-  return values;
+  const std::int64_t columns = (model.shape().n_layers - layer) * model.shape().d_model;
+  if (rows.columns == columns) return values;
+  std::vector<float> wide(static_cast<std::size_t>(model.shape().n_features * columns), 0.0f);
+  for (std::int64_t f = 0; f < model.shape().n_features; ++f)
+    std::copy_n(values.data() + f * rows.columns, rows.columns, wide.data() + f * columns);
+  return wide;
 }
 
 /// null: not defined.
@@ -94,11 +101,12 @@ std::string to_table(const EvaluationResult& result) {
   return text;
 }
 
-std::optional<dataset::Recovery> recovered(const std::string& dataset_path, const Model& model,
+std::optional<dataset::Recovery> recovered(const dataset::Description& data, const Model& model,
                                            const NormalisationOnDevice& normalisation, const parallel::World& world,
                                            const parallel::Grid& grid, const kernels::Execution& execution,
                                            int threads) {
-  const std::string path = world.on_root([&] { return dataset::ground_truth_path(dataset_path); });
+  if (data.targets_are_inputs) return std::nullopt;  // what was planted are decoders to the stored targets
+  const std::string path = world.on_root([&] { return dataset::ground_truth_path(data.path); });
   if (path.empty()) return std::nullopt;
   std::vector<float> spread(static_cast<std::size_t>(model.shape().width()));
   device::copy(execution, spread.data(), normalisation.target_spread.data(), normalisation.target_spread.bytes(),

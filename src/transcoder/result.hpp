@@ -19,9 +19,9 @@ report::Json to_json(const dataset::Recovery&);
 /// One row per layer and one for the mean; "-" where a measure is not defined.
 std::string to_table(const EvaluationResult&);
 
-/// How many planted features the decoder has learned; nullopt if the dataset has no ground truth. Collective; the
-/// result is on rank 0, zero on the others.
-std::optional<dataset::Recovery> recovered(const std::string& dataset_path, const Model&, const NormalisationOnDevice&,
+/// How many planted features the decoder has learned; nullopt if the dataset has no ground truth for it. Collective;
+/// the result is on rank 0, zero on the others.
+std::optional<dataset::Recovery> recovered(const dataset::Description&, const Model&, const NormalisationOnDevice&,
                                            const parallel::World&, const parallel::Grid&, const kernels::Execution&,
                                            int threads);
 

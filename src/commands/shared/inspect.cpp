@@ -29,15 +29,10 @@ std::string check_parameters(const std::filesystem::path& path, const checkpoint
       manifest.tensors,
       training::tensors_of(transcoder::parameter_specs(shape), stored->policy, training::Moments::held));
   if (!difference.empty())
-    throw collective_error(
-        ExitCode::io,
-        "{}: {} (a transcoder of {} layers, d_model {}, {} features per layer has it); was it written "
-        "by another program?",
-        path.string(), difference, shape.n_layers, shape.d_model, shape.n_features);
-  return fmt::format(
-      "  transcoder of {} layer{}, d_model {}, {} features per layer: {} parameters, all tensors present\n",
-      shape.n_layers, shape.n_layers == 1 ? "" : "s", shape.d_model, shape.n_features,
-      report::grouped(shape.parameters()));
+    throw collective_error(ExitCode::io, "{}: {} (a transcoder of {} has it); was it written by another program?",
+                           path.string(), difference, to_text(shape));
+  return fmt::format("  transcoder of {}: {} parameters, all tensors present\n", to_text(shape),
+                     report::grouped(shape.parameters()));
 }
 
 /// The same for a language model, whose sizes are in its input.

@@ -43,8 +43,9 @@ int evaluate(const Request& request, const parallel::World& world) {
       transcoder::load_statistics(world, found, description.n_layers, description.d_model, path, execution);
   const transcoder::NormalisationOnDevice normalisation(
       dataset::normalisation(statistics, description, configuration.data.normalise), statistics, execution);
-  const transcoder::Model model({description.n_layers, description.d_model, configuration.transcoder.features},
-                                configuration.optimizer.state, grid, execution, transcoder::Moments::none);
+  const transcoder::Model model(
+      transcoder::shape_of(configuration.transcoder, description.n_layers, description.d_model),
+      configuration.optimizer.state, grid, execution, transcoder::Moments::none);
   checkpoint::Registry registry;
   model.add_to(registry);
   checkpoint::load(world.all(), found, registry, execution, checkpoint::Load::part);
@@ -61,7 +62,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   log::info("{} (step {}) on {}, {} tokens:\n{}", found.path.string(), found.manifest.step, path,
             report::grouped(result.tokens), transcoder::to_table(result));
   if (const auto recovery =
-          transcoder::recovered(path, model, normalisation, world, grid, execution, runtime.threads())) {
+          transcoder::recovered(description, model, normalisation, world, grid, execution, runtime.threads())) {
     record["recovery"] = transcoder::to_json(*recovery);
     if (recovery->counted > 0)
       log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,

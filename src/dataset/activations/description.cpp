@@ -345,6 +345,7 @@ Description describe(const parallel::World& world, const std::string& path, cons
   parallel::note_phase("reading the headers of the data");
   Description description = description_from_text(world.on_root([&] { return to_text(describe(path, settings)); }));
   require_same_files(world, description);
+  description.targets_are_inputs = settings.targets == Targets::inputs;
   return description;
 }
 

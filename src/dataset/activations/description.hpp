@@ -46,6 +46,7 @@ struct Description {
   kernels::Scalar dtype = kernels::Scalar::fp32;  ///< fp32, fp16 or bf16
   std::vector<FileDescription> files = {};        ///< in the order of their ids: "stored order"
   bool has_statistics = false;                    ///< norm_stats.json exists
+  bool targets_are_inputs = false;  ///< data.targets: batches and statistics have the inputs as their targets
   /// "ends:HEX,rows:HEX" (dataset/fingerprint.hpp): sha256 of names, sizes, shapes, type and the first and last data of
   /// each file, and of a sample of rows inside each file (row_sample.hpp).
   std::string fingerprint = {};

@@ -204,9 +204,10 @@ report::Section decoder_section(const RunFacts& facts) {
     all += mass.all_features[s];
     std::vector<std::string> notes;
     for (std::size_t t = 0; t < mass.magnitude.size(); ++t)
-      notes.push_back(t < s ? ""
-                            : fmt::format("layer {} to layer {}: {}; {} of what layer {} writes", s, t,
-                                          short_number(mass.magnitude[s][t]), percent(mass.share[s][t]), s));
+      notes.push_back(std::isnan(mass.magnitude[s][t])
+                          ? ""
+                          : fmt::format("layer {} to layer {}: {}; {} of what layer {} writes", s, t,
+                                        short_number(mass.magnitude[s][t]), percent(mass.share[s][t]), s));
     map.notes.push_back(std::move(notes));
   }
   std::vector<std::vector<std::string>> rows;
