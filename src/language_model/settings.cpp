@@ -225,7 +225,6 @@ input::Schema schema(Configuration& configuration) {
   device::add_keys(schema, configuration.device, configuration.precision);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
-  training::add_evaluation_key(schema, configuration.log);
   add_keys(schema, configuration.sample);
   training::add_keys(schema, configuration.resume);
   add_rules(schema, configuration);
