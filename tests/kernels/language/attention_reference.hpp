@@ -91,6 +91,7 @@ struct Reference {
 
   /// Of the probability of a key.
   double factor(std::int64_t i, std::int64_t j, std::int64_t sequence, std::int64_t head) const {
+    if (dropout.kept == kernels::kMaskRange) return 1;
     const std::int64_t row = first_row + sequence * shape.length + i;
     return kernels::dropout_factor(
         dropout, kernels::attention_dropout_bits(kDropoutSeed, kDropoutStep, kDropoutLayer, row, head, j / 8), j % 8);
