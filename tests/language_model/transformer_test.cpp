@@ -78,8 +78,8 @@ std::vector<std::pair<std::string, TransformerSettings>> variants() {
     model.tied = true;
     model.bias = true;
   });
-  add("gpt2, dropout of attention", gpt2(), [](ModelSettings& model) {
-    model.attention_dropout = 0.3;
+  add("llama, dropout of attention, grouped queries", llama(), [](ModelSettings& model) {
+    model.attention_dropout = 0.2;
     model.kv_heads = 2;
   });
   return all;
