@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "dataset/activations/description.hpp"
@@ -36,11 +37,17 @@ const char* density_bin_name(int bin);
 /// Mean of the values that are defined (not NaN); NaN if none is.
 double mean_over_layers(const std::vector<double>& values);
 
-/// Collective. `forward` must have been constructed for batches of at least `batch_tokens`. Warns of constant layers.
-/// Throws, known to all ranks, Error(data) with file, row, layer and column of a value that is not finite, and
+/// Collective. `forward` must have been constructed for batches of at least `batch_tokens`. `before_batch` is called
+/// before each batch. Throws, known to all ranks, Error(data) with file, row, layer and column of a value that is not finite, and
 /// Error(numeric) if a reconstruction of finite activations is not.
 EvaluationResult evaluate(const dataset::Description&, const Model&, const NormalisationOnDevice&, Forward&,
                           const parallel::World&, const parallel::Grid&, const kernels::Execution&,
-                          std::int64_t batch_tokens);
+                          std::int64_t batch_tokens, const std::function<void()>& before_batch = {});
+
+/// Device memory that `evaluate` takes on the largest rank.
+std::int64_t evaluation_device_bytes(const Shape&, const parallel::GridShape&, std::int64_t batch_tokens);
+
+/// A warning per layer whose measures are not defined. On rank 0.
+void warn_of_constant_layers(const dataset::Description&, const EvaluationResult&);
 
 }  // namespace weft::transcoder

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/log.hpp"
+#include "base/trace.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
 #include "device/runtime.hpp"
@@ -56,7 +57,10 @@ int evaluate(const Request& request, const parallel::World& world) {
   transcoder::Forward forward(configuration, model, normalisation, grid, execution, timers,
                               configuration.data.batch_tokens, arena);
   const transcoder::EvaluationResult result = transcoder::evaluate(description, model, normalisation, forward, world,
-                                                                   grid, execution, configuration.data.batch_tokens);
+                                                                   grid, execution, configuration.data.batch_tokens,
+                                                                   trace::next_step);
+  trace::end_steps();
+  if (world.is_root()) transcoder::warn_of_constant_layers(description, result);
   report::Json record = {{"checkpoint", found.path.string()}, {"step", found.manifest.step}, {"data", path}};
   record["validation"] = transcoder::to_json(result);
   log::info("{} (step {}) on {}, {} tokens:\n{}", found.path.string(), found.manifest.step, path,
