@@ -24,8 +24,10 @@ struct EvaluationResult {
   std::vector<double> l0;                  ///< active features per token
   std::vector<double> dead_fraction;       ///< features that never fired on this set
   std::vector<std::vector<std::int64_t>>
-      density_histogram;   ///< features by floor(log10(density)): never, < 1e-6, ..., [0.1, 1]
+      density_histogram;  ///< features by floor(log10(density)): never, < 1e-6, ..., [0.1, 1]
+  // All layers together: the sums of numerator and denominator over the layers.
   double nmse_pooled = 0;  ///< sum over layers of SSE / sum over layers of SST
+  double nmse_standardised_pooled = 0, explained_variance_pooled = 0;
 };
 
 /// Bins of density_histogram: never fired, then decades from below 1e-6 up to [0.1, 1].

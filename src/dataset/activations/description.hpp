@@ -6,8 +6,8 @@
 //   DIR/index.bin, DIR/metadata.json, DIR/norm_stats.json          sidecar files of the writer
 //
 // Two layouts use these files: that of crosslayer-coding, and Weft's own, which is recognised by its root attributes
-// (format = "weft-activations", format_version, model, hook_inputs, hook_targets). The latter may hold the token of each
-// row (row_tokens.hpp).
+// (format = "weft-activations", format_version, model, hook_inputs, hook_targets). The latter may hold the token of
+// each row (row_tokens.hpp).
 //
 // Invariants of a Description: file i is chunk_{i}; all files have the same layers, width and stored type; inputs and
 // targets of all layers of a file have the same number of rows; index and metadata, if present, are consistent with the

@@ -301,18 +301,6 @@ void write_split(const SyntheticSettings& s, const Model& model, ActivationWrite
           count[static_cast<std::size_t>(i)];
 }
 
-void write_tensor(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape,
-                  const void* data) {
-  storage::Handle dataset = storage::create_dataset(file, name, type, shape);
-  std::int64_t row_bytes = kernels::bytes_of(type);
-  for (std::size_t i = 1; i < shape.size(); ++i) row_bytes *= shape[i];
-  const std::int64_t piece = storage::piece_rows(type, shape);
-  for (std::int64_t begin = 0; begin < shape[0]; begin += piece)
-    storage::write_rows(dataset, begin, std::min(piece, shape[0] - begin),
-                        static_cast<const std::byte*>(data) + begin * row_bytes);
-  dataset.close();
-}
-
 void write_ground_truth(const SyntheticSettings& s, const GroundTruth& truth) {
   storage::Handle file = storage::create_file(s.output + "/ground_truth.h5");
   storage::write_attribute(file, "format", "weft-ground-truth");
@@ -324,12 +312,13 @@ void write_ground_truth(const SyntheticSettings& s, const GroundTruth& truth) {
   for (std::int64_t layer = 0; layer < truth.n_layers; ++layer) {
     const std::size_t l = static_cast<std::size_t>(layer);
     const std::string group = fmt::format("layer_{}/", layer);
-    write_tensor(file, group + "encoder", kernels::Scalar::fp32, {truth.n_features, truth.d_model},
-                 truth.encoder[l].data());
-    write_tensor(file, group + "decoder", kernels::Scalar::fp32,
-                 {truth.n_features, (truth.n_layers - layer) * truth.d_model}, truth.decoder[l].data());
-    write_tensor(file, group + "frequency", kernels::Scalar::fp64, {truth.n_features}, truth.frequency[l].data());
-    write_tensor(file, group + "fired", kernels::Scalar::i64, {truth.n_features}, truth.fired[l].data());
+    storage::write_tensor(file, group + "encoder", kernels::Scalar::fp32, {truth.n_features, truth.d_model},
+                          truth.encoder[l].data());
+    storage::write_tensor(file, group + "decoder", kernels::Scalar::fp32,
+                          {truth.n_features, (truth.n_layers - layer) * truth.d_model}, truth.decoder[l].data());
+    storage::write_tensor(file, group + "frequency", kernels::Scalar::fp64, {truth.n_features},
+                          truth.frequency[l].data());
+    storage::write_tensor(file, group + "fired", kernels::Scalar::i64, {truth.n_features}, truth.fired[l].data());
   }
   file.close();
 }
