@@ -335,10 +335,10 @@ input::Schema schema(Input& input, Command command) {
   if (command == Command::train) keys.at("data.train").required("\"data/train\"");
   dataset::add_keys(keys, input.synthetic);
   transcoder::add_keys(keys, input.benchmark);
-  if (command == Command::evaluate || command == Command::features || command == Command::encode ||
-      command == Command::inspect)
+  if (command == Command::evaluate || command == Command::features || command == Command::encode)
     keys.at("transcoder.features").must_be_given = false;
-  if (command == Command::synth) {  // plants its own features: the model's are the business of a later train
+  if (command == Command::synth ||
+      command == Command::inspect) {  // no transcoder: the key may be missing on every rank
     input::Key& features = keys.at("transcoder.features").at_least(0);
     features.must_be_given = false;
   }

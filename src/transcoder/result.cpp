@@ -131,8 +131,8 @@ std::string to_table(const EvaluationResult& result, const DecoderSummary& summa
   row("mean", mean(result.nmse), mean(result.fvu_dimension), mean(summary.redundancy),
       mean(summary.redundant_fraction));
   text += fmt::format("all layers together: NMSE std.{}, FVU{}, explained variance{}\n\n",
-                      column(result.nmse_standardised_pooled, 7, 4), column(result.nmse_pooled, 7, 4),
-                      column(result.explained_variance_pooled, 7, 4));
+                      column(result.nmse_standardised_pooled, 10, 4), column(result.nmse_pooled, 10, 4),
+                      column(result.explained_variance_pooled, 10, 4));
 
   text += "features by density\n" + fmt::format("{:>6}", "layer");
   for (int bin = 0; bin < kDensityBins; ++bin) text += fmt::format("{:>14}", density_bin_name(bin));

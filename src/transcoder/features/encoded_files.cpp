@@ -47,7 +47,7 @@ struct EncodedFiles::State {
   const parallel::Grid& grid;
 
   // On rank 0.
-  std::optional<storage::SparseFileWriter> file;
+  std::optional<storage::SparseFileWriter> file = {};
   std::size_t n_files = 0;  // begun
   std::int64_t entries = 0, first_row = 0;
   report::Json files = report::Json::array();
