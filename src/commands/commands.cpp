@@ -23,6 +23,10 @@ int call(const Request& request, const parallel::World& world) {
       return synth(request, world);
     case Command::evaluate:
       return evaluate(request, world);
+    case Command::features:
+      return features(request, world);
+    case Command::encode:
+      return encode(request, world);
     case Command::inspect:
       return inspect(request, world);
     case Command::benchmark:

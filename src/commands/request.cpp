@@ -24,6 +24,8 @@ constexpr const char* help_text =
 weft train INPUT              train a transcoder; resumes automatically
 weft synth INPUT              write an activation dataset with planted features
 weft evaluate CHECKPOINT      quality on validation data, per layer
+weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
+weft encode CHECKPOINT        sparse activations of a dataset, for other programs
 weft inspect PATH             list and check the contents of a dataset or checkpoint
 weft benchmark INPUT          time the phases of a step
 weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
@@ -47,9 +49,14 @@ Options of commands with an INPUT (a TOML file):
                               (OUTPUT/profile.json, for ui.perfetto.dev) and five
                               figures: time per step, device memory, utilisation,
                               kernel time, memory bandwidth
-evaluate:
-  --data DIR                  activations to evaluate on (default: the run's)
-  --set, --output, --profile  as above; the input is the checkpoint's
+evaluate, features, encode (the input is the checkpoint's; a run stands for its newest one):
+  --data DIR                  activations to use (default: the run's validation data)
+  --output DIR                receives evaluation.json; features.h5 and features.html;
+                              the encoded files
+  --set, --profile            as above; --profile: evaluate only
+  --feature LAYER:INDEX       features: print this feature as JSON; repeatable
+  --top N, --context N        features: strongest activations per feature (default 16),
+                              tokens on each side of them (default 10)
 inspect: --set data.stored_as=bf16 for a dataset
   --help, --version           this text; version, revision and libraries
 
@@ -112,6 +119,8 @@ constexpr Declared declared[] = {
     {Command::train, "train", "INPUT", true},
     {Command::synth, "synth", "INPUT", true},
     {Command::evaluate, "evaluate", "CHECKPOINT", false},
+    {Command::features, "features", "CHECKPOINT", false},
+    {Command::encode, "encode", "CHECKPOINT", false},
     {Command::inspect, "inspect", "PATH", false},
     {Command::benchmark, "benchmark", "INPUT", true},
     {Command::report, "report", "RUN", false},
@@ -135,7 +144,8 @@ Error usage(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 void add_options(CLI::App& app, Command command, Request& request) {
-  const bool evaluates = command == Command::evaluate || command == Command::lm_evaluate;
+  const bool encodes = command == Command::evaluate || command == Command::features || command == Command::encode;
+  const bool evaluates = encodes || command == Command::lm_evaluate;
   if (takes_input(command)) {
     app.add_flag("--print-config", request.print_config);
     app.add_flag("--defaults", request.defaults);
@@ -153,7 +163,12 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_flag("--take-over", request.take_over);
     app.add_option("--start-id", request.start_id);
   }
-  if (command == Command::evaluate) app.add_option("--data", request.data);
+  if (encodes) app.add_option("--data", request.data);
+  if (command == Command::features) {
+    app.add_option("--feature", request.features)->allow_extra_args(false);
+    app.add_option("--top", request.top)->check(CLI::Range(1, 1 << 16));
+    app.add_option("--context", request.context)->check(CLI::Range(0, 1 << 16));
+  }
   if (command == Command::lm_evaluate) app.add_option("--text", request.text);
   if (command == Command::lm_tokenize) {
     app.add_option("--tokens", request.tokens);
@@ -320,8 +335,10 @@ input::Schema schema(Input& input, Command command) {
   if (command == Command::train) keys.at("data.train").required("\"data/train\"");
   dataset::add_keys(keys, input.synthetic);
   transcoder::add_keys(keys, input.benchmark);
-  if (command == Command::evaluate || command == Command::inspect) keys.at("transcoder.features").must_be_given = false;
-  if (command == Command::synth) {  // plants its own features: the model's are the business of a later train
+  if (command == Command::evaluate || command == Command::features || command == Command::encode)
+    keys.at("transcoder.features").must_be_given = false;
+  if (command == Command::synth ||
+      command == Command::inspect) {  // no transcoder: the key may be missing on every rank
     input::Key& features = keys.at("transcoder.features").at_least(0);
     features.must_be_given = false;
   }

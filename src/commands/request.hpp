@@ -19,7 +19,20 @@
 namespace weft::commands {
 
 /// `nothing`: the command line requested a text (--help, --version), which was printed.
-enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report, lm_train, lm_evaluate, lm_tokenize };
+enum class Command {
+  nothing,
+  train,
+  synth,
+  evaluate,
+  features,
+  encode,
+  inspect,
+  benchmark,
+  report,
+  lm_train,
+  lm_evaluate,
+  lm_tokenize
+};
 
 /// The command line. Long options only; the help text (request.cpp) describes them.
 struct Request {
@@ -39,7 +52,7 @@ struct Request {
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string start_id;         ///< train: recorded in run.json as start_id
   std::string output;           ///< "" or DIR; report: FILE
-  std::string data;             ///< evaluate: DIR
+  std::string data;             ///< evaluate, features, encode: DIR
   std::string text;             ///< lm evaluate: "" or FILE
   std::string tokens;           ///< lm tokenize: "" or the tokeniser, as data.tokens
   std::int64_t train_bpe = 0;   ///< lm tokenize: size of the vocabulary; 0 = none is trained
@@ -47,6 +60,11 @@ struct Request {
   std::string separator;        ///< lm tokenize: "" or the text between documents
   std::string compare;          ///< benchmark: "" or FILE
   std::string command_line;     ///< as given, for the record
+
+  // features
+  std::vector<std::string> features;  ///< --feature LAYER:INDEX, in order
+  std::int64_t top = 16;              ///< strongest activations per feature
+  std::int64_t context = 10;          ///< tokens on each side of them
 };
 
 /// Reads the command line and, for commands with an INPUT, the file. Prints --help and --version (rank 0). Collective.

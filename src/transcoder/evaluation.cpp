@@ -121,7 +121,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   EvaluationResult result;
   result.tokens = tokens;
   const double n = static_cast<double>(tokens);
-  double all_errors = 0, all_totals = 0;
+  double all_errors = 0, all_totals = 0, all_variances = 0, all_standard_errors = 0, all_standard_totals = 0;
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer) {
     double error = 0, variance_error = 0, spread_total = 0, standard_error = 0, standard_total = 0, by_dimension = 0;
     std::int64_t varying = 0;
@@ -154,8 +154,13 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
     result.l0.push_back(static_cast<double>(layer_counts[kDensityBins]) / n);
     all_errors += error;
     all_totals += spread_total;
+    all_variances += variance_error;
+    all_standard_errors += standard_error;
+    all_standard_totals += standard_total;
   }
   result.nmse_pooled = ratio(all_errors, all_totals);
+  result.nmse_standardised_pooled = ratio(all_standard_errors, all_standard_totals);
+  result.explained_variance_pooled = 1.0 - ratio(all_variances, all_totals);
   return result;
 }
 

@@ -37,6 +37,14 @@ METADATA = {"model_name": "m", "dataset": "t", "split": "train", "num_layers": 2
             "total_tokens": 87, "chunk_tokens": 80, "hook": ["a", {"b": None}]}
 
 
+def vocabulary():
+    head = {"format": "weft-vocabulary", "format_version": 1}
+    put("vocabulary", "good", json.dumps({**head, "texts": ["a", " the", "\ufffd", "\n", ""]}))
+    put("vocabulary", "number", json.dumps({**head, "texts": ["a", 3]}))
+    put("vocabulary", "newer", json.dumps({**head, "format_version": 2, "texts": []}))
+    put("vocabulary", "deep", json.dumps(head)[:-1] + ', "texts": ' + "[" * 3000 + "]" * 3000 + "}")
+
+
 def metadata():
     put("metadata", "good", json.dumps(METADATA, indent=1))
     put("metadata", "bf16", json.dumps({**METADATA, "dtype": "bfloat16"}))
@@ -194,5 +202,5 @@ def tokens():
 
 if __name__ == "__main__":
     ROOT = Path(sys.argv[1])
-    for write in (inputs, index, metadata, statistics, manifest, activations, shard, tokenizers, tokens):
+    for write in (inputs, index, metadata, vocabulary, statistics, manifest, activations, shard, tokenizers, tokens):
         write()

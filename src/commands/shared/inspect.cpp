@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
+#include "dataset/activations/row_tokens.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "dataset/tokens/token_set.hpp"
 #include "language_model/model.hpp"
@@ -92,6 +93,8 @@ void inspect_dataset(const std::string& path, const Request& request, const para
                                  description.has_statistics ? ", norm_stats.json agrees with the data" : "");
   for (const std::string& sentence : dataset::constant_dimensions(statistics, description))
     text += fmt::format("\n  {:<13} {}", "constant", sentence);
+  if (description.has_tokens)
+    text += fmt::format("\n  {:<13} {}", "tokens", world.on_root([&] { return dataset::check_tokens(description); }));
   log::info("{}", text);
 }
 
