@@ -19,7 +19,20 @@
 namespace weft::commands {
 
 /// `nothing`: the command line requested a text (--help, --version), which was printed.
-enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report, lm_train, lm_evaluate, lm_tokenize };
+enum class Command {
+  nothing,
+  train,
+  synth,
+  evaluate,
+  inspect,
+  benchmark,
+  report,
+  export_weights,
+  import_weights,
+  lm_train,
+  lm_evaluate,
+  lm_tokenize
+};
 
 /// The command line. Long options only; the help text (request.cpp) describes them.
 struct Request {
@@ -46,6 +59,13 @@ struct Request {
   std::string pattern;          ///< lm tokenize: "" or gpt2 | llama3
   std::string separator;        ///< lm tokenize: "" or the text between documents
   std::string compare;          ///< benchmark: "" or FILE
+  std::string directory;        ///< export: DIR
+  std::string format;           ///< export: circuit-tracer | crosslayer-coding
+  std::string stored_type;      ///< export: "" or bf16 | fp32
+  std::string model_name;       ///< export: "" or the name of the language model
+  std::string input_hook;       ///< export: "" or the hook point of the inputs
+  std::string output_hook;      ///< export: "" or the hook point of the targets
+  std::string statistics;       ///< import: "" or FILE (norm_stats.json)
   std::string command_line;     ///< as given, for the record
 };
 
