@@ -120,6 +120,12 @@ SafetensorsEntry entry_of(const std::string& path, const std::string& name, cons
   return tensor;
 }
 
+/// The path of a regular file. Throws Error(data).
+const std::string& existing(const std::string& path) {
+  open_regular(path, ExitCode::data);
+  return path;
+}
+
 template <class T>
 void widen(const void* from, std::int64_t count, float* to) {
   const auto* values = static_cast<const T*>(from);
@@ -166,7 +172,7 @@ std::vector<SafetensorsEntry> parse_safetensors_header(const std::string& path, 
   return entries;
 }
 
-SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)), file_(path_) {
+SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)), file_(existing(path_)) {
   std::uint64_t length = 0;
   if (file_.bytes() < kLengthBytes)
     throw error(ExitCode::data, "{}: has {} bytes; is it a safetensors file?", path_, file_.bytes());

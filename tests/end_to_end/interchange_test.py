@@ -94,7 +94,6 @@ def exports(weft, folder):
                 assert error <= tolerance, (normalise, kind, dtype, error)
                 assert dtype == "bf16" or error > 0 or normalise == "none"
                 assert np.allclose(nmse(reconstruction, y), found, rtol=1e-4 if dtype == "fp32" else 2e-2)
-                # The same bytes again, from another number of shards too.
             text = weft.run("inspect", directory)
             assert f"format of {kind}" in text and "3 layers, d_model 16, 40 features per layer, ReLU" in text, text
     return folder / "run_per_dimension"
@@ -117,10 +116,6 @@ def round_trip(weft, folder, run):
         for path in exported.glob("*.safetensors"):
             assert path.read_bytes() == (folder / "again" / path.name).read_bytes(), path
         shutil.rmtree(folder / "again")
-    # A checkpoint without moments cannot be resumed: the reason is named.
-    text = weft.run("train", folder / "run_per_dimension.toml", "--output", folder / "resumed", "--resume",
-                    folder / "imported_circuit-tracer", code=None)
-    assert "moment" in text or "run.steps" in text or "was written with" in text or "trained with" in text, text
 
 
 def imports(weft, folder):
