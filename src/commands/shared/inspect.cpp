@@ -27,9 +27,8 @@ std::string check_parameters(const std::filesystem::path& path, const checkpoint
   if (!stored) return "";
   const transcoder::Shape& shape = stored->shape;
   // Imported weights have no moments.
-  const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(), [](const auto& tensor) {
-    return tensor.name == "encoder_0/weight.first_moment";
-  });
+  const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
+                                     [](const auto& tensor) { return tensor.name == "encoder_0/weight.first_moment"; });
   const std::string difference = training::first_difference(
       manifest.tensors, training::tensors_of(transcoder::parameter_specs(shape), stored->policy,
                                              trainable ? training::Moments::held : training::Moments::none));
