@@ -17,6 +17,50 @@ constexpr parallel::Range whole(std::int64_t n) { return {0, n}; }
 
 std::string text_of(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
+/// What a piece of rows and a block have in common, as runs of consecutive elements of the tensor. Run i begins at
+/// element `first` + i * `stride` of the tensor; its element j is element `at` + i * `next` + j * `step` of the piece.
+struct Runs {
+  std::int64_t count = 0, length = 0;
+  std::int64_t first = 0, stride = 0;
+  std::int64_t at = 0, next = 0, step = 1;
+
+  /// Runs copied together: where a run is a column of the piece, neighbouring columns share cache lines.
+  std::int64_t group() const { return step == 1 ? 1 : 8; }
+
+  /// Calls visit(run, element of the run, element of the piece) for runs [begin, begin + n).
+  template <class Visit>
+  void each(std::int64_t begin, std::int64_t n, Visit&& visit) const {
+    for (std::int64_t j = 0; j < length; ++j)
+      for (std::int64_t i = begin; i < begin + n; ++i) visit(i, j, at + i * next + j * step);
+  }
+};
+
+/// `columns`: of the whole part.
+Runs runs_of(const Block& block, parallel::Range rows, std::int64_t columns) {
+  const parallel::Range both = intersection(rows, block.rows);
+  Runs runs;
+  runs.first = block.offset + (both.begin - block.rows.begin) * block.row_stride;
+  runs.at = (both.begin - rows.begin) * columns + block.columns.begin;
+  const std::int64_t width = block.columns.size();
+  if (both.size() == 0) return runs;
+  if (block.column_stride != 1) {  // the transpose: a run is a column
+    runs.count = width;
+    runs.length = both.size();
+    runs.stride = block.column_stride;
+    runs.next = 1;
+    runs.step = columns;
+  } else if (block.row_stride == width && width == columns) {  // rows that follow one another
+    runs.count = 1;
+    runs.length = both.size() * columns;
+  } else {
+    runs.count = both.size();
+    runs.length = width;
+    runs.stride = block.row_stride;
+    runs.next = columns;
+  }
+  return runs;
+}
+
 }  // namespace
 
 std::size_t Layout::add_file(std::string name) {
@@ -89,25 +133,19 @@ void LayoutRows::read(Part part, std::int64_t layer, parallel::Range rows, float
   std::fill_n(to, rows.size() * columns, 0.0f);
   const auto found = layout_.blocks.find({part, layer});
   if (found == layout_.blocks.end()) return;
-  std::vector<float> run;
+  std::vector<float> values;
   for (const Block& block : found->second) {
-    const parallel::Range both = intersection(rows, block.rows);
-    if (both.size() == 0) continue;
     const SafetensorsFile& file = *files_[block.file].file;
     const SafetensorsEntry& entry = *files_[block.file].entries[block.tensor];
-    const std::int64_t first = block.offset + (both.begin - block.rows.begin) * block.row_stride;
-    float* const corner = to + (both.begin - rows.begin) * columns + block.columns.begin;
-    const bool by_row = block.column_stride == 1;
-    // Rows that follow one another are one run; otherwise a run is a row, or a column of the transpose.
-    const bool one_run = by_row && block.row_stride == block.columns.size() && block.columns.size() == columns;
-    const std::int64_t n_runs = one_run ? 1 : by_row ? both.size() : block.columns.size();
-    const std::int64_t length = one_run ? both.size() * columns : by_row ? block.columns.size() : both.size();
-    run.resize(static_cast<std::size_t>(length));
-    for (std::int64_t i = 0; i < n_runs; ++i) {
-      file.read(entry, first + i * (by_row ? block.row_stride : block.column_stride), length, run.data());
-      float* const at = corner + i * (by_row ? columns : 1);
-      const std::int64_t step = by_row ? 1 : columns;
-      for (std::int64_t j = 0; j < length; ++j) at[j * step] += run[static_cast<std::size_t>(j)];
+    const Runs runs = runs_of(block, rows, columns);
+    for (std::int64_t begin = 0; begin < runs.count; begin += runs.group()) {
+      const std::int64_t n = std::min(runs.group(), runs.count - begin);
+      values.resize(static_cast<std::size_t>(n * runs.length));
+      for (std::int64_t i = 0; i < n; ++i)
+        file.read(entry, runs.first + (begin + i) * runs.stride, runs.length, values.data() + i * runs.length);
+      runs.each(begin, n, [&](std::int64_t i, std::int64_t j, std::int64_t element) {
+        to[element] += values[static_cast<std::size_t>((i - begin) * runs.length + j)];
+      });
     }
   }
   if (part != Part::threshold) return;
@@ -124,6 +162,21 @@ std::map<std::string, std::int64_t> LayoutRows::bytes_by_dtype() const {
   return bytes;
 }
 
+namespace {
+
+/// Writes part of a tensor whose values must be finite in its storage type.
+void put(SafetensorsWriter& file, const fs::path& path, std::size_t tensor, std::int64_t first,
+         std::span<const float> values) {
+  const SafetensorsWriter::Tensor& written = file.tensors()[tensor];
+  for (const float value : values)
+    if (!kernels::is_finite(written.type == kernels::Scalar::bf16 ? float(kernels::to_bf16(value)) : value))
+      throw error(ExitCode::numeric, "{}: tensor \"{}\" is not finite{}", path.string(), written.name,
+                  kernels::is_finite(value) ? " in bf16; take --type fp32" : "; did the run diverge?");
+  file.write(tensor, first, values);
+}
+
+}  // namespace
+
 void write(const RowSource& source, const Layout& layout, Storage storage, const fs::path& directory) {
   std::vector<SafetensorsWriter> files;
   for (const LayoutFile& file : layout.files) {
@@ -137,7 +190,7 @@ void write(const RowSource& source, const Layout& layout, Storage storage, const
     files.emplace_back(directory / file.name, std::move(tensors), std::map<std::string, std::string>{{"format", "pt"}});
   }
 
-  std::vector<float> piece, run;
+  std::vector<float> piece, values;
   for (const auto& [part, layer] : parts_of(layout.contents)) {
     const Extent extent = extent_of(layout.contents.sizes, part, layer);
     const std::int64_t most = piece_rows(extent);
@@ -147,39 +200,22 @@ void write(const RowSource& source, const Layout& layout, Storage storage, const
       source.read(part, layer, rows, piece.data());
       if (part == Part::threshold && layout.log_thresholds)
         for (float& value : piece) value = std::log(value);
-      bool first = true;
       for (const Block& block : layout.blocks.at({part, layer})) {
-        // The first of several blocks that add up takes the value.
-        if (part == Part::decoder_bias && !first) std::fill(piece.begin(), piece.end(), 0.0f);
-        first = false;
-        const parallel::Range both = intersection(rows, block.rows);
-        if (both.size() == 0) continue;
-        SafetensorsWriter& file = files[block.file];
-        const bool bf16 = file.tensors()[block.tensor].type == kernels::Scalar::bf16;
-        const auto put = [&](std::int64_t at, std::span<const float> values) {
-          for (const float value : values)
-            if (!kernels::is_finite(bf16 ? float(kernels::to_bf16(value)) : value))
-              throw error(ExitCode::numeric, "{}: tensor \"{}\" is not finite{}; was the run diverging?",
-                          (directory / layout.files[block.file].name).string(), file.tensors()[block.tensor].name,
-                          kernels::is_finite(value) ? " in bf16 (take --type fp32)" : "");
-          file.write(block.tensor, at, values);
-        };
-        const std::int64_t offset = block.offset + (both.begin - block.rows.begin) * block.row_stride;
-        const float* const corner = piece.data() + (both.begin - rows.begin) * extent.columns + block.columns.begin;
-        const std::int64_t columns = block.columns.size();
-        if (block.column_stride == 1 && block.row_stride == columns && columns == extent.columns) {
-          put(offset, {corner, static_cast<std::size_t>(both.size() * columns)});
-        } else if (block.column_stride == 1) {
-          for (std::int64_t i = 0; i < both.size(); ++i)
-            put(offset + i * block.row_stride, {corner + i * extent.columns, static_cast<std::size_t>(columns)});
-        } else {
-          run.resize(static_cast<std::size_t>(both.size()));
-          for (std::int64_t j = 0; j < columns; ++j) {
-            for (std::int64_t i = 0; i < both.size(); ++i)
-              run[static_cast<std::size_t>(i)] = corner[i * extent.columns + j];
-            put(offset + j * block.column_stride, run);
-          }
+        const Runs runs = runs_of(block, rows, extent.columns);
+        for (std::int64_t run = 0; run < runs.count; run += runs.group()) {
+          const std::int64_t n = std::min(runs.group(), runs.count - run);
+          values.resize(static_cast<std::size_t>(n * runs.length));
+          runs.each(run, n, [&](std::int64_t i, std::int64_t j, std::int64_t element) {
+            values[static_cast<std::size_t>((i - run) * runs.length + j)] = piece[static_cast<std::size_t>(element)];
+          });
+          for (std::int64_t i = 0; i < n; ++i)
+            put(files[block.file], directory / layout.files[block.file].name, block.tensor,
+                runs.first + (run + i) * runs.stride,
+                std::span(values).subspan(static_cast<std::size_t>(i * runs.length),
+                                          static_cast<std::size_t>(runs.length)));
         }
+        // Of blocks that add up, the first has the value and the others zero.
+        if (part == Part::decoder_bias) std::fill(piece.begin(), piece.end(), 0.0f);
       }
     }
   }

@@ -211,6 +211,30 @@ TEST_CASE("clt-forge: one file, or one for each part of the features") {
   }
 }
 
+TEST_CASE("clt-forge without cross-layer decoders: the other strips are zero") {
+  const Scratch scratch;
+  write_file(scratch.path / "clt_weights.safetensors",
+             {{"W_enc", {L, d, F}, [](auto) { return 1.0f; }},
+              {"b_enc", {L, F}, [](auto) { return 1.0f; }},
+              {"W_dec", {L, F, d}, [](auto j) { return decoder(j / d / F, j / d / F, j / d % F, j % d); }},
+              {"b_dec", {L, d}, [](auto j) { return decoder_bias(j / d, j % d); }},
+              {"log_threshold", {L, F}, [](auto) { return 0.0f; }},
+              {"estimated_norm_scaling_factor_in", {L}, [](auto) { return 1.0f; }},
+              {"estimated_norm_scaling_factor_out", {L}, [](auto) { return 1.0f; }}});
+  write_text(scratch.path / "clt_cfg.json", R"({"cross_layer_decoders": false})");
+  const Opened opened = open_directory(scratch.path);
+  for (std::int64_t s = 0; s < L; ++s) {
+    const std::int64_t columns = (L - s) * d;
+    std::vector<float> rows(static_cast<std::size_t>(F * columns));
+    opened.rows->read(Part::decoder, s, {0, F}, rows.data());
+    for (std::int64_t j = 0; j < F * columns; ++j)
+      CHECK(rows[static_cast<std::size_t>(j)] == (j % columns < d ? decoder(s, s, j / columns, j % columns) : 0.0f));
+    float bias[d];
+    opened.rows->read(Part::decoder_bias, s, {0, d}, bias);
+    CHECK(bias[1] == decoder_bias(s, 1));
+  }
+}
+
 TEST_CASE("crosslayer-transcoder: decoders by target, standardisers unless folded") {
   const Scratch scratch;
   std::vector<Filled> tensors = {{"encoder.W", {L, d, F}, [](auto j) { return encoder(j / F / d, j % F, j / F % d); }},
