@@ -33,6 +33,10 @@ int call(const Request& request, const parallel::World& world) {
       return benchmark(request, world);
     case Command::report:
       return report(request, world);
+    case Command::export_weights:
+      return export_weights(request, world);
+    case Command::import_weights:
+      return import_weights(request, world);
     case Command::lm_train:
       return language_model_train(request, world);
     case Command::lm_evaluate:

@@ -29,6 +29,8 @@ enum class Command {
   inspect,
   benchmark,
   report,
+  export_weights,
+  import_weights,
   lm_train,
   lm_evaluate,
   lm_tokenize
@@ -59,6 +61,13 @@ struct Request {
   std::string pattern;          ///< lm tokenize: "" or gpt2 | llama3
   std::string separator;        ///< lm tokenize: "" or the text between documents
   std::string compare;          ///< benchmark: "" or FILE
+  std::string directory;        ///< export: DIR
+  std::string format;           ///< export: circuit-tracer | crosslayer-coding
+  std::string stored_type;      ///< export: "" or bf16 | fp32
+  std::string model_name;       ///< export: "" or the name of the language model
+  std::string input_hook;       ///< export: "" or the hook point of the inputs
+  std::string output_hook;      ///< export: "" or the hook point of the targets
+  std::string statistics;       ///< import: "" or FILE (norm_stats.json)
   std::string command_line;     ///< as given, for the record
 
   // features
