@@ -11,6 +11,7 @@
 #include "dataset/activations/synthetic.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
+#include "language_model/benchmark/settings.hpp"
 #include "language_model/settings.hpp"
 #include "parallel/world.hpp"
 #include "transcoder/benchmark/settings.hpp"
@@ -18,8 +19,21 @@
 
 namespace weft::commands {
 
-/// `nothing`: the command line requested a text (--help, --version), which was printed.
-enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report, lm_train, lm_evaluate, lm_tokenize };
+/// `nothing`: the command line requested a text (--help, --version), which was printed. `language_benchmark`: weft
+/// benchmark with an INPUT that has a table [language_model].
+enum class Command {
+  nothing,
+  train,
+  synth,
+  evaluate,
+  inspect,
+  benchmark,
+  language_benchmark,
+  report,
+  lm_train,
+  lm_evaluate,
+  lm_tokenize
+};
 
 /// The command line. Long options only; the help text (request.cpp) describes them.
 struct Request {
@@ -60,6 +74,7 @@ struct Input {
   language_model::Configuration language;  ///< of the commands `weft lm`
   dataset::SyntheticSettings synthetic;
   transcoder::BenchmarkSettings benchmark;
+  language_model::BenchmarkSettings language_benchmark;
 };
 
 /// The keys of `input`, and which of them this command requires. `input` must outlive the schema.

@@ -67,6 +67,8 @@ class Trainer {
   std::int64_t steps_done() const { return runner_.steps_done(); }
   void resume_at(std::int64_t step) { runner_.resume_at(step); }
   report::Timers& timers() { return timers_; }
+  /// true: steps run eagerly and wait for the device between phases, so that each is timed by itself.
+  void time_phases(bool one_by_one);
 
  private:
   kernels::AdamStep constants() const;

@@ -83,7 +83,8 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .policy = configuration.optimizer.state,
           .rows = configuration.micro_tokens(),
           .length = configuration.data.sequence,
-          .memory = configuration.memory};
+          .memory = configuration.memory,
+          .attention = configuration.attention};
 }
 
 Transformer::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
@@ -167,7 +168,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   const kernels::Execution execution{.backend = arena.backend()};
   const kernels::Attention attention =
       attention_of(model, (rows + settings.length - 1) / settings.length, settings.length);
-  std::int64_t attention_bytes = kernels::attention_workspace(execution, attention, settings.type);
+  std::int64_t attention_bytes = settings.attention.workspace(execution, attention, settings.type);
   arena.purpose("backward pass");
   if (settings.gradients) {
     residual_gradient = take(width);
@@ -180,7 +181,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
     temperature_rows = arena.take<float>(model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
     attention_bytes =
-        std::max(attention_bytes, kernels::attention_backward_workspace(execution, attention, settings.type));
+        std::max(attention_bytes, settings.attention.backward_workspace(execution, attention, settings.type));
   }
   arena.purpose("workspaces");
   attention_workspace = arena.take<std::byte>(attention_bytes);
@@ -240,9 +241,9 @@ void Transformer::attend(std::size_t layer, const Tokens& tokens) {
   multiply(model_.blocks()[layer].projection, block.attention_input.rows_from(0, n), projected);
   timers_.phase("attention");
   if (transforms_queries()) kernels::query_key(execution_, query_key(layer, tokens), projected, packed, block.inverse);
-  kernels::attention(execution_, attention(tokens), packed.columns_from(0, queries), packed.columns_from(queries, keys),
-                     packed.columns_from(queries + keys, keys), block.mixed.rows_from(0, n), block.log_sum,
-                     buffers_.attention_workspace);
+  settings_.attention.forward(execution_, attention(tokens), packed.columns_from(0, queries),
+                              packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                              block.mixed.rows_from(0, n), block.log_sum, buffers_.attention_workspace);
 }
 
 /// What the attention adds to the residual stream, and the norm of the sum.
@@ -422,11 +423,11 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
 
   timers_.phase("attention");
   const AnyMatrix packed = block.attended_rows.rows_from(0, n), gradient = buffers_.projection_gradient.rows_from(0, n);
-  kernels::attention_backward(execution_, attention(tokens), packed.columns_from(0, queries),
-                              packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
-                              block.mixed.rows_from(0, n), block.log_sum, mixed, gradient.columns_from(0, queries),
-                              gradient.columns_from(queries, keys), gradient.columns_from(queries + keys, keys),
-                              buffers_.attention_workspace);
+  settings_.attention.backward(execution_, attention(tokens), packed.columns_from(0, queries),
+                               packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                               block.mixed.rows_from(0, n), block.log_sum, mixed, gradient.columns_from(0, queries),
+                               gradient.columns_from(queries, keys), gradient.columns_from(queries + keys, keys),
+                               buffers_.attention_workspace);
   if (transforms_queries()) {
     // The weights of a norm of heads are shared by all of them: one row per head.
     const kernels::QueryKey transform = query_key(layer, tokens);

@@ -44,6 +44,7 @@ struct TransformerSettings {
   std::int64_t length = 0;  ///< most rows of a sequence
   MemorySettings memory = {};
   bool gradients = true;  ///< false: forward pass only; one block's activations are held
+  AttentionKernels attention = {};
 };
 /// Those of a training run.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&);
