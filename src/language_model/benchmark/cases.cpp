@@ -24,7 +24,7 @@ struct Toggle {
 
 /// batch_tokens: of a step of the cases.
 std::vector<Toggle> toggles(const Configuration& configuration, std::int64_t batch_tokens) {
-  const std::string no_gpu = kernels::kCudaBuild ? "" : "it needs a GPU (built without CUDA)";
+  const std::string no_gpu = kernels::kCudaBuild ? "" : "it needs a GPU and a build with CUDA";
   const std::int64_t sequence = configuration.data.sequence, sequences = batch_tokens / sequence,
                      micro_tokens = (sequences + 3) / 4 * sequence;
   const std::string one_micro_batch = sequences > 1 ? "" : "a step has one sequence";
@@ -136,7 +136,8 @@ void resolve(const Configuration& configuration, const BenchmarkSettings& settin
     }
   }
   // A named combination is measured with what is there of it.
-  if (!one.left_out.empty() && (!combined || one.toggles.empty())) one.obstacle = one.left_out;
+  if (!one.left_out.empty() && (!combined || one.toggles.empty()))
+    one.obstacle = names.size() == 1 ? find(names.front())->obstacle : one.left_out;
   // The hand-written kernels compute in bf16: without it they would be those of the baseline.
   if (one.toggles == std::vector<std::string>{std::string(kHandWritten)})
     one.obstacle = "they compute in bf16: see \"bf16 + hand-written kernels\"";
