@@ -8,20 +8,32 @@
 #   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, job scripts, real activations), and the
 #                                   CUDA program is compiled: a quarter of an hour more
 #   bash scripts/test.sh --full     everything: also the longest tests, the sanitizers and a build with clang
+#   bash scripts/test.sh --skip unit,end_to_end,benchmark      without the tests of these labels (docs/development.md);
+#                                   also with --long and --full
 #   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without it the tests that need them are skipped and counted
 #
 # Exit codes: 0 no failures; 1 failures; 2 the machine could not be set up.
 set -uo pipefail
 
-long=no full=no
+long=no full=no skip=
+labels=" unit ranks fault end_to_end benchmark scheduler fuzz parity "
 left_out="long|full|gpu"
-for argument in "$@"; do
-  case $argument in
+while [[ $# -gt 0 ]]; do
+  case $1 in
     --long) long=yes left_out="full|gpu" ;;
     --full) long=yes full=yes left_out=gpu ;;
-    *) echo "test.sh: unknown option $argument (known: --long --full)" >&2; exit 2 ;;
+    --skip)
+      skip=${2:-}
+      [[ -n $skip ]] || { echo "test.sh: --skip needs labels, separated by commas (known:$labels)" >&2; exit 2; }
+      for label in ${skip//,/ }; do
+        [[ $labels == *" $label "* ]] || { echo "test.sh: --skip $label: no such label (known:$labels)" >&2; exit 2; }
+      done
+      shift ;;
+    *) echo "test.sh: unknown option $1 (known: --long --full --skip LABELS)" >&2; exit 2 ;;
   esac
+  shift
 done
+[[ -z $skip ]] || left_out+="|${skip//,/|}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 if [[ -n ${WEFT_TEST_DATA:-} ]]; then WEFT_TEST_DATA=$(realpath "$WEFT_TEST_DATA"); export WEFT_TEST_DATA; fi
 # Open MPI starts as root only with both variables set; test machines and containers often run as root.
@@ -74,7 +86,8 @@ run_tests() {
   echo "Tested $name: $((SECONDS - since)) s"
 }
 
-quick=(--label-exclude "$left_out")
+quick=(--label-exclude "^($left_out)$")
+for label in ${skip//,/ }; do note skipped "tests labelled $label" "--skip"; done
 
 if build cpu-release; then
   run_tests cpu-release cpu-release "${quick[@]}"
@@ -94,8 +107,10 @@ if [[ $full == yes ]]; then
   # memory until the process ends, so leak detection is off.
   export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
   if build cpu-asan; then
-    run_tests cpu-asan cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'
-    run_tests cpu-asan cpu-asan-ranks --label-regex ranks --tests-regex '_r1$' "${quick[@]}"
+    [[ ,$skip, == *,unit,* ]] ||
+      run_tests cpu-asan cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'
+    [[ ,$skip, == *,ranks,* ]] ||
+      run_tests cpu-asan cpu-asan-ranks --label-regex ranks --tests-regex '_r1$' "${quick[@]}"
   fi
 
   if command -v clang++ >/dev/null && [[ $(clang++ -dumpversion | cut -d. -f1) -ge 14 ]]; then

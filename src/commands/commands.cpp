@@ -30,6 +30,7 @@ int call(const Request& request, const parallel::World& world) {
     case Command::inspect:
       return inspect(request, world);
     case Command::benchmark:
+    case Command::language_benchmark:
       return benchmark(request, world);
     case Command::report:
       return report(request, world);

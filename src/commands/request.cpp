@@ -27,7 +27,8 @@ weft evaluate CHECKPOINT      quality on validation data, per layer
 weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
 weft encode CHECKPOINT        sparse activations of a dataset, for other programs
 weft inspect PATH             list and check the contents of a dataset or checkpoint
-weft benchmark INPUT          time the phases of a step
+weft benchmark INPUT          time the phases of a step; a language model's if INPUT
+                              has a table [language_model]
 weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
 weft export CHECKPOINT DIR    weights for other programs: weft export --help
 weft import DIR               weights of other programs: weft import --help
@@ -252,9 +253,9 @@ Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CL
 
 /// The keys of all families: those of transcoders, then the tables of language models that differ from them.
 std::string reference_of_all(const input::Schema& transcoders) {
-  language_model::Configuration configuration;
+  Input input;
   return "# Transcoders\n\n" + input::reference_markdown(transcoders) + "\n# Language models\n\n" +
-         input::reference_markdown(language_model::schema(configuration), &transcoders);
+         input::reference_markdown(schema(input, Command::lm_evaluate), &transcoders);
 }
 
 }  // namespace
@@ -348,6 +349,8 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
     throw usage("--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
   if (chosen->takes_input && !request.subject.empty() && !request.defaults)
     request.input_text = world.on_root([&] { return input::load_text(request.subject); });
+  if (request.command == Command::benchmark && input::has_table(request.input_text, "language_model"))
+    request.command = Command::language_benchmark;
 
   if (request.defaults || request.print_config || request.reference) {
     Input input;
@@ -364,8 +367,9 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
 }
 
 input::Schema schema(Input& input, Command command) {
-  if (command == Command::lm_train || command == Command::lm_evaluate) {
+  if (command == Command::lm_train || command == Command::lm_evaluate || command == Command::language_benchmark) {
     input::Schema keys = language_model::schema(input.language);
+    language_model::add_keys(keys, input.language_benchmark);
     if (command == Command::lm_train) keys.at("data.train").required("\"data/text.txt\"");
     return keys;
   }

@@ -11,6 +11,7 @@
 #include "dataset/activations/synthetic.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
+#include "language_model/benchmark/settings.hpp"
 #include "language_model/settings.hpp"
 #include "parallel/world.hpp"
 #include "transcoder/benchmark/settings.hpp"
@@ -18,7 +19,8 @@
 
 namespace weft::commands {
 
-/// `nothing`: the command line requested a text (--help, --version), which was printed.
+/// `nothing`: the command line requested a text (--help, --version), which was printed. `language_benchmark`: weft
+/// benchmark with an INPUT that has a table [language_model].
 enum class Command {
   nothing,
   train,
@@ -28,6 +30,7 @@ enum class Command {
   encode,
   inspect,
   benchmark,
+  language_benchmark,
   report,
   export_weights,
   import_weights,
@@ -87,6 +90,7 @@ struct Input {
   language_model::Configuration language;  ///< of the commands `weft lm`
   dataset::SyntheticSettings synthetic;
   transcoder::BenchmarkSettings benchmark;
+  language_model::BenchmarkSettings language_benchmark;
 };
 
 /// The keys of `input`, and which of them this command requires. `input` must outlive the schema.

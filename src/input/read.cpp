@@ -455,6 +455,14 @@ class Reader {
 
 }  // namespace
 
+bool has_table(std::string_view text, std::string_view table) {
+  try {
+    return parse(text, "").get_as<toml::table>(table) != nullptr;
+  } catch (const SyntaxError&) {
+    return false;
+  }
+}
+
 std::string load_text(const std::string& path) {
   std::string text(static_cast<std::size_t>(kLargestInput) + 1, '\0');
   try {

@@ -22,6 +22,9 @@ constexpr std::int64_t kLargestInput = std::int64_t{1} << 20;  ///< bytes of an 
 /// The text of an input file. Throws Error(usage) if it cannot be read or is larger than kLargestInput.
 std::string load_text(const std::string& path);
 
+/// True if the text is TOML with a table of this name.
+bool has_table(std::string_view text, std::string_view table);
+
 /// One "table.key=value" that replaces the value of the file. The value is TOML; a bare word is a string.
 struct Override {
   std::string assignment;

@@ -11,6 +11,7 @@
 #include "device/settings.hpp"
 #include "input/schema.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/attention/attention.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rope/query_key.hpp"
 #include "optimizer/settings.hpp"
@@ -78,6 +79,14 @@ struct SampleSettings {
   double temperature = 0.8;  ///< 0: the most probable token
 };
 
+/// The attention that a model runs: the one of training, or a baseline of `weft benchmark`.
+struct AttentionKernels {
+  decltype(&kernels::attention_workspace) workspace = kernels::attention_workspace;
+  decltype(&kernels::attention_backward_workspace) backward_workspace = kernels::attention_backward_workspace;
+  decltype(&kernels::attention) forward = kernels::attention;
+  decltype(&kernels::attention_backward) backward = kernels::attention_backward;
+};
+
 struct Configuration {
   Configuration();  ///< the defaults of `weft lm`
 
@@ -93,6 +102,7 @@ struct Configuration {
   training::LogSettings log;
   SampleSettings sample;
   training::ResumeSettings resume;
+  AttentionKernels attention;  ///< no key: set by benchmarks
 
   /// Tokens of a micro-batch; the last one of a step may be smaller.
   std::int64_t micro_tokens() const {

@@ -149,4 +149,10 @@ Trainer::Metrics Trainer::metrics() {
           .skipped_steps = device::read(execution_, runner_.skipped())};
 }
 
+void Trainer::time_phases(bool one_by_one) {
+  runner_.record(!one_by_one);
+  timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); })
+                                   : std::function<void()>());
+}
+
 }  // namespace weft::language_model

@@ -68,6 +68,8 @@ class Trainer {
   std::int64_t length() const { return length_; }  ///< of the sequences of the last step
   void resume_at(std::int64_t step) { runner_.resume_at(step); }
   report::Timers& timers() { return timers_; }
+  /// true: steps run eagerly and wait for the device between phases, so that each is timed by itself.
+  void time_phases(bool one_by_one);
 
  private:
   kernels::AdamStep constants() const;

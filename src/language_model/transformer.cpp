@@ -97,7 +97,8 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .rows = configuration.micro_tokens(),
           .length = configuration.data.sequence,
           .shortest = configuration.data.shortest(),
-          .memory = configuration.memory};
+          .memory = configuration.memory,
+          .attention = configuration.attention};
 }
 
 Transformer::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
@@ -192,7 +193,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   const kernels::Execution execution{.backend = arena.backend()};
   std::int64_t attention_bytes = largest([&](const kernels::Attention& attention) {
     const std::int64_t choice = model.sparse_blocks == 0 ? 0 : kernels::select_key_blocks_workspace(attention);
-    return std::max(choice, kernels::attention_workspace(execution, attention, settings.type));
+    return std::max(choice, settings.attention.workspace(execution, attention, settings.type));
   });
   arena.purpose("backward pass");
   if (settings.gradients) {
@@ -206,7 +207,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
     temperature_rows = arena.take<float>(model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
     attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
-                                 return kernels::attention_backward_workspace(execution, attention, settings.type);
+                                 return settings.attention.backward_workspace(execution, attention, settings.type);
                                }));
   }
   arena.purpose("workspaces");
@@ -272,9 +273,9 @@ void Transformer::attend(std::size_t layer, const Tokens& tokens, const kernels:
     kernels::select_key_blocks(execution_, shape, block_choice(settings()), packed.columns_from(0, queries),
                                packed.columns_from(queries, keys), {block.kept.data, shape.kept.size},
                                buffers_.attention_workspace);
-  kernels::attention(execution_, shape, packed.columns_from(0, queries), packed.columns_from(queries, keys),
-                     packed.columns_from(queries + keys, keys), block.mixed.rows_from(0, n), block.log_sum,
-                     buffers_.attention_workspace);
+  settings_.attention.forward(execution_, shape, packed.columns_from(0, queries), packed.columns_from(queries, keys),
+                              packed.columns_from(queries + keys, keys), block.mixed.rows_from(0, n), block.log_sum,
+                              buffers_.attention_workspace);
 }
 
 /// What the attention adds to the residual stream, and the norm of the sum.
@@ -454,11 +455,11 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
 
   timers_.phase("attention");
   const AnyMatrix packed = block.attended_rows.rows_from(0, n), gradient = buffers_.projection_gradient.rows_from(0, n);
-  kernels::attention_backward(execution_, attention(layer, tokens, step), packed.columns_from(0, queries),
-                              packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
-                              block.mixed.rows_from(0, n), block.log_sum, mixed, gradient.columns_from(0, queries),
-                              gradient.columns_from(queries, keys), gradient.columns_from(queries + keys, keys),
-                              buffers_.attention_workspace);
+  settings_.attention.backward(execution_, attention(layer, tokens, step), packed.columns_from(0, queries),
+                               packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                               block.mixed.rows_from(0, n), block.log_sum, mixed, gradient.columns_from(0, queries),
+                               gradient.columns_from(queries, keys), gradient.columns_from(queries + keys, keys),
+                               buffers_.attention_workspace);
   if (transforms_queries()) {
     // The weights of a norm of heads are shared by all of them: one row per head.
     const kernels::QueryKey transform = query_key(layer, tokens);

@@ -46,6 +46,7 @@ struct TransformerSettings {
   std::int64_t shortest = 0;
   MemorySettings memory = {};
   bool gradients = true;  ///< false: forward pass only; one block's activations are held
+  AttentionKernels attention = {};
 };
 /// Those of a training run.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&);

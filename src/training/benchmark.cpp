@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -23,12 +24,17 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-double median(std::vector<double> values) {
+/// The value below which `part` of the values are, interpolated; part = 0.5: the median.
+double quantile(std::vector<double> values, double part) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+  const double place = part * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const double above = values[std::min(below + 1, values.size() - 1)];
+  return values[below] + (place - static_cast<double>(below)) * (above - values[below]);
 }
+
+double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
 std::string trimmed(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t"), end = text.find_last_not_of(" \t");
@@ -72,6 +78,9 @@ class Stopwatch {
     return static_cast<double>(nanoseconds) * 1e-6;
   }
 
+  /// Distance of the quartiles of this rank.
+  double interquartile_ms() const { return 1e3 * (quantile(seconds_, 0.75) - quantile(seconds_, 0.25)); }
+
   std::vector<Phase> phases(const MachineLimits& machine, const BenchmarkSubject& subject) const {
     std::vector<Phase> all;
     for (const auto& [name, seconds] : phases_) {
@@ -104,15 +113,19 @@ double sample_exposed(BenchmarkSubject& subject) {
 
 }  // namespace
 
-void add_step_keys(input::Schema& schema, BenchmarkSettings& b) {
+void add_step_keys(input::Schema& schema, BenchmarkSettings& b, std::string_view what) {
   schema.add("benchmark.warmup", b.warmup, "steps of training before the measured ones").in("steps").at_least(0).free();
   schema.add("benchmark.steps", b.steps, "measured steps; their median counts").in("steps").at_least(1).free();
+  schema.add("benchmark.batches", b.batches, "batches in memory, used in turn").at_least(1).free();
+  schema.add("benchmark.zipf", b.zipf, fmt::format("exponent of the frequencies of the {}; 0 = all equal", what))
+      .at_least(0)
+      .free();
 }
 
-void add_case_keys(input::Schema& schema, BenchmarkSettings& b) {
+void add_case_keys(input::Schema& schema, BenchmarkSettings& b, std::string_view known) {
   schema
       .add("benchmark.cases", b.cases,
-           "each \"name\" or \"name: table.key=value, table.key=value\"; the case named dense is the dense formulation")
+           fmt::format("each \"name\" or \"name: table.key=value, table.key=value\"; {}", known))
       .free();
   schema
       .add("benchmark.compare_ratio", b.compare_ratio,
@@ -155,6 +168,7 @@ CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const Be
     stopwatch.step(subject);
   }
   trace::end_steps();
+  result.loss = subject.loss();
   parallel::Exchanges exchanged = subject.exchanges().since(before_steps);
   double exposed = exchanged.total().seconds / static_cast<double>(settings.steps);
   if (device::is_asynchronous(subject.execution())) {
@@ -170,7 +184,12 @@ CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const Be
 
   result.name = one.name;
   result.overrides = one.overrides;
+  result.toggles = one.toggles;
+  result.left_out = one.left_out;
+  result.flops = subject.flops_per_token();
+  result.interquartile_ms = stopwatch.interquartile_ms();
   result.ms_per_step = stopwatch.ms_per_step();
+  result.tokens_per_step = subject.tokens_per_step();
   result.tokens_per_second = 1e3 * static_cast<double>(subject.tokens_per_step()) / result.ms_per_step;
   if (world.size() > 1) {
     result.exchanges = parallel::profile(exchanged, settings.steps, world.all());
@@ -187,6 +206,31 @@ CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const Be
   subject.count_work();
   result.phases = stopwatch.phases(machine, subject);
   return result;
+}
+
+void judge(BenchmarkResult& result, std::string_view baseline, double tolerance) {
+  const auto found = std::find_if(result.cases.begin(), result.cases.end(),
+                                  [&](const CaseResult& one) { return one.name == baseline; });
+  const std::optional<CaseResult> reference =
+      found == result.cases.end() ? std::nullopt : std::optional<CaseResult>(*found);
+  const bool named = reference || std::any_of(result.not_measured.begin(), result.not_measured.end(),
+                                              [&](const NotMeasured& one) { return one.name == baseline; });
+  if (!named) return;
+  result.baseline = baseline;
+  result.tolerance = tolerance;
+  for (CaseResult& one : result.cases) {
+    if (!reference) {
+      one.problem = fmt::format("\"{}\" could not be measured", baseline);
+      continue;
+    }
+    one.compared = one.tokens_per_step == reference->tokens_per_step;
+    if (!one.compared) continue;
+    one.times_faster = reference->ms_per_step / one.ms_per_step;
+    one.loss_difference = one.loss / reference->loss - 1;
+    if (!(std::abs(one.loss_difference) <= tolerance))  // NaN is no agreement
+      one.problem = fmt::format("the loss is {:.5f}, that of \"{}\" {:.5f}: more than {:g} apart", one.loss, baseline,
+                                reference->loss, tolerance);
+  }
 }
 
 report::Json read_reference(const std::string& path) {

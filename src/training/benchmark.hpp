@@ -27,20 +27,25 @@ namespace weft::training {
 struct BenchmarkSettings {
   std::int64_t warmup = 20;                     ///< steps of training before the measured ones
   std::int64_t steps = 20;                      ///< measured; their median counts
+  std::int64_t batches = 4;                     ///< resident batches, used in turn
+  double zipf = 1.0;                            ///< exponent of the frequencies of what a batch consists of
   std::vector<std::string> cases = {"sparse"};  ///< "name" or "name: table.key=value, table.key=value"
   double compare_ratio = 1.1;
   bool checkpoint = false;  ///< also write and read a checkpoint of the state
 };
-/// benchmark.warmup and benchmark.steps.
-void add_step_keys(input::Schema&, BenchmarkSettings&);
-/// benchmark.cases, compare_ratio and checkpoint.
-void add_case_keys(input::Schema&, BenchmarkSettings&);
+/// benchmark.warmup, steps, batches and zipf. what: "planted features", for the help text of zipf.
+void add_step_keys(input::Schema&, BenchmarkSettings&, std::string_view what);
+/// benchmark.cases, compare_ratio and checkpoint. known: the names with a meaning of their own, for the help text.
+void add_case_keys(input::Schema&, BenchmarkSettings&, std::string_view known);
 
 /// One entry of benchmark.cases.
 struct BenchmarkCase {
   std::string name;
-  std::string overrides;          ///< as the input gives them
-  std::vector<std::string> sets;  ///< the same one by one, "table.key=value"
+  std::string overrides;             ///< as the input gives them
+  std::vector<std::string> sets;     ///< one by one, "table.key=value": those, or what the name stands for
+  std::vector<std::string> toggles;  ///< of a name that stands for optimisations: those that are on
+  std::string left_out;              ///< optimisations that are not available here, with the reason
+  std::string obstacle;              ///< why the case cannot be measured here; "": it can
 };
 BenchmarkCase parse_case(std::string_view text);
 
@@ -77,11 +82,21 @@ class BenchmarkSubject {
   virtual void count_work() = 0;
   virtual Work work_of(std::string_view phase) const = 0;
   virtual PhaseBytes phase_bytes() const = 0;
+
+  /// Of the last step, before its update. Waits for it. Collective.
+  virtual double loss() = 0;
+  /// Of forward and backward pass without recomputation. 0: the model has no such convention.
+  virtual ModelFlops flops_per_token() const { return {}; }
 };
 
 /// From fresh parameters to medians. Collective.
 CaseResult measure(const BenchmarkCase&, BenchmarkSubject&, const BenchmarkSettings&, const MachineLimits&,
                    const parallel::World&);
+
+/// Compares every case that has as many tokens per step as the one named `baseline` with it: loss_difference,
+/// times_faster, and a problem if its loss is not finite or differs by more than `tolerance` (relative), or if the
+/// baseline could not be measured. Does nothing if there is no case of that name.
+void judge(BenchmarkResult&, std::string_view baseline, double tolerance);
 
 /// The benchmark.json of an earlier run. Throws Error(usage).
 report::Json read_reference(const std::string& path);

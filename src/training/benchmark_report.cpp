@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/benchmark_report.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -61,6 +63,64 @@ report::Json communication_of(const CaseResult& c) {
   return json;
 }
 
+/// Model FLOP utilisation: operations of the model per second over those that the device states; NaN if it states none.
+double utilisation(const BenchmarkResult& result, const CaseResult& c, double flops_per_token) {
+  if (!(result.peak_tflops > 0)) return NAN;
+  return c.tokens_per_second * flops_per_token / (1e12 * result.peak_tflops);
+}
+
+std::string utilisation_text(double value) { return std::isnan(value) ? "-" : fmt::format("{:.1f} %", 100 * value); }
+
+report::Json number_or_null(double value) { return std::isfinite(value) ? report::Json(value) : report::Json(); }
+
+/// Of a model with a convention for its operations.
+void add_utilisation(const BenchmarkResult& result, const CaseResult& c, report::Json& one) {
+  one["flops_per_token"] = {{"causal", c.flops.causal}, {"full", c.flops.full}};
+  one["mfu"] = {{"causal", number_or_null(utilisation(result, c, c.flops.causal))},
+                {"full", number_or_null(utilisation(result, c, c.flops.full))}};
+}
+
+/// What a comparison with a baseline adds to a case.
+void add_judgement(const CaseResult& c, report::Json& one) {
+  one["toggles"] = c.toggles;
+  one["left_out"] = c.left_out;
+  one["loss_difference"] = c.compared ? number_or_null(c.loss_difference) : report::Json();
+  one["times_faster"] = c.compared ? number_or_null(c.times_faster) : report::Json();
+  one["valid"] = c.compared || !c.problem.empty() ? report::Json(c.problem.empty()) : report::Json();
+  one["problem"] = c.problem;
+}
+
+std::string remark(const BenchmarkResult& result, const CaseResult& c) {
+  if (result.baseline.empty()) return "";
+  const std::string verdict = !c.problem.empty() ? "not valid: " + c.problem
+                              : c.compared       ? "valid"
+                                                 : "not compared: other tokens per step";
+  return c.left_out.empty() ? verdict : fmt::format("{}; without {}", verdict, c.left_out);
+}
+
+/// The cases of a model with a convention for its operations.
+std::string utilisation_table(const BenchmarkResult& result, std::size_t widest) {
+  std::string out = fmt::format("\n\nMFU: with 6N + 6LCT and with 6N + 12LCT operations per token, of {}",
+                                result.peak_tflops > 0 ? fmt::format("{:g} TFLOP/s", result.peak_tflops)
+                                                       : "a peak that is not stated (benchmark.peak_tflops)");
+  out += fmt::format("\nloss: nats per token after {} steps", result.steps);
+  if (!result.baseline.empty())
+    out += fmt::format("; a row is valid if it differs from that of \"{}\" by at most {:g} of it", result.baseline,
+                       result.tolerance);
+  out += fmt::format("\n{:<{}} {:>10} {:>8} {:>10} {:>7} {:>8} {:>8} {:>10} {:>9} {:>9}", "case", widest, "ms/step",
+                     "+-", "tokens/s", "faster", "6LCT", "12LCT", "memory", "loss", "differs");
+  for (const CaseResult& c : result.cases) {
+    out += fmt::format("\n{:<{}} {:>10.1f} {:>8.1f} {:>10} {:>7} {:>8} {:>8} {:>10} {:>9.5f} {:>9}", c.name, widest,
+                       c.ms_per_step, c.interquartile_ms / 2, report::grouped(std::llround(c.tokens_per_second)),
+                       c.compared ? fmt::format("{:.2f}", c.times_faster) : "-",
+                       utilisation_text(utilisation(result, c, c.flops.causal)),
+                       utilisation_text(utilisation(result, c, c.flops.full)), report::binary_bytes_text(c.peak_bytes),
+                       c.loss, c.compared ? fmt::format("{:.1e}", c.loss_difference) : "-");
+    if (const std::string text = remark(result, c); !text.empty()) out += "  " + text;
+  }
+  return out;
+}
+
 /// Bytes that a rank sends per step, the time of the exchanges, and how much of it is exposed.
 std::string exchanges_table(const CaseResult& c) {
   const parallel::ExchangeProfile total = total_of(c);
@@ -88,12 +148,19 @@ report::Json to_json(const BenchmarkResult& result) {
                      {"gemm_gflops", result.machine.gemm_gflops}};
   json["ranks"] = result.ranks;
   json["grid"] = result.grid;
+  json["steps"] = result.steps;
+  if (!result.baseline.empty()) {
+    json["baseline"] = result.baseline;
+    json["loss_tolerance"] = result.tolerance;
+  }
+  json["machine"]["peak_tflops"] = result.peak_tflops > 0 ? report::Json(result.peak_tflops) : report::Json();
   json["cases"] = report::Json::array();
   for (const CaseResult& c : result.cases) {
     report::Json one;
     one["name"] = c.name;
     one["overrides"] = c.overrides;
     one["ms_per_step"] = c.ms_per_step;
+    one["interquartile_ms"] = c.interquartile_ms;
     one["tokens_per_second"] = c.tokens_per_second;
     one["peak_bytes"] = c.peak_bytes;
     one["state_bytes"] = c.state_bytes;
@@ -105,9 +172,15 @@ report::Json to_json(const BenchmarkResult& result) {
       one["phases"].push_back(entry);
     }
     one["row_bytes"] = c.row_bytes;
+    one["loss"] = number_or_null(c.loss);
+    if (c.flops.causal > 0) add_utilisation(result, c, one);
+    if (!result.baseline.empty()) add_judgement(c, one);
     if (result.ranks > 1) one["communication"] = communication_of(c);
     json["cases"].push_back(one);
   }
+  json["not_measured"] = report::Json::array();
+  for (const NotMeasured& c : result.not_measured)
+    json["not_measured"].push_back({{"name", c.name}, {"reason", c.reason}});
   if (result.checkpoint) {
     const CheckpointResult& c = *result.checkpoint;
     const auto direction = [&](double seconds, double plain, double percent) {
@@ -151,10 +224,16 @@ std::string to_table(const BenchmarkResult& result) {
     if (result.ranks > 1) out += exchanges_table(c);
   }
   if (result.checkpoint) out += "\n\n" + text_of(*result.checkpoint);
-  if (result.cases.size() < 2) return out;
-  const CaseResult& first = result.cases.front();
+  const auto with_not_measured = [&](std::string text) {
+    for (const NotMeasured& c : result.not_measured) text += fmt::format("\n{}: not measured, {}", c.name, c.reason);
+    return text;
+  };
   std::size_t widest = 18;
   for (const CaseResult& c : result.cases) widest = std::max(widest, c.name.size());
+  if (!result.cases.empty() && result.cases.front().flops.causal > 0)
+    return with_not_measured(out + utilisation_table(result, widest));
+  if (result.cases.size() < 2) return with_not_measured(out);
+  const CaseResult& first = result.cases.front();
   out += fmt::format("\n\n{:<{}} {:>10} {:>12} {:>14} {:>16}", "case", widest, "ms/step", "tokens/s",
                      "time / " + first.name, "other memory");
   if (result.ranks > 1) out += fmt::format(" {:>12} {:>10} {:>10}", "exchanges ms", "exposed ms", "MB sent");
@@ -167,6 +246,30 @@ std::string to_table(const BenchmarkResult& result) {
     out += fmt::format(" {:>12.2f} {:>10} {:>10.1f}", 1e3 * total.seconds,
                        c.exposed_ms < 0 ? "-" : fmt::format("{:.2f}", c.exposed_ms), 1e-6 * total.bytes);
   }
+  return with_not_measured(out);
+}
+
+std::string to_csv(const BenchmarkResult& result) {
+  const auto quoted = [](const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+    return out + "\"";
+  };
+  const auto number = [](double value) { return std::isfinite(value) ? fmt::format("{:.9g}", value) : ""; };
+  std::string out =
+      "name,overrides,toggles,ms_per_step,interquartile_ms,tokens_per_second,mfu_causal,mfu_full,peak_bytes,state_"
+      "bytes,"
+      "loss,loss_difference,times_faster,valid,remark\n";
+  for (const CaseResult& c : result.cases)
+    out += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", quoted(c.name), quoted(c.overrides),
+                       quoted(fmt::format("{}", fmt::join(c.toggles, ", "))), number(c.ms_per_step),
+                       number(c.interquartile_ms), number(c.tokens_per_second),
+                       number(utilisation(result, c, c.flops.causal)), number(utilisation(result, c, c.flops.full)),
+                       c.peak_bytes, c.state_bytes, number(c.loss), c.compared ? number(c.loss_difference) : "",
+                       c.compared ? number(c.times_faster) : "", c.compared ? fmt::to_string(c.problem.empty()) : "",
+                       quoted(remark(result, c)));
+  for (const NotMeasured& c : result.not_measured)
+    out += fmt::format("{},,,,,,,,,,,,,,{}\n", quoted(c.name), quoted("not measured: " + c.reason));
   return out;
 }
 

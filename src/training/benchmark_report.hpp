@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The results of `weft benchmark`: a table for the log, benchmark.json, benchmark.svg.
+// The results of `weft benchmark`: a table for the log, benchmark.json, benchmark.csv, benchmark.svg.
 #pragma once
 
 #include <map>
@@ -22,11 +22,21 @@ struct Phase {
   double percent_of_limit = -1;  ///< time at the limit / measured time; < 0: no limit is known
 };
 
+/// Floating-point operations per token of N parameters, L layers of width C, sequences of T: causal counts the scores
+/// that are used, 6 N + 6 L C T (llm.c); full counts all scores, 6 N + 12 L C T (Chowdhery et al. 2022).
+struct ModelFlops {
+  double causal = 0, full = 0;
+};
+
 struct CaseResult {
   std::string name;
   std::string overrides;
-  double ms_per_step = 0;  ///< median of the slowest rank
+  std::vector<std::string> toggles;  ///< BenchmarkCase::toggles
+  std::string left_out;              ///< BenchmarkCase::left_out
+  double ms_per_step = 0;            ///< median of the slowest rank
+  double interquartile_ms = 0;       ///< distance of the quartiles of the steps, first rank
   double tokens_per_second = 0;
+  std::int64_t tokens_per_step = 0;
   std::int64_t peak_bytes = 0;    ///< peak of what the case allocated where the kernels run; largest rank
   std::int64_t state_bytes = 0;   ///< parameters and moments; largest rank
   std::int64_t driver_bytes = 0;  ///< of a GPU: in use while training according to the driver, libraries included
@@ -41,6 +51,20 @@ struct CaseResult {
   /// the rank that waits least is waiting for slower ranks.
   double exposed_ms = 0;
   double exposed_least_ms = 0;
+
+  double loss = 0;  ///< after the steps of warm-up and measurement
+  ModelFlops flops = {};
+  // By `judge`. A case with other tokens per step is another problem, and not compared.
+  bool compared = false;
+  double loss_difference = 0;  ///< loss over that of the baseline, less 1
+  double times_faster = 0;     ///< time of the baseline over that of the case
+  std::string problem;         ///< why the row is not valid; "": it is
+};
+
+/// A case that could not be measured here.
+struct NotMeasured {
+  std::string name;
+  std::string reason;
 };
 
 struct BenchmarkResult {
@@ -48,13 +72,20 @@ struct BenchmarkResult {
   std::string device;
   int ranks = 1;
   std::map<std::string, std::int64_t> grid;  ///< axis -> ranks along it
+  std::int64_t steps = 0;  ///< of each case, those of warm-up included: after them the losses are compared
   std::vector<CaseResult> cases;
+  std::vector<NotMeasured> not_measured;
+  std::string baseline;    ///< the case that the others are compared with (`judge`); "": none
+  double tolerance = 0;    ///< largest accepted loss_difference
+  double peak_tflops = 0;  ///< of the device, for the utilisation of models with ModelFlops; 0: not stated
   std::optional<CheckpointResult> checkpoint = {};
   report::Json profile = {};  ///< of --profile (profile.hpp); null: none
 };
 
 report::Json to_json(const BenchmarkResult&);
 std::string to_table(const BenchmarkResult&);
+/// One line per case, measured or not (docs/numbers.md).
+std::string to_csv(const BenchmarkResult&);
 /// The phases of each case as stacked bars (report/chart.hpp).
 std::string to_svg(const BenchmarkResult&);
 

@@ -31,6 +31,17 @@ SHRINK = {
     **{f"lm_parity_{name}.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=512", "language_model.layers=1",
                                   "language_model.d_model=48", "language_model.d_mlp=64"] for name in ("gpt", "llama")},
 }
+# Language models whose input is for a GPU.
+SHRINK.update({f"lm_{name}.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=64", "data.micro_tokens=32", "data.sequence=16",
+                                   "language_model.layers=1", "language_model.d_model=64", "language_model.heads=4",
+                                   "language_model.kv_heads=2", "language_model.d_mlp=64", "log.sample_tokens=0"]
+               for name in ("gpt2_small", "gpt2_medium", "gpt2_xl", "llama_1b", "character_85m")})
+SHRINK["lm_benchmark_cpu.toml"] = ["optimizer.warmup_steps=1", "data.batch_tokens=64", "data.sequence=16", "language_model.layers=1",
+                                   "language_model.d_model=64"]
+# Cases of a language model's benchmark that are tried here; tests/end_to_end/language_benchmark_test.py tries all.
+CASES = ["input", "baseline", "graphs", "all"]
+# Text for inputs without data.train.
+TEXT = ["data.train=inputs/text/genesis_to_ruth.txt", "data.tokens=bytes"]
 # Synthetic data for inputs without a table [synthetic].
 PLANT = {
     "olmo2_1b.toml": ["synthetic.layers=3", "synthetic.d_model=64", "synthetic.features=128", "synthetic.k=4",
@@ -51,8 +62,14 @@ def check_text(path):
             assert "#" in line, f"{path.name}:{number}: no comment with unit and range"
 
 
+def is_language_benchmark(path):
+    """Batches are in memory, and the cases are those of a language model."""
+    given = tomllib.loads(path.read_text())
+    return "benchmark" in given and "language_model" in given
+
+
 def command_of(path):
-    return ("benchmark",) if path.name.startswith("benchmark") else ("lm", "train") if path.name.startswith("lm_") else ("train",)
+    return ("benchmark",) if path.name.startswith("benchmark") or is_language_benchmark(path) else ("lm", "train") if path.name.startswith("lm_") else ("train",)
 
 
 def check_values(weft, path):
@@ -138,6 +155,30 @@ def check_benchmark(weft, path):
     weft.run("benchmark", path, "--tune", code=2)
 
 
+def check_language_benchmark(weft, path):
+    """The plan as shipped; some cases, or those of the input; then a few steps of training."""
+    given = tomllib.loads(path.read_text())
+    plan = weft.run("benchmark", path, "--dry-run")
+    cases = given["benchmark"].get("cases")
+    for name in [case.split(":")[0] for case in cases] if cases else ["input", "baseline", "safe", "all"]:
+        assert f"{name}: " in plan, f"{path.name}: no plan of the case {name!r}:\n{plan}"
+    sets = [f"benchmark.steps={STEPS}", "benchmark.warmup=1", "benchmark.batch_tokens=0", "benchmark.vocabulary=300",
+            *SHRINK[path.name], *([] if cases else [f"benchmark.cases={json.dumps(CASES)}"])]
+    options = [word for each in sets for word in ("--set", each)]
+    output = weft.folder / f"{path.stem}_benchmark"
+    weft.run("benchmark", path, *options, "--output", output)
+    result = json.loads((output / "benchmark.json").read_text())
+    assert {case["name"] for case in result["cases"]} >= {"baseline"}, result
+    for case in result["cases"]:
+        assert case["valid"] and case["peak_bytes"] > case["state_bytes"] > 0 and case["tokens_per_second"] > 0, case
+    sets = [f"run.steps={STEPS}", *SHRINK[path.name], *([] if "train" in given["data"] else TEXT)]
+    options = [word for each in sets for word in ("--set", each)]
+    output = weft.folder / path.stem
+    weft.run("lm", "train", path, *options, "--output", output)
+    result = program.record(output)
+    assert result["exit"]["code"] == 0 and result["result"]["step"] == STEPS, json.dumps(result.get("exit"))
+
+
 def main():
     repository = Path(sys.argv[1])
     inputs = sorted((repository / "inputs").glob("*.toml"))
@@ -158,7 +199,8 @@ def main():
             check_values(weft, path)
             if path.name == "olmo2_1b.toml":
                 check_plan(weft, path)
-            (check_benchmark if path.name.startswith("benchmark") else check_run)(weft, path)
+            check = check_benchmark if path.name.startswith("benchmark") else check_run
+            (check_language_benchmark if is_language_benchmark(path) else check)(weft, path)
             print(f"{path.name}: runs")
         if absent:
             program.skip(f"{', '.join(absent)}: WEFT_TEST_DATA is not set (the others ran)")

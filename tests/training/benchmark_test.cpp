@@ -5,6 +5,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/error.hpp"
 
 namespace weft::training {
@@ -79,6 +82,74 @@ TEST_CASE("exchanges are listed by name and in total; a single rank has none") {
   CHECK(table.find("2.00          -        3.0") != std::string::npos);
   result.ranks = 1;
   CHECK(to_table(result).find("exposed") == std::string::npos);
+}
+
+TEST_CASE("a row counts if its loss is that of the baseline") {
+  BenchmarkResult result = result_of(100);
+  result.cases[0].name = "baseline";
+  result.cases[0].loss = 2.0;
+  result.cases[0].tokens_per_step = 64;
+  const auto add = [&](const char* name, double ms, double loss, std::int64_t tokens) {
+    CaseResult one = result.cases[0];
+    one.name = name;
+    one.ms_per_step = ms;
+    one.loss = loss;
+    one.tokens_per_step = tokens;
+    result.cases.push_back(one);
+  };
+  add("close", 50, 2.015, 64);
+  add("apart", 50, 2.03, 64);
+  add("broken", 50, NAN, 64);
+  add("larger", 50, 9, 128);
+  judge(result, "baseline", 0.01);
+  CHECK(result.cases[1].times_faster == 2);
+  CHECK(result.cases[1].loss_difference == doctest::Approx(0.0075));
+  CHECK(result.cases[1].problem.empty());
+  CHECK(result.cases[2].problem == "the loss is 2.03000, that of \"baseline\" 2.00000: more than 0.01 apart");
+  CHECK_FALSE(result.cases[3].problem.empty());
+  CHECK_FALSE(result.cases[4].compared);
+  const report::Json json = to_json(result);
+  CHECK(json["baseline"] == "baseline");
+  CHECK(json["cases"][1]["valid"] == true);
+  CHECK(json["cases"][2]["valid"] == false);
+  CHECK(json["cases"][3]["loss"].is_null());
+  CHECK(json["cases"][4]["valid"].is_null());
+
+  // Without the baseline nothing is valid; where none is asked for, nothing is judged.
+  BenchmarkResult other = result_of(100);
+  judge(other, "baseline", 0.01);
+  CHECK(other.baseline.empty());
+  CHECK_FALSE(to_json(other)["cases"][0].contains("valid"));
+  other.not_measured = {{"baseline", "it needs too much"}};
+  judge(other, "baseline", 0.01);
+  CHECK(to_json(other)["cases"][0]["valid"] == false);
+  CHECK(to_json(other)["not_measured"][0]["reason"] == "it needs too much");
+  CHECK(to_table(other).find("baseline: not measured, it needs too much") != std::string::npos);
+}
+
+TEST_CASE("utilisation is of a stated peak, in both conventions; without one there is none") {
+  BenchmarkResult result = result_of(100);
+  result.cases[0].tokens_per_second = 1e5;
+  result.cases[0].flops = {8e8, 9e8};
+  CHECK(to_json(result)["cases"][0]["mfu"]["causal"].is_null());
+  CHECK(to_table(result).find("a peak that is not stated") != std::string::npos);
+  result.peak_tflops = 200;
+  const report::Json json = to_json(result)["cases"][0]["mfu"];
+  CHECK(json["causal"].get<double>() == doctest::Approx(0.4));
+  CHECK(json["full"].get<double>() == doctest::Approx(0.45));
+  CHECK(to_table(result).find("40.0 %") != std::string::npos);
+}
+
+TEST_CASE("the CSV has one line per case, and as many fields in each") {
+  BenchmarkResult result = result_of(100);
+  result.cases[0].name = "a \"quoted\", name";
+  result.not_measured = {{"graphs", "no GPU"}};
+  const std::string csv = to_csv(result);
+  CHECK(std::count(csv.begin(), csv.end(), '\n') == 3);
+  CHECK(csv.find("\n\"a \"\"quoted\"\", name\",\"\",\"\",100,") != std::string::npos);
+  CHECK(csv.find("\n\"graphs\",,,,,,,,,,,,,,\"not measured: no GPU\"\n") != std::string::npos);
+  const std::string header = csv.substr(0, csv.find('\n'));
+  CHECK(std::count(header.begin(), header.end(), ',') == 14);
 }
 
 TEST_CASE("a case is a name and overrides") {

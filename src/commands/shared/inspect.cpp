@@ -44,9 +44,10 @@ std::string check_parameters(const std::filesystem::path& path, const checkpoint
 std::string check_language_model(const std::filesystem::path& path, const checkpoint::Manifest& manifest) {
   const auto is_embedding = [](const checkpoint::TensorEntry& tensor) { return tensor.name == "embedding/tokens"; };
   if (std::none_of(manifest.tensors.begin(), manifest.tensors.end(), is_embedding)) return "";
-  language_model::Configuration configuration;
-  input::read(language_model::schema(configuration), manifest.input,
+  Input own;
+  input::read(schema(own, Command::lm_evaluate), manifest.input,
               (path / checkpoint::kManifestName).string() + ", \"input\"");
+  const language_model::Configuration& configuration = own.language;
   const language_model::Architecture architecture =
       language_model::stored_architecture(configuration.language_model, configuration.data.sequence, manifest.tensors);
   const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);

@@ -10,16 +10,12 @@ void add_keys(input::Schema& schema, BenchmarkSettings& b) {
   schema.table("benchmark", "Resident batches and cases, for weft benchmark.");
   schema.add("benchmark.layers", b.layers, "layers").at_least(1).at_most(kernels::kMostLayers).free();
   schema.add("benchmark.d_model", b.d_model, "dimensions of an activation").at_least(1).free();
-  training::add_step_keys(schema, b);
-  schema.add("benchmark.batches", b.batches, "batches in memory, used in turn").at_least(1).free();
-  schema.add("benchmark.zipf", b.zipf, "exponent of the frequencies of the planted features; 0 = all equal")
-      .at_least(0)
-      .free();
+  training::add_step_keys(schema, b, "planted features");
   schema
       .add("benchmark.formulation", b.formulation, {{"sparse", Formulation::sparse}, {"dense", Formulation::dense}},
            "the sparse step of weft train, or the dense one that it is compared with")
       .free();
-  training::add_case_keys(schema, b);
+  training::add_case_keys(schema, b, "the case named dense is the dense formulation");
 }
 
 }  // namespace weft::transcoder

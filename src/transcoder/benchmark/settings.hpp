@@ -13,8 +13,6 @@ enum class Formulation { sparse, dense };
 struct BenchmarkSettings : training::BenchmarkSettings {
   std::int64_t layers = 12;
   std::int64_t d_model = 768;
-  std::int64_t batches = 4;  ///< resident batches, used in turn
-  double zipf = 1.0;
   Formulation formulation = Formulation::sparse;
 };
 

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""docs/experiments.md: what each optimisation of language-model training brings, from the results of weft benchmark.
+
+experiments.py RESULTS      RESULTS/cpu.json and RESULTS/gpu.json are benchmark.json files; one that is not there is "not
+                            measured". Writes Markdown to standard output.
+"""
+import json
+import sys
+from pathlib import Path
+
+MACHINES = {
+    "cpu": ("CPU", "`weft benchmark inputs/lm_benchmark_cpu.toml`"),
+    "gpu": ("GPU", "`weft benchmark inputs/lm_gpt2_small.toml`"),
+}
+# Case -> (what it is, the key that switches it on; "": there is none).
+TECHNIQUES = {
+    "bf16": ("activations and products in bf16, sums in fp32", 'device.precision = "bf16"'),
+    "fp16": ("fp16 with dynamic loss scaling", ""),
+    "TF32": ("products of fp32 operands rounded to TF32", ""),
+    "fp8 forward": ("forward products in fp8", ""),
+    "hand-written kernels": ("CUDA kernels instead of Kokkos; fused norm and residual, tensor cores", "device.backend"),
+    "bf16 + hand-written kernels": ("the same in bf16, which they need", "device.backend"),
+    "flash attention": ("attention without the matrix of scores", "always"),
+    "chunked head": ("logits of a part of the rows at a time", "always; memory.head_chunk"),
+    "recompute activation": ("outputs of the MLP's activation are computed again", 'memory.recompute = "activation"'),
+    "recompute norms": ("these and outputs of norms", 'memory.recompute = "norm"'),
+    "recompute blocks": ("everything of a block but its input", 'memory.recompute = "block"'),
+    "bf16 state": ("weights and moments in bf16, stochastic rounding", 'optimizer.state = "bf16"'),
+    "8-bit state": ("weights in bf16, moments in 8 bits", 'optimizer.state = "8bit"'),
+    "host-resident state": ("moments in host memory", ""),
+    "activation swapping": ("activations in host memory until the backward pass", ""),
+    "graphs": ("the step recorded once and replayed", "device.graphs"),
+    "accumulation": ("four micro-batches per step", "data.micro_tokens"),
+    "8-bit state + recompute blocks": ("both", ""),
+    "A": ("graphs + accumulation + bf16", ""),
+    "B": ("flash attention + recompute blocks + 8-bit state", ""),
+    "safe": ("the defaults: flash attention + chunked head + graphs", ""),
+    "all": ("every optimisation that does not exclude another", ""),
+}
+
+
+def grouped(number):
+    return f"{round(number):,}"
+
+
+def mib(bytes_):
+    return f"{bytes_ / 2**20:,.0f}"
+
+
+def drift(cases):
+    """Largest relative difference in time that says nothing: twice that of the two runs of the baseline, at least 3 %."""
+    again = cases.get("baseline again")
+    return max(0.03, 2 * abs(again["times_faster"] - 1) if again else 0)
+
+
+def conclusion(case, baseline, noise):
+    if not case["valid"]:
+        return f"not valid: {case['problem']}"
+    faster, memory = case["times_faster"], case["peak_bytes"] / baseline["peak_bytes"]
+    words = []
+    if faster > 1 + noise:
+        words.append(f"{faster:.2f} times as fast")
+    elif faster < 1 - noise:
+        words.append(f"{1 / faster:.2f} times the time")
+    else:
+        words.append("time unchanged")
+    if abs(memory - 1) < 0.01:
+        words.append("memory unchanged")
+    else:
+        words.append(f"{100 * abs(1 - memory):.0f} % {'less' if memory < 1 else 'more'} memory")
+    if case["left_out"]:
+        words.append(f"without {case['left_out']}")
+    return "; ".join(words)
+
+
+def section(machine, result):
+    title, command = MACHINES[machine]
+    lines = [f"## {title}", ""]
+    if result is None:
+        lines += [f"Not measured. {command} writes the results.", ""]
+    cases = {case["name"]: case for case in result["cases"]} if result else {}
+    missing = {case["name"]: case["reason"] for case in result["not_measured"]} if result else {}
+    baseline = cases.get("baseline")
+    if result:
+        note = result.get("note", "")
+        device = result["machine"]
+        lines += [f"{command}{': ' + note if note else ''}. {device['device']}; memory copy {device['copy_gb_per_second']:.1f} GB/s, "
+                  f"product {device['gemm_gflops']:.0f} GFLOP/s; revision {result['build']['revision'][:12]}. "
+                  f"Loss: nats per token after {result['steps']} steps.", ""]
+        if baseline is None:
+            lines += [f"The baseline could not be measured ({missing.get('baseline', 'it is not among the cases')}): no row is valid.", ""]
+        else:
+            lines += [f"Baseline: {baseline['ms_per_step']:.0f} ms/step, {grouped(baseline['tokens_per_second'])} tokens/s, "
+                      f"{mib(baseline['peak_bytes'])} MiB, loss {baseline['loss']:.4f}. Differences in time below "
+                      f"{100 * drift(cases):.0f} % are noise of this measurement.", ""]
+    lines += ["| technique | status | tokens/s before | after | MiB before | after | loss differs by | conclusion |",
+              "|---|---|---:|---:|---:|---:|---:|---|"]
+    for name, (what, key) in TECHNIQUES.items():
+        single = " + " not in name and name not in ("A", "B", "safe", "all")
+        status = f"`{key}`" if " = " in key else (key or ("combination" if not single else "does not exist"))
+        row = [f"**{name}**: {what}", status]
+        if name in cases and baseline:
+            case = cases[name]
+            row += [grouped(baseline["tokens_per_second"]), grouped(case["tokens_per_second"]), mib(baseline["peak_bytes"]),
+                    mib(case["peak_bytes"]), f"{case['loss_difference']:.0e}" if case["loss_difference"] else "0",
+                    conclusion(case, baseline, drift(cases))]
+        else:
+            row += ["", "", "", "", "", f"not measured: {missing[name]}" if name in missing else "not measured"]
+        lines.append("| " + " | ".join(row) + " |")
+    return lines + [""]
+
+
+HEAD = """# Experiments
+
+What each optimisation of language-model training brings: time, memory, and whether the training is the same. This page is generated
+by `scripts/experiments.py` from results of `weft benchmark`; [language_models.md](language_models.md) describes the cases.
+
+- The baseline has every optimisation off: fp32, attention with the matrix of scores in memory (of one layer at a time), logits of the
+  whole batch, all activations kept, fp32 state, one micro-batch, no graphs, portable kernels. Each technique is switched on alone.
+- *Status*: how it is switched on in an input, or that this version does not have it.
+- *MiB*: the largest amount allocated at once where the kernels run.
+- A row is valid if the loss after the same steps on the same batches differs from the baseline's by at most
+  `benchmark.loss_tolerance`, and if the baseline fits in memory. *0*: the same bits.
+"""
+
+
+def main():
+    folder = Path(sys.argv[1])
+    lines = HEAD.splitlines() + [""]
+    for machine in MACHINES:
+        path = folder / f"{machine}.json"
+        lines += section(machine, json.loads(path.read_text()) if path.exists() else None)
+    print("\n".join(lines).rstrip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Batches of random ids in memory, for weft benchmark: half of the ids follow from the one before, the others have
+// Zipf-like frequencies, so that there is something to learn and losses differ when the training does.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dataset/tokens/batches.hpp"
+
+namespace weft::language_model {
+
+class ResidentTokens {
+ public:
+  /// `batches` batches of `sequences` windows of length + 1 ids below `vocabulary`. A function of the arguments alone.
+  ResidentTokens(std::int64_t batches, std::int64_t sequences, std::int64_t length, std::int64_t vocabulary,
+                 double zipf, std::uint64_t seed);
+
+  /// Copies the next batch, in turn. Of the sizes of the constructor.
+  void fill(dataset::TokenBatch&);
+
+ private:
+  std::int64_t sequences_, length_;
+  std::vector<std::vector<std::uint32_t>> ids_;  // by batch: [sequences, length + 1]
+  std::size_t next_ = 0;
+};
+
+}  // namespace weft::language_model

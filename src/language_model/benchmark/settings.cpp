@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/benchmark/settings.hpp"
+
+#include "input/schema.hpp"
+#include "language_model/benchmark/cases.hpp"
+
+namespace weft::language_model {
+
+BenchmarkSettings::BenchmarkSettings() { cases = default_cases(); }
+
+void add_keys(input::Schema& schema, BenchmarkSettings& b) {
+  schema.table("benchmark", "Random ids in memory and cases, for weft benchmark.");
+  schema.add("benchmark.vocabulary", b.vocabulary, "number of ids")
+      .at_least(2)
+      .at_most(1 << 24)  // bounds the table of their frequencies
+      .free();
+  schema
+      .add("benchmark.batch_tokens", b.batch_tokens,
+           "tokens per step of the baseline, which takes them as one micro-batch, and of the cases that are compared "
+           "with it; 0 = data.batch_tokens")
+      .in("tokens")
+      .at_least(0)
+      .at_most(1 << 28)
+      .free();
+  training::add_step_keys(schema, b, "ids");
+  schema
+      .add("benchmark.attention", b.attention,
+           {{"flash", BenchmarkAttention::flash}, {"matrix", BenchmarkAttention::matrix}},
+           "the attention of training, or the one with the matrix of scores in memory that it is compared with")
+      .free();
+  schema
+      .add("benchmark.loss_tolerance", b.loss_tolerance,
+           "a case is valid if its loss differs from that of the case named baseline by at most this part of it")
+      .at_least(0)
+      .free();
+  schema
+      .add("benchmark.peak_tflops", b.peak_tflops,
+           "dense bf16 peak of the device, of which the utilisation (MFU) is a part; 0 = not stated: no MFU")
+      .in("TFLOP/s")
+      .at_least(0)
+      .free();
+  training::add_case_keys(schema, b,
+                          "\"input\" is the input as it is; baseline, A, B, safe, all and optimisations joined by "
+                          "\" + \" are those of docs/experiments.md");
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/benchmark/subject.hpp"
+
+#include <optional>
+
+#include "language_model/benchmark/data.hpp"
+#include "language_model/benchmark/matrix_attention.hpp"
+#include "language_model/benchmark/work.hpp"
+#include "language_model/trainer.hpp"
+
+namespace weft::language_model {
+namespace {
+
+/// With the attention of the case, and without what a benchmark does not allocate.
+Configuration configuration_of(Configuration configuration, const BenchmarkSettings& settings) {
+  if (settings.attention == BenchmarkAttention::matrix) configuration.attention = matrix_attention();
+  configuration.checkpoint.staging = checkpoint::Staging::chunked;
+  return configuration;
+}
+
+Architecture architecture_of(const Configuration& configuration, const BenchmarkSettings& settings) {
+  return {.model = configuration.language_model,
+          .vocabulary = settings.vocabulary,
+          .positions = configuration.data.sequence};
+}
+
+class Subject final : public training::BenchmarkSubject {
+ public:
+  Subject(const Configuration& configuration, const BenchmarkSettings& settings, const parallel::Grid& grid,
+          const kernels::Execution& execution)
+      : configuration_(configuration_of(configuration, settings)),
+        architecture_(architecture_of(configuration, settings)),
+        grid_(grid),
+        execution_{device::planned_backend(device_settings(configuration)), execution.stream},
+        tokens_(settings.batches, configuration.data.batch_tokens / configuration.data.sequence,
+                configuration.data.sequence, settings.vocabulary, settings.zipf,
+                static_cast<std::uint64_t>(configuration.run.seed)) {}
+
+  void build() override {
+    trainer_.emplace(configuration_, architecture_, grid_, execution_);
+    trainer_->initialise();
+  }
+  void step() override {
+    dataset::TokenBatch batch = trainer_->next_batch();
+    tokens_.fill(batch);
+    trainer_->step(batch);
+  }
+  void settle() override { trainer_->settle(); }
+  report::Timers& timers() override { return trainer_->timers(); }
+  checkpoint::Registry& registry() override { return trainer_->registry(); }
+  const kernels::Execution& execution() const override { return execution_; }
+  parallel::Exchanges exchanges() const override { return {}; }
+  double step_exposed_seconds() const override { return 0; }
+  void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
+  std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
+  double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // of token files
+  std::int64_t state_bytes() const override {
+    const training::StateBytes& bytes = trainer_->model().parameters().bytes();
+    return bytes.weights + bytes.moments;
+  }
+  void count_work() override {}
+  training::Work work_of(std::string_view phase) const override {
+    return language_model::work_of(phase, configuration_, architecture_);
+  }
+  training::PhaseBytes phase_bytes() const override {
+    return language_model::phase_bytes(configuration_, architecture_);
+  }
+  double loss() override { return trainer_->metrics().loss; }
+  training::ModelFlops flops_per_token() const override {
+    return model_flops(architecture_, configuration_.data.sequence);
+  }
+
+ private:
+  const Configuration configuration_;
+  const Architecture architecture_;
+  const parallel::Grid& grid_;
+  const kernels::Execution execution_;
+  ResidentTokens tokens_;
+  std::optional<Trainer> trainer_;
+};
+
+}  // namespace
+
+Plan plan(const Configuration& configuration, const BenchmarkSettings& settings) {
+  return plan(configuration_of(configuration, settings), architecture_of(configuration, settings), 0);
+}
+
+std::unique_ptr<training::BenchmarkSubject> benchmark_subject(const Configuration& configuration,
+                                                              const BenchmarkSettings& settings,
+                                                              const parallel::Grid& grid,
+                                                              const kernels::Execution& execution) {
+  return std::make_unique<Subject>(configuration, settings, grid, execution);
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A language model with random ids in memory, for weft benchmark: the step of weft lm train.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "language_model/benchmark/settings.hpp"
+#include "language_model/plan.hpp"
+#include "parallel/grid.hpp"
+
+namespace weft::language_model {
+
+/// The memory of a case. Needs no device.
+Plan plan(const Configuration&, const BenchmarkSettings&);
+
+/// Makes the batches. `execution`: that of the runtime; the backend is the one of the configuration. The grid must
+/// outlive the subject.
+std::unique_ptr<training::BenchmarkSubject> benchmark_subject(const Configuration&, const BenchmarkSettings&,
+                                                              const parallel::Grid&, const kernels::Execution&);
+
+}  // namespace weft::language_model

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// n tokens per step in m micro-batches of sequences of T, L layers, C = d_model, Q and K the widths of queries and
+// keys, D = d_mlp, V ids, e bytes of an activation, w of a weight. A block's matrices have B = C (Q + 2 K) + Q C + C
+// hidden + D C parameters, the head V C. Each datum counts once per phase, and twice where it is read and written.
+#include "language_model/benchmark/work.hpp"
+
+namespace weft::language_model {
+namespace {
+
+/// The sizes as floating-point numbers.
+struct Sizes {
+  double n, m, length, layers, width, query, key, mlp, hidden, vocabulary, parameters;
+  double e, w, moments;
+  Recompute recompute;
+
+  Sizes(const Configuration& c, const Architecture& a)
+      : n(number(c.data.batch_tokens)),
+        m(number((c.data.batch_tokens + c.micro_tokens() - 1) / c.micro_tokens())),
+        length(number(c.data.sequence)),
+        layers(number(a.model.layers)),
+        width(number(a.model.d_model)),
+        query(number(a.query_width())),
+        key(number(a.key_width())),
+        mlp(number(a.model.d_mlp)),
+        hidden(number(a.hidden_width())),
+        vocabulary(number(a.vocabulary)),
+        parameters(number(parameters_of(a))),
+        e(number(kernels::bytes_of(activation_type(c)))),
+        w(number(training::weight_bytes(c.optimizer.state, 1, 1))),
+        moments(number(training::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
+        recompute(c.memory.recompute) {}
+
+  static double number(std::int64_t value) { return static_cast<double>(value); }
+  double projection() const { return query + 2 * key; }
+  double down() const { return mlp * width; }
+  double block() const { return width * (projection() + query + hidden) + down(); }
+  double head() const { return vocabulary * width; }
+  double matrices() const { return layers * block() + head(); }
+  /// Inputs and outputs of the products of a block, in columns.
+  double block_columns() const { return 4 * width + projection() + query + hidden + mlp; }
+  double columns() const { return layers * block_columns() + width + vocabulary; }
+  /// Blocks whose forward pass is computed again for this policy or a stronger one. The last one is still there.
+  double again(Recompute policy) const { return recompute >= policy ? layers - 1 : 0; }
+};
+
+}  // namespace
+
+training::Work work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
+  const Sizes s(configuration, architecture);
+  if (phase == "tokens") return {s.n * 12, 0};
+  if (phase == "embedding") return {s.n * s.width * (s.w + 2 * s.e + 2 * 4), 0};
+  if (phase == "products") {
+    // Outputs, input gradients, and outputs computed again (all of a block but the last product).
+    const double again = s.again(Recompute::block), sum = 2 * s.matrices() + again * (s.block() - s.down());
+    return {s.m * sum * s.w + s.n * s.e * (2 * s.columns() + again * s.block_columns()), 2 * s.n * sum};
+  }
+  if (phase == "weight gradients") return {s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()};
+  if (phase == "attention") {
+    // Causal: 2 T Q operations per token forward, 2.5 times as many backward.
+    const double passes = 3.5 * s.layers + s.again(Recompute::block);
+    return {s.n * s.e * (s.projection() + s.query) * (3 * s.layers + s.again(Recompute::block)),
+            2 * s.n * s.length * s.query * passes};
+  }
+  if (phase == "norms") {
+    // Forward with the sum of the residual stream: two read, two written; backward the same. Computed again: one and
+    // one.
+    const double norms = 2 * s.layers + 1;
+    return {s.n * s.e * s.width * (8 * norms + 4 * s.again(Recompute::norm)), 0};
+  }
+  if (phase == "activation")
+    return {s.n * s.e *
+                ((s.hidden + s.mlp) * (s.layers + s.again(Recompute::activation)) + (2 * s.hidden + s.mlp) * s.layers),
+            0};
+  if (phase == "loss") return {2 * s.n * s.e * s.vocabulary, 0};
+  if (phase == "check") return {4 * s.parameters, 0};
+  if (phase == "update") return {s.parameters * (4 + 2 * (s.w + s.moments)), 0};
+  return {};
+}
+
+training::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture) {
+  training::PhaseBytes all;
+  for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss",
+                            "weight gradients", "check", "update"})
+    all.emplace_back(phase, work_of(phase, configuration, architecture).bytes);
+  return all;
+}
+
+training::ModelFlops model_flops(const Architecture& architecture, std::int64_t length) {
+  const double causal = flops_per_token(architecture, length);
+  const double products = 6.0 * static_cast<double>(parameters_of(architecture));
+  return {.causal = causal, .full = products + 2 * (causal - products)};
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/experiments.md is what scripts/experiments.py writes from the results in docs/experiments/; and the page says what results say.
+
+experiments_test.py REPOSITORY
+"""
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def page_of(repository, folder):
+    done = subprocess.run([sys.executable, repository / "scripts/experiments.py", folder], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def row(page, name):
+    rows = [line for line in page.splitlines() if line.startswith(f"| **{name}**")]
+    return rows[0] if rows else ""
+
+
+def main():
+    repository = Path(sys.argv[1])
+    results, page = repository / "docs/experiments", repository / "docs/experiments.md"
+    assert page_of(repository, results) == page.read_text(), "docs/experiments.md: python3 scripts/experiments.py docs/experiments writes another"
+
+    measured = json.loads((results / "cpu.json").read_text())
+    with tempfile.TemporaryDirectory(prefix="weft_test_") as folder:
+        changed = copy.deepcopy(measured)
+        cases = {case["name"]: case for case in changed["cases"]}
+        baseline = cases["baseline"]
+        cases["baseline again"]["times_faster"] = 1.01                    # noise: 3 %
+        cases["bf16"].update(valid=True, problem="", left_out="", times_faster=2.0, peak_bytes=baseline["peak_bytes"] // 2)
+        cases["8-bit state"].update(valid=False, problem="the loss is 9")
+        cases["chunked head"].update(valid=True, problem="", left_out="", times_faster=1.02, peak_bytes=baseline["peak_bytes"])
+        cases["safe"].update(valid=True, problem="", times_faster=0.5, peak_bytes=baseline["peak_bytes"] * 2, left_out="graphs (no GPU)")
+        Path(folder, "cpu.json").write_text(json.dumps(changed))
+        page = page_of(repository, folder)
+        assert row(page, "bf16").endswith("| 2.00 times as fast; 50 % less memory |"), row(page, "bf16")
+        assert row(page, "8-bit state").endswith("| not valid: the loss is 9 |")
+        assert row(page, "chunked head").endswith("| time unchanged; memory unchanged |"), row(page, "chunked head")
+        assert row(page, "safe").endswith("| 2.00 times the time; 100 % more memory; without graphs (no GPU) |"), row(page, "safe")
+        assert "does not exist" in row(page, "TF32") and "not measured: this version" in row(page, "TF32")
+        assert page.count("Not measured.") == 1                            # there is no gpu.json
+        # Without the baseline no row has figures.
+        changed["cases"] = [case for case in changed["cases"] if case["name"] != "baseline"]
+        changed["not_measured"].append({"name": "baseline", "reason": "it needs 1 TiB"})
+        Path(folder, "cpu.json").write_text(json.dumps(changed))
+        page = page_of(repository, folder)
+        assert "The baseline could not be measured (it needs 1 TiB): no row is valid." in page
+        assert row(page, "bf16").endswith("| not measured |"), row(page, "bf16")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weft benchmark of a language model: every case, what is written, which rows count.
+
+language_benchmark_test.py WEFT
+"""
+import csv
+import json
+import xml.etree.ElementTree
+
+import program
+
+INPUT = """
+[benchmark]
+vocabulary = 200
+warmup = 1
+steps = 3
+batches = 2
+[run]
+output = "unused"
+[data]
+batch_tokens = 256
+sequence = 32
+[language_model]
+layers = 2
+heads = 2
+d_model = 32
+[optimizer]
+learning_rate = 1e-3
+warmup_steps = 2
+"""
+# On a CPU, and what this version does not have.
+NOT_HERE = {"fp16", "TF32", "fp8 forward", "hand-written kernels", "bf16 + hand-written kernels", "host-resident state",
+            "activation swapping", "graphs"}
+
+
+def run(weft, name, *sets, code=0, options=()):
+    source = weft.folder / "input.toml"
+    source.write_text(INPUT)
+    output = weft.folder / name
+    words = [word for each in sets for word in ("--set", each)]
+    printed = weft.run("benchmark", source, *words, "--output", output, *options, code=code)
+    file = output / "benchmark.json"
+    return printed, json.loads(file.read_text()) if file.exists() else None
+
+
+def cases_of(*names):
+    return f"benchmark.cases={json.dumps(list(names))}"
+
+
+def test(weft):
+    printed, result = run(weft, "all")
+    cases = {case["name"]: case for case in result["cases"]}
+    missing = {case["name"]: case["reason"] for case in result["not_measured"]}
+    # Nothing is skipped silently: each case is measured, or listed with a reason that is printed too.
+    assert set(missing) <= NOT_HERE and missing.keys().isdisjoint(cases), missing
+    for name, reason in missing.items():
+        assert reason and f"{name}: not measured, {reason}" in printed, name
+    assert len(cases) + len(missing) == 25, sorted(cases) + sorted(missing)
+    assert result["steps"] == 4 and result["baseline"] == "baseline" and result["machine"]["peak_tflops"] is None
+    for case in cases.values():
+        assert case["valid"] and case["problem"] == "", case
+        assert case["tokens_per_second"] > 0 and case["peak_bytes"] > case["state_bytes"] > 0 and case["times_faster"] > 0
+        assert case["mfu"] == {"causal": None, "full": None} and case["flops_per_token"]["full"] > case["flops_per_token"]["causal"] > 0
+        assert {"products", "attention", "loss", "update"} <= {phase["name"] for phase in case["phases"]}, case
+    # The same training: recomputation, chunks and a repetition give the same bits.
+    assert cases["baseline again"]["loss"] == cases["baseline"]["loss"]
+    for name in ("recompute activation", "recompute norms", "recompute blocks"):
+        assert cases[name]["loss"] == cases["baseline"]["loss"], name
+    # Others differ by rounding: fp32 in another order, then in other types. The loss itself falls.
+    for name, largest in (("flash attention", 1e-5), ("chunked head", 1e-5), ("accumulation", 1e-5), ("bf16", 1e-2)):
+        assert abs(cases[name]["loss_difference"]) <= largest, (name, cases[name]["loss_difference"])
+    assert cases["bf16"]["loss"] != cases["baseline"]["loss"]
+    # Memory: what each optimisation is for.
+    peak = {name: case["peak_bytes"] for name, case in cases.items()}
+    for name in ("bf16", "flash attention", "recompute activation", "recompute blocks", "8-bit state", "bf16 state", "accumulation"):
+        assert peak[name] < peak["baseline"], name
+    assert peak["recompute blocks"] < peak["recompute norms"] < peak["recompute activation"]
+    assert peak["8-bit state + recompute blocks"] < min(peak["8-bit state"], peak["recompute blocks"])
+    assert peak["all"] == min(peak.values())
+    assert cases["8-bit state"]["state_bytes"] < cases["bf16 state"]["state_bytes"] < cases["baseline"]["state_bytes"]
+    assert cases["safe"]["toggles"] == ["flash attention", "chunked head"] and "graphs" in cases["safe"]["left_out"]
+    assert "loss: nats per token after 4 steps" in printed
+    # The same rows as CSV, and a plot.
+    with open(weft.folder / "all" / "benchmark.csv", newline="", encoding="utf-8") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == cases.keys() | missing.keys()
+    assert abs(float(rows["bf16"]["ms_per_step"]) - cases["bf16"]["ms_per_step"]) < 1e-6 * cases["bf16"]["ms_per_step"]
+    assert rows["bf16"]["valid"] == "true" and rows["TF32"]["ms_per_step"] == "" and "does not have it" in rows["TF32"]["remark"]
+    xml.etree.ElementTree.parse(weft.folder / "all" / "benchmark.svg")
+
+    # A stated peak gives a utilisation; a chunk smaller than the batch changes memory; own cases take overrides.
+    printed, result = run(weft, "own", cases_of("input", "baseline", "small: optimizer.state=bf16, data.micro_tokens=64"),
+                          "benchmark.peak_tflops=0.5", "benchmark.batch_tokens=128")
+    given, baseline, small = result["cases"]
+    expected = given["tokens_per_second"] * given["flops_per_token"]["causal"] / 0.5e12
+    assert abs(given["mfu"]["causal"] - expected) < 1e-9 * expected and "of 0.5 TFLOP/s" in printed
+    # They take data.batch_tokens per step, not benchmark.batch_tokens: another problem than the baseline's.
+    assert baseline["valid"] and given["valid"] is None and small["valid"] is None and small["times_faster"] is None
+    assert given["overrides"] == "" and small["overrides"].startswith("optimizer.state")
+
+    # A row whose loss leaves the tolerance is not valid; nor is any if the baseline does not fit in memory.
+    _, result = run(weft, "strict", cases_of("baseline", "recompute blocks", "bf16"), "benchmark.loss_tolerance=0")
+    assert [case["valid"] for case in result["cases"]] == [True, True, False] and "apart" in result["cases"][2]["problem"], result
+    printed, result = run(weft, "large", cases_of("input", "baseline"), "benchmark.batch_tokens=268435456")
+    assert [case["name"] for case in result["not_measured"]] == ["baseline"] and "it needs" in result["not_measured"][0]["reason"]
+    assert result["cases"][0]["valid"] is False and 'not valid: "baseline" could not be measured' in printed
+
+    # Refused, and planned only.
+    printed, _ = run(weft, "typo", cases_of("bsaeline"), code=2)
+    assert '"bsaeline" stands for no case (known: input, bf16, ' in printed, printed
+    printed, _ = run(weft, "both", cases_of("8-bit state + bf16 state"), code=2)
+    assert "two values of optimizer.state" in printed, printed
+    printed, result = run(weft, "plan", options=["--dry-run"])
+    assert result is None and "baseline: 3" in printed and "TF32: not measured, this version does not have it" in printed, printed
+    # An earlier run of the same cases.
+    reference = weft.folder / "own" / "benchmark.json"
+    only = cases_of("baseline")
+    run(weft, "compared", only, "benchmark.compare_ratio=1000", options=["--compare", reference])
+    faster = json.loads(reference.read_text())
+    faster["cases"] = [dict(case, ms_per_step=case["ms_per_step"] / 1000) for case in faster["cases"]]
+    (weft.folder / "faster.json").write_text(json.dumps(faster))
+    run(weft, "compared", only, code=1, options=["--compare", weft.folder / "faster.json"])
+    # The state of a language model is written and read like that of any other; --profile records the first case.
+    _, result = run(weft, "checkpoint", only, "benchmark.checkpoint=true", options=["--profile"])
+    assert result["checkpoint"]["bytes"] > 0 and result["profile"]["steps"] > 0 and (weft.folder / "checkpoint" / "profile.json").exists()
+
+
+program.main(test)
