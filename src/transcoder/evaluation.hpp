@@ -38,8 +38,8 @@ const char* density_bin_name(int bin);
 double mean_over_layers(const std::vector<double>& values);
 
 /// Collective. `forward` must have been constructed for batches of at least `batch_tokens`. `before_batch` is called
-/// before each batch. Throws, known to all ranks, Error(data) with file, row, layer and column of a value that is not finite, and
-/// Error(numeric) if a reconstruction of finite activations is not.
+/// before each batch. Throws, known to all ranks, Error(data) with file, row, layer and column of a value that is not
+/// finite, and Error(numeric) if a reconstruction of finite activations is not.
 EvaluationResult evaluate(const dataset::Description&, const Model&, const NormalisationOnDevice&, Forward&,
                           const parallel::World&, const parallel::Grid&, const kernels::Execution&,
                           std::int64_t batch_tokens, const std::function<void()>& before_batch = {});

@@ -55,9 +55,9 @@ int evaluate(const Request& request, const parallel::World& world) {
   training::StepArena arena(execution, grid);
   transcoder::Forward forward(configuration, model, normalisation, grid, execution, timers,
                               configuration.data.batch_tokens, arena);
-  const transcoder::EvaluationResult result = transcoder::evaluate(description, model, normalisation, forward, world,
-                                                                   grid, execution, configuration.data.batch_tokens,
-                                                                   trace::next_step);
+  const transcoder::EvaluationResult result =
+      transcoder::evaluate(description, model, normalisation, forward, world, grid, execution,
+                           configuration.data.batch_tokens, trace::next_step);
   trace::end_steps();
   if (world.is_root()) transcoder::warn_of_constant_layers(description, result);
   report::Json record = {{"checkpoint", found.path.string()}, {"step", found.manifest.step}, {"data", path}};
