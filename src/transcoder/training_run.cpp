@@ -158,12 +158,10 @@ training::Metrics TrainingRun::evaluate() {
   if (!data_.validation) return {};
   const EvaluationResult& measured = validate();
   const auto mean = [](const char* name, const std::vector<double>& by_layer, const char* progress = "") {
-    return training::Metric{
-        .name = name, .value = mean_over_layers(by_layer), .progress = progress, .optional = true};
+    return training::Metric{.name = name, .value = mean_over_layers(by_layer), .progress = progress, .optional = true};
   };
   return {mean("validation.nmse_standardised", measured.nmse_standardised, "validation {:.4f}"),
-          mean("validation.explained_variance", measured.explained_variance),
-          mean("validation.l0", measured.l0),
+          mean("validation.explained_variance", measured.explained_variance), mean("validation.l0", measured.l0),
           mean("validation.dead_fraction", measured.dead_fraction)};
 }
 
@@ -176,9 +174,8 @@ training::Communication TrainingRun::communication() const {
 }
 
 std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
-  return transcoder::phase_bytes(Formulation::sparse,
-                                 step_sizes(configuration_, trainer_.model().shape(), grid_,
-                                            validated() ? step_l0_ : trainer_.metrics().l0));
+  return transcoder::phase_bytes(Formulation::sparse, step_sizes(configuration_, trainer_.model().shape(), grid_,
+                                                                 validated() ? step_l0_ : trainer_.metrics().l0));
 }
 
 void TrainingRun::conclude(report::Json& result) {
