@@ -2,8 +2,9 @@
 //
 // The norm of the gradient over all parameters and ranks, and clipping by it. All of it stays where the kernels run.
 //
-// The backward kernels leave the squared norm of each decoder and encoder row that a rank updates; encoder biases count
-// with their encoder row. Every rank has the whole gradient of the decoder bias: world rank 0 counts it.
+// The backward kernels leave the squared norm of each decoder and encoder row that a rank updates; encoder biases and
+// thresholds count with their encoder row. Every rank has the whole gradient of the decoder bias: world rank 0 counts
+// it.
 #pragma once
 
 #include <cstdint>

@@ -18,6 +18,7 @@
 #include "kernels/optimize/parameters.hpp"
 #include "parallel/grid.hpp"
 #include "training/parameters.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
 
@@ -25,11 +26,13 @@ using training::moment_bytes;
 using training::Moments;
 using training::weight_bytes;
 
-/// Sizes of the whole transcoder, over all ranks.
+/// Sizes of the whole transcoder, over all ranks, and its optional parameters.
 struct Shape {
   std::int64_t n_layers = 0;
   std::int64_t d_model = 0;
   std::int64_t n_features = 0;  ///< per layer
+  /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.
+  std::optional<double> threshold = {};
 
   std::int64_t width() const { return n_layers * d_model; }
   /// Columns of a decoder row of source layer s: its targets s..L-1 one after the other.
@@ -37,6 +40,9 @@ struct Shape {
   /// Number of encoder and decoder weights and biases.
   std::int64_t parameters() const;
 };
+
+/// The transcoder of a run, for activations of `n_layers` layers of width `d_model`.
+Shape shape_of(const ModelSettings&, std::int64_t n_layers, std::int64_t d_model);
 
 /// The declaration of all parameters, in the order of checkpoints.
 std::vector<training::ParameterSpec> parameter_specs(const Shape&);
@@ -77,6 +83,11 @@ class Model {
   std::span<const kernels::ParameterVector> owned_encoder_bias() const { return owned_encoder_bias_; }
   /// Of all layers, [L, F_local] fp32.
   kernels::AnyMatrix encoder_biases() const { return parameters_.group("encoder_bias"); }
+  /// Thresholds of jumprelu: by layer the owned ones, and of all layers, [L, F_local] fp32. Without them: empty.
+  std::span<const kernels::ParameterVector> owned_thresholds() const { return owned_thresholds_; }
+  kernels::AnyMatrix thresholds() const {
+    return shape_.threshold ? parameters_.group("threshold") : kernels::AnyMatrix{};
+  }
   /// [L * d]
   kernels::ParameterVector decoder_bias() const { return decoder_bias_; }
   /// Tokens since each owned feature fired, [L * owned].
@@ -92,7 +103,7 @@ class Model {
   parallel::Range features_;
   parallel::Range owned_;
   std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_;
-  std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_;
+  std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_, owned_thresholds_;
   kernels::ParameterVector decoder_bias_;
   kernels::Array<std::int64_t> clocks_;
 };

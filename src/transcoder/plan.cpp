@@ -66,7 +66,7 @@ std::int64_t largest_that_fits(Configuration& tried, std::int64_t& number, std::
 std::string too_large(const Configuration& configuration, const dataset::Description& description,
                       const parallel::GridShape& grid, Need need, std::int64_t available, const std::string& memory) {
   Configuration fewer = configuration, smaller = configuration;
-  const bool by_count = configuration.transcoder.activation != Activation::relu;
+  const bool by_count = kernels::activation_keeps_k(configuration.transcoder.activation);
   const std::int64_t features =
       largest_that_fits(fewer, fewer.transcoder.features,
                         by_count ? std::max<std::int64_t>(1, std::llround(std::ceil(configuration.transcoder.k))) : 1,
@@ -98,7 +98,7 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
           const parallel::GridShape& grid) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   Plan plan;
-  plan.shape = {description.n_layers, description.d_model, configuration.transcoder.features};
+  plan.shape = shape_of(configuration.transcoder, description.n_layers, description.d_model);
   plan.grid = grid;
   const Shape& shape = plan.shape;
   const kernels::StatePolicy policy = configuration.optimizer.state;

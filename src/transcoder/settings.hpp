@@ -13,6 +13,7 @@
 #include "device/settings.hpp"
 #include "input/schema.hpp"
 #include "kernels/transcoder/activation/activation.hpp"
+#include "kernels/transcoder/activation/jump_relu.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
 #include "training/settings.hpp"
@@ -25,6 +26,7 @@ using parallel::SelectionPlace;
 using training::NonFinite;
 
 using kernels::Activation;
+using kernels::JumpForm;
 enum class Scope { layer, all_layers };
 
 /// Table [transcoder].
@@ -33,8 +35,17 @@ struct ModelSettings {
   Activation activation = Activation::batch_topk;
   double k = 16;  ///< active per token and layer (batch_topk: on average, may be fractional)
   Scope scope = Scope::layer;
+  std::int64_t capacity = 0;  ///< relu, jumprelu: room for active features per token and layer; 0: for all
+  JumpForm pseudo_derivative = JumpForm::anthropic;  ///< jumprelu, as the following two
+  double threshold = 0.1;                            ///< initial theta
+  double bandwidth = 2;
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
 };
+
+/// The arithmetic of jumprelu that the settings ask for.
+inline kernels::JumpRule jump_rule(const ModelSettings& settings) {
+  return kernels::jump_rule(settings.pseudo_derivative, static_cast<float>(settings.bandwidth));
+}
 
 struct Configuration {
   training::RunSettings run;

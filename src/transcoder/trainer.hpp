@@ -21,6 +21,7 @@
 #include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_norm.hpp"
+#include "transcoder/jump_backward.hpp"
 #include "transcoder/training_metrics.hpp"
 
 namespace weft::transcoder {
@@ -133,6 +134,7 @@ class Trainer {
   Buffers buffers_;
   RowGather gradient_gather_;  // over the feature axis
   DataAxis data_axis_;
+  JumpBackward jump_;
   parallel::DeviceCommunicator world_;  // flags and norms
   GradientNorm norm_;
   device::Event rows_complete_, biases_formed_;

@@ -35,7 +35,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
                                         runtime.execution())
                       : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
                                             runtime.threads())),
-      trainer_(configuration, {data.train.n_layers, data.train.d_model, configuration.transcoder.features},
+      trainer_(configuration, shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
                dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.row_bytes(),
                [this](const dataset::RawBatch& batch, std::int64_t step) { return locate(batch, step); }),

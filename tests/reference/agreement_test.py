@@ -32,6 +32,10 @@ CASES = {
                  clip_norm=0.05, clip_mode="previous"),
     "topk over all layers": dict(activation="topk", scope="all_layers", k=3, beta2=0.99),
     "relu": dict(activation="relu", k=4, schedule="step", decay_begin=0.5, final_fraction=0.25),
+    **{f"jumprelu {form}": dict(activation="jumprelu", k=4, pseudo_derivative=form, threshold=threshold, bandwidth=bandwidth,
+                                clip_norm=0.05)
+       for form, threshold, bandwidth in (("anthropic", 0.1, 2), ("crosslayer-coding", 0.3, 1), ("goreg", 0.2, 0.5),
+                                          ("clt-forge", 0.3, 1), ("openmoss", 0.2, 2), ("saelens", 0.4, 0.25))},
 }
 
 
@@ -45,7 +49,8 @@ def input_text(s, folder, seed):
     tables = {
         "run": dict(steps=s.steps, seed=seed),
         "data": dict(train=f"{folder}/train", validation=f"{folder}/validation", batch_tokens=N, normalise=s.normalise),
-        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope),
+        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope,
+                           pseudo_derivative=s.pseudo_derivative, threshold=s.threshold, bandwidth=s.bandwidth),
         "optimizer": {key: getattr(s, key) for key in (
             "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
             "final_fraction", "clip_norm", "clip_mode")},

@@ -12,17 +12,22 @@ def small_problem(seed=1, n=13, n_layers=3, width=5, **settings):
     settings = t.Settings(features=11, k=3, **settings)
     state = t.initial_state(settings, n_layers, width, generator)
     for name in state.weights:          # non-zero biases, so that they are tested
+        if name.endswith("/threshold"):
+            state.weights[name] *= generator.uniform(0.5, 2, state.weights[name].shape)
+            continue
         state.weights[name] += generator.normal(0, 0.1, state.weights[name].shape)
     return settings, state, generator.normal(size=(n, n_layers, width)), generator.normal(size=(n, n_layers, width))
 
 
 class Gradients(unittest.TestCase):
     def test_every_gradient_is_the_slope_of_the_loss(self):
-        for activation in ("batch_topk", "topk", "relu"):
+        for activation in ("batch_topk", "topk", "relu", "jumprelu"):
             settings, state, x, y = small_problem(activation=activation)
             there = t.forward_backward(settings, state.weights, x, y)
             generator = np.random.default_rng(2)
             for name, gradient in there.gradients.items():
+                if name.endswith("/threshold"):      # no slope: the loss is constant between two masks
+                    continue
                 for _ in range(20):
                     at = tuple(generator.integers(size) for size in gradient.shape)
                     slope = self.slope(state.weights, name, at, x, y, there.masks)
@@ -65,6 +70,32 @@ class Selection(unittest.TestCase):
         expected = {(n, s, f) for _, n, s, f in entries[:18]}
         masks = t.select(settings, z)
         self.assertEqual({(n, s, f) for s in range(2) for n, f in np.argwhere(masks[s])}, expected)
+
+
+class JumpReLU(unittest.TestCase):
+    # Of a threshold 0.5 and a bandwidth 0.5: the factor at z = 0, the lower border of the window 0.25, between 0.375, at the
+    # threshold, between 0.625, at the upper border 0.75, and at 1. Written out by hand from the definitions.
+    Z = np.array([0, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0])
+    FACTORS = {"anthropic": [0, 0, -1, -1, -1, 0, 0],
+               "crosslayer-coding": [0, -0.25, -0.375, -0.5, -0.625, -0.75, 0],
+               "goreg": [0, 0, -1, -1, -1, -1, 0],
+               "clt-forge": [0, 0, -0.5, -0.5, -0.5, 0, 0],
+               "openmoss": [0, 0, -0.5, -0.5, -0.5, 0, 0],
+               "saelens": [0, 0, -0.5, -0.5, -0.5, 0, 0]}
+
+    def test_each_form_equals_its_definition(self):
+        for form, factors in self.FACTORS.items():
+            settings = t.Settings(features=7, activation="jumprelu", pseudo_derivative=form, bandwidth=0.5)
+            theta = np.full(7, 0.5)
+            np.testing.assert_array_equal(t.threshold_factor(settings, self.Z, theta), factors, err_msg=form)
+            active = self.Z > 0.5 if form != "crosslayer-coding" else self.Z >= 0.5
+            np.testing.assert_array_equal(t.select(settings, [self.Z[None]], [theta])[0][0], active, err_msg=form)
+            passes = np.full(7, True) if form == "goreg" else active
+            np.testing.assert_array_equal(t.passing(settings, self.Z, theta), passes, err_msg=form)
+        # A window that reaches below 0: only openmoss excludes negative values.
+        for form in self.FACTORS:
+            settings = t.Settings(features=1, activation="jumprelu", pseudo_derivative=form, bandwidth=2)
+            self.assertEqual(t.threshold_factor(settings, np.array([-0.25]), np.array([0.5]))[0] == 0, form == "openmoss", form)
 
 
 class Optimizer(unittest.TestCase):

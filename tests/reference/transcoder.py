@@ -11,6 +11,8 @@ Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t
 
   z_s = x~_s encoder_s^T + bias_s       a = z where selected (always z > 0), else 0
   y^_t = sum over s <= t of a_s decoder_{s->t} + decoder_bias_t
+  jumprelu: encoder_s threshold [F]; a = z where z exceeds it. Its gradient is a pseudo-derivative, in the form of the project
+  that `pseudo_derivative` names.
   loss = sum over t of the mean over tokens and dimensions of (y^_t - y~_t)^2
 """
 from dataclasses import dataclass, field
@@ -22,9 +24,12 @@ import numpy as np
 class Settings:
     """The keys of an input file that affect the mathematics, under their names in the file."""
     features: int
-    activation: str = "batch_topk"     # batch_topk | topk | relu
+    activation: str = "batch_topk"     # batch_topk | topk | relu | jumprelu
     k: float = 16                      # active per token and layer
     scope: str = "layer"               # layer | all_layers
+    pseudo_derivative: str = "anthropic"
+    threshold: float = 0.1             # initial
+    bandwidth: float = 2.0
     normalise: str = "per_dimension"   # per_dimension | scalar | none
     steps: int = 1000
     learning_rate: float = 4e-4
@@ -90,8 +95,11 @@ def largest(values, budget):
     return mask
 
 
-def select(settings, pre_activations):
-    """Masks [N, F] per layer. Order inside a group: token, then layer, then feature."""
+def select(settings, pre_activations, thresholds=None):
+    """Masks [N, F] per layer. Order inside a group: token, then layer, then feature. thresholds: of jumprelu, by layer."""
+    if settings.activation == "jumprelu":
+        return [(z >= theta if settings.pseudo_derivative == "crosslayer-coding" else z > theta) & (z > 0)
+                for z, theta in zip(pre_activations, thresholds)]
     z = np.stack(pre_activations, axis=1)                       # [N, L, F]
     n, n_layers, _ = z.shape
     together = settings.scope == "all_layers"
@@ -111,13 +119,42 @@ def select(settings, pre_activations):
     return [mask[:, s] for s in range(n_layers)]
 
 
+def passing(settings, z, theta):
+    """Where the gradient of the activation is that of the pre-activation."""
+    if settings.pseudo_derivative == "goreg":
+        return z >= 0
+    return z >= theta if settings.pseudo_derivative == "crosslayer-coding" else z > theta
+
+
+def threshold_factor(settings, z, theta):
+    """What the gradient of the activation is multiplied by for the gradient of the trained parameter: ln theta, goreg: theta."""
+    form, width, distance = settings.pseudo_derivative, settings.bandwidth, z - theta
+    if form == "crosslayer-coding":
+        return np.where(np.abs(distance) <= width / 2, -z / width * theta, 0.0)
+    if form == "goreg":
+        return np.where((distance > -width / 2) & (distance <= width / 2), -theta / width, 0.0)
+    within = np.abs(distance) < width / 2
+    if form == "openmoss":
+        within = within & (z > 0)
+    return np.where(within, -theta / width * (1.0 if form == "anthropic" else theta), 0.0)
+
+
+def thresholds_of(settings, weights, n_layers):
+    return [weights[f"encoder_{s}/threshold"] for s in range(n_layers)] if settings.activation == "jumprelu" else None
+
+
 def round_half_up(value):
     return int(np.floor(value + 0.5))
 
 
-def margin(settings, pre_activations, masks):
+def margin(settings, pre_activations, masks, thresholds=None):
     """Smallest relative distance between a kept and a dropped positive value of one group: the distance to a
-    different mask. Infinite if no positive value was dropped."""
+    different mask. Infinite if no positive value was dropped. jumprelu: between a value and its threshold or, as that
+    decides as well, the borders of the window."""
+    if settings.activation == "jumprelu":
+        half = settings.bandwidth / 2
+        return min(np.abs(z - border).min() for z, theta in zip(pre_activations, thresholds)
+                   for border in (theta, theta - half, theta + half, 0.0))
     z, mask = np.stack(pre_activations, axis=1), np.stack(masks, axis=1)
     axes = {("batch_topk", "layer"): (0, 2), ("batch_topk", "all_layers"): (0, 1, 2),
             ("topk", "layer"): (2,), ("topk", "all_layers"): (1, 2)}.get((settings.activation, settings.scope))
@@ -168,18 +205,25 @@ def forward_backward(settings, weights, x, y):
     """x, y normalised [N, L, d]."""
     n, n_layers, width = x.shape
     pre_activations = encode(weights, x)
-    masks = select(settings, pre_activations)
+    thresholds = thresholds_of(settings, weights, n_layers)
+    masks = select(settings, pre_activations, thresholds)
     activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
     error = decode(weights, activations, width) - y
     rows = 2.0 / (n * width) * error                            # d loss / d reconstruction
     gradients = {"decoder_bias": rows.sum(axis=0).ravel()}
     for s in range(n_layers):
         strip = rows[:, s:].reshape(n, -1)
-        into = np.where(masks[s], strip @ weights[f"decoder_{s}/weight"].T, 0.0)
+        alpha = strip @ weights[f"decoder_{s}/weight"].T        # d loss / d activation
+        into = np.where(masks[s], alpha, 0.0)
+        if thresholds:
+            z, theta = pre_activations[s], thresholds[s]
+            into = np.where(passing(settings, z, theta), alpha, 0.0)
+            gradients[f"encoder_{s}/threshold"] = (threshold_factor(settings, z, theta) * alpha).sum(axis=0)
         gradients[f"decoder_{s}/weight"] = activations[s].T @ strip
         gradients[f"encoder_{s}/weight"] = into.T @ x[:, s]
         gradients[f"encoder_{s}/bias"] = into.sum(axis=0)
-    return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks), error, gradients)
+    return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks, thresholds), error,
+                gradients)
 
 
 # --- Optimizer ------------------------------------------------------------------------------------------------------------
@@ -225,7 +269,10 @@ def update(settings, state, gradients):
         v = state.second[name] = settings.beta2 * state.second[name] + (1 - settings.beta2) * g * g
         decay = settings.weight_decay if name.endswith("/weight") else 0.0
         change = m * first_correction / (np.sqrt(v * second_correction) + settings.epsilon) + decay * state.weights[name]
-        state.weights[name] = state.weights[name] - rate * change
+        if name.endswith("/threshold") and settings.pseudo_derivative != "goreg":
+            state.weights[name] = np.exp(np.log(state.weights[name]) - rate * change)
+        else:
+            state.weights[name] = state.weights[name] - rate * change
 
 
 def initial_state(settings, n_layers, width, generator, dtype=np.float64):
@@ -235,6 +282,8 @@ def initial_state(settings, n_layers, width, generator, dtype=np.float64):
         encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(n_layers * width)
         weights[f"encoder_{s}/weight"] = generator.uniform(-encoder, encoder, (settings.features, width)).astype(dtype)
         weights[f"encoder_{s}/bias"] = np.zeros(settings.features, dtype)
+        if settings.activation == "jumprelu":
+            weights[f"encoder_{s}/threshold"] = np.full(settings.features, settings.threshold, dtype)
         shape = (settings.features, (n_layers - s) * width)
         weights[f"decoder_{s}/weight"] = generator.uniform(-decoder, decoder, shape).astype(dtype)
     zeros = {name: np.zeros_like(tensor) for name, tensor in weights.items()}
@@ -253,7 +302,7 @@ def evaluate(settings, weights, x, y, input_normalisation, target_normalisation,
     error, active = [], 0
     for begin in range(0, len(x), batch):
         pre_activations = encode(weights, (x[begin:begin + batch] - x_mean) * x_scale)
-        masks = select(settings, pre_activations)
+        masks = select(settings, pre_activations, thresholds_of(settings, weights, x.shape[1]))
         activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
         reconstruction = decode(weights, activations, x.shape[2]) / y_scale + y_mean
         error.append(reconstruction - y[begin:begin + batch])

@@ -24,6 +24,12 @@ struct DenseReference {
   };
   std::vector<Parameter> encoder, encoder_bias, decoder;  // by layer
   Parameter decoder_bias;
+  // JumpReLU instead of BatchTopK, where there are thresholds (by layer). Gradient -(theta / bandwidth) da within the open
+  // window of that width: of ln theta ("anthropic"), or of theta with the half-open window and the encoder's gradient on
+  // all z >= 0 ("goreg").
+  std::vector<Parameter> threshold;
+  double bandwidth = 0;
+  bool goreg = false;
   int t = 0;
   double last_norm = 0;
 
@@ -52,6 +58,10 @@ struct DenseReference {
           for (std::int64_t i = 0; i < d; ++i) sum += x[at(n * width + s * d + i)] * encoder[at(s)].w[at(f * d + i)];
           z[at((n * n_layers + s) * n_features + f)] = sum;
         }
+    const auto theta_of = [&](std::size_t i) {
+      const std::int64_t j = static_cast<std::int64_t>(i);
+      return threshold[at(j / n_features % n_layers)].w[at(j % n_features)];
+    };
     // BatchTopK by a full sort; entry order is (token, layer, feature), so a stable sort has the tie rule.
     Values a(z.size(), 0.0);
     const auto keep = [&](std::vector<std::size_t> entries, std::int64_t budget) {
@@ -64,10 +74,12 @@ struct DenseReference {
       std::vector<std::size_t> entries;
       for (std::int64_t n = 0; n < n_tokens; ++n)
         for (std::int64_t f = 0; f < n_features; ++f) entries.push_back(at((n * n_layers + s) * n_features + f));
-      if (!all_layers) keep(entries, std::llround(k * static_cast<double>(n_tokens)));
+      if (!all_layers && threshold.empty()) keep(entries, std::llround(k * static_cast<double>(n_tokens)));
     }
     for (std::size_t i = 0; i < z.size(); ++i) all.push_back(i);
-    if (all_layers) keep(all, std::llround(k * static_cast<double>(n_tokens * n_layers)));
+    if (all_layers && threshold.empty()) keep(all, std::llround(k * static_cast<double>(n_tokens * n_layers)));
+    if (!threshold.empty())
+      for (const std::size_t i : all) a[i] = z[i] > theta_of(i) ? z[i] : 0;
 
     // Reconstruction, loss, gradient rows.
     Values g(at(n_tokens * width));
@@ -92,14 +104,21 @@ struct DenseReference {
       for (std::int64_t i = 0; i < width; ++i) decoder_bias.g[at(i)] += g[at(n * width + i)];
       for (std::int64_t s = 0; s < n_layers; ++s)
         for (std::int64_t f = 0; f < n_features; ++f) {
-          const double activation = a[at((n * n_layers + s) * n_features + f)];
-          if (activation == 0) continue;
+          const std::size_t entry = at((n * n_layers + s) * n_features + f);
+          const double activation = a[entry];
+          if (activation == 0 && threshold.empty()) continue;
           const std::int64_t strip = (n_layers - s) * d;
           double da = 0;
           for (std::int64_t i = 0; i < strip; ++i) {
             const double row = g[at(n * width + s * d + i)];
             da += row * decoder[at(s)].w[at(f * strip + i)];
             decoder[at(s)].g[at(f * strip + i)] += activation * row;
+          }
+          if (!threshold.empty()) {
+            const double theta = theta_of(entry), distance = z[entry] - theta;
+            if (distance > -bandwidth / 2 && (distance < bandwidth / 2 || (goreg && distance == bandwidth / 2)))
+              threshold[at(s)].g[at(f)] -= theta / bandwidth * da;
+            if (goreg ? z[entry] < 0 : activation == 0) continue;
           }
           encoder_bias[at(s)].g[at(f)] += da;
           for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];
@@ -129,6 +148,12 @@ struct DenseReference {
       update(encoder_bias[at(s)], 0);
     }
     update(decoder_bias, 0);
+    for (Parameter& p : threshold) {
+      const Values before = p.w;
+      if (!goreg) std::fill(p.w.begin(), p.w.end(), 0.0);
+      update(p, 0);
+      for (std::size_t i = 0; i < p.w.size() && !goreg; ++i) p.w[i] = before[i] * std::exp(p.w[i]);
+    }
     return loss;
   }
 
@@ -140,6 +165,7 @@ struct DenseReference {
       function(decoder[at(s)]);
     }
     function(decoder_bias);
+    for (Parameter& p : threshold) function(p);
   }
 };
 

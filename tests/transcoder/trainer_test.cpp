@@ -102,7 +102,7 @@ struct Run {
   Run(const Configuration& configuration, const Data& data, const parallel::GridShape& shape,
       const parallel::Communicator& ranks)
       : grid(ranks, shape),
-        trainer(configuration, {kLayers, kWidth, configuration.transcoder.features}, data.normalisation,
+        trainer(configuration, shape_of(configuration.transcoder, kLayers, kWidth), data.normalisation,
                 data.statistics, grid, testing::execution(), kLayers * kWidth * 4,
                 [](const dataset::RawBatch&, std::int64_t) { return std::string("test rows"); }) {
     trainer.initialise();
@@ -171,6 +171,7 @@ const std::vector<double>& values_of(const testing::DenseReference& reference, c
   if (name.starts_with("decoder_bias")) return of(reference.decoder_bias);
   const std::size_t layer = static_cast<std::size_t>(name[8] - '0');
   if (name.starts_with("decoder_")) return of(reference.decoder[layer]);
+  if (name.find("/threshold") != std::string::npos) return of(reference.threshold[layer]);
   return name.find("/bias") != std::string::npos ? of(reference.encoder_bias[layer]) : of(reference.encoder[layer]);
 }
 
@@ -185,6 +186,12 @@ testing::DenseReference reference_for(const Configuration& c, Run& run) {
   reference.weight_decay = c.optimizer.weight_decay;
   reference.clip = c.optimizer.clip_norm;
   reference.allocate();
+  if (c.transcoder.activation == Activation::jumprelu) {
+    reference.threshold.resize(kLayers);
+    for (auto& threshold : reference.threshold) threshold.resize(kFeatures);
+    reference.bandwidth = c.transcoder.bandwidth;
+    reference.goreg = c.transcoder.pseudo_derivative == JumpForm::goreg;
+  }
   for (const auto& [name, values] : run.parameters()) {
     if (name.find("_moment") != std::string::npos) continue;
     auto& target = const_cast<std::vector<double>&>(values_of(reference, name));
@@ -243,6 +250,47 @@ TEST_CASE("clipping by the exact norm equals the dense float64 trainer on every 
   compare_with_reference(configuration);
 }
 
+/// Thresholds amid the pre-activations, whose deviation is about 0.4; a capacity that is not reached.
+Configuration jumping(JumpForm form) {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.activation = Activation::jumprelu;
+  configuration.transcoder.pseudo_derivative = form;
+  configuration.transcoder.threshold = 0.2;
+  configuration.transcoder.bandwidth = 0.5;
+  configuration.transcoder.capacity = kFeatures - 1;
+  return configuration;
+}
+
+TEST_CASE("jumprelu: four steps equal the dense float64 trainer, thresholds included") {
+  compare_with_reference(jumping(JumpForm::anthropic));
+}
+
+TEST_CASE("jumprelu whose gradient passes below the threshold equals the dense float64 trainer") {
+  compare_with_reference(jumping(JumpForm::goreg));
+}
+
+TEST_CASE("jumprelu clipped by the exact norm, in which thresholds count, equals the dense float64 trainer") {
+  for (const JumpForm form : {JumpForm::anthropic, JumpForm::goreg}) {
+    Configuration configuration = jumping(form);
+    configuration.optimizer.clip_norm = 0.02;
+    compare_with_reference(configuration);
+  }
+}
+
+TEST_CASE("more active features than transcoder.capacity end the run before any parameter changes, on all ranks") {
+  const Data data;
+  for (const Activation activation : {Activation::relu, Activation::jumprelu})
+    for (const parallel::GridShape& shape : grids()) {
+      Configuration configuration = jumping(JumpForm::anthropic);
+      configuration.transcoder.activation = activation;
+      configuration.transcoder.capacity = 3;
+      Run run(configuration, data, shape);
+      const auto before = run.parameters();
+      CHECK_THROWS_WITH_AS(run.step(data, 0), doctest::Contains("raise transcoder.capacity"), Error);
+      CHECK(run.parameters() == before);
+    }
+}
+
 TEST_CASE("ranks send the bytes of the formulas, and the plan states no less") {
   const Configuration configuration = configuration_for(Scope::layer);
   const Data data;
@@ -286,10 +334,11 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   whole.transcoder.activation = Activation::relu;
   whole.data.micro_tokens = 0;
   by_layer.parallel.exchange.together = false;
-  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer})
+  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer,
+                                             jumping(JumpForm::anthropic), jumping(JumpForm::goreg)})
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
-      const Shape sizes{kLayers, kWidth, configuration.transcoder.features};
+      const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
       const training::StepArena planned =
           measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
       const device::MemoryUse before = device::memory_use();
@@ -319,7 +368,7 @@ TEST_CASE("with the selection on rank 0, the plan is that of rank 0") {
   Configuration configuration = configuration_for(Scope::layer);
   configuration.parallel.exchange.selection = SelectionPlace::rank_0;
   for (const parallel::GridShape& shape : grids()) {
-    const Shape sizes{kLayers, kWidth, configuration.transcoder.features};
+    const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
     const training::StepArena planned =
         measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
     const device::MemoryUse before = device::memory_use();
@@ -350,10 +399,14 @@ TEST_CASE("entries of the ranks add up to those of the step") {
 }
 
 TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
-  for (const kernels::StatePolicy policy : {kernels::StatePolicy::fp32, kernels::StatePolicy::eight_bit}) {
+  for (const auto& [policy, activation] : {std::pair{kernels::StatePolicy::fp32, Activation::batch_topk},
+                                           {kernels::StatePolicy::eight_bit, Activation::batch_topk},
+                                           {kernels::StatePolicy::fp32, Activation::jumprelu},
+                                           {kernels::StatePolicy::eight_bit, Activation::jumprelu}}) {
     Configuration configuration = configuration_for(Scope::layer);
     configuration.optimizer.state = policy;
     if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
+    configuration.transcoder.activation = activation;
     const Data data;
     for (const parallel::GridShape& shape : grids()) {
       std::vector<std::vector<std::byte>> first;
