@@ -23,6 +23,8 @@ int call(const Request& request, const parallel::World& world) {
       return synth(request, world);
     case Command::evaluate:
       return evaluate(request, world);
+    case Command::convert:
+      return convert(request, world);
     case Command::inspect:
       return inspect(request, world);
     case Command::benchmark:

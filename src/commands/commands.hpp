@@ -17,6 +17,7 @@ namespace weft::commands {
 int train(const Request& request, const parallel::World& world);
 int synth(const Request& request, const parallel::World& world);
 int evaluate(const Request& request, const parallel::World& world);
+int convert(const Request& request, const parallel::World& world);
 int inspect(const Request& request, const parallel::World& world);
 int benchmark(const Request& request, const parallel::World& world);
 int report(const Request& request, const parallel::World& world);

@@ -24,6 +24,7 @@ constexpr const char* help_text =
 weft train INPUT              train a transcoder; resumes automatically
 weft synth INPUT              write an activation dataset with planted features
 weft evaluate CHECKPOINT      quality on validation data, per layer
+weft convert CHECKPOINT       batch_topk or topk to thresholds (jumprelu)
 weft inspect PATH             list and check the contents of a dataset or checkpoint
 weft benchmark INPUT          time the phases of a step
 weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
@@ -50,6 +51,10 @@ Options of commands with an INPUT (a TOML file):
 evaluate:
   --data DIR                  activations to evaluate on (default: the run's)
   --set, --output, --profile  as above; the input is the checkpoint's
+convert (writes a checkpoint and conversion.json to --output DIR):
+  --data DIR                  activations to calibrate on (default: the run's validation data)
+  --thresholds per_feature|per_layer   (default per_feature)
+  --type bf16|fp32            what weights and thresholds are rounded to (default bf16)
 inspect: --set data.stored_as=bf16 for a dataset
   --help, --version           this text; version, revision and libraries
 
@@ -112,6 +117,7 @@ constexpr Declared declared[] = {
     {Command::train, "train", "INPUT", true},
     {Command::synth, "synth", "INPUT", true},
     {Command::evaluate, "evaluate", "CHECKPOINT", false},
+    {Command::convert, "convert", "CHECKPOINT", false},
     {Command::inspect, "inspect", "PATH", false},
     {Command::benchmark, "benchmark", "INPUT", true},
     {Command::report, "report", "RUN", false},
@@ -135,7 +141,7 @@ Error usage(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 void add_options(CLI::App& app, Command command, Request& request) {
-  const bool evaluates = command == Command::evaluate || command == Command::lm_evaluate;
+  const bool evaluates = command == Command::evaluate || command == Command::convert || command == Command::lm_evaluate;
   if (takes_input(command)) {
     app.add_flag("--print-config", request.print_config);
     app.add_flag("--defaults", request.defaults);
@@ -153,7 +159,11 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_flag("--take-over", request.take_over);
     app.add_option("--start-id", request.start_id);
   }
-  if (command == Command::evaluate) app.add_option("--data", request.data);
+  if (command == Command::evaluate || command == Command::convert) app.add_option("--data", request.data);
+  if (command == Command::convert) {
+    app.add_option("--thresholds", request.thresholds)->check(CLI::IsMember({"per_feature", "per_layer"}));
+    app.add_option("--type", request.type)->check(CLI::IsMember({"bf16", "fp32"}));
+  }
   if (command == Command::lm_evaluate) app.add_option("--text", request.text);
   if (command == Command::lm_tokenize) {
     app.add_option("--tokens", request.tokens);
@@ -320,7 +330,8 @@ input::Schema schema(Input& input, Command command) {
   if (command == Command::train) keys.at("data.train").required("\"data/train\"");
   dataset::add_keys(keys, input.synthetic);
   transcoder::add_keys(keys, input.benchmark);
-  if (command == Command::evaluate || command == Command::inspect) keys.at("transcoder.features").must_be_given = false;
+  if (command == Command::evaluate || command == Command::convert || command == Command::inspect)
+    keys.at("transcoder.features").must_be_given = false;
   if (command == Command::synth) {  // plants its own features: the model's are the business of a later train
     input::Key& features = keys.at("transcoder.features").at_least(0);
     features.must_be_given = false;

@@ -19,7 +19,19 @@
 namespace weft::commands {
 
 /// `nothing`: the command line requested a text (--help, --version), which was printed.
-enum class Command { nothing, train, synth, evaluate, inspect, benchmark, report, lm_train, lm_evaluate, lm_tokenize };
+enum class Command {
+  nothing,
+  train,
+  synth,
+  evaluate,
+  convert,
+  inspect,
+  benchmark,
+  report,
+  lm_train,
+  lm_evaluate,
+  lm_tokenize
+};
 
 /// The command line. Long options only; the help text (request.cpp) describes them.
 struct Request {
@@ -39,7 +51,9 @@ struct Request {
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string start_id;         ///< train: recorded in run.json as start_id
   std::string output;           ///< "" or DIR; report: FILE
-  std::string data;             ///< evaluate: DIR
+  std::string data;             ///< evaluate, convert: DIR
+  std::string thresholds;       ///< convert: "" or per_feature | per_layer
+  std::string type;             ///< convert: "" or bf16 | fp32
   std::string text;             ///< lm evaluate: "" or FILE
   std::string tokens;           ///< lm tokenize: "" or the tokeniser, as data.tokens
   std::int64_t train_bpe = 0;   ///< lm tokenize: size of the vocabulary; 0 = none is trained

@@ -175,7 +175,7 @@ void Forward::await_inputs(std::int64_t layer, const kernels::Execution& executi
 /// Of each layer, what its features must exceed: of jumprelu, as the thresholds are now.
 std::vector<kernels::Array<const float>> Forward::cuts() {
   std::vector<kernels::Array<const float>> of_layer;
-  if (!model_.shape().threshold) return of_layer;
+  if (settings_.activation != Activation::jumprelu) return of_layer;
   const kernels::AnyMatrix thresholds = model_.thresholds();
   const std::int64_t n = thresholds.columns;
   kernels::jump_cuts(execution_, jump_rule(settings_),

@@ -89,7 +89,7 @@ class Forward {
     RowGather::Buffers own_inputs;
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace;
-    kernels::Array<float> cuts;  ///< [L * F_local]; with thresholds
+    kernels::Array<float> cuts;                ///< [L * F_local]; with thresholds
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
 

@@ -55,7 +55,7 @@ JumpBackward::Buffers::Buffers(const Configuration& configuration, const Shape& 
   };
   std::int64_t gemm_bytes =
       std::max(product_bytes(shape.d_model, scalar), product_bytes(shape.decoder_columns(0), Scalar::fp32));
-  if (jump_rule(configuration.transcoder).passes_below) {
+  if (jump_rule(configuration.transcoder).passes_below || configuration.transcoder.preactivation_penalty > 0) {
     bias_gradient = arena.take<float>(tile_features);
     encoder_gradient = arena.take<float>(tile_features * shape.d_model);
     gemm_bytes = std::max(gemm_bytes, kernels::gemm_workspace(Scalar::fp32, scalar, Scalar::fp32, tile_features,
@@ -72,15 +72,15 @@ JumpBackward::JumpBackward(const Configuration& configuration, const Model& mode
       rule_(jump_rule(configuration.transcoder)),
       buffers_(configuration, model.shape(), grid, arena) {}
 
-void JumpBackward::run(AnyMatrix x, AnyMatrix gradient_rows, bool with_thresholds, const kernels::AdamStep* step,
-                       Array<double> squared_norm) {
+void JumpBackward::run(AnyMatrix x, AnyMatrix gradient_rows, const Penalties& penalties, bool with_thresholds,
+                       const kernels::AdamStep* step, Array<double> squared_norm) {
   const std::int64_t owned = model_.owned().size(), d = model_.shape().d_model;
   if (!with_thresholds && !forms_encoder()) return;
   if (forms_encoder() && squared_norm.data != nullptr) device::zero(execution_, squared_norm);
   for (std::int64_t layer = 0; layer < model_.shape().n_layers; ++layer)
     for (std::int64_t begin = 0; begin < owned; begin += buffers_.tile_features) {
       const parallel::Range features{begin, std::min(begin + buffers_.tile_features, owned)};
-      run_tile(x, gradient_rows, layer, features, with_thresholds, forms_encoder());
+      run_tile(x, gradient_rows, penalties, layer, features, with_thresholds);
       if (!forms_encoder()) continue;
       const std::int64_t n = features.size();
       const auto s = static_cast<std::size_t>(layer);
@@ -92,14 +92,14 @@ void JumpBackward::run(AnyMatrix x, AnyMatrix gradient_rows, bool with_threshold
       }
       if (step == nullptr) continue;
       kernels::adam_rows(execution_, model_.owned_encoder()[s], begin, weights, step);
-      kernels::adam_vector(execution_, part(model_.owned_encoder_bias()[s], begin, n),
-                           {buffers_.bias_gradient.data, n}, step);
+      kernels::adam_vector(execution_, part(model_.owned_encoder_bias()[s], begin, n), {buffers_.bias_gradient.data, n},
+                           step);
     }
 }
 
 /// The sums of some features of a layer over all tokens.
-void JumpBackward::run_tile(AnyMatrix x, AnyMatrix gradient_rows, std::int64_t layer, parallel::Range features,
-                            bool with_thresholds, bool with_encoder) {
+void JumpBackward::run_tile(AnyMatrix x, AnyMatrix gradient_rows, const Penalties& penalties, std::int64_t layer,
+                            parallel::Range features, bool with_thresholds) {
   const std::int64_t d = model_.shape().d_model, n = features.size(), owned = model_.owned().size();
   const auto s = static_cast<std::size_t>(layer);
   const kernels::ParameterRows &encoder = model_.owned_encoder()[s], &decoder = model_.owned_decoder()[s];
@@ -112,17 +112,28 @@ void JumpBackward::run_tile(AnyMatrix x, AnyMatrix gradient_rows, std::int64_t l
     // < W_dec[f], g[n, layer..] >: the decoder's rows in the place of the encoder's.
     kernels::encode_tile(execution_, gradient_rows.rows_from(token, count).columns_from(layer * d, decoder.columns),
                          decoder, features.begin, alpha, buffers_.gemm_workspace);
+    const auto of_features = [&](Array<float> by_key) -> Array<float> {
+      if (by_key.data == nullptr) return {};
+      return {by_key.data + layer * owned + features.begin, n};
+    };
     kernels::JumpSums sums;
-    if (with_thresholds) sums.theta = {buffers_.threshold_gradient.data + layer * owned + features.begin, n};
-    if (with_encoder) sums.bias = {buffers_.bias_gradient.data, n};
+    if (with_thresholds)
+      sums = {of_features(buffers_.threshold_gradient),
+              {},
+              of_features(penalties.buffers().preactivation_norm_gradient),
+              of_features(penalties.buffers().preactivation)};
+    if (forms_encoder()) sums.bias = {buffers_.bias_gradient.data, n};
     kernels::jump_backward(execution_, rule_,
-                           {product,
-                            {model_.owned_encoder_bias()[s].weight.data + features.begin, n},
-                            {model_.owned_thresholds()[s].weight.data + features.begin, n},
-                            {buffers_.alpha.data, count, n, n},
-                            with_encoder},
+                           {.product = product,
+                            .bias = {model_.owned_encoder_bias()[s].weight.data + features.begin, n},
+                            .theta = {model_.owned_thresholds()[s].weight.data + features.begin, n},
+                            .alpha = {buffers_.alpha.data, count, n, n},
+                            .replace_alpha = forms_encoder(),
+                            .norm = of_features(penalties.buffers().norm),
+                            .sparsity = penalties.sparsity(),
+                            .preactivation = penalties.preactivation()},
                            token > 0, sums, buffers_.sum_workspace);
-    if (with_encoder)
+    if (forms_encoder())
       kernels::gemm(execution_, 1.0f, alpha, kernels::Form::transposed, inputs, kernels::Form::plain,
                     token > 0 ? 1.0f : 0.0f, {buffers_.encoder_gradient.data, Scalar::fp32, n, d, d},
                     buffers_.gemm_workspace);

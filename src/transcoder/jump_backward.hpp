@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of jumprelu's backward pass that needs every pre-activation, not only those of active features: gradients of
-// the thresholds, from all tokens within their window, and in forms whose gradient passes below the threshold the
-// encoder's. Forms and formulas: kernels/transcoder/activation/jump_relu.hpp.
+// the thresholds, from all tokens within their window, and the encoder's if inactive pre-activations have a gradient:
+// in forms that pass it below the threshold, and with a penalty on pre-activations. Forms and formulas:
+// kernels/transcoder/activation/jump_relu.hpp.
 //
 //   z     = x~ W_enc^T + b       again, tile by tile; never stored whole
 //   alpha = g W_dec^T            d loss / d a of every feature and token: the cost, one product with the whole decoder
@@ -17,6 +18,7 @@
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "training/step_arena.hpp"
 #include "transcoder/model.hpp"
+#include "transcoder/penalties.hpp"
 #include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
@@ -31,7 +33,7 @@ class JumpBackward {
     kernels::Array<float> alpha;               ///< the same tile
     kernels::Array<float> threshold_gradient;  ///< [L * owned], of the trained parameter
     kernels::Array<float> bias_gradient;       ///< [tile_features]
-    kernels::Array<float> encoder_gradient;    ///< [tile_features, d]; if the gradient passes below the thresholds
+    kernels::Array<float> encoder_gradient;    ///< [tile_features, d]; if forms_encoder()
     kernels::Array<std::byte> gemm_workspace, sum_workspace;
   };
 
@@ -41,20 +43,21 @@ class JumpBackward {
   /// True if the model has thresholds. If not, nothing else may be called.
   bool active() const { return model_.shape().threshold.has_value(); }
   /// True if `run` also forms the encoder's gradient, in place of the sparse backward pass.
-  bool forms_encoder() const { return rule_.passes_below; }
+  bool forms_encoder() const { return buffers_.encoder_gradient.size > 0; }
 
-  /// Before any parameter is updated. x, gradient_rows: [all tokens of the batch, L * d]. with_thresholds: forms the
-  /// gradient of the thresholds. If forms_encoder(): the squared norms of encoder rows with their biases ([L * owned],
-  /// if not empty), and with a step their update.
-  void run(kernels::AnyMatrix x, kernels::AnyMatrix gradient_rows, bool with_thresholds, const kernels::AdamStep* step,
-           kernels::Array<double> squared_norm);
+  /// Before any parameter is updated, after Penalties::form. x, gradient_rows: [all tokens of the batch, L * d].
+  /// with_thresholds: forms the gradient of the thresholds, and the penalties' sums over pre-activations. If
+  /// forms_encoder(): the squared norms of encoder rows with their biases ([L * owned], if not empty), and with a step
+  /// their update.
+  void run(kernels::AnyMatrix x, kernels::AnyMatrix gradient_rows, const Penalties&, bool with_thresholds,
+           const kernels::AdamStep* step, kernels::Array<double> squared_norm);
   /// Adds the squares of the thresholds' gradient, of the clipped one with a step: [L * owned].
   void add_norms(const kernels::AdamStep* step, kernels::Array<double> squared_norm);
   void update(const kernels::AdamStep* step);
 
  private:
-  void run_tile(kernels::AnyMatrix x, kernels::AnyMatrix gradient_rows, std::int64_t layer, parallel::Range features,
-                bool with_thresholds, bool with_encoder);
+  void run_tile(kernels::AnyMatrix x, kernels::AnyMatrix gradient_rows, const Penalties&, std::int64_t layer,
+                parallel::Range features, bool with_thresholds);
 
   const Model& model_;
   const kernels::Execution execution_;

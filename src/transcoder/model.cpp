@@ -113,8 +113,7 @@ Model::Model(const Shape& shape, kernels::StatePolicy policy, const parallel::Gr
     encoder_bias_.push_back(parameters_.vector(bias));
     owned_encoder_bias_.push_back(parameters_.owned_vector(bias));
     if (shape.threshold)
-      owned_thresholds_.push_back(
-          parameters_.owned_vector(parameters_.index(fmt::format("encoder_{}/threshold", s))));
+      owned_thresholds_.push_back(parameters_.owned_vector(parameters_.index(fmt::format("encoder_{}/threshold", s))));
     decoder_.push_back(parameters_.matrix(decoder));
     owned_decoder_.push_back(parameters_.owned_matrix(decoder));
   }

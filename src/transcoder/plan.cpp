@@ -81,9 +81,11 @@ std::string too_large(const Configuration& configuration, const dataset::Descrip
       "the run needs {} {} per rank, {} are available (transcoder.features = {}, data.batch_tokens = {}); {}",
       report::binary_bytes_text(need(plan(configuration, description, grid))), memory,
       report::binary_bytes_text(available), configuration.transcoder.features, configuration.data.batch_tokens,
-      suggestion.empty() ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
-                           "optimizer.state or data.window_rows"
-                         : "what fits: " + suggestion + "; or take more ranks or nodes, or a smaller optimizer.state");
+      (suggestion.empty()
+           ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
+             "optimizer.state or data.window_rows"
+           : "what fits: " + suggestion + "; or take more ranks or nodes, or a smaller optimizer.state") +
+          (by_count ? "" : " or transcoder.capacity (0 is room for all features)"));
 }
 
 /// Advice is given when a grid sends this many times the bytes of the best.

@@ -110,6 +110,41 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).bandwidth; })
       .changeable();
   schema
+      .add("transcoder.sparsity", model.sparsity,
+           "coefficient of the penalty on activations, the mean over tokens of the sum over features of tanh(scale * "
+           "activation * norm of the decoder row); 0: none")
+      .at_least(0)
+      .at_most(1e12)
+      .changeable();
+  schema.add("transcoder.sparsity_scale", model.sparsity_scale, "scale inside that penalty")
+      .more_than(0)
+      .at_most(1e6)
+      .changeable();
+  schema
+      .add("transcoder.sparsity_begin", model.sparsity_begin,
+           "fraction of the run from which the coefficient rises linearly from 0")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.sparsity_end", model.sparsity_end,
+           "fraction of the run from which the coefficient is transcoder.sparsity; equal to sparsity_begin: a step")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.preactivation_penalty", model.preactivation_penalty,
+           "jumprelu: coefficient of the penalty on inactive pre-activations, the mean over tokens of its sum over "
+           "features; 0: none")
+      .at_least(0)
+      .at_most(1e12)
+      .changeable();
+  schema
+      .add("transcoder.preactivation_form", model.preactivation_form,
+           {{"below_threshold", PreactivationForm::below_threshold}, {"negative", PreactivationForm::negative}},
+           "what that penalty sums: relu(threshold - z) * norm of the decoder row, or relu(-z)")
+      .changeable();
+  schema
       .add("transcoder.dead_window", model.dead_window,
            "a feature that has not fired for this many tokens counts as dead")
       .in("tokens")
@@ -128,12 +163,23 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         model.k, std::max(1.0, std::round(model.k)));
   });
   schema.rule({"transcoder.k", "transcoder.features"}, [&model]() -> std::string {
-    if (model.features == 0 || !kernels::activation_keeps_k(model.activation) || model.k <= static_cast<double>(model.features))
+    if (model.features == 0 || !kernels::activation_keeps_k(model.activation) ||
+        model.k <= static_cast<double>(model.features))
       return {};
     return fmt::format(
         "transcoder.k = {} is more than transcoder.features = {} (k counts active features per token and layer); take "
         "a smaller k",
         model.k, model.features);
+  });
+  schema.rule({"transcoder.sparsity_end", "transcoder.sparsity_begin"}, [&model]() -> std::string {
+    if (model.sparsity_begin <= model.sparsity_end) return {};
+    return fmt::format("transcoder.sparsity_end = {} is before transcoder.sparsity_begin = {}; exchange them",
+                       model.sparsity_end, model.sparsity_begin);
+  });
+  schema.rule({"transcoder.preactivation_penalty", "transcoder.activation"}, [&model]() -> std::string {
+    if (model.preactivation_penalty == 0 || model.activation == Activation::jumprelu) return {};
+    return "transcoder.preactivation_penalty is for transcoder.activation = \"jumprelu\" only (the others form no "
+           "gradient of inactive pre-activations); leave it out";
   });
   schema.rule({"transcoder.k", "data.batch_tokens", "transcoder.activation", "transcoder.scope"},
               [&configuration]() -> std::string {

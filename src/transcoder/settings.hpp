@@ -27,6 +27,7 @@ using training::NonFinite;
 
 using kernels::Activation;
 using kernels::JumpForm;
+using kernels::PreactivationForm;
 enum class Scope { layer, all_layers };
 
 /// Table [transcoder].
@@ -39,6 +40,11 @@ struct ModelSettings {
   JumpForm pseudo_derivative = JumpForm::anthropic;  ///< jumprelu, as the following two
   double threshold = 0.1;                            ///< initial theta
   double bandwidth = 2;
+  double sparsity = 0;                          ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
+  double sparsity_scale = 4;                    ///< c
+  double sparsity_begin = 0, sparsity_end = 1;  ///< fractions of the run: the coefficient rises from 0 between them
+  double preactivation_penalty = 0;             ///< coefficient; jumprelu
+  PreactivationForm preactivation_form = PreactivationForm::below_threshold;
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
 };
 

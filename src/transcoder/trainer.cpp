@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "kernels/convert/convert.hpp"
@@ -61,6 +62,7 @@ training::StepArena measure_step(const Configuration& configuration, const Shape
   const Trainer::Buffers trainer(configuration, shape, grid, row_bytes, arena);
   const DataAxis::Buffers data_axis(configuration, shape, grid, arena);
   const JumpBackward::Buffers jump(configuration, shape, grid, arena);
+  const Penalties::Buffers penalties(configuration, shape, grid, arena);
   return arena;
 }
 
@@ -83,7 +85,8 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       world_(grid.all_on_an_axis(), execution, 0, exchange_strategy(configuration.parallel.exchange)),
       norm_(configuration.optimizer, n_keys(), world_, execution, buffers_.norm),
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
-      runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }) {
+      runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }),
+      penalties_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_) {
   data_axis_.ranks().mark(&forward_.idle());
   runner_.explain_fault(
       [this](std::int64_t step) { forward_.require_valid_selections(fmt::format("of step {}", step)); });
@@ -299,17 +302,20 @@ void Trainer::backward(const kernels::AdamStep* step) {
     late = {};
     timers_.phase("thresholds");
   }
-  // A pass for the norm alone has formed the gradient of the thresholds already.
+  // A pass for the norm alone has formed the gradients of the thresholds and the penalties already.
   const bool first = step == nullptr || !norm_.clips() || !norm_.is_exact();
-  if (jumps) jump_.run(forward_.all_inputs(), all_gradient_rows(), first, step, norm_.encoder_rows());
+  if (first && penalties_.active()) penalties_.form(activations(), hits(), forward_.layout().total);
+  if (jumps) jump_.run(forward_.all_inputs(), all_gradient_rows(), penalties_, first, step, norm_.encoder_rows());
+  if (first && penalties_.active()) penalties_.complete();
   timers_.phase("decoder backward");
   if (some && step == nullptr)
     kernels::decode_backward_norm(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(), da,
-                                  norm_.decoder_rows(), workspace, late);
+                                  norm_.decoder_rows(), workspace, late, penalties_.row_factors());
   else if (some)
     kernels::decode_backward_update(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
-                                    step, da, norm_.decoder_rows(), workspace, late);
+                                    step, da, norm_.decoder_rows(), workspace, late, penalties_.row_factors());
   timers_.phase("encoder backward");
+  penalties_.add_to(da, activations());
   const kernels::Array<float> dz = preactivation_gradient();
   const bool sparse = some && !(jump_.active() && jump_.forms_encoder());
   if (sparse && step == nullptr)
@@ -375,6 +381,10 @@ TrainingMetrics Trainer::metrics() {
   own.dead = static_cast<double>(device::read(execution_, buffers_.dead.data));
   const std::int64_t n_tokens = runner_.steps_here() == 0 ? 1 : forward_.layout().total;
   TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, grid_.world());
+  std::array<double, 2> penalties = {penalties_.values().first, penalties_.values().second};
+  grid_.world().sum(std::span<double>(penalties));
+  metrics.sparsity_penalty = penalties[0];
+  metrics.preactivation_penalty = penalties[1];
   metrics.gradient_norm = device::read(execution_, norm_.norm());
   metrics.skipped = device::read(execution_, runner_.skipped());
   return metrics;

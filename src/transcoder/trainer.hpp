@@ -22,6 +22,7 @@
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_norm.hpp"
 #include "transcoder/jump_backward.hpp"
+#include "transcoder/penalties.hpp"
 #include "transcoder/training_metrics.hpp"
 
 namespace weft::transcoder {
@@ -140,6 +141,7 @@ class Trainer {
   device::Event rows_complete_, biases_formed_;
   device::Upload upload_;
   training::StepRunner runner_;
+  Penalties penalties_;
   checkpoint::Registry registry_;
   bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
   double learning_rate_ = 0;

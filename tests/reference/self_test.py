@@ -35,13 +35,46 @@ class Gradients(unittest.TestCase):
                     # rounding of the loss over h (1e-16 / 1e-5 = 1e-11).
                     self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{activation} {name}{at}")
 
+    def test_gradients_of_the_penalties_reach_encoders_and_norms_of_decoders(self):
+        for more in (dict(activation="batch_topk", sparsity=0.7, sparsity_begin=0.2, sparsity_end=0.6, steps=10),
+                     dict(activation="jumprelu", sparsity=0.7, preactivation_penalty=0.3),
+                     dict(activation="jumprelu", preactivation_penalty=0.3, preactivation_form="negative")):
+            settings, state, x, y = small_problem(**more)
+            there = t.forward_backward(settings, state.weights, x, y, step=4)
+            generator = np.random.default_rng(2)
+            for name, gradient in there.gradients.items():
+                if name.endswith("/threshold"):
+                    continue
+                for _ in range(20):
+                    at = tuple(generator.integers(size) for size in gradient.shape)
+                    slope = self.slope(state.weights, name, at, x, y, there.masks, settings=settings)
+                    self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
+
+    def test_penalty_on_inactive_values_moves_thresholds_by_its_slope(self):
+        # At a given mask the loss is differentiable in ln theta through this penalty alone.
+        with_it, state, x, y = small_problem(activation="jumprelu", preactivation_penalty=0.3)
+        without = t.Settings(**{**with_it.__dict__, "preactivation_penalty": 0.0})
+        masks = t.forward_backward(with_it, state.weights, x, y).masks
+        gradients = [t.forward_backward(s, state.weights, x, y).gradients for s in (with_it, without)]
+        for layer in range(3):
+            name = f"encoder_{layer}/threshold"
+            for at in range(11):
+                slope = state.weights[name][at] * (self.slope(state.weights, name, (at,), x, y, masks, settings=with_it)
+                                                   - self.slope(state.weights, name, (at,), x, y, masks, settings=without))
+                self.assertAlmostEqual(slope, gradients[0][name][at] - gradients[1][name][at], delta=1e-8)
+
+    def test_the_coefficient_rises_between_its_two_fractions(self):
+        settings = t.Settings(features=1, steps=10, sparsity=1.0, sparsity_begin=0.2, sparsity_end=0.6)
+        rising = [t.sparsity_coefficient(settings, step) for step in range(10)]
+        np.testing.assert_allclose(rising, [0, 0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
+
     @staticmethod
-    def slope(weights, name, at, x, y, masks, step=1e-5):
+    def slope(weights, name, at, x, y, masks, step=1e-5, settings=None):
         kept = weights[name][at]
         weights[name][at] = kept + step
-        above = t.loss_of(weights, x, y, masks)
+        above = t.loss_of(weights, x, y, masks, settings, step=4)
         weights[name][at] = kept - step
-        below = t.loss_of(weights, x, y, masks)
+        below = t.loss_of(weights, x, y, masks, settings, step=4)
         weights[name][at] = kept
         return (above - below) / (2 * step)
 

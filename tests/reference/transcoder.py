@@ -30,6 +30,12 @@ class Settings:
     pseudo_derivative: str = "anthropic"
     threshold: float = 0.1             # initial
     bandwidth: float = 2.0
+    sparsity: float = 0.0              # coefficient of sum tanh(scale * a * nu) / N, nu: norms of decoder rows
+    sparsity_scale: float = 4.0
+    sparsity_begin: float = 0.0        # fractions of the run between which the coefficient rises from 0
+    sparsity_end: float = 1.0
+    preactivation_penalty: float = 0.0  # coefficient of sum q / N
+    preactivation_form: str = "below_threshold"  # q = relu(theta - z) nu | negative: q = relu(-z)
     normalise: str = "per_dimension"   # per_dimension | scalar | none
     steps: int = 1000
     learning_rate: float = 4e-4
@@ -184,11 +190,30 @@ def decode(weights, activations, width):
     return out
 
 
-def loss_of(weights, x, y, masks):
-    """The loss at a given mask, for finite differences."""
-    activations = [np.where(m, z, 0.0) for m, z in zip(masks, encode(weights, x))]
+def loss_of(weights, x, y, masks, settings=None, step=0):
+    """The loss, with the penalties of the settings, at a given mask: for finite differences."""
+    pre_activations = encode(weights, x)
+    activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
     error = decode(weights, activations, x.shape[2]) - y
-    return (error ** 2).mean(axis=(0, 2)).sum()
+    loss = (error ** 2).mean(axis=(0, 2)).sum()
+    if settings is None:
+        return loss
+    for s, (z, a) in enumerate(zip(pre_activations, activations)):
+        norm = np.linalg.norm(weights[f"decoder_{s}/weight"], axis=1)
+        loss += sparsity_coefficient(settings, step) * np.tanh(settings.sparsity_scale * a * norm).sum() / len(x)
+        if settings.preactivation_penalty > 0:
+            below = (np.maximum(-z, 0) if settings.preactivation_form == "negative"
+                     else np.maximum(weights[f"encoder_{s}/threshold"] - z, 0) * norm)
+            loss += settings.preactivation_penalty * below.sum() / len(x)
+    return loss
+
+
+def sparsity_coefficient(settings, step):
+    """Of the step after `step` completed ones."""
+    begin, end = settings.sparsity_begin * settings.steps, settings.sparsity_end * settings.steps
+    if step + 1 >= end:
+        return settings.sparsity
+    return settings.sparsity * max(0.0, (step + 1 - begin) / (end - begin))
 
 
 @dataclass
@@ -201,8 +226,8 @@ class Pass:
     gradients: dict = field(default_factory=dict)
 
 
-def forward_backward(settings, weights, x, y):
-    """x, y normalised [N, L, d]."""
+def forward_backward(settings, weights, x, y, step=0):
+    """x, y normalised [N, L, d]; the step after `step` completed ones."""
     n, n_layers, width = x.shape
     pre_activations = encode(weights, x)
     thresholds = thresholds_of(settings, weights, n_layers)
@@ -214,12 +239,25 @@ def forward_backward(settings, weights, x, y):
     for s in range(n_layers):
         strip = rows[:, s:].reshape(n, -1)
         alpha = strip @ weights[f"decoder_{s}/weight"].T        # d loss / d activation
+        norm = np.linalg.norm(weights[f"decoder_{s}/weight"], axis=1)
+        slope = (sparsity_coefficient(settings, step) / n * settings.sparsity_scale
+                 * (1 - np.tanh(settings.sparsity_scale * activations[s] * norm) ** 2))
+        alpha = alpha + slope * norm
+        of_norm = (slope * activations[s]).sum(axis=0)
         into = np.where(masks[s], alpha, 0.0)
         if thresholds:
             z, theta = pre_activations[s], thresholds[s]
             into = np.where(passing(settings, z, theta), alpha, 0.0)
-            gradients[f"encoder_{s}/threshold"] = (threshold_factor(settings, z, theta) * alpha).sum(axis=0)
-        gradients[f"decoder_{s}/weight"] = activations[s].T @ strip
+            of_threshold = (threshold_factor(settings, z, theta) * alpha).sum(axis=0)
+            if settings.preactivation_form == "negative":
+                into = into - settings.preactivation_penalty / n * (z < 0)
+            else:
+                below = settings.preactivation_penalty / n * (z < theta)
+                into = into - below * norm
+                of_threshold = of_threshold + below.sum(axis=0) * norm * (1 if settings.pseudo_derivative == "goreg" else theta)
+                of_norm = of_norm + (below * (theta - z)).sum(axis=0)
+            gradients[f"encoder_{s}/threshold"] = of_threshold
+        gradients[f"decoder_{s}/weight"] = activations[s].T @ strip + (of_norm / norm)[:, None] * weights[f"decoder_{s}/weight"]
         gradients[f"encoder_{s}/weight"] = into.T @ x[:, s]
         gradients[f"encoder_{s}/bias"] = into.sum(axis=0)
     return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks, thresholds), error,

@@ -24,12 +24,16 @@ struct DenseReference {
   };
   std::vector<Parameter> encoder, encoder_bias, decoder;  // by layer
   Parameter decoder_bias;
-  // JumpReLU instead of BatchTopK, where there are thresholds (by layer). Gradient -(theta / bandwidth) da within the open
-  // window of that width: of ln theta ("anthropic"), or of theta with the half-open window and the encoder's gradient on
-  // all z >= 0 ("goreg").
+  // JumpReLU instead of BatchTopK, where there are thresholds (by layer). Gradient -(theta / bandwidth) da within the
+  // open window of that width: of ln theta ("anthropic"), or of theta with the half-open window and the encoder's
+  // gradient on all z >= 0 ("goreg").
   std::vector<Parameter> threshold;
   double bandwidth = 0;
   bool goreg = false;
+  // sparsity/N sum tanh(scale a nu), rising linearly over `ramp` steps, + preactivation/N sum q(z); nu: norm of a
+  // decoder row, q = relu(theta - z) nu or, with `negative`, relu(-z).
+  double sparsity = 0, scale = 0, ramp = 1, preactivation = 0;
+  bool negative = false;
   int t = 0;
   double last_norm = 0;
 
@@ -108,18 +112,33 @@ struct DenseReference {
           const double activation = a[entry];
           if (activation == 0 && threshold.empty()) continue;
           const std::int64_t strip = (n_layers - s) * d;
-          double da = 0;
+          double da = 0, squares = 0;
           for (std::int64_t i = 0; i < strip; ++i) {
             const double row = g[at(n * width + s * d + i)];
             da += row * decoder[at(s)].w[at(f * strip + i)];
             decoder[at(s)].g[at(f * strip + i)] += activation * row;
           }
+          for (std::int64_t i = 0; i < strip; ++i) squares += std::pow(decoder[at(s)].w[at(f * strip + i)], 2);
+          const double norm = std::sqrt(squares), tokens = static_cast<double>(n_tokens);
+          const double tangent = std::tanh(scale * activation * norm);
+          const double slope = sparsity / tokens * std::min(1.0, (t + 1) / ramp) * scale * (1 - tangent * tangent);
+          da += slope * norm;
+          double of_norm = slope * activation, dz = 0;
+          if (preactivation > 0 && negative && z[entry] < 0) dz -= preactivation / tokens;
+          if (preactivation > 0 && !negative && z[entry] < theta_of(entry)) {
+            dz -= preactivation / tokens * norm;
+            of_norm += preactivation / tokens * (theta_of(entry) - z[entry]);
+            threshold[at(s)].g[at(f)] += preactivation / tokens * norm * (goreg ? 1 : theta_of(entry));
+          }
+          for (std::int64_t i = 0; i < strip; ++i)
+            decoder[at(s)].g[at(f * strip + i)] += of_norm * decoder[at(s)].w[at(f * strip + i)] / norm;
           if (!threshold.empty()) {
             const double theta = theta_of(entry), distance = z[entry] - theta;
             if (distance > -bandwidth / 2 && (distance < bandwidth / 2 || (goreg && distance == bandwidth / 2)))
               threshold[at(s)].g[at(f)] -= theta / bandwidth * da;
-            if (goreg ? z[entry] < 0 : activation == 0) continue;
+            if (goreg ? z[entry] < 0 : activation == 0) da = 0;
           }
+          da += dz;
           encoder_bias[at(s)].g[at(f)] += da;
           for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];
         }

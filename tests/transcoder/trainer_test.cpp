@@ -102,8 +102,8 @@ struct Run {
   Run(const Configuration& configuration, const Data& data, const parallel::GridShape& shape,
       const parallel::Communicator& ranks)
       : grid(ranks, shape),
-        trainer(configuration, shape_of(configuration.transcoder, kLayers, kWidth), data.normalisation,
-                data.statistics, grid, testing::execution(), kLayers * kWidth * 4,
+        trainer(configuration, shape_of(configuration.transcoder, kLayers, kWidth), data.normalisation, data.statistics,
+                grid, testing::execution(), kLayers * kWidth * 4,
                 [](const dataset::RawBatch&, std::int64_t) { return std::string("test rows"); }) {
     trainer.initialise();
   }
@@ -192,6 +192,11 @@ testing::DenseReference reference_for(const Configuration& c, Run& run) {
     reference.bandwidth = c.transcoder.bandwidth;
     reference.goreg = c.transcoder.pseudo_derivative == JumpForm::goreg;
   }
+  reference.sparsity = c.transcoder.sparsity;
+  reference.scale = c.transcoder.sparsity_scale;
+  reference.ramp = c.transcoder.sparsity_end * static_cast<double>(c.run.steps);
+  reference.preactivation = c.transcoder.preactivation_penalty;
+  reference.negative = c.transcoder.preactivation_form == PreactivationForm::negative;
   for (const auto& [name, values] : run.parameters()) {
     if (name.find("_moment") != std::string::npos) continue;
     auto& target = const_cast<std::vector<double>&>(values_of(reference, name));
@@ -277,6 +282,22 @@ TEST_CASE("jumprelu clipped by the exact norm, in which thresholds count, equals
   }
 }
 
+TEST_CASE("penalties with decoder norms equal the dense float64 trainer, for batch_topk and jumprelu, also clipped") {
+  Configuration sparse = configuration_for(Scope::layer);
+  sparse.transcoder.sparsity = 0.1;
+  sparse.transcoder.sparsity_scale = 2;
+  sparse.transcoder.sparsity_end = 0.75;  // rises over three of four steps
+  Configuration both = jumping(JumpForm::anthropic);
+  both.transcoder.sparsity = 0.1;
+  both.transcoder.preactivation_penalty = 0.02;
+  Configuration negative = jumping(JumpForm::goreg);
+  negative.transcoder.sparsity = 0.1;
+  negative.transcoder.preactivation_penalty = 0.02;
+  negative.transcoder.preactivation_form = PreactivationForm::negative;
+  negative.optimizer.clip_norm = 0.02;
+  for (const Configuration& configuration : {sparse, both, negative}) compare_with_reference(configuration);
+}
+
 TEST_CASE("more active features than transcoder.capacity end the run before any parameter changes, on all ranks") {
   const Data data;
   for (const Activation activation : {Activation::relu, Activation::jumprelu})
@@ -334,8 +355,10 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   whole.transcoder.activation = Activation::relu;
   whole.data.micro_tokens = 0;
   by_layer.parallel.exchange.together = false;
+  Configuration penalised = jumping(JumpForm::anthropic);
+  penalised.transcoder.sparsity = penalised.transcoder.preactivation_penalty = 0.1;
   for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer,
-                                             jumping(JumpForm::anthropic), jumping(JumpForm::goreg)})
+                                             jumping(JumpForm::anthropic), jumping(JumpForm::goreg), penalised})
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
       const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);

@@ -29,6 +29,7 @@
 #include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/optimize/parameters.hpp"
+#include "kernels/transcoder/loss/penalty.hpp"
 
 namespace weft::kernels {
 
@@ -99,19 +100,25 @@ WEFT_HOST_DEVICE inline float jump_factor(const JumpRule& rule, float z, float t
 /// cut[i] = jump_cut(theta[i]): what the selection compares with (select/).
 void jump_cuts(const Execution&, const JumpRule&, Array<const float> theta, Array<float> cut);
 
-/// One tile of one layer: z = product + bias, and alpha.
+/// One tile of one layer: z = product + bias, and alpha of the reconstruction's loss, to which the penalty on
+/// activations is added.
 struct JumpTile {
-  AnyMatrix product;          ///< [tokens, features] fp32 or bf16
-  Array<const float> bias;    ///< [features]
-  Array<const float> theta;   ///< [features]
-  Matrix<float> alpha;        ///< [tokens, features]
-  bool replace_alpha = false;  ///< alpha <- dz, also of inactive entries
+  AnyMatrix product;             ///< [tokens, features] fp32 or bf16
+  Array<const float> bias;       ///< [features]
+  Array<const float> theta;      ///< [features]
+  Matrix<float> alpha;           ///< [tokens, features]
+  bool replace_alpha = false;    ///< alpha <- dz, also of inactive entries
+  Array<const float> norm = {};  ///< [features] of decoder rows; with penalties
+  SparsityPenalty sparsity = {};
+  PreactivationPenalty preactivation = {};
 };
 
 /// Sums over the tokens of a tile, by feature. Without data: not formed.
 struct JumpSums {
-  Array<float> theta;  ///< factor * alpha: the gradient of the trained parameter
-  Array<float> bias;   ///< dz
+  Array<float> theta = {};  ///< gradient of the trained parameter
+  Array<float> bias = {};   ///< dz
+  Array<float> norm = {};   ///< gradient of the penalty on pre-activations by the norm of the decoder row ...
+  Array<float> value = {};  ///< ... and the penalty itself
 };
 
 /// Bytes of workspace of jump_backward for tiles of at most n_tokens x n_features.

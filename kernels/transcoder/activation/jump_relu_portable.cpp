@@ -1,57 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/transcoder/activation/jump_relu.hpp"
-
 #include "kernels/gradient/gradient.hpp"
 #include "kernels/optimize/adam_rule.hpp"
 #include "kernels/portable.hpp"
+#include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/workspace.hpp"
 
 namespace weft::kernels {
 namespace {
 
+constexpr int kSums = 4;  // of JumpSums, in its order
+
 struct BlockSums {
-  Matrix<float> theta, bias;  // [blocks of tokens, features]
+  Matrix<float> of[kSums];  // [blocks of tokens, features]
 
   BlockSums(std::int64_t n_tokens, std::int64_t n_features, Workspace& workspace) {
     const std::int64_t blocks = row_sums(n_tokens);
-    theta = {workspace.take<float>(blocks * n_features).data, blocks, n_features, n_features};
-    bias = {workspace.take<float>(blocks * n_features).data, blocks, n_features, n_features};
+    for (Matrix<float>& sum : of)
+      sum = {workspace.take<float>(blocks * n_features).data, blocks, n_features, n_features};
   }
 };
 
 struct SumScratch {
   float theta[kChunkColumns];
   float bias[kChunkColumns];
+  float norm[kChunkColumns];
+  float value[kChunkColumns];
   float product[kChunkColumns];
 };
 
 // One team per block of tokens and chunk of features.
 void sum_blocks(const Execution& execution, const JumpRule rule, const JumpTile tile, const BlockSums out) {
   const std::int64_t n_chunks = (tile.product.columns + kChunkColumns - 1) / kChunkColumns;
+  const bool sparsity = tile.sparsity.active(), preactivation = tile.preactivation.active();
+  const bool negative = tile.preactivation.form == PreactivationForm::negative;
   for_teams(
-      execution, "jump_backward", out.theta.rows * n_chunks, sizeof(SumScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "jump_backward", out.of[0].rows * n_chunks, sizeof(SumScratch), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t block = team.league_rank() / n_chunks;
         const std::int64_t column = team.league_rank() % n_chunks * kChunkColumns;
         const int count = smaller(kChunkColumns, tile.product.columns - column);
         const std::int64_t end = smaller((block + 1) * kRowsPerSum, tile.product.rows);
         SumScratch& sum = scratch<SumScratch>(team);
         const float *const bias = tile.bias.data + column, *const theta = tile.theta.data + column;
-        for_columns(team, count, [&](int c) { sum.theta[c] = sum.bias[c] = 0.0f; });
+        const float* const norm = tile.norm.data == nullptr ? nullptr : tile.norm.data + column;
+        const float of_sparsity = sparsity ? tile.sparsity.present() : 0.0f;
+        const float of_preactivation = tile.preactivation.coefficient;
+        for_columns(team, count, [&](int c) { sum.theta[c] = sum.bias[c] = sum.norm[c] = sum.value[c] = 0.0f; });
         for (std::int64_t row = block * kRowsPerSum; row < end; ++row) {
           const float* product = row_chunk(team, tile.product, row, column, count, sum.product);
           float* const alpha = tile.alpha.row(row) + column;
           for_columns(team, count, [&](int c) {
             const float z = product[c] + bias[c];
-            sum.theta[c] += jump_factor(rule, z, theta[c]) * alpha[c];
+            float da = alpha[c];
+            if (sparsity) {
+              const float a = jump_is_active(rule, z, theta[c]) ? z : 0.0f;
+              da += of_sparsity * norm[c] * tile.sparsity.slope(a, norm[c]);
+            }
+            sum.theta[c] += jump_factor(rule, z, theta[c]) * da;
+            float dz = jump_passes_gradient(rule, z, theta[c]) ? da : 0.0f;
+            if (preactivation && negative && z < 0.0f) {
+              dz -= of_preactivation;
+              sum.value[c] -= of_preactivation * z;
+            }
+            if (preactivation && !negative && z < theta[c]) {
+              const float below = of_preactivation * (theta[c] - z);
+              dz -= of_preactivation * norm[c];
+              sum.theta[c] += of_preactivation * norm[c] * (rule.logarithmic ? theta[c] : 1.0f);
+              sum.norm[c] += below;
+              sum.value[c] += below * norm[c];
+            }
             if (!tile.replace_alpha) return;
-            const float dz = jump_passes_gradient(rule, z, theta[c]) ? alpha[c] : 0.0f;
             sum.bias[c] += dz;
             alpha[c] = dz;
           });
         }
         for_columns(team, count, [&](int c) {
-          out.theta(block, column + c) = sum.theta[c];
-          out.bias(block, column + c) = sum.bias[c];
+          out.of[0](block, column + c) = sum.theta[c];
+          out.of[1](block, column + c) = sum.bias[c];
+          out.of[2](block, column + c) = sum.norm[c];
+          out.of[3](block, column + c) = sum.value[c];
         });
       });
 }
@@ -86,8 +112,8 @@ void jump_backward(const Execution& execution, const JumpRule& rule, const JumpT
   Workspace placed(workspace.data);
   const BlockSums blocks(tile.product.rows, tile.product.columns, placed);
   sum_blocks(execution, rule, tile, blocks);
-  sum_over_blocks(execution, blocks.theta, add, sums.theta);
-  sum_over_blocks(execution, blocks.bias, add, sums.bias);
+  const Array<float> out[kSums] = {sums.theta, sums.bias, sums.norm, sums.value};
+  for (int i = 0; i < kSums; ++i) sum_over_blocks(execution, blocks.of[i], add, out[i]);
 }
 
 void update_thresholds(const Execution& execution, const JumpRule& rule, const ParameterVector& theta,

@@ -42,8 +42,8 @@ struct CandidateLists {
   }
 };
 
-/// An entry passes if key > threshold, or if the tile has cuts if r > cut; with `admit` also the first admit(token, layer) entries of each token and layer
-/// with key == threshold.
+/// An entry passes if key > threshold, or if the tile has cuts if r > cut; with `admit` also the first admit(token,
+/// layer) entries of each token and layer with key == threshold.
 struct Filter {
   std::uint32_t threshold = 0;
   Matrix<const std::int32_t> admit;  ///< [tokens, n_layers] or null

@@ -223,7 +223,8 @@ struct DeviceSelection::Parts {
     const auto stream = stream_of(execution);
     const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
     with_type([&](auto type) {
-      begin_pass<decltype(type)><<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, cut, first, wanted, relu());
+      begin_pass<decltype(type)>
+          <<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, cut, first, wanted, relu());
     });
     for (std::int64_t layer = 0; layer < request.n_layers; ++layer)
       for (std::int64_t block = 0; block < sizes.blocks; ++block)

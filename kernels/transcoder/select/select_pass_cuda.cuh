@@ -15,8 +15,8 @@ namespace {
 /// is a float), so product > limit for any limit that is not above the difference. The few that pass by mistake are
 /// rejected when the sum is formed.
 template <class T>
-__global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias, LayerBias cut, bool first, Count budget,
-                                                       bool relu) {
+__global__ void __launch_bounds__(kThreads)
+    begin_pass(View view, LayerBias bias, LayerBias cut, bool first, Count budget, bool relu) {
   const std::int64_t thread = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   const std::int64_t n_threads = gridDim.x * static_cast<std::int64_t>(kThreads);
   if (first) {
@@ -66,8 +66,8 @@ __device__ __forceinline__ float threshold_of(const View& view, int g, bool relu
 
 // ---- the pass over a tile ------------------------------------------------------------------------------------------
 
-/// Entries of a span of one row that exceed the threshold, or their cut if there are cuts, one warp. `visit(ballot of passing lanes, own passes,
-/// column, r)`.
+/// Entries of a span of one row that exceed the threshold, or their cut if there are cuts, one warp. `visit(ballot of
+/// passing lanes, own passes, column, r)`.
 template <class T, class Visit>
 __device__ __forceinline__ void scan_span(const T* row, const float* bias, const float* cut, int begin, int end,
                                           float threshold, int lane, Visit&& visit) {
@@ -158,7 +158,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
     if (crowded[r]) {
       if (row + r < piece.rows)
         scan_span(products + r * piece.stride, piece.bias, piece.cut, begin * V::kSize,
-                  min(end * V::kSize, piece.columns), threshold, lane, [&](unsigned voters, bool, int, float) { left += __popc(voters); });
+                  min(end * V::kSize, piece.columns), threshold, lane,
+                  [&](unsigned voters, bool, int, float) { left += __popc(voters); });
     } else {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
@@ -214,7 +215,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
       }
     } else if (row + r < piece.rows) {
       scan_span(products + r * piece.stride, piece.bias, piece.cut, begin * V::kSize,
-                min(end * V::kSize, piece.columns), threshold, lane, [&](unsigned voters, bool passes, int column, float sum) {
+                min(end * V::kSize, piece.columns), threshold, lane,
+                [&](unsigned voters, bool passes, int column, float sum) {
                   const std::int64_t place = to + __popc(voters & lower);
                   if (passes) {
                     view.key[place] = key_base + column;

@@ -94,7 +94,7 @@ int benchmark(const Request& request, const parallel::World& world) {
   training::Profile profile(request.profile && !request.tune, world, runtime);  // of the first case
   for (const std::unique_ptr<Case>& one : cases) {
     const transcoder::BenchmarkSettings& settings = one->input.benchmark;
-    if (const std::string reason = transcoder::obstacle(settings, world); !reason.empty()) {
+    if (const std::string reason = transcoder::obstacle(one->input.configuration, settings, world); !reason.empty()) {
       log::info("case {} is skipped: {}", one->name, reason);
       continue;
     }

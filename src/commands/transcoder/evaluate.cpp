@@ -43,8 +43,9 @@ int evaluate(const Request& request, const parallel::World& world) {
       transcoder::load_statistics(world, found, description.n_layers, description.d_model, path, execution);
   const transcoder::NormalisationOnDevice normalisation(
       dataset::normalisation(statistics, description, configuration.data.normalise), statistics, execution);
-  const transcoder::Model model(transcoder::shape_of(configuration.transcoder, description.n_layers, description.d_model),
-                                configuration.optimizer.state, grid, execution, transcoder::Moments::none);
+  const transcoder::Model model(
+      transcoder::shape_of(configuration.transcoder, description.n_layers, description.d_model),
+      configuration.optimizer.state, grid, execution, transcoder::Moments::none);
   checkpoint::Registry registry;
   model.add_to(registry);
   checkpoint::load(world.all(), found, registry, execution, checkpoint::Load::part);

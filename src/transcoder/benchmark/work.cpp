@@ -23,6 +23,9 @@ training::Work work_of(std::string_view phase, Formulation formulation, const St
   if (phase == "encode") return {encoder * w + n * width * e + products * e, 2 * n * encoder};
   if (phase == "select") return {products * e + s.entries * 16, 0};
   if (phase == "transpose") return {s.entries * 12 + layers * features * 8, 0};
+  // jumprelu: pre-activations again, and the products of the gradient rows with the decoder.
+  if (phase == "thresholds")
+    return {(encoder + decoder) * w + 2 * n * width * e + products * (2 * e + 8), 2 * n * (encoder + decoder)};
   if (phase == "loss") return {own * width * (e + 4 + e), 0};
   if (phase == "check") return {n * width * e, 0};
   if (phase == "bookkeeping") return {layers * features * 24, 0};
@@ -66,8 +69,9 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
 
 training::PhaseBytes phase_bytes(Formulation formulation, const StepSizes& sizes) {
   training::PhaseBytes all;
-  for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "loss", "check", "biases",
-                            "scatter", "mask", "decoder backward", "encoder backward", "optimizer", "bookkeeping"})
+  for (const char* phase :
+       {"normalise", "encode", "select", "transpose", "decode", "loss", "check", "biases", "scatter", "mask",
+        "thresholds", "decoder backward", "encoder backward", "optimizer", "bookkeeping"})
     all.emplace_back(phase, work_of(phase, formulation, sizes).bytes);
   return all;
 }

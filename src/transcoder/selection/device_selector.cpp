@@ -122,8 +122,7 @@ class DeviceSelector final : public Selector {
 
  private:
   void select_batch(const Batch& batch) override {
-    const std::int64_t budget =
-        kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes_.capacity;
+    const std::int64_t budget = kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes_.capacity;
     selection_->select(
         execution_, batch.n_tokens, budget, batch.bias,
         [&](const kernels::Execution& where, const kernels::cuda::TileRange& tile, kernels::AnyMatrix product) {

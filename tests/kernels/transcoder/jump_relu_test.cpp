@@ -39,8 +39,9 @@ Expected expected(JumpForm form, double z, double theta, double bandwidth) {
 
 }  // namespace
 
-TEST_CASE("each published form: activity, gradient that passes and factor at 0, theta, the borders of its window and "
-          "between") {
+TEST_CASE(
+    "each published form: activity, gradient that passes and factor at 0, theta, the borders of its window and "
+    "between") {
   for (const JumpForm form : kForms) {
     CAPTURE(static_cast<int>(form));
     // Sums and halves of these are exact in fp32, so the borders are met exactly.
@@ -136,7 +137,8 @@ TEST_CASE("thresholds move by Adam on their logarithm or on themselves; without 
       adam.second_correction = 1000.0f;
       adam.gradient_scale = 0.5f;
       const std::vector<float> before = {0.03f, 0.1f, 0.7f, 0.123f};
-      const DeviceArray<float> theta(before), first(4), second(4), gradient(std::vector<float>{2.0f, -3.0f, 1e-4f, 0.0f});
+      const DeviceArray<float> theta(before), first(4), second(4),
+          gradient(std::vector<float>{2.0f, -3.0f, 1e-4f, 0.0f});
       const ParameterVector vector{theta.array(), first.array(), second.array()};
       adam.withheld = 1;
       const DeviceArray<AdamStep> withheld(std::vector<AdamStep>{adam});

@@ -122,8 +122,7 @@ std::vector<Entry> full_sort(const Problem& problem, const ModelSettings& settin
       for (std::int64_t f = 0; f < problem.n_features; ++f) {
         const float r = problem.result(n, s, f);
         const std::int64_t group = (per_token ? n : 0) * (per_layer ? problem.n_layers : 1) + (per_layer ? s : 0);
-        const float cut =
-            problem.cut.empty() ? 0 : problem.cut[static_cast<std::size_t>(s * problem.n_features + f)];
+        const float cut = problem.cut.empty() ? 0 : problem.cut[static_cast<std::size_t>(s * problem.n_features + f)];
         if (r > cut) groups[static_cast<std::size_t>(group)].push_back({r, n, s, f});
       }
   std::vector<Entry> kept;
@@ -442,8 +441,8 @@ TEST_CASE("relu and jumprelu with bounded room: enough room changes nothing, too
       little.selector().report_faults_to(fault.data());
       little.run();
       CHECK(Harness::to_host(fault.data(), 1).at(0) == 1);
-      CHECK(little.selector().first_fault().find(fmt::format("the list holds {}", little.selector().sizes().capacity)) !=
-            std::string::npos);
+      CHECK(little.selector().first_fault().find(
+                fmt::format("the list holds {}", little.selector().sizes().capacity)) != std::string::npos);
     });
   }
 }
