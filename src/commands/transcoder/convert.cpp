@@ -104,7 +104,7 @@ int convert(const Request& request, const parallel::World& world) {
   manifest.step = found.manifest.step;
   manifest.tokens = found.manifest.tokens;
   manifest.cursor = found.manifest.cursor;
-  manifest.grid = grid.sizes();
+  manifest.grid = grid.shape().sizes();
   manifest.input = input::print(schema);
   manifest.original_input = found.manifest.original_input;
   manifest.code_revision = report::build_record.revision;
