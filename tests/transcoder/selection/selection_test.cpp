@@ -164,6 +164,10 @@ class Harness {
       bias_.emplace_back(features_.size());
       device::copy(execution, bias_.back().data(), problem.bias.data() + s * problem.n_features + features_.begin,
                    features_.size() * 4, device::Direction::to_device);
+      if (problem.cut.empty()) continue;
+      cut_.emplace_back(features_.size());
+      device::copy(execution, cut_.back().data(), problem.cut.data() + s * problem.n_features + features_.begin,
+                   features_.size() * 4, device::Direction::to_device);
     }
   }
   Harness(const kernels::Execution& execution, const Problem& problem, const ModelSettings& settings,
