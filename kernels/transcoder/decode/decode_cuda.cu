@@ -138,8 +138,8 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
                           const LateRows& late, Array<const float> factors) {
-  decode_backward_update(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient,
-                         squared_norm, workspace, late, factors);
+  cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient,
+                               squared_norm, workspace, late, factors);
 }
 
 }  // namespace weft::kernels::cuda
