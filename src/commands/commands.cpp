@@ -27,6 +27,8 @@ int call(const Request& request, const parallel::World& world) {
       return features(request, world);
     case Command::encode:
       return encode(request, world);
+    case Command::convert:
+      return convert(request, world);
     case Command::inspect:
       return inspect(request, world);
     case Command::benchmark:

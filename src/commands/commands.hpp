@@ -19,6 +19,7 @@ int synth(const Request& request, const parallel::World& world);
 int evaluate(const Request& request, const parallel::World& world);
 int features(const Request& request, const parallel::World& world);
 int encode(const Request& request, const parallel::World& world);
+int convert(const Request& request, const parallel::World& world);
 int inspect(const Request& request, const parallel::World& world);
 int benchmark(const Request& request, const parallel::World& world);
 int report(const Request& request, const parallel::World& world);

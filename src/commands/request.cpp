@@ -26,6 +26,7 @@ weft synth INPUT              write an activation dataset with planted features
 weft evaluate CHECKPOINT      quality on validation data, per layer
 weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
 weft encode CHECKPOINT        sparse activations of a dataset, for other programs
+weft convert CHECKPOINT       batch_topk or topk to thresholds (jumprelu)
 weft inspect PATH             list and check the contents of a dataset or checkpoint
 weft benchmark INPUT          time the phases of a step; a language model's if INPUT
                               has a table [language_model]
@@ -58,6 +59,10 @@ evaluate, features, encode (the input is the checkpoint's; a run stands for its 
   --feature LAYER:INDEX       features: print this feature as JSON; repeatable
   --top N, --context N        features: strongest activations per feature (default 16),
                               tokens on each side of them (default 10)
+convert (writes a checkpoint and conversion.json to --output DIR):
+  --data DIR                  activations to calibrate on (default: the run's validation data)
+  --thresholds per_feature|per_layer   (default per_feature)
+  --type bf16|fp32            what weights and thresholds are rounded to (default bf16)
 inspect: --set data.stored_as=bf16 for a dataset
   --help, --version           this text; version, revision and libraries
 
@@ -143,6 +148,7 @@ constexpr Declared declared[] = {
     {Command::evaluate, "evaluate", "CHECKPOINT", false},
     {Command::features, "features", "CHECKPOINT", false},
     {Command::encode, "encode", "CHECKPOINT", false},
+    {Command::convert, "convert", "CHECKPOINT", false},
     {Command::inspect, "inspect", "PATH", false},
     {Command::benchmark, "benchmark", "INPUT", true},
     {Command::report, "report", "RUN", false},
@@ -168,7 +174,8 @@ Error usage(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 void add_options(CLI::App& app, Command command, Request& request) {
-  const bool encodes = command == Command::evaluate || command == Command::features || command == Command::encode;
+  const bool encodes = command == Command::evaluate || command == Command::features || command == Command::encode ||
+                       command == Command::convert;
   const bool evaluates = encodes || command == Command::lm_evaluate;
   if (takes_input(command)) {
     app.add_flag("--print-config", request.print_config);
@@ -193,6 +200,10 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_option("--feature", request.features)->allow_extra_args(false);
     app.add_option("--top", request.top)->check(CLI::Range(1, 1 << 16));
     app.add_option("--context", request.context)->check(CLI::Range(0, 1 << 16));
+  }
+  if (command == Command::convert) {
+    app.add_option("--thresholds", request.thresholds)->check(CLI::IsMember({"per_feature", "per_layer"}));
+    app.add_option("--type", request.stored_type)->check(CLI::IsMember({"bf16", "fp32"}));
   }
   if (command == Command::lm_evaluate) app.add_option("--text", request.text);
   if (command == Command::lm_tokenize) {
@@ -378,7 +389,7 @@ input::Schema schema(Input& input, Command command) {
   dataset::add_keys(keys, input.synthetic);
   transcoder::add_keys(keys, input.benchmark);
   if (command == Command::evaluate || command == Command::features || command == Command::encode ||
-      command == Command::export_weights || command == Command::import_weights)
+      command == Command::convert || command == Command::export_weights || command == Command::import_weights)
     keys.at("transcoder.features").must_be_given = false;
   if (command == Command::synth ||
       command == Command::inspect) {  // no transcoder: the key may be missing on every rank

@@ -28,6 +28,7 @@ enum class Command {
   evaluate,
   features,
   encode,
+  convert,
   inspect,
   benchmark,
   language_benchmark,
@@ -57,7 +58,8 @@ struct Request {
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string start_id;         ///< train: recorded in run.json as start_id
   std::string output;           ///< "" or DIR; report: FILE
-  std::string data;             ///< evaluate, features, encode: DIR
+  std::string data;             ///< evaluate, features, encode, convert: DIR
+  std::string thresholds;       ///< convert: "" or per_feature | per_layer
   std::string text;             ///< lm evaluate: "" or FILE
   std::string tokens;           ///< lm tokenize: "" or the tokeniser, as data.tokens
   std::int64_t train_bpe = 0;   ///< lm tokenize: size of the vocabulary; 0 = none is trained
@@ -66,7 +68,7 @@ struct Request {
   std::string compare;          ///< benchmark: "" or FILE
   std::string directory;        ///< export: DIR
   std::string format;           ///< export: circuit-tracer | crosslayer-coding
-  std::string stored_type;      ///< export: "" or bf16 | fp32
+  std::string stored_type;      ///< export, convert: "" or bf16 | fp32
   std::string model_name;       ///< export: "" or the name of the language model
   std::string input_hook;       ///< export: "" or the hook point of the inputs
   std::string output_hook;      ///< export: "" or the hook point of the targets

@@ -6,6 +6,7 @@
 
 #include "kernels/convert/convert.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "parallel/failure.hpp"
@@ -108,6 +109,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   skip_workspace = arena.take<std::byte>(
       add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);
+  if (shape.threshold) cuts = arena.take<float>(shape.n_layers * selection.max_features);
   arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
   arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
 }
@@ -115,7 +117,8 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
 Forward::Forward(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
                  const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
                  std::int64_t max_tokens, training::StepArena& arena)
-    : model_(model),
+    : settings_(configuration.transcoder),
+      model_(model),
       normalisation_(normalisation),
       grid_(grid),
       execution_(execution),
@@ -172,6 +175,18 @@ void Forward::await_inputs(std::int64_t layer, const kernels::Execution& executi
     input_gather_.wait(blocks_here_, execution);
 }
 
+/// Of each layer, what its features must exceed: of jumprelu, as the thresholds are now.
+std::vector<kernels::Array<const float>> Forward::cuts() {
+  std::vector<kernels::Array<const float>> of_layer;
+  if (settings_.activation != Activation::jumprelu) return of_layer;
+  const kernels::AnyMatrix thresholds = model_.thresholds();
+  const std::int64_t n = thresholds.columns;
+  kernels::jump_cuts(execution_, jump_rule(settings_),
+                     {static_cast<const float*>(thresholds.data), thresholds.rows * n}, buffers_.cuts);
+  for (std::int64_t s = 0; s < thresholds.rows; ++s) of_layer.push_back({buffers_.cuts.data + s * n, n});
+  return of_layer;
+}
+
 void Forward::encode() {
   idle_.restart();
   const std::int64_t d = model_.shape().d_model;
@@ -181,23 +196,32 @@ void Forward::encode() {
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
   timers_.phase("select");
-  selection_->select(layout_->total, bias,
-                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
-                       timers_.phase("encode");
-                       await_inputs(tile.layer, execution);
-                       const kernels::AnyMatrix x =
-                           inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
-                       kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)],
-                                            tile.feature_begin, product, buffers_.encode_workspace);
-                       timers_.phase("select");
-                     });
+  selection_->select(
+      layout_->total, bias,
+      [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+        timers_.phase("encode");
+        await_inputs(tile.layer, execution);
+        const kernels::AnyMatrix x =
+            inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
+        kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
+                             product, buffers_.encode_workspace);
+        timers_.phase("select");
+      },
+      cuts());
 }
 
 void Forward::require_valid_selections(const std::string& which) {
   const std::string fault = selection_->first_fault();
   std::optional<parallel::Failure> own;
   if (!fault.empty()) own = parallel::Failure{ExitCode::internal, fault};
-  if (const auto failure = parallel::agree(grid_.world(), own))
+  const auto failure = parallel::agree(grid_.world(), own);
+  if (failure && !kernels::activation_keeps_k(settings_.activation))
+    throw collective_error(ExitCode::usage,
+                           "the selection {} needs more room, {} (transcoder.activation keeps every feature above its "
+                           "threshold, transcoder.capacity = {} is for {} per token and layer); raise "
+                           "transcoder.capacity, or begin with larger thresholds",
+                           which, failure->message, settings_.capacity, settings_.capacity);
+  if (failure)
     throw collective_error(
         ExitCode::internal,
         "the selection {} is not valid, {} (the encoder's products differ between two passes over the "

@@ -89,6 +89,7 @@ class Forward {
     RowGather::Buffers own_inputs;
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
+    kernels::Array<float> cuts;                ///< [L * F_local]; with thresholds
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
 
@@ -114,8 +115,9 @@ class Forward {
   /// tokens. The skip connection is added to the first part. Collective.
   void decode(const std::function<void(const OwnPart&)>& consume);
 
-  /// Throws a collective Error(internal) with layer and counts if a selection since construction was not valid on some
-  /// rank. `which`: "of step 7". Waits for the device.
+  /// Throws a collective Error with layer and counts if a selection since construction was not valid on some rank:
+  /// usage if more features were active than there is room for, else internal. `which`: "of step 7". Waits for the
+  /// device.
   void require_valid_selections(const std::string& which);
 
   const TokenLayout& layout() const { return *layout_; }
@@ -141,7 +143,9 @@ class Forward {
 
  private:
   void await_inputs(std::int64_t layer, const kernels::Execution&);
+  std::vector<kernels::Array<const float>> cuts();
 
+  const ModelSettings settings_;
   const Model& model_;
   const NormalisationOnDevice& normalisation_;
   const parallel::Grid& grid_;

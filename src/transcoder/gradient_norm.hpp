@@ -2,9 +2,9 @@
 //
 // The norm of the gradient over all parameters and ranks, and clipping by it. All of it stays where the kernels run.
 //
-// The backward kernels leave the squared norm of each decoder and encoder row that a rank updates; encoder biases count
-// with their encoder row. Every rank has the whole gradients of the decoder bias and of the skip connection: world rank
-// 0 counts them.
+// The backward kernels leave the squared norm of each decoder and encoder row that a rank updates; encoder biases and
+// thresholds count with their encoder row. Every rank has the whole gradients of the decoder bias and of the skip
+// connection: world rank 0 counts them.
 #pragma once
 
 #include <cstdint>

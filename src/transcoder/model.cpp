@@ -24,6 +24,8 @@ Initial uniform_in_root(std::int64_t n, kernels::Purpose purpose) {
 //                  W_dec,s [F, (L - s) * d]: the strips of targets s..L-1 in one row    b_dec [L * d]
 //                  W_skip,t [d, d], zero at first
 // With a decoder per layer: y_t = a_t W_dec,t + ..., W_dec,t [F, d].
+// jumprelu:        theta_s [F], the thresholds themselves; their moments are those of the trained parameter, which is
+//                  ln theta in most forms (kernels/transcoder/activation/jump_relu.hpp)
 std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
   const std::int64_t n_features = shape.n_features, d = shape.d_model;
   const Cut by_feature{0, parallel::kFeatureAxis};
@@ -47,6 +49,13 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
                      .group = "encoder_bias",
                      .export_name = fmt::format("b_enc_{}", s),
                      .row_state = {{"tokens_since_fired", kernels::Scalar::i64}}});
+    if (shape.threshold)
+      specs.push_back({.name = fmt::format("encoder_{}/threshold", s),
+                       .shape = {n_features},
+                       .cut = by_feature,
+                       .initial = training::constant(*shape.threshold),
+                       .group = "threshold",
+                       .export_name = fmt::format("threshold_{}", s)});
     specs.push_back({.name = fmt::format("decoder_{}/weight", s),
                      .shape = {n_features, shape.decoder_columns(s)},
                      .cut = by_feature,
@@ -80,8 +89,10 @@ std::string to_text(const Shape& shape) {
 }
 
 Shape shape_of(const ModelSettings& settings, std::int64_t n_layers, std::int64_t d_model) {
-  return {n_layers, d_model, settings.features, settings.decoder == Decoder::cross_layer,
-          settings.skip == Skip::linear};
+  Shape shape{n_layers, d_model, settings.features, settings.decoder == Decoder::cross_layer,
+              settings.skip == Skip::linear};
+  if (settings.activation == Activation::jumprelu) shape.threshold = settings.threshold;
+  return shape;
 }
 
 std::int64_t Shape::parameters() const { return training::elements_of(parameter_specs(*this)); }
@@ -101,6 +112,7 @@ std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry>
   stored.shape.cross_layer = decoder == nullptr || decoder->shape.size() != 2 ||
                              decoder->shape[1] == stored.shape.n_layers * stored.shape.d_model;
   stored.shape.skip = find("skip_0/weight") != nullptr;
+  if (find("encoder_0/threshold") != nullptr) stored.shape.threshold = 0;
   if (weight->type == kernels::Scalar::bf16)
     stored.policy = moment != nullptr && moment->type == kernels::Scalar::u8 ? kernels::StatePolicy::eight_bit
                                                                              : kernels::StatePolicy::bf16;
@@ -121,6 +133,8 @@ Model::Model(const Shape& shape, kernels::StatePolicy policy, const parallel::Gr
     owned_encoder_.push_back(parameters_.owned_matrix(encoder));
     encoder_bias_.push_back(parameters_.vector(bias));
     owned_encoder_bias_.push_back(parameters_.owned_vector(bias));
+    if (shape.threshold)
+      owned_thresholds_.push_back(parameters_.owned_vector(parameters_.index(fmt::format("encoder_{}/threshold", s))));
     decoder_.push_back(parameters_.matrix(decoder));
     owned_decoder_.push_back(parameters_.owned_matrix(decoder));
     if (shape.skip) skip_.push_back(parameters_.matrix(parameters_.index(fmt::format("skip_{}/weight", s))));

@@ -28,13 +28,15 @@ using training::moment_bytes;
 using training::Moments;
 using training::weight_bytes;
 
-/// Sizes of the whole transcoder, over all ranks.
+/// Sizes of the whole transcoder, over all ranks, and its optional parameters.
 struct Shape {
   std::int64_t n_layers = 0;
   std::int64_t d_model = 0;
   std::int64_t n_features = 0;  ///< per layer
   bool cross_layer = true;      ///< a feature writes to its own and every later layer, not to its own alone
   bool skip = false;            ///< there is a linear skip connection
+  /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.
+  std::optional<double> threshold = {};
 
   std::int64_t width() const { return n_layers * d_model; }
   /// Columns of a decoder row of source layer s: its targets one after the other, s..L-1 or s alone.
@@ -46,7 +48,7 @@ struct Shape {
 /// "6 layers, d_model 384, 768 features per layer", with what deviates from a plain cross-layer transcoder.
 std::string to_text(const Shape&);
 
-/// Of a run's transcoder on activations of these sizes.
+/// The transcoder of a run, for activations of `n_layers` layers of width `d_model`.
 Shape shape_of(const ModelSettings&, std::int64_t n_layers, std::int64_t d_model);
 
 /// The declaration of all parameters, in the order of checkpoints.
@@ -89,6 +91,11 @@ class Model {
   std::span<const kernels::ParameterVector> owned_encoder_bias() const { return owned_encoder_bias_; }
   /// Of all layers, [L, F_local] fp32.
   kernels::AnyMatrix encoder_biases() const { return parameters_.group("encoder_bias"); }
+  /// Thresholds of jumprelu: by layer the owned ones, and of all layers, [L, F_local] fp32. Without them: empty.
+  std::span<const kernels::ParameterVector> owned_thresholds() const { return owned_thresholds_; }
+  kernels::AnyMatrix thresholds() const {
+    return shape_.threshold ? parameters_.group("threshold") : kernels::AnyMatrix{};
+  }
   /// [L * d]
   kernels::ParameterVector decoder_bias() const { return decoder_bias_; }
   /// By layer, [d, d]: output, input. Empty without a skip connection.
@@ -106,7 +113,7 @@ class Model {
   parallel::Range features_;
   parallel::Range owned_;
   std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_, skip_;
-  std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_;
+  std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_, owned_thresholds_;
   kernels::ParameterVector decoder_bias_;
   kernels::Array<std::int64_t> clocks_;
 };

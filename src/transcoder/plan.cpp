@@ -67,7 +67,7 @@ std::int64_t largest_that_fits(Configuration& tried, std::int64_t& number, std::
 std::string too_large(const Configuration& configuration, const dataset::Description& description,
                       const parallel::GridShape& grid, Need need, std::int64_t available, const std::string& memory) {
   Configuration fewer = configuration, smaller = configuration;
-  const bool by_count = configuration.transcoder.activation != Activation::relu;
+  const bool by_count = kernels::activation_keeps_k(configuration.transcoder.activation);
   const std::int64_t features =
       largest_that_fits(fewer, fewer.transcoder.features,
                         by_count ? std::max<std::int64_t>(1, std::llround(std::ceil(configuration.transcoder.k))) : 1,
@@ -82,9 +82,11 @@ std::string too_large(const Configuration& configuration, const dataset::Descrip
       "the run needs {} {} per rank, {} are available (transcoder.features = {}, data.batch_tokens = {}); {}",
       report::binary_bytes_text(need(plan(configuration, description, grid))), memory,
       report::binary_bytes_text(available), configuration.transcoder.features, configuration.data.batch_tokens,
-      suggestion.empty() ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
-                           "optimizer.state or data.window_rows"
-                         : "what fits: " + suggestion + "; or take more ranks or nodes, or a smaller optimizer.state");
+      (suggestion.empty()
+           ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
+             "optimizer.state or data.window_rows"
+           : "what fits: " + suggestion + "; or take more ranks or nodes, or a smaller optimizer.state") +
+          (by_count ? "" : " or transcoder.capacity (0 is room for all features)"));
 }
 
 /// Advice is given when a grid sends this many times the bytes of the best.

@@ -20,6 +20,26 @@ constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2;
 
 bool whole(double value) { return value == std::floor(value); }
 
+/// Of each published form: initial threshold and bandwidth as its project sets them.
+struct JumpDefaults {
+  double threshold, bandwidth;
+};
+JumpDefaults jump_defaults(JumpForm form) {
+  switch (form) {
+    case JumpForm::anthropic:
+    case JumpForm::openmoss:  // which has no threshold of its own
+      return {0.1, 2};
+    case JumpForm::crosslayer_coding:
+    case JumpForm::clt_forge:
+      return {0.03, 1};
+    case JumpForm::goreg:
+      return {0.03, 0.01};
+    case JumpForm::saelens:
+      return {0.01, 0.05};
+  }
+  return {0.1, 2};
+}
+
 /// Why batch_topk would keep no feature of a batch: k times its tokens and the layers of one budget rounds to 0. "" if
 /// it would.
 std::string empty_budget(const Configuration& configuration, std::int64_t layers_of_budget) {
@@ -42,8 +62,12 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .required("768");
   schema
       .add("transcoder.activation", model.activation,
-           {{"batch_topk", Activation::batch_topk}, {"topk", Activation::topk}, {"relu", Activation::relu}},
-           "which features are active: the largest of the batch, the largest of each token, all that are positive")
+           {{"batch_topk", Activation::batch_topk},
+            {"topk", Activation::topk},
+            {"relu", Activation::relu},
+            {"jumprelu", Activation::jumprelu}},
+           "which features are active: the largest of the batch, the largest of each token, all that are positive, all "
+           "that exceed a learned threshold of their own")
       .changeable();
   schema
       .add("transcoder.k", model.k,
@@ -61,6 +85,70 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
              "which layers a feature writes to: its own and every later one, or its own alone");
   schema.add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
              "linear: every layer has a matrix that adds a linear map of its input to its target");
+  schema
+      .add("transcoder.capacity", model.capacity,
+           "relu, jumprelu: room for active features per token and layer, on average over the batch and of equal size "
+           "on each rank; a step that needs more ends the run; 0: room for all features")
+      .in("features")
+      .at_least(0)
+      .at_most(kMostFeatures)
+      .free();
+  schema
+      .add("transcoder.pseudo_derivative", model.pseudo_derivative,
+           {{"anthropic", JumpForm::anthropic},
+            {"crosslayer-coding", JumpForm::crosslayer_coding},
+            {"goreg", JumpForm::goreg},
+            {"clt-forge", JumpForm::clt_forge},
+            {"openmoss", JumpForm::openmoss},
+            {"saelens", JumpForm::saelens}},
+           "jumprelu: how thresholds learn, in the form that this project publishes")
+      .changeable();
+  schema.add("transcoder.threshold", model.threshold, "jumprelu: initial threshold of every feature")
+      .more_than(0)
+      .at_most(1e6)
+      .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).threshold; });
+  schema
+      .add("transcoder.bandwidth", model.bandwidth,
+           "jumprelu: width of the window about a threshold in which pre-activations move it")
+      .more_than(0)
+      .at_most(1e6)
+      .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).bandwidth; })
+      .changeable();
+  schema
+      .add("transcoder.sparsity", model.sparsity,
+           "coefficient of the penalty on activations, the mean over tokens of the sum over features of tanh(scale * "
+           "activation * norm of the decoder row); 0: none")
+      .at_least(0)
+      .at_most(1e12)
+      .changeable();
+  schema.add("transcoder.sparsity_scale", model.sparsity_scale, "scale inside that penalty")
+      .more_than(0)
+      .at_most(1e6)
+      .changeable();
+  schema
+      .add("transcoder.sparsity_begin", model.sparsity_begin,
+           "fraction of the run from which the coefficient rises linearly from 0")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.sparsity_end", model.sparsity_end,
+           "fraction of the run from which the coefficient is transcoder.sparsity; equal to sparsity_begin: a step")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.preactivation_penalty", model.preactivation_penalty,
+           "jumprelu: coefficient of the penalty on inactive pre-activations, the mean over tokens of its sum over "
+           "features; 0: none")
+      .at_least(0)
+      .at_most(1e12)
+      .changeable();
+  schema
+      .add("transcoder.preactivation_form", model.preactivation_form,
+           {{"below_threshold", PreactivationForm::below_threshold}, {"negative", PreactivationForm::negative}},
+           "what that penalty sums: relu(threshold - z) * norm of the decoder row, or relu(-z)")
+      .changeable();
   schema
       .add("transcoder.dead_window", model.dead_window,
            "a feature that has not fired for this many tokens counts as dead")
@@ -80,12 +168,23 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         model.k, std::max(1.0, std::round(model.k)));
   });
   schema.rule({"transcoder.k", "transcoder.features"}, [&model]() -> std::string {
-    if (model.features == 0 || model.activation == Activation::relu || model.k <= static_cast<double>(model.features))
+    if (model.features == 0 || !kernels::activation_keeps_k(model.activation) ||
+        model.k <= static_cast<double>(model.features))
       return {};
     return fmt::format(
         "transcoder.k = {} is more than transcoder.features = {} (k counts active features per token and layer); take "
         "a smaller k",
         model.k, model.features);
+  });
+  schema.rule({"transcoder.sparsity_end", "transcoder.sparsity_begin"}, [&model]() -> std::string {
+    if (model.sparsity_begin <= model.sparsity_end) return {};
+    return fmt::format("transcoder.sparsity_end = {} is before transcoder.sparsity_begin = {}; exchange them",
+                       model.sparsity_end, model.sparsity_begin);
+  });
+  schema.rule({"transcoder.preactivation_penalty", "transcoder.activation"}, [&model]() -> std::string {
+    if (model.preactivation_penalty == 0 || model.activation == Activation::jumprelu) return {};
+    return "transcoder.preactivation_penalty is for transcoder.activation = \"jumprelu\" only (the others form no "
+           "gradient of inactive pre-activations); leave it out";
   });
   schema.rule({"transcoder.k", "data.batch_tokens", "transcoder.activation", "transcoder.scope"},
               [&configuration]() -> std::string {

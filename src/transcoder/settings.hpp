@@ -13,6 +13,7 @@
 #include "device/settings.hpp"
 #include "input/schema.hpp"
 #include "kernels/transcoder/activation/activation.hpp"
+#include "kernels/transcoder/activation/jump_relu.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
 #include "training/settings.hpp"
@@ -25,6 +26,8 @@ using parallel::SelectionPlace;
 using training::NonFinite;
 
 using kernels::Activation;
+using kernels::JumpForm;
+using kernels::PreactivationForm;
 enum class Scope { layer, all_layers };
 enum class Decoder { cross_layer, per_layer };
 enum class Skip { none, linear };
@@ -37,8 +40,22 @@ struct ModelSettings {
   Scope scope = Scope::layer;
   Decoder decoder = Decoder::cross_layer;
   Skip skip = Skip::none;
+  std::int64_t capacity = 0;  ///< relu, jumprelu: room for active features per token and layer; 0: for all
+  JumpForm pseudo_derivative = JumpForm::anthropic;  ///< jumprelu, as the following two
+  double threshold = 0.1;                            ///< initial theta
+  double bandwidth = 2;
+  double sparsity = 0;                          ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
+  double sparsity_scale = 4;                    ///< c
+  double sparsity_begin = 0, sparsity_end = 1;  ///< fractions of the run: the coefficient rises from 0 between them
+  double preactivation_penalty = 0;             ///< coefficient; jumprelu
+  PreactivationForm preactivation_form = PreactivationForm::below_threshold;
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
 };
+
+/// The arithmetic of jumprelu that the settings ask for.
+inline kernels::JumpRule jump_rule(const ModelSettings& settings) {
+  return kernels::jump_rule(settings.pseudo_derivative, static_cast<float>(settings.bandwidth));
+}
 
 struct Configuration {
   training::RunSettings run;

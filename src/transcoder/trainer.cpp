@@ -66,6 +66,8 @@ training::StepArena measure_step(const Configuration& configuration, const Shape
   const Forward::Buffers forward(configuration, shape, grid, configuration.data.batch_tokens, arena);
   const Trainer::Buffers trainer(configuration, shape, grid, row_bytes, arena);
   const DataAxis::Buffers data_axis(configuration, shape, grid, arena);
+  const JumpBackward::Buffers jump(configuration, shape, grid, arena);
+  const Penalties::Buffers penalties(configuration, shape, grid, arena);
   return arena;
 }
 
@@ -84,10 +86,12 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       buffers_(configuration, shape, grid.shape(), row_bytes, arena_),
       gradient_gather_(forward_.axis(), "gradient rows", buffers_.own_gradient_rows),
       data_axis_(configuration, model_, grid, execution, arena_),
+      jump_(configuration, model_, grid.shape(), execution, arena_),
       world_(grid.all_on_an_axis(), execution, 0, exchange_strategy(configuration.parallel.exchange)),
       norm_(configuration.optimizer, n_keys(), world_, execution, buffers_.norm),
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
-      runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }) {
+      runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }),
+      penalties_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_) {
   data_axis_.ranks().mark(&forward_.idle());
   runner_.explain_fault(
       [this](std::int64_t step) { forward_.require_valid_selections(fmt::format("of step {}", step)); });
@@ -173,6 +177,8 @@ void Trainer::load(const dataset::RawBatch& batch) {
 ///   g = ∂loss/∂ŷ                                 whose gradient rows go to all
 ///   da = <W_dec, g>, dW_dec = a·g, Adam          backward_and_update, feature by feature
 ///   dz = da · f'(z), dW_enc = dz·x~, Adam
+///
+/// jumprelu: the gradients of the thresholds come first, from all tokens and features (jump_backward.hpp).
 ///
 /// Data for other ranks are sent as early as possible and awaited as late as possible.
 void Trainer::compute() {
@@ -301,31 +307,52 @@ kernels::Matrix<float> Trainer::skip_gradient_rows() const {
   return {buffers_.skip_gradient.data, buffers_.skip_gradient.size / d, d, d};
 }
 
-/// With a step: updates decoder, encoder and encoder biases in place. Without: only squared norms by row.
+/// With a step: updates decoder, encoder, encoder biases and thresholds in place. Without: only squared norms by row.
 void Trainer::backward(const kernels::AdamStep* step) {
   const kernels::Array<float> da = buffers_.activation_gradient;
   const kernels::Array<std::byte> workspace = buffers_.backward_workspace;
   const bool some = n_keys() > 0;  // more ranks than features leave some without any
+  const bool jumps = some && jump_.active();
+  kernels::LateRows late = late_rows();
+  if (jump_.active()) {
+    timers_.phase("exchange");
+    if (late.wait) late.wait();
+    late = {};
+    timers_.phase("thresholds");
+  }
+  // A pass for the norm alone has formed the gradients of the thresholds and the penalties already.
+  const bool first = step == nullptr || !norm_.clips() || !norm_.is_exact();
+  if (first && penalties_.active()) penalties_.form(activations(), hits(), forward_.layout().total);
+  if (jumps) jump_.run(forward_.all_inputs(), all_gradient_rows(), penalties_, first, step, norm_.encoder_rows());
+  if (first && penalties_.active()) penalties_.complete();
   timers_.phase("decoder backward");
   if (some && step == nullptr)
     kernels::decode_backward_norm(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(), da,
-                                  norm_.decoder_rows(), workspace, late_rows());
+                                  norm_.decoder_rows(), workspace, late, penalties_.row_factors());
   else if (some)
     kernels::decode_backward_update(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
-                                    step, da, norm_.decoder_rows(), workspace, late_rows());
+                                    step, da, norm_.decoder_rows(), workspace, late, penalties_.row_factors());
   timers_.phase("encoder backward");
+  penalties_.add_to(da, activations());
   const kernels::Array<float> dz = preactivation_gradient();
-  if (some && step == nullptr)
+  const bool sparse = some && !(jump_.active() && jump_.forms_encoder());
+  if (sparse && step == nullptr)
     kernels::encode_backward_norm(execution_, activations(), hits(), forward_.all_inputs(), dz, norm_.encoder_rows(),
                                   workspace);
-  else if (some)
+  else if (sparse)
     kernels::encode_backward_update(execution_, activations(), hits(), forward_.all_inputs(), dz,
                                     model_.owned_encoder(), model_.owned_encoder_bias(), step, norm_.encoder_rows(),
                                     workspace);
+  if (jumps) {
+    timers_.phase("thresholds");
+    if (norm_.clips()) jump_.add_norms(step, norm_.encoder_rows());
+    if (step != nullptr) jump_.update(step);
+  }
   if (step == nullptr || !data_axis_.active()) return;
   timers_.phase("exchange");
   data_axis_.gather_weights(model_.encoder());
-  data_axis_.gather_biases();
+  data_axis_.gather_vectors(model_.encoder_biases());
+  if (jump_.active()) data_axis_.gather_vectors(model_.thresholds());
 }
 
 /// dz = da · f'(z), by position in the sparse activations; in place. Activations with f' = 1 on the lists launch
@@ -375,6 +402,10 @@ TrainingMetrics Trainer::metrics() {
   own.dead = static_cast<double>(device::read(execution_, buffers_.dead.data));
   const std::int64_t n_tokens = runner_.steps_here() == 0 ? 1 : forward_.layout().total;
   TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, grid_.world());
+  std::array<double, 2> penalties = {penalties_.values().first, penalties_.values().second};
+  grid_.world().sum(std::span<double>(penalties));
+  metrics.sparsity_penalty = penalties[0];
+  metrics.preactivation_penalty = penalties[1];
   metrics.gradient_norm = device::read(execution_, norm_.norm());
   metrics.skipped = device::read(execution_, runner_.skipped());
   return metrics;

@@ -21,6 +21,8 @@
 #include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_norm.hpp"
+#include "transcoder/jump_backward.hpp"
+#include "transcoder/penalties.hpp"
 #include "transcoder/training_metrics.hpp"
 
 namespace weft::transcoder {
@@ -135,11 +137,13 @@ class Trainer {
   Buffers buffers_;
   RowGather gradient_gather_;  // over the feature axis
   DataAxis data_axis_;
+  JumpBackward jump_;
   parallel::DeviceCommunicator world_;  // flags and norms
   GradientNorm norm_;
   device::Event rows_complete_, whole_formed_;
   device::Upload upload_;
   training::StepRunner runner_;
+  Penalties penalties_;
   checkpoint::Registry registry_;
   bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
   double learning_rate_ = 0;

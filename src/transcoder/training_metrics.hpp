@@ -19,10 +19,11 @@ struct TrainingMetrics {
   /// Squared error over squared target, both standardised by the training set; NaN if the targets of the layer are
   /// constant.
   std::vector<double> nmse_standardised;
-  std::vector<double> l0;    ///< active features per token
-  double dead_fraction = 0;  ///< features silent for transcoder.dead_window tokens
-  double gradient_norm = 0;  ///< of the last step, before clipping; 0 when not formed
-  std::int64_t skipped = 0;  ///< steps without update, since the start of the run
+  std::vector<double> l0;                                  ///< active features per token
+  double dead_fraction = 0;                                ///< features silent for transcoder.dead_window tokens
+  double gradient_norm = 0;                                ///< of the last step, before clipping; 0 when not formed
+  double sparsity_penalty = 0, preactivation_penalty = 0;  ///< with their coefficients; not contained in `loss`
+  std::int64_t skipped = 0;                                ///< steps without update, since the start of the run
 
   double nmse_standardised_mean() const;
   double l0_mean() const;
@@ -41,7 +42,7 @@ struct MetricSums {
   std::vector<double> sums;
   double dead = 0;  ///< features
 };
-/// All but gradient_norm and skipped, over the ranks, for a batch of `n_tokens`. Collective.
+/// All but gradient_norm, penalties and skipped, over the ranks, for a batch of `n_tokens`. Collective.
 TrainingMetrics reduce_metrics(const MetricSums&, const Shape&, std::int64_t n_tokens, const parallel::Communicator&);
 
 }  // namespace weft::transcoder

@@ -119,6 +119,14 @@ training::Metrics TrainingRun::metrics() {
           {.name = "dead_fraction",
            .value = some_may_be_dead ? now.dead_fraction : std::numeric_limits<double>::quiet_NaN(),
            .optional = true},
+          {.name = "sparsity_penalty",
+           .value =
+               configuration_.transcoder.sparsity > 0 ? now.sparsity_penalty : std::numeric_limits<double>::quiet_NaN(),
+           .optional = true},
+          {.name = "preactivation_penalty",
+           .value = configuration_.transcoder.preactivation_penalty > 0 ? now.preactivation_penalty
+                                                                        : std::numeric_limits<double>::quiet_NaN(),
+           .optional = true},
           {.name = "gradient_norm", .value = now.gradient_norm},
           {.name = "skipped_steps", .value = now.skipped},
           {.name = "entries_per_rank",

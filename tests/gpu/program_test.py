@@ -99,7 +99,8 @@ def agree(graph, portable, what):
 
 def check(weft):
     program.needs_gpu()
-    for activation, scope in (("batch_topk", "layer"), ("topk", "layer"), ("topk", "all_layers"), ("relu", "layer")):
+    for activation, scope in (("batch_topk", "layer"), ("topk", "layer"), ("topk", "all_layers"), ("relu", "layer"),
+                              ("jumprelu", "layer")):
         name, kind = f"{activation}_{scope}", {"activation": activation, "scope": scope}
         agree(train(weft, name, **kind), train(weft, f"{name}_portable", backend="portable", **kind), name)
         print(f"{activation}, scope {scope}: portable kernels agree")

@@ -35,6 +35,16 @@ CASES = {
     "skip connection": dict(skip="linear", k=4, weight_decay=0.1, clip_norm=0.05),
     "per layer": dict(decoder="per_layer", activation="topk", skip="linear", k=4),
     "autoencoder": dict(decoder="per_layer", targets="inputs", k=3.5),
+    **{f"jumprelu {form}": dict(activation="jumprelu", k=4, pseudo_derivative=form, threshold=threshold, bandwidth=bandwidth,
+                                clip_norm=0.05)
+       for form, threshold, bandwidth in (("anthropic", 0.1, 2), ("crosslayer-coding", 0.3, 1), ("goreg", 0.2, 0.5),
+                                          ("clt-forge", 0.3, 1), ("openmoss", 0.2, 2), ("saelens", 0.4, 0.25))},
+    "batch_topk, sparsity": dict(activation="batch_topk", k=3.5, sparsity=0.2, sparsity_begin=0.1, sparsity_end=0.5),
+    "jumprelu, penalties": dict(activation="jumprelu", threshold=0.2, bandwidth=1, sparsity=0.2, sparsity_end=0.0,
+                                preactivation_penalty=0.05),
+    "jumprelu goreg, penalties": dict(activation="jumprelu", pseudo_derivative="goreg", threshold=0.2, bandwidth=0.5,
+                                      sparsity=0.2, sparsity_scale=1, preactivation_penalty=0.05,
+                                      preactivation_form="negative"),
 }
 
 
@@ -49,7 +59,11 @@ def input_text(s, folder, seed):
         "run": dict(steps=s.steps, seed=seed),
         "data": dict(train=f"{folder}/train", validation=f"{folder}/validation", batch_tokens=N, normalise=s.normalise,
                      targets=s.targets),
-        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip),
+        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip,
+                           pseudo_derivative=s.pseudo_derivative, threshold=s.threshold, bandwidth=s.bandwidth,
+                           **{key: getattr(s, key) for key in (
+                               "sparsity", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
+                               "preactivation_form")}),
         "optimizer": {key: getattr(s, key) for key in (
             "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
             "final_fraction", "clip_norm", "clip_mode")},
@@ -76,7 +90,7 @@ class Data:
 
 def step(settings, state, data):
     """Advances `state`; returns the pass."""
-    there = t.forward_backward(settings, state.weights, data.x_normalised, data.y_normalised)
+    there = t.forward_backward(settings, state.weights, data.x_normalised, data.y_normalised, state.step)
     t.update(settings, state, there.gradients)
     return there
 

@@ -12,18 +12,23 @@ def small_problem(seed=1, n=13, n_layers=3, width=5, **settings):
     settings = t.Settings(features=11, k=3, **settings)
     state = t.initial_state(settings, n_layers, width, generator)
     for name in state.weights:          # non-zero biases, so that they are tested
+        if name.endswith("/threshold"):
+            state.weights[name] *= generator.uniform(0.5, 2, state.weights[name].shape)
+            continue
         state.weights[name] += generator.normal(0, 0.1, state.weights[name].shape)
     return settings, state, generator.normal(size=(n, n_layers, width)), generator.normal(size=(n, n_layers, width))
 
 
 class Gradients(unittest.TestCase):
     def test_every_gradient_is_the_slope_of_the_loss(self):
-        for more in (dict(activation="batch_topk"), dict(activation="topk"), dict(activation="relu"), dict(skip="linear"),
-                     dict(decoder="per_layer", skip="linear")):
+        for more in (dict(activation="batch_topk"), dict(activation="topk"), dict(activation="relu"), dict(activation="jumprelu"),
+                     dict(skip="linear"), dict(decoder="per_layer", skip="linear")):
             settings, state, x, y = small_problem(**more)
             there = t.forward_backward(settings, state.weights, x, y)
             generator = np.random.default_rng(2)
             for name, gradient in there.gradients.items():
+                if name.endswith("/threshold"):      # no slope: the loss is constant between two masks
+                    continue
                 for _ in range(20):
                     at = tuple(generator.integers(size) for size in gradient.shape)
                     slope = self.slope(state.weights, name, at, x, y, there.masks)
@@ -31,13 +36,46 @@ class Gradients(unittest.TestCase):
                     # rounding of the loss over h (1e-16 / 1e-5 = 1e-11).
                     self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
 
+    def test_gradients_of_the_penalties_reach_encoders_and_norms_of_decoders(self):
+        for more in (dict(activation="batch_topk", sparsity=0.7, sparsity_begin=0.2, sparsity_end=0.6, steps=10),
+                     dict(activation="jumprelu", sparsity=0.7, preactivation_penalty=0.3),
+                     dict(activation="jumprelu", preactivation_penalty=0.3, preactivation_form="negative")):
+            settings, state, x, y = small_problem(**more)
+            there = t.forward_backward(settings, state.weights, x, y, step=4)
+            generator = np.random.default_rng(2)
+            for name, gradient in there.gradients.items():
+                if name.endswith("/threshold"):
+                    continue
+                for _ in range(20):
+                    at = tuple(generator.integers(size) for size in gradient.shape)
+                    slope = self.slope(state.weights, name, at, x, y, there.masks, settings=settings)
+                    self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
+
+    def test_penalty_on_inactive_values_moves_thresholds_by_its_slope(self):
+        # At a given mask the loss is differentiable in ln theta through this penalty alone.
+        with_it, state, x, y = small_problem(activation="jumprelu", preactivation_penalty=0.3)
+        without = t.Settings(**{**with_it.__dict__, "preactivation_penalty": 0.0})
+        masks = t.forward_backward(with_it, state.weights, x, y).masks
+        gradients = [t.forward_backward(s, state.weights, x, y).gradients for s in (with_it, without)]
+        for layer in range(3):
+            name = f"encoder_{layer}/threshold"
+            for at in range(11):
+                slope = state.weights[name][at] * (self.slope(state.weights, name, (at,), x, y, masks, settings=with_it)
+                                                   - self.slope(state.weights, name, (at,), x, y, masks, settings=without))
+                self.assertAlmostEqual(slope, gradients[0][name][at] - gradients[1][name][at], delta=1e-8)
+
+    def test_the_coefficient_rises_between_its_two_fractions(self):
+        settings = t.Settings(features=1, steps=10, sparsity=1.0, sparsity_begin=0.2, sparsity_end=0.6)
+        rising = [t.sparsity_coefficient(settings, step) for step in range(10)]
+        np.testing.assert_allclose(rising, [0, 0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
+
     @staticmethod
-    def slope(weights, name, at, x, y, masks, step=1e-5):
+    def slope(weights, name, at, x, y, masks, step=1e-5, settings=None):
         kept = weights[name][at]
         weights[name][at] = kept + step
-        above = t.loss_of(weights, x, y, masks)
+        above = t.loss_of(weights, x, y, masks, settings, step=4)
         weights[name][at] = kept - step
-        below = t.loss_of(weights, x, y, masks)
+        below = t.loss_of(weights, x, y, masks, settings, step=4)
         weights[name][at] = kept
         return (above - below) / (2 * step)
 
@@ -66,6 +104,32 @@ class Selection(unittest.TestCase):
         expected = {(n, s, f) for _, n, s, f in entries[:18]}
         masks = t.select(settings, z)
         self.assertEqual({(n, s, f) for s in range(2) for n, f in np.argwhere(masks[s])}, expected)
+
+
+class JumpReLU(unittest.TestCase):
+    # Of a threshold 0.5 and a bandwidth 0.5: the factor at z = 0, the lower border of the window 0.25, between 0.375, at the
+    # threshold, between 0.625, at the upper border 0.75, and at 1. Written out by hand from the definitions.
+    Z = np.array([0, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0])
+    FACTORS = {"anthropic": [0, 0, -1, -1, -1, 0, 0],
+               "crosslayer-coding": [0, -0.25, -0.375, -0.5, -0.625, -0.75, 0],
+               "goreg": [0, 0, -1, -1, -1, -1, 0],
+               "clt-forge": [0, 0, -0.5, -0.5, -0.5, 0, 0],
+               "openmoss": [0, 0, -0.5, -0.5, -0.5, 0, 0],
+               "saelens": [0, 0, -0.5, -0.5, -0.5, 0, 0]}
+
+    def test_each_form_equals_its_definition(self):
+        for form, factors in self.FACTORS.items():
+            settings = t.Settings(features=7, activation="jumprelu", pseudo_derivative=form, bandwidth=0.5)
+            theta = np.full(7, 0.5)
+            np.testing.assert_array_equal(t.threshold_factor(settings, self.Z, theta), factors, err_msg=form)
+            active = self.Z > 0.5 if form != "crosslayer-coding" else self.Z >= 0.5
+            np.testing.assert_array_equal(t.select(settings, [self.Z[None]], [theta])[0][0], active, err_msg=form)
+            passes = np.full(7, True) if form == "goreg" else active
+            np.testing.assert_array_equal(t.passing(settings, self.Z, theta), passes, err_msg=form)
+        # A window that reaches below 0: only openmoss excludes negative values.
+        for form in self.FACTORS:
+            settings = t.Settings(features=1, activation="jumprelu", pseudo_derivative=form, bandwidth=2)
+            self.assertEqual(t.threshold_factor(settings, np.array([-0.25]), np.array([0.5]))[0] == 0, form == "openmoss", form)
 
 
 class Optimizer(unittest.TestCase):

@@ -13,6 +13,8 @@ Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t
 
   z_s = x~_s encoder_s^T + bias_s       a = z where selected (always z > 0), else 0
   y^_t = sum over s <= t of a_s decoder_{s->t} + decoder_bias_t [+ skip_t x~_t]
+  jumprelu: encoder_s threshold [F]; a = z where z exceeds it. Its gradient is a pseudo-derivative, in the form of the project
+  that `pseudo_derivative` names.
   loss = sum over t of the mean over tokens and dimensions of (y^_t - y~_t)^2
 """
 from dataclasses import dataclass, field
@@ -24,12 +26,21 @@ import numpy as np
 class Settings:
     """The keys of an input file that affect the mathematics, under their names in the file."""
     features: int
-    activation: str = "batch_topk"     # batch_topk | topk | relu
+    activation: str = "batch_topk"     # batch_topk | topk | relu | jumprelu
     k: float = 16                      # active per token and layer
     scope: str = "layer"               # layer | all_layers
     decoder: str = "cross_layer"       # cross_layer | per_layer
     skip: str = "none"                 # none | linear
     targets: str = "outputs"           # outputs | inputs
+    pseudo_derivative: str = "anthropic"
+    threshold: float = 0.1             # initial
+    bandwidth: float = 2.0
+    sparsity: float = 0.0              # coefficient of sum tanh(scale * a * nu) / N, nu: norms of decoder rows
+    sparsity_scale: float = 4.0
+    sparsity_begin: float = 0.0        # fractions of the run between which the coefficient rises from 0
+    sparsity_end: float = 1.0
+    preactivation_penalty: float = 0.0  # coefficient of sum q / N
+    preactivation_form: str = "below_threshold"  # q = relu(theta - z) nu | negative: q = relu(-z)
     normalise: str = "per_dimension"   # per_dimension | scalar | none
     steps: int = 1000
     learning_rate: float = 4e-4
@@ -95,8 +106,11 @@ def largest(values, budget):
     return mask
 
 
-def select(settings, pre_activations):
-    """Masks [N, F] per layer. Order inside a group: token, then layer, then feature."""
+def select(settings, pre_activations, thresholds=None):
+    """Masks [N, F] per layer. Order inside a group: token, then layer, then feature. thresholds: of jumprelu, by layer."""
+    if settings.activation == "jumprelu":
+        return [(z >= theta if settings.pseudo_derivative == "crosslayer-coding" else z > theta) & (z > 0)
+                for z, theta in zip(pre_activations, thresholds)]
     z = np.stack(pre_activations, axis=1)                       # [N, L, F]
     n, n_layers, _ = z.shape
     together = settings.scope == "all_layers"
@@ -116,13 +130,42 @@ def select(settings, pre_activations):
     return [mask[:, s] for s in range(n_layers)]
 
 
+def passing(settings, z, theta):
+    """Where the gradient of the activation is that of the pre-activation."""
+    if settings.pseudo_derivative == "goreg":
+        return z >= 0
+    return z >= theta if settings.pseudo_derivative == "crosslayer-coding" else z > theta
+
+
+def threshold_factor(settings, z, theta):
+    """What the gradient of the activation is multiplied by for the gradient of the trained parameter: ln theta, goreg: theta."""
+    form, width, distance = settings.pseudo_derivative, settings.bandwidth, z - theta
+    if form == "crosslayer-coding":
+        return np.where(np.abs(distance) <= width / 2, -z / width * theta, 0.0)
+    if form == "goreg":
+        return np.where((distance > -width / 2) & (distance <= width / 2), -theta / width, 0.0)
+    within = np.abs(distance) < width / 2
+    if form == "openmoss":
+        within = within & (z > 0)
+    return np.where(within, -theta / width * (1.0 if form == "anthropic" else theta), 0.0)
+
+
+def thresholds_of(settings, weights, n_layers):
+    return [weights[f"encoder_{s}/threshold"] for s in range(n_layers)] if settings.activation == "jumprelu" else None
+
+
 def round_half_up(value):
     return int(np.floor(value + 0.5))
 
 
-def margin(settings, pre_activations, masks):
+def margin(settings, pre_activations, masks, thresholds=None):
     """Smallest relative distance between a kept and a dropped positive value of one group: the distance to a
-    different mask. Infinite if no positive value was dropped."""
+    different mask. Infinite if no positive value was dropped. jumprelu: between a value and its threshold or, as that
+    decides as well, the borders of the window."""
+    if settings.activation == "jumprelu":
+        half = settings.bandwidth / 2
+        return min(np.abs(z - border).min() for z, theta in zip(pre_activations, thresholds)
+                   for border in (theta, theta - half, theta + half, 0.0))
     z, mask = np.stack(pre_activations, axis=1), np.stack(masks, axis=1)
     axes = {("batch_topk", "layer"): (0, 2), ("batch_topk", "all_layers"): (0, 1, 2),
             ("topk", "layer"): (2,), ("topk", "all_layers"): (1, 2)}.get((settings.activation, settings.scope))
@@ -155,11 +198,30 @@ def decode(weights, activations, x):
     return out
 
 
-def loss_of(weights, x, y, masks):
-    """The loss at a given mask, for finite differences."""
-    activations = [np.where(m, z, 0.0) for m, z in zip(masks, encode(weights, x))]
+def loss_of(weights, x, y, masks, settings=None, step=0):
+    """The loss, with the penalties of the settings, at a given mask: for finite differences."""
+    pre_activations = encode(weights, x)
+    activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
     error = decode(weights, activations, x) - y
-    return (error ** 2).mean(axis=(0, 2)).sum()
+    loss = (error ** 2).mean(axis=(0, 2)).sum()
+    if settings is None:
+        return loss
+    for s, (z, a) in enumerate(zip(pre_activations, activations)):
+        norm = np.linalg.norm(weights[f"decoder_{s}/weight"], axis=1)
+        loss += sparsity_coefficient(settings, step) * np.tanh(settings.sparsity_scale * a * norm).sum() / len(x)
+        if settings.preactivation_penalty > 0:
+            below = (np.maximum(-z, 0) if settings.preactivation_form == "negative"
+                     else np.maximum(weights[f"encoder_{s}/threshold"] - z, 0) * norm)
+            loss += settings.preactivation_penalty * below.sum() / len(x)
+    return loss
+
+
+def sparsity_coefficient(settings, step):
+    """Of the step after `step` completed ones."""
+    begin, end = settings.sparsity_begin * settings.steps, settings.sparsity_end * settings.steps
+    if step + 1 >= end:
+        return settings.sparsity
+    return settings.sparsity * max(0.0, (step + 1 - begin) / (end - begin))
 
 
 @dataclass
@@ -172,11 +234,12 @@ class Pass:
     gradients: dict = field(default_factory=dict)
 
 
-def forward_backward(settings, weights, x, y):
-    """x, y normalised [N, L, d]."""
+def forward_backward(settings, weights, x, y, step=0):
+    """x, y normalised [N, L, d]; the step after `step` completed ones."""
     n, n_layers, width = x.shape
     pre_activations = encode(weights, x)
-    masks = select(settings, pre_activations)
+    thresholds = thresholds_of(settings, weights, n_layers)
+    masks = select(settings, pre_activations, thresholds)
     activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
     error = decode(weights, activations, x) - y
     rows = 2.0 / (n * width) * error                            # d loss / d reconstruction
@@ -184,13 +247,32 @@ def forward_backward(settings, weights, x, y):
     for s in range(n_layers):
         targets = weights[f"decoder_{s}/weight"].shape[1] // width
         strip = rows[:, s:s + targets].reshape(n, -1)
-        into = np.where(masks[s], strip @ weights[f"decoder_{s}/weight"].T, 0.0)
-        gradients[f"decoder_{s}/weight"] = activations[s].T @ strip
+        alpha = strip @ weights[f"decoder_{s}/weight"].T        # d loss / d activation
+        norm = np.linalg.norm(weights[f"decoder_{s}/weight"], axis=1)
+        slope = (sparsity_coefficient(settings, step) / n * settings.sparsity_scale
+                 * (1 - np.tanh(settings.sparsity_scale * activations[s] * norm) ** 2))
+        alpha = alpha + slope * norm
+        of_norm = (slope * activations[s]).sum(axis=0)
+        into = np.where(masks[s], alpha, 0.0)
+        if thresholds:
+            z, theta = pre_activations[s], thresholds[s]
+            into = np.where(passing(settings, z, theta), alpha, 0.0)
+            of_threshold = (threshold_factor(settings, z, theta) * alpha).sum(axis=0)
+            if settings.preactivation_form == "negative":
+                into = into - settings.preactivation_penalty / n * (z < 0)
+            else:
+                below = settings.preactivation_penalty / n * (z < theta)
+                into = into - below * norm
+                of_threshold = of_threshold + below.sum(axis=0) * norm * (1 if settings.pseudo_derivative == "goreg" else theta)
+                of_norm = of_norm + (below * (theta - z)).sum(axis=0)
+            gradients[f"encoder_{s}/threshold"] = of_threshold
+        gradients[f"decoder_{s}/weight"] = activations[s].T @ strip + (of_norm / norm)[:, None] * weights[f"decoder_{s}/weight"]
         gradients[f"encoder_{s}/weight"] = into.T @ x[:, s]
         gradients[f"encoder_{s}/bias"] = into.sum(axis=0)
         if f"skip_{s}/weight" in weights:
             gradients[f"skip_{s}/weight"] = rows[:, s].T @ x[:, s]
-    return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks), error, gradients)
+    return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks, thresholds), error,
+                gradients)
 
 
 # --- Optimizer ------------------------------------------------------------------------------------------------------------
@@ -236,7 +318,10 @@ def update(settings, state, gradients):
         v = state.second[name] = settings.beta2 * state.second[name] + (1 - settings.beta2) * g * g
         decay = settings.weight_decay if name.endswith("/weight") else 0.0
         change = m * first_correction / (np.sqrt(v * second_correction) + settings.epsilon) + decay * state.weights[name]
-        state.weights[name] = state.weights[name] - rate * change
+        if name.endswith("/threshold") and settings.pseudo_derivative != "goreg":
+            state.weights[name] = np.exp(np.log(state.weights[name]) - rate * change)
+        else:
+            state.weights[name] = state.weights[name] - rate * change
 
 
 def initial_state(settings, n_layers, width, generator, dtype=np.float64):
@@ -248,6 +333,8 @@ def initial_state(settings, n_layers, width, generator, dtype=np.float64):
         encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(targets(0) * width)
         weights[f"encoder_{s}/weight"] = generator.uniform(-encoder, encoder, (settings.features, width)).astype(dtype)
         weights[f"encoder_{s}/bias"] = np.zeros(settings.features, dtype)
+        if settings.activation == "jumprelu":
+            weights[f"encoder_{s}/threshold"] = np.full(settings.features, settings.threshold, dtype)
         shape = (settings.features, targets(s) * width)
         weights[f"decoder_{s}/weight"] = generator.uniform(-decoder, decoder, shape).astype(dtype)
         if settings.skip == "linear":
@@ -269,7 +356,7 @@ def evaluate(settings, weights, x, y, input_normalisation, target_normalisation,
     for begin in range(0, len(x), batch):
         x_normalised = (x[begin:begin + batch] - x_mean) * x_scale
         pre_activations = encode(weights, x_normalised)
-        masks = select(settings, pre_activations)
+        masks = select(settings, pre_activations, thresholds_of(settings, weights, x.shape[1]))
         activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
         reconstruction = decode(weights, activations, x_normalised) / y_scale + y_mean
         error.append(reconstruction - y[begin:begin + batch])

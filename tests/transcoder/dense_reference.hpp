@@ -26,6 +26,16 @@ struct DenseReference {
   std::vector<Parameter> encoder, encoder_bias, decoder;  // by layer
   Parameter decoder_bias;
   std::vector<Parameter> skip_weight;  // by layer, [d, d]; empty without
+  // JumpReLU instead of BatchTopK, where there are thresholds (by layer). Gradient -(theta / bandwidth) da within the
+  // open window of that width: of ln theta ("anthropic"), or of theta with the half-open window and the encoder's
+  // gradient on all z >= 0 ("goreg").
+  std::vector<Parameter> threshold;
+  double bandwidth = 0;
+  bool goreg = false;
+  // sparsity/N sum tanh(scale a nu), rising linearly over `ramp` steps, + preactivation/N sum q(z); nu: norm of a
+  // decoder row, q = relu(theta - z) nu or, with `negative`, relu(-z).
+  double sparsity = 0, scale = 0, ramp = 1, preactivation = 0;
+  bool negative = false;
   int t = 0;
   double last_norm = 0;
 
@@ -58,6 +68,10 @@ struct DenseReference {
           for (std::int64_t i = 0; i < d; ++i) sum += x[at(n * width + s * d + i)] * encoder[at(s)].w[at(f * d + i)];
           z[at((n * n_layers + s) * n_features + f)] = sum;
         }
+    const auto theta_of = [&](std::size_t i) {
+      const std::int64_t j = static_cast<std::int64_t>(i);
+      return threshold[at(j / n_features % n_layers)].w[at(j % n_features)];
+    };
     // BatchTopK by a full sort; entry order is (token, layer, feature), so a stable sort has the tie rule.
     Values a(z.size(), 0.0);
     const auto keep = [&](std::vector<std::size_t> entries, std::int64_t budget) {
@@ -70,10 +84,12 @@ struct DenseReference {
       std::vector<std::size_t> entries;
       for (std::int64_t n = 0; n < n_tokens; ++n)
         for (std::int64_t f = 0; f < n_features; ++f) entries.push_back(at((n * n_layers + s) * n_features + f));
-      if (!all_layers) keep(entries, std::llround(k * static_cast<double>(n_tokens)));
+      if (!all_layers && threshold.empty()) keep(entries, std::llround(k * static_cast<double>(n_tokens)));
     }
     for (std::size_t i = 0; i < z.size(); ++i) all.push_back(i);
-    if (all_layers) keep(all, std::llround(k * static_cast<double>(n_tokens * n_layers)));
+    if (all_layers && threshold.empty()) keep(all, std::llround(k * static_cast<double>(n_tokens * n_layers)));
+    if (!threshold.empty())
+      for (const std::size_t i : all) a[i] = z[i] > theta_of(i) ? z[i] : 0;
 
     // Reconstruction, loss, gradient rows.
     Values g(at(n_tokens * width));
@@ -103,15 +119,37 @@ struct DenseReference {
           skip_weight[at(i / d)].g[at(i % d * d + j)] += g[at(n * width + i)] * x[at(n * width + i / d * d + j)];
       for (std::int64_t s = 0; s < n_layers; ++s)
         for (std::int64_t f = 0; f < n_features; ++f) {
-          const double activation = a[at((n * n_layers + s) * n_features + f)];
-          if (activation == 0) continue;
+          const std::size_t entry = at((n * n_layers + s) * n_features + f);
+          const double activation = a[entry];
+          if (activation == 0 && threshold.empty()) continue;
           const std::int64_t strip = targets(s) * d;
-          double da = 0;
+          double da = 0, squares = 0;
           for (std::int64_t i = 0; i < strip; ++i) {
             const double row = g[at(n * width + s * d + i)];
             da += row * decoder[at(s)].w[at(f * strip + i)];
             decoder[at(s)].g[at(f * strip + i)] += activation * row;
           }
+          for (std::int64_t i = 0; i < strip; ++i) squares += std::pow(decoder[at(s)].w[at(f * strip + i)], 2);
+          const double norm = std::sqrt(squares), tokens = static_cast<double>(n_tokens);
+          const double tangent = std::tanh(scale * activation * norm);
+          const double slope = sparsity / tokens * std::min(1.0, (t + 1) / ramp) * scale * (1 - tangent * tangent);
+          da += slope * norm;
+          double of_norm = slope * activation, dz = 0;
+          if (preactivation > 0 && negative && z[entry] < 0) dz -= preactivation / tokens;
+          if (preactivation > 0 && !negative && z[entry] < theta_of(entry)) {
+            dz -= preactivation / tokens * norm;
+            of_norm += preactivation / tokens * (theta_of(entry) - z[entry]);
+            threshold[at(s)].g[at(f)] += preactivation / tokens * norm * (goreg ? 1 : theta_of(entry));
+          }
+          for (std::int64_t i = 0; i < strip; ++i)
+            decoder[at(s)].g[at(f * strip + i)] += of_norm * decoder[at(s)].w[at(f * strip + i)] / norm;
+          if (!threshold.empty()) {
+            const double theta = theta_of(entry), distance = z[entry] - theta;
+            if (distance > -bandwidth / 2 && (distance < bandwidth / 2 || (goreg && distance == bandwidth / 2)))
+              threshold[at(s)].g[at(f)] -= theta / bandwidth * da;
+            if (goreg ? z[entry] < 0 : activation == 0) da = 0;
+          }
+          da += dz;
           encoder_bias[at(s)].g[at(f)] += da;
           for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];
         }
@@ -141,6 +179,12 @@ struct DenseReference {
     }
     update(decoder_bias, 0);
     for (Parameter& p : skip_weight) update(p, weight_decay);
+    for (Parameter& p : threshold) {
+      const Values before = p.w;
+      if (!goreg) std::fill(p.w.begin(), p.w.end(), 0.0);
+      update(p, 0);
+      for (std::size_t i = 0; i < p.w.size() && !goreg; ++i) p.w[i] = before[i] * std::exp(p.w[i]);
+    }
     return loss;
   }
 
@@ -153,6 +197,7 @@ struct DenseReference {
     }
     function(decoder_bias);
     for (Parameter& p : skip_weight) function(p);
+    for (Parameter& p : threshold) function(p);
   }
 };
 

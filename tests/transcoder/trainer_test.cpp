@@ -172,6 +172,7 @@ const std::vector<double>& values_of(const testing::DenseReference& reference, c
   if (name.starts_with("skip_")) return of(reference.skip_weight[static_cast<std::size_t>(name[5] - '0')]);
   const std::size_t layer = static_cast<std::size_t>(name[8] - '0');
   if (name.starts_with("decoder_")) return of(reference.decoder[layer]);
+  if (name.find("/threshold") != std::string::npos) return of(reference.threshold[layer]);
   return name.find("/bias") != std::string::npos ? of(reference.encoder_bias[layer]) : of(reference.encoder[layer]);
 }
 
@@ -188,6 +189,17 @@ testing::DenseReference reference_for(const Configuration& c, Run& run) {
   reference.weight_decay = c.optimizer.weight_decay;
   reference.clip = c.optimizer.clip_norm;
   reference.allocate();
+  if (c.transcoder.activation == Activation::jumprelu) {
+    reference.threshold.resize(kLayers);
+    for (auto& threshold : reference.threshold) threshold.resize(kFeatures);
+    reference.bandwidth = c.transcoder.bandwidth;
+    reference.goreg = c.transcoder.pseudo_derivative == JumpForm::goreg;
+  }
+  reference.sparsity = c.transcoder.sparsity;
+  reference.scale = c.transcoder.sparsity_scale;
+  reference.ramp = c.transcoder.sparsity_end * static_cast<double>(c.run.steps);
+  reference.preactivation = c.transcoder.preactivation_penalty;
+  reference.negative = c.transcoder.preactivation_form == PreactivationForm::negative;
   for (const auto& [name, values] : run.parameters()) {
     if (name.find("_moment") != std::string::npos) continue;
     auto& target = const_cast<std::vector<double>&>(values_of(reference, name));
@@ -290,6 +302,63 @@ TEST_CASE("clipping by the exact norm equals the dense float64 trainer on every 
   compare_with_reference(configuration);
 }
 
+/// Thresholds amid the pre-activations, whose deviation is about 0.4; a capacity that is not reached.
+Configuration jumping(JumpForm form) {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.activation = Activation::jumprelu;
+  configuration.transcoder.pseudo_derivative = form;
+  configuration.transcoder.threshold = 0.2;
+  configuration.transcoder.bandwidth = 0.5;
+  configuration.transcoder.capacity = kFeatures - 1;
+  return configuration;
+}
+
+TEST_CASE("jumprelu: four steps equal the dense float64 trainer, thresholds included") {
+  compare_with_reference(jumping(JumpForm::anthropic));
+}
+
+TEST_CASE("jumprelu whose gradient passes below the threshold equals the dense float64 trainer") {
+  compare_with_reference(jumping(JumpForm::goreg));
+}
+
+TEST_CASE("jumprelu clipped by the exact norm, in which thresholds count, equals the dense float64 trainer") {
+  for (const JumpForm form : {JumpForm::anthropic, JumpForm::goreg}) {
+    Configuration configuration = jumping(form);
+    configuration.optimizer.clip_norm = 0.02;
+    compare_with_reference(configuration);
+  }
+}
+
+TEST_CASE("penalties with decoder norms equal the dense float64 trainer, for batch_topk and jumprelu, also clipped") {
+  Configuration sparse = configuration_for(Scope::layer);
+  sparse.transcoder.sparsity = 0.1;
+  sparse.transcoder.sparsity_scale = 2;
+  sparse.transcoder.sparsity_end = 0.75;  // rises over three of four steps
+  Configuration both = jumping(JumpForm::anthropic);
+  both.transcoder.sparsity = 0.1;
+  both.transcoder.preactivation_penalty = 0.02;
+  Configuration negative = jumping(JumpForm::goreg);
+  negative.transcoder.sparsity = 0.1;
+  negative.transcoder.preactivation_penalty = 0.02;
+  negative.transcoder.preactivation_form = PreactivationForm::negative;
+  negative.optimizer.clip_norm = 0.02;
+  for (const Configuration& configuration : {sparse, both, negative}) compare_with_reference(configuration);
+}
+
+TEST_CASE("more active features than transcoder.capacity end the run before any parameter changes, on all ranks") {
+  const Data data;
+  for (const Activation activation : {Activation::relu, Activation::jumprelu})
+    for (const parallel::GridShape& shape : grids()) {
+      Configuration configuration = jumping(JumpForm::anthropic);
+      configuration.transcoder.activation = activation;
+      configuration.transcoder.capacity = 3;
+      Run run(configuration, data, shape);
+      const auto before = run.parameters();
+      CHECK_THROWS_WITH_AS(run.step(data, 0), doctest::Contains("raise transcoder.capacity"), Error);
+      CHECK(run.parameters() == before);
+    }
+}
+
 TEST_CASE("ranks send the bytes of the formulas, and the plan states no less") {
   const Configuration configuration = configuration_for(Scope::layer);
   const Data data;
@@ -336,7 +405,10 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   skipping.transcoder.skip = Skip::linear;
   skipping.optimizer.clip_norm = 0.02;
   per_layer.transcoder.decoder = Decoder::per_layer;
-  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer})
+  Configuration penalised = jumping(JumpForm::anthropic);
+  penalised.transcoder.sparsity = penalised.transcoder.preactivation_penalty = 0.1;
+  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer,
+                                             jumping(JumpForm::anthropic), jumping(JumpForm::goreg), penalised})
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
       const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
@@ -400,11 +472,15 @@ TEST_CASE("entries of the ranks add up to those of the step") {
 }
 
 TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
-  for (const kernels::StatePolicy policy : {kernels::StatePolicy::fp32, kernels::StatePolicy::eight_bit}) {
+  for (const auto& [policy, activation] : {std::pair{kernels::StatePolicy::fp32, Activation::batch_topk},
+                                           {kernels::StatePolicy::eight_bit, Activation::batch_topk},
+                                           {kernels::StatePolicy::fp32, Activation::jumprelu},
+                                           {kernels::StatePolicy::eight_bit, Activation::jumprelu}}) {
     Configuration configuration = configuration_for(Scope::layer);
     configuration.transcoder.skip = Skip::linear;
     configuration.optimizer.state = policy;
     if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
+    configuration.transcoder.activation = activation;
     const Data data;
     for (const parallel::GridShape& shape : grids()) {
       std::vector<std::vector<std::byte>> first;

@@ -4,13 +4,12 @@
 //
 //   a = f(z)      dz[i] = da[i] * f'(z[i])      i: position in SparseActivations
 //
-// relu, topk and batch_topk have f' = 1 on every stored entry and 0 elsewhere: dz = da. For these a training step calls
-// no kernel and uses da as dz (activation_passes_gradient).
+// relu, topk, batch_topk and jumprelu have f' = 1 on every stored entry: dz = da. For these a training step calls no
+// kernel and uses da as dz (activation_passes_gradient). Gradients outside the lists (thresholds of jumprelu) are in
+// jump_relu.hpp.
 //
 // To add an activation: an enumerator, its parameters in ActivationFunction, its case in preactivation_gradient, which
-// the portable and the CUDA kernel share. One with learned thresholds (JumpReLU) keeps the entries within its bandwidth
-// of the threshold in the lists, holds the thresholds by key in ActivationFunction and adds their gradients to
-// ActivationGradients.
+// the portable and the CUDA kernel share.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -19,7 +18,12 @@
 
 namespace weft::kernels {
 
-enum class Activation { batch_topk, topk, relu };
+enum class Activation { batch_topk, topk, relu, jumprelu };
+
+/// True if a number of features is kept (k); false if every feature above a bound is, however many.
+constexpr bool activation_keeps_k(Activation kind) {
+  return kind == Activation::batch_topk || kind == Activation::topk;
+}
 
 /// True if dz = da on every stored entry, so that the caller can use da as dz.
 constexpr bool activation_passes_gradient(Activation kind) {
@@ -27,6 +31,7 @@ constexpr bool activation_passes_gradient(Activation kind) {
     case Activation::batch_topk:
     case Activation::topk:
     case Activation::relu:
+    case Activation::jumprelu:
       return true;
   }
   return false;
@@ -49,6 +54,7 @@ WEFT_HOST_DEVICE inline float preactivation_gradient(const ActivationFunction& f
     case Activation::batch_topk:
     case Activation::topk:
     case Activation::relu:
+    case Activation::jumprelu:
       break;
   }
   return activation_gradient;

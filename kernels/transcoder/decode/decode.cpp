@@ -37,17 +37,19 @@ std::int64_t decode_backward_workspace(Backend backend, std::int64_t n_layers, s
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                            const LateRows& late) {
-  dispatch<portable::decode_backward_update, cuda::decode_backward_update>(
-      execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace, late);
+                            const LateRows& late, Array<const float> factors) {
+  dispatch<portable::decode_backward_update, cuda::decode_backward_update>(execution, activations, hits, gradient_rows,
+                                                                           decoder, step, activation_gradient,
+                                                                           squared_norm, workspace, late, factors);
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                          const LateRows& late) {
-  dispatch<portable::decode_backward_norm, cuda::decode_backward_norm>(
-      execution, activations, hits, gradient_rows, decoder, activation_gradient, squared_norm, workspace, late);
+                          const LateRows& late, Array<const float> factors) {
+  dispatch<portable::decode_backward_norm, cuda::decode_backward_norm>(execution, activations, hits, gradient_rows,
+                                                                       decoder, activation_gradient, squared_norm,
+                                                                       workspace, late, factors);
 }
 
 }  // namespace weft::kernels

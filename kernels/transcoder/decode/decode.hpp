@@ -42,17 +42,28 @@ struct LateRows {
   std::function<void()> wait;
 };
 
+/// dW of row `key` gains factor[key] * W before it is clipped: the gradient of a penalty on the norms of decoder rows
+/// (loss/penalty.hpp).
+struct RowFactors {
+  static constexpr bool kPresent = true;
+  const float* factor = nullptr;  ///< by key, [L * F]
+  WEFT_HOST_DEVICE float operator()(std::int64_t key, std::int64_t /*column*/, float weight) const {
+    return factor[key] * weight;
+  }
+};
+
 /// da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d]; then Adam on every row of
 /// every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double per row of all layers,
-/// in key order) receives |gradient_scale * dW|^2 when its data is not null.
+/// in key order) receives |gradient_scale * dW|^2 when its data is not null. `factors`: RowFactors; without data: none.
 void decode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                             std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                            const LateRows& late = {});
+                            const LateRows& late = {}, Array<const float> factors = {});
 
 /// The same da and squared_norm (without gradient_scale); parameters are left as they are.
 void decode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                           std::span<const ParameterRows> decoder, Array<float> activation_gradient,
-                          Array<double> squared_norm, Array<std::byte> workspace, const LateRows& late = {});
+                          Array<double> squared_norm, Array<std::byte> workspace, const LateRows& late = {},
+                          Array<const float> factors = {});
 
 }  // namespace weft::kernels

@@ -123,17 +123,23 @@ std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int6
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                            const LateRows& late) {
-  backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace,
-           late, RowEpilogue<>{});
+                            const LateRows& late, Array<const float> factors) {
+  const auto with = [&](const auto& epilogue) {
+    backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace,
+             late, epilogue);
+  };
+  if (factors.data != nullptr)
+    with(RowEpilogue<RowFactors>{.extra = {factors.data}});
+  else
+    with(RowEpilogue<>{});
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                          const LateRows& late) {
-  backward(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient, squared_norm, workspace,
-           late, RowEpilogue<>{});
+                          const LateRows& late, Array<const float> factors) {
+  cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient,
+                               squared_norm, workspace, late, factors);
 }
 
 }  // namespace weft::kernels::cuda

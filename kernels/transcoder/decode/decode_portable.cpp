@@ -184,24 +184,41 @@ std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std:
   return 0;  // what a team needs is its scratch
 }
 
+namespace {
+
+// All layers, with the epilogue that the factors ask for.
+void backward_layers(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                     const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
+                     float* activation_gradient, double* squared_norm, const LateRows& late, const float* factors) {
+  if (late.wait) late.wait();
+  for (std::size_t s = 0; s < decoder.size(); ++s) {
+    const auto layer = [&](const auto& epilogue) {
+      backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], epilogue, step,
+               activation_gradient, squared_norm);
+    };
+    if (factors != nullptr)
+      layer(RowEpilogue<RowFactors>{.extra = {factors}});
+    else
+      layer(RowEpilogue<>{});
+  }
+}
+
+}  // namespace
+
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte>,
-                            const LateRows& late) {
-  if (late.wait) late.wait();
-  for (std::size_t s = 0; s < decoder.size(); ++s)
-    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], RowEpilogue<>{},
-             step, activation_gradient.data, squared_norm.data);
+                            const LateRows& late, Array<const float> factors) {
+  backward_layers(execution, activations, hits, gradient_rows, decoder, step, activation_gradient.data,
+                  squared_norm.data, late, factors.data);
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder,
                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte>,
-                          const LateRows& late) {
-  if (late.wait) late.wait();
-  for (std::size_t s = 0; s < decoder.size(); ++s)
-    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), decoder[s], RowEpilogue<>{},
-             nullptr, activation_gradient.data, squared_norm.data);
+                          const LateRows& late, Array<const float> factors) {
+  backward_layers(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient.data,
+                  squared_norm.data, late, factors.data);
 }
 
 }  // namespace weft::kernels::portable

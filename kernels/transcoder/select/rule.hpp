@@ -11,6 +11,7 @@
 //   batch_topk   one per layer          | one                 round(k N) | round(k N L), N tokens of the whole batch
 //   topk         one per token and layer| one per token       round(k)   | round(k L)
 //   relu         -                                            every candidate
+//   jumprelu     -                                            every r above the cut of its feature (activation/)
 // clang-format on
 //
 // The bits of r > 0, read as an unsigned integer, order as r does: the key. Thresholds and histograms work on keys, so
@@ -26,6 +27,7 @@
 
 namespace weft::kernels {
 
+/// relu with cuts (Tile::cut, DeviceSelection::select) is jumprelu.
 enum class SelectionRule { batch_topk, topk, relu };
 
 /// K of a group with `n_layers` layers (1 for scope layer) and `n_tokens` tokens (1 for topk). Halves round up; at

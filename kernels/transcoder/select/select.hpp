@@ -21,6 +21,7 @@ struct Tile {
   std::int64_t layer = 0;
   std::int64_t token_begin = 0;
   std::int64_t feature_begin = 0;
+  Array<const float> cut = {};  ///< [features] of this tile, none negative; without data: the filter's threshold
 };
 
 // ---- over the batch ------------------------------------------------------------------------------------------------
@@ -41,8 +42,8 @@ struct CandidateLists {
   }
 };
 
-/// An entry passes if key > threshold; with `admit` also the first admit(token, layer) entries of each token and layer
-/// with key == threshold.
+/// An entry passes if key > threshold, or if the tile has cuts if r > cut; with `admit` also the first admit(token,
+/// layer) entries of each token and layer with key == threshold.
 struct Filter {
   std::uint32_t threshold = 0;
   Matrix<const std::int32_t> admit;  ///< [tokens, n_layers] or null

@@ -217,13 +217,14 @@ struct DeviceSelection::Parts {
   }
 
   /// Computes and reads all tiles once.
-  void pass(const Execution& execution, const View& view, const LayerBias& bias, std::int64_t budget,
-            const Producer& producer, bool first) const {
+  void pass(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& cut,
+            std::int64_t budget, const Producer& producer, bool first) const {
     const Sizes sizes(request);
     const auto stream = stream_of(execution);
     const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
     with_type([&](auto type) {
-      begin_pass<decltype(type)><<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, first, wanted, relu());
+      begin_pass<decltype(type)>
+          <<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, cut, first, wanted, relu());
     });
     for (std::int64_t layer = 0; layer < request.n_layers; ++layer)
       for (std::int64_t block = 0; block < sizes.blocks; ++block)
@@ -241,7 +242,8 @@ struct DeviceSelection::Parts {
                             static_cast<int>(range.feature_count),
                             static_cast<int>(layer),
                             static_cast<int>(block),
-                            bias.layer[layer] + range.feature_begin};
+                            bias.layer[layer] + range.feature_begin,
+                            cut.layer[layer] != nullptr ? cut.layer[layer] + range.feature_begin : nullptr};
           with_type([&](auto type) { consume<decltype(type)>(view, piece, first, budget, stream); });
         }
     require(cudaGetLastError(), "selection on the GPU, pass over the tiles");
@@ -396,21 +398,24 @@ DeviceSelection::~DeviceSelection() = default;
 
 void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, std::int64_t budget,
                              std::span<const Array<const float>> bias_of_layer, const Producer& producer,
-                             const SparseActivations& activations, std::int32_t* fault) {
+                             const SparseActivations& activations, std::int32_t* fault,
+                             std::span<const Array<const float>> cut_of_layer) {
   const SelectionRequest& request = parts_->request;
   const std::int64_t fewest = request.position.data_ranks > 1 ? 0 : 1;
   if (n_tokens < fewest || n_tokens > request.n_tokens || budget < 1 ||
       (request.rule != SelectionRule::relu && budget > request.budget) ||
-      static_cast<std::int64_t>(bias_of_layer.size()) != request.n_layers)
+      static_cast<std::int64_t>(bias_of_layer.size()) != request.n_layers ||
+      (!cut_of_layer.empty() && (!parts_->relu() || cut_of_layer.size() != bias_of_layer.size())))
     throw Error(ExitCode::internal, "selection on the GPU: the batch does not fit the request");
   const auto stream = stream_of(execution);
   View view = parts_->layout.view;
   view.n_tokens = n_tokens;
   view.fault = fault;
-  LayerBias bias{};
+  LayerBias bias{}, cut{};
   for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
+  for (std::size_t layer = 0; layer < cut_of_layer.size(); ++layer) cut.layer[layer] = cut_of_layer[layer].data;
 
-  parts_->pass(execution, view, bias, budget, producer, true);
+  parts_->pass(execution, view, bias, cut, budget, producer, true);
   if (!parts_->topk()) {
     if (view.several) {
       report_pass<<<1, kMostLayers, 0, stream>>>(view);
@@ -434,7 +439,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
       decide<<<1, 1024, 0, stream>>>(view, relu, true, loop);
       parts_->capture_loop(stream, loop, [&](cudaStream_t inside) {
         const Execution body{execution.backend, inside};
-        parts_->pass(body, view, bias, budget, producer, false);
+        parts_->pass(body, view, bias, cut, budget, producer, false);
         decide<<<1, 1024, 0, inside>>>(view, relu, true, loop);
       });
     } else {
@@ -445,7 +450,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
                 "selection on the GPU, decision on another pass");
         require(cudaStreamSynchronize(stream), "selection on the GPU, pass over the tiles");
         if (parts_->control_on_host->again == 0) break;
-        parts_->pass(execution, view, bias, budget, producer, false);
+        parts_->pass(execution, view, bias, cut, budget, producer, false);
       }
     }
   }

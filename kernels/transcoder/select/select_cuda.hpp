@@ -15,7 +15,7 @@
 // entries above a hint (a low percentile of the last batch's budget-th keys) in shared memory; if these are too few or
 // too many it reads the row again without the hint. No loop over tiles.
 //
-// relu. Everything positive, as far as it fits.
+// relu. Everything positive, as far as it fits; with cuts (jumprelu) everything above the cut of its feature.
 //
 // A selection that is not valid (SelectionFailure) never writes outside its lists and sets a flag on the device.
 //
@@ -145,10 +145,11 @@ class DeviceSelection {
   /// [n_features] on the device. Sets all arrays of `activations`, but no entries beyond its capacity. While the stream
   /// is captured, all of it goes into the graph, with a conditional loop for repeated passes (CUDA 12.4); otherwise the
   /// host waits for the first pass to learn whether there must be another. Sets *fault, on the device, to 1 if the
-  /// result is not valid (else leaves it); null: the caller looks at the report.
+  /// result is not valid (else leaves it); null: the caller looks at the report. cut_of_layer: L arrays [n_features],
+  /// none negative; with relu only.
   void select(const Execution&, std::int64_t n_tokens, std::int64_t budget,
               std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations,
-              std::int32_t* fault = nullptr);
+              std::int32_t* fault = nullptr, std::span<const Array<const float>> cut_of_layer = {});
 
   /// For each group the key (rule.hpp) that an entry of the next batch must exceed to enter the list, on the device.
   /// Part of a checkpoint, so that the time repeats too. Any content is safe. 0xffffffff: unknown.

@@ -15,7 +15,8 @@ namespace {
 /// is a float), so product > limit for any limit that is not above the difference. The few that pass by mistake are
 /// rejected when the sum is formed.
 template <class T>
-__global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias, bool first, Count budget, bool relu) {
+__global__ void __launch_bounds__(kThreads)
+    begin_pass(View view, LayerBias bias, LayerBias cut, bool first, Count budget, bool relu) {
   const std::int64_t thread = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   const std::int64_t n_threads = gridDim.x * static_cast<std::int64_t>(kThreads);
   if (first) {
@@ -48,28 +49,33 @@ __global__ void __launch_bounds__(kThreads) begin_pass(View view, LayerBias bias
     const int g = view.group_of(layer);
     if (!first && view.group[g].mode != kFilter) continue;
     const std::uint32_t threshold = relu ? 0 : view.threshold[g];
-    limit[i] = feature >= view.n_features || threshold >= kLargestKey
-                   ? Vector<T>::nothing()
-                   : Vector<T>::below(__fsub_rd(__uint_as_float(threshold), bias.layer[layer][feature]));
+    if (feature >= view.n_features || threshold >= kLargestKey) {
+      limit[i] = Vector<T>::nothing();
+      continue;
+    }
+    const float bound = cut.layer[layer] != nullptr ? cut.layer[layer][feature] : __uint_as_float(threshold);
+    limit[i] = Vector<T>::below(__fsub_rd(bound, bias.layer[layer][feature]));
   }
 }
 
-/// The threshold that an entry must exceed. relu ignores the checkpointed one. Beyond infinity nothing passes.
+/// The threshold that an entry must exceed, unless its feature has a cut. relu ignores the checkpointed one. Beyond
+/// infinity nothing passes.
 __device__ __forceinline__ float threshold_of(const View& view, int g, bool relu) {
   return relu ? 0.0f : __uint_as_float(min(view.threshold[g], kLargestKey));
 }
 
 // ---- the pass over a tile ------------------------------------------------------------------------------------------
 
-/// Entries of a span of one row that exceed the threshold, one warp. `visit(ballot of passing lanes, own passes,
-/// column, r)`.
+/// Entries of a span of one row that exceed the threshold, or their cut if there are cuts, one warp. `visit(ballot of
+/// passing lanes, own passes, column, r)`.
 template <class T, class Visit>
-__device__ __forceinline__ void scan_span(const T* row, const float* bias, int begin, int end, float threshold,
-                                          int lane, Visit&& visit) {
+__device__ __forceinline__ void scan_span(const T* row, const float* bias, const float* cut, int begin, int end,
+                                          float threshold, int lane, Visit&& visit) {
   for (int first = begin; first < end; first += 32) {
     const int at = first + lane;
     const float r = at < end ? static_cast<float>(row[at]) + bias[at] : 0.0f;
-    visit(__ballot_sync(kAll, r > threshold), r > threshold, at, r);
+    const bool passes = r > (cut != nullptr && at < end ? cut[at] : threshold);
+    visit(__ballot_sync(kAll, passes), passes, at, r);
   }
 }
 
@@ -151,8 +157,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
     int left = 0;
     if (crowded[r]) {
       if (row + r < piece.rows)
-        scan_span(products + r * piece.stride, piece.bias, begin * V::kSize, min(end * V::kSize, piece.columns),
-                  threshold, lane, [&](unsigned voters, bool, int, float) { left += __popc(voters); });
+        scan_span(products + r * piece.stride, piece.bias, piece.cut, begin * V::kSize,
+                  min(end * V::kSize, piece.columns), threshold, lane,
+                  [&](unsigned voters, bool, int, float) { left += __popc(voters); });
     } else {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
@@ -160,7 +167,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
         entry[r][c] = in_use ? buffer[warp][r][c * 32 + lane] : make_uint2(0, 0);
         const float sum = in_use ? __uint_as_float(entry[r][c].y) + __ldg(piece.bias + entry[r][c].x) : 0.0f;
         entry[r][c].y = __float_as_uint(sum);
-        passing[r][c] = __ballot_sync(kAll, in_use && sum > threshold);
+        const float bound = in_use && piece.cut != nullptr ? __ldg(piece.cut + entry[r][c].x) : threshold;
+        passing[r][c] = __ballot_sync(kAll, in_use && sum > bound);
         left += __popc(passing[r][c]);
       }
     }
@@ -206,8 +214,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
         to += __popc(passing[r][c]);
       }
     } else if (row + r < piece.rows) {
-      scan_span(products + r * piece.stride, piece.bias, begin * V::kSize, min(end * V::kSize, piece.columns),
-                threshold, lane, [&](unsigned voters, bool passes, int column, float sum) {
+      scan_span(products + r * piece.stride, piece.bias, piece.cut, begin * V::kSize,
+                min(end * V::kSize, piece.columns), threshold, lane,
+                [&](unsigned voters, bool passes, int column, float sum) {
                   const std::int64_t place = to + __popc(voters & lower);
                   if (passes) {
                     view.key[place] = key_base + column;

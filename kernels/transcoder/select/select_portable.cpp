@@ -29,16 +29,23 @@ struct Row {
 
   WEFT_HOST_DEVICE float operator[](std::int64_t j) const { return static_cast<float>(product[j]) + bias[j]; }
 
-  /// True if any of the entries [begin, begin + kBlock) is at least `value`.
-  WEFT_HOST_DEVICE bool any_from(std::int64_t begin, float value) const {
+  /// True if any of the entries [begin, begin + kBlock) reaches bound[j].
+  template <class Bound>
+  WEFT_HOST_DEVICE bool any_from(std::int64_t begin, const Bound& bound) const {
     int any = 0;
     if (begin + kBlock <= size) {
-      for (std::int64_t j = 0; j < kBlock; ++j) any |= (*this)[begin + j] >= value;
+      for (std::int64_t j = 0; j < kBlock; ++j) any |= (*this)[begin + j] >= bound[begin + j];
     } else {
-      for (std::int64_t j = begin; j < size; ++j) any |= (*this)[j] >= value;
+      for (std::int64_t j = begin; j < size; ++j) any |= (*this)[j] >= bound[j];
     }
     return any != 0;
   }
+};
+
+/// The same bound for every feature.
+struct OneBound {
+  float value;
+  WEFT_HOST_DEVICE float operator[](std::int64_t) const { return value; }
 };
 
 template <class T>
@@ -55,9 +62,10 @@ void with_type(const Tile& tile, Function&& function) {
     function(float{});
 }
 
-template <class T>
+/// bound[j]: what feature j of the tile must exceed; equal to the filter's threshold where ties are admitted.
+template <class T, class Bound>
 void filter_rows(const Execution& execution, const Tile tile, std::int64_t block, const Filter filter,
-                 const CandidateLists lists) {
+                 const CandidateLists lists, const Bound bound) {
   const Space space = space_of(execution);
   const std::int64_t n_rows = tile.product.rows;
   const std::int64_t first_segment = lists.segment(tile.layer, block, tile.token_begin);
@@ -67,7 +75,7 @@ void filter_rows(const Execution& execution, const Tile tile, std::int64_t block
       "filter: count", Rows(space, 0, n_rows), KOKKOS_LAMBDA(std::int64_t i) {
         const Row<T> row = row_of<T>(tile, i);
         std::int32_t count = 0;
-        for (std::int64_t j = 0; j < row.size; ++j) count += row[j] > threshold;
+        for (std::int64_t j = 0; j < row.size; ++j) count += row[j] > bound[j];
         if (ordered) {
           const std::int64_t token = tile.token_begin + i;
           const std::int32_t room = filter.admit(token, tile.layer) - filter.admitted(token, tile.layer);
@@ -88,11 +96,11 @@ void filter_rows(const Execution& execution, const Tile tile, std::int64_t block
         std::int32_t room = ordered ? filter.admit(token, tile.layer) - filter.admitted(token, tile.layer) : 0;
         const std::int64_t base = tile.layer * lists.n_features + tile.feature_begin;
         for (std::int64_t begin = 0; begin < row.size && to < end; begin += kBlock) {
-          if (!row.any_from(begin, threshold)) continue;
+          if (!row.any_from(begin, bound)) continue;
           const std::int64_t last = begin + kBlock < row.size ? begin + kBlock : row.size;
           for (std::int64_t j = begin; j < last; ++j) {
             const float r = row[j];
-            if (!(r > threshold)) {
+            if (!(r > bound[j])) {
               if (room <= 0 || r != threshold) continue;
               --room;
             }
@@ -224,7 +232,7 @@ void keep_best_rows(const Execution& execution, const Tile tile, const BestLists
         const std::int64_t base = tile.layer * best.n_features_total + best.feature_offset + tile.feature_begin;
         float least = bits_float(key_of_word(heap[0]));
         for (std::int64_t begin = 0; begin < row.size; begin += kBlock) {
-          if (!row.any_from(begin, least)) continue;
+          if (!row.any_from(begin, OneBound{least})) continue;
           const std::int64_t last = begin + kBlock < row.size ? begin + kBlock : row.size;
           for (std::int64_t j = begin; j < last; ++j) {
             const float r = row[j];
@@ -241,7 +249,12 @@ void keep_best_rows(const Execution& execution, const Tile tile, const BestLists
 
 void filter_tile(const Execution& execution, const Tile& tile, std::int64_t block, const Filter& filter,
                  const CandidateLists& lists) {
-  with_type(tile, [&](auto type) { filter_rows<decltype(type)>(execution, tile, block, filter, lists); });
+  with_type(tile, [&](auto type) {
+    if (tile.cut.data != nullptr)
+      filter_rows<decltype(type)>(execution, tile, block, filter, lists, tile.cut);
+    else
+      filter_rows<decltype(type)>(execution, tile, block, filter, lists, OneBound{bits_float(filter.threshold)});
+  });
 }
 
 void histogram_tile(const Execution& execution, const Tile& tile, HistogramRound round, Array<std::int64_t> histogram) {

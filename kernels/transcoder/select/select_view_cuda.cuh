@@ -110,6 +110,7 @@ struct View {
   __device__ int group_of(int layer) const { return all_layers ? 0 : layer; }
 };
 
+/// A vector [n_features] of each layer: biases, or cuts (null: none).
 struct LayerBias {
   const float* layer[kMostLayers];
 };
@@ -125,6 +126,7 @@ struct Piece {
   int layer;
   int block;
   const float* bias;  // of the first column
+  const float* cut;   // of the first column; null: the threshold of the group
 };
 
 // ---- prefix sums ---------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class TranscoderBenchmark final : public BenchmarkFamily {
     if (one.name == "dense") one.sets.insert(one.sets.begin(), "benchmark.formulation=dense");
   }
   std::string obstacle(const Input& input, const parallel::World& world, bool) const override {
-    return transcoder::obstacle(input.benchmark, world);
+    return transcoder::obstacle(input.configuration, input.benchmark, world);
   }
   std::string plan(const Input&) const override { return "its memory is not planned"; }
   std::unique_ptr<training::BenchmarkSubject> subject(const Input& input, const parallel::Grid& grid,

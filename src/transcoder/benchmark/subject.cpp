@@ -93,8 +93,11 @@ class Dense final : public Subject<DenseTrainer> {
 
 }  // namespace
 
-std::string obstacle(const BenchmarkSettings& settings, const parallel::World& world) {
+std::string obstacle(const Configuration& configuration, const BenchmarkSettings& settings,
+                     const parallel::World& world) {
   if (settings.formulation == Formulation::sparse) return "";
+  if (configuration.transcoder.activation == Activation::jumprelu || configuration.transcoder.sparsity > 0)
+    return "the dense formulation has neither thresholds nor penalties";
 #ifdef WEFT_ENABLE_CUDA
   static_cast<void>(world);
   return "the dense formulation is in builds without CUDA only";

@@ -15,7 +15,7 @@
 namespace weft::transcoder {
 
 /// Why this formulation cannot run here; "" if it can.
-std::string obstacle(const BenchmarkSettings&, const parallel::World&);
+std::string obstacle(const Configuration&, const BenchmarkSettings&, const parallel::World&);
 
 /// Makes the batches. `execution`: that of the runtime; the backend is the one of the configuration. The configuration
 /// and the grid must outlive the subject. Collective.

@@ -27,6 +27,9 @@ training::Work work_of(std::string_view phase, Formulation formulation, const St
     const double batch = number(s.batch_tokens);
     return {own * width * 3 * e + batch * width * 2 * e + width * d * (update + w + 8), 2 * (own + batch) * width * d};
   }
+  // jumprelu: pre-activations again, and the products of the gradient rows with the decoder.
+  if (phase == "thresholds")
+    return {(encoder + decoder) * w + 2 * n * width * e + products * (2 * e + 8), 2 * n * (encoder + decoder)};
   if (phase == "loss") return {own * width * (e + 4 + e), 0};
   if (phase == "check") return {n * width * e, 0};
   if (phase == "bookkeeping") return {layers * features * 24, 0};
@@ -71,8 +74,9 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
 
 training::PhaseBytes phase_bytes(Formulation formulation, const StepSizes& sizes) {
   training::PhaseBytes all;
-  for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "skip", "loss", "check", "biases",
-                            "scatter", "mask", "decoder backward", "encoder backward", "optimizer", "bookkeeping"})
+  for (const char* phase :
+       {"normalise", "encode", "select", "transpose", "decode", "skip", "loss", "check", "biases", "scatter", "mask",
+        "thresholds", "decoder backward", "encoder backward", "optimizer", "bookkeeping"})
     all.emplace_back(phase, work_of(phase, formulation, sizes).bytes);
   return all;
 }

@@ -79,14 +79,12 @@ DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shap
   hit_token = arena.take<std::uint32_t>(entries);
   hit_position = arena.take<std::uint32_t>(entries);
   transpose_workspace = arena.take<std::byte>(kernels::transpose_workspace(arena.backend(), n_keys, entries));
-  biases = arena.take<float>(shape.n_layers * n_local);
+  vectors = arena.take<float>(shape.n_layers * n_local);
 }
 
 std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape,
                                 const parallel::GridShape& grid) {
-  // A slice of the features over all tokens: the lists of a rank if all ranks were on the feature axis.
-  return list_capacity(configuration.transcoder, selection_of(configuration, shape),
-                       parallel::data_by_feature(1, grid.ranks()));
+  return owned_list_capacity(configuration.transcoder, selection_of(configuration, shape), grid);
 }
 
 std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shape& shape,
@@ -181,8 +179,7 @@ void DataAxis::await_weights(device::IdleClock& idle) {
   idle.end(execution_);
 }
 
-void DataAxis::gather_biases() {
-  const kernels::AnyMatrix all = model_.encoder_biases();
+void DataAxis::gather_vectors(kernels::AnyMatrix all) {
   std::vector<parallel::Range> owned;
   std::vector<std::int64_t> bytes;
   for (std::int64_t r = 0; r < ranks_.size(); ++r) {
@@ -191,12 +188,12 @@ void DataAxis::gather_biases() {
   }
   // One message for the slices of all layers.
   const auto together = [&](parallel::Range features) -> kernels::AnyMatrix {
-    return {buffers_.biases.data + all.rows * features.begin, all.type, all.rows, features.size(), features.size()};
+    return {buffers_.vectors.data + all.rows * features.begin, all.type, all.rows, features.size(), features.size()};
   };
   const auto apart = [&](parallel::Range features) { return all.columns_from(features.begin, features.size()); };
   const std::size_t own = static_cast<std::size_t>(ranks_.rank());
   kernels::copy_rows(execution_, apart(owned[own]), together(owned[own]));
-  ranks_.all_gather(buffers_.biases.data, bytes, "biases");
+  ranks_.all_gather(buffers_.vectors.data, bytes, "biases");
   for (std::size_t r = 0; r < owned.size(); ++r)
     if (r != own) kernels::copy_rows(execution_, together(owned[r]), apart(owned[r]));
 }

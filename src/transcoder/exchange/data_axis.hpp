@@ -57,12 +57,12 @@ class DataAxis {
     kernels::Array<std::int64_t> hit_offsets;  ///< ... and by feature
     kernels::Array<std::uint32_t> hit_token, hit_position;
     kernels::Array<std::byte> transpose_workspace;
-    kernels::Array<float> biases;  ///< [L * F_local], by owner
+    kernels::Array<float> vectors;  ///< [L * F_local], by owner
   };
 
   /// Bytes that a rank (the largest) sends per step.
   static std::int64_t sent_bytes(const Configuration&, const Shape&, const parallel::GridShape&);
-  /// Entries that the lists of the owned features must hold: enough for every input.
+  /// Entries that the lists of the owned features hold: enough for the lists of all groups.
   static std::int64_t capacity(const Configuration&, const Shape&, const parallel::GridShape&);
 
   DataAxis(const Configuration&, const Model&, const parallel::Grid&, const kernels::Execution&, training::StepArena&);
@@ -89,8 +89,8 @@ class DataAxis {
   /// The same on the communication stream; later work on the computation waits for them after `await_weights`.
   void start_weights(std::span<const kernels::ParameterRows> matrices);
   void await_weights(device::IdleClock&);
-  /// The same as `gather_weights` for the encoder biases of all layers.
-  void gather_biases();
+  /// The same as `gather_weights` for a vector of each layer (encoder biases, thresholds): [L, F_local] fp32.
+  void gather_vectors(kernels::AnyMatrix all);
 
   /// On the computation's stream, and on the communication stream.
   parallel::DeviceCommunicator& ranks() { return ranks_; }

@@ -29,7 +29,7 @@ SelectionRequest request_for(const SelectionSpec& spec, const SelectionSizes& si
           .n_tokens = sizes.max_tokens,
           .n_layers = spec.shape.n_layers,
           .n_features = n_features,
-          .budget = activation == Activation::relu
+          .budget = !kernels::activation_keeps_k(activation)
                         ? sizes.capacity
                         : selection_budget(spec.settings, spec.shape.n_layers, spec.shape.max_tokens),
           .product = spec.product(),
@@ -48,6 +48,7 @@ std::int64_t largest_message(const SelectionSpec& spec, const SelectionSizes& si
       return n_shards * parallel::largest_part(sizes.max_tokens, n_shards) * sizes.n_groups *
              selection_budget(spec.settings, spec.shape.n_layers, spec.shape.max_tokens) * 8;
     case Activation::relu:
+    case Activation::jumprelu:
       return 0;
   }
   return 0;
@@ -93,7 +94,8 @@ class DeviceSelector final : public Selector {
     using kernels::cuda::SelectionFailure;
     const SelectionFailure failure = selection_->first_failure(execution_);
     if (failure.kind == SelectionFailure::none) return {};
-    const std::string where = sizes_.n_groups > 1 ? fmt::format("layer {}", failure.group) : "all layers together";
+    const bool one_list = sizes_.n_groups == 1 || !kernels::activation_keeps_k(spec_.settings.activation);
+    const std::string where = one_list ? "all layers together" : fmt::format("layer {}", failure.group);
     if (failure.kind == SelectionFailure::overflow)
       return fmt::format("{}: {} pre-activations passed the filter, the list holds {}", where, failure.entries,
                          failure.capacity);
@@ -120,14 +122,14 @@ class DeviceSelector final : public Selector {
 
  private:
   void select_batch(const Batch& batch) override {
-    const std::int64_t budget = spec_.settings.activation == Activation::relu ? sizes_.capacity : batch.budget;
+    const std::int64_t budget = kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes_.capacity;
     selection_->select(
         execution_, batch.n_tokens, budget, batch.bias,
         [&](const kernels::Execution& where, const kernels::cuda::TileRange& tile, kernels::AnyMatrix product) {
           (*batch.produce)(
               where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count}, product);
         },
-        activations(), fault_);
+        activations(), fault_, batch.cut);
   }
 
   void read_statistics() override {

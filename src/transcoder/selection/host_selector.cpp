@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/selection/host_selector.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -24,7 +26,7 @@ struct Arrays {
   Arrays(const SelectionSpec&, const SelectionSizes&, kernels::Workspace& device, kernels::Workspace& on_host);
 
   kernels::AnyMatrix tile;  // [tile_tokens, tile_features]
-  // batch_topk, relu
+  // batch_topk, relu, jumprelu
   Array<std::uint32_t> candidate_key;  // [candidates]
   Array<float> candidate_value;
   Array<std::int64_t> segment_begin;          // [layers * feature blocks * tokens + 1]
@@ -74,8 +76,10 @@ Arrays::Arrays(const SelectionSpec& spec, const SelectionSizes& sizes, kernels::
     return;
   }
   const std::int64_t all_entries = sizes.max_tokens * shape.n_layers * sizes.max_features;
-  // About half as many again as are selected pass the filter; a bin of the first histogram may admit more.
-  const std::int64_t candidates = std::min(all_entries, sizes.capacity * 5 / 2 + kCandidateSlack);
+  // batch_topk: about half as many again as are selected pass the filter; a bin of the first histogram may admit more.
+  const std::int64_t candidates = spec.settings.activation == Activation::batch_topk
+                                      ? std::min(all_entries, sizes.capacity * 5 / 2 + kCandidateSlack)
+                                      : sizes.capacity;
   const std::int64_t n_blocks =
       sizes.tile_features > 0 ? (sizes.max_features + sizes.tile_features - 1) / sizes.tile_features : 0;
   candidate_key = device.take<std::uint32_t>(candidates);
@@ -111,6 +115,8 @@ class HostSelector final : public Selector {
     return {{controller_.data(), static_cast<std::int64_t>(controller_.size())}, false};
   }
   parallel::Exchanges exchanges() const override { return exchanges_; }
+  void report_faults_to(std::int32_t* fault) override { fault_ = fault; }
+  std::string first_fault() override { return first_fault_; }
 
  private:
   void select_batch(const Batch&) override;
@@ -139,6 +145,7 @@ class HostSelector final : public Selector {
     device::copy(execution_, to, from, bytes, device::Direction::to_device);
   }
 
+  void select_all(const Batch&);
   void select_over_batch(const Batch&);
   bool collect(const Batch&, std::span<const std::uint32_t> threshold);
   bool filter_tiles(const Batch&, std::span<const std::uint32_t> threshold, bool ordered);
@@ -154,6 +161,8 @@ class HostSelector final : public Selector {
   std::vector<std::uint32_t> controller_;  // thresholds of the next batch, by group
   std::vector<std::int64_t> passed_;       // by group: entries of all ranks that passed the filter
   std::int64_t overfull_layer_ = 0;        // of the tile that was filtered last
+  std::int32_t* fault_ = nullptr;
+  std::string first_fault_;
   parallel::Exchanges exchanges_;
   SumOverRanks sum_;
 };
@@ -166,12 +175,10 @@ void HostSelector::select_batch(const Batch& batch) {
     case Activation::topk:
       select_per_token(batch);
       break;
-    case Activation::relu: {
-      const std::vector<std::uint32_t> zero(static_cast<std::size_t>(sizes_.n_groups), 0);
-      filter_tiles(batch, zero, false);
-      take_candidates(batch, {}, false);
+    case Activation::relu:
+    case Activation::jumprelu:
+      select_all(batch);
       break;
-    }
   }
 }
 
@@ -195,11 +202,32 @@ bool HostSelector::for_each_tile(const Batch& batch, Visit&& visit) {
         product.rows = request.token_count;
         product.columns = product.stride = request.feature_count;
         (*batch.produce)(execution_, request, product);
-        const Array<const float> bias{batch.bias[static_cast<std::size_t>(layer)].data + feature,
-                                      request.feature_count};
-        if (!visit(kernels::Tile{product, bias, layer, token, feature}, block)) return false;
+        const auto of_tile = [&](std::span<const Array<const float>> of_layer) -> Array<const float> {
+          if (of_layer.empty()) return {};
+          return {of_layer[static_cast<std::size_t>(layer)].data + feature, request.feature_count};
+        };
+        if (!visit(kernels::Tile{product, of_tile(batch.bias), layer, token, feature, of_tile(batch.cut)}, block))
+          return false;
       }
   return true;
+}
+
+// ---- above a bound
+
+void HostSelector::select_all(const Batch& batch) {
+  const std::vector<std::uint32_t> zero(static_cast<std::size_t>(sizes_.n_groups), 0);
+  if (filter_tiles(batch, zero, false)) {
+    take_candidates(batch, {}, false);
+    return;
+  }
+  device::zero(execution_, activations().row_offsets.data, (batch.n_tokens + 1) * 8);
+  if (first_fault_.empty())
+    first_fault_ = fmt::format("layers 0 to {}: {} or more features are active, the list holds {}", overfull_layer_,
+                               arrays_->host.count[0], arrays_->candidate_key.size);
+  const std::int32_t fault = 1;
+  if (fault_ == nullptr) throw error(ExitCode::usage, "the selection is not valid, {}", first_fault_);
+  copy_to_device(fault_, &fault, sizeof fault);
+  kernels::fence(execution_);  // `fault` goes away
 }
 
 // ---- over the batch

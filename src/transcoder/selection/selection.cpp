@@ -17,6 +17,7 @@
 namespace weft::transcoder {
 namespace {
 
+using kernels::activation_keeps_k;
 using kernels::Array;
 
 constexpr std::int64_t kTileTokens = 1024;                       // at most
@@ -45,15 +46,13 @@ void set_tile(const SelectionSpec& spec, SelectionSizes& sizes) {
 
 void check_capacity(const SelectionSpec& spec, const SelectionSizes& sizes) {
   const std::int64_t updated =
-      spec.grid.size(parallel::kDataAxis) == 1
-          ? 0
-          : list_capacity(spec.settings, spec.shape, parallel::data_by_feature(1, spec.grid.ranks()));
+      spec.grid.size(parallel::kDataAxis) == 1 ? 0 : owned_list_capacity(spec.settings, spec.shape, spec.grid);
   const std::int64_t most = std::max(sizes.capacity, updated);
   if (most >= kLargestIndex || spec.shape.n_layers * spec.shape.n_features >= kLargestIndex)
     throw collective_error(ExitCode::usage,
                            "the selection needs room for {} active entries on a rank (at most 2^32 are possible); take "
-                           "a smaller transcoder.k, a smaller batch or more ranks",
-                           most);
+                           "a smaller {}, a smaller batch or more ranks",
+                           most, activation_keeps_k(spec.settings.activation) ? "transcoder.k" : "transcoder.capacity");
 }
 
 bool is_on_rank_0(const SelectionSpec& spec) {
@@ -63,7 +62,7 @@ bool is_on_rank_0(const SelectionSpec& spec) {
 }  // namespace
 
 std::int64_t selection_budget(const ModelSettings& settings, std::int64_t n_layers, std::int64_t n_tokens_total) {
-  if (settings.activation == Activation::relu) return std::numeric_limits<std::int64_t>::max();
+  if (!activation_keeps_k(settings.activation)) return std::numeric_limits<std::int64_t>::max();
   return kernels::selection_budget(settings.k, settings.scope == Scope::all_layers ? n_layers : 1,
                                    settings.activation == Activation::batch_topk ? n_tokens_total : 1);
 }
@@ -75,8 +74,26 @@ std::int64_t list_capacity(const ModelSettings& settings, const SelectionShape& 
   const std::int64_t n_tokens = parallel::largest_part(shape.max_tokens, grid.size(parallel::kDataAxis)),
                      per_token = shape.n_layers / n_groups *
                                  parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis));
+  if (!activation_keeps_k(settings.activation)) {
+    const std::int64_t all = n_groups * n_tokens * per_token;
+    if (settings.capacity == 0) return all;
+    const std::int64_t per_layer =
+        std::min(parallel::largest_part(settings.capacity, grid.size(parallel::kFeatureAxis)), shape.n_features);
+    return std::min(all, n_tokens * shape.n_layers * per_layer);
+  }
   return settings.activation == Activation::topk ? n_tokens * n_groups * std::min(budget, per_token)
                                                  : n_groups * std::min(budget, n_tokens * per_token);
+}
+
+std::int64_t owned_list_capacity(const ModelSettings& settings, const SelectionShape& shape,
+                                 const parallel::GridShape& grid) {
+  // A slice of the features over all tokens: the lists of a rank if all ranks were on the feature axis.
+  const parallel::GridShape slices = parallel::data_by_feature(1, grid.ranks());
+  if (activation_keeps_k(settings.activation)) return list_capacity(settings, shape, slices);
+  ModelSettings unbounded = settings;
+  unbounded.capacity = 0;
+  return std::min(list_capacity(unbounded, shape, slices),
+                  grid.size(parallel::kDataAxis) * list_capacity(settings, shape, grid));
 }
 
 SelectionSizes selection_sizes(const ModelSettings& settings, const SelectionShape& shape,
@@ -138,17 +155,20 @@ Selector::Selector(const SelectionSpec& spec, const SelectionSizes& sizes, const
     : spec_(spec), sizes_(sizes), grid_(grid), execution_(execution), result_(spec, sizes) {}
 
 void Selector::select(std::int64_t n_tokens_total, std::span<const Array<const float>> bias_of_layer,
-                      const Producer& produce) {
+                      const Producer& produce, std::span<const Array<const float>> cut_of_layer) {
   const SelectionShape& shape = spec_.shape;
   if (n_tokens_total < 1 || n_tokens_total > shape.max_tokens)
     throw error(ExitCode::internal, "the selector was given a batch of {} tokens (it was made for at most {})",
                 n_tokens_total, shape.max_tokens);
   WEFT_ASSERT(static_cast<std::int64_t>(bias_of_layer.size()) == shape.n_layers);
+  WEFT_ASSERT(cut_of_layer.size() ==
+              (spec_.settings.activation == Activation::jumprelu ? bias_of_layer.size() : std::size_t{0}));
   const Batch batch{.n_tokens_total = n_tokens_total,
                     .n_tokens = grid_.part(parallel::kDataAxis, n_tokens_total).size(),
                     .features = grid_.part(parallel::kFeatureAxis, shape.n_features),
                     .budget = selection_budget(spec_.settings, shape.n_layers, n_tokens_total),
                     .bias = bias_of_layer,
+                    .cut = cut_of_layer,
                     .produce = &produce};
   statistics_ = {};
   activations_ = {batch.n_tokens,        shape.n_layers,

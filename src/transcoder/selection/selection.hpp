@@ -43,7 +43,7 @@ struct SelectionShape {
 
 /// What a selection needs on a rank: the largest rank where parts are uneven.
 struct SelectionSizes {
-  std::int64_t capacity = 0;             ///< entries of the sparse activations, enough for every input
+  std::int64_t capacity = 0;             ///< entries of the sparse activations (list_capacity)
   std::int64_t tile_tokens = 0;          ///< a tile of products has at most this many tokens ...
   std::int64_t tile_features = 0;        ///< ... and features
   std::int64_t device_bytes = 0;         ///< all buffers of the selector, where the kernels run
@@ -57,15 +57,18 @@ struct SelectionSizes {
   std::int64_t n_groups = 0;      ///< batch_topk: of the batch; topk: per token
 };
 
-/// SelectionSizes::capacity.
+/// SelectionSizes::capacity. relu and jumprelu keep any number of entries: settings.capacity bounds it.
 std::int64_t list_capacity(const ModelSettings&, const SelectionShape&, const parallel::GridShape&);
+/// The same for the lists of the features that a rank updates, over the tokens of the whole batch
+/// (exchange/data_axis.hpp): enough for whatever the lists of all groups hold.
+std::int64_t owned_list_capacity(const ModelSettings&, const SelectionShape&, const parallel::GridShape&);
 
 /// Needs no device and no other ranks. Throws a collective Error(usage) if the lists needed more than 2^32 entries;
 /// with a data axis also those of the features that a rank updates (exchange/data_axis.hpp).
 SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, const parallel::GridShape&, Precision,
                                kernels::Backend);
 
-/// K of each group (rule.hpp) for n_tokens_total tokens of the whole batch. relu: the largest integer.
+/// K of each group (rule.hpp) for n_tokens_total tokens of the whole batch. relu, jumprelu: the largest integer.
 std::int64_t selection_budget(const ModelSettings&, std::int64_t n_layers, std::int64_t n_tokens_total);
 
 /// Of the last selection. The same on all ranks, except for entries and passes.
@@ -146,7 +149,9 @@ class Selector {
 
   /// Collective over the grid. n_tokens_total: tokens of this batch over all ranks, at most max_tokens; this rank has
   /// grid.part(parallel::kDataAxis, n_tokens_total). bias_of_layer: L arrays of this rank's features, on the device.
-  void select(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer, const Producer&);
+  /// cut_of_layer, with jumprelu only: likewise, what each feature must exceed (kernels::jump_cut).
+  void select(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer, const Producer&,
+              std::span<const kernels::Array<const float>> cut_of_layer = {});
 
   /// The result of `select`, until the next one.
   const kernels::SparseActivations& activations() const { return activations_; }
@@ -159,8 +164,8 @@ class Selector {
   const SelectionStatistics& statistics();
   const SelectionSizes& sizes() const { return sizes_; }
   virtual ControllerState controller_state() = 0;
-  /// From now on `select` sets *fault, where the kernels run, to 1 if its result is not valid (else leaves it). Drivers
-  /// without this throw in `select`.
+  /// From now on `select` sets *fault, where the kernels run, to 1 if its result is not valid (else leaves it): more
+  /// entries than the lists hold, or a producer that did not repeat its bits, for which the host driver throws.
   virtual void report_faults_to(std::int32_t* fault) { static_cast<void>(fault); }
   /// What was wrong with the first selection of this rank that was not valid: layer and counts; "" if all were valid.
   /// Waits for the device.
@@ -180,7 +185,7 @@ class Selector {
     std::int64_t n_tokens = 0;  ///< of this rank's data group
     parallel::Range features;   ///< of this rank, global indices
     std::int64_t budget = 0;
-    std::span<const kernels::Array<const float>> bias;
+    std::span<const kernels::Array<const float>> bias, cut;
     const Producer* produce = nullptr;
   };
 

@@ -7,9 +7,9 @@ namespace weft::testing {
 
 using namespace weft::kernels;
 
-TEST_CASE("activation_backward multiplies by the derivative: 1 on every entry of relu, topk and batch_topk") {
+TEST_CASE("activation_backward multiplies by the derivative: 1 on every entry of relu, topk, batch_topk and jumprelu") {
   for_each_backend([&](const Execution& execution) {
-    for (const Activation kind : {Activation::batch_topk, Activation::topk, Activation::relu}) {
+    for (const Activation kind : {Activation::batch_topk, Activation::topk, Activation::relu, Activation::jumprelu}) {
       CHECK(activation_passes_gradient(kind));
       const Sparse sparse = random_sparse(300, 2, 30, 0.1, 1);
       const std::vector<float> gradient = random_floats(sparse.capacity(), 2);

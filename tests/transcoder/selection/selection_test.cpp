@@ -5,6 +5,8 @@
 // build also device) on every grid that the ranks allow.
 #include "transcoder/selection/selection.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,6 +30,7 @@ struct Problem {
   std::int64_t n_tokens, n_layers, n_features;
   std::vector<float> product;  // [tokens, layers, features]
   std::vector<float> bias;     // [layers, features]
+  std::vector<float> cut;      // the same: of jumprelu; else empty
 
   Problem(std::int64_t n, std::int64_t l, std::int64_t f)
       : n_tokens(n),
@@ -119,7 +122,8 @@ std::vector<Entry> full_sort(const Problem& problem, const ModelSettings& settin
       for (std::int64_t f = 0; f < problem.n_features; ++f) {
         const float r = problem.result(n, s, f);
         const std::int64_t group = (per_token ? n : 0) * (per_layer ? problem.n_layers : 1) + (per_layer ? s : 0);
-        if (r > 0) groups[static_cast<std::size_t>(group)].push_back({r, n, s, f});
+        const float cut = problem.cut.empty() ? 0 : problem.cut[static_cast<std::size_t>(s * problem.n_features + f)];
+        if (r > cut) groups[static_cast<std::size_t>(group)].push_back({r, n, s, f});
       }
   std::vector<Entry> kept;
   for (auto& group : groups) {
@@ -127,7 +131,7 @@ std::vector<Entry> full_sort(const Problem& problem, const ModelSettings& settin
       if (a.value != b.value) return a.value > b.value;
       return std::tie(a.token, a.layer, a.feature) < std::tie(b.token, b.layer, b.feature);
     });
-    if (settings.activation != Activation::relu) group.resize(std::min(group.size(), budget));
+    if (kernels::activation_keeps_k(settings.activation)) group.resize(std::min(group.size(), budget));
     kept.insert(kept.end(), group.begin(), group.end());
   }
   std::sort(kept.begin(), kept.end(), [](const Entry& a, const Entry& b) {
@@ -160,6 +164,10 @@ class Harness {
       bias_.emplace_back(features_.size());
       device::copy(execution, bias_.back().data(), problem.bias.data() + s * problem.n_features + features_.begin,
                    features_.size() * 4, device::Direction::to_device);
+      if (problem.cut.empty()) continue;
+      cut_.emplace_back(features_.size());
+      device::copy(execution, cut_.back().data(), problem.cut.data() + s * problem.n_features + features_.begin,
+                   features_.size() * 4, device::Direction::to_device);
     }
   }
   Harness(const kernels::Execution& execution, const Problem& problem, const ModelSettings& settings,
@@ -167,8 +175,9 @@ class Harness {
       : Harness(execution, problem, settings, grid, Options{}) {}
 
   Selector& run() {
-    std::vector<kernels::Array<const float>> bias;
+    std::vector<kernels::Array<const float>> bias, cut;
     for (const auto& b : bias_) bias.push_back(b.array());
+    for (const auto& c : cut_) cut.push_back(c.array());
     selector_->select(
         problem_.n_tokens, bias,
         [&](const kernels::Execution& where, const TileRequest& tile, kernels::AnyMatrix product) {
@@ -179,7 +188,8 @@ class Harness {
                     ((tokens_.begin + tile.token_begin + i) * problem_.n_layers + tile.layer) * problem_.n_features +
                     features_.begin + tile.feature_begin)],
                 tile.feature_count * 4, device::Direction::to_device);
-        });
+        },
+        cut);
     return *selector_;
   }
 
@@ -242,7 +252,7 @@ class Harness {
   const parallel::Grid& grid_;
   std::unique_ptr<Selector> selector_;
   parallel::Range features_, tokens_;
-  std::vector<device::Buffer<float>> bias_;
+  std::vector<device::Buffer<float>> bias_, cut_;
 };
 
 bool on_host(const kernels::Execution& execution) { return execution.backend == kernels::Backend::portable; }
@@ -386,6 +396,59 @@ TEST_CASE("per-token selection and relu equal a full sort on every grid") {
         }
       });
     }
+}
+
+/// Different for neighbouring features; some no entry exceeds, some all positive ones do.
+Problem with_cuts(Problem problem) {
+  for (std::int64_t s = 0; s < problem.n_layers; ++s)
+    for (std::int64_t f = 0; f < problem.n_features; ++f)
+      problem.cut.push_back(f % 5 == 0   ? 0.0f
+                            : f % 7 == 0 ? std::numeric_limits<float>::infinity()
+                                         : 0.25f * static_cast<float>(f % 4));
+  return problem;
+}
+
+TEST_CASE("jumprelu keeps every entry above the cut of its feature, and none that equals it") {
+  const ModelSettings settings = settings_of(Activation::jumprelu, Scope::layer, 1, 201);
+  for (const Case& c : cases()) {
+    const Problem problem = with_cuts(c.problem);
+    const auto expected = full_sort(problem, settings);
+    for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+      INFO(c.name);
+      Harness harness(execution, problem, settings, grid);
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        harness.run();
+        CHECK(harness.holds(expected));
+      }
+    });
+  }
+}
+
+TEST_CASE("relu and jumprelu with bounded room: enough room changes nothing, too little is reported with counts") {
+  const Problem dense = Problem(37, 3, 200).fill([](auto n, auto s, auto f) { return noise(50, n, s, f); });
+  for (const Activation activation : {Activation::relu, Activation::jumprelu}) {
+    const Problem problem = activation == Activation::jumprelu ? with_cuts(dense) : dense;
+    ModelSettings settings = settings_of(activation, Scope::layer, 1, 200);
+    const auto expected = full_sort(problem, settings);
+    const auto mean = static_cast<std::int64_t>(expected.size()) / (37 * 3);
+    for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+      ModelSettings bounded = settings;
+      bounded.capacity = 190;  // every rank's part: more than half of its features, of which half are positive
+      Harness enough(execution, problem, bounded, grid);
+      CHECK(enough.run().sizes().capacity < 37 * 3 * 200);
+      CHECK(enough.holds(expected));
+
+      bounded.capacity = mean / 4;
+      Harness little(execution, problem, bounded, grid);
+      const device::Buffer<std::int32_t> fault(1);
+      device::zero(execution, fault.data(), fault.bytes());
+      little.selector().report_faults_to(fault.data());
+      little.run();
+      CHECK(Harness::to_host(fault.data(), 1).at(0) == 1);
+      CHECK(little.selector().first_fault().find(
+                fmt::format("the list holds {}", little.selector().sizes().capacity)) != std::string::npos);
+    });
+  }
 }
 
 TEST_CASE("more ranks than features or tokens, and batches shorter than the largest") {

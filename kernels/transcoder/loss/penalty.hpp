@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Penalties on activations and pre-activations, weighted by the norms of decoder rows:
+//
+//   P = sum over tokens and features of tanh(c a nu)       nu[f] = norm of the decoder row of f, all its targets
+//   Q = sum over tokens and features of q(z)               q = relu(theta - z) nu  or  relu(-z)
+//
+//   dP/da = c nu (1 - tanh^2)      dP/dnu = sum over tokens of c a (1 - tanh^2)      also at a = 0
+//   q = relu(theta - z) nu:        dz: -nu, dtheta: +nu where z < theta              dnu: sum of relu(theta - z)
+//   q = relu(-z):                  dz: -1 where z < 0
+//
+// The gradient by nu reaches the decoder: dW += (d/dnu) W / nu, and nothing where nu = 0.
+//
+// Sources: P and the first q, transformer-circuits.pub/2025/january-update; the second q, crosslayer-coding.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "kernels/array.hpp"
+#include "kernels/execution.hpp"
+#include "kernels/optimize/parameters.hpp"
+#include "kernels/transcoder/sparse/sparse.hpp"
+
+namespace weft::kernels {
+
+/// 0 up to step `begin`, `value` from step `end` on, linear between. Steps count from 1.
+struct Ramp {
+  float value = 0;
+  double begin = 0, end = 0;
+
+  WEFT_HOST_DEVICE float at(std::uint64_t step) const {
+    const double t = static_cast<double>(step);
+    if (t >= end) return value;
+    return t <= begin ? 0.0f : static_cast<float>(value * ((t - begin) / (end - begin)));
+  }
+};
+
+/// coefficient * P. `coefficient` contains the reduction over tokens.
+struct SparsityPenalty {
+  float scale = 0;  ///< c
+  Ramp coefficient;
+  const AdamStep* step = nullptr;  ///< where kernels read the number of the step
+
+  bool active() const { return coefficient.value > 0; }
+  /// The present coefficient.
+  WEFT_HOST_DEVICE float present() const { return coefficient.at(step->step); }
+  WEFT_HOST_DEVICE float value(float activation, float norm) const { return tanhf(scale * activation * norm); }
+  /// c (1 - tanh^2): times nu the gradient by a, times a that by nu.
+  WEFT_HOST_DEVICE float slope(float activation, float norm) const {
+    if (activation == 0.0f) return scale;
+    const float t = value(activation, norm);
+    return scale * (1.0f - t * t);
+  }
+};
+
+enum class PreactivationForm { below_threshold, negative };
+
+/// coefficient * Q. `coefficient` contains the reduction over tokens.
+struct PreactivationPenalty {
+  PreactivationForm form = PreactivationForm::below_threshold;
+  float coefficient = 0;
+
+  bool active() const { return coefficient > 0; }
+};
+
+/// norm[s * F + f] = norm of row f of decoder[s], of F rows each. segments: workspace of F * L.
+void decoder_norms(const Execution&, std::span<const ParameterRows> decoder, Array<float> segments, Array<float> norm);
+
+/// By key [L * F]: norm_gradient = gradient of coefficient * P by nu, value = coefficient * P. Hits in a fixed order.
+void sparsity_sums(const Execution&, const SparsityPenalty&, const SparseActivations&, const FeatureHits&,
+                   Array<const float> norm, Array<float> norm_gradient, Array<double> value);
+
+/// da of every entry in use += gradient of coefficient * P. By position, as `activation_gradient` of decode/.
+void add_sparsity_gradient(const Execution&, const SparsityPenalty&, const SparseActivations&, Array<const float> norm,
+                           Array<float> activation_gradient);
+
+/// first[i] = (first[i] + second[i]) / norm[i]; 0 where the norm is 0. second without data: 0. The factor of the
+/// decoder rows in their gradient.
+void decoder_row_factors(const Execution&, Array<float> first, Array<const float> second, Array<const float> norm);
+
+}  // namespace weft::kernels

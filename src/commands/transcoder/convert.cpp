@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft convert CHECKPOINT --output DIR: the same transcoder with thresholds (jumprelu) in place of batch_topk or topk,
+// calibrated on data that it was not trained on.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "base/log.hpp"
+#include "checkpoint/resume.hpp"
+#include "checkpoint/writer.hpp"
+#include "commands/commands.hpp"
+#include "device/runtime.hpp"
+#include "input/print.hpp"
+#include "parallel/nccl.hpp"
+#include "report/build.hpp"
+#include "report/format.hpp"
+#include "transcoder/conversion.hpp"
+#include "transcoder/result.hpp"
+#include "transcoder/statistics_state.hpp"
+#include "transcoder/trainer.hpp"
+
+namespace weft::commands {
+namespace {
+
+/// Room for active features, in multiples of what training kept on average: tokens differ, and with other data more
+/// than k may exceed their thresholds.
+constexpr double kRoom = 4;
+constexpr std::int64_t kLeastRoom = 64;
+
+transcoder::ModelSettings with_thresholds(transcoder::ModelSettings settings) {
+  settings.activation = transcoder::Activation::jumprelu;
+  settings.capacity =
+      std::min(settings.features, std::max(kLeastRoom, static_cast<std::int64_t>(std::ceil(kRoom * settings.k))));
+  return settings;
+}
+
+double mean(const std::vector<double>& values) { return transcoder::mean_over_layers(values); }
+
+}  // namespace
+
+int convert(const Request& request, const parallel::World& world) {
+  // 1. The checkpoint, its input, and the data.
+  const checkpoint::Found found = open_checkpoint(request.subject, world);
+  require_kind(found, "encoder_0/weight", "only transcoders have an activation that can be converted");
+  Input input;
+  const input::Schema schema = commands::schema(input, request.command);
+  read_input_of(found, request, schema, world, request.data.empty() ? "" : "data.stored_as");
+  const transcoder::Configuration trained = input.configuration;
+  if (!kernels::activation_keeps_k(trained.transcoder.activation))
+    throw collective_error(
+        ExitCode::usage,
+        "{}: transcoder.activation is not \"batch_topk\" or \"topk\" (only what depends on a number of "
+        "features needs thresholds); it can be exported as it is",
+        found.path.string());
+  if (request.output.empty())
+    throw collective_error(ExitCode::usage,
+                           "weft convert needs --output DIR (the converted checkpoint is written there)");
+  const std::string path = request.data.empty() ? trained.data.validation : request.data;
+  if (path.empty())
+    throw collective_error(ExitCode::usage,
+                           "no data to calibrate on (the run has no data.validation); give --data DIR");
+  require_directory(world, path, request.data.empty() ? "data.validation" : "--data");
+  const transcoder::Conversion conversion{.per_feature = request.thresholds != "per_layer",
+                                          .bf16 = request.stored_type != "fp32"};
+  transcoder::Configuration& converted = input.configuration;
+  converted.transcoder = with_thresholds(trained.transcoder);
+  const dataset::Description description = dataset::describe(world, path, trained.data);
+
+  // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result.
+  const device::Runtime runtime(transcoder::device_settings(trained), world.node_rank(), world.node_size());
+  parallel::nccl::allow_multicast(trained.parallel.nvls);
+  const kernels::Execution& execution = runtime.execution();
+  const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
+  dataset::Statistics statistics =
+      transcoder::load_statistics(world, found, description.n_layers, description.d_model, path, execution);
+  transcoder::Trainer trainer(
+      converted, transcoder::shape_of(converted.transcoder, description.n_layers, description.d_model),
+      dataset::normalisation(statistics, description, trained.data.normalise), statistics, grid, execution,
+      description.row_bytes(), [](const dataset::RawBatch&, std::int64_t) { return std::string(); });
+  checkpoint::Registry stored;
+  for (const checkpoint::Tensor& tensor : trainer.registry().tensors())
+    if (tensor.name.find("/threshold") == std::string::npos) stored.add(tensor);
+  checkpoint::load(world.all(), found, stored, execution, checkpoint::Load::part);
+  transcoder::add_statistics(trainer.registry(), statistics, world.rank());
+
+  // 3. Quality before, thresholds, quality after.
+  report::Timers timers;
+  training::StepArena arena(execution, grid);
+  transcoder::Forward counting(trained, trainer.model(), trainer.normalisation(), grid, execution, timers,
+                               trained.data.batch_tokens, arena);
+  const auto measure = [&](transcoder::Forward& forward) {
+    return transcoder::evaluate(description, trainer.model(), trainer.normalisation(), forward, world, grid, execution,
+                                trained.data.batch_tokens);
+  };
+  const transcoder::EvaluationResult before = measure(counting);
+  if (conversion.bf16) transcoder::round_to_bf16(trainer.model(), execution);
+  transcoder::calibrate(conversion, description, trained.transcoder, trainer.model(), counting, trainer.forward(), grid,
+                        execution, trained.data.batch_tokens);
+  const transcoder::EvaluationResult after = measure(trainer.forward());
+
+  // 4. The checkpoint and the record.
+  checkpoint::Manifest manifest;
+  manifest.step = found.manifest.step;
+  manifest.tokens = found.manifest.tokens;
+  manifest.cursor = found.manifest.cursor;
+  manifest.grid = grid.shape().sizes();
+  manifest.input = input::print(schema);
+  manifest.original_input = found.manifest.original_input;
+  manifest.code_revision = report::build_record.revision;
+  manifest.libraries = library_versions();
+  manifest.dataset_fingerprint = found.manifest.dataset_fingerprint;
+  const std::filesystem::path output(request.output);
+  checkpoint::Writer writer(world.all(), output / "checkpoints", converted.checkpoint, trainer.registry(), execution);
+  writer.start(manifest);
+  const auto written = writer.finish();
+  if (!written || !written->durable)
+    throw collective_error(ExitCode::io, "{}: the converted checkpoint could not be written{}", request.output,
+                           written ? " (" + written->failure + ")" : "");
+  log::info(
+      "{}: thresholds {}, calibrated on {} tokens of {}, weights and thresholds rounded to {}\n"
+      "  {:<10}{:>14}{:>14}\n  {:<10}{:>14.3f}{:>14.3f}\n  {:<10}{:>14.5f}{:>14.5f}",
+      written->path.string(), conversion.per_feature ? "per feature" : "per layer", report::grouped(after.tokens), path,
+      conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0", mean(before.l0), mean(after.l0), "NMSE",
+      mean(before.nmse), mean(after.nmse));
+  if (world.is_root())
+    report::write_json(output / "conversion.json",
+                       {{"checkpoint", found.path.string()},
+                        {"step", found.manifest.step},
+                        {"data", path},
+                        {"thresholds", conversion.per_feature ? "per_feature" : "per_layer"},
+                        {"type", conversion.bf16 ? "bf16" : "fp32"},
+                        {"before", transcoder::to_json(before)},
+                        {"after", transcoder::to_json(after)}});
+  return 0;
+}
+
+}  // namespace weft::commands

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/conversion.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "base/error.hpp"
+#include "dataset/activations/stored_order.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+/// Of the least value that the training activation kept: lower ones are not collected. The (K+1)-th is above it, unless
+/// the values are far apart.
+constexpr float kMargin = 0.9f;
+constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
+constexpr std::int64_t kPieceElements = std::int64_t{1} << 22;
+
+float rounded(float value) { return kernels::to_bf16(value); }
+
+template <class T>
+std::vector<T> to_host(const kernels::Execution& execution, const T* data, std::int64_t n) {
+  std::vector<T> values(static_cast<std::size_t>(n));
+  device::copy(execution, values.data(), data, n * static_cast<std::int64_t>(sizeof(T)), device::Direction::to_host);
+  kernels::fence(execution);
+  return values;
+}
+
+void to_device(const kernels::Execution& execution, float* to, const std::vector<float>& values) {
+  device::copy(execution, to, values.data(), std::ssize(values) * 4, device::Direction::to_device);
+  kernels::fence(execution);
+}
+
+/// visit(key, value) for every active entry of the data set on this rank.
+void for_each_entry(const dataset::Description& description, Forward& forward, const parallel::Grid& grid,
+                    const kernels::Execution& execution, std::int64_t batch_tokens,
+                    const std::function<void(std::uint32_t, float)>& visit) {
+  dataset::StoredOrder rows(description, batch_tokens, grid, 1);
+  for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
+    forward.load(rows.read(i));
+    forward.encode();
+    const kernels::SparseActivations& a = forward.activations();
+    const std::int64_t n = to_host(execution, a.row_offsets.data + a.n_tokens, 1).front();
+    const auto keys = to_host(execution, a.key.data, n);
+    const auto values = to_host(execution, a.value.data, n);
+    for (std::size_t j = 0; j < keys.size(); ++j) visit(keys[j], values[j]);
+  }
+  forward.require_valid_selections("of the calibration");
+}
+
+/// The rank-th largest value of all ranks, each with `values` in descending order; 0 if there are fewer. Collective.
+float largest(const parallel::Communicator& world, const std::vector<float>& values, std::int64_t rank) {
+  const auto reaching = [&](std::uint32_t key) {
+    std::int64_t count =
+        std::upper_bound(values.begin(), values.end(), kernels::bits_float(key), std::greater<>()) - values.begin();
+    world.sum(std::span<std::int64_t>(&count, 1));
+    return count;
+  };
+  // Bits of positive numbers are in their order: bit by bit, the largest key that enough values reach.
+  std::uint32_t key = 0;
+  for (int bit = 30; bit >= 0; --bit)
+    if (const std::uint32_t with = key | 1u << bit; with <= kernels::kLargestKey && reaching(with) >= rank) key = with;
+  return kernels::bits_float(key);
+}
+
+}  // namespace
+
+void round_to_bf16(const Model& model, const kernels::Execution& execution) {
+  const auto round_vector = [&](kernels::Array<float> vector) {
+    std::vector<float> values = to_host<float>(execution, vector.data, vector.size);
+    std::transform(values.begin(), values.end(), values.begin(), rounded);
+    to_device(execution, vector.data, values);
+  };
+  for (const kernels::ParameterVector& bias : model.encoder_bias()) round_vector(bias.weight);
+  round_vector(model.decoder_bias().weight);
+  for (const auto matrices : {model.encoder(), model.decoder()})
+    for (const kernels::ParameterRows& matrix : matrices) {
+      if (matrix.policy != kernels::StatePolicy::fp32) continue;  // stored as bf16
+      const std::int64_t most = std::max<std::int64_t>(1, kPieceElements / matrix.columns);
+      const device::Buffer<float> piece(std::min(most, matrix.rows) * matrix.columns);
+      for (std::int64_t row = 0; row < matrix.rows; row += most) {
+        const std::int64_t count = std::min(most, matrix.rows - row);
+        const kernels::Matrix<float> rows{piece.data(), count, matrix.columns, matrix.columns};
+        kernels::weights_to_float(execution, matrix, row, rows);
+        round_vector({piece.data(), count * matrix.columns});
+        kernels::weights_from_float(execution, matrix, row, rows);
+      }
+    }
+}
+
+float threshold_between(float dropped, float kept, bool bf16) {
+  const auto below = [&](float value) {  // the next lower number of the type
+    if (!bf16) return kernels::bits_float(kernels::float_bits(value) - 1);
+    const kernels::bf16 near = kernels::to_bf16(value);
+    return near < value ? near : kernels::bits_float((static_cast<std::uint32_t>(near.bits) - 1) << 16);
+  };
+  const float middle = dropped + (kept - dropped) / 2;
+  const float candidate = bf16 ? rounded(middle) : middle;
+  return candidate < kept ? candidate : below(kept);
+}
+
+void calibrate(const Conversion& conversion, const dataset::Description& description, const ModelSettings& trained,
+               const Model& model, Forward& counting, Forward& jumping, const parallel::Grid& grid,
+               const kernels::Execution& execution, std::int64_t batch_tokens) {
+  const std::int64_t n_layers = model.shape().n_layers, n_local = model.n_local();
+  const auto layer_of = [&](std::size_t key) { return key / static_cast<std::size_t>(n_local); };
+  const bool together = trained.scope == Scope::all_layers;
+  const auto n_groups = static_cast<std::size_t>(together ? 1 : n_layers);
+  const auto group_of = [&](std::size_t key) { return together ? 0 : layer_of(key); };
+  const parallel::Communicator& world = grid.world();
+
+  // 1. What the training activation keeps: entries of each feature, and the least value of each group.
+  std::vector<std::int64_t> fired(static_cast<std::size_t>(n_layers * n_local), 0), kept(n_groups, 0);
+  std::vector<std::int64_t> least(n_groups, -static_cast<std::int64_t>(kernels::kLargestKey));  // negative bits
+  for_each_entry(description, counting, grid, execution, batch_tokens, [&](std::uint32_t key, float value) {
+    ++fired[key];
+    ++kept[group_of(key)];
+    least[group_of(key)] = std::max(least[group_of(key)], -static_cast<std::int64_t>(kernels::float_bits(value)));
+  });
+  world.sum(std::span<std::int64_t>(kept));
+  world.maximum(std::span<std::int64_t>(least));
+  std::vector<float> floor;  // of each group: nothing at or below is collected
+  for (const std::int64_t bits : least)
+    floor.push_back(
+        std::max(kMargin * kernels::bits_float(static_cast<std::uint32_t>(-bits)), std::numeric_limits<float>::min()));
+
+  // 2. All values above that.
+  const kernels::AnyMatrix thresholds = model.thresholds();
+  std::vector<float> theta(fired.size());
+  for (std::size_t key = 0; key < theta.size(); ++key) theta[key] = floor[group_of(key)];
+  to_device(execution, static_cast<float*>(thresholds.data), theta);
+  std::vector<std::vector<float>> values(theta.size());
+  std::int64_t entries = 0;
+  for_each_entry(description, jumping, grid, execution, batch_tokens, [&](std::uint32_t key, float value) {
+    if (++entries > kMostEntries)
+      throw error(ExitCode::usage,
+                  "{}: more than {} activations on a rank (the calibration holds them in memory); give less data, or "
+                  "take more ranks",
+                  description.path, kMostEntries);
+    values[key].push_back(value);
+  });
+
+  // 3. The thresholds.
+  std::vector<float> of_group;
+  for (std::size_t g = 0; g < n_groups; ++g) {
+    std::vector<float> all;
+    for (std::size_t key = 0; key < values.size(); ++key)
+      if (group_of(key) == g) all.insert(all.end(), values[key].begin(), values[key].end());
+    std::sort(all.begin(), all.end(), std::greater<>());
+    const float last = largest(world, all, kept[g]), next = largest(world, all, kept[g] + 1);
+    of_group.push_back(kept[g] > 0 ? threshold_between(std::max(next, floor[g]), last, conversion.bf16)
+                                   : std::numeric_limits<float>::max());
+  }
+  for (std::size_t key = 0; key < theta.size(); ++key) {
+    const std::size_t g = group_of(key);
+    theta[key] = of_group[g];
+    const auto n = static_cast<std::size_t>(fired[key]);
+    std::vector<float>& own = values[key];
+    if (!conversion.per_feature || n == 0 || own.size() < n) continue;
+    std::sort(own.begin(), own.end(), std::greater<>());
+    theta[key] = threshold_between(own.size() > n ? own[n] : floor[g], own[n - 1], conversion.bf16);
+  }
+  to_device(execution, static_cast<float*>(thresholds.data), theta);
+}
+
+}  // namespace weft::transcoder

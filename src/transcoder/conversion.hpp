@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From an activation that keeps a number of features (batch_topk, topk) to jumprelu: thresholds with which about the
+// same features are active, so that a token can be encoded without its batch, and by programs that know thresholds
+// only.
+//
+// Calibration. Over a data set the training activation, batch by batch, keeps K entries (of a layer, or of all layers
+// if they share a budget), n[f] of them of feature f. The threshold lies half way between
+//
+//   per layer     the K-th and (K+1)-th largest pre-activation of the set
+//   per feature   the n[f]-th and (n[f]+1)-th largest of the feature; that of its layer if n[f] = 0
+//
+// so that a program with other rounding keeps the same entries unless they are within that gap. The weights have been
+// rounded to the type in which they will be stored, and the threshold is of that type as well.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dataset/activations/description.hpp"
+#include "parallel/world.hpp"
+#include "transcoder/forward.hpp"
+
+namespace weft::transcoder {
+
+struct Conversion {
+  bool per_feature = true;
+  bool bf16 = true;  ///< the type for which weights and thresholds are rounded; else fp32
+};
+
+/// Rounds all weights and biases to the nearest bf16 number, whatever their storage.
+void round_to_bf16(const Model&, const kernels::Execution&);
+
+/// Sets the thresholds of `model`, which both passes use: `counting` has the training activation, `jumping` jumprelu.
+/// One group of tokens (data axis of one rank). Host memory: 4 bytes per entry that is active on this rank over the
+/// data set, and about half as many again; throws Error(usage) above 2^30 entries. Collective.
+void calibrate(const Conversion&, const dataset::Description&, const ModelSettings& trained, const Model& model,
+               Forward& counting, Forward& jumping, const parallel::Grid&, const kernels::Execution&,
+               std::int64_t batch_tokens);
+
+/// A number of the stored type that is below `kept` and, if there is one, not below `dropped`; half way between them
+/// where possible. dropped < kept or, if they tie, equal.
+float threshold_between(float dropped, float kept, bool bf16);
+
+}  // namespace weft::transcoder

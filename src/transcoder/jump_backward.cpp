@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/jump_backward.hpp"
+
+#include <algorithm>
+
+#include "device/memory.hpp"
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
+#include "transcoder/exchange/feature_axis.hpp"
+
+namespace weft::transcoder {
+
+using kernels::AnyMatrix;
+using kernels::Array;
+using kernels::Scalar;
+
+namespace {
+
+/// Of a tile: on a host in the cache, on a GPU few and large products.
+struct Tile {
+  std::int64_t tokens, features;
+};
+constexpr Tile kHostTile{512, 512}, kGpuTile{4096, 8192};
+
+std::int64_t owned_features(const Shape& shape, const parallel::GridShape& grid) {
+  return parallel::largest_part(parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
+                                grid.size(parallel::kDataAxis));
+}
+
+kernels::ParameterVector part(const kernels::ParameterVector& vector, std::int64_t begin, std::int64_t count) {
+  return {{vector.weight.data + begin, count},
+          {vector.first_moment.data + begin, count},
+          {vector.second_moment.data + begin, count}};
+}
+
+}  // namespace
+
+JumpBackward::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+                               training::StepArena& arena) {
+  if (!shape.threshold) return;
+  const std::int64_t owned = owned_features(shape, grid);
+  const Tile most = kernels::kCudaBuild ? kGpuTile : kHostTile;
+  const Scalar scalar = scalar_of(configuration.precision);
+  const kernels::StatePolicy policy = configuration.optimizer.state;
+  tile_tokens = std::min(most.tokens, configuration.data.batch_tokens);
+  tile_features = std::min(most.features, owned);
+  arena.purpose("thresholds");
+  product = arena.take<std::byte>(tile_tokens * tile_features * kernels::bytes_of(scalar));
+  alpha = arena.take<float>(tile_tokens * tile_features);
+  threshold_gradient = arena.take<float>(shape.n_layers * owned);
+  const auto product_bytes = [&](std::int64_t inner, Scalar out) {
+    return kernels::encode_workspace(arena.backend(), tile_tokens, tile_features, inner, scalar, policy, out);
+  };
+  std::int64_t gemm_bytes =
+      std::max(product_bytes(shape.d_model, scalar), product_bytes(shape.decoder_columns(0), Scalar::fp32));
+  if (jump_rule(configuration.transcoder).passes_below || configuration.transcoder.preactivation_penalty > 0) {
+    bias_gradient = arena.take<float>(tile_features);
+    encoder_gradient = arena.take<float>(tile_features * shape.d_model);
+    gemm_bytes = std::max(gemm_bytes, kernels::gemm_workspace(Scalar::fp32, scalar, Scalar::fp32, tile_features,
+                                                              shape.d_model, tile_tokens));
+  }
+  gemm_workspace = arena.take<std::byte>(gemm_bytes);
+  sum_workspace = arena.take<std::byte>(kernels::jump_backward_workspace(tile_tokens, tile_features));
+}
+
+JumpBackward::JumpBackward(const Configuration& configuration, const Model& model, const parallel::GridShape& grid,
+                           const kernels::Execution& execution, training::StepArena& arena)
+    : model_(model),
+      execution_(execution),
+      rule_(jump_rule(configuration.transcoder)),
+      buffers_(configuration, model.shape(), grid, arena) {}
+
+void JumpBackward::run(AnyMatrix x, AnyMatrix gradient_rows, const Penalties& penalties, bool with_thresholds,
+                       const kernels::AdamStep* step, Array<double> squared_norm) {
+  const std::int64_t owned = model_.owned().size(), d = model_.shape().d_model;
+  if (!with_thresholds && !forms_encoder()) return;
+  if (forms_encoder() && squared_norm.data != nullptr) device::zero(execution_, squared_norm);
+  for (std::int64_t layer = 0; layer < model_.shape().n_layers; ++layer)
+    for (std::int64_t begin = 0; begin < owned; begin += buffers_.tile_features) {
+      const parallel::Range features{begin, std::min(begin + buffers_.tile_features, owned)};
+      run_tile(x, gradient_rows, penalties, layer, features, with_thresholds);
+      if (!forms_encoder()) continue;
+      const std::int64_t n = features.size();
+      const auto s = static_cast<std::size_t>(layer);
+      const kernels::Matrix<const float> weights{buffers_.encoder_gradient.data, n, d, d};
+      if (squared_norm.data != nullptr) {
+        const Array<double> norms{squared_norm.data + layer * owned + begin, n};
+        kernels::add_squares(execution_, weights, step, norms);
+        kernels::add_squares(execution_, {buffers_.bias_gradient.data, n, 1, 1}, step, norms);
+      }
+      if (step == nullptr) continue;
+      kernels::adam_rows(execution_, model_.owned_encoder()[s], begin, weights, step);
+      kernels::adam_vector(execution_, part(model_.owned_encoder_bias()[s], begin, n), {buffers_.bias_gradient.data, n},
+                           step);
+    }
+}
+
+/// The sums of some features of a layer over all tokens.
+void JumpBackward::run_tile(AnyMatrix x, AnyMatrix gradient_rows, const Penalties& penalties, std::int64_t layer,
+                            parallel::Range features, bool with_thresholds) {
+  const std::int64_t d = model_.shape().d_model, n = features.size(), owned = model_.owned().size();
+  const auto s = static_cast<std::size_t>(layer);
+  const kernels::ParameterRows &encoder = model_.owned_encoder()[s], &decoder = model_.owned_decoder()[s];
+  for (std::int64_t token = 0; token < x.rows; token += buffers_.tile_tokens) {
+    const std::int64_t count = std::min(buffers_.tile_tokens, x.rows - token);
+    const AnyMatrix inputs = x.rows_from(token, count).columns_from(layer * d, d);
+    const AnyMatrix product{buffers_.product.data, x.type, count, n, n};
+    const AnyMatrix alpha{buffers_.alpha.data, Scalar::fp32, count, n, n};
+    kernels::encode_tile(execution_, inputs, encoder, features.begin, product, buffers_.gemm_workspace);
+    // < W_dec[f], g[n, layer..] >: the decoder's rows in the place of the encoder's.
+    kernels::encode_tile(execution_, gradient_rows.rows_from(token, count).columns_from(layer * d, decoder.columns),
+                         decoder, features.begin, alpha, buffers_.gemm_workspace);
+    const auto of_features = [&](Array<float> by_key) -> Array<float> {
+      if (by_key.data == nullptr) return {};
+      return {by_key.data + layer * owned + features.begin, n};
+    };
+    kernels::JumpSums sums;
+    if (with_thresholds)
+      sums = {of_features(buffers_.threshold_gradient),
+              {},
+              of_features(penalties.buffers().preactivation_norm_gradient),
+              of_features(penalties.buffers().preactivation)};
+    if (forms_encoder()) sums.bias = {buffers_.bias_gradient.data, n};
+    kernels::jump_backward(execution_, rule_,
+                           {.product = product,
+                            .bias = {model_.owned_encoder_bias()[s].weight.data + features.begin, n},
+                            .theta = {model_.owned_thresholds()[s].weight.data + features.begin, n},
+                            .alpha = {buffers_.alpha.data, count, n, n},
+                            .replace_alpha = forms_encoder(),
+                            .norm = of_features(penalties.buffers().norm),
+                            .sparsity = penalties.sparsity(),
+                            .preactivation = penalties.preactivation()},
+                           token > 0, sums, buffers_.sum_workspace);
+    if (forms_encoder())
+      kernels::gemm(execution_, 1.0f, alpha, kernels::Form::transposed, inputs, kernels::Form::plain,
+                    token > 0 ? 1.0f : 0.0f, {buffers_.encoder_gradient.data, Scalar::fp32, n, d, d},
+                    buffers_.gemm_workspace);
+  }
+}
+
+void JumpBackward::add_norms(const kernels::AdamStep* step, Array<double> squared_norm) {
+  kernels::add_squares(execution_, {buffers_.threshold_gradient.data, squared_norm.size, 1, 1}, step, squared_norm);
+}
+
+void JumpBackward::update(const kernels::AdamStep* step) {
+  const std::int64_t owned = model_.owned().size();
+  for (std::size_t s = 0; s < model_.owned_thresholds().size(); ++s)
+    kernels::update_thresholds(execution_, rule_, model_.owned_thresholds()[s],
+                               {buffers_.threshold_gradient.data + static_cast<std::int64_t>(s) * owned, owned}, step);
+}
+
+}  // namespace weft::transcoder
