@@ -111,6 +111,12 @@ def check(weft, activation, scope):
     evaluated = json.loads((weft.folder / f"{name}_evaluated" / "evaluation.json").read_text())["validation"]
     assert evaluated["l0"] == record["after"]["l0"] and evaluated["nmse"] == record["after"]["nmse"]
     assert "all tensors present" in weft.run("inspect", files.checkpoints(weft.folder / f"{name}_feature")[30])
+
+    # A directory that is in use, of all things that of the run, is refused and stays as it is.
+    contents = lambda: {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = contents()
+    assert "nothing is overwritten" in weft.run("convert", run, "--output", run, code=2)
+    assert contents() == before
     return run
 
 
