@@ -13,10 +13,12 @@ import files
 import program
 
 RANKS = int(sys.argv[2])
-POLICIES = (("fp32", "fp32", 1), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1))
+# Thresholds with their moments, and a coefficient that follows the step.
+JUMPRELU = 'activation = "jumprelu"\nsparsity = 0.05\npreactivation_penalty = 0.01'
+POLICIES = (("fp32", "fp32", 1, ""), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, ""), ("bf16", "bf16", 1, JUMPRELU))
 if sys.argv[3:] == ["gpu"]:
     program.needs_gpu()
-    POLICIES = (("fp32", "bf16", 1), ("8bit", "bf16", 1))
+    POLICIES = (("fp32", "bf16", 1, ""), ("8bit", "bf16", 1, ""), ("bf16", "bf16", 1, JUMPRELU))
 INPUT = """
 [synthetic]
 output = "{folder}/data"
@@ -38,6 +40,7 @@ window_rows = 256
 [transcoder]
 features = 61
 k = 3.5
+{model}
 [optimizer]
 learning_rate = 3e-3
 schedule = "cosine"
@@ -83,9 +86,9 @@ def train_with_fault(weft, source, output, fault):
 
 
 def check(weft):
-    for state, precision, data in POLICIES:
+    for state, precision, data, model in POLICIES:
         name = f"{state}_{data}"
-        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data)
+        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data, model=model)
         source = weft.folder / f"{name}.toml"
         source.write_text(text)
         if not (weft.folder / "data").exists():
