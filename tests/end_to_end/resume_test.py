@@ -13,11 +13,13 @@ import files
 import program
 
 RANKS = int(sys.argv[2])
-# Storage, precision, ranks on the data axis, skip connection.
-POLICIES = (("fp32", "fp32", 1, "none"), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, "linear"))
+# Storage, precision, ranks on the data axis, keys of the model. Thresholds have moments, and the coefficient follows the step.
+SKIP = 'skip = "linear"'
+JUMPRELU = 'activation = "jumprelu"\nsparsity = 0.05\npreactivation_penalty = 0.01'
+POLICIES = (("fp32", "fp32", 1, ""), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, SKIP), ("bf16", "bf16", 1, JUMPRELU))
 if sys.argv[3:] == ["gpu"]:
     program.needs_gpu()
-    POLICIES = (("fp32", "bf16", 1, "linear"), ("8bit", "bf16", 1, "none"))
+    POLICIES = (("fp32", "bf16", 1, SKIP), ("8bit", "bf16", 1, ""), ("bf16", "bf16", 1, JUMPRELU))
 INPUT = """
 [synthetic]
 output = "{folder}/data"
@@ -39,7 +41,7 @@ window_rows = 256
 [transcoder]
 features = 61
 k = 3.5
-skip = "{skip}"
+{model}
 [optimizer]
 learning_rate = 3e-3
 schedule = "cosine"
@@ -85,9 +87,9 @@ def train_with_fault(weft, source, output, fault):
 
 
 def check(weft):
-    for state, precision, data, skip in POLICIES:
+    for state, precision, data, model in POLICIES:
         name = f"{state}_{data}"
-        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data, skip=skip)
+        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data, model=model)
         source = weft.folder / f"{name}.toml"
         source.write_text(text)
         if not (weft.folder / "data").exists():
