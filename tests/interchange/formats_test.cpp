@@ -163,11 +163,22 @@ TEST_CASE("crosslayer-coding: biases of the pairs add up, thresholds are logarit
   write_text(scratch.path / "cfg.json",
              R"({"num_features": 5, "num_layers": 3, "d_model": 4, "activation_fn": "jumprelu",
     "normalization_method": "auto_sqrt_d_model", "model_name": "gpt2", "mlp_input_template": null})");
-  const Opened opened = open_directory(scratch.path);
-  CHECK(opened.keeps_equal);
-  CHECK(opened.normalised.mode == dataset::Normalise::scalar);
-  CHECK(opened.normalised.statistics.inputs.mean_norm == std::vector<double>(L, 1.0));
-  check_rows(*opened.rows, 3);
+  {
+    const Opened opened = open_directory(scratch.path);
+    CHECK(opened.keeps_equal);
+    CHECK(opened.normalised.mode == dataset::Normalise::scalar);
+    CHECK(opened.normalised.statistics.inputs.mean_norm == std::vector<double>(L, 1.0));
+    check_rows(*opened.rows, 3);
+  }
+  // What Weft lacks is named.
+  for (const char* const refused :
+       {R"("skip_connection": true)", R"("enable_feature_scale": true)", R"("enable_feature_offset": true)",
+        R"("decoder_tying": "per_source")", R"("activation_fn": "topk")", R"("normalization_method": "mean_std")"}) {
+    write_text(scratch.path / "cfg.json",
+               fmt::format(R"({{"num_features": 5, "num_layers": 3, "d_model": 4, {}}})", refused));
+    const std::string message = refusal(ExitCode::usage, [&] { open_directory(scratch.path); });
+    CHECK_MESSAGE(has(message, scratch.path.string()), message);
+  }
 }
 
 TEST_CASE("clt-forge: one file, or one for each part of the features") {
