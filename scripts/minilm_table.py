@@ -3,8 +3,8 @@
 
 minilm_table.py WEFT [--features 768 3072] [--only NAME ...] [--seeds 1] [--output FOLDER]
 
-Each run is inputs/minilm_best.toml (300 steps of 512 tokens, k = 16) with the settings of RECIPE and VARIANTS below. Writes Markdown to
-standard output: validation NMSE (standardised), active features per token and layer, and dead features, means over layers and
+Each run is inputs/minilm_best.toml (300 steps of 512 tokens, k = 16) with the settings of RECIPE and VARIANTS below. Writes
+Markdown to standard output: validation NMSE (standardised), active features per token and layer, and dead features, means over layers and
 seeds. Runs that are complete in FOLDER (default: runs/minilm_table) are not repeated. Needs WEFT_TEST_DATA.
 """
 import argparse
