@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // N tokens (n own ones), L layers, d, F features of this rank, W = L d; P_e = L F d encoder and P_d = F d L(L+1)/2
-// decoder parameters. Each datum counts once per phase, and twice where it is read and written; repeated reads count
-// only where no cache could hold the data (the decoder's strips, one per entry). A phase with a high cache hit rate may
-// therefore exceed 100 %.
+// decoder parameters (per layer: F d L). Each datum counts once per phase, and twice where it is read and written;
+// repeated reads count only where no cache could hold the data (the decoder's strips, one per entry). A phase with a
+// high cache hit rate may therefore exceed 100 %.
 #include "transcoder/benchmark/work.hpp"
 
 #include "transcoder/forward.hpp"
@@ -14,7 +14,8 @@ training::Work work_of(std::string_view phase, Formulation formulation, const St
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double n = number(s.group_tokens), own = number(s.own_tokens), width = number(s.shape.width());
   const double layers = number(s.shape.n_layers), d = number(s.shape.d_model), features = number(s.n_features);
-  const double encoder = layers * features * d, decoder = features * d * layers * (layers + 1) / 2;
+  const double encoder = layers * features * d,
+               decoder = features * d * (s.shape.cross_layer ? layers * (layers + 1) / 2 : layers);
   const double e = number(s.row_bytes), w = number(s.weight_bytes), update = 2 * (w + s.moments_bytes);
   const double raw = 4, products = n * layers * features;
   const bool dense = formulation == Formulation::dense;
