@@ -6,7 +6,8 @@
 
 MODEL is a name on the hub or a directory. Texts are plain files (one document each), or .jsonl with a "text" in each line;
 --dataset reads a dataset from the hub instead (needs the package datasets). Documents are joined by the end-of-text token and cut
-into windows of --context tokens; an incomplete last window is dropped.
+into windows of --context tokens; an incomplete last window is dropped. The files hold the token id of every row and the rows at
+which documents begin; vocabulary.json holds the text of every id.
 
 Values are stored exactly as computed by the model if --store is the type in which the model runs (--dtype; both default to
 bf16). Every chunk_{i}.hdf5 depends only on model, texts and settings, so that any number of processes can share the work, each
@@ -30,7 +31,8 @@ import struct
 import sys
 from pathlib import Path
 
-FORMAT, FORMAT_VERSION = "weft-activations", 1
+FORMAT, FORMAT_VERSION = "weft-activations", 2
+VOCABULARY_FORMAT, VOCABULARY_VERSION = "weft-vocabulary", 1
 CHUNK_ROWS = 1024       # rows of one HDF5 chunk
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -75,19 +77,25 @@ def documents(arguments):
 
 
 def windows(texts, tokenizer, length, first):
-    """Lists of `length` token ids: documents joined by the end-of-text token. `first`: an id prepended to each window, or None."""
+    """(ids [length], positions in them at which documents begin): documents joined by the end-of-text token. `first`: an id
+    prepended to each window, or None; it belongs to the document of the token after it."""
     end = tokenizer.eos_token_id
-    body = length - (first is not None)
-    pending = []
+    before = first is not None
+    body = length - before
+    pending, starts = [], []
     for text in texts:
+        if starts[-1:] != [len(pending)]:       # no document is empty
+            starts.append(len(pending))
         pending.extend(tokenizer.encode(text, add_special_tokens=False))
         if end is not None:
             pending.append(end)
         whole = len(pending) // body * body
         for begin in range(0, whole, body):
             window = pending[begin:begin + body]
-            yield window if first is None else [first, *window]
+            inside = [start - begin + before if start > begin else 0 for start in starts if begin <= start < begin + body]
+            yield [first, *window] if before else window, inside
         del pending[:whole]
+        starts = [start - whole for start in starts if start >= whole]
 
 
 # --- Hooks in the model -----------------------------------------------------------------------------------------------------
@@ -184,11 +192,14 @@ class ChunkFile:
                 self.sides[layer, side] = h5py.h5d.create(group, side.encode(), self.type, space, create)
         self.tokens = self.file.create_dataset("tokens", (rows,), dtype="<i4", track_times=False)
         self.positions = self.file.create_dataset("positions", (rows,), dtype="<i4", track_times=False)
+        self.documents = [0]        # the first row of a file always begins one
 
-    def append(self, tokens, positions, values):
-        """tokens, positions [rows]; values {(layer, side): words [rows, width]}"""
+    def append(self, tokens, positions, documents, values):
+        """tokens, positions [rows]; documents: those of the rows at which a document begins, ascending; values
+        {(layer, side): words [rows, width]}"""
         import h5py
         begin, end = self.filled, self.filled + len(tokens)
+        self.documents += [begin + row for row in documents if begin + row > 0]
         self.tokens[begin:end], self.positions[begin:end] = tokens, positions
         memory = h5py.h5s.create_simple((end - begin, self.width))
         for key, words in values.items():
@@ -199,6 +210,7 @@ class ChunkFile:
 
     def finish(self):
         self.sides.clear()
+        self.file.create_dataset("documents", data=self.documents, dtype="<i8", track_times=False)
         self.file.close()
         with open(self.partial, "rb") as file:
             os.fsync(file.fileno())
@@ -228,8 +240,21 @@ def write_atomically(path, content):
     os.replace(temporary, path)
 
 
-def complete(directory, rows_of_files, metadata):
-    """Writes index.bin and metadata.json, which complete the dataset, if all chunk files exist. Any process may do so."""
+def token_texts(tokenizer):
+    """The text of every id: what decoding it alone gives. Bytes that are no UTF-8 alone are U+FFFD."""
+    texts = []
+    for token in range(len(tokenizer)):
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        # SentencePiece writes a space before a word as U+2581, and decoding drops the first one.
+        if str(tokenizer.convert_ids_to_tokens(token)).startswith("\u2581") and not text.startswith(" "):
+            text = " " + text
+        texts.append(text)
+    return texts
+
+
+def complete(directory, rows_of_files, metadata, tokenizer):
+    """Writes vocabulary.json, index.bin and metadata.json, which complete the dataset, if all chunk files exist. Any process may
+    do so."""
     import h5py
     if not all(chunk_path(directory, number).exists() for number in range(len(rows_of_files))):
         return False
@@ -239,6 +264,8 @@ def complete(directory, rows_of_files, metadata):
     for number, rows in enumerate(rows_of_files):
         index += struct.pack("<iiq", number, rows, first)
         first += rows
+    vocabulary = {"format": VOCABULARY_FORMAT, "format_version": VOCABULARY_VERSION, "texts": token_texts(tokenizer)}
+    write_atomically(directory / "vocabulary.json", (json.dumps(vocabulary, ensure_ascii=False) + "\n").encode())
     write_atomically(directory / "index.bin", index)
     write_atomically(directory / "metadata.json", (json.dumps({**metadata, "total_tokens": first}, indent=2) + "\n").encode())
     return True
@@ -289,7 +316,8 @@ class Harvester:
             raise UsageError(f"--context {arguments.context}: no token would be stored; choose a larger value")
         self.windows_per_file = max(1, arguments.rows_per_file // self.rows_per_window)
         self.settings = {
-            "model": arguments.model, "revision": getattr(self.model.config, "_commit_hash", None) or arguments.revision,
+            "format_version": FORMAT_VERSION, "model": arguments.model,
+            "revision": getattr(self.model.config, "_commit_hash", None) or arguments.revision,
             "dtype": arguments.dtype, "store": arguments.store, "inputs": self.hooks["inputs"].path,
             "targets": self.hooks["targets"].path, "context": arguments.context, "bos": self.bos,
             "windows_per_file": self.windows_per_file, "batch": arguments.batch,
@@ -328,13 +356,16 @@ class Harvester:
         import torch
         file = None
         for begin in range(0, len(file_windows), self.arguments.batch):
-            ids = torch.tensor(file_windows[begin:begin + self.arguments.batch])
+            batch = file_windows[begin:begin + self.arguments.batch]
+            ids = torch.tensor([window for window, _ in batch])
             values = self.activations(ids.to(self.device))
             if file is None:
                 file = ChunkFile(path, len(file_windows) * self.rows_per_window, len(self.blocks),
                                  values[0, "inputs"].shape[1], self.arguments.store, self.attributes())
             tokens = ids[:, self.skip:].reshape(-1).numpy()
-            file.append(tokens, list(range(self.skip, self.arguments.context)) * len(ids), values)
+            documents = [number * self.rows_per_window + max(0, start - self.skip)
+                         for number, (_, starts) in enumerate(batch) for start in starts]
+            file.append(tokens, list(range(self.skip, self.arguments.context)) * len(ids), documents, values)
             progress.update(len(tokens))
         file.finish()
 
@@ -382,7 +413,7 @@ def harvest(arguments):
     metadata = {"model_name": arguments.model, "dataset": str(harvester.settings["source"]), "split": arguments.split,
                 "num_layers": len(harvester.blocks), "dtype": DTYPES[arguments.store],
                 "chunk_tokens": harvester.windows_per_file * harvester.rows_per_window}
-    if complete(directory, rows_of_files, metadata):
+    if complete(directory, rows_of_files, metadata, harvester.tokenizer):
         print(f"{directory}: {sum(rows_of_files):,} rows of {len(harvester.blocks)} layers in {len(rows_of_files)} files, "
               f"{harvester.settings['inputs']} to {harvester.settings['targets']}, {arguments.store}")
     else:

@@ -23,6 +23,10 @@ int call(const Request& request, const parallel::World& world) {
       return synth(request, world);
     case Command::evaluate:
       return evaluate(request, world);
+    case Command::features:
+      return features(request, world);
+    case Command::encode:
+      return encode(request, world);
     case Command::inspect:
       return inspect(request, world);
     case Command::benchmark:
@@ -30,6 +34,10 @@ int call(const Request& request, const parallel::World& world) {
       return benchmark(request, world);
     case Command::report:
       return report(request, world);
+    case Command::export_weights:
+      return export_weights(request, world);
+    case Command::import_weights:
+      return import_weights(request, world);
     case Command::lm_train:
       return language_model_train(request, world);
     case Command::lm_evaluate:

@@ -24,10 +24,14 @@ constexpr const char* help_text =
 weft train INPUT              train a transcoder; resumes automatically
 weft synth INPUT              write an activation dataset with planted features
 weft evaluate CHECKPOINT      quality on validation data, per layer
+weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
+weft encode CHECKPOINT        sparse activations of a dataset, for other programs
 weft inspect PATH             list and check the contents of a dataset or checkpoint
 weft benchmark INPUT          time the phases of a step; a language model's if INPUT
                               has a table [language_model]
 weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
+weft export CHECKPOINT DIR    weights for other programs: weft export --help
+weft import DIR               weights of other programs: weft import --help
 weft lm COMMAND               language models: weft lm --help
 
 Options of commands with an INPUT (a TOML file):
@@ -45,12 +49,15 @@ Options of commands with an INPUT (a TOML file):
                               benchmark.compare_ratio times this benchmark.json's
   --tune                      benchmark: time the library's algorithms, record the best
   --profile                   not inspect, report: write a time line of a few steps
-                              (OUTPUT/profile.json, for ui.perfetto.dev) and five
-                              figures: time per step, device memory, utilisation,
-                              kernel time, memory bandwidth
-evaluate:
-  --data DIR                  activations to evaluate on (default: the run's)
-  --set, --output, --profile  as above; the input is the checkpoint's
+                              (OUTPUT/profile.json, for ui.perfetto.dev), five figures
+evaluate, features, encode (the input is the checkpoint's; a run stands for its newest one):
+  --data DIR                  activations to use (default: the run's validation data)
+  --output DIR                receives evaluation.json; features.h5 and features.html;
+                              the encoded files
+  --set, --profile            as above; --profile: evaluate only
+  --feature LAYER:INDEX       features: print this feature as JSON; repeatable
+  --top N, --context N        features: strongest activations per feature (default 16),
+                              tokens on each side of them (default 10)
 inspect: --set data.stored_as=bf16 for a dataset
   --help, --version           this text; version, revision and libraries
 
@@ -79,6 +86,27 @@ tokenize:
   --pattern gpt2|llama3       how it splits text into words (default gpt2)
   --document-separator TEXT   text between the documents of a file (default: one document)
   --output DIR                receives the token files and tokenizer.json (data.tokens)
+  --help, --version           this text; version, revision and libraries
+
+Exit codes: see weft --help)";
+
+constexpr const char* interchange_help_text =
+    R"(Weights in the files of other programs (docs/interchange.md).
+
+weft export CHECKPOINT DIR    write DIR: weights that apply to raw activations
+  --to FORMAT                 circuit-tracer or crosslayer-coding
+  --type bf16|fp32            storage of matrices; the default is bf16 for circuit-tracer,
+                              fp32 for crosslayer-coding. Vectors are fp32
+  --model NAME                the language model, and the points in it where the
+  --input-hook NAME           activations were recorded, for the configuration that
+  --output-hook NAME          circuit-tracer reads (default: not written)
+
+weft import DIR               write a checkpoint of the weights in DIR, a directory of
+                              circuit-tracer, crosslayer-coding, CLT-Forge or
+                              crosslayer-transcoder: for evaluate, inspect and export
+  --output DIR                the checkpoint
+  --statistics FILE           crosslayer-coding: norm_stats.json of the training data
+                              (default: in DIR or the directory above)
   --help, --version           this text; version, revision and libraries
 
 Exit codes: see weft --help)";
@@ -113,9 +141,13 @@ constexpr Declared declared[] = {
     {Command::train, "train", "INPUT", true},
     {Command::synth, "synth", "INPUT", true},
     {Command::evaluate, "evaluate", "CHECKPOINT", false},
+    {Command::features, "features", "CHECKPOINT", false},
+    {Command::encode, "encode", "CHECKPOINT", false},
     {Command::inspect, "inspect", "PATH", false},
     {Command::benchmark, "benchmark", "INPUT", true},
     {Command::report, "report", "RUN", false},
+    {Command::export_weights, "export", "CHECKPOINT", false},
+    {Command::import_weights, "import", "DIR", false},
     {Command::lm_train, "lm train", "INPUT", true},
     {Command::lm_evaluate, "lm evaluate", "CHECKPOINT", false},
     {Command::lm_tokenize, "lm tokenize", "FILES", false},
@@ -136,7 +168,8 @@ Error usage(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 void add_options(CLI::App& app, Command command, Request& request) {
-  const bool evaluates = command == Command::evaluate || command == Command::lm_evaluate;
+  const bool encodes = command == Command::evaluate || command == Command::features || command == Command::encode;
+  const bool evaluates = encodes || command == Command::lm_evaluate;
   if (takes_input(command)) {
     app.add_flag("--print-config", request.print_config);
     app.add_flag("--defaults", request.defaults);
@@ -145,7 +178,8 @@ void add_options(CLI::App& app, Command command, Request& request) {
   // One value per option: a list would consume the INPUT that follows it.
   if (takes_input(command) || evaluates || command == Command::inspect)
     app.add_option("--set", request.sets)->allow_extra_args(false);
-  if (takes_input(command) || evaluates || command == Command::report || command == Command::lm_tokenize)
+  if (takes_input(command) || evaluates || command == Command::report || command == Command::import_weights ||
+      command == Command::lm_tokenize)
     app.add_option("--output", request.output);
   if (takes_input(command) || command == Command::evaluate) app.add_flag("--profile", request.profile);
   if (is_training(command)) {
@@ -154,7 +188,12 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_flag("--take-over", request.take_over);
     app.add_option("--start-id", request.start_id);
   }
-  if (command == Command::evaluate) app.add_option("--data", request.data);
+  if (encodes) app.add_option("--data", request.data);
+  if (command == Command::features) {
+    app.add_option("--feature", request.features)->allow_extra_args(false);
+    app.add_option("--top", request.top)->check(CLI::Range(1, 1 << 16));
+    app.add_option("--context", request.context)->check(CLI::Range(0, 1 << 16));
+  }
   if (command == Command::lm_evaluate) app.add_option("--text", request.text);
   if (command == Command::lm_tokenize) {
     app.add_option("--tokens", request.tokens);
@@ -162,6 +201,15 @@ void add_options(CLI::App& app, Command command, Request& request) {
     app.add_option("--pattern", request.pattern);
     app.add_option("--document-separator", request.separator);
   }
+  if (command == Command::export_weights) {
+    app.add_option("DIR", request.directory);
+    app.add_option("--to", request.format);
+    app.add_option("--type", request.stored_type);
+    app.add_option("--model", request.model_name);
+    app.add_option("--input-hook", request.input_hook);
+    app.add_option("--output-hook", request.output_hook);
+  }
+  if (command == Command::import_weights) app.add_option("--statistics", request.statistics);
   if (command == Command::benchmark) {
     app.add_option("--compare", request.compare);
     app.add_flag("--tune", request.tune);
@@ -261,7 +309,12 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   }
 
   if (help || version) {
-    print_once(world, version ? version_text() : family->parsed() ? language_model_help_text : help_text);
+    const bool interchange = app.got_subcommand(std::string(name(Command::export_weights))) ||
+                             app.got_subcommand(std::string(name(Command::import_weights)));
+    print_once(world, version            ? version_text()
+                      : family->parsed() ? language_model_help_text
+                      : interchange      ? interchange_help_text
+                                         : help_text);
     return request;
   }
   const std::vector<CLI::App*> given = app.get_subcommands();
@@ -324,8 +377,11 @@ input::Schema schema(Input& input, Command command) {
   if (command == Command::train) keys.at("data.train").required("\"data/train\"");
   dataset::add_keys(keys, input.synthetic);
   transcoder::add_keys(keys, input.benchmark);
-  if (command == Command::evaluate || command == Command::inspect) keys.at("transcoder.features").must_be_given = false;
-  if (command == Command::synth) {  // plants its own features: the model's are the business of a later train
+  if (command == Command::evaluate || command == Command::features || command == Command::encode ||
+      command == Command::export_weights || command == Command::import_weights)
+    keys.at("transcoder.features").must_be_given = false;
+  if (command == Command::synth ||
+      command == Command::inspect) {  // no transcoder: the key may be missing on every rank
     input::Key& features = keys.at("transcoder.features").at_least(0);
     features.must_be_given = false;
   }

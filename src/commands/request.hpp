@@ -26,10 +26,14 @@ enum class Command {
   train,
   synth,
   evaluate,
+  features,
+  encode,
   inspect,
   benchmark,
   language_benchmark,
   report,
+  export_weights,
+  import_weights,
   lm_train,
   lm_evaluate,
   lm_tokenize
@@ -53,14 +57,26 @@ struct Request {
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string start_id;         ///< train: recorded in run.json as start_id
   std::string output;           ///< "" or DIR; report: FILE
-  std::string data;             ///< evaluate: DIR
+  std::string data;             ///< evaluate, features, encode: DIR
   std::string text;             ///< lm evaluate: "" or FILE
   std::string tokens;           ///< lm tokenize: "" or the tokeniser, as data.tokens
   std::int64_t train_bpe = 0;   ///< lm tokenize: size of the vocabulary; 0 = none is trained
   std::string pattern;          ///< lm tokenize: "" or gpt2 | llama3
   std::string separator;        ///< lm tokenize: "" or the text between documents
   std::string compare;          ///< benchmark: "" or FILE
+  std::string directory;        ///< export: DIR
+  std::string format;           ///< export: circuit-tracer | crosslayer-coding
+  std::string stored_type;      ///< export: "" or bf16 | fp32
+  std::string model_name;       ///< export: "" or the name of the language model
+  std::string input_hook;       ///< export: "" or the hook point of the inputs
+  std::string output_hook;      ///< export: "" or the hook point of the targets
+  std::string statistics;       ///< import: "" or FILE (norm_stats.json)
   std::string command_line;     ///< as given, for the record
+
+  // features
+  std::vector<std::string> features;  ///< --feature LAYER:INDEX, in order
+  std::int64_t top = 16;              ///< strongest activations per feature
+  std::int64_t context = 10;          ///< tokens on each side of them
 };
 
 /// Reads the command line and, for commands with an INPUT, the file. Prints --help and --version (rank 0). Collective.

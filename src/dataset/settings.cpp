@@ -34,6 +34,8 @@ void add_keys(input::Schema& schema, Settings& data) {
   schema.add("data.normalise", data.normalise,
              {{"per_dimension", Normalise::per_dimension}, {"scalar", Normalise::scalar}, {"none", Normalise::none}},
              "divide activations by the standard deviation of each dimension, by one number per layer, or not at all");
+  schema.add("data.targets", data.targets, {{"outputs", Targets::outputs}, {"inputs", Targets::inputs}},
+             "what is reconstructed: the targets in the files, or the inputs (a sparse autoencoder)");
   schema.add("data.block_rows", data.block_rows, "consecutive rows read at once; part of the order of the data")
       .in("rows")
       .at_least(1)

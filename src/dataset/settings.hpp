@@ -11,6 +11,7 @@ class Schema;
 namespace weft::dataset {
 
 enum class Normalise { none, scalar, per_dimension };
+enum class Targets { outputs, inputs };
 
 /// Table [data].
 struct Settings {
@@ -19,6 +20,7 @@ struct Settings {
   std::int64_t batch_tokens = 4096;  ///< tokens per step, all ranks together
   std::int64_t micro_tokens = 0;     ///< tokens decoded at a time on a rank; 0 = chosen to fit
   Normalise normalise = Normalise::per_dimension;
+  Targets targets = Targets::outputs;  ///< what is reconstructed: the stored targets, or the inputs themselves
   std::int64_t block_rows = 256;     ///< consecutive rows read at once
   std::int64_t window_rows = 65536;  ///< rows shuffled together; all ranks together hold two windows in memory
   bool prefetch = true;              ///< read and exchange rows in a thread, ahead of the steps

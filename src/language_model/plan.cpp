@@ -70,7 +70,10 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   const training::StepArena step = measure_step(configuration, architecture, grid, backend);
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
-  plan.host = {{"tokens staging", step.host_bytes()}};
+  plan.host = {
+      {"tokens staging", step.host_bytes()},
+      {"order of the curriculum",
+       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0}};
   plan.checkpoint_bytes = training::checkpoint_bytes(specs, configuration.optimizer.state);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)

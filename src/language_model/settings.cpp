@@ -84,6 +84,12 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .at_least(0)
       .at_most(0.99)
       .changeable();
+  schema
+      .add("language_model.attention_dropout", model.attention_dropout,
+           "probability with which an attention probability is dropped in training (on a GPU the portable kernel)")
+      .at_least(0)
+      .at_most(0.99)
+      .changeable();
   schema.add("language_model.logit_softcap", model.logit_softcap, "logits z become c tanh(z / c); 0 = not")
       .at_least(0)
       .at_most(kLargest);
@@ -94,6 +100,22 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows);
+  schema
+      .add("language_model.sparse_blocks", model.sparse_blocks,
+           "sparse attention: earlier blocks of 64 keys that a block of 64 queries reads, those with the largest "
+           "product "
+           "of mean query and mean key; 0 = all (dense)")
+      .in("blocks")
+      .at_least(0)
+      .at_most(kMostRows)
+      .changeable();
+  schema
+      .add("language_model.sparse_local", model.sparse_local,
+           "sparse attention: last blocks that are always read, the queries' own included")
+      .in("blocks")
+      .at_least(1)
+      .at_most(kMostRows)
+      .changeable();
   schema.add("language_model.norm_epsilon", model.norm_epsilon, "added to the variance in norms")
       .at_least(kSmallest)
       .at_most(1);
@@ -177,6 +199,13 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
             name, cap);
     return {};
   });
+  schema.rule({"language_model.sparse_local", "language_model.sparse_blocks"}, [&model]() -> std::string {
+    if (model.sparse_blocks > 0 || model.sparse_local == 1) return {};
+    return fmt::format(
+        "language_model.sparse_local = {} has no effect (language_model.sparse_blocks = 0 is dense attention); give "
+        "sparse_blocks, or take language_model.window = {}",
+        model.sparse_local, model.sparse_local * kernels::kKeyBlock);
+  });
   schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
     const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;
     if (micro % sequence == 0) return {};
@@ -191,6 +220,21 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "optimizer.warmup_steps = {} is more than run.steps = {} (the learning rate would never be reached); shorten "
         "the warm-up",
         configuration.optimizer.warmup_steps, configuration.run.steps);
+  });
+  schema.rule({"data.sequence_growth_steps", "data.curriculum_steps", "run.steps"}, [&configuration]() -> std::string {
+    const dataset::TokenSettings& data = configuration.data;
+    const std::int64_t steps = configuration.run.steps;
+    if (data.sequence_growth_steps > steps)
+      return fmt::format(
+          "data.sequence_growth_steps = {} is more than run.steps = {} (sequences would never have their full length); "
+          "take fewer",
+          data.sequence_growth_steps, steps);
+    if (data.curriculum_steps > steps)
+      return fmt::format(
+          "data.curriculum_steps = {} is more than run.steps = {} (the most difficult windows would never be drawn); "
+          "take fewer",
+          data.curriculum_steps, steps);
+    return {};
   });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
@@ -225,7 +269,6 @@ input::Schema schema(Configuration& configuration) {
   device::add_keys(schema, configuration.device, configuration.precision);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
-  training::add_evaluation_key(schema, configuration.log);
   add_keys(schema, configuration.sample);
   training::add_keys(schema, configuration.resume);
   add_rules(schema, configuration);

@@ -52,9 +52,13 @@ struct ModelSettings {
   bool tied = true;  ///< the head is the transpose of the token embedding
   bool bias = true;  ///< of products and, with norm = "layer", of norms
   double dropout = 0;
+  double attention_dropout = 0;  ///< of the probabilities of attention
   double logit_softcap = 0;      ///< 0: none
   double attention_softcap = 0;  ///< 0: none
   std::int64_t window = 0;       ///< keys that a query reads, itself included; 0: all earlier ones
+  /// Sparse attention (kernels::BlockChoice): chosen blocks of keys; 0: dense.
+  std::int64_t sparse_blocks = 0;
+  std::int64_t sparse_local = 1;  ///< last blocks that are always read
   double norm_epsilon = 1e-5;
 
   std::int64_t head_size() const { return d_model / heads; }

@@ -81,7 +81,8 @@ training::StepRunner::Settings Trainer::runner_settings() const {
 }
 
 dataset::TokenBatch Trainer::next_batch() {
-  return staging_.next(configuration_.data.batch_tokens / configuration_.data.sequence, configuration_.data.sequence);
+  const std::int64_t length = configuration_.data.length_at(steps_done() + 1);
+  return staging_.next(configuration_.data.batch_tokens / length, length);
 }
 
 kernels::AdamStep Trainer::constants() const {
@@ -100,6 +101,8 @@ void Trainer::step_at_rate(const dataset::TokenBatch& batch, double learning_rat
 void Trainer::step(const dataset::TokenBatch& batch, const kernels::AdamStep& constants) {
   timers_.phase("tokens");
   counted_ = std::max<std::int64_t>(1, batch.counted);
+  if (batch.length != length_) runner_.change();
+  length_ = batch.length;
   runner_.begin(constants);
   staging_.send(batch);
   runner_.run([this] { compute(); });
@@ -110,7 +113,7 @@ void Trainer::step(const dataset::TokenBatch& batch, const kernels::AdamStep& co
 
 /// The step: everything between the tokens of a batch and the updated parameters.
 void Trainer::compute() {
-  const std::int64_t length = configuration_.data.sequence, sequences = configuration_.data.batch_tokens / length,
+  const std::int64_t length = length_, sequences = configuration_.data.batch_tokens / length,
                      micro = configuration_.micro_tokens() / length;
   timers_.phase("weight gradients");
   sink_.clear();

@@ -37,7 +37,7 @@ class Trainer {
   /// Fresh parameters. A resumed run loads the registry instead.
   void initialise();
 
-  /// Memory of the next step's batch: data.batch_tokens in sequences of data.sequence tokens.
+  /// Memory of the next step's batch: data.batch_tokens in sequences of the length of that step.
   dataset::TokenBatch next_batch();
   /// One step on the batch that `next_batch` returned, filled. Throws Error(numeric) when loss or gradient of this step
   /// or one of the two before it are not finite (run.nonfinite).
@@ -65,6 +65,7 @@ class Trainer {
   training::LearningRateTuning& tuning() { return tuning_; }
   const training::AccumulatingSink& gradients() const { return sink_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
+  std::int64_t length() const { return length_; }  ///< of the sequences of the last step
   void resume_at(std::int64_t step) { runner_.resume_at(step); }
   report::Timers& timers() { return timers_; }
   /// true: steps run eagerly and wait for the device between phases, so that each is timed by itself.
@@ -90,6 +91,7 @@ class Trainer {
   training::LearningRateTuning tuning_;
   checkpoint::Registry registry_;
   std::int64_t counted_ = 1;  // targets of the last step
+  std::int64_t length_ = 0;   // of its sequences
 };
 
 /// The memory of a step, by purpose: what a Trainer takes. Needs no device.

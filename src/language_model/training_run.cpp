@@ -119,11 +119,14 @@ training::Step TrainingRun::step() {
 
 training::Metrics TrainingRun::metrics() {
   const Trainer::Metrics now = trainer_.metrics();
-  return {{.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(corpus_.train.size())},
-          {.name = "learning_rate", .value = now.learning_rate},
-          {.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true},
-          {.name = "gradient_norm", .value = now.gradient_norm},
-          {.name = "skipped_steps", .value = now.skipped_steps}};
+  training::Metrics metrics = {
+      {.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(corpus_.train.size())},
+      {.name = "learning_rate", .value = now.learning_rate},
+      {.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true},
+      {.name = "gradient_norm", .value = now.gradient_norm},
+      {.name = "skipped_steps", .value = now.skipped_steps}};
+  if (configuration_.data.sequence_start > 0) metrics.push_back({.name = "sequence", .value = trainer_.length()});
+  return metrics;
 }
 
 const EvaluationResult& TrainingRun::validate() {

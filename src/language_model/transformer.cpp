@@ -46,7 +46,20 @@ kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequenc
           .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(model.head_size()))),
           .softcap = static_cast<float>(model.attention_softcap),
           .window = model.window,
-          .first_key = {}};
+          .first_key = {},
+          .kept = {},
+          .dropout = {}};
+}
+
+kernels::BlockChoice block_choice(const ModelSettings& model) { return {model.sparse_local, model.sparse_blocks}; }
+
+/// Every shape of the attention over a full micro-batch.
+std::vector<kernels::Attention> attention_shapes(const TransformerSettings& settings) {
+  std::vector<kernels::Attention> shapes;
+  const std::int64_t shortest = settings.shortest > 0 ? settings.shortest : settings.length;
+  for (std::int64_t length = shortest; length <= settings.length; length *= 2)
+    shapes.push_back(attention_of(settings.architecture.model, (settings.rows + length - 1) / length, length));
+  return shapes;
 }
 
 /// Workspace of the products of a Transformer.
@@ -83,6 +96,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .policy = configuration.optimizer.state,
           .rows = configuration.micro_tokens(),
           .length = configuration.data.sequence,
+          .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
           .attention = configuration.attention};
 }
@@ -114,12 +128,22 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   query_key.kv_heads = model.kv_heads;
   query_key.norm = model.qk_norm;
 
+  const std::vector<kernels::Attention> attentions = attention_shapes(settings);
+  const auto largest = [&](const auto& size) {
+    std::int64_t most = 0;
+    for (const kernels::Attention& attention : attentions) most = std::max<std::int64_t>(most, size(attention));
+    return most;
+  };
+  const std::int64_t kept_flags =
+      model.sparse_blocks == 0 ? 0 : largest([](const kernels::Attention& shape) { return shape.block_pairs(); });
+
   arena.purpose("activations");
   struct {
     std::optional<AnyMatrix> residual, attention_input, projected, attended, mixed, attention_raw, middle, mlp_input,
         hidden, activated, mlp_raw;
     std::optional<kernels::NormStatistics> attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;
     std::optional<kernels::Array<float>> inverse, log_sum;
+    std::optional<kernels::Array<std::uint8_t>> kept;
   } shared;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
     Activations& block = blocks.emplace_back();
@@ -154,6 +178,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     block.mlp_post_norm = statistics(shared.mlp_post_norm, model.normalises_outputs());
     block.inverse = numbers(shared.inverse, rows * query_key.inverses_per_row());
     block.log_sum = numbers(shared.log_sum, rows * model.heads);
+    block.kept = kept_or_shared(keeps_inside, shared.kept, [&] { return arena.take<std::uint8_t>(kept_flags); });
   }
   sublayer = take(width);
   final_residual = take(width);
@@ -166,9 +191,10 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
             a.vocabulary, stride};
 
   const kernels::Execution execution{.backend = arena.backend()};
-  const kernels::Attention attention =
-      attention_of(model, (rows + settings.length - 1) / settings.length, settings.length);
-  std::int64_t attention_bytes = settings.attention.workspace(execution, attention, settings.type);
+  std::int64_t attention_bytes = largest([&](const kernels::Attention& attention) {
+    const std::int64_t choice = model.sparse_blocks == 0 ? 0 : kernels::select_key_blocks_workspace(attention);
+    return std::max(choice, settings.attention.workspace(execution, attention, settings.type));
+  });
   arena.purpose("backward pass");
   if (settings.gradients) {
     residual_gradient = take(width);
@@ -180,8 +206,9 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     query_rows = arena.take<float>(has_weights ? rows * a.query_width() : 0);
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
     temperature_rows = arena.take<float>(model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
-    attention_bytes =
-        std::max(attention_bytes, settings.attention.backward_workspace(execution, attention, settings.type));
+    attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
+                                 return settings.attention.backward_workspace(execution, attention, settings.type);
+                               }));
   }
   arena.purpose("workspaces");
   attention_workspace = arena.take<std::byte>(attention_bytes);
@@ -198,7 +225,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
   embed(tokens, step);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
     enter(layer, tokens);
-    attend(layer, tokens);
+    attend(layer, tokens, step);
     finish_attention(layer, tokens, step);
     transform(layer, tokens);
     finish_mlp(layer, tokens, step);
@@ -233,7 +260,7 @@ void Transformer::enter(std::size_t layer, const Tokens& tokens) {
     kernels::add_rows(execution_, before, addend, residual);
 }
 
-void Transformer::attend(std::size_t layer, const Tokens& tokens) {
+void Transformer::attend(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Activations& block = buffers_.blocks[layer];
   const std::int64_t n = tokens.rows(), queries = settings_.architecture.query_width(),
                      keys = settings_.architecture.key_width();
@@ -241,9 +268,14 @@ void Transformer::attend(std::size_t layer, const Tokens& tokens) {
   multiply(model_.blocks()[layer].projection, block.attention_input.rows_from(0, n), projected);
   timers_.phase("attention");
   if (transforms_queries()) kernels::query_key(execution_, query_key(layer, tokens), projected, packed, block.inverse);
-  settings_.attention.forward(execution_, attention(tokens), packed.columns_from(0, queries),
-                              packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
-                              block.mixed.rows_from(0, n), block.log_sum, buffers_.attention_workspace);
+  const kernels::Attention shape = attention(layer, tokens, step);
+  if (shape.kept.size > 0)
+    kernels::select_key_blocks(execution_, shape, block_choice(settings()), packed.columns_from(0, queries),
+                               packed.columns_from(queries, keys), {block.kept.data, shape.kept.size},
+                               buffers_.attention_workspace);
+  settings_.attention.forward(execution_, shape, packed.columns_from(0, queries), packed.columns_from(queries, keys),
+                              packed.columns_from(queries + keys, keys), block.mixed.rows_from(0, n), block.log_sum,
+                              buffers_.attention_workspace);
 }
 
 /// What the attention adds to the residual stream, and the norm of the sum.
@@ -376,7 +408,7 @@ void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kerne
     normalise(*parameters.attention_norm, block.residual.rows_from(0, n), {}, {}, block.attention_input.rows_from(0, n),
               block.attention_norm);
   if (policy == Recompute::block) {
-    attend(layer, tokens);
+    attend(layer, tokens, step);
     finish_attention(layer, tokens, step);
     transform(layer, tokens);
     if (parameters.mlp_post_norm) finish_mlp(layer, tokens, step);
@@ -423,7 +455,7 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
 
   timers_.phase("attention");
   const AnyMatrix packed = block.attended_rows.rows_from(0, n), gradient = buffers_.projection_gradient.rows_from(0, n);
-  settings_.attention.backward(execution_, attention(tokens), packed.columns_from(0, queries),
+  settings_.attention.backward(execution_, attention(layer, tokens, step), packed.columns_from(0, queries),
                                packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
                                block.mixed.rows_from(0, n), block.log_sum, mixed, gradient.columns_from(0, queries),
                                gradient.columns_from(queries, keys), gradient.columns_from(queries + keys, keys),
@@ -551,9 +583,14 @@ void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::
   kernels::dropout(execution_, {site, static_cast<float>(settings().dropout), tokens.first_row}, step, x);
 }
 
-kernels::Attention Transformer::attention(const Tokens& tokens) const {
+kernels::Attention Transformer::attention(std::size_t layer, const Tokens& tokens,
+                                          const kernels::AdamStep* step) const {
   kernels::Attention attention = attention_of(settings(), tokens.sequences, tokens.length);
   attention.first_key = tokens.first_key;
+  if (settings().sparse_blocks > 0) attention.kept = {buffers_.blocks[layer].kept.data, attention.block_pairs()};
+  if (step != nullptr && settings().attention_dropout > 0)
+    attention.dropout = {static_cast<float>(settings().attention_dropout), static_cast<std::uint32_t>(layer),
+                         tokens.first_row, step};
   return attention;
 }
 

@@ -42,6 +42,8 @@ struct TransformerSettings {
   kernels::StatePolicy policy = kernels::StatePolicy::fp32;
   std::int64_t rows = 0;    ///< most rows of a micro-batch
   std::int64_t length = 0;  ///< most rows of a sequence
+  /// Rows of the shortest sequences of which a micro-batch may be full: `length` halved some times. 0: `length`.
+  std::int64_t shortest = 0;
   MemorySettings memory = {};
   bool gradients = true;  ///< false: forward pass only; one block's activations are held
   AttentionKernels attention = {};
@@ -65,8 +67,9 @@ class Transformer {
     kernels::AnyMatrix activated;        ///< [rows, D]
     kernels::AnyMatrix mlp_raw;          ///< [rows, C] before a norm of the sublayer's output
     kernels::NormStatistics attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;
-    kernels::Array<float> inverse;  ///< of the norm of queries and keys
-    kernels::Array<float> log_sum;  ///< [sequences * H * length]
+    kernels::Array<float> inverse;      ///< of the norm of queries and keys
+    kernels::Array<float> log_sum;      ///< [sequences * H * length]
+    kernels::Array<std::uint8_t> kept;  ///< blocks of keys of sparse attention, [sequences * H * blocks * blocks]
   };
 
   struct Buffers {
@@ -119,7 +122,7 @@ class Transformer {
 
   void embed(const Tokens&, const kernels::AdamStep*);
   void enter(std::size_t layer, const Tokens&);
-  void attend(std::size_t layer, const Tokens&);
+  void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void finish_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void transform(std::size_t layer, const Tokens&);
   void finish_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*);
@@ -147,7 +150,7 @@ class Transformer {
   void head(const Tokens&, const EachChunk&);
 
   const ModelSettings& settings() const { return settings_.architecture.model; }
-  kernels::Attention attention(const Tokens&) const;
+  kernels::Attention attention(std::size_t layer, const Tokens&, const kernels::AdamStep*) const;
   kernels::QueryKey query_key(std::size_t layer, const Tokens&) const;
   bool transforms_queries() const {
     return settings().qk_norm != QueryKeyNorm::none || settings().position == Position::rope;

@@ -69,6 +69,18 @@ void Section::table(const std::vector<std::string>& head, const std::vector<std:
 }
 
 void Section::listing(std::string_view text) { body_ += fmt::format("<pre>{}</pre>\n", escaped(text)); }
+void Section::application(const Json& data, std::string_view script) {
+  // Inside an element of script, HTML interprets nothing but its end tag, and XML the usual characters.
+  std::string json;
+  for (const char c : to_text(data))
+    json += c == '<' ? "\\u003c" : c == '>' ? "\\u003e" : c == '&' ? "\\u0026" : std::string(1, c);
+  body_ += fmt::format(
+      "<div id=\"application\"></div>\n<script type=\"application/json\" id=\"data\">{}</script>\n"
+      "<script>/*<![CDATA[*/\n(function (root, data) {{\n{}}})(document.getElementById('application'), "
+      "JSON.parse(document.getElementById('data').textContent));\n/*]]>*/</script>\n",
+      json, script);
+}
+
 void Section::begin_columns() { body_ += "<div class=\"figures\">\n"; }
 void Section::begin_block() { body_ += "<div>\n"; }
 void Section::end_block() { body_ += "</div>\n"; }
@@ -82,6 +94,8 @@ std::string to_html(const Page& page) {
   for (const Section& section : page.sections)
     sections += fmt::format("<section>\n<h2>{}</h2>\n{}</section>\n", escaped(section.title()), section.body());
   return filled(page_template, {{"title", escaped(page.title)},
+                                {"kind", escaped(page.kind)},
+                                {"source", escaped(page.source)},
                                 {"chart_style", chart_style()},
                                 {"state", escaped(page.state)},
                                 {"state_detail", escaped(page.state_detail)},

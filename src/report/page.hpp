@@ -3,14 +3,16 @@
 // An HTML page as data: a title, tiles with the main figures, sections of paragraphs, figures and tables. The only
 // place that writes HTML; the skeleton and the style are page.html, pictures come from report/chart.hpp.
 //
-// The page is self-contained (inline style and SVG, no script, nothing fetched) and also well-formed XML. All texts are
-// escaped here, so they may come from files.
+// The page is self-contained (inline style and SVG, nothing fetched; no script but those of `application`) and also
+// well-formed XML. All texts are escaped here, so they may come from files.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "report/json.hpp"
 
 namespace weft::report {
 
@@ -29,6 +31,9 @@ class Section {
              std::size_t numbers_from);
   /// Text with its line breaks, in a fixed-width font.
   void listing(std::string_view text);
+
+  /// A part that `script` draws (JavaScript without "]]>"): it finds the data in `data` and its element in `root`.
+  void application(const Json& data, std::string_view script);
 
   /// Blocks between the two calls stand side by side where the window is wide enough.
   void begin_columns();
@@ -50,6 +55,8 @@ struct Tile {
 
 struct Page {
   std::string title;
+  std::string kind = "weft report";                            ///< in the title of the window
+  std::string source = "from the files of the run directory";  ///< what the page was written from
   std::string state, state_detail;  ///< how the run ended: a short statement and what follows it
   bool state_is_bad = false;
   std::vector<Tile> tiles;

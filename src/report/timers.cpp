@@ -27,6 +27,7 @@ void Timers::switch_to(int phase) {
 
 void Timers::phase(std::string_view name) {
   parallel::note_phase(name);
+  if (held_) return;
   // A step has about ten phases: looking through them costs less than a map.
   auto found = std::find_if(phases_.begin(), phases_.end(), [&](const Phase& r) { return r.name == name; });
   if (found == phases_.end()) found = phases_.insert(found, Phase{std::string(name)});
@@ -34,7 +35,9 @@ void Timers::phase(std::string_view name) {
   switch_to(static_cast<int>(found - phases_.begin()));
 }
 
-void Timers::stop() { switch_to(-1); }
+void Timers::stop() {
+  if (!held_) switch_to(-1);
+}
 
 double Timers::seconds(std::string_view name) const {
   for (const Phase& phase : phases_)

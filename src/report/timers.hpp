@@ -43,6 +43,23 @@ class Timers {
     int outer_;
   };
 
+  /// One phase until its end: phases named in between count to it.
+  class Whole {
+   public:
+    Whole(Timers& timers, std::string_view name) : timers_(timers) {
+      timers.phase(name);
+      timers.held_ = true;
+    }
+    Whole(const Whole&) = delete;
+    ~Whole() {
+      timers_.held_ = false;
+      timers_.stop();
+    }
+
+   private:
+    Timers& timers_;
+  };
+
   /// Seconds so far in `name` on this rank, 0 when there is no such phase.
   double seconds(std::string_view name) const;
   void reset();
@@ -68,7 +85,8 @@ class Timers {
 
   std::function<void()> before_switch_;
   std::vector<Phase> phases_;
-  int current_ = -1;  // index of the running phase, -1: none
+  int current_ = -1;   // index of the running phase, -1: none
+  bool held_ = false;  // by a Whole
   Clock::time_point begin_;
 };
 

@@ -122,8 +122,28 @@ void ActivationFile::read_headers() {
     header_.inputs.push_back(read_matrix_header(Side::inputs, layer));
     header_.targets.push_back(read_matrix_header(Side::targets, layer));
   }
+  read_token_headers();
   open_name_.clear();
   dataset_ = Handle();
+}
+
+void ActivationFile::read_token_headers() {
+  if (header_.format != kActivationFormat) return;  // of other formats, whose rows may be permuted, nothing is known
+  const bool required = header_.format_version >= kActivationFormatWithTokens;
+  if (!required && H5Lexists(file_, "tokens", H5P_DEFAULT) <= 0) return;
+  if (user_block_)
+    throw error(ExitCode::data, "{}: has a user block (not supported in a file with token ids); remove it", path_);
+  header_.tokens = locate_array(file_, path_, "tokens", bytes_, {Scalar::i32}, "int32");
+  const std::int64_t rows = header_.inputs[0].rows;
+  if (header_.tokens->count != rows)
+    throw error(ExitCode::data,
+                "{}: /tokens has {} values, /layer_0/inputs has {} rows; was the file written completely?", path_,
+                header_.tokens->count, rows);
+  if (!required) return;
+  header_.documents = locate_array(file_, path_, "documents", bytes_, {Scalar::i64}, "int64");
+  if (header_.documents->count > rows)
+    throw error(ExitCode::data, "{}: /documents has {} entries for {} rows; is the file damaged?", path_,
+                header_.documents->count, rows);
 }
 
 hid_t ActivationFile::open(Side side, std::int64_t layer) {
@@ -440,6 +460,12 @@ void ActivationFileWriter::append(std::int64_t rows, const std::byte* inputs, co
     check(H5Dwrite(datasets_[i], type_, from, to, H5P_DEFAULT, data), path_ + ": writing rows");
   }
   rows_ += rows;
+}
+
+void ActivationFileWriter::write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents) {
+  const Lock lock;
+  write_array(file_, path_, "tokens", Scalar::i32, static_cast<std::int64_t>(ids.size()), ids.data());
+  write_array(file_, path_, "documents", Scalar::i64, static_cast<std::int64_t>(documents.size()), documents.data());
 }
 
 void ActivationFileWriter::close() {

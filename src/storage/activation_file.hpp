@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One activation file in HDF5: groups layer_{l} with datasets inputs and targets, [rows, columns].
+// One activation file in HDF5: groups layer_{l} with datasets inputs and targets, [rows, columns]; in Weft's own format
+// also the token id of each row and the rows at which documents begin.
 //
 // All sizes in headers are checked against the size of the file, so that callers may allocate memory by them. Memory
 // type and file type of rows are equal: HDF5 converts nothing. Errors name file and dataset.
@@ -11,13 +12,19 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/array.hpp"
 #include "storage/hdf5.hpp"
+#include "storage/stored_array.hpp"
 
 namespace weft::storage {
+
+/// Root attribute "format" of Weft's own files, and the "format_version" from which on they have token ids.
+inline constexpr const char* kActivationFormat = "weft-activations";
+inline constexpr std::int64_t kActivationFormatWithTokens = 2;
 
 enum class Side { inputs, targets };
 /// "/layer_3/inputs"
@@ -40,6 +47,10 @@ struct ActivationHeader {
   std::int64_t format_version = 0;
   std::string model, hook_inputs, hook_targets;  ///< root attributes; "" = none
   std::vector<MatrixHeader> inputs, targets;     ///< [layer]
+  /// Weft's own format: /tokens, int32, one per row; version 1 may have it, later versions have it.
+  std::optional<StoredArray> tokens;
+  /// From version 2 on: /documents, int64, the first row of each document of this file; at most one per row.
+  std::optional<StoredArray> documents;
 
   std::int64_t n_layers() const { return static_cast<std::int64_t>(inputs.size()); }
   const MatrixHeader& matrix(Side side, std::int64_t layer) const {
@@ -88,6 +99,7 @@ class ActivationFile {
  private:
   // Callers hold the lock and convert Error(io) to Error(data).
   void read_headers();
+  void read_token_headers();
   hid_t open(Side side, std::int64_t layer);
   MatrixHeader read_matrix_header(Side side, std::int64_t layer);
   std::vector<Extent> locate(Side side, std::int64_t layer);
@@ -122,6 +134,8 @@ class ActivationFileWriter {
 
   /// Appends rows: inputs and targets [rows, n_layers * d_model] as stored.
   void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
+  /// Token ids of all rows, and the rows at which documents begin: ascending, the first is 0. Once, before `close`.
+  void write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents);
   /// Must be called: reports errors that occur on closing.
   void close();
 

@@ -334,4 +334,16 @@ void require_complete(hid_t dataset, const std::string& name) {
     throw error(ExitCode::io, "dataset {} holds {} of {} bytes (incomplete write)", name, stored, expected);
 }
 
+void write_tensor(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape,
+                  const void* data) {
+  Handle dataset = create_dataset(file, name, type, shape);
+  std::int64_t row_bytes = kernels::bytes_of(type);
+  for (std::size_t axis = 1; axis < shape.size(); ++axis) row_bytes *= shape[axis];
+  const std::int64_t piece = piece_rows(type, shape);
+  for (std::int64_t begin = 0; begin < shape[0]; begin += piece)
+    write_rows(dataset, begin, std::min(piece, shape[0] - begin),
+               static_cast<const std::byte*>(data) + begin * row_bytes);
+  dataset.close();
+}
+
 }  // namespace weft::storage

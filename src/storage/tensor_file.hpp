@@ -40,9 +40,13 @@ struct FileRange {
 /// are final. Throws Error(io).
 std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data);
 
-/// The same in two parts, so that the rows of a next call can be prepared in another thread while these are written:
-/// `prepare_rows` copies them into chunks with their checksums, after which `data` is not needed; `write_rows` writes.
-/// The memory of `chunks` is reused.
+/// Creates `name` and writes all its rows. Throws Error(io).
+void write_tensor(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape,
+                  const void* data);
+
+/// `write_rows` in two parts, so that the rows of a next call can be prepared in another thread while these are
+/// written: `prepare_rows` copies them into chunks with their checksums, after which `data` is not needed; `write_rows`
+/// writes. The memory of `chunks` is reused.
 struct PreparedChunk {
   std::vector<hsize_t> where;  ///< its first element
   std::vector<char> bytes;     ///< as stored

@@ -11,18 +11,12 @@
 #include <string_view>
 
 #include "kernels/array.hpp"
+#include "storage/stored_array.hpp"
 
 namespace weft::storage {
 
 /// Bytes of a tokeniser's text: those of vocabularies of some 100,000 tokens have a few MiB.
 inline constexpr std::int64_t kLargestTokenizer = std::int64_t{64} << 20;
-
-/// A one-dimensional dataset inside the file: bytes [offset, offset + count * bytes_of(type)), which are not aligned.
-struct StoredArray {
-  kernels::Scalar type = kernels::Scalar::u16;
-  std::int64_t count = 0;
-  std::int64_t offset = 0;
-};
 
 struct TokenHeader {
   StoredArray tokens;           ///< u16 or u32, at least one

@@ -161,9 +161,9 @@ void Loop::log_step(double waited_for_data, bool evaluates) {
   const report::Json communication = world_.size() > 1 ? step_communication() : report::Json();
   const double seconds = seconds_since(logged_at_);
   if (evaluates) {
-    parallel::note_phase("evaluation");
     const Clock::time_point begin = Clock::now();
     model_.settle();
+    const report::Timers::Whole evaluation(model_.timers(), "evaluation");
     const Metrics measured = model_.evaluate();
     metrics.insert(metrics.end(), measured.begin(), measured.end());
     evaluation_seconds_ += seconds_since(begin);

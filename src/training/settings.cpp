@@ -61,9 +61,6 @@ void add_keys(input::Schema& schema, LogSettings& log) {
       .in("steps")
       .at_least(1)
       .free();
-}
-
-void add_evaluation_key(input::Schema& schema, LogSettings& log) {
   schema
       .add("log.evaluate_every", log.evaluate_every,
            "steps between evaluations on the validation data; 0 = after the last step only")

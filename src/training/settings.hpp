@@ -43,8 +43,6 @@ struct ResumeSettings {
 /// Keys and rules of one table, bound to the settings, which must outlive the schema.
 void add_keys(input::Schema&, RunSettings&);
 void add_keys(input::Schema&, LogSettings&);
-/// log.evaluate_every, for models that evaluate while they train (Trainable::evaluate).
-void add_evaluation_key(input::Schema&, LogSettings&);
 void add_keys(input::Schema&, ResumeSettings&);
 
 /// Seconds of "hh:mm:ss" (hours may exceed 99); nothing when the text is not of this form.

@@ -40,22 +40,29 @@ void StepRunner::begin(const kernels::AdamStep& constants) {
 }
 
 void StepRunner::run(const std::function<void()>& compute) {
-  if (records_ && steps_here_ > 0) {
-    if (graph_.recorded()) {
+  if (records_ && prepared_) {
+    if (graph_) {
       for (std::size_t i = 0; i < recorded_.size(); ++i) replayed_[i] += recorded_[i];
     } else {
       const ExchangeGroups before = counted_();
-      graph_.record(execution_, compute);
+      graph_.emplace().record(execution_, compute);
       recorded_ = counted_();
       for (std::size_t i = 0; i < recorded_.size(); ++i) recorded_[i] = recorded_[i].since(before[i]);
       replayed_.resize(recorded_.size());
     }
     timers_.phase("step");
-    graph_.replay(execution_);
+    graph_->replay(execution_);
   } else {
     compute();
+    prepared_ = true;
   }
   pending_[(steps_done_ + 1) % kRing].done.record(execution_);
+}
+
+void StepRunner::change() {
+  settle();
+  graph_.reset();
+  prepared_ = false;
 }
 
 void StepRunner::guard(const kernels::StepFlags* flags, const kernels::LossScale* scale) {

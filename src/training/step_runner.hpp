@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,7 +67,8 @@ class StepRunner {
 
   /// Starts step `steps_done() + 1`.
   void begin(const kernels::AdamStep& constants);
-  /// Submits `compute`, which must launch the same work in every step: neither allocate nor wait when recorded.
+  /// Submits `compute`, which must launch the same work in every step (but for `change`): neither allocate nor wait
+  /// when recorded.
   void run(const std::function<void()>& compute);
   /// In `compute`: withholds the update of this step (constants()->withheld) when a flag is set, and halts all later
   /// steps when no more may be skipped. The same on all ranks if *flags is. `scale`: of an fp16 backward pass.
@@ -84,6 +86,10 @@ class StepRunner {
 
   /// False: from now on every step runs eagerly, so that its phases can be timed.
   void record(bool record) { records_ = record && recordable_; }
+
+  /// From the next step on, `compute` launches other work: the first such step runs eagerly, the second is recorded.
+  /// Waits for all steps; throws as `end`.
+  void change();
 
   kernels::AdamStep* constants() const { return buffers_.constants.data; }
   /// Steps without an update since the start of the run; where the kernels run, for the checkpoint.
@@ -119,7 +125,8 @@ class StepRunner {
   const std::int64_t ahead_;
   const bool recordable_;
   bool records_;
-  device::Graph graph_;
+  std::optional<device::Graph> graph_;
+  bool prepared_ = false;               // this work has run once
   ExchangeGroups recorded_, replayed_;  // of one replay; of all
   parallel::Traffic before_step_, step_traffic_;
   Pending pending_[kRing];

@@ -86,8 +86,8 @@ class Trainable {
   virtual void settle() = 0;
   /// Metrics of the last step, before its update. Collective.
   virtual Metrics metrics() = 0;
-  /// Measures on validation data between two steps: every log.evaluate_every steps. Joins the metrics of the step.
-  /// Collective.
+  /// Measures on validation data between two steps: every log.evaluate_every steps, after `metrics` and `settle`. Joins
+  /// the metrics of the step, under names with the prefix "validation.". Changes no state of the run. Collective.
   virtual Metrics evaluate() { return {}; }
   /// After `metrics` or `settle`.
   virtual Communication communication() const = 0;

@@ -8,7 +8,6 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "base/trace.hpp"
 #include "dataset/activations/stored_order.hpp"
 #include "kernels/metrics/metrics.hpp"
 #include "kernels/reduce/reduce.hpp"
@@ -64,7 +63,8 @@ double mean_over_layers(const std::vector<double>& values) {
 
 EvaluationResult evaluate(const dataset::Description& description, const Model& model,
                           const NormalisationOnDevice& normalisation, Forward& forward, const parallel::World& world,
-                          const parallel::Grid& grid, const kernels::Execution& execution, std::int64_t batch_tokens) {
+                          const parallel::Grid& grid, const kernels::Execution& execution, std::int64_t batch_tokens,
+                          const std::function<void()>& before_batch) {
   const Shape& shape = model.shape();
   const std::int64_t width = shape.width(), n_keys = shape.n_layers * model.n_local();
   device::Buffer<double> sums(4 * width);
@@ -76,7 +76,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
 
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
   for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
-    trace::next_step();
+    if (before_batch) before_batch();
     const dataset::RawBatch& batch = rows.read(i);
     forward.load(batch);
     forward.encode();
@@ -96,7 +96,6 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
     });
     kernels::fence(execution);  // the next batch overwrites this one
   }
-  trace::end_steps();
   forward.require_valid_selections("of the evaluation");
 
   std::vector<double> total = to_host(execution, sums);
@@ -122,7 +121,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   EvaluationResult result;
   result.tokens = tokens;
   const double n = static_cast<double>(tokens);
-  double all_errors = 0, all_totals = 0;
+  double all_errors = 0, all_totals = 0, all_variances = 0, all_standard_errors = 0, all_standard_totals = 0;
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer) {
     double error = 0, variance_error = 0, spread_total = 0, standard_error = 0, standard_total = 0, by_dimension = 0;
     std::int64_t varying = 0;
@@ -155,15 +154,28 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
     result.l0.push_back(static_cast<double>(layer_counts[kDensityBins]) / n);
     all_errors += error;
     all_totals += spread_total;
+    all_variances += variance_error;
+    all_standard_errors += standard_error;
+    all_standard_totals += standard_total;
   }
   result.nmse_pooled = ratio(all_errors, all_totals);
-  for (std::int64_t layer = 0; world.is_root() && layer < shape.n_layers; ++layer)
-    if (std::isnan(result.nmse_standardised[static_cast<std::size_t>(layer)]))
+  result.nmse_standardised_pooled = ratio(all_standard_errors, all_standard_totals);
+  result.explained_variance_pooled = 1.0 - ratio(all_variances, all_totals);
+  return result;
+}
+
+std::int64_t evaluation_device_bytes(const Shape& shape, const parallel::GridShape& grid, std::int64_t batch_tokens) {
+  const std::int64_t features = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis));
+  return 8 * (4 * shape.width() + shape.n_layers * features) + 4 * grid.largest_part(batch_tokens) * shape.width();
+}
+
+void warn_of_constant_layers(const dataset::Description& description, const EvaluationResult& result) {
+  for (std::size_t layer = 0; layer < result.nmse_standardised.size(); ++layer)
+    if (std::isnan(result.nmse_standardised[layer]))
       log::warning(
           "{}: the targets of layer {} are constant here or in the training data (no variance to explain); left out of "
           "the means",
           description.path, layer);
-  return result;
 }
 
 }  // namespace weft::transcoder

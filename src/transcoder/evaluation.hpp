@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "dataset/activations/description.hpp"
@@ -24,8 +25,10 @@ struct EvaluationResult {
   std::vector<double> l0;                  ///< active features per token
   std::vector<double> dead_fraction;       ///< features that never fired on this set
   std::vector<std::vector<std::int64_t>>
-      density_histogram;   ///< features by floor(log10(density)): never, < 1e-6, ..., [0.1, 1]
+      density_histogram;  ///< features by floor(log10(density)): never, < 1e-6, ..., [0.1, 1]
+  // All layers together: the sums of numerator and denominator over the layers.
   double nmse_pooled = 0;  ///< sum over layers of SSE / sum over layers of SST
+  double nmse_standardised_pooled = 0, explained_variance_pooled = 0;
 };
 
 /// Bins of density_histogram: never fired, then decades from below 1e-6 up to [0.1, 1].
@@ -36,11 +39,17 @@ const char* density_bin_name(int bin);
 /// Mean of the values that are defined (not NaN); NaN if none is.
 double mean_over_layers(const std::vector<double>& values);
 
-/// Collective. `forward` must have been constructed for batches of at least `batch_tokens`. Warns of constant layers.
-/// Throws, known to all ranks, Error(data) with file, row, layer and column of a value that is not finite, and
-/// Error(numeric) if a reconstruction of finite activations is not.
+/// Collective. `forward` must have been constructed for batches of at least `batch_tokens`. `before_batch` is called
+/// before each batch. Throws, known to all ranks, Error(data) with file, row, layer and column of a value that is not
+/// finite, and Error(numeric) if a reconstruction of finite activations is not.
 EvaluationResult evaluate(const dataset::Description&, const Model&, const NormalisationOnDevice&, Forward&,
                           const parallel::World&, const parallel::Grid&, const kernels::Execution&,
-                          std::int64_t batch_tokens);
+                          std::int64_t batch_tokens, const std::function<void()>& before_batch = {});
+
+/// Device memory that `evaluate` takes on the largest rank.
+std::int64_t evaluation_device_bytes(const Shape&, const parallel::GridShape&, std::int64_t batch_tokens);
+
+/// A warning per layer whose measures are not defined. On rank 0.
+void warn_of_constant_layers(const dataset::Description&, const EvaluationResult&);
 
 }  // namespace weft::transcoder

@@ -10,6 +10,7 @@
 #include "kernels/transcoder/encode/encode.hpp"
 #include "parallel/failure.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
+#include "transcoder/skip.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -104,6 +105,8 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   encode_workspace = arena.take<std::byte>(
       kernels::encode_workspace(arena.backend(), selection.tile_tokens, selection.tile_features, shape.d_model,
                                 sizes.scalar, configuration.optimizer.state, sizes.scalar));
+  skip_workspace = arena.take<std::byte>(
+      add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);
   arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
   arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
@@ -219,11 +222,20 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
       events_[decoded.slot].arrived.hold_back(execution_);
       idle_.end(execution_);
     }
-    if (decoded.part.count > 0) consume(decoded.part);
+    const OwnPart& part = decoded.part;
+    if (part.count > 0 && model_.shape().skip) {
+      timers_.phase("skip");
+      const kernels::AnyMatrix x = inputs().rows_from(layout_->own.begin + part.begin, part.count);
+      add_skip(execution_, model_.skip(), x, part.layers, part.partial.rows_from(0, part.count),
+               buffers_.skip_workspace);
+    }
+    if (part.count > 0) consume(part);
     buffers_.chunks[decoded.slot].partial.close();
     buffers_.chunks[decoded.slot].received.close();
   };
 
+  // The encoder has awaited all inputs, unless this rank has no features.
+  if (model_.shape().skip) await_inputs(model_.shape().n_layers - 1, execution_);
   std::optional<Decoded> under_way;
   std::size_t slot = 0;
   // The last layers have the longest sums: what is exchanged first has most computation to overlap with.

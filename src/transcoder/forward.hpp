@@ -88,7 +88,7 @@ class Forward {
     parallel::ExchangeBuffer inputs;   ///< [largest batch, L * d]
     RowGather::Buffers own_inputs;
     std::vector<ChunkBuffers> chunks;  ///< by slot
-    kernels::Array<std::byte> encode_workspace;
+    kernels::Array<std::byte> encode_workspace, skip_workspace;
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
 
@@ -111,7 +111,7 @@ class Forward {
     std::int64_t n_parts;
   };
   /// Decodes block by block of layers, the last first, in chunks of tokens, and hands over what arrives for the own
-  /// tokens. Collective.
+  /// tokens. The skip connection is added to the first part. Collective.
   void decode(const std::function<void(const OwnPart&)>& consume);
 
   /// Throws a collective Error(internal) with layer and counts if a selection since construction was not valid on some

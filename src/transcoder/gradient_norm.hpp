@@ -3,10 +3,12 @@
 // The norm of the gradient over all parameters and ranks, and clipping by it. All of it stays where the kernels run.
 //
 // The backward kernels leave the squared norm of each decoder and encoder row that a rank updates; encoder biases count
-// with their encoder row. Every rank has the whole gradient of the decoder bias: world rank 0 counts it.
+// with their encoder row. Every rank has the whole gradients of the decoder bias and of the skip connection: world rank
+// 0 counts them.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/optimize/parameters.hpp"
 #include "optimizer/settings.hpp"
@@ -19,12 +21,14 @@ class GradientNorm {
  public:
   struct Buffers {
     Buffers() = default;
-    /// n_keys: layers times features per layer that the largest rank updates.
-    Buffers(const optimizer::Settings&, std::int64_t n_keys, training::StepArena&);
+    /// n_keys: layers times features per layer that the largest rank updates. n_whole: rows of gradients that every
+    /// rank has whole.
+    Buffers(const optimizer::Settings&, std::int64_t n_keys, std::int64_t n_whole, training::StepArena&);
     kernels::Array<double> norm;  ///< [1], of the last step that updated, before clipping; 0 when not formed
     // With clipping only:
     kernels::Array<double> rows;       ///< [2 * n_keys] squared: decoder rows, then encoder rows
-    kernels::Array<double> sums;       ///< [3] squared: all rows, decoder bias, both
+    kernels::Array<double> whole;      ///< [n_whole] squared, likewise
+    kernels::Array<double> sums;       ///< [3] squared: all rows, all of `whole`, both
     kernels::Array<double> workspace;  ///< of the sum over rows
   };
 
@@ -41,7 +45,8 @@ class GradientNorm {
   /// Squared norms by row, for the backward kernels: [n_keys]; empty without clipping.
   kernels::Array<double> decoder_rows() const;
   kernels::Array<double> encoder_rows() const;
-  void set_decoder_bias(kernels::Array<const float> gradient);
+  /// The gradients that every rank has whole.
+  void set_whole(std::span<const kernels::Matrix<const float>> gradients);
   /// Forms `norm` from the above, unless the step is withheld. rows_are_scaled: the rows hold the clipped gradient.
   /// Collective.
   void form(bool rows_are_scaled, const kernels::AdamStep* step);

@@ -20,13 +20,15 @@ Initial uniform_in_root(std::int64_t n, kernels::Purpose purpose) {
 }  // namespace
 
 // Source layer s:  z_s = W_enc,s x_s + b_enc,s     W_enc,s [F, d]    b_enc,s [F]
-// Target layer t:  y_t = sum over s <= t of a_s W_dec,s[t] + b_dec,t
+// Target layer t:  y_t = sum over s <= t of a_s W_dec,s[t] + b_dec,t + W_skip,t x_t
 //                  W_dec,s [F, (L - s) * d]: the strips of targets s..L-1 in one row    b_dec [L * d]
+//                  W_skip,t [d, d], zero at first
+// With a decoder per layer: y_t = a_t W_dec,t + ..., W_dec,t [F, d].
 std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
   const std::int64_t n_features = shape.n_features, d = shape.d_model;
   const Cut by_feature{0, parallel::kFeatureAxis};
   const Initial encoder_initial = uniform_in_root(n_features, kernels::Purpose::encoder_initial),
-                decoder_initial = uniform_in_root(shape.width(), kernels::Purpose::decoder_initial);
+                decoder_initial = uniform_in_root(shape.decoder_columns(0), kernels::Purpose::decoder_initial);
   // Elements are numbered through all encoders, then through all decoders: part of the checkpoint contract.
   std::uint64_t encoder_element = 0, decoder_element = static_cast<std::uint64_t>(shape.n_layers * n_features * d);
   std::vector<ParameterSpec> specs;
@@ -60,7 +62,26 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
                    .shape = {shape.width()},
                    .update = training::Update::everywhere,
                    .export_name = "b_dec"});
+  for (std::int64_t t = 0; shape.skip && t < shape.n_layers; ++t)
+    specs.push_back({.name = fmt::format("skip_{}/weight", t),
+                     .shape = {d, d},
+                     .update = training::Update::everywhere,
+                     .segment = d,
+                     .first_element = decoder_element + static_cast<std::uint64_t>(t * d * d),
+                     .weight_decay = true,
+                     .export_name = fmt::format("W_skip_{}", t)});
   return specs;
+}
+
+std::string to_text(const Shape& shape) {
+  return fmt::format("{} layer{}, d_model {}, {} features per layer{}{}", shape.n_layers,
+                     shape.n_layers == 1 ? "" : "s", shape.d_model, shape.n_features,
+                     shape.cross_layer ? "" : ", decoders per layer", shape.skip ? ", linear skip connection" : "");
+}
+
+Shape shape_of(const ModelSettings& settings, std::int64_t n_layers, std::int64_t d_model) {
+  return {n_layers, d_model, settings.features, settings.decoder == Decoder::cross_layer,
+          settings.skip == Skip::linear};
 }
 
 std::int64_t Shape::parameters() const { return training::elements_of(parameter_specs(*this)); }
@@ -71,11 +92,15 @@ std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry>
       if (tensor.name == name) return &tensor;
     return nullptr;
   };
-  const checkpoint::TensorEntry *const weight = find("encoder_0/weight"), *const moment =
-                                                                              find("encoder_0/weight.first_moment");
+  const checkpoint::TensorEntry *const weight = find("encoder_0/weight"),
+                                       *const moment = find("encoder_0/weight.first_moment"),
+                                       *const decoder = find("decoder_0/weight");
   if (weight == nullptr || weight->shape.size() != 2) return std::nullopt;
   StoredModel stored{{0, weight->shape[1], weight->shape[0]}};
   while (find(fmt::format("encoder_{}/weight", stored.shape.n_layers)) != nullptr) ++stored.shape.n_layers;
+  stored.shape.cross_layer = decoder == nullptr || decoder->shape.size() != 2 ||
+                             decoder->shape[1] == stored.shape.n_layers * stored.shape.d_model;
+  stored.shape.skip = find("skip_0/weight") != nullptr;
   if (weight->type == kernels::Scalar::bf16)
     stored.policy = moment != nullptr && moment->type == kernels::Scalar::u8 ? kernels::StatePolicy::eight_bit
                                                                              : kernels::StatePolicy::bf16;
@@ -98,6 +123,7 @@ Model::Model(const Shape& shape, kernels::StatePolicy policy, const parallel::Gr
     owned_encoder_bias_.push_back(parameters_.owned_vector(bias));
     decoder_.push_back(parameters_.matrix(decoder));
     owned_decoder_.push_back(parameters_.owned_matrix(decoder));
+    if (shape.skip) skip_.push_back(parameters_.matrix(parameters_.index(fmt::format("skip_{}/weight", s))));
   }
   decoder_bias_ = parameters_.vector(parameters_.index("decoder_bias"));
   clocks_ = parameters_.group_state<std::int64_t>("encoder_bias", "tokens_since_fired");

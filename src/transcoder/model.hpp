@@ -5,12 +5,14 @@
 // Invariants. A rank holds the contiguous block grid.part(parallel::kFeatureAxis, F) of the features of every layer.
 // Weights of that block are complete on every rank of the data axis. Moments are cut once more, over the data axis: a
 // rank updates the rows `owned` of each matrix and of each encoder bias, and keeps the clocks of those features. With
-// one rank on the data axis the owned rows are all rows. Every rank holds and updates the whole decoder bias.
+// one rank on the data axis the owned rows are all rows. Every rank holds and updates the whole decoder bias and the
+// whole skip connection.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/manifest.hpp"
@@ -18,6 +20,7 @@
 #include "kernels/optimize/parameters.hpp"
 #include "parallel/grid.hpp"
 #include "training/parameters.hpp"
+#include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
 
@@ -30,13 +33,21 @@ struct Shape {
   std::int64_t n_layers = 0;
   std::int64_t d_model = 0;
   std::int64_t n_features = 0;  ///< per layer
+  bool cross_layer = true;      ///< a feature writes to its own and every later layer, not to its own alone
+  bool skip = false;            ///< there is a linear skip connection
 
   std::int64_t width() const { return n_layers * d_model; }
-  /// Columns of a decoder row of source layer s: its targets s..L-1 one after the other.
-  std::int64_t decoder_columns(std::int64_t source) const { return (n_layers - source) * d_model; }
+  /// Columns of a decoder row of source layer s: its targets one after the other, s..L-1 or s alone.
+  std::int64_t decoder_columns(std::int64_t source) const { return (cross_layer ? n_layers - source : 1) * d_model; }
   /// Number of encoder and decoder weights and biases.
   std::int64_t parameters() const;
 };
+
+/// "6 layers, d_model 384, 768 features per layer", with what deviates from a plain cross-layer transcoder.
+std::string to_text(const Shape&);
+
+/// Of a run's transcoder on activations of these sizes.
+Shape shape_of(const ModelSettings&, std::int64_t n_layers, std::int64_t d_model);
 
 /// The declaration of all parameters, in the order of checkpoints.
 std::vector<training::ParameterSpec> parameter_specs(const Shape&);
@@ -46,7 +57,8 @@ struct StoredModel {
   Shape shape;
   kernels::StatePolicy policy = kernels::StatePolicy::fp32;
 };
-/// Derived from the number of encoders and from encoder_0/weight; nullopt if the tensors are not of a transcoder.
+/// Derived from the tensors' names and from the shapes of encoder_0/weight and decoder_0/weight; nullopt if they are
+/// not of a transcoder.
 std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry> tensors);
 
 class Model {
@@ -64,7 +76,7 @@ class Model {
   /// The features that this rank updates, counted from features().begin.
   parallel::Range owned() const { return owned_; }
 
-  /// By layer, all rows of this rank's block: [F_local, d] and [F_local, (L - s) * d]. They have moments if the data
+  /// By layer, all rows of this rank's block: [F_local, d] and [F_local, columns]. They have moments if the data
   /// axis has one rank.
   std::span<const kernels::ParameterRows> encoder() const { return encoder_; }
   std::span<const kernels::ParameterRows> decoder() const { return decoder_; }
@@ -79,6 +91,8 @@ class Model {
   kernels::AnyMatrix encoder_biases() const { return parameters_.group("encoder_bias"); }
   /// [L * d]
   kernels::ParameterVector decoder_bias() const { return decoder_bias_; }
+  /// By layer, [d, d]: output, input. Empty without a skip connection.
+  std::span<const kernels::ParameterRows> skip() const { return skip_; }
   /// Tokens since each owned feature fired, [L * owned].
   kernels::Array<std::int64_t> clocks() const { return clocks_; }
 
@@ -91,7 +105,7 @@ class Model {
   training::Parameters parameters_;
   parallel::Range features_;
   parallel::Range owned_;
-  std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_;
+  std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_, skip_;
   std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_;
   kernels::ParameterVector decoder_bias_;
   kernels::Array<std::int64_t> clocks_;

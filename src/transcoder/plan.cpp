@@ -10,6 +10,7 @@
 #include "checkpoint/writer.hpp"
 #include "dataset/activations/loader.hpp"
 #include "report/format.hpp"
+#include "transcoder/evaluation.hpp"
 #include "transcoder/trainer.hpp"
 
 namespace weft::transcoder {
@@ -98,7 +99,7 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
           const parallel::GridShape& grid) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   Plan plan;
-  plan.shape = {description.n_layers, description.d_model, configuration.transcoder.features};
+  plan.shape = shape_of(configuration.transcoder, description.n_layers, description.d_model);
   plan.grid = grid;
   const Shape& shape = plan.shape;
   const kernels::StatePolicy policy = configuration.optimizer.state;
@@ -115,10 +116,15 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
                  {"conversion of weights", state.conversion}};
   const training::StepArena step = measure_step(configuration, shape, grid, description.row_bytes(), backend);
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
+  if (!configuration.data.validation.empty())
+    plan.device.emplace_back("evaluation", evaluation_device_bytes(shape, grid, batch));
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
   plan.device.emplace_back("connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0);
   plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
                {"step staging", step.host_bytes()}};
+  // After the last step the loader is gone.
+  if (!configuration.data.validation.empty() && configuration.log.evaluate_every > 0)
+    plan.host.emplace_back("evaluation", 2 * grid.largest_part(batch) * description.row_bytes());
   plan.checkpoint_bytes = training::checkpoint_bytes(parameters, policy);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
@@ -180,9 +186,8 @@ std::string grid_advice(const Plan& plan) {
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {
   const Shape& shape = plan.shape;
-  std::string text =
-      fmt::format("plan: {} layers, d_model {}, {} features per layer, {:.1f} M parameters, grid {}\n", shape.n_layers,
-                  shape.d_model, shape.n_features, static_cast<double>(shape.parameters()) * 1e-6, plan.grid.text());
+  std::string text = fmt::format("plan: {}, {:.1f} M parameters, grid {}\n", to_text(shape),
+                                 static_cast<double>(shape.parameters()) * 1e-6, plan.grid.text());
   const auto row = [&](const std::string& name, const std::string& value) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/log.hpp"
@@ -12,7 +13,8 @@
 namespace weft::transcoder {
 namespace {
 
-/// The whole decoder of a layer in raw space on rank 0, [F, (L - s) * d]; empty elsewhere.
+/// The whole decoder of a layer in raw space on rank 0, [F, (L - s) * d] (zero for targets that it does not write to);
+/// empty elsewhere.
 std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std::vector<float>& spread,
                                const parallel::Grid& grid, const kernels::Execution& execution) {
   const kernels::ParameterRows& rows = model.decoder()[static_cast<std::size_t>(layer)];
@@ -29,7 +31,12 @@ std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std
     bytes.push_back(parallel::part(model.shape().n_features, grid.size(parallel::kFeatureAxis), g).size() *
                     rows.columns * 4);
   grid.axis(parallel::kFeatureAxis).all_gather_uneven(mine, values.data(), bytes);
-  return values;
+  const std::int64_t columns = (model.shape().n_layers - layer) * model.shape().d_model;
+  if (rows.columns == columns) return values;
+  std::vector<float> wide(static_cast<std::size_t>(model.shape().n_features * columns), 0.0f);
+  for (std::int64_t f = 0; f < model.shape().n_features; ++f)
+    std::copy_n(values.data() + f * rows.columns, rows.columns, wide.data() + f * columns);
+  return wide;
 }
 
 /// null: not defined.
@@ -63,11 +70,34 @@ report::Json to_json(const EvaluationResult& result) {
   json = with_mean(std::move(json), "l0", result.l0);
   json = with_mean(std::move(json), "dead_fraction", result.dead_fraction);
   json["nmse_pooled"] = number_or_null(result.nmse_pooled);
+  json["nmse_standardised_pooled"] = number_or_null(result.nmse_standardised_pooled);
+  json["explained_variance_pooled"] = number_or_null(result.explained_variance_pooled);
+  // The names of the literature for the same measures.
+  json = with_mean(std::move(json), "fvu", result.nmse);
+  json = with_mean(std::move(json), "fvu_dim", result.fvu_dimension);
+  json["fvu_pooled"] = json["nmse_pooled"];
   std::vector<std::string> bins;
   for (int bin = 0; bin < kDensityBins; ++bin) bins.emplace_back(density_bin_name(bin));
   json["density_bins"] = bins;
   json["density_histogram"] = result.density_histogram;
   return json;
+}
+
+report::Json to_json(const DecoderSummary& summary) {
+  report::Json json;
+  report::Json& share = json["decoder_share"] = report::Json::array();
+  for (std::size_t source = 0; source < summary.share.size(); ++source) {
+    report::Json row = report::Json::array();
+    for (std::size_t target = 0; target < summary.share.size(); ++target) {
+      const std::size_t block = target - source;
+      row.push_back(target < source || block >= summary.share[source].size()
+                        ? report::Json()
+                        : number_or_null(summary.share[source][block]));
+    }
+    share.push_back(std::move(row));
+  }
+  json = with_mean(std::move(json), "redundancy", summary.redundancy);
+  return with_mean(std::move(json), "redundant_fraction", summary.redundant_fraction);
 }
 
 report::Json to_json(const dataset::Recovery& recovery) {
@@ -94,11 +124,44 @@ std::string to_table(const EvaluationResult& result) {
   return text;
 }
 
-std::optional<dataset::Recovery> recovered(const std::string& dataset_path, const Model& model,
+std::string to_table(const EvaluationResult& result, const DecoderSummary& summary) {
+  const auto mean = mean_over_layers;
+  std::string text = fmt::format("{:>6}{:>10}{:>10}{:>12}{:>12}\n", "layer", "FVU", "FVU dim.", "max cosine",
+                                 fmt::format("above {}", kRedundantCosine));
+  const auto row = [&](const std::string& name, double fvu, double by_dimension, double cosine, double redundant) {
+    text += fmt::format("{:>6}{}{}{}{}\n", name, column(fvu, 10, 4), column(by_dimension, 10, 4), column(cosine, 12, 4),
+                        column(100 * redundant, 12, 1, "%"));
+  };
+  for (std::size_t i = 0; i < result.nmse.size(); ++i)
+    row(std::to_string(i), result.nmse[i], result.fvu_dimension[i], summary.redundancy[i],
+        summary.redundant_fraction[i]);
+  row("mean", mean(result.nmse), mean(result.fvu_dimension), mean(summary.redundancy),
+      mean(summary.redundant_fraction));
+  text += fmt::format("all layers together: NMSE std.{}, FVU{}, explained variance{}\n\n",
+                      column(result.nmse_standardised_pooled, 10, 4), column(result.nmse_pooled, 10, 4),
+                      column(result.explained_variance_pooled, 10, 4));
+
+  text += "features by density\n" + fmt::format("{:>6}", "layer");
+  for (int bin = 0; bin < kDensityBins; ++bin) text += fmt::format("{:>14}", density_bin_name(bin));
+  for (std::size_t i = 0; i < result.density_histogram.size(); ++i) {
+    text += fmt::format("\n{:>6}", i);
+    for (const std::int64_t count : result.density_histogram[i]) text += fmt::format("{:>14}", count);
+  }
+  text += "\n\ndecoder norm by target layer, % of the squared norm\n" + fmt::format("{:>6}", "layer");
+  for (std::size_t target = 0; target < summary.share.size(); ++target) text += fmt::format("{:>7}", target);
+  for (std::size_t source = 0; source < summary.share.size(); ++source) {
+    text += fmt::format("\n{:>6}{}", source, std::string(7 * source, ' '));
+    for (const double share : summary.share[source]) text += column(100 * share, 7, 1);
+  }
+  return text + "\n";
+}
+
+std::optional<dataset::Recovery> recovered(const dataset::Description& data, const Model& model,
                                            const NormalisationOnDevice& normalisation, const parallel::World& world,
                                            const parallel::Grid& grid, const kernels::Execution& execution,
                                            int threads) {
-  const std::string path = world.on_root([&] { return dataset::ground_truth_path(dataset_path); });
+  if (data.targets_are_inputs) return std::nullopt;  // what was planted are decoders to the stored targets
+  const std::string path = world.on_root([&] { return dataset::ground_truth_path(data.path); });
   if (path.empty()) return std::nullopt;
   std::vector<float> spread(static_cast<std::size_t>(model.shape().width()));
   device::copy(execution, spread.data(), normalisation.target_spread.data(), normalisation.target_spread.bytes(),

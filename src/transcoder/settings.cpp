@@ -56,6 +56,11 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
            "one budget of active features for each layer, or one for all layers together")
       .changeable();
+  schema.add("transcoder.decoder", model.decoder,
+             {{"cross_layer", Decoder::cross_layer}, {"per_layer", Decoder::per_layer}},
+             "which layers a feature writes to: its own and every later one, or its own alone");
+  schema.add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
+             "linear: every layer has a matrix that adds a linear map of its input to its target");
   schema
       .add("transcoder.dead_window", model.dead_window,
            "a feature that has not fired for this many tokens counts as dead")
@@ -86,6 +91,12 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
               [&configuration]() -> std::string {
                 return configuration.transcoder.scope == Scope::layer ? empty_budget(configuration, 1) : "";
               });
+  schema.rule({"transcoder.skip", "data.targets"}, [&configuration]() -> std::string {
+    if (configuration.transcoder.skip == Skip::none || configuration.data.targets == dataset::Targets::outputs)
+      return {};
+    return "transcoder.skip = \"linear\" is of no use with data.targets = \"inputs\" (the identity reconstructs the "
+           "inputs without any feature); take \"none\"";
+  });
   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
     if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};
     return fmt::format(

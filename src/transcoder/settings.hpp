@@ -26,6 +26,8 @@ using training::NonFinite;
 
 using kernels::Activation;
 enum class Scope { layer, all_layers };
+enum class Decoder { cross_layer, per_layer };
+enum class Skip { none, linear };
 
 /// Table [transcoder].
 struct ModelSettings {
@@ -33,6 +35,8 @@ struct ModelSettings {
   Activation activation = Activation::batch_topk;
   double k = 16;  ///< active per token and layer (batch_topk: on average, may be fractional)
   Scope scope = Scope::layer;
+  Decoder decoder = Decoder::cross_layer;
+  Skip skip = Skip::none;
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
 };
 

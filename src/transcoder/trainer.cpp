@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "kernels/convert/convert.hpp"
@@ -15,6 +16,7 @@
 #include "kernels/transcoder/loss/loss.hpp"
 #include "optimizer/schedule.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
+#include "transcoder/skip.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -39,18 +41,22 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   own_gradient_rows = RowGather::Buffers(sizes, arena);
   activation_gradient = arena.take<float>(entries);
   decoder_bias_gradient = arena.take<float>(sizes.width);
+  skip_gradient = arena.take<float>(shape.skip ? sizes.width * shape.d_model : 0);
   arena.communicator(grid.ranks(), 0);  // of flags and norms
   loss_sums = arena.take<double>(3 * shape.n_layers);
   step_sums = arena.take<double>(4 * shape.n_layers);
   dead = arena.take<std::int64_t>(1);
   loss_workspace = arena.take<std::byte>(kernels::loss_workspace(sizes.own, shape.n_layers));
+  skip_workspace =
+      arena.take<std::byte>(skip_gradient_workspace(configuration, shape, configuration.data.batch_tokens));
   backward_workspace = arena.take<std::byte>(
       std::max(kernels::decode_backward_workspace(arena.backend(), shape.n_layers, owned, shape.d_model, entries),
                kernels::encode_backward_workspace(arena.backend(), shape.n_layers, owned, shape.d_model, entries)));
   if constexpr (kernels::kCudaBuild)
     for (device::Upload::Slot& slot : raw_rows)
       slot = {arena.take<std::byte>(sizes.own * row_bytes), arena.take<std::byte>(sizes.own * row_bytes)};
-  norm = GradientNorm::Buffers(configuration.optimizer, shape.n_layers * owned, arena);
+  norm =
+      GradientNorm::Buffers(configuration.optimizer, shape.n_layers * owned, 1 + (shape.skip ? sizes.width : 0), arena);
   runner = training::StepRunner::Buffers(arena);
 }
 
@@ -259,7 +265,7 @@ void Trainer::guard() {
 }
 
 void Trainer::clip() {
-  decoder_bias_gradient();
+  whole_gradients();
   if (!norm_.clips()) return;
   if (norm_.is_exact()) {
     backward(nullptr);
@@ -268,18 +274,31 @@ void Trainer::clip() {
   norm_.clip(runner_.constants());
 }
 
-/// On the communication stream, overlapping the backward pass, where there is one: every rank sums all rows, so this
-/// does not shrink with more ranks.
-void Trainer::decoder_bias_gradient() {
+/// Of the decoder bias and the skip connection. On the communication stream, overlapping the backward pass, where there
+/// is one: every rank sums over all rows, so this does not shrink with more ranks.
+void Trainer::whole_gradients() {
   timers_.phase("biases");
   const kernels::Execution& communication = forward_.axis().communication;
   rows_complete_.record(execution_);
   rows_complete_.hold_back(communication);
   kernels::column_sums(communication, all_gradient_rows(), buffers_.decoder_bias_gradient);
-  biases_formed_.record(communication);
+  if (model_.shape().skip) {
+    timers_.phase("skip");
+    skip_gradient(communication, forward_.all_inputs(), all_gradient_rows(), skip_gradient_rows(),
+                  buffers_.skip_workspace);
+  }
+  whole_formed_.record(communication);
   if (!norm_.clips()) return;
-  biases_formed_.hold_back(execution_);
-  norm_.set_decoder_bias(buffers_.decoder_bias_gradient);
+  whole_formed_.hold_back(execution_);
+  const kernels::Array<const float> bias = buffers_.decoder_bias_gradient;
+  norm_.set_whole(
+      std::array<kernels::Matrix<const float>, 2>{{{bias.data, 1, bias.size, bias.size}, skip_gradient_rows()}});
+}
+
+/// [L * d, d]; no rows without a skip connection.
+kernels::Matrix<float> Trainer::skip_gradient_rows() const {
+  const std::int64_t d = model_.shape().d_model;
+  return {buffers_.skip_gradient.data, buffers_.skip_gradient.size / d, d, d};
 }
 
 /// With a step: updates decoder, encoder and encoder biases in place. Without: only squared norms by row.
@@ -324,8 +343,11 @@ void Trainer::backward_and_update() {
   // Of the clipped gradient, as the update saw it.
   if (norm_.clips() && !norm_.is_exact()) norm_.form(true, runner_.constants());
   timers_.phase("biases");
-  biases_formed_.hold_back(execution_);
+  whole_formed_.hold_back(execution_);
   kernels::adam_vector(execution_, model_.decoder_bias(), buffers_.decoder_bias_gradient, runner_.constants());
+  if (!model_.shape().skip) return;
+  timers_.phase("skip");
+  update_skip(execution_, model_.skip(), skip_gradient_rows(), runner_.constants());
 }
 
 kernels::AnyMatrix Trainer::all_gradient_rows() const {

@@ -40,10 +40,11 @@ class Trainer {
     RowGather::Buffers own_gradient_rows;
     kernels::Array<float> activation_gradient;    ///< by position in the sparse activations
     kernels::Array<float> decoder_bias_gradient;  ///< [L * d]
+    kernels::Array<float> skip_gradient;          ///< [L * d, d]; empty without a skip connection
     kernels::Array<double> loss_sums;             ///< [3 * L], of a chunk
     kernels::Array<double> step_sums;             ///< [4 * L], MetricSums of the last step
     kernels::Array<std::int64_t> dead;            ///< [1]
-    kernels::Array<std::byte> loss_workspace, backward_workspace;
+    kernels::Array<std::byte> loss_workspace, skip_workspace, backward_workspace;
     device::Upload::Slot raw_rows[2];  ///< [largest own slice, row_bytes]; on a GPU
     GradientNorm::Buffers norm;
     training::StepRunner::Buffers runner;
@@ -102,7 +103,8 @@ class Trainer {
   void await_gradient_rows();
   void guard();
   void clip();
-  void decoder_bias_gradient();
+  void whole_gradients();
+  kernels::Matrix<float> skip_gradient_rows() const;
   void backward(const kernels::AdamStep* step);  // null: norms only
   kernels::Array<float> preactivation_gradient();
   void backward_and_update();
@@ -135,7 +137,7 @@ class Trainer {
   DataAxis data_axis_;
   parallel::DeviceCommunicator world_;  // flags and norms
   GradientNorm norm_;
-  device::Event rows_complete_, biases_formed_;
+  device::Event rows_complete_, whole_formed_;
   device::Upload upload_;
   training::StepRunner runner_;
   checkpoint::Registry registry_;

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/training_run.hpp"
 
+#include <algorithm>
+
 #include "base/log.hpp"
 #include "dataset/activations/reader.hpp"
+#include "device/memory.hpp"
+#include "kernels/runtime.hpp"
 #include "report/format.hpp"
 #include "transcoder/benchmark/work.hpp"
 #include "transcoder/result.hpp"
@@ -35,7 +39,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
                                         runtime.execution())
                       : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
                                             runtime.threads())),
-      trainer_(configuration, {data.train.n_layers, data.train.d_model, configuration.transcoder.features},
+      trainer_(configuration, shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
                dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.row_bytes(),
                [this](const dataset::RawBatch& batch, std::int64_t step) { return locate(batch, step); }),
@@ -97,6 +101,7 @@ training::Step TrainingRun::step() {
 
 training::Metrics TrainingRun::metrics() {
   const TrainingMetrics now = trainer_.metrics();
+  step_l0_ = now.l0;
   // No feature can have been silent for longer than the run.
   const bool some_may_be_dead = tokens_ >= configuration_.transcoder.dead_window;
   return {{.name = "epoch", .value = cursor_.epoch},
@@ -123,28 +128,67 @@ training::Metrics TrainingRun::metrics() {
            .in_result = true}};
 }
 
+const EvaluationResult& TrainingRun::validate() {
+  if (validated()) return *validation_;
+  step_exposed_seconds_ = trainer_.step_exposed_seconds();
+  const parallel::Exchanges before = trainer_.exchanges();
+  const Selector::ControllerState thresholds = trainer_.forward().selection().controller_state();
+  const auto copy = [&](void* to, const void* from, device::Direction direction) {
+    device::copy(runtime_.execution(), to, from, 4 * thresholds.keys.size, direction);
+    kernels::fence(runtime_.execution());
+  };
+  // The thresholds of the filter are state of the run: a checkpoint must not depend on evaluations.
+  std::vector<std::uint32_t> kept(static_cast<std::size_t>(thresholds.keys.size));
+  if (thresholds.on_device)
+    copy(kept.data(), thresholds.keys.data, device::Direction::to_host);
+  else
+    std::copy_n(thresholds.keys.data, kept.size(), kept.begin());
+  validation_ = transcoder::evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(),
+                                     world_, grid_, runtime_.execution(), configuration_.data.batch_tokens);
+  if (thresholds.on_device)
+    copy(thresholds.keys.data, kept.data(), device::Direction::to_device);
+  else
+    std::copy(kept.begin(), kept.end(), thresholds.keys.data);
+  evaluation_exchanges_ += trainer_.exchanges().since(before);
+  validated_step_ = trainer_.steps_done();
+  return *validation_;
+}
+
+training::Metrics TrainingRun::evaluate() {
+  if (!data_.validation) return {};
+  const EvaluationResult& measured = validate();
+  const auto mean = [](const char* name, const std::vector<double>& by_layer, const char* progress = "") {
+    return training::Metric{
+        .name = name, .value = mean_over_layers(by_layer), .progress = progress, .optional = true};
+  };
+  return {mean("validation.nmse_standardised", measured.nmse_standardised, "validation {:.4f}"),
+          mean("validation.explained_variance", measured.explained_variance),
+          mean("validation.l0", measured.l0),
+          mean("validation.dead_fraction", measured.dead_fraction)};
+}
+
 training::Communication TrainingRun::communication() const {
-  return {.exchanges = trainer_.exchanges(),
+  return {.exchanges = trainer_.exchanges().since(evaluation_exchanges_),
           .timed = trainer_.traffic_is_timed(),
           .step_bytes_sent = trainer_.step_bytes_sent(),
-          .step_exposed_seconds = trainer_.step_exposed_seconds(),
+          .step_exposed_seconds = validated() ? step_exposed_seconds_ : trainer_.step_exposed_seconds(),
           .rows = rows_};
 }
 
 std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
   return transcoder::phase_bytes(Formulation::sparse,
-                                 step_sizes(configuration_, trainer_.model().shape(), grid_, trainer_.metrics().l0));
+                                 step_sizes(configuration_, trainer_.model().shape(), grid_,
+                                            validated() ? step_l0_ : trainer_.metrics().l0));
 }
 
 void TrainingRun::conclude(report::Json& result) {
   if (data_.validation) {
-    const EvaluationResult measured =
-        transcoder::evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(), world_,
-                             grid_, runtime_.execution(), configuration_.data.batch_tokens);
+    const EvaluationResult& measured = validate();
+    if (world_.is_root()) warn_of_constant_layers(*data_.validation, measured);
     result["validation"] = to_json(measured);
     log::info("validation data, {} tokens:\n{}", report::grouped(measured.tokens), to_table(measured));
   }
-  if (const auto recovery = recovered(data_.train.path, trainer_.model(), trainer_.normalisation(), world_, grid_,
+  if (const auto recovery = recovered(data_.train, trainer_.model(), trainer_.normalisation(), world_, grid_,
                                       runtime_.execution(), runtime_.threads())) {
     result["recovery"] = to_json(*recovery);
     if (recovery->counted > 0)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transcoder as a Trainable: batches of activations, the Trainer's steps, its metrics by name, and the
-// measures on validation data at the end.
+// A transcoder as a Trainable: batches of activations, the Trainer's steps, its metrics by name, and the measures on
+// validation data.
 #pragma once
 
 #include <optional>
@@ -13,6 +13,7 @@
 #include "device/runtime.hpp"
 #include "training/run_directory.hpp"
 #include "training/trainable.hpp"
+#include "transcoder/evaluation.hpp"
 #include "transcoder/settings.hpp"
 #include "transcoder/trainer.hpp"
 
@@ -47,6 +48,7 @@ class TrainingRun final : public training::Trainable {
 
   void settle() override { trainer_.settle(); }
   training::Metrics metrics() override;
+  training::Metrics evaluate() override;
   training::Communication communication() const override;
   report::Timers& timers() override { return trainer_.timers(); }
   std::vector<std::pair<std::string, double>> phase_bytes() override;
@@ -56,6 +58,9 @@ class TrainingRun final : public training::Trainable {
   /// Where the files have a value of this batch that is not finite, else which rows it has. Throws a collective
   /// Error(data) for such a value, unless such steps are skipped. Collective.
   std::string locate(const dataset::RawBatch&, std::int64_t step) const;
+  /// On the validation data, which exist; once per step. Collective.
+  const EvaluationResult& validate();
+  bool validated() const { return validated_step_ == trainer_.steps_done(); }
 
   const Configuration& configuration_;
   const Datasets& data_;
@@ -68,6 +73,12 @@ class TrainingRun final : public training::Trainable {
   std::int64_t tokens_;                    // trained on since the begin of the run
   std::optional<dataset::Loader> loader_;  // between `start` and `stop`
   decltype(training::Communication::rows) rows_;
+  std::optional<EvaluationResult> validation_;  // after step `validated_step_`
+  std::int64_t validated_step_ = -1;
+  // Of the step before the last evaluation, which uses the same buffers and communicators.
+  std::vector<double> step_l0_;
+  double step_exposed_seconds_ = 0;
+  parallel::Exchanges evaluation_exchanges_;  // of all evaluations
 };
 
 }  // namespace weft::transcoder

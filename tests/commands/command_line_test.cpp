@@ -69,6 +69,8 @@ TEST_CASE("--help is one screen and names every command, option and exit code") 
                            "inspect PATH",
                            "benchmark INPUT",
                            "report RUN",
+                           "export CHECKPOINT",
+                           "import DIR",
                            "--set",
                            "--defaults",
                            "--print-config",
@@ -94,6 +96,11 @@ TEST_CASE("--help is one screen and names every command, option and exit code") 
                            "128+n"})
     CHECK_MESSAGE(help.out.find(word) != std::string::npos, word);
   CHECK(weft_with(scratch, "train --help").out == help.out);
+  const Outcome exchange = weft_with(scratch, "export --help");
+  CHECK(exchange.code == 0);
+  for (const char* word : {"--to FORMAT", "--type", "--input-hook", "--output-hook", "--model", "--statistics"})
+    CHECK_MESSAGE(exchange.out.find(word) != std::string::npos, word);
+  CHECK(weft_with(scratch, "import --help").out == exchange.out);
 }
 
 TEST_CASE("--version names revision and libraries") {

@@ -40,8 +40,8 @@ TEST_CASE("every key has help and accepts its own default") {
 
 TEST_CASE("an input reaches the members") {
   const Configuration c = values(
-      "[run]\nsteps = 10\nseed = 3\nnonfinite = 'skip'\n[data]\ntrain = 'd'\nnormalise = 'scalar'\n"
-      "[transcoder]\nfeatures = 48\nactivation = 'topk'\nk = 4\nscope = 'all_layers'\n"
+      "[run]\nsteps = 10\nseed = 3\nnonfinite = 'skip'\n[data]\ntrain = 'd'\nnormalise = 'scalar'\ntargets = 'inputs'\n"
+      "[transcoder]\nfeatures = 48\nactivation = 'topk'\nk = 4\nscope = 'all_layers'\ndecoder = 'per_layer'\n"
       "[optimizer]\nstate = '8bit'\nschedule = 'cosine'\nclip_mode = 'previous'\n[device]\nprecision = 'bf16'\nthreads "
       "= 2\n"
       "[checkpoint]\nverify = 'size'\nstaging = 'chunked'\n[parallel]\ndata = 2\n[log]\nevery = "
@@ -51,10 +51,13 @@ TEST_CASE("an input reaches the members") {
   CHECK(c.run.nonfinite == transcoder::NonFinite::skip);
   CHECK(c.data.train == "d");
   CHECK(c.data.normalise == dataset::Normalise::scalar);
+  CHECK(c.data.targets == dataset::Targets::inputs);
   CHECK(c.transcoder.features == 48);
   CHECK(c.transcoder.activation == transcoder::Activation::topk);
   CHECK(c.transcoder.k == 4.0);
   CHECK(c.transcoder.scope == transcoder::Scope::all_layers);
+  CHECK(c.transcoder.decoder == transcoder::Decoder::per_layer);
+  CHECK(values("[transcoder]\nfeatures = 48\nskip = 'linear'\n").transcoder.skip == transcoder::Skip::linear);
   CHECK(c.optimizer.state == kernels::StatePolicy::eight_bit);
   CHECK(c.optimizer.schedule == optimizer::Schedule::cosine);
   CHECK(c.optimizer.clip_mode == optimizer::ClipMode::previous);
@@ -79,6 +82,8 @@ TEST_CASE("conditions between keys are reported with their position") {
         "layer); take a "
         "smaller k");
   CHECK(message(model + "k = 9\nactivation = 'relu'\n") == "");  // k has no part in it
+  CHECK(message(model + "k = 4\nskip = 'linear'\n[data]\ntargets = 'inputs'\n")
+            .find("transcoder.skip = \"linear\" is of no use with data.targets = \"inputs\"") != std::string::npos);
   CHECK(message(model + "k = 4\n[optimizer]\nwarmup_steps = 20\n[run]\nsteps = 10\n") ==
         "a.toml:5:1: optimizer.warmup_steps = 20 is more than run.steps = 10 (the learning rate would never be "
         "reached); shorten the "
@@ -154,7 +159,8 @@ TEST_CASE("what a resumed run may change") {
   const input::Schema schema = transcoder::schema(c);
   using input::Resume;
   const auto resume = [&](const char* path) { return schema.find(path)->resume; };
-  for (const char* path : {"run.seed", "data.normalise", "data.window_rows", "transcoder.features", "optimizer.state"})
+  for (const char* path : {"run.seed", "data.normalise", "data.targets", "data.window_rows", "transcoder.features",
+                           "transcoder.decoder", "transcoder.skip", "optimizer.state"})
     CHECK_MESSAGE(resume(path) == Resume::fixed, path);
   for (const char* path : {"optimizer.learning_rate", "transcoder.k", "data.batch_tokens"})
     CHECK_MESSAGE(resume(path) == Resume::changeable, path);

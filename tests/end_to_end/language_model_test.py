@@ -124,6 +124,24 @@ def policies_resume(weft):
         subprocess.run(["rm", "-r", weft.folder / f"{name}_whole", weft.folder / f"{name}_halves"], check=True)
 
 
+def grows_and_resumes(weft):
+    # Lengths 8, 16 and 32 of 10 steps each, a curriculum of 30: killed after the first change, with the next one ahead.
+    more = ("--set", "data.sequence_start=8", "--set", "data.sequence_growth_steps=20", "--set", "data.order=curriculum",
+            "--set", "data.curriculum_steps=30", "--set", "language_model.attention_dropout=0.1",
+            "--set", "language_model.sparse_blocks=1")
+    whole, printed = train(weft, "growing", *more)
+    assert "order of the curriculum" in printed, printed
+    assert [line["sequence"] for line in program.metrics(whole)] == [8, 8, 16, 16, 32, 32, 32, 32]
+    killed = weft.folder / "growing_killed"
+    command = [weft.binary, "lm", "train", weft.folder / "growing.toml", "--output", killed, *more]
+    subprocess.run(command, cwd=weft.folder, env=dict(os.environ, WEFT_FAULT="step:0:17"), capture_output=True, check=False)
+    printed = weft.run(*command[1:])
+    assert "resuming after step 10" in printed, printed
+    assert shard(killed) == shard(whole), "the resumed run has other bits"
+    assert program.metrics_without_times(killed) == program.metrics_without_times(whole)
+    assert shard(whole) != shard(weft.folder / "plain")
+
+
 def refusals(weft, run):
     cases = [
         (("lm",), 2, "needs one of its commands"),
@@ -164,6 +182,7 @@ def test(weft):
     resumes_bit_for_bit(weft, run)
     evaluates_the_held_out_part(weft)
     policies_resume(weft)
+    grows_and_resumes(weft)
     refusals(weft, run)
     _, printed = train(weft, "dry", "--dry-run")
     assert "plan: 2 layers" in printed and not (weft.folder / "dry").exists(), printed

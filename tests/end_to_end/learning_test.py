@@ -29,7 +29,9 @@ def main():
         # Seeds of the reference differ by up to 0.007 per layer, 1 to 2 %.
         assert all(value <= 1.03 * limit for value, limit in zip(found, REFERENCE)), f"above 1.03 x {REFERENCE}"
     else:
-        assert mean <= 0.405, f"mean {mean:.4f} is above 0.405"
+        # minilm_skip.toml: the least-squares map of each layer's input alone leaves 0.46.
+        limit = {"minilm_best.toml": 0.405, "minilm_skip.toml": 0.345}[name]
+        assert mean <= limit, f"mean {mean:.4f} is above {limit}"
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import files
 import program
 
 RANKS = int(sys.argv[2])
-POLICIES = (("fp32", "fp32", 1), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1))
+# Storage, precision, ranks on the data axis, skip connection.
+POLICIES = (("fp32", "fp32", 1, "none"), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, "linear"))
 if sys.argv[3:] == ["gpu"]:
     program.needs_gpu()
-    POLICIES = (("fp32", "bf16", 1), ("8bit", "bf16", 1))
+    POLICIES = (("fp32", "bf16", 1, "linear"), ("8bit", "bf16", 1, "none"))
 INPUT = """
 [synthetic]
 output = "{folder}/data"
@@ -38,6 +39,7 @@ window_rows = 256
 [transcoder]
 features = 61
 k = 3.5
+skip = "{skip}"
 [optimizer]
 learning_rate = 3e-3
 schedule = "cosine"
@@ -83,9 +85,9 @@ def train_with_fault(weft, source, output, fault):
 
 
 def check(weft):
-    for state, precision, data in POLICIES:
+    for state, precision, data, skip in POLICIES:
         name = f"{state}_{data}"
-        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data)
+        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data, skip=skip)
         source = weft.folder / f"{name}.toml"
         source.write_text(text)
         if not (weft.folder / "data").exists():

@@ -9,6 +9,7 @@
 #include <array>
 
 #include "storage/hdf5.hpp"
+#include "storage/stored_array.hpp"
 #include "tests/fuzz/activations.hpp"
 
 namespace weft::fuzz {
@@ -192,6 +193,27 @@ void root_attributes(Choices& choices, hid_t file) {
   }
 }
 
+/// Token ids and documents: mostly of the right type and number, with values from the bytes.
+void tokens(Choices& choices, hid_t file, const std::string& path) {
+  const auto put = [&](const char* name, kernels::Scalar type, int count) {
+    if (choices.one_in(16)) return;
+    std::vector<std::int64_t> values(static_cast<std::size_t>(count));
+    for (std::int64_t& value : values) value = choices.byte() % 8;
+    if (choices.one_in(2)) std::sort(values.begin(), values.end());
+    if (choices.one_in(16)) values.assign(values.size(), -1);
+    std::vector<std::int32_t> narrow(values.begin(), values.end());
+    const bool other = choices.one_in(16);
+    if (choices.one_in(32))
+      H5Lcreate_soft("/layer_0/inputs", file, name, H5P_DEFAULT, H5P_DEFAULT);
+    else if (type == kernels::Scalar::i32)
+      storage::write_array(file, path, name, other ? kernels::Scalar::fp32 : type, count, narrow.data());
+    else
+      storage::write_array(file, path, name, other ? kernels::Scalar::u64 : type, count, values.data());
+  };
+  put("tokens", kernels::Scalar::i32, 1 + choices.byte() % 9);
+  put("documents", kernels::Scalar::i64, 1 + choices.byte() % 4);
+}
+
 void build(Choices& choices, const std::string& path) {
   const storage::Lock lock;
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "properties"),
@@ -200,6 +222,7 @@ void build(Choices& choices, const std::string& path) {
   if (choices.one_in(16)) H5Pset_userblock(creation, 512);
   const Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose, "a file");
   root_attributes(choices, file);
+  if (choices.one_in(2)) tokens(choices, file, path);
   const int layers = choices.byte() % 4;
   for (int i = 0; i < layers; ++i) {
     const std::string name =

@@ -37,6 +37,14 @@ METADATA = {"model_name": "m", "dataset": "t", "split": "train", "num_layers": 2
             "total_tokens": 87, "chunk_tokens": 80, "hook": ["a", {"b": None}]}
 
 
+def vocabulary():
+    head = {"format": "weft-vocabulary", "format_version": 1}
+    put("vocabulary", "good", json.dumps({**head, "texts": ["a", " the", "\ufffd", "\n", ""]}))
+    put("vocabulary", "number", json.dumps({**head, "texts": ["a", 3]}))
+    put("vocabulary", "newer", json.dumps({**head, "format_version": 2, "texts": []}))
+    put("vocabulary", "deep", json.dumps(head)[:-1] + ', "texts": ' + "[" * 3000 + "]" * 3000 + "}")
+
+
 def metadata():
     put("metadata", "good", json.dumps(METADATA, indent=1))
     put("metadata", "bf16", json.dumps({**METADATA, "dtype": "bfloat16"}))
@@ -192,7 +200,32 @@ def tokens():
     h5("token_bytes", "old", ("earliest", "v108"), fill)
 
 
+def weights():
+    def container(header, body):
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + body
+    entry = lambda dtype, shape, begin, end: {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    put("safetensors", "types", container({
+        "a": entry("F32", [2, 3], 0, 24), "b": entry("BF16", [4], 24, 32), "c": entry("F16", [], 32, 34),
+        "d": entry("F64", [1, 1], 34, 42), "e": entry("I64", [1], 42, 50), "__metadata__": {"format": "pt"}}, bytes(range(50))))
+    put("safetensors", "empty", container({}, b""))
+    put("safetensors", "no_elements", container({"a": entry("F32", [0, 2**40], 0, 0)}, b""))
+    put("safetensors", "hole", container({"a": entry("U8", [1], 0, 1), "b": entry("U8", [1], 2, 3)}, b"123"))
+    # The first byte: which file beside which weights.
+    config = {"num_features": 3, "num_layers": 2, "d_model": 2, "normalization_method": "sqrt_d_model",
+              "activation_fn": "jumprelu", "decoder_tying": "none", "skip_connection": False}
+    put("weights_config", "coding", b"\0" + json.dumps(config).encode())
+    side = {"mean": [0.5, -1], "std": [1, 2e-3]}
+    put("weights_config", "statistics", b"\1" + json.dumps({str(i): {"inputs": side, "targets": side} for i in range(2)}).encode())
+    put("weights_config", "tracer", b"\2" + b"model_name: 'gpt2'\nmodel_kind: cross_layer_transcoder # kind\n"
+        b"feature_input_hook: hook_resid_mid\ntranscoders:\n  - a: b\n")
+    put("weights_config", "forge", b"\3" + b'{"cross_layer_decoders": true, "model_name": "gpt2"}')
+    put("weights_config", "goreg", b"\4" + b"model:\n  init_args:\n    nonlinearity:\n      class_path: a.JumpReLU\n"
+        b"    input_standardizer:\n      class_path: a.LayerwiseInputStandardizer\n    output_standardizer:\n"
+        b"      class_path: Standardizer\n  is_folded: false\n")
+
+
 if __name__ == "__main__":
     ROOT = Path(sys.argv[1])
-    for write in (inputs, index, metadata, statistics, manifest, activations, shard, tokenizers, tokens):
+    for write in (inputs, index, metadata, vocabulary, statistics, manifest, activations, shard, tokenizers, tokens, weights):
         write()

@@ -25,8 +25,8 @@ if ! command -v clang++ >/dev/null; then
   echo "run.sh: clang++ is missing (it provides libFuzzer); install the packages clang and libomp-dev" >&2
   exit 2
 fi
-[[ ${#targets[@]} -gt 0 ]] || targets=(input index metadata statistics manifest activation_layout shard activation_bytes tokenizer
-  foreign_tokens token_bytes)
+[[ ${#targets[@]} -gt 0 ]] || targets=(input index metadata vocabulary statistics manifest activation_layout shard activation_bytes tokenizer
+  foreign_tokens token_bytes safetensors weights_config)
 
 cmake --preset fuzz -DWEFT_ENABLE_TESTS=ON >/dev/null
 cmake --build build/fuzz --target "${targets[@]/#/fuzz_}"

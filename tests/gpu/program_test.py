@@ -32,6 +32,8 @@ features = 700
 k = 8
 activation = "{activation}"
 scope = "{scope}"
+decoder = "{decoder}"
+skip = "{skip}"
 [optimizer]
 learning_rate = 2e-3
 state = "{state}"
@@ -69,9 +71,9 @@ def validation(run):
 
 
 def train(weft, name, steps=40, state="8bit", precision="bf16", backend="auto", graphs="true", activation="batch_topk",
-          scope="all_layers"):
+          scope="all_layers", decoder="cross_layer", skip="none"):
     text = INPUT.format(folder=weft.folder, steps=steps, state=state, precision=precision, backend=backend, graphs=graphs,
-                        activation=activation, scope=scope)
+                        activation=activation, scope=scope, decoder=decoder, skip=skip)
     source = weft.folder / f"{name}.toml"
     source.write_text(text)
     if not (weft.folder / "data").exists():
@@ -101,6 +103,12 @@ def check(weft):
         name, kind = f"{activation}_{scope}", {"activation": activation, "scope": scope}
         agree(train(weft, name, **kind), train(weft, f"{name}_portable", backend="portable", **kind), name)
         print(f"{activation}, scope {scope}: portable kernels agree")
+    for kind in ({"skip": "linear"}, {"decoder": "per_layer"}):
+        name = "_".join(kind.values())
+        for state in ("8bit", "fp32"):
+            agree(train(weft, f"{name}_{state}", state=state, **kind),
+                  train(weft, f"{name}_{state}_portable", state=state, backend="portable", **kind), name)
+        print(f"{name}: portable kernels agree")
     for state in ("8bit", "bf16", "fp32"):
         graph, again = train(weft, f"graph_{state}", state=state), train(weft, f"again_{state}", state=state)
         eager = train(weft, f"eager_{state}", state=state, graphs="false")

@@ -79,6 +79,17 @@ TEST_CASE("the optimizer has the defaults of language models") {
   CHECK(adam.final_fraction == 0.1);
 }
 
+TEST_CASE("sequences double in equal stretches until they have their length") {
+  const dataset::TokenSettings data = read("[data]\nsequence_start = 32\nsequence_growth_steps = 30\n").data;
+  CHECK(data.sequence == 256);
+  CHECK(data.shortest() == 32);
+  for (std::int64_t step = 1; step <= 40; ++step)
+    CHECK(data.length_at(step) == (step <= 10 ? 32 : step <= 20 ? 64 : step <= 30 ? 128 : 256));
+  const dataset::TokenSettings same = read("").data;
+  CHECK(same.length_at(1) == 256);
+  CHECK(same.shortest() == 256);
+}
+
 TEST_CASE("inputs that make no sense are refused with the reason") {
   const auto refused = [](const std::string& text, const std::string& reason) {
     const std::string message = problem(text);
@@ -96,6 +107,16 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[language_model]\nd_model = 8\nheads = 3\n", "take d_model = 24");
   refused("[language_model]\nwindw = 4\n", "window");
   refused("[data]\nbatch_tokens = 100\nsequence = 64\n", "not a multiple of data.sequence");
+  refused("[data]\nsequence_start = 48\nsequence_growth_steps = 9\n", "take 32");
+  refused("[data]\nsequence_start = 512\nsequence_growth_steps = 9\n", "does not become data.sequence = 256");
+  refused("[data]\nsequence_start = 64\n", "give both or none");
+  refused("[data]\nsequence_growth_steps = 5\n", "give both or none");
+  refused("[data]\nsequence_start = 64\nsequence_growth_steps = 2000\n", "more than run.steps = 1000");
+  refused("[data]\norder = \"curriculum\"\n", "without data.curriculum_steps");
+  refused("[data]\ncurriculum_steps = 5\n", "data.order is not \"curriculum\"");
+  refused("[data]\norder = \"curriculum\"\ncurriculum_steps = 2000\n", "more than run.steps = 1000");
+  refused("[language_model]\nsparse_local = 4\n", "take language_model.window = 256");
+  refused("[language_model]\nattention_dropout = 1.0\n", "language_model.attention_dropout");
   refused("[data]\nmicro_tokens = 100\n", "not a multiple of data.sequence");
   refused("[run]\nsteps = 10\n", "optimizer.warmup_steps = 100 is more than run.steps = 10");
   refused("[optimizer]\nclip_mode = \"previous\"\n", "for transcoders");

@@ -17,13 +17,14 @@ namespace {
 
 constexpr std::int64_t kVocabulary = 11;
 
-Configuration configuration(const std::string& more = "") {
+/// `more`: keys of [optimizer], then other tables; `data`: keys of [data].
+Configuration configuration(const std::string& more = "", const std::string& data = "") {
   Configuration read;
   const input::Schema keys = schema(read);
   input::read(keys,
-              "[run]\nsteps = 60\n[data]\nbatch_tokens = 96\nsequence = 16\n"
-              "[language_model]\nlayers = 2\nheads = 2\nd_model = 32\n"
-              "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 5\n" +
+              "[run]\nsteps = 60\n[data]\nbatch_tokens = 96\nsequence = 16\n" + data +
+                  "[language_model]\nlayers = 2\nheads = 2\nd_model = 32\n"
+                  "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 5\n" +
                   more,
               "test.toml");
   return read;
@@ -99,6 +100,24 @@ TEST_CASE("micro-batches change the parameters by rounding only, equal runs not 
   CHECK(micro.trainer.metrics().loss == doctest::Approx(one.trainer.metrics().loss).epsilon(1e-4));
 }
 
+TEST_CASE("sequences grow in stages, with as many tokens per step") {
+  constexpr const char* kGrowth = "sequence_start = 4\nsequence_growth_steps = 20\n";
+  const Configuration settings = configuration("", kGrowth);
+  Configuration split = settings;
+  split.memory.micro_tokens = 64;
+  Run one(settings), same(settings), micro(split);
+  for (std::int64_t step = 1; step <= 24; ++step) {
+    CHECK(settings.data.length_at(step) == (step <= 10 ? 4 : step <= 20 ? 8 : 16));
+    for (Run* run : {&one, &same, &micro}) {
+      run->step();
+      CHECK(run->trainer.length() == settings.data.length_at(step));
+    }
+  }
+  CHECK(one.weights() == same.weights());
+  CHECK(micro.trainer.metrics().loss == doctest::Approx(one.trainer.metrics().loss).epsilon(1e-3));
+  CHECK(one.trainer.metrics().loss < 1.5);  // of log 11 = 2.4
+}
+
 TEST_CASE("a gradient that is not finite updates nothing") {
   Configuration settings = configuration();
   settings.run.nonfinite = training::NonFinite::skip;
@@ -136,8 +155,10 @@ TEST_CASE("a gradient that is not finite ends the run with exit code 4") {
 }
 
 TEST_CASE("the plan is what a trainer allocates") {
-  for (const char* more : {"", "[memory]\nrecompute = \"block\"\n", "[device]\nprecision = \"bf16\"\n"}) {
-    const Configuration settings = configuration(more);
+  for (Configuration settings : {configuration(), configuration("[memory]\nrecompute = \"block\"\n"),
+                                 configuration("[device]\nprecision = \"bf16\"\n"),
+                                 configuration("", "sequence_start = 2\nsequence_growth_steps = 9\n")}) {
+    settings.language_model.sparse_blocks = settings.data.sequence_start;
     const Plan planned = plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
     const device::MemoryUse before = device::memory_use();
     const Run run(settings);

@@ -78,7 +78,25 @@ std::vector<std::pair<std::string, TransformerSettings>> variants() {
     model.tied = true;
     model.bias = true;
   });
+  add("llama, dropout of attention, grouped queries", llama(), [](ModelSettings& model) {
+    model.attention_dropout = 0.2;
+    model.kv_heads = 2;
+  });
   return all;
+}
+
+/// Four blocks of keys, of which a block of queries reads its own and one more.
+TransformerSettings sparse(std::int64_t length, std::int64_t blocks) {
+  TransformerSettings settings = llama();
+  ModelSettings& model = settings.architecture.model;
+  model.heads = 2;
+  model.kv_heads = 1;
+  model.d_model = 16;
+  model.d_mlp = 16;
+  model.sparse_blocks = blocks;
+  settings.architecture.positions = settings.length = length;
+  settings.rows = 2 * length;
+  return settings;
 }
 
 double norm_of(const std::vector<float>& values) {
@@ -164,6 +182,48 @@ TEST_CASE("recomputation gives the same bits") {
       }
       settings.memory.recompute = Recompute::none;
     }
+}
+
+TEST_CASE("sparse attention that chooses all blocks gives the bits of dense attention") {
+  constexpr std::int64_t kLong = 220;
+  for (const kernels::Scalar type : {kernels::Scalar::fp32, kernels::Scalar::bf16}) {
+    TransformerSettings dense = sparse(kLong, 0), all = sparse(kLong, 4), few = sparse(kLong, 1);
+    dense.type = all.type = few.type = type;
+    Gradients expected, same, fewer, again;
+    SmallModel(dense, 2, kLong).gradient(expected);
+    SmallModel(all, 2, kLong).gradient(same);
+    CHECK(same_bits(same, expected));
+    SmallModel(few, 2, kLong).gradient(fewer);
+    CHECK(!same_bits(fewer, expected));
+    few.memory.recompute = Recompute::block;
+    SmallModel(few, 2, kLong).gradient(again);
+    CHECK(same_bits(again, fewer));
+  }
+}
+
+TEST_CASE("the gradient of sparse attention is the slope of the loss while the choice of blocks stays") {
+  constexpr std::int64_t kLong = 220;
+  SmallModel model(sparse(kLong, 1), 1, kLong);
+  Gradients gradients;
+  model.gradient(gradients);
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const std::string parameter = model.parameters().specs()[i].name;
+    CAPTURE(parameter);
+    const double length = norm_of(gradients[i]);
+    const std::vector<float> at = model.get(i);
+    // Small, so that no block is chosen anew: the rounding of the losses is then 1e-7 / kStep = 1e-4.
+    constexpr double kStep = 1e-3;
+    double losses[2] = {};
+    for (const int side : {0, 1}) {
+      std::vector<float> moved = at;
+      for (std::size_t k = 0; k < at.size(); ++k)
+        moved[k] += static_cast<float>((side == 1 ? kStep : -kStep) * static_cast<double>(gradients[i][k]) / length);
+      model.set(i, moved);
+      losses[side] = model.loss();
+    }
+    model.set(i, at);
+    CHECK((losses[1] - losses[0]) / (2 * kStep) == doctest::Approx(length).epsilon(0.01 + 2e-4 / length));
+  }
 }
 
 TEST_CASE("the head in chunks gives the loss and gradients of one chunk") {

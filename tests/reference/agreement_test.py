@@ -32,6 +32,9 @@ CASES = {
                  clip_norm=0.05, clip_mode="previous"),
     "topk over all layers": dict(activation="topk", scope="all_layers", k=3, beta2=0.99),
     "relu": dict(activation="relu", k=4, schedule="step", decay_begin=0.5, final_fraction=0.25),
+    "skip connection": dict(skip="linear", k=4, weight_decay=0.1, clip_norm=0.05),
+    "per layer": dict(decoder="per_layer", activation="topk", skip="linear", k=4),
+    "autoencoder": dict(decoder="per_layer", targets="inputs", k=3.5),
 }
 
 
@@ -44,8 +47,9 @@ def input_text(s, folder, seed):
     quoted = lambda value: f'"{value}"' if isinstance(value, str) else value
     tables = {
         "run": dict(steps=s.steps, seed=seed),
-        "data": dict(train=f"{folder}/train", validation=f"{folder}/validation", batch_tokens=N, normalise=s.normalise),
-        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope),
+        "data": dict(train=f"{folder}/train", validation=f"{folder}/validation", batch_tokens=N, normalise=s.normalise,
+                     targets=s.targets),
+        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip),
         "optimizer": {key: getattr(s, key) for key in (
             "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
             "final_fraction", "clip_norm", "clip_mode")},
@@ -61,6 +65,8 @@ class Data:
     def __init__(self, folder, settings):
         self.x, self.y = files.read_dataset(folder / "train")
         self.validation = files.read_dataset(folder / "validation")
+        if settings.targets == "inputs":
+            self.y, self.validation = self.x, (self.validation[0], self.validation[0])
         self.deviation = t.statistics(self.y).deviation
         self.inputs = t.normalisation(settings.normalise, t.statistics(self.x))
         self.targets = t.normalisation(settings.normalise, t.statistics(self.y))

@@ -18,8 +18,9 @@ def small_problem(seed=1, n=13, n_layers=3, width=5, **settings):
 
 class Gradients(unittest.TestCase):
     def test_every_gradient_is_the_slope_of_the_loss(self):
-        for activation in ("batch_topk", "topk", "relu"):
-            settings, state, x, y = small_problem(activation=activation)
+        for more in (dict(activation="batch_topk"), dict(activation="topk"), dict(activation="relu"), dict(skip="linear"),
+                     dict(decoder="per_layer", skip="linear")):
+            settings, state, x, y = small_problem(**more)
             there = t.forward_backward(settings, state.weights, x, y)
             generator = np.random.default_rng(2)
             for name, gradient in there.gradients.items():
@@ -28,7 +29,7 @@ class Gradients(unittest.TestCase):
                     slope = self.slope(state.weights, name, at, x, y, there.masks)
                     # Central differences with step h are off by h^2 times the third derivative (h^2 = 1e-10) and by
                     # rounding of the loss over h (1e-16 / 1e-5 = 1e-11).
-                    self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{activation} {name}{at}")
+                    self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
 
     @staticmethod
     def slope(weights, name, at, x, y, masks, step=1e-5):

@@ -7,10 +7,12 @@ Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t
   x, y          [N, L, d]             MLP inputs and outputs
   encoder_s     weight [F, d], bias [F]
   decoder_s     weight [F, (L - s) * d]    row f: decoder vectors of feature f to targets s, s + 1, ..., L - 1
+                per layer: [F, d], to target s alone
   decoder_bias  [L * d]                    one bias vector per target
+  skip_t        weight [d, d]              with a linear skip connection: output, input
 
   z_s = x~_s encoder_s^T + bias_s       a = z where selected (always z > 0), else 0
-  y^_t = sum over s <= t of a_s decoder_{s->t} + decoder_bias_t
+  y^_t = sum over s <= t of a_s decoder_{s->t} + decoder_bias_t [+ skip_t x~_t]
   loss = sum over t of the mean over tokens and dimensions of (y^_t - y~_t)^2
 """
 from dataclasses import dataclass, field
@@ -25,6 +27,9 @@ class Settings:
     activation: str = "batch_topk"     # batch_topk | topk | relu
     k: float = 16                      # active per token and layer
     scope: str = "layer"               # layer | all_layers
+    decoder: str = "cross_layer"       # cross_layer | per_layer
+    skip: str = "none"                 # none | linear
+    targets: str = "outputs"           # outputs | inputs
     normalise: str = "per_dimension"   # per_dimension | scalar | none
     steps: int = 1000
     learning_rate: float = 4e-4
@@ -137,20 +142,23 @@ def encode(weights, x):
     return [x[:, s] @ weights[f"encoder_{s}/weight"].T + weights[f"encoder_{s}/bias"] for s in range(x.shape[1])]
 
 
-def decode(weights, activations, width):
-    """Normalised reconstructions [N, L, d]."""
-    n_layers = len(activations)
+def decode(weights, activations, x):
+    """Normalised reconstructions [N, L, d]; x [N, L, d] normalised, for the skip connection."""
+    n, n_layers, width = x.shape
     bias = weights["decoder_bias"].reshape(n_layers, width)
-    out = np.repeat(bias[None], len(activations[0]), axis=0)
+    out = np.repeat(bias[None], n, axis=0)
     for s in range(n_layers):
-        out[:, s:] += (activations[s] @ weights[f"decoder_{s}/weight"]).reshape(len(out), n_layers - s, width)
+        written = (activations[s] @ weights[f"decoder_{s}/weight"]).reshape(n, -1, width)
+        out[:, s:s + written.shape[1]] += written
+        if f"skip_{s}/weight" in weights:
+            out[:, s] += x[:, s] @ weights[f"skip_{s}/weight"].T
     return out
 
 
 def loss_of(weights, x, y, masks):
     """The loss at a given mask, for finite differences."""
     activations = [np.where(m, z, 0.0) for m, z in zip(masks, encode(weights, x))]
-    error = decode(weights, activations, x.shape[2]) - y
+    error = decode(weights, activations, x) - y
     return (error ** 2).mean(axis=(0, 2)).sum()
 
 
@@ -170,15 +178,18 @@ def forward_backward(settings, weights, x, y):
     pre_activations = encode(weights, x)
     masks = select(settings, pre_activations)
     activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
-    error = decode(weights, activations, width) - y
+    error = decode(weights, activations, x) - y
     rows = 2.0 / (n * width) * error                            # d loss / d reconstruction
     gradients = {"decoder_bias": rows.sum(axis=0).ravel()}
     for s in range(n_layers):
-        strip = rows[:, s:].reshape(n, -1)
+        targets = weights[f"decoder_{s}/weight"].shape[1] // width
+        strip = rows[:, s:s + targets].reshape(n, -1)
         into = np.where(masks[s], strip @ weights[f"decoder_{s}/weight"].T, 0.0)
         gradients[f"decoder_{s}/weight"] = activations[s].T @ strip
         gradients[f"encoder_{s}/weight"] = into.T @ x[:, s]
         gradients[f"encoder_{s}/bias"] = into.sum(axis=0)
+        if f"skip_{s}/weight" in weights:
+            gradients[f"skip_{s}/weight"] = rows[:, s].T @ x[:, s]
     return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks), error, gradients)
 
 
@@ -229,14 +240,18 @@ def update(settings, state, gradients):
 
 
 def initial_state(settings, n_layers, width, generator, dtype=np.float64):
-    """Encoders uniform in +-1/sqrt(F), decoders in +-1/sqrt(L d), biases and moments zero."""
+    """Encoders uniform in +-1/sqrt(F), decoders in +-1/sqrt(L d), per layer +-1/sqrt(d); biases, skip connection and
+    moments zero."""
     weights = {"decoder_bias": np.zeros(n_layers * width, dtype)}
+    targets = lambda s: n_layers - s if settings.decoder == "cross_layer" else 1
     for s in range(n_layers):
-        encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(n_layers * width)
+        encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(targets(0) * width)
         weights[f"encoder_{s}/weight"] = generator.uniform(-encoder, encoder, (settings.features, width)).astype(dtype)
         weights[f"encoder_{s}/bias"] = np.zeros(settings.features, dtype)
-        shape = (settings.features, (n_layers - s) * width)
+        shape = (settings.features, targets(s) * width)
         weights[f"decoder_{s}/weight"] = generator.uniform(-decoder, decoder, shape).astype(dtype)
+        if settings.skip == "linear":
+            weights[f"skip_{s}/weight"] = np.zeros((width, width), dtype)
     zeros = {name: np.zeros_like(tensor) for name, tensor in weights.items()}
     return State(weights, dict(zeros), {name: tensor.copy() for name, tensor in zeros.items()})
 
@@ -252,10 +267,11 @@ def evaluate(settings, weights, x, y, input_normalisation, target_normalisation,
     (x_mean, x_scale), (y_mean, y_scale) = input_normalisation, target_normalisation
     error, active = [], 0
     for begin in range(0, len(x), batch):
-        pre_activations = encode(weights, (x[begin:begin + batch] - x_mean) * x_scale)
+        x_normalised = (x[begin:begin + batch] - x_mean) * x_scale
+        pre_activations = encode(weights, x_normalised)
         masks = select(settings, pre_activations)
         activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
-        reconstruction = decode(weights, activations, x.shape[2]) / y_scale + y_mean
+        reconstruction = decode(weights, activations, x_normalised) / y_scale + y_mean
         error.append(reconstruction - y[begin:begin + batch])
         active = active + np.array([m.sum() for m in masks])
     error = np.concatenate(error)

@@ -146,6 +146,18 @@ def run(*arguments, code=0):
     return said.getvalue()
 
 
+def check_documents(directory, tokens, end):
+    """/documents of each file: its first row, and every row after an end-of-text token."""
+    at = 0
+    for number in range(len(list(directory.glob("chunk_*.hdf5")))):
+        with h5py.File(directory / f"chunk_{number}.hdf5", "r") as file:
+            assert file.attrs["format_version"] == 2
+            rows = len(file["tokens"])
+            expected = [row for row in range(rows) if row == 0 or tokens[at + row - 1] == end]
+            assert file["documents"].dtype == np.dtype("<i8") and file["documents"][:].tolist() == expected, number
+            at += rows
+
+
 def check_exact(model_folder, directory, text, dtype, module, sides, skip):
     """Compares every stored bit with the model, run here over the stored tokens in the same batches. `module` per side, and whether
     its input (0) or output (1) was recorded."""
@@ -167,6 +179,10 @@ def check_exact(model_folder, directory, text, dtype, module, sides, skip):
     rows = len(stored["tokens"])
     assert rows == len(expected) // body * body and rows > 0, (rows, len(expected))
     assert stored["tokens"].tolist() == expected[:rows]
+    check_documents(directory, expected[:rows], tokenizer.eos_token_id)
+    vocabulary = json.loads((directory / "vocabulary.json").read_text())
+    assert vocabulary["format"] == "weft-vocabulary" and vocabulary["format_version"] == 1
+    assert vocabulary["texts"] == [tokenizer.decode([i]) for i in range(len(tokenizer))]
     assert stored["positions"].tolist() == list(range(skip, CONTEXT)) * (rows // body)
 
     negatives, at = 0, 0
@@ -244,7 +260,8 @@ def check_model(kind, folder, text, weft):
     if weft:
         said = subprocess.run([weft, "inspect", whole], capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stdout + said.stderr
-        for words in ("Weft's own layout", place + ".mlp.input", f"{LAYERS} layers, d_model {WIDTH}, ", "rows, bf16", "all values finite"):
+        for words in ("Weft's own layout", place + ".mlp.input", f"{LAYERS} layers, d_model {WIDTH}, ", "rows, bf16",
+                      "ids of all rows", "vocabulary.json", "all values finite"):
             assert words in said.stdout, (words, said.stdout)
         source = folder / f"{kind}.toml"
         source.write_text(f'[run]\nsteps = 3\n[data]\ntrain = "{whole}"\nbatch_tokens = 64\n[transcoder]\nfeatures = 64\nk = 4\n')

@@ -15,6 +15,7 @@ struct DenseReference {
   std::int64_t n_layers, d, n_features;
   double k;
   bool all_layers;
+  bool cross_layer, skip;
   double learning_rate, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, clip = 0;
 
   using Values = std::vector<double>;
@@ -24,6 +25,7 @@ struct DenseReference {
   };
   std::vector<Parameter> encoder, encoder_bias, decoder;  // by layer
   Parameter decoder_bias;
+  std::vector<Parameter> skip_weight;  // by layer, [d, d]; empty without
   int t = 0;
   double last_norm = 0;
 
@@ -33,10 +35,14 @@ struct DenseReference {
     for (std::int64_t s = 0; s < n_layers; ++s) {
       encoder[at(s)].resize(n_features * d);
       encoder_bias[at(s)].resize(n_features);
-      decoder[at(s)].resize(n_features * (n_layers - s) * d);
+      decoder[at(s)].resize(n_features * targets(s) * d);
+      if (skip) skip_weight.emplace_back().resize(d * d);
     }
     decoder_bias.resize(n_layers * d);
   }
+
+  /// Layers that a feature of source layer s writes to, from s on.
+  std::int64_t targets(std::int64_t s) const { return cross_layer ? n_layers - s : 1; }
 
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -76,11 +82,13 @@ struct DenseReference {
       for (std::int64_t t_layer = 0; t_layer < n_layers; ++t_layer)
         for (std::int64_t i = 0; i < d; ++i) {
           double sum = decoder_bias.w[at(t_layer * d + i)];
-          for (std::int64_t s = 0; s <= t_layer; ++s)
+          for (std::int64_t s = cross_layer ? 0 : t_layer; s <= t_layer; ++s)
             for (std::int64_t f = 0; f < n_features; ++f) {
               const double activation = a[at((n * n_layers + s) * n_features + f)];
-              if (activation != 0) sum += activation * decoder[at(s)].w[at((f * (n_layers - s) + t_layer - s) * d + i)];
+              if (activation != 0) sum += activation * decoder[at(s)].w[at((f * targets(s) + t_layer - s) * d + i)];
             }
+          for (std::int64_t j = 0; skip && j < d; ++j)
+            sum += skip_weight[at(t_layer)].w[at(i * d + j)] * x[at(n * width + t_layer * d + j)];
           const double e = sum - y[at(n * width + t_layer * d + i)];
           loss += e * e / static_cast<double>(n_tokens * d);
           g[at(n * width + t_layer * d + i)] = 2 * e / static_cast<double>(n_tokens * d);
@@ -90,11 +98,14 @@ struct DenseReference {
     each([](Parameter& p) { std::fill(p.g.begin(), p.g.end(), 0.0); });
     for (std::int64_t n = 0; n < n_tokens; ++n) {
       for (std::int64_t i = 0; i < width; ++i) decoder_bias.g[at(i)] += g[at(n * width + i)];
+      for (std::int64_t i = 0; skip && i < width; ++i)
+        for (std::int64_t j = 0; j < d; ++j)
+          skip_weight[at(i / d)].g[at(i % d * d + j)] += g[at(n * width + i)] * x[at(n * width + i / d * d + j)];
       for (std::int64_t s = 0; s < n_layers; ++s)
         for (std::int64_t f = 0; f < n_features; ++f) {
           const double activation = a[at((n * n_layers + s) * n_features + f)];
           if (activation == 0) continue;
-          const std::int64_t strip = (n_layers - s) * d;
+          const std::int64_t strip = targets(s) * d;
           double da = 0;
           for (std::int64_t i = 0; i < strip; ++i) {
             const double row = g[at(n * width + s * d + i)];
@@ -129,6 +140,7 @@ struct DenseReference {
       update(encoder_bias[at(s)], 0);
     }
     update(decoder_bias, 0);
+    for (Parameter& p : skip_weight) update(p, weight_decay);
     return loss;
   }
 
@@ -140,6 +152,7 @@ struct DenseReference {
       function(decoder[at(s)]);
     }
     function(decoder_bias);
+    for (Parameter& p : skip_weight) function(p);
   }
 };
 

@@ -63,6 +63,13 @@ TEST_CASE("elements are numbered through the encoders, then through the decoders
   CHECK(encoders == std::vector<std::uint64_t>{0, 20, 40});
   CHECK(decoders == std::vector<std::uint64_t>{60, 120, 160});
   CHECK(shape.parameters() == 3 * 20 + 60 + 40 + 20 + 3 * 5 + 12);
+
+  const Shape per_layer{3, 4, 5, false, true};
+  std::vector<std::uint64_t> skips;
+  for (const training::ParameterSpec& spec : parameter_specs(per_layer))
+    if (spec.name.starts_with("skip_")) skips.push_back(spec.first_element);
+  CHECK(skips == std::vector<std::uint64_t>{120, 136, 152});
+  CHECK(per_layer.parameters() == 2 * 3 * 20 + 3 * 5 + 12 + 3 * 16);
 }
 
 TEST_CASE("sizes and policy are derived from the tensors of a checkpoint") {
@@ -82,6 +89,16 @@ TEST_CASE("sizes and policy are derived from the tensors of a checkpoint") {
     found.pop_back();
     CHECK(training::first_difference(found, expected) == "decoder_bias.second_moment is missing");
   }
+  for (const bool cross_layer : {true, false})
+    for (const bool skip : {true, false}) {
+      const Shape variant{3, 4, 5, cross_layer, skip};
+      const std::vector<checkpoint::TensorEntry> found = tensors(variant, StatePolicy::fp32);
+      const std::optional<StoredModel> stored = stored_model(found);
+      REQUIRE(stored);
+      CHECK(stored->shape.cross_layer == cross_layer);
+      CHECK(stored->shape.skip == skip);
+      CHECK(training::first_difference(found, tensors(stored->shape, StatePolicy::fp32)).empty());
+    }
   CHECK(!stored_model(std::vector<checkpoint::TensorEntry>{{"block_0/weight", kernels::Scalar::fp32, {3, 4}}}));
 }
 

@@ -52,6 +52,26 @@ TEST_CASE("a layer without variance has no NMSE and does not change the means") 
   CHECK(json["l0"] == std::vector<double>{16, 32});
 }
 
+TEST_CASE("measures of the decoder: shares by target layer, null before the source, - where there is none") {
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  EvaluationResult result = result_with(0.5);
+  result.density_histogram[0][0] = 3;
+  const DecoderSummary summary{{{0.25, 0.75}, {none}}, {0.5, none}, {0.125, none}};
+  const report::Json json = to_json(summary);
+  CHECK(json["decoder_share"][0] == std::vector<double>{0.25, 0.75});
+  CHECK(json["decoder_share"][1][0].is_null());
+  CHECK(json["decoder_share"][1][1].is_null());
+  CHECK(json["redundancy_mean"] == 0.5);
+  CHECK(json["redundant_fraction"][0] == 0.125);
+  const std::string table = to_table(result, summary);
+  CHECK(words(table, 1) == std::vector<std::string>{"0", "0.2500", "0.5000", "0.5000", "12.5%"});
+  CHECK(words(table, 2) == std::vector<std::string>{"1", "0.5000", "0.5000", "-", "-"});
+  CHECK(words(table, 3) == std::vector<std::string>{"mean", "0.3750", "0.5000", "0.5000", "12.5%"});
+  CHECK(words(table, 8) == std::vector<std::string>{"0", "3", "0", "0", "0", "0", "0", "0", "0"});
+  CHECK(words(table, 13) == std::vector<std::string>{"0", "25.0", "75.0"});
+  CHECK(words(table, 14) == std::vector<std::string>{"1", "-"});
+}
+
 TEST_CASE("columns of huge numbers are separated") {
   for (const double huge : {99999.0, 1e7, 1e38, 1e300, std::numeric_limits<double>::infinity()}) {
     EvaluationResult result = result_with(huge);

@@ -102,8 +102,8 @@ struct Run {
   Run(const Configuration& configuration, const Data& data, const parallel::GridShape& shape,
       const parallel::Communicator& ranks)
       : grid(ranks, shape),
-        trainer(configuration, {kLayers, kWidth, configuration.transcoder.features}, data.normalisation,
-                data.statistics, grid, testing::execution(), kLayers * kWidth * 4,
+        trainer(configuration, shape_of(configuration.transcoder, kLayers, kWidth), data.normalisation, data.statistics,
+                grid, testing::execution(), kLayers * kWidth * 4,
                 [](const dataset::RawBatch&, std::int64_t) { return std::string("test rows"); }) {
     trainer.initialise();
   }
@@ -169,6 +169,7 @@ const std::vector<double>& values_of(const testing::DenseReference& reference, c
     return name.ends_with(".first_moment") ? p.m : name.ends_with(".second_moment") ? p.v : p.w;
   };
   if (name.starts_with("decoder_bias")) return of(reference.decoder_bias);
+  if (name.starts_with("skip_")) return of(reference.skip_weight[static_cast<std::size_t>(name[5] - '0')]);
   const std::size_t layer = static_cast<std::size_t>(name[8] - '0');
   if (name.starts_with("decoder_")) return of(reference.decoder[layer]);
   return name.find("/bias") != std::string::npos ? of(reference.encoder_bias[layer]) : of(reference.encoder[layer]);
@@ -181,6 +182,8 @@ testing::DenseReference reference_for(const Configuration& c, Run& run) {
   reference.n_features = kFeatures;
   reference.k = c.transcoder.k;
   reference.all_layers = c.transcoder.scope == Scope::all_layers;
+  reference.cross_layer = c.transcoder.decoder == Decoder::cross_layer;
+  reference.skip = c.transcoder.skip == Skip::linear;
   reference.learning_rate = c.optimizer.learning_rate;
   reference.weight_decay = c.optimizer.weight_decay;
   reference.clip = c.optimizer.clip_norm;
@@ -237,6 +240,50 @@ TEST_CASE("four steps equal the dense float64 trainer, scope all_layers") {
   compare_with_reference(configuration_for(Scope::all_layers));
 }
 
+TEST_CASE("with a skip connection, four steps equal the dense float64 trainer") {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.skip = Skip::linear;
+  compare_with_reference(configuration);
+  configuration.optimizer.clip_norm = 0.02;  // its gradient counts in the norm
+  compare_with_reference(configuration);
+}
+
+TEST_CASE("with a decoder per layer, four steps equal the dense float64 trainer") {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.decoder = Decoder::per_layer;
+  compare_with_reference(configuration);
+  configuration.transcoder.skip = Skip::linear;
+  configuration.transcoder.scope = Scope::all_layers;
+  compare_with_reference(configuration);
+}
+
+TEST_CASE("every rank has the same skip connection, in every state, and it is trained") {
+  const Data data;
+  for (const parallel::GridShape& shape : grids())
+    for (const kernels::StatePolicy policy :
+         {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit}) {
+      CAPTURE(shape.text());
+      CAPTURE(static_cast<int>(policy));
+      Configuration configuration = configuration_for(Scope::layer);
+      configuration.transcoder.skip = Skip::linear;
+      configuration.optimizer.state = policy;
+      if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
+      Run run(configuration, data, shape);
+      for (std::int64_t i = 0; i < 4; ++i) run.step(data, i);
+      for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
+        if (!tensor.name.starts_with("skip_")) continue;
+        CAPTURE(tensor.name);
+        std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.shape[0] * tensor.row_bytes()));
+        REQUIRE(tensor.held.size() == tensor.shape[0]);
+        std::memcpy(bytes.data(), tensor.data, bytes.size());
+        CHECK(std::any_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte != std::byte{0}; }));
+        std::vector<std::byte> of_root = bytes;
+        testing::world().all().broadcast(of_root.data(), std::ssize(of_root), 0);
+        CHECK(bytes == of_root);
+      }
+    }
+}
+
 TEST_CASE("clipping by the exact norm equals the dense float64 trainer on every grid") {
   Configuration configuration = configuration_for(Scope::layer);
   configuration.optimizer.clip_norm = 0.02;  // far below the norm: every step is clipped
@@ -277,7 +324,7 @@ TEST_CASE("ranks send the bytes of the formulas, and the plan states no less") {
 TEST_CASE("a trainer takes the memory that the plan of its step states, on every grid") {
   const Data data;
   Configuration plain = configuration_for(Scope::layer), clipped = configuration_for(Scope::all_layers), narrow = plain,
-                per_token = plain, whole = plain, by_layer = plain;
+                per_token = plain, whole = plain, by_layer = plain, skipping = clipped, per_layer = plain;
   clipped.optimizer.clip_norm = 0.02;
   narrow.optimizer.state = kernels::StatePolicy::eight_bit;
   narrow.precision = Precision::bf16;
@@ -286,10 +333,13 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   whole.transcoder.activation = Activation::relu;
   whole.data.micro_tokens = 0;
   by_layer.parallel.exchange.together = false;
-  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer})
+  skipping.transcoder.skip = Skip::linear;
+  skipping.optimizer.clip_norm = 0.02;
+  per_layer.transcoder.decoder = Decoder::per_layer;
+  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer})
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
-      const Shape sizes{kLayers, kWidth, configuration.transcoder.features};
+      const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
       const training::StepArena planned =
           measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
       const device::MemoryUse before = device::memory_use();
@@ -319,7 +369,7 @@ TEST_CASE("with the selection on rank 0, the plan is that of rank 0") {
   Configuration configuration = configuration_for(Scope::layer);
   configuration.parallel.exchange.selection = SelectionPlace::rank_0;
   for (const parallel::GridShape& shape : grids()) {
-    const Shape sizes{kLayers, kWidth, configuration.transcoder.features};
+    const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
     const training::StepArena planned =
         measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
     const device::MemoryUse before = device::memory_use();
@@ -352,6 +402,7 @@ TEST_CASE("entries of the ranks add up to those of the step") {
 TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
   for (const kernels::StatePolicy policy : {kernels::StatePolicy::fp32, kernels::StatePolicy::eight_bit}) {
     Configuration configuration = configuration_for(Scope::layer);
+    configuration.transcoder.skip = Skip::linear;
     configuration.optimizer.state = policy;
     if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
     const Data data;

@@ -25,17 +25,19 @@ void check(const Attention& shape) {
     throw Error(ExitCode::internal, "attention: the head size is not a multiple of 8 up to 256");
   if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
     throw Error(ExitCode::internal, "attention: the number of heads is not a multiple of that of key heads");
-  const std::int64_t flags = shape.sequences * shape.heads * shape.blocks() * shape.blocks();
   if (shape.first_key.size != 0 && shape.first_key.size != shape.rows())
     throw Error(ExitCode::internal, "attention: first_key does not have one entry per row");
-  if (shape.kept.size != 0 && shape.kept.size != flags)
+  if (shape.kept.size != 0 && shape.kept.size != shape.block_pairs())
     throw Error(ExitCode::internal, "attention: kept does not have one flag per pair of blocks of every head");
+  if (shape.dropout.step != nullptr && shape.dropout.layer >= kMostDropoutLayers)
+    throw Error(ExitCode::internal, "attention: the random numbers of dropout do not distinguish so many layers");
   if (!(shape.scale > 0)) throw Error(ExitCode::internal, "attention: the scale is not positive");
 }
 
-/// Where the call runs: tensor cores take bf16 in rows of whole 16-byte words, and three head sizes.
+/// Where the call runs: tensor cores take bf16 in rows of whole 16-byte words, and three head sizes, without dropout.
 Execution place_of(const Execution& execution, const Attention& shape, std::initializer_list<AnyMatrix> matrices) {
-  bool taken = shape.head_size == 32 || shape.head_size == 64 || shape.head_size == 128;
+  bool taken =
+      (shape.head_size == 32 || shape.head_size == 64 || shape.head_size == 128) && shape.dropout.step == nullptr;
   for (const AnyMatrix& matrix : matrices)
     taken = taken && matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 &&
             reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;

@@ -11,19 +11,33 @@
 // dq_i = scale sum ds_ij k_j,  dk_j = scale sum ds_ij q_i. Two loops (over query blocks for dq, over key blocks for dk
 // and dv): no atomics, the same bits in every run. No matrix of length x length.
 //
+// With dropout (Vaswani et al. 2017; GPT-2), o_i = sum over j of m_ij p_ij v_j, m_ij = 0 or 1 / (1 - probability), and
+// in the backward pass m_ij p_ij stands for p_ij in dv, m_ij (do_i . v_j) for do_i . v_j in ds.
+//
 // CUDA: bf16 with head sizes 32, 64 and 128 and rows of whole 16-byte words runs on tensor cores; everything else runs
-// through Kokkos, far slower.
+// through Kokkos, far slower; so does attention with dropout.
 #pragma once
 
 #include <cstddef>
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/optimize/parameters.hpp"
 
 namespace weft::kernels {
 
 /// Rows of a block of sparse attention.
 inline constexpr std::int64_t kKeyBlock = 64;
+
+/// Masks of attention probabilities. One depends on (seed, step, layer, global row, head, key) alone, so that ranks,
+/// micro-batches and recomputation draw the same one.
+struct AttentionDropout {
+  float probability = 0;
+  std::uint32_t layer = 0;         ///< below kMostDropoutLayers
+  std::int64_t first_row = 0;      ///< global index of row 0 in the step
+  const AdamStep* step = nullptr;  ///< its seed and number, where the kernels run; null: no dropout
+};
+inline constexpr std::uint32_t kMostDropoutLayers = 1 << 14;
 
 struct Attention {
   std::int64_t sequences = 0, length = 0;  ///< rows = sequences * length
@@ -37,9 +51,12 @@ struct Attention {
   /// Sparse attention: != 0 where a block of kKeyBlock queries reads a block of keys, [sequences, heads, blocks(),
   /// blocks()] (select_key_blocks). Every block reads itself. Empty: all blocks.
   Array<const std::uint8_t> kept = {};
+  AttentionDropout dropout = {};
 
   std::int64_t rows() const { return sequences * length; }
   std::int64_t blocks() const { return (length + kKeyBlock - 1) / kKeyBlock; }
+  /// Elements of `kept`.
+  std::int64_t block_pairs() const { return sequences * heads * blocks() * blocks(); }
 };
 
 /// Largest head size; a multiple of 8.

@@ -11,8 +11,8 @@
 // do not depend on the number of threads.
 //
 // Rate of one core (AVX2, 2 x 8 products per cycle) in GFLOP/s, counting the causal half and 5 products in the backward
-// pass, which computes 7; for comparison OpenBLAS' sgemm of one 64 x 64 x head size product. The products take half of the
-// time; the rest is exp, maxima and masks, then the transposition of the block.
+// pass, which computes 7; for comparison OpenBLAS' sgemm of one 64 x 64 x head size product. The products take half of
+// the time; the rest is exp, maxima and masks, then the transposition of the block.
 //
 // clang-format off
 //   length, head size    forward    backward    sgemm
@@ -24,6 +24,7 @@
 #include <limits>
 
 #include "kernels/language/attention/mask.hpp"
+#include "kernels/language/embedding/dropout.hpp"
 #include "kernels/language/exponential.hpp"
 #include "kernels/portable.hpp"
 #if defined(__FMA__) && !defined(KOKKOS_ENABLE_CUDA)
@@ -295,9 +296,67 @@ KOKKOS_FORCEINLINE_FUNCTION int last_reader(const Block& block) {
   return window > 0 ? least(block.end() - 1 + window - 1, block.length - 1) : block.length - 1;
 }
 
+/// Dropout of the probabilities of one head of one sequence.
+struct Dropping {
+  DropoutRule rule;
+  std::uint64_t seed = 0, step = 0;
+  std::uint32_t layer;
+  std::int64_t first_row;  ///< of the sequence, in the step
+  std::int64_t head;
+  bool active;
+
+  KOKKOS_FORCEINLINE_FUNCTION Dropping(const Attention& shape, const DropoutRule& rule_, const Block& block,
+                                       std::int64_t head_)
+      : rule(rule_),
+        layer(shape.dropout.layer),
+        first_row(shape.dropout.first_row + block.first_row),
+        head(head_),
+        active(shape.dropout.step != nullptr) {
+    if (!active) return;
+    seed = shape.dropout.step->seed;
+    step = shape.dropout.step->step;
+  }
+  KOKKOS_FORCEINLINE_FUNCTION Random4 bits(int query, int key) const {
+    return attention_dropout_bits(seed, step, layer, first_row + query, head, key / kColumnsPerMask);
+  }
+  /// write(k, factor of key + k) for k < count, for one query.
+  template <class Write>
+  KOKKOS_FORCEINLINE_FUNCTION void for_keys(int query, int key, int count, const Write& write) const {
+    for (int k = 0; k < count;) {
+      const Random4 random = bits(query, key + k);
+      do {
+        write(k, dropout_factor(rule, random, (key + k) % kColumnsPerMask));
+      } while (++k < count && (key + k) % kColumnsPerMask != 0);
+    }
+  }
+};
+
+/// factors[m][lane], with queries as lanes (the first is `query`) and keys as rows (the first is `key`).
+KOKKOS_FORCEINLINE_FUNCTION void form_factors_of_keys(const Team& team, const Dropping& dropping, int query, int key,
+                                                      int n_rows, float* factors) {
+  for_columns(team, kLanes, [&](int lane) {
+    dropping.for_keys(query + lane, key, n_rows, [&](int m, float factor) { factors[m * kLanes + lane] = factor; });
+  });
+  team.team_barrier();
+}
+
+/// The same with queries as rows and keys as lanes.
+KOKKOS_FORCEINLINE_FUNCTION void form_factors_of_queries(const Team& team, const Dropping& dropping, int query, int key,
+                                                         int n_rows, float* factors) {
+  for_columns(team, n_rows, [&](int m) {
+    dropping.for_keys(query + m, key, kLanes, [&](int lane, float factor) { factors[m * kLanes + lane] = factor; });
+  });
+  team.team_barrier();
+}
+
+/// panel[m][lane] *= factors[m][lane].
+KOKKOS_FORCEINLINE_FUNCTION void multiply_panel(const Team& team, int n_rows, const float* factors, float* panel) {
+  for_panel(team, n_rows, [&](int m, int lane) { panel[m * kLanes + lane] *= factors[m * kLanes + lane]; });
+}
+
 /// Scratch of the forward pass.
 struct ForwardPieces {
-  float *queries, *sums, *keys, *values, *scores, *buffer, *largest, *total, *next, *correction;
+  float *queries, *sums, *keys, *values, *scores, *factors, *buffer, *largest, *total, *next, *correction;
 
   KOKKOS_FORCEINLINE_FUNCTION ForwardPieces(Pieces& pieces, int head_size)
       : queries(pieces.take(kBlockRows * head_size)),
@@ -305,6 +364,7 @@ struct ForwardPieces {
         keys(pieces.take(kTileRows * head_size)),
         values(pieces.take(kTileRows * head_size)),
         scores(pieces.take(kTileRows * kLanes)),
+        factors(pieces.take(kTileRows * kLanes)),
         buffer(pieces.take(head_size)),
         largest(pieces.take(kBlockRows)),
         total(pieces.take(kBlockRows)),
@@ -327,7 +387,7 @@ KOKKOS_FORCEINLINE_FUNCTION void form_scores(const Team& team, const Live& rows,
 
 /// Scratch of a pass of the backward pass: two panels of inputs and up to two of sums per block, two tiles.
 struct BackwardPieces {
-  float *panels[2], *sums[2], *tiles[2], *scores, *slopes, *buffer, *log_sum, *delta;
+  float *panels[2], *sums[2], *tiles[2], *scores, *slopes, *factors, *buffer, *log_sum, *delta;
 
   KOKKOS_FORCEINLINE_FUNCTION BackwardPieces(Pieces& pieces, int head_size, int n_sums) {
     for (float*& panel : panels) panel = pieces.take(kBlockRows * head_size);
@@ -335,6 +395,7 @@ struct BackwardPieces {
     for (float*& tile : tiles) tile = pieces.take(kTileRows * head_size);
     scores = pieces.take(kTileRows * kLanes);
     slopes = pieces.take(kTileRows * kLanes);
+    factors = pieces.take(kTileRows * kLanes);
     buffer = pieces.take(2 * head_size);
     log_sum = pieces.take(most(kBlockRows, kTileRows));
     delta = pieces.take(most(kBlockRows, kTileRows));
@@ -346,6 +407,7 @@ struct BackwardArguments {
   AnyMatrix queries, keys, values, out, out_gradient, dq, dk, dv;
   const float* log_sum;
   float* delta;  ///< out . out_gradient of each row: [sequences, heads, length], like log_sum
+  DropoutRule dropout;
 };
 
 /// scores = probabilities, slopes = gradient of the scores before the cap, from scores and from the gradients of the
@@ -404,6 +466,7 @@ void queries_backward(const Execution& execution, const BackwardArguments& a) {
         team.team_barrier();
 
         const KeptBlocks kept = kept_of(shape, block.sequence, block.head);
+        const Dropping dropping(shape, a.dropout, block, block.head);
         for (int tile = first_tile(block); tile < block.end(); tile += kTileRows) {
           if (!kept(block.begin, tile)) continue;
           const int count = least(kTileRows, block.end() - tile);
@@ -418,6 +481,10 @@ void queries_backward(const Execution& execution, const BackwardArguments& a) {
             form_scores(team, live, head_size, shape.softcap, s.tiles[0], s.panels[0] + panel, s.scores);
             product<false>(team, n_rows, head_size, {s.tiles[1] + live.begin * head_size, head_size, 1},
                            s.panels[1] + panel, s.slopes);
+            if (dropping.active) {
+              form_factors_of_keys(team, dropping, block.row(group, 0), tile + live.begin, n_rows, s.factors);
+              multiply_panel(team, n_rows, s.factors, s.slopes);
+            }
             const float* log_sum = s.log_sum + group * kLanes;
             const float* delta = s.delta + group * kLanes;
             form_slopes(
@@ -457,6 +524,7 @@ void keys_backward(const Execution& execution, const BackwardArguments& a) {
           const std::int64_t column = head * head_size;
           const std::int64_t statistics = (block.sequence * shape.heads + head) * shape.length;
           const KeptBlocks kept = kept_of(shape, block.sequence, head);
+          const Dropping dropping(shape, a.dropout, block, head);
           for (int tile = block.begin / kTileRows * kTileRows; tile < end; tile += kTileRows) {
             if (!kept(tile, block.begin)) continue;
             const int count = least(kTileRows, end - tile);
@@ -480,6 +548,10 @@ void keys_backward(const Execution& execution, const BackwardArguments& a) {
               form_scores(team, live, head_size, shape.softcap, s.tiles[0], s.panels[0] + panel, s.scores);
               product<false>(team, n_rows, head_size, {s.tiles[1] + first, head_size, 1}, s.panels[1] + panel,
                              s.slopes);
+              if (dropping.active) {
+                form_factors_of_queries(team, dropping, tile + live.begin, first_key, n_rows, s.factors);
+                multiply_panel(team, n_rows, s.factors, s.slopes);
+              }
               const float* log_sum = s.log_sum + live.begin;
               const float* delta = s.delta + live.begin;
               form_slopes(
@@ -487,6 +559,7 @@ void keys_backward(const Execution& execution, const BackwardArguments& a) {
                   [=](int m, int) { return delta[m]; },
                   [&](int m, int lane) { return mask.read_by(first_key + lane, live.begin + m); });
               product<true>(team, head_size, n_rows, {s.tiles[0] + first, 1, head_size}, s.slopes, s.sums[0] + panel);
+              if (dropping.active) multiply_panel(team, n_rows, s.factors, s.scores);
               product<true>(team, head_size, n_rows, {s.tiles[1] + first, 1, head_size}, s.scores, s.sums[1] + panel);
             }
           }
@@ -506,6 +579,7 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
   Pieces measure(nullptr);
   ForwardPieces(measure, head_size);
   const std::size_t bytes = measure.bytes();
+  const DropoutRule rule = dropout_rule(shape.dropout.probability);
   for_teams(
       execution, "attention", shape.sequences * shape.heads * blocks_of(shape), bytes, KOKKOS_LAMBDA(const Team& team) {
         constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -522,6 +596,7 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
         for_columns(team, kBlockRows * head_size, [&](int i) { s.sums[i] = 0.0f; });
 
         const KeptBlocks kept = kept_of(shape, block.sequence, block.head);
+        const Dropping dropping(shape, rule, block, block.head);
         for (int tile = first_tile(block); tile < block.end(); tile += kTileRows) {
           if (!kept(block.begin, tile)) continue;
           const int count = least(kTileRows, block.end() - tile);
@@ -560,6 +635,10 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
               return now + score;
             });
             team.team_barrier();
+            if (dropping.active) {
+              form_factors_of_keys(team, dropping, block.row(group, 0), tile + live.begin, n_rows, s.factors);
+              multiply_panel(team, n_rows, s.factors, s.scores);
+            }
             float* sums = s.sums + panel;
             for_panel(team, head_size, [&](int c, int lane) { sums[c * kLanes + lane] *= s.correction[lane]; });
             product<true>(team, head_size, n_rows, {s.values + live.begin * head_size, 1, head_size}, s.scores, sums);
@@ -587,7 +666,8 @@ void attention_backward(const Execution& execution, const Attention& shape, AnyM
                               dk,
                               dv,
                               log_sum.data,
-                              reinterpret_cast<float*>(workspace.data)};
+                              reinterpret_cast<float*>(workspace.data),
+                              dropout_rule(shape.dropout.probability)};
   queries_backward(execution, arguments);
   keys_backward(execution, arguments);
 }

@@ -53,8 +53,7 @@ std::int64_t select_key_blocks_workspace(const Attention& shape) {
 void select_key_blocks(const Execution& execution, const Attention& shape, const BlockChoice& choice, AnyMatrix queries,
                        AnyMatrix keys, Array<std::uint8_t> kept, Array<std::byte> workspace) {
   if (choice.local < 1) throw Error(ExitCode::internal, "select_key_blocks: a block must read itself");
-  if (kept.size != shape.sequences * shape.heads * shape.blocks() * shape.blocks() ||
-      workspace.size < select_key_blocks_workspace(shape))
+  if (kept.size != shape.block_pairs() || workspace.size < select_key_blocks_workspace(shape))
     throw Error(ExitCode::internal, "select_key_blocks: kept or workspace have the wrong size");
   Workspace memory(workspace.data);
   const Pieces pieces(memory, shape);

@@ -30,6 +30,16 @@ WEFT_HOST_DEVICE inline Random4 dropout_bits(std::uint64_t seed, std::uint64_t s
                     static_cast<std::uint64_t>(group));
 }
 
+/// Of the attention probabilities of a row and head for keys [8 group, 8 group + 8). The number of a step takes 40
+/// bits; the layer above it, from 1 on, separates these numbers from those of dropout_bits. Distinct for rows below
+/// 2^28, heads and groups below 2^18.
+WEFT_HOST_DEVICE inline Random4 attention_dropout_bits(std::uint64_t seed, std::uint64_t step, std::uint32_t layer,
+                                                       std::int64_t row, std::int64_t head, std::int64_t group) {
+  return philox(seed, Purpose::dropout, step | static_cast<std::uint64_t>(layer + 1) << 40,
+                static_cast<std::uint64_t>(row) << 36 | static_cast<std::uint64_t>(head) << 18 |
+                    static_cast<std::uint64_t>(group));
+}
+
 WEFT_HOST_DEVICE inline float dropout_factor(const DropoutRule& rule, const Random4& random, int column) {
   return rounding_bits(random, column) < rule.kept ? rule.factor : 0.0f;
 }

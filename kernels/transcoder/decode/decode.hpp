@@ -7,9 +7,10 @@
 //              dW[s][f]  = sum over tokens n with (s, f) active:       a[n,s,f] * g[n, s..L-1]
 //
 // Invariants. W[s] is [n_features, (n_layers - s) * d_model]: one feature's strip, all its targets, is contiguous, and
-// so are the columns s*d .. L*d of a row of y and g that it touches. Sums run in the order of the sparse lists, in
-// fp32. The backward pass reads W and g once, for da (with the weights before the update) and dW together; dW lives in
-// registers or cache and the optimizer is applied in place: it is never stored.
+// so are the columns s*d .. L*d of a row of y and g that it touches. Per layer, every W[s] is [n_features, d_model] and
+// a feature writes to t = s alone; the widths of W say which of the two holds. Sums run in the order of the sparse
+// lists, in fp32. The backward pass reads W and g once, for da (with the weights before the update) and dW together; dW
+// lives in registers or cache and the optimizer is applied in place: it is never stored.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows use the stream
-// (feature_stream_cuda.cuh), all others walk feature by feature (feature_rows_cuda.cuh).
+// (feature_stream_cuda.cuh), all others and decoders per layer walk feature by feature (feature_rows_cuda.cuh).
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
@@ -52,8 +52,8 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
   const std::int64_t n_features = activations.n_features, n_keys = n_layers * n_features;
   const std::int64_t d_model = decoder[0].segment;
-  bool vector = gradient_rows.type == Scalar::bf16 && gradient_rows.stride % kLaneColumns == 0 &&
-                is_aligned(gradient_rows.data, 16);
+  bool vector = decoder[0].columns == n_layers * d_model && gradient_rows.type == Scalar::bf16 &&
+                gradient_rows.stride % kLaneColumns == 0 && is_aligned(gradient_rows.data, 16);
   for (const ParameterRows& p : decoder) {
     require_cuda_storage(p);
     vector = vector && has_vector_storage(p);

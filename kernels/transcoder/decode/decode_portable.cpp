@@ -40,7 +40,7 @@ KOKKOS_FORCEINLINE_FUNCTION void add_strips(const Team& team, const float* activ
 template <class Weight>
 void forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
              std::int64_t token_count, const DecoderWeights& weights, std::int64_t n_layers, std::int64_t d_model,
-             std::int64_t target_begin, const AnyMatrix& y) {
+             bool cross_layer, std::int64_t target_begin, const AnyMatrix& y) {
   const std::int64_t all_columns = n_layers * d_model, first_column = target_begin * d_model;
   const std::int64_t n_features = activations.n_features;
   const std::int64_t n_blocks = (y.columns + kForwardColumns - 1) / kForwardColumns;
@@ -64,10 +64,16 @@ void forward(const Execution& execution, const SparseActivations& activations, s
           // reads and writes, and four streams from memory at once.
           constexpr int kTogether = 4;
           const std::int64_t source = keys[entry] / n_features;
-          const std::int64_t source_columns = all_columns - source * d_model;
-          // First column of the block that this source writes to.
-          const std::int64_t first = begin > source * d_model ? begin : source * d_model;
-          if (first >= begin + count) break;  // sources ascend: no later one reaches this block
+          const std::int64_t source_begin = source * d_model;
+          const std::int64_t source_columns = cross_layer ? all_columns - source_begin : d_model;
+          if (source_begin >= begin + count) break;  // sources ascend: no later one reaches this block
+          // Columns of the block that this source writes to.
+          const std::int64_t first = begin > source_begin ? begin : source_begin;
+          const int width = smaller(begin + count - first, source_begin + source_columns - first);
+          if (width <= 0) {
+            ++entry;
+            continue;
+          }
           const Weight* layer = static_cast<const Weight*>(weights.layer[source]);
           float activation[kTogether];
           const Weight* strip[kTogether];
@@ -76,9 +82,8 @@ void forward(const Execution& execution, const SparseActivations& activations, s
             const std::int64_t feature = static_cast<std::int64_t>(keys[entry]) - source * n_features;
             if (feature >= n_features) break;
             activation[together] = values[entry];
-            strip[together] = layer + feature * source_columns + (first - source * d_model);
+            strip[together] = layer + feature * source_columns + (first - source_begin);
           }
-          const int width = static_cast<int>(begin + count - first);
           float* to = sum + (first - begin);
           if (together == kTogether) {
             add_strips<kTogether>(team, activation, strip, to, width);
@@ -102,10 +107,13 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
     weights.layer[s] = decoder[s].weight;
   }
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size()), d_model = decoder[0].segment;
+  const bool cross_layer = decoder[0].columns == n_layers * d_model;
   if (decoder[0].policy == StatePolicy::fp32)
-    forward<float>(execution, activations, token_begin, token_count, weights, n_layers, d_model, target_begin, y);
+    forward<float>(execution, activations, token_begin, token_count, weights, n_layers, d_model, cross_layer,
+                   target_begin, y);
   else
-    forward<bf16>(execution, activations, token_begin, token_count, weights, n_layers, d_model, target_begin, y);
+    forward<bf16>(execution, activations, token_begin, token_count, weights, n_layers, d_model, cross_layer,
+                  target_begin, y);
 }
 
 namespace {

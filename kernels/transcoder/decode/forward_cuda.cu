@@ -23,8 +23,29 @@ struct ForwardArguments {
   void* y;
   std::int64_t y_stride;
   bool y_is_bf16;
+  bool cross_layer;
   const std::uint16_t* weight[kMostLayers];
 };
+
+/// Strips of a feature of source layer s.
+__device__ __forceinline__ int strips_of(const ForwardArguments& a, int source) {
+  return a.cross_layer ? a.n_layers - source : 1;
+}
+
+/// The first of a token's entries that writes to the target: of any source, or per layer of the target's.
+__device__ __forceinline__ std::int64_t first_entry(const ForwardArguments& a, std::int64_t at, std::int64_t end,
+                                                    int target) {
+  if (a.cross_layer) return at;
+  const std::int64_t key = target * a.n_features;
+  while (at < end) {
+    const std::int64_t middle = at + (end - at) / 2;
+    if (__ldg(a.key + middle) < key)
+      at = middle + 1;
+    else
+      end = middle;
+  }
+  return at;
+}
 
 /// Up to 32 entries of a token's list, one per lane: where the strip's segment for the target begins, and the
 /// activation.
@@ -43,7 +64,7 @@ __device__ __forceinline__ EntryWindow entry_window(const ForwardArguments& a, s
     inside = source <= target;
     if (inside) {
       const std::int64_t feature = key - source * features;
-      entry.from = a.weight[source] + (feature * (a.n_layers - source) + (target - source)) * a.d_model;
+      entry.from = a.weight[source] + (feature * strips_of(a, source) + (target - source)) * a.d_model;
       entry.value = __ldg(a.value + at + lane);
     }
   }
@@ -67,7 +88,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
 
   float sum[kChunks * 8] = {};
   const std::int64_t end = __ldg(a.offsets + token + 1);
-  std::int64_t at = __ldg(a.offsets + token);
+  std::int64_t at = first_entry(a, __ldg(a.offsets + token), end, target);
   int count = 0, count_ahead = 0;
   EntryWindow now = entry_window(a, at, end, target, lane, count);
   while (count > 0) {
@@ -131,11 +152,13 @@ __global__ void forward_any(const __grid_constant__ ForwardArguments a) {
   const int place = static_cast<int>(blockIdx.y) / a.groups, target = a.target_begin + place;
   const int first = static_cast<int>(blockIdx.y) % a.groups * static_cast<int>(kBlockColumns);
   float sum[kLaneColumns] = {};
-  for (std::int64_t entry = a.offsets[token]; entry < a.offsets[token + 1]; ++entry) {
+  const std::int64_t end = a.offsets[token + 1];
+  for (std::int64_t entry = first_entry(a, a.offsets[token], end, target); entry < end; ++entry) {
     const std::int64_t source = a.key[entry] / a.n_features, feature = a.key[entry] % a.n_features;
     if (source > target) break;
     const float value = a.value[entry];
-    const std::uint16_t* from = a.weight[source] + (feature * (a.n_layers - source) + target - source) * a.d_model;
+    const std::uint16_t* from =
+        a.weight[source] + (feature * strips_of(a, static_cast<int>(source)) + target - source) * a.d_model;
 #pragma unroll
     for (int j = 0; j < kLaneColumns; ++j) {
       const int c = first + lane + kWarp * j;
@@ -171,6 +194,7 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   a.y = y.data;
   a.y_stride = y.stride;
   a.y_is_bf16 = y.type == Scalar::bf16;
+  a.cross_layer = decoder[0].columns == a.n_layers * decoder[0].segment;
   bool vector = a.d_model % kLaneColumns == 0 && y.stride % kLaneColumns == 0 && is_aligned(y.data, 16);
   for (std::size_t s = 0; s < decoder.size(); ++s) {
     require_cuda_storage(decoder[s]);

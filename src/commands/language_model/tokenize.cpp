@@ -8,8 +8,10 @@
 #include "base/text.hpp"
 #include "commands/commands.hpp"
 #include "dataset/tokens/writer.hpp"
+#include "device/runtime.hpp"
 #include "language_model/tokenizer/bpe.hpp"
 #include "language_model/tokenizer/corpus.hpp"
+#include "language_model/tokenizer/parallel_encode.hpp"
 #include "report/format.hpp"
 #include "storage/mapped_file.hpp"
 
@@ -38,6 +40,9 @@ void require_consistent(const Request& request) {
   for (const std::string& file : request.files)
     if (!std::filesystem::exists(file)) throw refuse(fmt::format("{}: no such file", file));
 }
+
+/// Text that is encoded before it is written.
+constexpr std::size_t kEncodedAtATime = std::size_t{64} << 20;
 
 /// Calls `document` for each document: the whole text, or its parts between separators.
 template <class Function>
@@ -82,17 +87,30 @@ int language_model_tokenize(const Request& request, const parallel::World& world
       if (const std::int64_t id = tokenizer.special(name); id >= 0 && !end_of_text)
         end_of_text = static_cast<std::uint32_t>(id);
 
+    const int threads = device::host_threads({}, world.node_size());
     dataset::TokenWriter writer(request.output, tokenizer.vocabulary_size(), tokenizer.text());
     for (const std::string& path : request.files) {
       const storage::MappedFile file(path);
       const std::string_view whole = text_of(file);
+      std::vector<std::string_view> documents;
+      std::size_t bytes = 0;
+      const auto write = [&] {
+        std::vector<std::vector<std::uint32_t>> encoded =
+            language_model::encode_parallel(tokenizer, whole, documents, path, threads);
+        for (std::size_t i = 0; i < documents.size(); ++i) {
+          if (end_of_text) encoded[i].push_back(*end_of_text);
+          writer.append(encoded[i], static_cast<std::int64_t>(documents[i].size()));
+        }
+        documents.clear();
+        bytes = 0;
+      };
       for_each_document(whole, request.separator, [&](std::string_view document) {
         if (document.empty()) return;
-        std::vector<std::uint32_t> ids =
-            tokenizer.encode(document, path, static_cast<std::size_t>(document.data() - whole.data()));
-        if (end_of_text) ids.push_back(*end_of_text);
-        writer.append(ids, static_cast<std::int64_t>(document.size()));
+        documents.push_back(document);
+        bytes += document.size();
+        if (bytes >= kEncodedAtATime) write();
       });
+      write();
     }
     const dataset::TokenWriter::Written written = writer.finish();
     log::info("wrote {}: {} tokens of a vocabulary of {}, {} document{}, {} file{}; {:.3f} bytes per token",

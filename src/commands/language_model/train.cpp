@@ -30,6 +30,9 @@ int language_model_train(const Request& request, const parallel::World& world) {
                            "one process",
                            world.size());
   const language_model::Corpus corpus = language_model::load_corpus(configuration.data, world);
+  if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
+    log::warning("log.evaluate_every = {} has no effect (no validation data, and log.sample_tokens = 0)",
+                 configuration.log.evaluate_every);
   const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus);
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   const language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft inspect PATH: lists the contents of a dataset, a checkpoint or a run, and checks them.
+// weft inspect PATH: lists the contents of a dataset, a checkpoint, a run or exported weights, and checks them.
 #include <algorithm>
 #include <filesystem>
 #include <thread>
@@ -9,8 +9,10 @@
 #include "base/text.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
+#include "dataset/activations/row_tokens.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "dataset/tokens/token_set.hpp"
+#include "interchange/formats.hpp"
 #include "language_model/model.hpp"
 #include "report/format.hpp"
 #include "report/log.hpp"
@@ -25,19 +27,17 @@ std::string check_parameters(const std::filesystem::path& path, const checkpoint
   const std::optional<transcoder::StoredModel> stored = transcoder::stored_model(manifest.tensors);
   if (!stored) return "";
   const transcoder::Shape& shape = stored->shape;
+  // Imported weights have no moments.
+  const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
+                                     [](const auto& tensor) { return tensor.name == "encoder_0/weight.first_moment"; });
   const std::string difference = training::first_difference(
-      manifest.tensors,
-      training::tensors_of(transcoder::parameter_specs(shape), stored->policy, training::Moments::held));
+      manifest.tensors, training::tensors_of(transcoder::parameter_specs(shape), stored->policy,
+                                             trainable ? training::Moments::held : training::Moments::none));
   if (!difference.empty())
-    throw collective_error(
-        ExitCode::io,
-        "{}: {} (a transcoder of {} layers, d_model {}, {} features per layer has it); was it written "
-        "by another program?",
-        path.string(), difference, shape.n_layers, shape.d_model, shape.n_features);
-  return fmt::format(
-      "  transcoder of {} layer{}, d_model {}, {} features per layer: {} parameters, all tensors present\n",
-      shape.n_layers, shape.n_layers == 1 ? "" : "s", shape.d_model, shape.n_features,
-      report::grouped(shape.parameters()));
+    throw collective_error(ExitCode::io, "{}: {} (a transcoder of {} has it); was it written by another program?",
+                           path.string(), difference, to_text(shape));
+  return fmt::format("  transcoder of {}: {} parameters, all tensors present{}\n", to_text(shape),
+                     report::grouped(shape.parameters()), trainable ? "" : " (weights only, without moments)");
 }
 
 /// The same for a language model, whose sizes are in its input.
@@ -98,6 +98,8 @@ void inspect_dataset(const std::string& path, const Request& request, const para
                                  description.has_statistics ? ", norm_stats.json agrees with the data" : "");
   for (const std::string& sentence : dataset::constant_dimensions(statistics, description))
     text += fmt::format("\n  {:<13} {}", "constant", sentence);
+  if (description.has_tokens)
+    text += fmt::format("\n  {:<13} {}", "tokens", world.on_root([&] { return dataset::check_tokens(description); }));
   log::info("{}", text);
 }
 
@@ -119,6 +121,7 @@ int inspect(const Request& request, const parallel::World& world) {
     if (std::filesystem::exists(path / checkpoint::kManifestName)) return "checkpoint";
     if (checkpoint::is_run(path)) return "run";
     if (dataset::holds_tokens(request.subject)) return "tokens";
+    if (interchange::is_directory_of_weights(path)) return "weights";
     return "dataset";
   });
   if (kind == "checkpoint") {
@@ -133,6 +136,8 @@ int inspect(const Request& request, const parallel::World& world) {
     inspect_checkpoint(found->path, world);
   } else if (kind == "tokens") {
     inspect_tokens(request.subject, world);
+  } else if (kind == "weights") {
+    world.on_root([&] { log::info("{}", interchange::summary(interchange::open_directory(path), path)); });
   } else {
     inspect_dataset(request.subject, request, world);
   }

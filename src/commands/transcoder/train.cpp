@@ -53,6 +53,9 @@ int train(const Request& request, const parallel::World& world) {
   transcoder::check_layers(configuration, data.train.n_layers);
   if (world.is_root())
     for (const std::string& warning : transcoder::idle_settings(configuration)) log::warning("{}", warning);
+  if (world.is_root() && configuration.log.evaluate_every > 0 && !data.validation)
+    log::warning("log.evaluate_every = {} has no effect (the input has no data.validation)",
+                 configuration.log.evaluate_every);
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text = transcoder::to_text(plan, configuration);

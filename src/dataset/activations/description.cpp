@@ -28,7 +28,7 @@ using json = SortedJson;
 using storage::ActivationFile;
 using storage::Side;
 
-constexpr std::int64_t kFormatVersion = 1;
+constexpr std::int64_t kNewestFormat = storage::kActivationFormatWithTokens;
 // Rows checked at the start, middle and end of each dataset before training.
 constexpr std::int64_t kSampleRows = 8;
 // Bounds the startup time: compressed chunks must be unpacked completely for a sample.
@@ -149,6 +149,10 @@ std::vector<bool> sampled_files(const std::vector<FileDescription>& files, std::
   return sampled;
 }
 
+std::string token_text(const storage::ActivationHeader& header) {
+  return !header.tokens ? "no token ids" : header.documents ? "token ids" : "token ids without documents";
+}
+
 void check_same(const std::string& path, std::string_view what, const std::string& value, const std::string& first,
                 const std::string& first_path) {
   if (value != first)
@@ -213,17 +217,19 @@ Description describe(const std::string& path, const Settings& settings) {
   }
 
   std::string ends, rows;
-  std::string first_path, first_format;
+  std::string first_path, first_format, first_tokens;
   for (std::size_t i = 0; i < description.files.size(); ++i) {
     FileDescription& file = description.files[i];
     const std::string file_path = description.file_path(static_cast<std::int64_t>(i));
     ActivationFile opened(file_path);
     const storage::ActivationHeader& header = opened.header();
-    const bool own = header.format == "weft-activations";
-    if (own && header.format_version != kFormatVersion)
-      throw error(ExitCode::data,
-                  "{}: format_version is {} (this program reads {}); use the Weft version that wrote it or a newer one",
-                  file_path, header.format_version, kFormatVersion);
+    const bool own = header.format == storage::kActivationFormat;
+    if (own && (header.format_version < 1 || header.format_version > kNewestFormat))
+      throw error(
+          ExitCode::data,
+          "{}: format_version is {} (this program reads 1 to {}); use the Weft version that wrote it or a newer "
+          "one",
+          file_path, header.format_version, kNewestFormat);
     if (i == 0) {
       first_path = file_path;
       first_format = header.format;
@@ -231,6 +237,7 @@ Description describe(const std::string& path, const Settings& settings) {
       description.model = header.model;
       description.hook_inputs = header.hook_inputs;
       description.hook_targets = header.hook_targets;
+      description.has_tokens = header.tokens.has_value();
       description.n_layers = header.n_layers();
       description.d_model = header.inputs[0].columns;
       description.dtype = value_type(header.inputs[0], settings.stored_as, file_path + ": /layer_0/inputs");
@@ -246,6 +253,12 @@ Description describe(const std::string& path, const Settings& settings) {
                   file_path, std::min(header.n_layers(), description.n_layers),
                   header.n_layers() < description.n_layers ? "missing" : "unexpected", first_path,
                   description.n_layers);
+
+    if (i == 0) first_tokens = token_text(header);
+    if (first_tokens != token_text(header))
+      throw error(ExitCode::data, "{}: has {}, {} has {} (all files must agree); were two datasets mixed?", file_path,
+                  token_text(header), first_path, first_tokens);
+    if (header.documents) description.n_documents += header.documents->count;
 
     file.bytes = opened.bytes();
     file.modified = opened.modified();
@@ -301,6 +314,7 @@ Description describe(const std::string& path, const Settings& settings) {
   check_metadata(description);
   check_index(description);
   description.has_statistics = std::filesystem::exists(directory + "/norm_stats.json");
+  description.has_vocabulary = description.has_tokens && std::filesystem::exists(directory + "/vocabulary.json");
 
   const std::vector<bool> sampled = sampled_files(description.files, description.row_bytes());
   for (std::size_t i = 0; i < sampled.size(); ++i) {
@@ -345,6 +359,7 @@ Description describe(const parallel::World& world, const std::string& path, cons
   parallel::note_phase("reading the headers of the data");
   Description description = description_from_text(world.on_root([&] { return to_text(describe(path, settings)); }));
   require_same_files(world, description);
+  description.targets_are_inputs = settings.targets == Targets::inputs;
   return description;
 }
 
@@ -363,6 +378,9 @@ std::string to_text(const Description& d) {
                         {"dtype", static_cast<int>(d.dtype)},
                         {"files", files},
                         {"has_statistics", d.has_statistics},
+                        {"has_tokens", d.has_tokens},
+                        {"n_documents", d.n_documents},
+                        {"has_vocabulary", d.has_vocabulary},
                         {"fingerprint", d.fingerprint},
                         {"notes", d.notes}});
 }
@@ -383,6 +401,9 @@ Description description_from_text(const std::string& text) {
     for (const json& file : j.at("files"))
       d.files.push_back({file.at(0), file.at(1), file.at(2), file.at(3), file.at(4), file.at(5), file.at(6)});
     d.has_statistics = j.at("has_statistics");
+    d.has_tokens = j.at("has_tokens");
+    d.n_documents = j.at("n_documents");
+    d.has_vocabulary = j.at("has_vocabulary");
     d.fingerprint = j.at("fingerprint");
     d.notes = j.at("notes").get<std::vector<std::string>>();
     return d;
@@ -411,6 +432,13 @@ std::string summary(const Description& d) {
   line("files", fmt::format("{}, {} to {} rows each, {:.1f} MB together, {} compressed", d.files.size(), shortest,
                             longest, static_cast<double>(bytes) * 1e-6, compressed));
   line("statistics", d.has_statistics ? "norm_stats.json" : "not stored");
+  if (d.has_tokens)
+    line("tokens",
+         fmt::format("ids of all rows, {}, {}",
+                     d.n_documents > 0 ? fmt::format("{} documents", d.n_documents) : "no document boundaries",
+                     d.has_vocabulary ? "vocabulary.json" : "no texts"));
+  else
+    line("tokens", "not stored");
   line("fingerprint", d.fingerprint);
   for (const std::string& note : d.notes) line("note", note);
   return text;

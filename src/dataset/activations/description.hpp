@@ -6,7 +6,8 @@
 //   DIR/index.bin, DIR/metadata.json, DIR/norm_stats.json          sidecar files of the writer
 //
 // Two layouts use these files: that of crosslayer-coding, and Weft's own, which is recognised by its root attributes
-// (format = "weft-activations", format_version, model, hook_inputs, hook_targets).
+// (format = "weft-activations", format_version, model, hook_inputs, hook_targets). The latter may hold the token of
+// each row (row_tokens.hpp).
 //
 // Invariants of a Description: file i is chunk_{i}; all files have the same layers, width and stored type; inputs and
 // targets of all layers of a file have the same number of rows; index and metadata, if present, are consistent with the
@@ -46,6 +47,10 @@ struct Description {
   kernels::Scalar dtype = kernels::Scalar::fp32;  ///< fp32, fp16 or bf16
   std::vector<FileDescription> files = {};        ///< in the order of their ids: "stored order"
   bool has_statistics = false;                    ///< norm_stats.json exists
+  bool targets_are_inputs = false;  ///< data.targets: batches and statistics have the inputs as their targets
+  bool has_tokens = false;                        ///< rows have token ids (row_tokens.hpp)
+  std::int64_t n_documents = 0;                   ///< parts of documents, each in one file; 0 = unknown
+  bool has_vocabulary = false;                    ///< vocabulary.json exists, and rows have token ids
   /// "ends:HEX,rows:HEX" (dataset/fingerprint.hpp): sha256 of names, sizes, shapes, type and the first and last data of
   /// each file, and of a sample of rows inside each file (row_sample.hpp).
   std::string fingerprint = {};

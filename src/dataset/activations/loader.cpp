@@ -50,6 +50,7 @@ class BatchSource {
       slot.targets = device::HostBuffer<std::byte>(own * description.row_bytes());
       slot.batch.inputs = {slot.inputs.data(), dtype_, own, columns, columns};
       slot.batch.targets = {slot.targets.data(), dtype_, own, columns, columns};
+      if (description.targets_are_inputs) slot.batch.targets = slot.batch.inputs;
       slot.batch.n_tokens = batch_tokens_;
     }
   }

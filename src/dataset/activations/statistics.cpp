@@ -315,6 +315,7 @@ Statistics statistics(const parallel::World& world, const Description& descripti
     check_against_file(result, description);
     return std::string();
   });
+  if (description.targets_are_inputs) result.targets = result.inputs;
   return result;
 }
 

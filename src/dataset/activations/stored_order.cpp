@@ -65,6 +65,7 @@ const RawBatch& StoredOrder::read(std::int64_t i) {
     failure->raise();
   state.batch.inputs = {state.inputs.data(), description.dtype, own.size(), columns, columns};
   state.batch.targets = {state.targets.data(), description.dtype, own.size(), columns, columns};
+  if (description.targets_are_inputs) state.batch.targets = state.batch.inputs;
   state.batch.n_tokens = n;
   state.batch.begin = {0, begin};
   state.batch.end = {0, begin + n};

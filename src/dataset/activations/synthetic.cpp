@@ -34,7 +34,7 @@ constexpr std::int64_t kLayerFactor = 1 << 10, kMostWidth = 1 << 20, kMostFeatur
 static_assert(kernels::kMostLayers <= kLayerFactor);
 
 /// The use of a random number. Selects the step of the counter, so that streams do not overlap.
-enum class Stream : std::uint64_t { encoder, decoder, mean, choice, amplitude, noise };
+enum class Stream : std::uint64_t { encoder, decoder, mean, choice, amplitude, noise, document };
 
 Random4 draw(std::int64_t seed, Stream stream, std::uint64_t index) {
   return kernels::philox(static_cast<std::uint64_t>(seed), Purpose::synthetic, static_cast<std::uint64_t>(stream),
@@ -190,15 +190,20 @@ void add_scaled(float* out, const float* row, float factor, std::int64_t n) {
   for (std::int64_t j = 0; j < n; ++j) out[j] += factor * row[j];
 }
 
-/// One token: inputs and targets [layers * d].
-void make_token(const SyntheticSettings& s, const Model& model, std::int64_t token, float* inputs, float* targets,
-                std::vector<std::pair<std::int64_t, float>>& code,
-                const std::function<void(std::int64_t, std::int64_t)>& fired) {
+/// One token: inputs and targets [layers * d]. Returns its id.
+std::int32_t make_token(const SyntheticSettings& s, const Model& model, std::int64_t token, float* inputs,
+                        float* targets, std::vector<std::pair<std::int64_t, float>>& code,
+                        const std::function<void(std::int64_t, std::int64_t)>& fired) {
   const std::int64_t columns = s.layers * s.d_model;
+  std::int32_t id = 0;
   std::copy(model.input_mean.begin(), model.input_mean.end(), inputs);
   std::copy(model.target_mean.begin(), model.target_mean.end(), targets);
   for (std::int64_t layer = 0; layer < s.layers; ++layer) {
     draw_code(s, model, token, layer, code);
+    if (layer == 0 && !code.empty()) {
+      const auto smaller = [](const auto& a, const auto& b) { return a.second < b.second; };
+      id = static_cast<std::int32_t>(std::max_element(code.begin(), code.end(), smaller)->first);
+    }
     const float* encoder = model.truth.encoder[static_cast<std::size_t>(layer)].data();
     const float* decoder = model.truth.decoder[static_cast<std::size_t>(layer)].data();
     const std::int64_t strip = (s.layers - layer) * s.d_model,
@@ -215,6 +220,7 @@ void make_token(const SyntheticSettings& s, const Model& model, std::int64_t tok
     inputs[j] += x * model.input_noise[static_cast<std::size_t>(j / s.d_model)];
     targets[j] += y * model.target_noise[static_cast<std::size_t>(j / s.d_model)];
   }
+  return id;
 }
 
 WriterSettings writer_settings(const SyntheticSettings& s, const std::string& split) {
@@ -230,6 +236,8 @@ WriterSettings writer_settings(const SyntheticSettings& s, const std::string& sp
   settings.hook_targets = "planted.targets";
   settings.dataset = fmt::format("synthetic, seed {}", s.seed);
   settings.split = split;
+  settings.tokens = true;
+  for (std::int64_t f = 0; f < s.features; ++f) settings.vocabulary.push_back(fmt::format(" f{}", f));
   return settings;
 }
 
@@ -252,6 +260,8 @@ void write_split(const SyntheticSettings& s, const Model& model, ActivationWrite
   const std::int64_t columns = s.layers * s.d_model, row_bytes = columns * kernels::bytes_of(s.dtype);
   constexpr std::int64_t kRows = 1024;
   std::vector<std::byte> inputs(static_cast<std::size_t>(kRows * row_bytes)), targets(inputs.size());
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(kRows));
+  std::vector<std::int64_t> documents;
   // Integer counts do not depend on the order of threads.
   std::vector<std::vector<std::int64_t>> counts(
       static_cast<std::size_t>(n_threads),
@@ -265,17 +275,23 @@ void write_split(const SyntheticSettings& s, const Model& model, ActivationWrite
       std::vector<std::pair<std::int64_t, float>> code;
       std::vector<std::int64_t>& count = counts[static_cast<std::size_t>(thread)];
       for (std::int64_t i = rows * thread / n_threads; i < rows * (thread + 1) / n_threads; ++i) {
-        make_token(s, model, first + i, x.data(), y.data(), code, [&](std::int64_t layer, std::int64_t f) {
-          ++count[static_cast<std::size_t>(layer * s.features + f)];
-        });
+        ids[static_cast<std::size_t>(i)] = make_token(
+            s, model, first + i, x.data(), y.data(), code,
+            [&](std::int64_t layer, std::int64_t f) { ++count[static_cast<std::size_t>(layer * s.features + f)]; });
         store_as(s.dtype, x.data(), columns, inputs.data() + i * row_bytes);
         store_as(s.dtype, y.data(), columns, targets.data() + i * row_bytes);
       }
     });
     require_finite(s, inputs.data(), rows, "inputs");
     require_finite(s, targets.data(), rows, "targets");
+    documents.clear();
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const Random4 random = draw(s.seed, Stream::document, static_cast<std::uint64_t>(first + i));
+      if (kernels::uniform_double(random.word[0], random.word[1]) * static_cast<double>(kDocumentRows) < 1)
+        documents.push_back(i);
+    }
     phase.emplace(trace::Row::writer, "write rows");
-    writer.append(rows, inputs.data(), targets.data());
+    writer.append(rows, inputs.data(), targets.data(), std::span(ids).first(static_cast<std::size_t>(rows)), documents);
     note_progress();
   }
   if (fired == nullptr) return;
@@ -283,18 +299,6 @@ void write_split(const SyntheticSettings& s, const Model& model, ActivationWrite
     for (std::int64_t i = 0; i < s.layers * s.features; ++i)
       (*fired)[static_cast<std::size_t>(i / s.features)][static_cast<std::size_t>(i % s.features)] +=
           count[static_cast<std::size_t>(i)];
-}
-
-void write_tensor(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape,
-                  const void* data) {
-  storage::Handle dataset = storage::create_dataset(file, name, type, shape);
-  std::int64_t row_bytes = kernels::bytes_of(type);
-  for (std::size_t i = 1; i < shape.size(); ++i) row_bytes *= shape[i];
-  const std::int64_t piece = storage::piece_rows(type, shape);
-  for (std::int64_t begin = 0; begin < shape[0]; begin += piece)
-    storage::write_rows(dataset, begin, std::min(piece, shape[0] - begin),
-                        static_cast<const std::byte*>(data) + begin * row_bytes);
-  dataset.close();
 }
 
 void write_ground_truth(const SyntheticSettings& s, const GroundTruth& truth) {
@@ -308,12 +312,13 @@ void write_ground_truth(const SyntheticSettings& s, const GroundTruth& truth) {
   for (std::int64_t layer = 0; layer < truth.n_layers; ++layer) {
     const std::size_t l = static_cast<std::size_t>(layer);
     const std::string group = fmt::format("layer_{}/", layer);
-    write_tensor(file, group + "encoder", kernels::Scalar::fp32, {truth.n_features, truth.d_model},
-                 truth.encoder[l].data());
-    write_tensor(file, group + "decoder", kernels::Scalar::fp32,
-                 {truth.n_features, (truth.n_layers - layer) * truth.d_model}, truth.decoder[l].data());
-    write_tensor(file, group + "frequency", kernels::Scalar::fp64, {truth.n_features}, truth.frequency[l].data());
-    write_tensor(file, group + "fired", kernels::Scalar::i64, {truth.n_features}, truth.fired[l].data());
+    storage::write_tensor(file, group + "encoder", kernels::Scalar::fp32, {truth.n_features, truth.d_model},
+                          truth.encoder[l].data());
+    storage::write_tensor(file, group + "decoder", kernels::Scalar::fp32,
+                          {truth.n_features, (truth.n_layers - layer) * truth.d_model}, truth.decoder[l].data());
+    storage::write_tensor(file, group + "frequency", kernels::Scalar::fp64, {truth.n_features},
+                          truth.frequency[l].data());
+    storage::write_tensor(file, group + "fired", kernels::Scalar::i64, {truth.n_features}, truth.fired[l].data());
   }
   file.close();
 }

@@ -8,8 +8,10 @@
 //
 // Exactly k features per token and layer are active, drawn without replacement with Zipf-like weights (f + 1)^-zipf;
 // c = 1 + |normal| / 4. e and each block of w are random unit vectors, hence far from orthogonal for features >
-// d_model. Noise is nearly Gaussian (sums of four uniform numbers), with a power `noise_db` below that of the signal.
-// All numbers come from the counter-based generator, indexed by token: files do not depend on the number of threads.
+// d_model. The id of a token is the planted feature of layer 0 with the largest c (the lowest of equal ones); documents
+// begin at random, every kDocumentRows tokens on average. Noise is nearly Gaussian (sums of four uniform numbers), with
+// a power `noise_db` below that of the signal. All numbers come from the counter-based generator, indexed by token:
+// files do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +26,9 @@ class Schema;
 }
 
 namespace weft::dataset {
+
+/// Mean length of a document in tokens.
+inline constexpr std::int64_t kDocumentRows = 128;
 
 /// Table [synthetic].
 struct SyntheticSettings {

@@ -12,6 +12,7 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
+#include "dataset/activations/row_tokens.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/durable.hpp"
@@ -48,6 +49,8 @@ struct ActivationWriter::State {
   WriterSettings settings;
   std::optional<storage::ActivationFileWriter> file;
   std::int64_t rows_in_file = 0;
+  std::vector<std::int32_t> ids;        // of the open file
+  std::vector<std::int64_t> documents;  // likewise
   std::vector<std::int64_t> rows_per_file;
   bool created = false;  // the directory
   bool finished = false;
@@ -56,6 +59,9 @@ struct ActivationWriter::State {
 
   void close_file() {
     if (!file) return;
+    if (settings.tokens) file->write_tokens(ids, documents);
+    ids.clear();
+    documents.clear();
     file->close();
     file.reset();
     rows_per_file.push_back(rows_in_file);
@@ -63,7 +69,8 @@ struct ActivationWriter::State {
   }
 };
 
-ActivationWriter::ActivationWriter(const WriterSettings& settings) : state_(new State{settings, {}, 0, {}}) {
+ActivationWriter::ActivationWriter(const WriterSettings& settings) : state_(new State) {
+  state_->settings = settings;
   if (settings.n_layers < 1 || settings.d_model < 1 || settings.rows_per_file < 1 ||
       settings.rows_per_file > std::numeric_limits<std::int32_t>::max())
     throw error(
@@ -90,14 +97,18 @@ ActivationWriter::~ActivationWriter() {
   state.file.reset();
   std::error_code ignored;
   for (std::size_t i = 0; i < n_files; ++i) std::filesystem::remove(state.path_of(i), ignored);
-  std::filesystem::remove(state.settings.path + "/index.bin", ignored);
+  for (const char* name : {"/vocabulary.json", "/index.bin"})
+    std::filesystem::remove(state.settings.path + name, ignored);
   if (state.created) std::filesystem::remove(state.settings.path, ignored);  // fails if it is not empty
 }
 
-void ActivationWriter::append(std::int64_t rows, const std::byte* inputs, const std::byte* targets) {
+void ActivationWriter::append(std::int64_t rows, const std::byte* inputs, const std::byte* targets,
+                              std::span<const std::int32_t> ids, std::span<const std::int64_t> documents) {
   State& state = *state_;
   const WriterSettings& settings = state.settings;
   const std::int64_t row_bytes = settings.n_layers * settings.d_model * kernels::bytes_of(settings.dtype);
+  WEFT_ASSERT(!settings.tokens || static_cast<std::int64_t>(ids.size()) == rows);
+  std::int64_t done = 0;
   while (rows > 0) {
     if (!state.file)
       state.file.emplace(
@@ -105,16 +116,24 @@ void ActivationWriter::append(std::int64_t rows, const std::byte* inputs, const 
           storage::ActivationFileWriter::Shape{settings.n_layers, settings.d_model, settings.dtype,
                                                std::min(kChunkRows, settings.rows_per_file),
                                                settings.compression == Compression::gzip ? kGzipLevel : 0},
-          1,
-          std::map<std::string, std::string>{{"format", "weft-activations"},
+          settings.tokens ? storage::kActivationFormatWithTokens : 1,
+          std::map<std::string, std::string>{{"format", storage::kActivationFormat},
                                              {"model", settings.model},
                                              {"hook_inputs", settings.hook_inputs},
                                              {"hook_targets", settings.hook_targets},
                                              {"software", "weft"}});
     const std::int64_t count = std::min(rows, settings.rows_per_file - state.rows_in_file);
     state.file->append(count, inputs, targets);
+    if (settings.tokens) {
+      if (state.rows_in_file == 0) state.documents.push_back(0);  // the first row of a file always begins a document
+      for (const std::int64_t row : documents)
+        if (row >= done && row < done + count && (row > done || state.rows_in_file > 0))
+          state.documents.push_back(state.rows_in_file + row - done);
+      state.ids.insert(state.ids.end(), ids.begin() + done, ids.begin() + done + count);
+    }
     state.rows_in_file += count;
     rows -= count;
+    done += count;
     inputs += count * row_bytes;
     targets += count * row_bytes;
     if (state.rows_in_file == settings.rows_per_file) state.close_file();
@@ -140,6 +159,8 @@ void ActivationWriter::finish() {
                          {"split", settings.split},      {"num_layers", settings.n_layers},
                          {"d_model", settings.d_model},  {"dtype", dtype},
                          {"total_tokens", first_row},    {"chunk_tokens", settings.rows_per_file}};
+  if (!settings.vocabulary.empty())
+    storage::write_text_atomically(settings.path + "/vocabulary.json", vocabulary_text(settings.vocabulary));
   storage::write_text_atomically(settings.path + "/index.bin", index);
   storage::write_text_atomically(settings.path + "/metadata.json", json_text(metadata, 2) + "\n");
   state.finished = true;

@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/array.hpp"
 
@@ -25,6 +27,8 @@ struct WriterSettings {
   Compression compression = Compression::none;
   std::string model, hook_inputs, hook_targets;  ///< root attributes
   std::string dataset, split;                    ///< for metadata.json
+  bool tokens = false;                           ///< rows have token ids
+  std::vector<std::string> vocabulary = {};      ///< text of each id, UTF-8; empty: vocabulary.json is not written
 };
 
 class ActivationWriter {
@@ -33,8 +37,10 @@ class ActivationWriter {
   explicit ActivationWriter(const WriterSettings&);
   ~ActivationWriter();
 
-  /// Appends rows: inputs and targets [rows, n_layers * d_model] of settings.dtype.
-  void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
+  /// Appends rows: inputs and targets [rows, n_layers * d_model] of settings.dtype. With settings.tokens also `ids`,
+  /// one per row, and `documents`, those of the appended rows (counted from 0, ascending) at which a document begins.
+  void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets,
+              std::span<const std::int32_t> ids = {}, std::span<const std::int64_t> documents = {});
   /// Closes the last file and writes index.bin and metadata.json. Must be called; throws Error(io).
   void finish();
 

@@ -2,9 +2,12 @@
 #include "dataset/tokens/batches.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
+#include "base/progress.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/random.hpp"
 
@@ -51,6 +54,60 @@ void fill_window(const TokenSet& set, std::int64_t begin, std::int64_t predictio
   }
 }
 
+constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // ids read at a time
+constexpr double kFirstFraction = 0.01;                 // of the windows, at the begin of a curriculum
+
+struct Window {
+  std::int64_t difficulty;
+  std::uint32_t number;
+  bool operator<(const Window& other) const {
+    return difficulty != other.difficulty ? difficulty < other.difficulty : number < other.number;
+  }
+};
+
+/// piece(first position, ids) for all ids of a set, in order.
+template <class Piece>
+void for_each_piece(const TokenSet& set, const Piece& piece) {
+  std::vector<std::uint32_t> ids;
+  for (std::int64_t begin = 0; begin < set.size(); begin += kPiece) {
+    ids.resize(static_cast<std::size_t>(std::min(kPiece, set.size() - begin)));
+    set.read(begin, ids);
+    piece(begin, ids);
+    note_progress();
+  }
+}
+
+/// Numbers of the windows of `length` ids, the easiest first; equal ones in stored order. Costs are integers, so that
+/// the order does not depend on rounding in sums.
+std::vector<std::uint32_t> windows_by_difficulty(const TokenSet& set, std::int64_t length) {
+  constexpr double kUnits = 1 << 16;  // per bit
+  const std::int64_t n = (set.size() - 1) / length;
+  if (n > std::numeric_limits<std::uint32_t>::max())
+    throw error(ExitCode::usage,
+                "{}: has {} windows of {} tokens (a curriculum orders 2^32); take a longer data.sequence", set.name(),
+                n, length);
+  std::vector<std::int64_t> cost(static_cast<std::size_t>(set.vocabulary()), 0);
+  for_each_piece(set, [&](std::int64_t, const std::vector<std::uint32_t>& ids) {
+    for (const std::uint32_t id : ids) ++cost[id];
+  });
+  for (std::int64_t& of_id : cost)
+    if (of_id > 0)
+      of_id = std::llround(kUnits * std::log2(static_cast<double>(set.size()) / static_cast<double>(of_id)));
+  std::vector<Window> windows(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < windows.size(); ++i) windows[i] = {0, static_cast<std::uint32_t>(i)};
+  for_each_piece(set, [&](std::int64_t begin, const std::vector<std::uint32_t>& ids) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const auto window = static_cast<std::size_t>((begin + static_cast<std::int64_t>(i)) / length);
+      if (window < windows.size()) windows[window].difficulty += cost[ids[i]];
+    }
+  });
+  std::sort(windows.begin(), windows.end());
+  std::vector<std::uint32_t> numbers;
+  numbers.reserve(windows.size());
+  for (const Window& window : windows) numbers.push_back(window.number);
+  return numbers;
+}
+
 }  // namespace
 
 TokenRows::TokenRows(std::int64_t sequences, std::int64_t length, bool document_mask) {
@@ -65,6 +122,33 @@ TokenRows::TokenRows(std::int64_t sequences, std::int64_t length, bool document_
 TokenBatches::TokenBatches(const TokenSet& set, const TokenSettings& settings, std::uint64_t seed)
     : set_(set), settings_(settings), seed_(seed) {
   WEFT_ASSERT(set.size() > settings.sequence);
+  if (settings.order == TokenOrder::curriculum)
+    windows_ = std::make_shared<const std::vector<std::uint32_t>>(windows_by_difficulty(set, settings.sequence));
+}
+
+std::int64_t order_bytes(const TokenSettings& settings, std::int64_t tokens, std::int64_t vocabulary) {
+  if (settings.order != TokenOrder::curriculum) return 0;
+  constexpr std::int64_t kWindowBytes = sizeof(Window) + sizeof(std::uint32_t);
+  return (tokens - 1) / settings.sequence * kWindowBytes + 8 * vocabulary + 4 * kPiece;
+}
+
+/// Start of the window whose first token has this number in the run.
+std::int64_t TokenBatches::random_begin(std::int64_t token, std::int64_t length) const {
+  const auto below = [](const kernels::Random4& random, std::int64_t bound) {
+    return static_cast<std::int64_t>(kernels::uniform_below(random, static_cast<std::uint64_t>(bound)));
+  };
+  const kernels::Random4 random =
+      kernels::philox(seed_, kernels::Purpose::token_window, 0, static_cast<std::uint64_t>(token));
+  const double done = windows_ ? static_cast<double>(token) / static_cast<double>(settings_.batch_tokens) /
+                                     static_cast<double>(settings_.curriculum_steps)
+                               : 1;
+  if (done >= 1) return below(random, set_.size() - length);
+  const double first = kFirstFraction * kFirstFraction, fraction = std::sqrt(first + (1 - first) * done);
+  const auto easy =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(fraction * static_cast<double>(windows_->size()))));
+  const std::int64_t window = (*windows_)[static_cast<std::size_t>(below(random, easy))];
+  // A shorter sequence is any part of the window.
+  return window * settings_.sequence + below({{random.word[2], random.word[3]}}, settings_.sequence - length + 1);
 }
 
 void TokenBatches::fill(std::int64_t cursor, std::int64_t first, TokenBatch& batch) const {
@@ -75,13 +159,11 @@ void TokenBatches::fill(std::int64_t cursor, std::int64_t first, TokenBatch& bat
   for (std::int64_t s = 0; s < batch.sequences; ++s) {
     const std::int64_t token = cursor + (first + s) * length;  // number of the sequence's first token in the run
     std::int64_t begin = 0, predictions = length;
-    if (settings_.order == TokenOrder::random_windows) {
-      const auto random = kernels::philox(seed_, kernels::Purpose::token_window, 0, static_cast<std::uint64_t>(token));
-      begin =
-          static_cast<std::int64_t>(kernels::uniform_below(random, static_cast<std::uint64_t>(set_.size() - length)));
-    } else {
+    if (settings_.order == TokenOrder::sequential) {
       begin = token / length % evaluation_windows(set_, length) * length;
       predictions = std::min(length, set_.size() - 1 - begin);
+    } else {
+      begin = random_begin(token, length);
     }
     fill_window(set_, begin, predictions, s, batch, window, starts);
   }

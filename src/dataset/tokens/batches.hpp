@@ -5,13 +5,18 @@
 //
 //   random_windows   windows of length + 1 ids, which start at uniformly random positions of the set
 //   sequential       the set cut into windows of length + 1 ids with stride `length`, in order, again and again; each
-//                    prediction once per epoch
+//                    prediction once per epoch, unless the length changes in it
+//   curriculum       at first windows drawn from the easiest fraction c of the set, which grows: after t of the T steps
+//                    of the curriculum c = sqrt(c0^2 + (1 - c0^2) t / T), c0 = 0.01 (Platanios et al. 2019,
+//                    arXiv 1903.09848); then as random_windows. Difficulty of a window of `sequence` ids: the sum of
+//                    -log2 of their frequencies in the set, the size to which a coder of single ids compresses it.
 //
 // The targets of a window are its ids, shifted by one. The last window of the set may be short: its further targets are
 // not counted.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -49,24 +54,26 @@ class TokenRows {
 /// The training sequences.
 class TokenBatches {
  public:
-  /// The set has at least sequence + 1 ids.
+  /// The set has at least sequence + 1 ids. Of a curriculum, reads all of it. Throws Error(data) for an id out of
+  /// range, Error(usage) if there are 2^32 windows.
   TokenBatches(const TokenSet& set, const TokenSettings&, std::uint64_t seed);
-
-  /// Sequences of a step, of all ranks together.
-  std::int64_t sequences() const { return settings_.batch_tokens / settings_.sequence; }
-  std::int64_t length() const { return settings_.sequence; }
-  bool document_mask() const { return settings_.document_mask; }
 
   /// Fills sequences [first, first + batch.sequences) of the step that begins at token `cursor`, the number of tokens
   /// of all steps before it (cursor + first * length is the global number of the first token; the next step begins at
-  /// cursor + batch_tokens). Throws Error(data) for an id out of range.
+  /// cursor + batch_tokens). Their length is at most `sequence`. Throws Error(data) for an id out of range.
   void fill(std::int64_t cursor, std::int64_t first, TokenBatch& batch) const;
 
  private:
+  std::int64_t random_begin(std::int64_t token, std::int64_t length) const;
+
   TokenSet set_;
   TokenSettings settings_;
   std::uint64_t seed_;
+  std::shared_ptr<const std::vector<std::uint32_t>> windows_;  // of a curriculum, the easiest first
 };
+
+/// Host memory of a TokenBatches while it is constructed.
+std::int64_t order_bytes(const TokenSettings&, std::int64_t tokens, std::int64_t vocabulary);
 
 /// Windows that cover the set once: ceil((size - 1) / length).
 std::int64_t evaluation_windows(const TokenSet&, std::int64_t length);

@@ -16,6 +16,13 @@ constexpr double kLongestSequence = 1 << 20;
 
 }  // namespace
 
+std::int64_t TokenSettings::length_at(std::int64_t step) const {
+  if (sequence_start == 0 || step > sequence_growth_steps) return sequence;
+  std::int64_t doublings = 0;
+  while (sequence_start << doublings < sequence) ++doublings;
+  return sequence_start << (step - 1) * doublings / sequence_growth_steps;
+}
+
 void add_keys(input::Schema& schema, TokenSettings& data) {
   schema.table("data", "Text to learn from, and how it becomes sequences.");
   schema.add("data.train", data.train, "text file (UTF-8), token file, or directory of token files").path_name().free();
@@ -38,9 +45,35 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .at_most(kMostTokens)
       .changeable();
   schema.add("data.sequence", data.sequence, "length of a sequence").in("tokens").at_least(1).at_most(kLongestSequence);
+  schema
+      .add("data.sequence_start", data.sequence_start,
+           "length of the first steps' sequences, which doubles until it is data.sequence, with as many tokens per "
+           "step; "
+           "0 = data.sequence throughout")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kLongestSequence)
+      .changeable();
+  schema
+      .add("data.sequence_growth_steps", data.sequence_growth_steps,
+           "steps after which sequences have their full length; each shorter length is used for an equal part of them")
+      .in("steps")
+      .at_least(0)
+      .at_most(input::kMostSteps)
+      .changeable();
   schema.add("data.order", data.order,
-             {{"random_windows", TokenOrder::random_windows}, {"sequential", TokenOrder::sequential}},
-             "windows at uniformly random positions, or the stream cut into windows, in order");
+             {{"random_windows", TokenOrder::random_windows},
+              {"sequential", TokenOrder::sequential},
+              {"curriculum", TokenOrder::curriculum}},
+             "windows at uniformly random positions; the stream cut into windows, in order; or random windows of which "
+             "the first steps draw the easiest, those whose tokens are frequent");
+  schema
+      .add("data.curriculum_steps", data.curriculum_steps,
+           "order = \"curriculum\": steps after which windows of any difficulty are drawn")
+      .in("steps")
+      .at_least(0)
+      .at_most(input::kMostSteps)
+      .changeable();
   schema.add("data.document_mask", data.document_mask,
              "true: documents inside a sequence do not see each other, and positions restart with each");
   schema
@@ -55,6 +88,30 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
     return fmt::format(
         "data.batch_tokens = {} is not a multiple of data.sequence = {} (a step consists of whole sequences); take {}",
         data.batch_tokens, data.sequence, (data.batch_tokens / data.sequence + 1) * data.sequence);
+  });
+  schema.rule({"data.sequence_start", "data.sequence"}, [&data]() -> std::string {
+    if (data.sequence_start == 0) return {};
+    std::int64_t length = data.sequence;
+    while (length > data.sequence_start && length % 2 == 0) length /= 2;
+    if (length == data.sequence_start) return {};
+    return fmt::format(
+        "data.sequence_start = {} does not become data.sequence = {} by doubling (every length is twice the one before "
+        "it); take {}",
+        data.sequence_start, data.sequence, length);
+  });
+  schema.rule({"data.sequence_start", "data.sequence_growth_steps"}, [&data]() -> std::string {
+    if ((data.sequence_start > 0) == (data.sequence_growth_steps > 0)) return {};
+    return fmt::format(
+        "data.sequence_start = {} and data.sequence_growth_steps = {} (neither has an effect without the other); give "
+        "both or none",
+        data.sequence_start, data.sequence_growth_steps);
+  });
+  schema.rule({"data.order", "data.curriculum_steps"}, [&data]() -> std::string {
+    if ((data.order == TokenOrder::curriculum) == (data.curriculum_steps > 0)) return {};
+    return data.curriculum_steps > 0
+               ? fmt::format("data.curriculum_steps = {} has no effect (data.order is not \"curriculum\"); remove it",
+                             data.curriculum_steps)
+               : "data.order = \"curriculum\" without data.curriculum_steps (the length of the curriculum); give it";
   });
   schema.rule({"data.special", "data.tokens"}, [&data]() -> std::string {
     for (auto symbol = data.special.begin(); symbol != data.special.end(); ++symbol) {

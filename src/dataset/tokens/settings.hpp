@@ -11,7 +11,7 @@ class Schema;
 
 namespace weft::dataset {
 
-enum class TokenOrder { random_windows, sequential };
+enum class TokenOrder { random_windows, sequential, curriculum };
 
 /// Table [data] of a language model.
 struct TokenSettings {
@@ -19,13 +19,20 @@ struct TokenSettings {
   std::string validation;  ///< the same; "" = a part of `train`, or none
   /// "character", "bytes", or the path of a tokeniser file. "" = the tokeniser of the token files; of text: characters.
   std::string tokens;
-  std::vector<std::string> special;   ///< symbols added to "character" and "bytes": PAD, UNK, BOS, EOS
-  std::int64_t batch_tokens = 16384;  ///< tokens per step, all ranks together
-  std::int64_t sequence = 256;        ///< tokens per sequence
+  std::vector<std::string> special;        ///< symbols added to "character" and "bytes": PAD, UNK, BOS, EOS
+  std::int64_t batch_tokens = 16384;       ///< tokens per step, all ranks together
+  std::int64_t sequence = 256;             ///< tokens per sequence
+  std::int64_t sequence_start = 0;         ///< of the first steps; doubles until it is `sequence`. 0: `sequence`
+  std::int64_t sequence_growth_steps = 0;  ///< after which it is
   TokenOrder order = TokenOrder::random_windows;
-  bool document_mask = false;      ///< documents do not see each other
-  double validation_fraction = 0;  ///< tail of `train` that is held out, in [0, 1)
-  bool accept_changed = false;     ///< resume although the fingerprint changed
+  std::int64_t curriculum_steps = 0;  ///< order = "curriculum": steps until all windows are drawn
+  bool document_mask = false;         ///< documents do not see each other
+  double validation_fraction = 0;     ///< tail of `train` that is held out, in [0, 1)
+  bool accept_changed = false;        ///< resume although the fingerprint changed
+
+  std::int64_t shortest() const { return sequence_start > 0 ? sequence_start : sequence; }
+  /// Tokens per sequence in this step, from 1: sequence_start doubles in equal stretches of sequence_growth_steps.
+  std::int64_t length_at(std::int64_t step) const;
 };
 
 /// The keys of the table and the conditions between them, bound to the settings, which must outlive the schema.

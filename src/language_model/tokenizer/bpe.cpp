@@ -102,6 +102,12 @@ BpeEncoder::BpeEncoder(Bpe model, std::string_view source) : model_(std::move(mo
   }
 }
 
+bool BpeEncoder::cuts_before_spaces() const {
+  return splitter_.cuts_before_spaces() &&
+         std::none_of(model_.added.begin(), model_.added.end(),
+                      [](const Bpe::Added& added) { return added.content.find(' ') != added.content.npos; });
+}
+
 std::string_view BpeEncoder::bytes_of(std::uint32_t id) const {
   if (!model_.tokens[id].empty()) return model_.tokens[id];
   for (const Bpe::Added& added : model_.added)

@@ -42,6 +42,8 @@ class BpeEncoder {
   const Bpe& model() const { return model_; }
   /// The text is valid UTF-8; `offset`: of the text in its source, for messages.
   std::vector<std::uint32_t> encode(std::string_view text, std::string_view source, std::size_t offset = 0) const;
+  /// As Splitter::cuts_before_spaces, for ids.
+  bool cuts_before_spaces() const;
   /// The bytes of an id below model().tokens.size().
   std::string_view bytes_of(std::uint32_t id) const;
 

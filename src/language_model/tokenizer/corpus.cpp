@@ -5,6 +5,8 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "device/runtime.hpp"
+#include "language_model/tokenizer/parallel_encode.hpp"
 #include "parallel/failure.hpp"
 #include "storage/digest.hpp"
 #include "storage/mapped_file.hpp"
@@ -62,7 +64,10 @@ TokenSet encode_text(const std::string& path, const Tokenizer& tokenizer, const 
   std::int64_t bytes = 0;
   world.on_root([&] {
     const storage::MappedFile file(path);
-    ids = tokenizer.encode(text_of(file), path);
+    const std::string_view text = text_of(file);
+    ids = std::move(
+        encode_parallel(tokenizer, text, std::span(&text, 1), path, device::host_threads({}, world.node_size()))
+            .front());
     bytes = static_cast<std::int64_t>(file.bytes().size());
   });
   return broadcast(path, std::move(ids), tokenizer, bytes, world);

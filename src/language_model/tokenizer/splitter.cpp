@@ -59,7 +59,10 @@ std::string pattern_name(std::string_view pattern) {
 Splitter::Splitter(std::string_view pattern) : name_(pattern) {
   std::string_view text = pattern;
   for (const Named& named : kNamed)
-    if (pattern == named.name) text = named.compiled;
+    if (pattern == named.name) {
+      text = named.compiled;
+      published_ = true;
+    }
   if (text.size() > kLongestPattern)
     throw error(ExitCode::data, "the splitting pattern \"{}\" has {} bytes (at most {} are accepted)",
                 printable(name_, 40), text.size(), kLongestPattern);

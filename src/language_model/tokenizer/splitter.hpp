@@ -22,6 +22,10 @@ class Splitter {
   /// Throws Error(data) for a pattern that cannot be compiled.
   explicit Splitter(std::string_view pattern);
 
+  /// True if no piece has a space after a visible ASCII character and none depends on text before it: a text may then
+  /// be cut before such a space. Known of the published patterns.
+  bool cuts_before_spaces() const { return published_; }
+
   /// Calls `piece` with every piece, in order. The text is valid UTF-8. Throws Error(data) "SOURCE: …" if the pattern
   /// exceeds PCRE2's limits of time and memory. `offset`: of the text in its source, for the message. Thread-safe.
   void split(std::string_view text, std::string_view source, std::size_t offset,
@@ -29,6 +33,7 @@ class Splitter {
 
  private:
   std::string name_;
+  bool published_ = false;
   std::shared_ptr<const void> code_;
 };
 

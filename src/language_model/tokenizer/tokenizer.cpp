@@ -123,11 +123,25 @@ std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_
           ExitCode::data,
           "{}: byte {} is {}, which is not in the vocabulary (the {} characters of the training text); remove it, "
           "or add data.special = [\"UNK\"]",
-          source, at, code_point_text(text.substr(at, next.bytes), next.code), characters.codes.size());
+          source, offset + at, code_point_text(text.substr(at, next.bytes), next.code), characters.codes.size());
     ids.push_back(static_cast<std::uint32_t>(id));
     at += next.bytes;
   }
   return ids;
+}
+
+std::vector<std::string_view> Tokenizer::parts(std::string_view text, std::size_t bytes) const {
+  std::vector<std::string_view> parts;
+  const auto* const bpe = std::get_if<BpeEncoder>(&model_->kind);
+  if (bpe == nullptr || bpe->cuts_before_spaces())
+    for (std::size_t at = std::max<std::size_t>(1, bytes); at < text.size(); ++at) {
+      if (text[at] != ' ' || text[at - 1] < '!' || text[at - 1] > '~') continue;
+      parts.push_back(text.substr(0, at));
+      text.remove_prefix(at);
+      at = std::max<std::size_t>(1, bytes) - 1;
+    }
+  parts.push_back(text);
+  return parts;
 }
 
 std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {

@@ -52,6 +52,9 @@ class Tokenizer {
   /// the vocabulary, unless UNK is. `offset`: of the text in its source.
   std::vector<std::uint32_t> encode(std::string_view text, std::string_view source = "text",
                                     std::size_t offset = 0) const;
+  /// The text in parts of about `bytes` bytes, whose ids one after the other are those of the text. One part if the
+  /// text cannot be cut.
+  std::vector<std::string_view> parts(std::string_view text, std::size_t bytes) const;
   /// Special symbols of "character" and "bytes" decode to nothing, UNK to U+FFFD. The bytes of single ids need not be
   /// valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
   std::string decode(std::span<const std::uint32_t> ids) const;

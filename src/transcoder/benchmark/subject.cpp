@@ -22,7 +22,7 @@ class Subject : public training::BenchmarkSubject {
       : configuration_(configuration),
         grid_(grid),
         execution_{device::planned_backend(device_settings(configuration)), execution.stream},
-        shape_{settings.layers, settings.d_model, configuration.transcoder.features},
+        shape_(shape_of(configuration.transcoder, settings.layers, settings.d_model)),
         batches_(shape_, configuration.data.batch_tokens, settings.batches, settings.zipf,
                  static_cast<std::uint64_t>(configuration.run.seed), grid, execution, n_threads) {}
 

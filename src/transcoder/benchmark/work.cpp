@@ -23,6 +23,10 @@ training::Work work_of(std::string_view phase, Formulation formulation, const St
   if (phase == "encode") return {encoder * w + n * width * e + products * e, 2 * n * encoder};
   if (phase == "select") return {products * e + s.entries * 16, 0};
   if (phase == "transpose") return {s.entries * 12 + layers * features * 8, 0};
+  if (phase == "skip" && s.shape.skip) {
+    const double batch = number(s.batch_tokens);
+    return {own * width * 3 * e + batch * width * 2 * e + width * d * (update + w + 8), 2 * (own + batch) * width * d};
+  }
   if (phase == "loss") return {own * width * (e + 4 + e), 0};
   if (phase == "check") return {n * width * e, 0};
   if (phase == "bookkeeping") return {layers * features * 24, 0};
@@ -51,6 +55,7 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
   sizes.n_features = grid.part(parallel::kFeatureAxis, shape.n_features).size();
   sizes.group_tokens = grid.part(parallel::kDataAxis, tokens).size();
   sizes.own_tokens = grid.own_part(tokens).size();
+  sizes.batch_tokens = tokens;
   sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
   sizes.weight_bytes = training::weight_bytes(policy, 1, 1);
   sizes.moments_bytes =
@@ -66,7 +71,7 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
 
 training::PhaseBytes phase_bytes(Formulation formulation, const StepSizes& sizes) {
   training::PhaseBytes all;
-  for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "loss", "check", "biases",
+  for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "skip", "loss", "check", "biases",
                             "scatter", "mask", "decoder backward", "encoder backward", "optimizer", "bookkeeping"})
     all.emplace_back(phase, work_of(phase, formulation, sizes).bytes);
   return all;

@@ -21,6 +21,7 @@ struct StepSizes {
   std::int64_t n_features = 0;    ///< of this rank
   std::int64_t group_tokens = 0;  ///< tokens that this rank encodes and decodes
   std::int64_t own_tokens = 0;    ///< tokens whose residual it forms
+  std::int64_t batch_tokens = 0;  ///< tokens of the whole batch
   double entries = 0;             ///< active entries
   double entry_columns = 0;       ///< sum over entries of the columns of their strips, (L - s) * d
   std::int64_t row_bytes = 4;     ///< an element of inputs, products and gradient rows

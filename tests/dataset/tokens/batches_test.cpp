@@ -39,7 +39,6 @@ TokenSettings settings(std::int64_t sequences, std::int64_t length, TokenOrder o
 TEST_CASE("random windows are windows of the set; their starts are uniform and reach both ends") {
   constexpr std::int64_t kLength = 7, kSize = 20;
   const TokenBatches batches(counting(kSize), settings(13, kLength, TokenOrder::random_windows), 5);
-  CHECK(batches.sequences() == 13);
   TokenRows rows(13, kLength, false);
   std::vector<std::int64_t> starts(static_cast<std::size_t>(kSize), 0);
   constexpr std::int64_t kSteps = 1000;
@@ -66,8 +65,10 @@ TEST_CASE("random windows are windows of the set; their starts are uniform and r
 }
 
 TEST_CASE("a sequence depends on seed and position alone: any rank can fill any part of a step") {
-  for (const TokenOrder order : {TokenOrder::random_windows, TokenOrder::sequential}) {
-    const TokenBatches batches(counting(1000), settings(12, 5, order), 3);
+  for (const TokenOrder order : {TokenOrder::random_windows, TokenOrder::sequential, TokenOrder::curriculum}) {
+    TokenSettings data = settings(12, 5, order);
+    data.curriculum_steps = order == TokenOrder::curriculum ? 20 : 0;
+    const TokenBatches batches(counting(1000), data, 3);
     TokenRows all(12, 5, true), part(4, 5, true);
     batches.fill(720, 0, all.batch());
     for (const std::int64_t first : {8, 0, 4}) {
@@ -79,10 +80,50 @@ TEST_CASE("a sequence depends on seed and position alone: any rank can fill any 
                        all.batch().targets.begin() + static_cast<std::ptrdiff_t>(from)));
     }
     TokenRows other(12, 5, true);
-    TokenBatches(counting(1000), settings(12, 5, order), 4).fill(720, 0, other.batch());
+    TokenBatches(counting(1000), data, 4).fill(720, 0, other.batch());
     const bool same = std::equal(other.batch().ids.begin(), other.batch().ids.end(), all.batch().ids.begin());
     CHECK(same == (order == TokenOrder::sequential));
   }
+}
+
+TEST_CASE("a curriculum draws the easiest windows first, then any as random windows are drawn") {
+  // Window i has i % 50 rare ids, the others are 0: window 0 and 50 are the easiest, 49 and 99 the hardest.
+  constexpr std::int64_t kWindows = 100, kLength = 64, kSequences = 8, kSteps = 40;
+  std::vector<std::uint32_t> ids;
+  for (std::int64_t window = 0; window < kWindows; ++window)
+    for (std::int64_t t = 0; t < kLength; ++t) ids.push_back(t < window % 50 ? static_cast<std::uint32_t>(1 + t) : 0);
+  ids.push_back(0);
+  const TokenSet set("curriculum", ids, 64, 0);
+  TokenSettings data = settings(kSequences, kLength, TokenOrder::curriculum);
+  data.curriculum_steps = kSteps;
+  const TokenBatches batches(set, data, 5), random(set, settings(kSequences, kLength, TokenOrder::random_windows), 5);
+  TokenRows rows(kSequences, kLength, false), other(kSequences, kLength, false);
+  const auto rare = [&](std::size_t s) {
+    const auto ids_of = rows.batch().ids.subspan(s * kLength, kLength);
+    return kLength - std::count(ids_of.begin(), ids_of.end(), 0u);
+  };
+  std::int64_t hardest_of_all = 0;
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    batches.fill(step * kSequences * kLength, 0, rows.batch());
+    CHECK(rows.batch().counted == kSequences * kLength);
+    for (std::size_t s = 0; s < kSequences; ++s) {
+      const double done = (static_cast<double>(step) * kSequences + static_cast<double>(s)) / (kSteps * kSequences);
+      const double fraction = std::sqrt(1e-4 + (1 - 1e-4) * done);
+      CHECK(static_cast<double>(rare(s)) <= std::ceil(fraction * kWindows) / 2);  // two windows of each difficulty
+      hardest_of_all = std::max(hardest_of_all, rare(s));
+      if (step == 0 && s == 0) CHECK(rare(s) == 0);
+    }
+  }
+  CHECK(hardest_of_all > 40);
+  batches.fill(kSteps * kSequences * kLength, 0, rows.batch());
+  random.fill(kSteps * kSequences * kLength, 0, other.batch());
+  CHECK(std::equal(rows.batch().ids.begin(), rows.batch().ids.end(), other.batch().ids.begin()));
+
+  // Shorter sequences are parts of the windows: 16 of the first window's ids are all 0.
+  TokenRows shorter(4 * kSequences, kLength / 4, false);
+  batches.fill(0, 0, shorter.batch());
+  CHECK(shorter.batch().counted == kSequences * kLength);
+  CHECK(std::count(shorter.batch().ids.begin(), shorter.batch().ids.begin() + kLength / 4, 0u) == kLength / 4);
 }
 
 TEST_CASE("sequential order counts each prediction once per epoch, then begins again") {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/language/attention/attention.hpp"
+#include "kernels/language/embedding/dropout.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {
@@ -19,7 +20,11 @@ struct Case {
   float magnitude = 1;         // of queries and keys
   bool sparse = false;         // two of three blocks of keys are left out
   std::int64_t document = 37;  // rows per document
+  float dropout = 0;
+  std::int64_t first_row = 70;  // of dropout
 };
+inline constexpr std::uint64_t kDropoutSeed = 5, kDropoutStep = 9;
+inline constexpr std::uint32_t kDropoutLayer = 3;
 
 /// Inputs on the host, and what attention is by its definition: rows x rows probabilities of every head, in fp64.
 struct Reference {
@@ -29,6 +34,8 @@ struct Reference {
   std::vector<float> packed;                                // [rows, queries | keys | values | gap of NaN]
   std::vector<double> queries, keys, values, out_gradient;  // [rows, heads or kv_heads, head_size]
   std::vector<double> out, log_sum, dq, dk, dv;             // by compute()
+  kernels::DropoutRule dropout;
+  std::int64_t first_row;
 
   std::int64_t rows() const { return shape.rows(); }
   std::int64_t query_columns() const { return shape.heads * shape.head_size; }
@@ -37,6 +44,8 @@ struct Reference {
 
   /// Random inputs, rounded to the type of the case.
   explicit Reference(const Case& c) {
+    dropout = kernels::dropout_rule(c.dropout);
+    first_row = c.first_row;
     shape = {c.sequences, c.length, c.heads, c.kv_heads, c.head_size, 1.0f / std::sqrt(static_cast<float>(c.head_size)),
              c.softcap,   c.window};
     const auto rounded = [&](float x) { return c.type == Scalar::bf16 ? static_cast<float>(kernels::to_bf16(x)) : x; };
@@ -80,6 +89,14 @@ struct Reference {
     return first <= j && j <= i && (shape.window == 0 || i - j < shape.window);
   }
 
+  /// Of the probability of a key.
+  double factor(std::int64_t i, std::int64_t j, std::int64_t sequence, std::int64_t head) const {
+    if (dropout.kept == kernels::kMaskRange) return 1;
+    const std::int64_t row = first_row + sequence * shape.length + i;
+    return kernels::dropout_factor(
+        dropout, kernels::attention_dropout_bits(kDropoutSeed, kDropoutStep, kDropoutLayer, row, head, j / 8), j % 8);
+  }
+
   void compute() {
     const std::int64_t length = shape.length, d = shape.head_size;
     out.assign(queries.size(), 0.0);
@@ -109,17 +126,19 @@ struct Reference {
           log_sum[(b * shape.heads + h) * length + i] = largest + std::log(total);
           for (std::int64_t j = 0; j <= i; ++j) {
             p[j] /= total;
-            for (std::int64_t c = 0; c < d; ++c) out[query + c] += p[j] * values[key(j) + c];
+            const double used = p[j] * factor(i, j, b, h);
+            for (std::int64_t c = 0; c < d; ++c) out[query + c] += used * values[key(j) + c];
           }
           for (std::int64_t c = 0; c < d; ++c) delta += out_gradient[query + c] * out[query + c];
           for (std::int64_t j = 0; j <= i; ++j) {
             if (p[j] == 0) continue;
             double dp = 0;
             for (std::int64_t c = 0; c < d; ++c) dp += out_gradient[query + c] * values[key(j) + c];
-            double ds = p[j] * (dp - delta);
+            const double mask = factor(i, j, b, h);
+            double ds = p[j] * (mask * dp - delta);
             if (shape.softcap > 0) ds *= 1 - score[j] / shape.softcap * score[j] / shape.softcap;
             for (std::int64_t c = 0; c < d; ++c) {
-              dv[key(j) + c] += p[j] * out_gradient[query + c];
+              dv[key(j) + c] += mask * p[j] * out_gradient[query + c];
               dq[query + c] += shape.scale * ds * keys[key(j) + c];
               dk[key(j) + c] += shape.scale * ds * queries[query + c];
             }

@@ -22,6 +22,7 @@ struct Problem {
   TestMatrix inputs, out_gradient;
   DeviceArray<std::int32_t> first_key;
   DeviceArray<std::uint8_t> kept;
+  DeviceArray<AdamStep> step;
   Attention shape;
 
   explicit Problem(const Case& case_)
@@ -32,9 +33,17 @@ struct Problem {
                      reference.query_columns(), c.type),
         first_key(reference.first_key),
         kept(reference.kept),
+        step(std::vector<AdamStep>(1, adam_step())),
         shape(reference.shape) {
     if (c.documents) shape.first_key = first_key.array();
     if (c.sparse) shape.kept = kept.array();
+    if (c.dropout > 0) shape.dropout = {c.dropout, kDropoutLayer, c.first_row, step.array().data};
+  }
+  static AdamStep adam_step() {
+    AdamStep step{};
+    step.seed = kDropoutSeed;
+    step.step = kDropoutStep;
+    return step;
   }
   AnyMatrix queries(const TestMatrix& packed) const { return packed.view().columns_from(0, reference.query_columns()); }
   AnyMatrix keys(const TestMatrix& packed) const {
@@ -74,6 +83,7 @@ void check_agreement(const Case& c) {
   CAPTURE(c.window);
   CAPTURE(c.documents);
   CAPTURE(c.sparse);
+  CAPTURE(c.dropout);
   CAPTURE(static_cast<int>(c.type));
   Problem problem(c);
   problem.reference.compute();
@@ -123,6 +133,44 @@ TEST_CASE("window, cap, documents and sparse blocks, alone and together") {
     }
 }
 
+TEST_CASE("dropout of probabilities, alone and with everything else") {
+  for (const bool all : {false, true})
+    for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+      for (const float probability : {0.1f, 0.6f}) {
+        Case c{2, 150, 4, 2, 64};
+        c.dropout = probability;
+        c.type = type;
+        if (all) {
+          c.window = 70;
+          c.softcap = 3.0f;
+          c.documents = c.sparse = true;
+          c.document = 61;
+        }
+        check_agreement(c);
+      }
+}
+
+TEST_CASE("a mask depends on the global row alone, and keeps the mean") {
+  Case whole{3, 75, 2, 1, 16}, last{1, 75, 2, 1, 16};
+  whole.dropout = last.dropout = 0.25f;
+  last.first_row = whole.first_row + 2 * 75;
+  const Problem a(whole), b(last);
+  double sum = 0;
+  std::int64_t n = 0;
+  for (std::int64_t head = 0; head < 2; ++head)
+    for (std::int64_t i = 0; i < 75; ++i)
+      for (std::int64_t j = 0; j <= i; ++j, ++n) {
+        REQUIRE(a.reference.factor(i, j, 2, head) == b.reference.factor(i, j, 0, head));
+        sum += a.reference.factor(i, j, 2, head);
+      }
+  // Variance of a factor: p / (1 - p). Fixed numbers: five standard deviations of the mean.
+  CHECK(std::abs(sum / static_cast<double>(n) - 1) < 5 * std::sqrt(0.25 / 0.75 / static_cast<double>(n)));
+  CHECK(a.reference.factor(9, 4, 0, 0) == a.reference.factor(9, 4, 0, 0));
+  std::int64_t differing = 0;
+  for (std::int64_t j = 0; j < 75; ++j) differing += a.reference.factor(74, j, 0, 0) != a.reference.factor(74, j, 0, 1);
+  CHECK(differing > 10);  // 28 expected: heads have masks of their own
+}
+
 TEST_CASE("windows and documents of any size") {
   for (const std::int64_t window : {2, 16, 63, 64, 65, 129, 130, 1000}) {
     Case c{1, 130, 1, 1, 16};
@@ -164,32 +212,37 @@ TEST_CASE("a row that reads itself alone returns its value") {
 }
 
 TEST_CASE("the gradients of the definition are those of central differences") {
-  Case c{1, 19, 2, 1, 8};
-  c.softcap = 2.0f;
-  c.window = 11;
-  c.documents = true;
-  c.document = 13;
-  Problem problem(c);
-  Reference& r = problem.reference;
-  r.compute();
-  const std::vector<double> gradients[] = {r.dq, r.dk, r.dv};
-  std::vector<double>* const inputs[] = {&r.queries, &r.keys, &r.values};
-  constexpr double kStep = 1e-5;  // error kStep^2 times third derivatives of order 1
-  for (int k = 0; k < 3; ++k)
-    for (std::size_t i = 0; i < inputs[k]->size(); i += 7) {
-      const auto loss_at = [&](double x) {
-        const double before = (*inputs[k])[i];
-        (*inputs[k])[i] = x;
-        r.compute();
-        (*inputs[k])[i] = before;
-        double loss = 0;
-        for (std::size_t e = 0; e < r.out.size(); ++e) loss += r.out[e] * r.out_gradient[e];
-        return loss;
-      };
-      const double x = (*inputs[k])[i];
-      const double difference = (loss_at(x + kStep) - loss_at(x - kStep)) / (2 * kStep);
-      REQUIRE(std::abs(difference - gradients[k][i]) < 1e-7);
-    }
+  Case documents{1, 19, 2, 1, 8};
+  documents.softcap = 2.0f;
+  documents.window = 11;
+  documents.documents = true;
+  documents.document = 13;
+  documents.dropout = 0.3f;
+  Case sparse{1, 140, 2, 1, 8};  // three blocks
+  sparse.sparse = true;
+  for (const Case& c : {documents, sparse}) {
+    Problem problem(c);
+    Reference& r = problem.reference;
+    r.compute();
+    const std::vector<double> gradients[] = {r.dq, r.dk, r.dv};
+    std::vector<double>* const inputs[] = {&r.queries, &r.keys, &r.values};
+    constexpr double kStep = 1e-5;  // error kStep^2 times third derivatives of order 1
+    for (int k = 0; k < 3; ++k)
+      for (std::size_t i = 0; i < inputs[k]->size(); i += c.sparse ? 97 : 7) {
+        const auto loss_at = [&](double x) {
+          const double before = (*inputs[k])[i];
+          (*inputs[k])[i] = x;
+          r.compute();
+          (*inputs[k])[i] = before;
+          double loss = 0;
+          for (std::size_t e = 0; e < r.out.size(); ++e) loss += r.out[e] * r.out_gradient[e];
+          return loss;
+        };
+        const double x = (*inputs[k])[i];
+        const double difference = (loss_at(x + kStep) - loss_at(x - kStep)) / (2 * kStep);
+        REQUIRE(std::abs(difference - gradients[k][i]) < 1e-7);
+      }
+  }
 }
 
 TEST_CASE("huge scores do not overflow") {

@@ -15,14 +15,24 @@ namespace {
 struct Shape {
   std::int64_t n_tokens, n_layers, n_features, d_model;
   double density;
+  bool cross_layer = true;
+
+  /// Layers that a feature of source layer s writes to, from s on.
+  std::int64_t targets(std::int64_t s) const { return cross_layer ? n_layers - s : 1; }
 };
 // One of everything; uneven sizes; N = 1; d beyond one chunk and odd; a token with thousands of active features. Then
 // widths of the vectorised CUDA kernels: partly filled chunks (8, 384), whole ones (768), several column groups (2048,
-// 2304), and features with more hits than one warp takes; 13: their scalar path with such features.
+// 2304), and features with more hits than one warp takes; 13: their scalar path with such features. Last, decoders per
+// layer.
 constexpr Shape kShapes[] = {
-    {1, 1, 1, 1, 1.0},        {7, 2, 13, 770, 0.2},   {1, 3, 50, 5, 0.3},       {40, 5, 31, 33, 0.1},
-    {9, 2, 6001, 3, 0.002},   {1, 1, 33, 8, 0.2},     {129, 3, 100, 384, 0.03}, {300, 4, 70, 768, 0.03},
-    {2100, 1, 64, 256, 0.02}, {64, 2, 33, 2048, 0.1}, {50, 2, 20, 2304, 0.1},   {140, 2, 65, 13, 0.1},
+    {1, 1, 1, 1, 1.0},           {7, 2, 13, 770, 0.2},
+    {1, 3, 50, 5, 0.3},          {40, 5, 31, 33, 0.1},
+    {9, 2, 6001, 3, 0.002},      {1, 1, 33, 8, 0.2},
+    {129, 3, 100, 384, 0.03},    {300, 4, 70, 768, 0.03},
+    {2100, 1, 64, 256, 0.02},    {64, 2, 33, 2048, 0.1},
+    {50, 2, 20, 2304, 0.1},      {140, 2, 65, 13, 0.1},
+    {40, 5, 31, 33, 0.1, false}, {129, 3, 100, 384, 0.03, false},
+    {30, 40, 70, 8, 0.1, false},
 };
 
 /// A decoder for each layer, in a trained state.
@@ -30,7 +40,7 @@ std::vector<Parameters> decoders(Backend backend, const Shape& shape, StatePolic
   std::vector<Parameters> out;
   std::uint64_t base = 0;
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-    const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
+    const std::int64_t columns = shape.targets(s) * shape.d_model;
     out.emplace_back(backend, policy, shape.n_features, columns, shape.d_model, 0, base);
     out.back().set(random_state(shape.n_features * columns, 100 + s));
     base += shape.n_features * columns;
@@ -85,11 +95,11 @@ Sums forward64(const Shape& shape, const Sparse& sparse, const std::vector<std::
   for (std::int64_t n = 0; n < shape.n_tokens; ++n)
     for (std::int64_t e = sparse.row_offsets[n]; e < sparse.row_offsets[n + 1]; ++e) {
       const std::int64_t s = sparse.key[e] / shape.n_features, f = sparse.key[e] % shape.n_features;
-      for (std::int64_t t = s; t < shape.n_layers; ++t)
+      for (std::int64_t t = s; t < s + shape.targets(s); ++t)
         for (std::int64_t i = 0; i < shape.d_model; ++i)
           y.add(n * width + t * shape.d_model + i,
                 static_cast<double>(sparse.value[e]) *
-                    weight[s][f * (shape.n_layers - s) * shape.d_model + (t - s) * shape.d_model + i]);
+                    weight[s][f * shape.targets(s) * shape.d_model + (t - s) * shape.d_model + i]);
     }
   return y;
 }
@@ -108,7 +118,7 @@ Gradients backward64(const Shape& shape, const Sparse& sparse, const std::vector
   for (std::int64_t n = 0; n < shape.n_tokens; ++n)
     for (std::int64_t e = sparse.row_offsets[n]; e < sparse.row_offsets[n + 1]; ++e) {
       const std::int64_t s = sparse.key[e] / shape.n_features, f = sparse.key[e] % shape.n_features;
-      const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
+      const std::int64_t columns = shape.targets(s) * shape.d_model;
       for (std::int64_t c = 0; c < columns; ++c) {
         const double g = rows[n * width + s * shape.d_model + c];
         out.activation.add(e, g * weight[s][f * columns + c]);
@@ -217,7 +227,7 @@ TEST_CASE("decode_backward_update: activation gradients, norms and updated param
           const double most_hits = most_entries(sparse.offsets);
           const std::vector<double> norms = norm.values();
           for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-            const std::int64_t columns = (shape.n_layers - s) * shape.d_model;
+            const std::int64_t columns = shape.targets(s) * shape.d_model;
             std::vector<double> error(shape.n_features * columns);
             for (std::size_t i = 0; i < error.size(); ++i)
               error[i] = (most_hits + 1) * kRoundoff * expected.weight[s].magnitude[i];

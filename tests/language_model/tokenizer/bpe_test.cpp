@@ -12,6 +12,7 @@
 
 #include "base/text.hpp"
 #include "kernels/random.hpp"
+#include "language_model/tokenizer/parallel_encode.hpp"
 #include "language_model/tokenizer/tokenizer.hpp"
 #include "tests/test.hpp"
 
@@ -159,6 +160,40 @@ TEST_CASE("a vocabulary is smaller than asked for if no pair is left") {
   const Bpe model = trained_on("abab", 1000);
   CHECK(model.tokens.size() == 258);  // ab, abab
   CHECK(BpeEncoder(model, "trained").encode("abab", "text") == Ids{257});
+}
+
+TEST_CASE("encoding with several threads gives the ids of one") {
+  // White space of every kind beside letters, digits, punctuation and added tokens: cuts must fall between pieces.
+  std::string text;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    text += random_text(seed, 60, "ab 1.\n' \ts\r");
+    text += seed % 3 == 0 ? "\u00e9 caf\u00e9 12345 \u4e2d" : " don't  <|endoftext|> x";
+  }
+  std::vector<Tokenizer> tokenizers;
+  for (const std::string name : {"gpt2", "llama3"})
+    tokenizers.push_back(Tokenizer::from_text(read(name + ".json"), name));
+  Bpe other = trained_on(text, 300);
+  other.pattern = "[^ ]+ ";  // a piece has the space after it: never cut
+  tokenizers.push_back(Tokenizer::bpe(other, "other"));
+  tokenizers.push_back(Tokenizer::characters_of(text, {}, "text"));
+  tokenizers.push_back(Tokenizer::bytes({}));
+  for (const Tokenizer& tokenizer : tokenizers) {
+    const std::string_view all = text;
+    const std::size_t border = text.find(' ', 900);
+    const std::vector<std::string_view> documents{all.substr(0, border), all.substr(border, 0), all.substr(border)};
+    for (const std::size_t bytes : {1, 7, 64, 5000}) {
+      const auto ids = encode_parallel(tokenizer, text, documents, "text", 3, bytes);
+      REQUIRE(ids.size() == documents.size());
+      for (std::size_t i = 0; i < ids.size(); ++i) CHECK(ids[i] == tokenizer.encode(documents[i]));
+    }
+    CHECK((tokenizer.parts(text, 64).size() > 10) == (&tokenizer != &tokenizers[2]));
+  }
+  // The first problem is named, wherever the threads are.
+  const std::string bad = std::string(500, 'a') + " b \xff c" + std::string(500, 'a') + " \xfe";
+  const std::string_view whole = bad;
+  CHECK(message_of([&] {
+          encode_parallel(tokenizers[0], bad, std::span(&whole, 1), "bad.txt", 3, 16);
+        }).find("bad.txt: byte 503") == 0);
 }
 
 TEST_CASE("imported models give the pieces and ids of the tokenizers library") {

@@ -87,7 +87,7 @@ struct Strip {
   std::size_t tensor = 0;
   std::int64_t features = 0;
   std::int64_t d_model = 0;
-  std::int64_t targets = 0;  // blocks of d_model columns, for the last `targets` layers
+  std::int64_t targets = 0;  // blocks of d_model columns, for this layer and those after it
 };
 
 std::vector<Strip> strips_of(const checkpoint::Found& found) {
@@ -109,9 +109,9 @@ std::vector<Strip> strips_of(const checkpoint::Found& found) {
     throw error(ExitCode::data, "{}: it has {} decoders (1 to {} can be drawn)", found.path.string(),
                 strips.empty() ? "no" : "too many", kernels::kMostLayers);
   for (std::size_t s = 0; s < strips.size(); ++s)
-    if (strips[s].targets < 1 || strips[s].targets > static_cast<std::int64_t>(strips.size()))
+    if (strips[s].targets < 1 || strips[s].targets > static_cast<std::int64_t>(strips.size() - s))
       throw error(ExitCode::data, "{}: decoder_{}/weight writes to {} layers of {}", found.path.string(), s,
-                  strips[s].targets, strips.size());
+                  strips[s].targets, strips.size() - s);
   return strips;
 }
 
@@ -127,14 +127,13 @@ DecoderMass decoder_mass(const checkpoint::Found& found, std::int64_t dead_windo
     const Strip& strip = strips[s];
     const Scalar type = found.manifest.tensors[strip.tensor].type;
     const std::vector<char> live = live_features(found, s, strip.features, dead_window);
-    const std::size_t first_target = n_layers - static_cast<std::size_t>(strip.targets);
     const std::int64_t block_bytes = strip.d_model * kernels::bytes_of(type);
     std::vector<double> sums(n_layers, 0.0);
     for_each_piece(found, strip.tensor, [&](std::int64_t first, std::int64_t count, const std::byte* bytes) {
       for (std::int64_t row = 0; row < count; ++row) {
         if (!live[static_cast<std::size_t>(first + row)]) continue;
         for (std::int64_t block = 0; block < strip.targets; ++block)
-          sums[first_target + static_cast<std::size_t>(block)] +=
+          sums[s + static_cast<std::size_t>(block)] +=
               squared_norm(type, bytes + (row * strip.targets + block) * block_bytes, strip.d_model);
       }
     });
@@ -142,7 +141,7 @@ DecoderMass decoder_mass(const checkpoint::Found& found, std::int64_t dead_windo
     double total = 0;
     for (const double sum : sums) total += sum;
     std::vector<double> magnitude(n_layers, nothing), share(n_layers, nothing);
-    for (std::size_t t = first_target; t < n_layers; ++t) {
+    for (std::size_t t = s; t < s + static_cast<std::size_t>(strip.targets); ++t) {
       if (counted > 0) magnitude[t] = std::sqrt(sums[t] / static_cast<double>(counted));
       if (total > 0) share[t] = sums[t] / total;
     }

@@ -19,8 +19,8 @@ struct DecoderMass {
 };
 
 /// Live features fired within the last `dead_window` tokens (0: at any time). The shapes come from the manifest:
-/// encoder_s/weight is [features, d_model], decoder_s/weight is [features, targets * d_model], and the targets are the
-/// last layers. Reads a few MiB at a time; the shards must have been verified. Throws Error.
+/// encoder_s/weight is [features, d_model], decoder_s/weight is [features, targets * d_model], and the targets are
+/// layer s and those after it. Reads a few MiB at a time; the shards must have been verified. Throws Error.
 DecoderMass decoder_mass(const checkpoint::Found&, std::int64_t dead_window);
 
 }  // namespace weft::commands

@@ -59,6 +59,10 @@ std::vector<CurveStyle> curves(const RunFacts& facts, const Validation& validati
            .y_label = "loss",
            .caption = "Sum over layers of the mean squared error in the normalised space, as logged."},
           nmse,
+          {.metric = "validation.nmse_standardised",
+           .title = "Validation error",
+           .y_label = "NMSE (standardised)",
+           .caption = "Mean over layers on the validation data (log.evaluate_every)."},
           {.metric = "l0",
            .title = "L0",
            .y_label = "active features per token and layer",
@@ -204,9 +208,10 @@ report::Section decoder_section(const RunFacts& facts) {
     all += mass.all_features[s];
     std::vector<std::string> notes;
     for (std::size_t t = 0; t < mass.magnitude.size(); ++t)
-      notes.push_back(t < s ? ""
-                            : fmt::format("layer {} to layer {}: {}; {} of what layer {} writes", s, t,
-                                          short_number(mass.magnitude[s][t]), percent(mass.share[s][t]), s));
+      notes.push_back(std::isnan(mass.magnitude[s][t])
+                          ? ""
+                          : fmt::format("layer {} to layer {}: {}; {} of what layer {} writes", s, t,
+                                        short_number(mass.magnitude[s][t]), percent(mass.share[s][t]), s));
     map.notes.push_back(std::move(notes));
   }
   std::vector<std::vector<std::string>> rows;

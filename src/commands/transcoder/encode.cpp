@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft encode CHECKPOINT --data DIR --output DIR: the sparse activations of a dataset as files for other programs.
+#include "base/log.hpp"
+#include "commands/transcoder/loaded.hpp"
+#include "report/format.hpp"
+#include "transcoder/features/encoded_files.hpp"
+
+namespace weft::commands {
+
+int encode(const Request& request, const parallel::World& world) {
+  if (request.output.empty())
+    throw collective_error(ExitCode::usage, "encode needs --output DIR (the activations are written there)");
+  LoadedTranscoder loaded(request, world);
+  transcoder::EncodedFiles files(request.output, loaded.found.path.string(), loaded.found.manifest.step,
+                                 loaded.description, loaded.model, loaded.grid);
+  transcoder::for_each_batch(loaded.description, loaded.forward, loaded.grid, loaded.execution(), loaded.batch_tokens(),
+                             [&](const transcoder::SparseRows& rows) { files.append(rows); });
+  files.finish();
+  const std::int64_t rows = loaded.description.n_rows;
+  log::info("{}: {} activations of {} tokens, {:.2f} per token", request.output, report::grouped(files.entries()),
+            report::grouped(rows), static_cast<double>(files.entries()) / static_cast<double>(rows));
+  return 0;
+}
+
+}  // namespace weft::commands

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft export CHECKPOINT DIR --to FORMAT: the weights of a transcoder, with the normalisation of its activations folded
+// in, in the files of another program.
+#include <filesystem>
+
+#include "base/log.hpp"
+#include "commands/commands.hpp"
+#include "interchange/fold.hpp"
+#include "interchange/formats.hpp"
+#include "transcoder/model.hpp"
+#include "transcoder/statistics_state.hpp"
+
+namespace weft::commands {
+namespace {
+
+interchange::Format format_of(const std::string& name) {
+  if (name == "circuit-tracer") return interchange::Format::circuit_tracer;
+  if (name == "crosslayer-coding") return interchange::Format::crosslayer_coding;
+  throw collective_error(ExitCode::usage, "{} (formats: circuit-tracer, crosslayer-coding); name one with --to FORMAT",
+                         name.empty() ? "weft export needs a format" : "--to " + name + ": not a format");
+}
+
+interchange::Storage storage_of(const std::string& type, interchange::Format format) {
+  using kernels::Scalar;
+  if (type == "bf16") return {Scalar::bf16, Scalar::fp32};
+  if (type == "fp32") return {Scalar::fp32, Scalar::fp32};
+  if (!type.empty()) throw collective_error(ExitCode::usage, "--type {}: not a type of weights (bf16 or fp32)", type);
+  return {format == interchange::Format::circuit_tracer ? Scalar::bf16 : Scalar::fp32, Scalar::fp32};
+}
+
+}  // namespace
+
+int export_weights(const Request& request, const parallel::World& world) {
+  // 1. What to write.
+  const interchange::Format format = format_of(request.format);
+  const interchange::Storage storage = storage_of(request.stored_type, format);
+  if (request.directory.empty())
+    throw collective_error(ExitCode::usage, "weft export needs the directory to write: weft export CHECKPOINT DIR");
+  if (world.size() > 1)
+    throw collective_error(ExitCode::usage, "weft export runs on one process (it is bound by the disk); use one");
+
+  // 2. The checkpoint, and how it normalises activations.
+  const checkpoint::Found found = open_checkpoint(request.subject, world);
+  require_kind(found, "encoder_0/weight", "language models are not exported");
+  Input input;
+  const input::Schema schema = commands::schema(input, request.command);
+  read_input_of(found, request, schema, world);
+  const transcoder::Configuration& configuration = input.configuration;
+  const auto stored = transcoder::stored_model(found.manifest.tensors);
+  dataset::Description description;
+  description.path = found.path.string();
+  description.n_layers = stored->shape.n_layers;
+  description.d_model = stored->shape.d_model;
+  const dataset::Statistics statistics = transcoder::load_statistics(
+      world, found, description.n_layers, description.d_model, description.path, kernels::Execution{});
+  const interchange::CheckpointRows trained(world, found,
+                                            {stored->shape.n_layers, stored->shape.d_model, stored->shape.n_features});
+  if (!trained.contents().thresholds && configuration.transcoder.activation != transcoder::Activation::relu)
+    throw collective_error(ExitCode::usage,
+                           "{}: its features are the largest of a batch or of a token (other programs know ReLU and "
+                           "JumpReLU only); convert "
+                           "the transcoder to JumpReLU first",
+                           found.path.string());
+
+  // 3. Fold, write.
+  const interchange::FoldedRows rows(
+      trained, dataset::normalisation(statistics, description, configuration.data.normalise), storage.matrices);
+  interchange::write_directory(rows, format, storage, {request.model_name, request.input_hook, request.output_hook},
+                               request.directory);
+  log::info("{}", interchange::summary(interchange::open_directory(request.directory), request.directory));
+  if (request.model_name.empty() || request.input_hook.empty() || request.output_hook.empty())
+    log::warning(
+        "{}: does not say of which model and hook points its activations are (a transcoder is of use at these points "
+        "only); give --model, --input-hook and --output-hook",
+        request.directory);
+  return 0;
+}
+
+}  // namespace weft::commands

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft import DIR --output CHECKPOINT: weights that another program has trained, as a checkpoint.
+#include <filesystem>
+
+#include "base/log.hpp"
+#include "commands/commands.hpp"
+#include "input/print.hpp"
+#include "interchange/formats.hpp"
+#include "report/build.hpp"
+
+namespace weft::commands {
+namespace {
+
+/// The keys of an input that describe the model.
+std::vector<input::Override> keys_of(const interchange::Opened& opened) {
+  const interchange::Contents& contents = opened.rows->contents();
+  const bool scalar = opened.normalised.mode == dataset::Normalise::scalar,
+             per_dimension = opened.normalised.mode == dataset::Normalise::per_dimension;
+  std::vector<input::Override> keys = {
+      {fmt::format("data.layers={}", contents.sizes.n_layers), ""},
+      {fmt::format("data.d_model={}", contents.sizes.d_model), ""},
+      {fmt::format("data.normalise={}", scalar          ? "scalar"
+                                        : per_dimension ? "per_dimension"
+                                                        : "none"),
+       ""},
+      {fmt::format("transcoder.features={}", contents.sizes.n_features), ""},
+      {fmt::format("transcoder.activation={}", contents.thresholds ? "jumprelu" : "relu"), ""},
+      {"optimizer.state=fp32", ""},
+  };
+  if (opened.keeps_equal) keys.push_back({"transcoder.pseudo_derivative=crosslayer-coding", ""});
+  if (contents.skip) keys.push_back({"transcoder.skip=linear", ""});
+  return keys;
+}
+
+}  // namespace
+
+int import_weights(const Request& request, const parallel::World& world) {
+  if (request.output.empty())
+    throw collective_error(ExitCode::usage, "weft import needs the checkpoint to write: --output DIR");
+  if (world.size() > 1)
+    throw collective_error(ExitCode::usage, "weft import runs on one process (it is bound by the disk); use one");
+  require_directory(world, request.subject, "weft import");
+  const interchange::Opened opened = interchange::open_directory(request.subject, request.statistics);
+
+  // The input that a run of this model would have.
+  Input input;
+  const input::Schema schema = commands::schema(input, request.command);
+  input::read(schema, "", request.subject, keys_of(opened));
+  checkpoint::Manifest manifest;
+  manifest.input = input::print(schema);
+  manifest.original_input =
+      fmt::format("# weights in the format of {}, read by weft import\n", opened.format) + manifest.input;
+  manifest.code_revision = report::build_record.revision;
+  manifest.libraries = library_versions();
+  interchange::write_checkpoint(*opened.rows, opened.normalised, std::move(manifest), request.output);
+  log::info("{}\nwritten as a checkpoint: {}", interchange::summary(opened, request.subject), request.output);
+  return 0;
+}
+
+}  // namespace weft::commands

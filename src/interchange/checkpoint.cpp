@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interchange/checkpoint.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "checkpoint/registry.hpp"
+#include "checkpoint/shard.hpp"
+#include "kernels/bf16.hpp"
+#include "storage/durable.hpp"
+
+namespace weft::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+using checkpoint::TensorEntry;
+using kernels::Scalar;
+
+std::string name_of(Part part, std::int64_t layer) {
+  switch (part) {
+    case Part::encoder:
+      return fmt::format("encoder_{}/weight", layer);
+    case Part::encoder_bias:
+      return fmt::format("encoder_{}/bias", layer);
+    case Part::threshold:
+      return fmt::format("encoder_{}/threshold", layer);
+    case Part::decoder:
+      return fmt::format("decoder_{}/weight", layer);
+    case Part::decoder_bias:
+      return "decoder_bias";  // of all layers, one after the other
+    case Part::skip:
+      return fmt::format("skip_{}/weight", layer);
+  }
+  return {};
+}
+
+const TensorEntry* find(const checkpoint::Manifest& manifest, const std::string& name) {
+  const auto at = std::find_if(manifest.tensors.begin(), manifest.tensors.end(),
+                               [&](const TensorEntry& tensor) { return tensor.name == name; });
+  return at == manifest.tensors.end() ? nullptr : &*at;
+}
+
+/// A tensor of the registry whose rows `fill` produces when they are written.
+checkpoint::Tensor produced(std::string name, Scalar type, std::vector<std::int64_t> shape,
+                            std::function<void(parallel::Range, void*)> fill) {
+  const parallel::Range all{0, shape[0]};
+  return {.name = std::move(name),
+          .type = type,
+          .shape = std::move(shape),
+          .held = all,
+          .owned = all,
+          .gather = std::move(fill),
+          .scatter = [](parallel::Range, const void*) { throw error(ExitCode::internal, "an import is not read"); }};
+}
+
+}  // namespace
+
+CheckpointRows::CheckpointRows(const parallel::World& world, const checkpoint::Found& found, const Sizes& sizes)
+    : world_(world), found_(found) {
+  contents_ = {.sizes = sizes,
+               .thresholds = find(found.manifest, name_of(Part::threshold, 0)) != nullptr,
+               .skip = find(found.manifest, name_of(Part::skip, 0)) != nullptr};
+}
+
+void CheckpointRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
+  const std::int64_t columns = extent_of(contents_.sizes, part, layer).columns;
+  const std::string name = name_of(part, layer);
+  const TensorEntry* const entry = find(found_.manifest, name);
+  if (entry == nullptr)
+    throw error(ExitCode::usage, "{}: has no tensor {} (is it a transcoder?)", found_.path.string(), name);
+  std::int64_t stored_columns = 1;
+  for (std::size_t axis = 1; axis < entry->shape.size(); ++axis) stored_columns *= entry->shape[axis];
+  // A per-layer transcoder has only the strip of its own layer.
+  const bool narrow = part == Part::decoder && stored_columns == contents_.sizes.d_model;
+  if ((stored_columns != columns && !narrow) || (entry->type != Scalar::fp32 && entry->type != Scalar::bf16))
+    throw error(ExitCode::usage, "{}: tensor {} has an unexpected shape or type (is it a cross-layer transcoder?)",
+                found_.path.string(), name);
+  const parallel::Range stored_rows =
+      part == Part::decoder_bias
+          ? parallel::Range{layer * contents_.sizes.d_model + rows.begin, layer * contents_.sizes.d_model + rows.end}
+          : rows;
+  const std::int64_t n = rows.size() * stored_columns;
+  std::vector<float> wide(narrow && columns != stored_columns ? static_cast<std::size_t>(n) : 0);
+  std::vector<kernels::bf16> half(entry->type == Scalar::bf16 ? static_cast<std::size_t>(n) : 0);
+  float* const values = wide.empty() ? to : wide.data();
+  checkpoint::Registry registry;
+  registry.add({.name = name,
+                .type = entry->type,
+                .shape = entry->shape,
+                .held = stored_rows,
+                .owned = stored_rows,
+                .data = half.empty() ? static_cast<void*>(values) : half.data()});
+  checkpoint::load(world_.all(), found_, registry, {}, checkpoint::Load::part);
+  std::copy(half.begin(), half.end(), values);
+  if (wide.empty()) return;
+  std::fill_n(to, rows.size() * columns, 0.0f);
+  for (std::int64_t i = 0; i < rows.size(); ++i)
+    std::copy_n(wide.data() + i * stored_columns, stored_columns, to + i * columns);
+}
+
+Normalised not_normalised(const Sizes& sizes) {
+  Normalised result;
+  result.statistics.n_rows = 1;
+  for (dataset::SideStatistics* side : {&result.statistics.inputs, &result.statistics.targets}) {
+    const auto width = static_cast<std::size_t>(sizes.n_layers * sizes.d_model);
+    *side = {std::vector<double>(width, 0.0), std::vector<double>(width, 1.0),
+             std::vector<double>(static_cast<std::size_t>(sizes.n_layers), 1.0)};
+  }
+  return result;
+}
+
+void write_checkpoint(const RowSource& source, const Normalised& normalised, checkpoint::Manifest manifest,
+                      const fs::path& directory) {
+  const Contents& contents = source.contents();
+  const Sizes& sizes = contents.sizes;
+  checkpoint::Registry registry;
+  // The last piece that was read of a part: a shard asks for fewer rows at a time, and a transposed part is slow to
+  // read in small pieces.
+  struct Piece {
+    std::string name;
+    parallel::Range rows;
+    std::vector<float> values;
+  } piece;
+  const auto read = [&](Part part, std::int64_t layer, parallel::Range rows, void* to) {
+    const Extent extent = extent_of(sizes, part, layer);
+    const std::string name = fmt::format("{} {}", name_of(part, layer), layer);
+    auto* at = static_cast<float*>(to);
+    while (rows.size() > 0) {
+      if (piece.name != name || rows.begin < piece.rows.begin || rows.begin >= piece.rows.end) {
+        piece.name.clear();
+        piece.rows = {rows.begin, std::min(extent.rows, rows.begin + piece_rows(extent))};
+        piece.values.resize(static_cast<std::size_t>(piece.rows.size() * extent.columns));
+        source.read(part, layer, piece.rows, piece.values.data());
+        if (part == Part::threshold)
+          for (std::size_t i = 0; i < piece.values.size(); ++i)
+            if (piece.values[i] < 0)
+              throw error(
+                  ExitCode::usage,
+                  "the threshold of feature {} of layer {} is {} (Weft's features are active only where they are "
+                  "positive); raise it to 0 if that is what is meant",
+                  piece.rows.begin + static_cast<std::int64_t>(i), layer, piece.values[i]);
+        piece.name = name;
+      }
+      const parallel::Range both = intersection(rows, piece.rows);
+      at = std::copy_n(piece.values.data() + (both.begin - piece.rows.begin) * extent.columns,
+                       both.size() * extent.columns, at);
+      rows.begin = both.end;
+    }
+  };
+  for (const auto& [part, layer] : parts_of(contents)) {
+    if (part == Part::decoder_bias) continue;  // one tensor of all layers, below
+    const Extent extent = extent_of(sizes, part, layer);
+    std::vector<std::int64_t> shape{extent.rows};
+    if (part == Part::encoder || part == Part::decoder || part == Part::skip) shape.push_back(extent.columns);
+    registry.add(
+        produced(name_of(part, layer), Scalar::fp32, std::move(shape),
+                 [&read, part = part, layer = layer](parallel::Range rows, void* to) { read(part, layer, rows, to); }));
+    if (part == Part::encoder_bias)
+      registry.add(produced(fmt::format("encoder_{}/tokens_since_fired", layer), Scalar::i64, {extent.rows},
+                            [](parallel::Range rows, void* to) {
+                              std::memset(to, 0, static_cast<std::size_t>(rows.size()) * sizeof(std::int64_t));
+                            }));
+  }
+  registry.add(produced(
+      name_of(Part::decoder_bias, 0), Scalar::fp32, {sizes.n_layers * sizes.d_model},
+      [&](parallel::Range rows, void* to) {
+        auto* at = static_cast<float*>(to);
+        for (std::int64_t layer = 0; layer < sizes.n_layers; ++layer) {
+          const std::int64_t first = layer * sizes.d_model;
+          const parallel::Range both = intersection(rows, {first, first + sizes.d_model});
+          if (both.size() > 0)
+            read(Part::decoder_bias, layer, {both.begin - first, both.end - first}, at + (both.begin - rows.begin));
+        }
+      }));
+  dataset::Statistics statistics = normalised.statistics;
+  const auto add = [&](const std::string& name, Scalar type, std::int64_t size, void* data) {
+    registry.add({.name = "statistics/" + name,
+                  .type = type,
+                  .shape = {size},
+                  .held = {0, size},
+                  .owned = {0, size},
+                  .data = data});
+  };
+  add("rows", Scalar::i64, 1, &statistics.n_rows);
+  for (const auto& [side, values] : {std::pair<const char*, dataset::SideStatistics*>{"inputs", &statistics.inputs},
+                                     {"targets", &statistics.targets}})
+    for (const auto& [name, vector] : {std::pair<const char*, std::vector<double>*>{"mean", &values->mean},
+                                       {"standard_deviation", &values->standard_deviation},
+                                       {"mean_norm", &values->mean_norm}})
+      add(fmt::format("{}_{}", side, name), Scalar::fp64, static_cast<std::int64_t>(vector->size()), vector->data());
+
+  manifest.world = 1;
+  manifest.grid = {{std::string(parallel::kDataAxis), 1}, {std::string(parallel::kFeatureAxis), 1}};
+  manifest.cursor = {{"epoch", 0}, {"position", 0}};
+  checkpoint::ShardEntry shard;
+  shard.file = checkpoint::shard_name(0);
+  for (const checkpoint::Tensor& tensor : registry.tensors()) {
+    manifest.tensors.push_back({tensor.name, tensor.type, tensor.shape});
+    shard.owned.push_back(tensor.owned);
+  }
+  write_new_directory(directory, [&](const fs::path& temporary) {
+    std::vector<std::byte> rows_of_piece;
+    const checkpoint::Shard written = checkpoint::write_shard(
+        temporary / shard.file, 0, manifest, registry, [&](std::size_t index, parallel::Range rows) -> const void* {
+          const checkpoint::Tensor& tensor = registry.tensors()[index];
+          if (!tensor.gather) return static_cast<const char*>(tensor.data) + rows.begin * tensor.row_bytes();
+          rows_of_piece.resize(static_cast<std::size_t>(rows.size() * tensor.row_bytes()));
+          tensor.gather(rows, rows_of_piece.data());
+          return rows_of_piece.data();
+        });
+    shard.bytes = written.bytes;
+    shard.sha256 = written.sha256;
+    manifest.shards = {shard};
+    storage::write_text(temporary / checkpoint::kManifestName, checkpoint::to_text(manifest));
+  });
+}
+
+void write_new_directory(const fs::path& directory, const std::function<void(const fs::path&)>& fill) {
+  const fs::path path = directory.has_filename() ? directory : directory.parent_path();
+  if (fs::exists(path) && !(fs::is_directory(path) && fs::is_empty(path)))
+    throw error(ExitCode::usage, "{}: exists (nothing is overwritten); name a new directory, or remove this one",
+                path.string());
+  const fs::path temporary = path.string() + ".tmp";
+  fs::remove_all(temporary);  // left by an interrupted write
+  storage::make_directory(temporary);
+  try {
+    fill(temporary);
+    storage::sync_directory(temporary);
+    storage::rename_durably(temporary, path);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+}
+
+}  // namespace weft::interchange

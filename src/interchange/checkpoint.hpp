@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of a transcoder (rows.hpp) in Weft's checkpoints: read in pieces from any number of shards, and written as
+// a checkpoint of one shard that has no moments.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+
+#include "checkpoint/manifest.hpp"
+#include "checkpoint/resume.hpp"
+#include "dataset/activations/statistics.hpp"
+#include "interchange/rows.hpp"
+#include "parallel/world.hpp"
+
+namespace weft::interchange {
+
+/// The weights of a transcoder's checkpoint, as trained: in the space of its normalised activations.
+class CheckpointRows : public RowSource {
+ public:
+  /// The checkpoint must have been verified. `sizes` are those of its model. For one process.
+  CheckpointRows(const parallel::World&, const checkpoint::Found&, const Sizes& sizes);
+
+  const Contents& contents() const override { return contents_; }
+  void read(Part part, std::int64_t layer, parallel::Range rows, float* to) const override;
+
+ private:
+  const parallel::World& world_;
+  const checkpoint::Found& found_;
+  Contents contents_;
+};
+
+/// Statistics of the activations as a model's checkpoint stores them, and how it uses them.
+struct Normalised {
+  dataset::Normalise mode = dataset::Normalise::none;
+  dataset::Statistics statistics;
+};
+
+/// Mean 0, standard deviation 1 and mean norm 1: of a model whose weights apply to raw activations.
+Normalised not_normalised(const Sizes&);
+
+/// Writes a checkpoint in fp32 with the parts, zero clocks of dead features and the statistics; no moments. `manifest`
+/// has the fields of the caller. The directory appears complete, by a rename. Throws Error(usage) if it exists and is
+/// not empty, Error(io), Error(data) and Error(numeric) for a value that is not finite.
+void write_checkpoint(const RowSource& source, const Normalised& normalised, checkpoint::Manifest manifest,
+                      const std::filesystem::path& directory);
+
+/// Creates a directory under a temporary name, lets `fill` write files there and renames it durably; removes it if
+/// `fill` throws. Throws Error(usage) if `directory` exists and is not empty, Error(io).
+void write_new_directory(const std::filesystem::path& directory,
+                         const std::function<void(const std::filesystem::path& temporary)>& fill);
+
+}  // namespace weft::interchange

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A checkpoint of crosslayer-coding (curt-tigges): model.safetensors and cfg.json.
+//
+//   encoder_module.encoders.{s}.weight [F, d], .bias_param [F]
+//   decoder_module.decoders.{s}->{t}.weight [d, F], .bias_param [d]: one bias per pair of layers; they add up
+//   theta_manager.log_threshold [L, F]: ln theta of JumpReLU, active iff z >= theta
+//
+// normalization_method: "none", "sqrt_d_model" (x * sqrt(d)), "mean_std" ((x - mean) / (std + 1e-6), with the
+// statistics of the training data in norm_stats.json), and older names of these.
+#include <cmath>
+
+#include "base/text.hpp"
+#include "interchange/formats.hpp"
+#include "storage/durable.hpp"
+
+namespace weft::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+std::string text_in(const SortedJson& config, const char* key, const std::string& otherwise) {
+  const auto at = config.find(key);
+  return at != config.end() && at->is_string() ? at->get<std::string>() : otherwise;
+}
+
+bool flag_in(const SortedJson& config, const char* key) {
+  const auto at = config.find(key);
+  return at != config.end() && at->is_boolean() && at->get<bool>();
+}
+
+std::int64_t number_in(const fs::path& path, const SortedJson& config, const char* key) {
+  const auto at = config.find(key);
+  if (at == config.end() || !at->is_number_integer())
+    throw error(ExitCode::data, "{}: \"{}\" is missing or not an integer; is it the cfg.json of a transcoder?",
+                path.string(), key);
+  return at->get<std::int64_t>();
+}
+
+/// The file of the weights: model.safetensors, or the only one.
+std::string weights_in(const fs::path& directory) {
+  std::vector<std::string> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+    if (entry.path().extension() == ".safetensors") found.push_back(entry.path().filename().string());
+  if (found.size() == 1) return found.front();
+  if (fs::exists(directory / "model.safetensors")) return "model.safetensors";
+  throw error(ExitCode::data, "{}: has {} files *.safetensors and no model.safetensors; keep one of them",
+              directory.string(), found.size());
+}
+
+/// [L * d] of one side ("inputs") and key ("mean") of norm_stats.json.
+std::vector<double> column_of(const fs::path& path, const SortedJson& root, const Sizes& sizes, const char* side,
+                              const char* key) {
+  std::vector<double> values;
+  for (std::int64_t layer = 0; layer < sizes.n_layers; ++layer) {
+    const SortedJson* at = &root;
+    for (const std::string& name : {std::to_string(layer), std::string(side), std::string(key)}) {
+      const bool there = at->is_object() && at->contains(name);
+      if (!there)
+        throw error(ExitCode::data, "{}: has no \"{}\" of the {} of layer {}", path.string(), key, side, layer);
+      at = &(*at)[name];
+    }
+    if (!at->is_array() || static_cast<std::int64_t>(at->size()) != sizes.d_model)
+      throw error(ExitCode::data, "{}: \"{}\" of the {} of layer {} is not a list of {} numbers", path.string(), key,
+                  side, layer, sizes.d_model);
+    for (const SortedJson& value : *at) {
+      const double number = value.is_number() ? value.get<double>() : std::nan("");
+      if (!std::isfinite(number) || (std::string_view(key) == "std" && number < 0))
+        throw error(ExitCode::data, "{}: \"{}\" of the {} of layer {} has an unusable value", path.string(), key, side,
+                    layer);
+      values.push_back(number);
+    }
+  }
+  return values;
+}
+
+Normalised read_statistics(const fs::path& directory, const std::string& given, const Sizes& sizes) {
+  fs::path path = given;
+  if (given.empty())
+    for (const fs::path& place :
+         {directory, directory_of(directory.has_filename() ? directory : directory.parent_path())})
+      if (path.empty() && fs::exists(place / "norm_stats.json")) path = place / "norm_stats.json";
+  if (path.empty() || !fs::exists(path))
+    throw error(ExitCode::usage,
+                "{}: the model normalises its activations (cfg.json: normalization_method = mean_std), and {}; give "
+                "norm_stats.json of its training data with --statistics FILE",
+                directory.string(),
+                given.empty() ? "there is no norm_stats.json here or above" : given + " does not exist");
+  const std::int64_t at_most = 4096 + sizes.n_layers * sizes.d_model * 4 * 64;
+  const SortedJson root = parse_json<SortedJson>(storage::read_text(open_regular(path, ExitCode::data), path, at_most));
+  Normalised result = not_normalised(sizes);
+  result.mode = dataset::Normalise::per_dimension;
+  for (const auto& [side, values] :
+       {std::pair<const char*, dataset::SideStatistics*>{"inputs", &result.statistics.inputs},
+        {"targets", &result.statistics.targets}}) {
+    values->mean = column_of(path, root, sizes, side, "mean");
+    values->standard_deviation = column_of(path, root, sizes, side, "std");
+  }
+  return result;
+}
+
+Normalised normalisation_of(const fs::path& directory, const SortedJson& config, const std::string& statistics,
+                            const Sizes& sizes) {
+  std::string method = text_in(config, "normalization_method", "none");
+  if (flag_in(config, "sqrt_d_model_normalize") || method.ends_with("sqrt_d_model")) method = "sqrt_d_model";
+  if (method == "auto" || method == "estimated_mean_std") method = "mean_std";
+  if (method == "mean_std") return read_statistics(directory, statistics, sizes);
+  Normalised result = not_normalised(sizes);
+  // x * sqrt(d) is Weft's scalar normalisation by a mean norm of 1.
+  if (method == "sqrt_d_model")
+    result.mode = dataset::Normalise::scalar;
+  else if (method != "none")
+    throw error(ExitCode::usage, "{}: normalization_method \"{}\" is not known", (directory / "cfg.json").string(),
+                printable(method));
+  return result;
+}
+
+}  // namespace
+
+Layout crosslayer_coding_layout(const Contents& contents, std::string file_name) {
+  const auto [n_layers, d, n_features] = contents.sizes;
+  Layout layout{.contents = contents, .log_thresholds = true};
+  const std::size_t file = layout.add_file(std::move(file_name));
+  for (std::int64_t s = 0; s < n_layers; ++s) {
+    const std::string encoder = fmt::format("encoder_module.encoders.{}.", s);
+    layout.add_whole(file, encoder + "weight", {n_features, d}, Part::encoder, s);
+    layout.add_whole(file, encoder + "bias_param", {n_features}, Part::encoder_bias, s);
+  }
+  for (std::int64_t t = 0; t < n_layers; ++t)
+    for (std::int64_t s = t; s >= 0; --s) {  // the pair (t, t) first: it takes the bias in exports
+      const std::string decoder = fmt::format("decoder_module.decoders.{}->{}.", s, t);
+      layout.blocks[{Part::decoder, s}].push_back(
+          {.rows = {0, n_features},
+           .columns = layout.strip(s, t),
+           .file = file,
+           .tensor = layout.add_tensor(file, decoder + "weight", {d, n_features}),
+           .row_stride = 1,
+           .column_stride = n_features});
+      layout.add_whole(file, decoder + "bias_param", {d}, Part::decoder_bias, t);
+    }
+  if (!contents.thresholds) return layout;
+  const std::size_t thresholds = layout.add_tensor(file, "theta_manager.log_threshold", {n_layers, n_features});
+  for (std::int64_t s = 0; s < n_layers; ++s)
+    layout.blocks[{Part::threshold, s}].push_back({.rows = {0, n_features},
+                                                   .columns = {0, 1},
+                                                   .file = file,
+                                                   .tensor = thresholds,
+                                                   .offset = s * n_features,
+                                                   .row_stride = 1,
+                                                   .column_stride = 1});
+  return layout;
+}
+
+std::string crosslayer_coding_config(const Contents& contents, const Origin& origin, Storage storage) {
+  if (contents.skip)
+    throw error(
+        ExitCode::usage,
+        "crosslayer-coding has no skip connection from a layer's input to its own output only (its untied models "
+        "have one per pair of layers); export to circuit-tracer");
+  const auto text = [](const std::string& value) { return value.empty() ? Json() : Json(value); };
+  const Json config = {{"num_features", contents.sizes.n_features},
+                       {"num_layers", contents.sizes.n_layers},
+                       {"d_model", contents.sizes.d_model},
+                       {"model_name", text(origin.model)},
+                       {"normalization_method", "none"},
+                       {"activation_fn", contents.thresholds ? "jumprelu" : "relu"},
+                       {"clt_dtype", storage.matrices == kernels::Scalar::bf16 ? "bfloat16" : "float32"},
+                       {"mlp_input_template", text(origin.input_hook)},
+                       {"mlp_output_template", text(origin.output_hook)},
+                       {"decoder_tying", "none"},
+                       {"skip_connection", false}};
+  return json_text(config, 2) + "\n";
+}
+
+Opened open_crosslayer_coding(const fs::path& directory, const std::string& statistics) {
+  const fs::path path = directory / "cfg.json";
+  const SortedJson config = json_object(path);
+  const auto lacks = [&](const std::string& what, const char* why) {
+    throw error(ExitCode::usage, "{}: {} ({}); Weft cannot read this model", path.string(), what, why);
+  };
+  Contents contents;
+  contents.sizes = checked(path, number_in(path, config, "num_layers"), number_in(path, config, "d_model"),
+                           number_in(path, config, "num_features"));
+  const std::string activation = text_in(config, "activation_fn", "jumprelu");
+  const std::string tying = text_in(config, "decoder_tying", "none");
+  if (tying != "none")
+    lacks(fmt::format("decoder_tying is \"{}\"", printable(tying)), "only untied decoders have a counterpart");
+  if (flag_in(config, "skip_connection"))
+    lacks("skip_connection is true", "one skip matrix per pair of layers has no counterpart");
+  if (flag_in(config, "enable_feature_offset") || flag_in(config, "enable_feature_scale"))
+    lacks("feature offsets or scales are enabled", "they have no counterpart");
+  if (activation == "batchtopk" || activation == "topk")
+    lacks(fmt::format("activation_fn is \"{}\"", activation),
+          "it ranks by z-scores over the batch; convert the model to JumpReLU with that program first");
+  if (activation != "jumprelu" && activation != "relu")
+    lacks(fmt::format("activation_fn \"{}\"", printable(activation)), "it is not known");
+  contents.thresholds = activation == "jumprelu";
+  Layout layout = crosslayer_coding_layout(contents, weights_in(directory));
+  if (!contents.thresholds) layout.files[0].ignored = {"theta_manager.log_threshold"};
+  Opened opened{.format = "crosslayer-coding",
+                .rows = std::make_unique<LayoutRows>(directory, std::move(layout)),
+                .normalised = normalisation_of(directory, config, statistics, contents.sizes),
+                .keeps_equal = contents.thresholds};
+  for (const auto& [key, name] :
+       {std::pair("model_name", "model"), {"mlp_input_template", "input hook"}, {"mlp_output_template", "output hook"}})
+    if (const std::string value = text_in(config, key, ""); !value.empty()) opened.facts.emplace_back(name, value);
+  return opened;
+}
+
+}  // namespace weft::interchange

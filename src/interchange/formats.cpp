@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interchange/formats.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/text.hpp"
+#include "kernels/constants.hpp"
+#include "report/format.hpp"
+#include "storage/durable.hpp"
+
+namespace weft::interchange {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t kLargestConfig = std::int64_t{1} << 20;
+
+enum class Kind { none, circuit_tracer, crosslayer_coding, clt_forge, crosslayer_transcoder };
+
+Kind kind_of(const fs::path& directory) {
+  const auto has = [&](const char* name) { return fs::exists(directory / name); };
+  if (has("W_enc_0.safetensors")) return Kind::circuit_tracer;
+  if (has("clt_cfg.json")) return Kind::clt_forge;
+  if (has("checkpoint.safetensors") && has("config.yaml")) return Kind::crosslayer_transcoder;
+  if (has("cfg.json")) return Kind::crosslayer_coding;
+  return Kind::none;
+}
+
+std::string read_config(const fs::path& path) {
+  const Descriptor file = open_regular(path, ExitCode::data);
+  return storage::read_text(file, path, kLargestConfig);
+}
+
+/// Without quotes and, if there are none, without a comment.
+std::string unquoted(std::string text) {
+  const auto trim = [&] {
+    while (!text.empty() && (text.back() == ' ' || text.back() == '\r')) text.pop_back();
+    text.erase(0, std::min(text.find_first_not_of(' '), text.size()));
+  };
+  trim();
+  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
+    return text.substr(1, text.size() - 2);
+  if (const std::size_t comment = text.find(" #"); comment != text.npos) text.resize(comment);
+  trim();
+  return text;
+}
+
+}  // namespace
+
+bool is_directory_of_weights(const fs::path& directory) { return kind_of(directory) != Kind::none; }
+
+Opened open_directory(const fs::path& directory, const std::string& statistics) {
+  const Kind kind = kind_of(directory);
+  if (!statistics.empty() && kind != Kind::crosslayer_coding)
+    throw error(ExitCode::usage,
+                "--statistics {}: {} is of another format (only crosslayer-coding keeps statistics in a file of their "
+                "own); leave it out",
+                statistics, directory.string());
+  switch (kind) {
+    case Kind::circuit_tracer:
+      return open_circuit_tracer(directory);
+    case Kind::crosslayer_coding:
+      return open_crosslayer_coding(directory, statistics);
+    case Kind::clt_forge:
+      return open_clt_forge(directory);
+    case Kind::crosslayer_transcoder:
+      return open_crosslayer_transcoder(directory);
+    case Kind::none:
+      break;
+  }
+  throw error(ExitCode::usage,
+              "{}: no transcoder of a known format (W_enc_0.safetensors, cfg.json, clt_cfg.json, or config.yaml with "
+              "checkpoint.safetensors); see docs/interchange.md",
+              directory.string());
+}
+
+std::string summary(const Opened& opened, const fs::path& directory) {
+  const Contents& contents = opened.rows->contents();
+  std::string stored;
+  for (const auto& [dtype, bytes] : opened.rows->bytes_by_dtype())
+    stored += fmt::format("{}{} {}", stored.empty() ? "" : ", ", report::binary_bytes_text(bytes), dtype);
+  std::string text = fmt::format(
+      "{}: weights in the format of {}\n"
+      "  transcoder of {} layer{}, d_model {}, {} features per layer, {}{}\n"
+      "  activations    {}\n"
+      "  stored as      {}",
+      directory.string(), opened.format, contents.sizes.n_layers, contents.sizes.n_layers == 1 ? "" : "s",
+      contents.sizes.d_model, contents.sizes.n_features, contents.thresholds ? "JumpReLU" : "ReLU",
+      contents.skip ? ", linear skip connection" : "",
+      opened.normalised.mode == dataset::Normalise::none            ? "raw"
+      : opened.normalised.mode == dataset::Normalise::per_dimension ? "normalised per dimension"
+                                                                    : "scaled by one number per layer",
+      stored);
+  for (const auto& [name, value] : opened.facts) text += fmt::format("\n  {:<14} {}", name, printable(value));
+  return text;
+}
+
+void write_directory(const RowSource& source, Format format, Storage storage, const Origin& origin,
+                     const fs::path& directory) {
+  write_new_directory(directory, [&](const fs::path& temporary) {
+    if (format == Format::circuit_tracer) {
+      write(source, circuit_tracer_layout(source.contents()), storage, temporary);
+      storage::write_text(temporary / "config.yaml", circuit_tracer_config(origin));
+    } else {
+      const std::string config = crosslayer_coding_config(source.contents(), origin, storage);
+      write(source, crosslayer_coding_layout(source.contents(), "model.safetensors"), storage, temporary);
+      storage::write_text(temporary / "cfg.json", config);
+    }
+  });
+}
+
+std::map<std::string, std::string> yaml_scalars(const fs::path& path) {
+  const std::string text = read_config(path);
+  std::map<std::string, std::string> scalars;
+  std::vector<std::pair<std::size_t, std::string>> parents;  // indentation and path of the open mappings
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    const std::size_t indent = line.find_first_not_of(' ');
+    if (indent == line.npos || line[indent] == '#' || line[indent] == '-') continue;
+    const std::size_t colon = line.find(':', indent);
+    if (colon == line.npos || (colon + 1 < line.size() && line[colon + 1] != ' ' && line[colon + 1] != '\r')) continue;
+    while (!parents.empty() && parents.back().first >= indent) parents.pop_back();
+    const std::string key =
+        (parents.empty() ? "" : parents.back().second + ".") + unquoted(line.substr(indent, colon - indent));
+    const std::string value = unquoted(line.substr(colon + 1));
+    if (value.empty())
+      parents.emplace_back(indent, key);
+    else
+      scalars[key] = value;
+  }
+  return scalars;
+}
+
+SortedJson json_object(const fs::path& path) {
+  SortedJson parsed = parse_json<SortedJson>(read_config(path));
+  if (parsed.is_discarded() || !parsed.is_object())
+    throw error(ExitCode::data, "{}: is not a JSON object; is it truncated?", path.string());
+  return parsed;
+}
+
+Sizes checked(const fs::path& path, std::int64_t n_layers, std::int64_t d_model, std::int64_t n_features) {
+  // As in an input: no product of them exceeds 64 bits.
+  constexpr std::int64_t kMostFeatures = 1 << 28, kWidest = 1 << 20;
+  if (n_layers < 1 || n_layers > kernels::kMostLayers || d_model < 1 || d_model > kWidest || n_features < 1 ||
+      n_features > kMostFeatures)
+    throw error(ExitCode::data, "{}: has {} layers, d_model {} and {} features (at most {}, {} and {} are supported)",
+                path.string(), n_layers, d_model, n_features, kernels::kMostLayers, kWidest, kMostFeatures);
+  return {n_layers, d_model, n_features};
+}
+
+const SafetensorsEntry& require_tensor(const SafetensorsFile& file, std::string_view name, std::size_t axes) {
+  const SafetensorsEntry* const entry = file.find(name);
+  if (entry == nullptr)
+    throw error(ExitCode::data, "{}: tensor \"{}\" is missing; was the file written by the named program?", file.path(),
+                name);
+  if (entry->shape.size() != axes)
+    throw error(ExitCode::data, "{}: tensor \"{}\" has shape [{}] ({} axes are expected)", file.path(), name,
+                fmt::join(entry->shape, ", "), axes);
+  return *entry;
+}
+
+}  // namespace weft::interchange

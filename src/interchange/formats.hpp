@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Directories of other projects (docs/interchange.md describes each format):
+//
+//   circuit-tracer         W_enc_{i}.safetensors, W_dec_{i}.safetensors, config.yaml     read and written
+//   crosslayer-coding      model.safetensors, cfg.json                                   read and written
+//   clt-forge              [rank{r}_]clt_weights.safetensors, clt_cfg.json               read
+//   crosslayer-transcoder  checkpoint.safetensors, config.yaml                           read
+//
+// What a file has and Weft lacks is an Error(usage) that names it. To add a format: a function that makes its layout,
+// its case in `open_directory` and, if it is written, in `write_directory`.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/json.hpp"
+#include "interchange/checkpoint.hpp"
+#include "interchange/layout.hpp"
+
+namespace weft::interchange {
+
+/// An opened directory: its weights as stored, and what they mean.
+struct Opened {
+  std::string format;
+  std::unique_ptr<LayoutRows> rows;
+  Normalised normalised;  ///< of the activations that the weights apply to
+  /// JumpReLU keeps z = theta (z >= theta instead of z > theta).
+  bool keeps_equal = false;
+  std::vector<std::pair<std::string, std::string>> facts = {};  ///< name -> text of foreign origin: model, hooks
+};
+
+/// True if the directory has the files of one of the formats.
+bool is_directory_of_weights(const std::filesystem::path& directory);
+
+/// Opens a directory of any of the formats. `statistics`: norm_stats.json of a model whose directory lacks it; "" =
+/// look there and in the directory above. Throws Error(data) for damaged files and Error(usage) for what Weft lacks.
+Opened open_directory(const std::filesystem::path& directory, const std::string& statistics = "");
+
+/// Format, sizes, storage and origin on a few lines.
+std::string summary(const Opened& opened, const std::filesystem::path& directory);
+
+/// The formats that can be written.
+enum class Format { circuit_tracer, crosslayer_coding };
+
+/// What circuit-tracer and crosslayer-coding need to know beside the weights; "" is not written.
+struct Origin {
+  std::string model, input_hook, output_hook;
+};
+
+/// Writes the directory, which appears complete, by a rename. `source` applies to raw activations (fold.hpp). Throws
+/// Error(usage) if it exists and is not empty, Error(io) and Error(numeric).
+void write_directory(const RowSource& source, Format format, Storage storage, const Origin& origin,
+                     const std::filesystem::path& directory);
+
+// Each format. Used by the functions above.
+Opened open_circuit_tracer(const std::filesystem::path& directory);
+Layout circuit_tracer_layout(const Contents& contents);
+std::string circuit_tracer_config(const Origin& origin);
+Opened open_crosslayer_coding(const std::filesystem::path& directory, const std::string& statistics);
+Layout crosslayer_coding_layout(const Contents& contents, std::string file);
+std::string crosslayer_coding_config(const Contents& contents, const Origin& origin, Storage storage);
+Opened open_clt_forge(const std::filesystem::path& directory);
+Opened open_crosslayer_transcoder(const std::filesystem::path& directory);
+
+/// The scalars of a YAML text of nested block mappings, by dotted path ("model.init_args.is_folded"), unquoted. Lists
+/// and everything else are left out. Throws Error(data) that begins with `path` if it is longer than a megabyte.
+std::map<std::string, std::string> yaml_scalars(const std::filesystem::path& path);
+
+/// The JSON object in a small file. Throws Error(data) that begins with `path`.
+SortedJson json_object(const std::filesystem::path& path);
+
+/// Sizes as dimensions of tensors allow them. Throws Error(data) that begins with `path` if a model cannot have them.
+Sizes checked(const std::filesystem::path& path, std::int64_t n_layers, std::int64_t d_model, std::int64_t n_features);
+
+/// The entry of this name and number of axes. Throws Error(data).
+const SafetensorsEntry& require_tensor(const SafetensorsFile& file, std::string_view name, std::size_t axes);
+
+}  // namespace weft::interchange

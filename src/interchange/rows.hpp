@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A transcoder as rows, independent of the files that hold it. Every part is a matrix in Weft's orientation, the one of
+// its checkpoints; L layers, F features per layer, d = d_model:
+//
+//   encoder        of source layer s   [F, d]
+//   encoder_bias   of source layer s   [F, 1]
+//   threshold      of source layer s   [F, 1]            theta of JumpReLU; only if Contents::thresholds
+//   decoder        of source layer s   [F, (L - s) * d]  the strips of targets s..L-1 in one row
+//   decoder_bias   of target layer t   [d, 1]
+//   skip           of target layer t   [d, d]            (output, input); only if Contents::skip
+//
+// Exporters and importers read such rows in pieces; memory does not depend on F.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parallel/grid.hpp"
+
+namespace weft::interchange {
+
+struct Sizes {
+  std::int64_t n_layers = 0;
+  std::int64_t d_model = 0;
+  std::int64_t n_features = 0;  ///< per layer
+};
+
+enum class Part { encoder, encoder_bias, threshold, decoder, decoder_bias, skip };
+
+struct Extent {
+  std::int64_t rows = 0, columns = 0;
+};
+Extent extent_of(const Sizes&, Part, std::int64_t layer);
+
+/// What a transcoder consists of.
+struct Contents {
+  Sizes sizes;
+  bool thresholds = false;
+  bool skip = false;
+};
+
+/// Its parts, layer by layer.
+std::vector<std::pair<Part, std::int64_t>> parts_of(const Contents&);
+
+/// Rows of one piece: about 64 MiB of fp32.
+std::int64_t piece_rows(const Extent&);
+
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  virtual const Contents& contents() const = 0;
+  /// Reads rows of a part into contiguous memory, [rows.size(), columns] fp32. Throws Error(data) or Error(io) that
+  /// names file and tensor.
+  virtual void read(Part part, std::int64_t layer, parallel::Range rows, float* to) const = 0;
+};
+
+}  // namespace weft::interchange

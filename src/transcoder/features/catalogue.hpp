@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The features of one layer with everything that `weft features` says about them, on rank 0: collected activations,
+// contexts of the strongest ones, norms of the decoder rows and nearest rows. One layer at a time bounds the memory.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dataset/activations/row_tokens.hpp"
+#include "report/json.hpp"
+#include "storage/hdf5.hpp"
+#include "transcoder/features/collection.hpp"
+#include "transcoder/features/decoder_rows.hpp"
+
+namespace weft::transcoder {
+
+/// Sizes and sources, the same for all layers.
+struct CatalogueFacts {
+  std::string checkpoint, data, dataset_fingerprint, model;  ///< model: that of the dataset; "" = unknown
+  std::int64_t step = 0;
+  std::int64_t tokens = 0;  ///< of the dataset
+  std::int64_t n_layers = 0, d_model = 0, n_features = 0;
+  std::int64_t n_top = 0;    ///< strongest activations per feature
+  std::int64_t context = 0;  ///< tokens before, and after; without token ids 0
+  std::int64_t n_nearest = 0;
+  bool has_tokens = false;
+
+  std::int64_t window() const { return has_tokens ? 2 * context + 1 : 0; }
+};
+
+/// Rows are features. Arrays of other sizes follow from CatalogueFacts.
+struct LayerCatalogue {
+  std::int64_t layer = 0;
+  std::int64_t targets = 0;             ///< target layers layer, layer + 1, ...
+  std::vector<std::int64_t> fired;      ///< [F] tokens
+  std::vector<double> mean;             ///< [F] of the activations > 0; 0 if there is none
+  std::vector<std::int64_t> histogram;  ///< [F, kHistogramBins]
+  std::vector<float> top_value;         ///< [F, n_top] descending; 0: fewer
+  std::vector<std::int64_t> top_row;    ///< [F, n_top] row of the dataset in stored order; -1: fewer
+  std::vector<std::int64_t> position;   ///< [F, n_top] of that row in its document; -1: fewer, or no token ids
+  std::vector<std::int32_t> token;      ///< [F, n_top, window] ids; -1 outside the document
+  std::vector<double> share;            ///< [F, targets] part of the squared norm of the decoder row
+  std::vector<std::int64_t> nearest;    ///< [F, n_nearest] feature of the layer; -1: fewer
+  std::vector<float> cosine;            ///< [F, n_nearest]
+};
+
+/// Brings a layer to rank 0; empty arrays elsewhere. `tokens`: null without ids. Collective. Throws, known to all
+/// ranks, Error(data) of `tokens`.
+LayerCatalogue gather_layer(const CatalogueFacts&, std::int64_t layer, const FeatureCollection&, const Model&,
+                            dataset::RowTokens* tokens, const parallel::Grid&, const kernels::Execution&);
+
+/// Writes features.h5 (docs/file_formats.md), layer by layer; the file appears under its name when it is complete, in
+/// place of an older one. Throws Error(io).
+class CatalogueFile {
+ public:
+  CatalogueFile(const std::filesystem::path&, const CatalogueFacts&, const dataset::Vocabulary&);
+  CatalogueFile(const CatalogueFile&) = delete;
+  /// Removes a file that is not complete.
+  ~CatalogueFile();
+  void add(const LayerCatalogue&);
+  void finish();
+
+ private:
+  std::filesystem::path path_, partial_;
+  const CatalogueFacts facts_;
+  storage::Handle file_;
+  bool finished_ = false;
+};
+
+/// One feature for other programs and people; texts where the dataset has them.
+report::Json to_json(const CatalogueFacts&, const LayerCatalogue&, std::int64_t feature, const dataset::Vocabulary&);
+
+}  // namespace weft::transcoder

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the decoder rows alone say about the features: how their norm is divided over the target layers, and which rows
+// of a layer point in nearly the same direction. Rows are taken in normalised space, as they are trained.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "parallel/grid.hpp"
+#include "transcoder/model.hpp"
+
+namespace weft::transcoder {
+
+/// ||w_f^{s->t}||^2 of the features of this rank in source layer s, [F_local, targets of s], t = s, s + 1, ...
+std::vector<double> squared_norms(const Model&, std::int64_t layer, const kernels::Execution&);
+
+/// For each feature f of this rank in a layer the features g != f of that layer with the largest cosines between the
+/// whole decoder rows, [F_local, k]: descending by cosine, equal ones by index. A row of norm 0 has cosine 0 with all.
+struct Neighbours {
+  std::vector<std::int64_t> feature;  ///< global index in the layer; -1 where the layer has fewer features
+  std::vector<float> cosine;
+};
+/// All pairs of features, in blocks: memory does not depend on the number of features. Collective over the feature
+/// axis.
+Neighbours nearest_features(const Model&, std::int64_t layer, std::int64_t k, const parallel::Grid&,
+                            const kernels::Execution&);
+
+/// Summaries of all features, by source layer.
+struct DecoderSummary {
+  /// [s][t - s]: part of the squared norm of the rows of layer s that is written to layer t; sums to 1. NaN if all rows
+  /// are 0.
+  std::vector<std::vector<double>> share;
+  /// Largest cosine with another feature of the layer: mean over the features (NaN with one feature), and the part of
+  /// the features whose is above kRedundantCosine.
+  std::vector<double> redundancy, redundant_fraction;
+};
+inline constexpr double kRedundantCosine = 0.9;
+/// Collective; the same on every rank.
+DecoderSummary summarise_decoder(const Model&, const parallel::Grid&, const kernels::Execution&);
+
+}  // namespace weft::transcoder

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/skip.hpp"
+
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "transcoder/exchange/feature_axis.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+using kernels::AnyMatrix;
+using kernels::Form;
+using kernels::Scalar;
+
+/// As in encode_tile: of fp32 weights stored as two planes the product reads the bf16 one.
+AnyMatrix weights(const kernels::ParameterRows& rows) {
+  const bool narrow = rows.policy != kernels::StatePolicy::fp32 || rows.weight_rest != nullptr;
+  return {rows.weight, narrow ? Scalar::bf16 : Scalar::fp32, rows.rows, rows.columns, rows.columns};
+}
+
+}  // namespace
+
+std::int64_t add_skip_workspace(const Configuration& configuration, const Shape& shape, kernels::Backend backend,
+                                std::int64_t n_tokens) {
+  if (!shape.skip) return 0;
+  const bool narrow = configuration.optimizer.state != kernels::StatePolicy::fp32 || backend == kernels::Backend::cuda;
+  const Scalar scalar = scalar_of(configuration.precision);
+  return kernels::gemm_workspace(scalar, narrow ? Scalar::bf16 : Scalar::fp32, scalar, n_tokens, shape.d_model,
+                                 shape.d_model);
+}
+
+std::int64_t skip_gradient_workspace(const Configuration& configuration, const Shape& shape, std::int64_t n_tokens) {
+  if (!shape.skip) return 0;
+  const Scalar scalar = scalar_of(configuration.precision);
+  return kernels::gemm_workspace(scalar, scalar, Scalar::fp32, shape.d_model, shape.d_model, n_tokens);
+}
+
+void add_skip(const kernels::Execution& execution, std::span<const kernels::ParameterRows> skip, AnyMatrix x,
+              parallel::Range layers, AnyMatrix reconstruction, kernels::Array<std::byte> workspace) {
+  const std::int64_t d = reconstruction.columns / layers.size();
+  for (std::int64_t t = layers.begin; t < layers.end; ++t)
+    kernels::gemm(execution, 1.0f, x.columns_from(t * d, d), Form::plain, weights(skip[static_cast<std::size_t>(t)]),
+                  Form::transposed, 1.0f, reconstruction.columns_from((t - layers.begin) * d, d), workspace);
+}
+
+void skip_gradient(const kernels::Execution& execution, AnyMatrix x, AnyMatrix gradient_rows,
+                   kernels::Matrix<float> gradient, kernels::Array<std::byte> workspace) {
+  const std::int64_t d = gradient.columns;
+  const AnyMatrix all{gradient.data, Scalar::fp32, gradient.rows, d, gradient.stride};
+  for (std::int64_t first = 0; first < gradient.rows; first += d)
+    kernels::gemm(execution, 1.0f, gradient_rows.columns_from(first, d), Form::transposed, x.columns_from(first, d),
+                  Form::plain, 0.0f, all.rows_from(first, d), workspace);
+}
+
+void update_skip(const kernels::Execution& execution, std::span<const kernels::ParameterRows> skip,
+                 kernels::Matrix<const float> gradient, const kernels::AdamStep* step) {
+  const std::int64_t d = gradient.columns;
+  for (std::size_t t = 0; t < skip.size(); ++t)
+    kernels::adam_rows(execution, skip[t], 0, {gradient.row(static_cast<std::int64_t>(t) * d), d, d, d}, step);
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weft evaluate, features and encode against NumPy, on 1, 2 and 4 ranks.
+
+features_test.py WEFT
+
+The checkpoint is applied here in float64 with the rules of the reference (tests/reference/transcoder.py). Encoded files are compared
+with that; features.h5, features.html and --feature with what follows from the encoded files, the token ids and the decoder rows;
+evaluation.json with what follows from the reconstruction.
+"""
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import h5py
+import numpy as np
+
+import files
+import program
+import transcoder
+
+LAYERS, WIDTH, FEATURES, K, BATCH, STEPS = 3, 16, 21, 3, 256, 30     # 21 features: uneven parts on 2 and 4 ranks
+ROWS, PER_FILE, TOP, CONTEXT = 700, 300, 6, 4                        # files of 300, 300 and 100 rows: batches span files
+
+
+def prepare(weft):
+    run = weft.folder / "run"
+    source = weft.folder / "run.toml"
+    source.write_text(f"""
+[run]
+steps = {STEPS}
+[data]
+train = "{weft.folder}/data/train"
+validation = "{weft.folder}/data/validation"
+batch_tokens = {BATCH}
+[transcoder]
+features = {FEATURES}
+k = {K}
+[optimizer]
+learning_rate = 5e-3
+[device]
+precision = "fp32"
+[synthetic]
+output = "{weft.folder}/data"
+layers = {LAYERS}
+d_model = {WIDTH}
+features = 30
+k = 3
+tokens = 2000
+validation_tokens = {ROWS}
+rows_per_file = {PER_FILE}
+""")
+    weft.run("synth", source)
+    weft.run("train", source, "--output", run)
+    return run
+
+
+class Reference:
+    """The checkpoint applied to the validation data, in float64."""
+
+    def __init__(self, weft, run):
+        self.tensors = {name: value.astype(np.float64) for name, value in files.read_tensors(files.checkpoints(run)[STEPS]).items()}
+        x, self.y = files.read_dataset(weft.folder / "data/validation")
+        train_x, train_y = files.read_dataset(weft.folder / "data/train")
+        self.deviation = transcoder.statistics(train_y).deviation
+        x_mean, x_scale = transcoder.normalisation("per_dimension", transcoder.statistics(train_x))
+        self.y_mean, self.y_scale = transcoder.normalisation("per_dimension", transcoder.statistics(train_y))
+        settings = transcoder.Settings(features=FEATURES, activation="batch_topk", k=K, scope="layer", steps=STEPS)
+        z_all, masks_all, cuts = [], [], []
+        for begin in range(0, ROWS, BATCH):
+            z = transcoder.encode(self.tensors, (x[begin:begin + BATCH] - x_mean) * x_scale)
+            masks = transcoder.select(settings, z)
+            z_all.append(np.stack(z, axis=1))
+            masks_all.append(np.stack(masks, axis=1))
+            cuts += [[v[m].min() for m, v in zip(masks, z)]] * len(z[0])
+        self.z, self.mask = np.concatenate(z_all), np.concatenate(masks_all)        # [T, L, F]
+        self.cut = np.array(cuts)[:, :, None]       # smallest value kept, of the batch and layer
+        self.decoders = [self.tensors[f"decoder_{s}/weight"] for s in range(LAYERS)]
+
+    def take(self, active):
+        """The active entries [T, L, F] that weft chose become those of the reference. They may differ from its own only by values
+        that equal the cut-off within rounding: fp32 products of 16 terms."""
+        differ = active != self.mask
+        assert (np.abs(self.z - self.cut)[differ] <= 1e-5 * np.broadcast_to(self.cut, self.z.shape)[differ]).all()
+        assert differ.sum() < 0.001 * self.mask.sum()
+        self.activations = np.where(active, self.z, 0.0)
+
+    def error(self):
+        """Raw errors y - y^ [T, L, d]."""
+        fit = transcoder.decode(self.tensors, [self.activations[:, s] for s in range(LAYERS)], WIDTH)
+        return self.y - (fit / self.y_scale + self.y_mean)
+
+    def cosines(self, layer):
+        unit = self.decoders[layer] / np.linalg.norm(self.decoders[layer], axis=1, keepdims=True)
+        cosines = unit @ unit.T
+        np.fill_diagonal(cosines, -np.inf)
+        return cosines
+
+    def shares(self, layer):
+        """[F, targets]"""
+        squares = (self.decoders[layer].reshape(FEATURES, LAYERS - layer, WIDTH) ** 2).sum(axis=2)
+        return squares, squares / squares.sum(axis=1, keepdims=True)
+
+
+# --- weft encode ----------------------------------------------------------------------------------------------------------
+
+
+def read_encoded(directory):
+    """[T, L, F] from the files, with the checks that any reader can make."""
+    metadata = json.loads((directory / "metadata.json").read_text())
+    assert metadata["format"] == "weft-encoded" and metadata["rows"] == ROWS and len(metadata["files"]) == 3
+    dense, first, entries = np.zeros((ROWS, LAYERS * FEATURES)), 0, 0
+    for number, listed in enumerate(metadata["files"]):
+        with h5py.File(directory / listed["name"], "r") as file:
+            offsets, feature, value = file["offsets"][:], file["feature"][:], file["value"][:]
+            rows = len(offsets) - 1
+            assert (rows, first, len(value)) == (listed["rows"], listed["first_row"], listed["entries"])
+            assert rows == min(PER_FILE, ROWS - first) and listed["source"] == f"chunk_{number}.hdf5"
+            assert file.attrs["first_row"] == first and file.attrs["n_features"] == FEATURES
+            assert offsets[0] == 0 and offsets[-1] == len(feature) == len(value) and (value > 0).all()
+            for row in range(rows):
+                keys = feature[offsets[row]:offsets[row + 1]].astype(np.int64)
+                assert (np.diff(keys) > 0).all(), "entries of a row ascend"
+                dense[first + row, keys] = value[offsets[row]:offsets[row + 1]]
+            first, entries = first + rows, entries + len(value)
+    assert metadata["entries"] == entries
+    return dense.reshape(ROWS, LAYERS, FEATURES)
+
+
+def check_encoded(weft, run, reference):
+    encoded = {}
+    for ranks in (1, 2, 4):
+        output = weft.folder / f"encoded_{ranks}"
+        weft.run("encode", run, "--data", weft.folder / "data/validation", "--output", output, ranks=ranks)
+        encoded[ranks] = read_encoded(output)
+        reference.take(encoded[ranks] > 0)
+        # fp32 products of 16 terms and a bias.
+        assert np.allclose(encoded[ranks], reference.activations, rtol=1e-5, atol=1e-6)
+    said = weft.run("encode", run, "--output", weft.folder / "encoded_1", code=6)
+    assert "already holds encoded_0.h5" in said, said
+    assert "--output" in weft.run("encode", run, code=2)
+    return encoded
+
+
+# --- weft features --------------------------------------------------------------------------------------------------------
+
+
+def read_tokens(directory):
+    """(ids, first row and end of the document of each row), by row of the dataset; documents end with their file."""
+    ids, documents, first = [], [], 0
+    for path in files.chunk_files(directory):
+        with h5py.File(path, "r") as file:
+            rows = len(file["tokens"])
+            starts = [*file["documents"][:], rows]
+            assert file.attrs["format_version"] == 2 and starts[0] == 0 and (np.diff(starts) > 0).all()
+            ids.append(file["tokens"][:])
+            for begin, end in zip(starts, starts[1:]):
+                documents += [(first + begin, first + end)] * (end - begin)
+            first += rows
+    return np.concatenate(ids), documents
+
+
+def check_layer(group, layer, reference, active, tokens):
+    """Everything that features.h5 says about a layer, from the encoded activations [T, F]."""
+    ids, documents = tokens
+    fired = (active > 0).sum(axis=0)
+    assert np.array_equal(group["fired"][:], fired)
+    mean = np.where(fired > 0, active.sum(axis=0) / np.maximum(fired, 1), 0)
+    assert np.allclose(group["mean"][:], mean, rtol=1e-6)       # fp32 values, sums in fp64
+    edges = [*group.file["histogram_edges"][:], np.inf]
+    assert edges[0] == 0 and len(edges) == 33
+    for f in range(FEATURES):
+        values = active[active[:, f] > 0, f]
+        assert np.array_equal(group["histogram"][f], np.histogram(values, edges)[0])
+        order = np.lexsort((np.arange(ROWS), -active[:, f]))[:TOP]
+        order = order[active[order, f] > 0]
+        n = len(order)
+        assert np.array_equal(group["top_row"][f], [*order, *[-1] * (TOP - n)]), (layer, f)
+        assert np.allclose(group["top_value"][f][:n], active[order, f], rtol=1e-6) and (group["top_value"][f][n:] == 0).all()
+        for i, row in enumerate(order):
+            begin, end = documents[row]
+            window = [ids[r] if begin <= r < end else -1 for r in range(row - CONTEXT, row + CONTEXT + 1)]
+            assert np.array_equal(group["top_tokens"][f][i], window) and group["top_position"][f][i] == row - begin
+        assert (group["top_tokens"][f][n:] == -1).all()
+    assert np.allclose(group["target_share"][:], reference.shares(layer)[1], rtol=1e-5)
+    cosines = reference.cosines(layer)
+    nearest, cosine = group["nearest"][:], group["nearest_cosine"][:]
+    # fp32 products of at most 48 terms.
+    assert np.allclose(cosine, np.sort(cosines, axis=1)[:, ::-1][:, :cosine.shape[1]], atol=1e-5)
+    assert np.allclose(np.take_along_axis(cosines, nearest, axis=1), cosine, atol=1e-5)
+
+
+def check_page(weft, output):
+    """Well-formed, nothing is fetched, the data are those of features.h5, and the script runs where node is installed."""
+    text = (output / "features.html").read_text()
+    ElementTree.fromstring(text.replace("<!DOCTYPE html>", ""))
+    assert not re.search(r"(src|href)\s*=\s*['\"]?\s*(https?:)?//|@import|url\(", text), "the page fetches something"
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S).group(1))
+    assert len(data["features"]) == LAYERS * FEATURES and data["tokens"] == ROWS
+    with h5py.File(output / "features.h5", "r") as file:
+        for layer, index, fired, _, histogram, shares, nearest, examples in data["features"]:
+            group = file[f"layer_{layer}"]
+            assert fired == group["fired"][index] and histogram == group["histogram"][index].tolist()
+            assert len(shares) == LAYERS - layer and [n for n, _ in nearest] == group["nearest"][index].tolist()
+            rows = group["top_row"][index]
+            assert [e[1] for e in examples] == rows[rows >= 0].tolist()
+            assert [e[3] for e in examples] == group["top_tokens"][index][:len(examples)].tolist()
+    used = {str(i) for f in data["features"] for e in f[7] for i in e[3] if i >= 0}
+    assert set(data["texts"]) == used and all(data["texts"][i] == f" f{i}" for i in used)
+    if shutil.which("node"):
+        run_script(weft, text)
+
+
+def run_script(weft, text):
+    """Runs the script of the page on a minimal document: the table has a row per feature that fired, a search finds one feature, a
+    click shows it."""
+    script = re.search(r"<script>(.*?)</script>", text, re.S).group(1)
+    data = re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
+    stand_in = weft.folder / "page.js"
+    stand_in.write_text("""
+class Element {
+  constructor(name) { this.name = name; this.children = []; this.style = {}; this.own = ''; }
+  appendChild(child) { this.children.push(child); }
+  get value() { return this.chosen ?? (this.name === 'select' ? this.children[0].value : this.own); }
+  set value(text) { this.chosen = text; }
+  set textContent(text) { this.own = String(text); this.children = []; }
+  get textContent() { return this.own + this.children.map(child => child.textContent).join(''); }
+  all(name) { return [...(this.name === name ? [this] : []), ...this.children.flatMap(child => child.all(name))]; }
+  scrollIntoView() {}
+}
+const application = new Element('div'), source = new Element('script');
+source.textContent = %s;
+globalThis.location = {};
+globalThis.document = {createElement: name => new Element(name), getElementById: id => id === 'data' ? source : application};
+%s
+const body = () => application.all('tbody')[0].children;
+const all = JSON.parse(source.textContent).features, fired = all.filter(feature => feature[2] > 0);
+if (body().length !== fired.length) throw new Error('rows: ' + body().length);
+const [layer, order] = application.all('select'), [search] = application.all('input');
+order.value = 'density, highest first';
+order.oninput();
+const most = Math.max(...all.map(feature => feature[2]));
+if (!fired.some(f => f[2] === most && body()[0].children[1].textContent === String(f[1]))) throw new Error('order');
+search.value = fired[3][0] + ':' + fired[3][1];
+search.oninput();
+if (body().length !== 1) throw new Error('search');
+body()[0].onclick();
+if (!application.textContent.includes('Layer ' + fired[3][0] + ', feature ' + fired[3][1])) throw new Error('details');
+if (application.all('mark').length !== fired[3][7].length) throw new Error('examples');
+""" % (json.dumps(data), script))
+    done = subprocess.run(["node", stand_in], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check_features(weft, run, reference, encoded):
+    tokens = read_tokens(weft.folder / "data/validation")
+    vocabulary = json.loads((weft.folder / "data/validation/vocabulary.json").read_text())["texts"]
+    common = ("--data", weft.folder / "data/validation", "--top", TOP, "--context", CONTEXT)
+    for ranks in (1, 2, 4):
+        output = weft.folder / f"features_{ranks}"
+        weft.run("features", run, *common, "--output", output, ranks=ranks)
+        with h5py.File(output / "features.h5", "r") as file:
+            assert file.attrs["tokens"] == ROWS and file.attrs["n_features"] == FEATURES and file.attrs["step"] == STEPS
+            assert json.loads(bytes(file["vocabulary"][:]))["texts"] == vocabulary
+            for layer in range(LAYERS):
+                check_layer(file[f"layer_{layer}"], layer, reference, encoded[ranks][:, layer], tokens)
+        assert not (output / "features.h5.part").exists()
+    check_page(weft, weft.folder / "features_1")
+
+    # Single features as JSON.
+    names = [(0, 0), (LAYERS - 1, FEATURES - 1)]
+    said = weft.run("features", run, *common, *(word for name in names for word in ("--feature", "%d:%d" % name)), ranks=2)
+    found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert [(one["layer"], one["feature"]) for one in found] == names
+    with h5py.File(weft.folder / "features_1/features.h5", "r") as file:
+        for one in found:
+            group, index = file[f"layer_{one['layer']}"], one["feature"]
+            assert one["fired"] == group["fired"][index] and one["density"] == group["fired"][index] / ROWS
+            assert one["histogram"]["counts"] == group["histogram"][index].tolist()
+            for i, example in enumerate(one["top"]):
+                kept = [t for t in group["top_tokens"][index][i] if t >= 0]
+                assert [t["id"] for t in example["context"]] == kept
+                assert [t["text"] for t in example["context"]] == [vocabulary[t] for t in kept]
+                here = [t["id"] for t in example["context"] if t.get("here")]
+                assert here == [tokens[0][example["row"]]] and example["row"] == group["top_row"][index][i]
+    for wrong in ("3:0", "0:21", "0", "a:b", "0:-1"):
+        assert "is not a feature of this transcoder" in weft.run("features", run, *common, "--feature", wrong, code=2)
+    assert "nothing to write" in weft.run("features", run, *common, code=2)
+
+
+def check_without_tokens(weft, run):
+    """Datasets of format_version 1, without ids, are used as before; damaged ids are refused with file and dataset."""
+    old = weft.folder / "old"
+    shutil.copytree(weft.folder / "data/validation", old)
+    (old / "vocabulary.json").unlink()
+    for path in files.chunk_files(old):
+        with h5py.File(path, "r+") as file:
+            del file["tokens"], file["documents"]
+            file.attrs["format_version"] = 1
+    output = weft.folder / "features_old"
+    weft.run("features", run, "--data", old, "--output", output)
+    with h5py.File(output / "features.h5", "r") as file:
+        assert "top_tokens" not in file["layer_0"] and "vocabulary" not in file
+        with h5py.File(weft.folder / "features_1/features.h5", "r") as new:
+            assert np.array_equal(file["layer_1/top_row"][:, :TOP], new["layer_1/top_row"][:])
+    with h5py.File(old / "chunk_1.hdf5", "r+") as file:
+        file.attrs["format_version"] = 2
+    said = weft.run("features", run, "--data", old, "--output", output, code=3)
+    assert "chunk_1.hdf5: /tokens is missing" in said, said
+
+    damaged = weft.folder / "damaged"
+    shutil.copytree(weft.folder / "data/validation", damaged)
+    with h5py.File(damaged / "chunk_1.hdf5", "r+") as file:
+        file["tokens"][:] = -5
+    for arguments in (("inspect", damaged), ("features", run, "--data", damaged, "--output", output)):
+        said = weft.run(*arguments, code=3, ranks=2)
+        assert re.search(r"chunk_1.hdf5: /tokens row \d+ is -5", said), said
+
+
+# --- weft evaluate --------------------------------------------------------------------------------------------------------
+
+
+def check_evaluation(weft, run, reference):
+    error, y = reference.error(), reference.y
+    centred, spread = y - y.mean(axis=0), reference.deviation
+    sse, sst = (error ** 2).sum(axis=0), (centred ** 2).sum(axis=0)         # [L, d]
+    standard_error, standard_total = (sse / spread ** 2).sum(axis=1), (sst / spread ** 2).sum(axis=1)
+    variance, total = error.var(axis=0).sum(axis=1), y.var(axis=0).sum(axis=1)
+    nmse, by_dimension = sse.sum(axis=1) / sst.sum(axis=1), (sse / sst).mean(axis=1)
+    fired = (reference.activations > 0).sum(axis=0)                         # [L, F]
+    largest = np.stack([reference.cosines(layer).max(axis=1) for layer in range(LAYERS)])
+    assert (np.abs(largest - 0.9) > 1e-4).all(), "a cosine at the border; take another seed"
+    expected = {
+        "nmse": nmse, "fvu": nmse, "fvu_dim": by_dimension, "fvu_dimension": by_dimension, "fvu_mean": nmse.mean(),
+        "nmse_standardised": standard_error / standard_total, "fvu_dim_mean": by_dimension.mean(),
+        "nmse_pooled": sse.sum() / sst.sum(), "fvu_pooled": sse.sum() / sst.sum(),
+        "nmse_standardised_pooled": standard_error.sum() / standard_total.sum(),
+        "explained_variance": 1 - variance / total, "explained_variance_pooled": 1 - variance.sum() / total.sum(),
+        "l0": fired.sum(axis=1) / ROWS, "dead_fraction": (fired == 0).mean(axis=1),
+        "redundancy": largest.mean(axis=1), "redundancy_mean": largest.mean(), "redundant_fraction": (largest > 0.9).mean(axis=1)}
+    bins = np.zeros((LAYERS, 8), dtype=int)
+    for layer, feature in np.ndindex(*fired.shape):
+        n = fired[layer, feature]
+        bins[layer, 0 if n == 0 else np.clip(np.floor(np.log10(n / ROWS)) + 8, 1, 7).astype(int)] += 1
+    for ranks in (1, 2):
+        output = weft.folder / f"evaluated_{ranks}"
+        said = weft.run("evaluate", run, "--output", output, ranks=ranks)
+        assert "features by density" in said and "decoder norm by target layer" in said, said
+        found = json.loads((output / "evaluation.json").read_text())["validation"]
+        for name, value in expected.items():
+            # fp32 reconstructions, fp64 sums.
+            assert np.allclose(found[name], value, rtol=2e-5, atol=1e-6), (name, found[name], value)
+        assert np.array_equal(found["density_histogram"], bins) and found["density_bins"][0] == "never"
+        for layer, row in enumerate(found["decoder_share"]):
+            squares = reference.shares(layer)[0].sum(axis=0)
+            assert row[:layer] == [None] * layer and np.allclose(row[layer:], squares / squares.sum(), rtol=1e-5)
+
+
+def test(weft):
+    run = prepare(weft)
+    reference = Reference(weft, run)
+    encoded = check_encoded(weft, run, reference)
+    check_features(weft, run, reference, encoded)
+    check_without_tokens(weft, run)
+    check_evaluation(weft, run, reference)
+    print("evaluate, features and encode agree with NumPy on 1, 2 and 4 ranks")
+
+
+program.main(test)

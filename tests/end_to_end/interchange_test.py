@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weft export and weft import: what another program reads reconstructs the same as the transcoder that was trained, and what
+another program has written evaluates as it should. Read and written by NumPy in the published layouts (weights_files.py)."""
+import json
+import shutil
+import struct
+
+import numpy as np
+
+import files
+import program
+import transcoder
+import weights_files as weights_of
+
+LAYERS, WIDTH, FEATURES = 3, 16, 40
+
+INPUT = """
+[synthetic]
+output = "{folder}/data"
+layers = 3
+d_model = 16
+features = 32
+k = 3
+tokens = 2000
+validation_tokens = 200
+dtype = "fp32"
+[run]
+steps = 40
+[data]
+train = "{folder}/data/train"
+validation = "{folder}/data/validation"
+batch_tokens = 100
+normalise = "{normalise}"
+[transcoder]
+features = 40
+activation = "{activation}"
+k = 4
+[optimizer]
+learning_rate = 1e-2
+state = "{state}"
+[device]
+precision = "fp32"
+"""
+
+
+def validation(weft, path, *arguments, data="data/validation"):
+    """Validation metrics by layer, as `weft evaluate` finds them."""
+    weft.run("evaluate", path, "--data", data, "--output", "evaluation", *arguments)
+    return json.loads((weft.folder / "evaluation/evaluation.json").read_text())["validation"]
+
+
+def nmse(reconstruction, y):
+    return ((reconstruction - y) ** 2).sum(axis=(0, 2)) / ((y - y.mean(axis=0)) ** 2).sum(axis=(0, 2))
+
+
+def trained_model(step_directory, normalise):
+    """(weights, input normalisation, target normalisation) of a checkpoint, read through h5py."""
+    tensors = files.read_tensors(step_directory)
+    side = lambda name: transcoder.normalisation(normalise, transcoder.Statistics(
+        tensors[f"statistics/{name}_mean"].reshape(LAYERS, WIDTH),
+        tensors[f"statistics/{name}_standard_deviation"].reshape(LAYERS, WIDTH), tensors[f"statistics/{name}_mean_norm"]))
+    weights = weights_of.Weights(
+        np.stack([tensors[f"encoder_{s}/weight"] for s in range(LAYERS)]).astype(np.float64),
+        np.stack([tensors[f"encoder_{s}/bias"] for s in range(LAYERS)]).astype(np.float64),
+        [tensors[f"decoder_{s}/weight"].reshape(FEATURES, LAYERS - s, WIDTH).astype(np.float64) for s in range(LAYERS)],
+        tensors["decoder_bias"].reshape(LAYERS, WIDTH).astype(np.float64),
+        np.stack([tensors[f"encoder_{s}/threshold"] for s in range(LAYERS)]).astype(np.float64)
+        if "encoder_0/threshold" in tensors else None)
+    return weights, side("inputs"), side("targets")
+
+
+def relative(found, expected):
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+def exports(weft, folder):
+    """Exports of a run on two ranks reconstruct as the trained model does; a run on one rank gives the same format."""
+    x, y = files.read_dataset(folder / "data/validation")
+    cases = [("per_dimension", 2, "fp32", "relu"), ("scalar", 1, "fp32", "relu"), ("none", 1, "bf16", "relu")]
+    if "jumprelu" in weft.run("train", "--defaults"):
+        cases.append(("per_dimension", 1, "fp32", "jumprelu"))
+    for normalise, ranks, state, activation in cases:
+        text = INPUT.format(folder=folder, normalise=normalise, activation=activation, state=state)
+        name = f"{normalise}_{activation}"
+        run = weft.train(text, name, ranks=ranks)
+        weights, (x_mean, x_scale), (y_mean, y_scale) = trained_model(run / "checkpoints/step_00000040", normalise)
+        expected = weights.reconstruct((x - x_mean) * x_scale) / y_scale + y_mean
+        found = np.array(validation(weft, run)["nmse"])
+        # The metrics of fp32 sums over 200 rows.
+        assert np.allclose(nmse(expected, y), found, rtol=1e-4), (normalise, nmse(expected, y), found)
+
+        for kind, read in (("circuit-tracer", weights_of.read_circuit_tracer),
+                           ("crosslayer-coding", weights_of.read_crosslayer_coding)):
+            # Rounding of the stored weights, half a unit in the last place: 2^-9 of bf16, 2^-24 of fp32. Sums of many of
+            # them have about that relative error; a weight that is not folded, or the wrong layer, changes all. A feature of
+            # JumpReLU that rounding moves across its threshold appears or disappears as a whole.
+            for dtype, tolerance in (("fp32", 2 ** -20), ("bf16", 2 ** -5 if activation == "jumprelu" else 2 ** -7)):
+                directory = folder / f"{name}_{kind}_{dtype}"
+                weft.run("export", run, directory, "--to", kind, "--type", dtype)
+                reconstruction = read(directory).reconstruct(x)
+                error = relative(reconstruction, expected)
+                assert error <= tolerance, (normalise, kind, dtype, error)
+                assert dtype == "bf16" or error > 0 or normalise == "none"
+                assert np.allclose(nmse(reconstruction, y), found, rtol=1e-4 if dtype == "fp32" else 4 * tolerance)
+            text = weft.run("inspect", directory)
+            assert f"format of {kind}" in text and "3 layers, d_model 16, 40 features per layer" in text, text
+            assert ("JumpReLU" in text) == (activation == "jumprelu"), text
+    return folder / "per_dimension_relu"
+
+
+def round_trip(weft, folder, run):
+    """export -> import -> evaluate gives the metrics of the run; export again gives the same bytes."""
+    found = validation(weft, run)
+    for kind in ("circuit-tracer", "crosslayer-coding"):
+        exported = folder / f"per_dimension_relu_{kind}_fp32"
+        imported = folder / f"imported_{kind}"
+        text = weft.run("import", exported, "--output", imported)
+        assert f"format of {kind}" in text, text
+        assert "all tensors present (weights only, without moments)" in weft.run("inspect", imported)
+        again = validation(weft, imported)
+        # Folding rounds each weight to fp32 (2^-24), which the pre-activations and reconstructions inherit.
+        for name in ("nmse", "explained_variance", "l0"):
+            assert np.allclose(found[name], again[name], rtol=1e-4), (kind, name, found[name], again[name])
+        weft.run("export", imported, folder / "again", "--to", kind, "--type", "fp32")
+        for path in exported.glob("*.safetensors"):
+            assert path.read_bytes() == (folder / "again" / path.name).read_bytes(), path
+        shutil.rmtree(folder / "again")
+
+
+def imports(weft, folder):
+    """Models of each program, made here, evaluate as the formulas say; the same in a circuit-tracer directory made of them."""
+    generator = np.random.default_rng(7)
+    x, y = files.random_rows(generator, 300, LAYERS, WIDTH)
+    files.write_dataset(folder / "rows", x, y, rows_per_file=300)
+    jumprelu = "jumprelu" in weft.run("train", "--defaults")
+    mean, std = generator.normal(0.3, 0.2, (2, LAYERS, WIDTH)), generator.uniform(0.5, 1.5, (2, LAYERS, WIDTH))
+    mean, std = mean.astype(np.float32).astype(np.float64), std.astype(np.float32).astype(np.float64)
+    factors = generator.uniform(0.5, 1.5, (2, LAYERS)).astype(np.float32).astype(np.float64)
+    (folder / "norm_stats.json").write_text(json.dumps({str(layer): {
+        side: {"mean": mean[i, layer].tolist(), "std": std[i, layer].tolist()}
+        for i, side in enumerate(("inputs", "targets"))} for layer in range(LAYERS)}))
+    one = np.ones((LAYERS, 1))
+
+    def check(name, weights, shift_in, scale_in, scale_out, shift_out, *arguments):
+        """y = reconstruct((x - shift_in) * scale_in) * scale_out + shift_out"""
+        expected = weights.reconstruct((x - shift_in) * scale_in) * scale_out + shift_out
+        weft.run("import", folder / name, "--output", folder / f"{name}_imported", *arguments)
+        found = validation(weft, folder / f"{name}_imported", data="rows")
+        # fp32 arithmetic of Weft against float64; active entries differ only within rounding of the threshold.
+        assert np.allclose(found["nmse"], nmse(expected, y), rtol=1e-4), (name, found["nmse"], nmse(expected, y))
+        weft.run("export", folder / f"{name}_imported", folder / f"{name}_ct", "--to", "circuit-tracer", "--type", "fp32")
+        error = relative(weights_of.read_circuit_tracer(folder / f"{name}_ct").reconstruct(x), expected)
+        # Folded and unfolded weights round differently; sigma instead of sigma + 1e-6 would be 1e-6 or more.
+        assert error <= 5e-7, (name, error)
+
+    for thresholds in (False, True) if jumprelu else (False,):
+        kind = "jumprelu" if thresholds else "relu"
+        model = lambda: weights_of.random_weights(generator, LAYERS, FEATURES, WIDTH, thresholds)
+        weights = model()
+        weights_of.write_circuit_tracer(folder / f"ct_{kind}", weights)
+        check(f"ct_{kind}", weights, 0, 1, 1, 0)
+        weights = model()
+        weights_of.write_crosslayer_coding(folder / f"cc_{kind}", weights, generator)
+        check(f"cc_{kind}", weights, 0, 1, 1, 0)
+        for name, method in (("mean_std", "mean_std"), ("old_name", "auto")):
+            weights = model()
+            weights_of.write_crosslayer_coding(folder / f"cc_{kind}_{name}", weights, generator,
+                                               {"normalization_method": method}, "clt_checkpoint_97689.safetensors")
+            arguments = ("--statistics", folder / "norm_stats.json") if name == "old_name" else ()
+            check(f"cc_{kind}_{name}", weights, mean[0], 1 / (std[0] + 1e-6), std[1] + 1e-6, mean[1], *arguments)
+        weights = model()
+        weights_of.write_crosslayer_coding(folder / f"cc_{kind}_sqrt", weights, generator,
+                                           {"normalization_method": "sqrt_d_model"})
+        check(f"cc_{kind}_sqrt", weights, 0, np.sqrt(WIDTH), 1 / np.sqrt(WIDTH), 0)
+        weights = model()
+        weights_of.write_crosslayer_transcoder(folder / f"gg_{kind}", weights, ((mean[0], std[0]), (mean[1], std[1])))
+        check(f"gg_{kind}", weights, mean[0], 1 / std[0], std[1], mean[1])
+        weights = model()
+        weights_of.write_crosslayer_transcoder(folder / f"gg_{kind}_folded", weights, folded=True)
+        check(f"gg_{kind}_folded", weights, 0, 1, 1, 0)
+        if thresholds:
+            for shards in (1, 3):
+                weights = model()
+                weights_of.write_clt_forge(folder / f"cf_{shards}", weights, generator, factors[0], factors[1], shards)
+                check(f"cf_{shards}", weights, 0, factors[0][:, None] * one, 1 / (factors[1][:, None] * one), 0)
+
+
+def refusals(weft, folder, run):
+    """What cannot be expressed is refused with 2, damaged files with 3; both are named, and nothing is left behind."""
+    text = weft.train(INPUT.format(folder=folder, normalise="none", activation="batch_topk", state="8bit"), "topk")
+    text = weft.run("export", text, folder / "refused", "--to", "circuit-tracer", code=2)
+    assert "JumpReLU" in text and not (folder / "refused").exists(), text
+    assert "circuit-tracer, crosslayer-coding" in weft.run("export", run, folder / "refused", "--to", "onnx", code=2)
+    assert "nothing is overwritten" in weft.run("export", run, folder / "data", "--to", "circuit-tracer", code=2)
+    assert "one process" in weft.run("export", run, folder / "refused", "--to", "circuit-tracer", code=2, ranks=2)
+    assert "known format" in weft.run("import", folder / "data", "--output", folder / "refused", code=2)
+
+    generator = np.random.default_rng(1)
+    weights = weights_of.random_weights(generator, LAYERS, FEATURES, WIDTH, False)
+    good = folder / "good"
+    weights_of.write_circuit_tracer(good, weights)
+
+    def refused(code, *words):
+        text = weft.run("import", folder / "bad", "--output", folder / "refused", code=code)
+        for word in words:
+            assert word in text, (word, text)
+        assert not (folder / "refused").exists()
+        shutil.rmtree(folder / "bad")
+
+    def damaged(change):
+        shutil.copytree(good, folder / "bad")
+        change(folder / "bad")
+
+    damaged(lambda bad: (bad / "W_dec_1.safetensors").unlink())
+    refused(3, "W_dec_1.safetensors", "missing")
+    damaged(lambda bad: (bad / "W_dec_2.safetensors").write_bytes((good / "W_dec_2.safetensors").read_bytes()[:-4]))
+    refused(3, "W_dec_2.safetensors", "\"W_dec_2\"")
+    damaged(lambda bad: (bad / "W_enc_1.safetensors").write_bytes(struct.pack("<Q", 2 ** 62) + b"{}"))
+    refused(3, "W_enc_1.safetensors", "header")
+    damaged(lambda bad: weights_of.write_safetensors(bad / "W_dec_0.safetensors", {"W_dec_0": weights.decoder[1]}))
+    refused(3, "W_dec_0.safetensors", "shape")
+    tensors = weights_of.read_safetensors(good / "W_enc_2.safetensors")
+    tensors["b_enc_2"] = np.array(tensors["b_enc_2"])
+    tensors["b_enc_2"][3] = np.nan
+    damaged(lambda bad: weights_of.write_safetensors(bad / "W_enc_2.safetensors", tensors))
+    refused(4, "encoder_2/bias", "row 3")
+    damaged(lambda bad: weights_of.write_safetensors(
+        bad / "W_enc_1.safetensors", {**weights_of.read_safetensors(good / "W_enc_1.safetensors"), "gate_1": np.ones(3)}))
+    refused(2, "W_enc_1.safetensors", "gate_1")
+    for config, word in (({"decoder_tying": "per_target"}, "decoder_tying"), ({"skip_connection": True}, "skip_connection"),
+                         ({"enable_feature_scale": True}, "scales"), ({"activation_fn": "batchtopk"}, "z-scores"),
+                         ({"normalization_method": "mean_std"}, "norm_stats.json")):
+        weights_of.write_crosslayer_coding(folder / "apart/bad", weights, generator, config)
+        shutil.move(folder / "apart/bad", folder / "bad")
+        if word == "norm_stats.json":
+            (folder / "norm_stats.json").unlink()
+        refused(2, word)
+    weights_of.write_crosslayer_coding(folder / "bad", weights, generator, {"num_layers": LAYERS + 1})
+    refused(3, "encoder_module.encoders.3.weight")
+
+
+def test(weft):
+    folder = weft.folder
+    (folder / "synth.toml").write_text(INPUT.format(folder=folder, normalise="none", activation="relu", state="fp32"))
+    weft.run("synth", "synth.toml")
+    run = exports(weft, folder)
+    round_trip(weft, folder, run)
+    imports(weft, folder)
+    refusals(weft, folder, run)
+
+
+program.main(test)

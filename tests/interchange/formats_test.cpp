@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Each format from the definition of its layout: values that encode what they are, written element by element.
+#include "interchange/formats.hpp"
+
+#include <cmath>
+#include <fstream>
+
+#include "interchange/fold.hpp"
+#include "kernels/bf16.hpp"
+#include "tests/interchange/scratch.hpp"
+
+using namespace weft;
+using namespace weft::interchange;
+using weft::testing::has;
+using weft::testing::refusal;
+using weft::testing::Scratch;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::int64_t L = 3, F = 5, d = 4;
+constexpr Sizes kSizes{L, d, F};
+
+// Different for every element, exact in fp32 and, except for decoders, in sums with biases.
+float encoder(std::int64_t s, std::int64_t f, std::int64_t i) {
+  return static_cast<float>(1000 + s * 100 + f * 10 + i);
+}
+float encoder_bias(std::int64_t s, std::int64_t f) { return static_cast<float>(2000 + s * 10 + f); }
+float theta(std::int64_t s, std::int64_t f) { return 0.25f * static_cast<float>(1 + s * 10 + f); }
+float decoder(std::int64_t s, std::int64_t t, std::int64_t f, std::int64_t i) {
+  return static_cast<float>(10'000 + s * 1000 + t * 100 + f * 10 + i);
+}
+float decoder_bias(std::int64_t t, std::int64_t i) { return static_cast<float>(3000 + t * 10 + i); }
+
+/// A file whose tensors are filled by functions of their row-major index.
+struct Filled {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::function<float(std::int64_t)> value;
+};
+void write_file(const fs::path& path, const std::vector<Filled>& tensors) {
+  std::vector<SafetensorsWriter::Tensor> declared;
+  for (const Filled& tensor : tensors) declared.push_back({tensor.name, kernels::Scalar::fp32, tensor.shape});
+  SafetensorsWriter writer(path, declared);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    std::int64_t elements = 1;
+    for (const std::int64_t extent : tensors[i].shape) elements *= extent;
+    std::vector<float> values;
+    for (std::int64_t j = 0; j < elements; ++j) values.push_back(tensors[i].value(j));
+    writer.write(i, 0, values);
+  }
+  writer.finish();
+}
+void write_text(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
+
+/// All parts have the values above; read in pieces of `step` rows. Thresholds within the rounding of exp(log).
+void check_rows(const RowSource& source, std::int64_t step) {
+  REQUIRE(source.contents().sizes.n_layers == L);
+  REQUIRE(source.contents().sizes.n_features == F);
+  REQUIRE(source.contents().sizes.d_model == d);
+  for (const auto& [part, layer] : parts_of(source.contents())) {
+    const Extent extent = extent_of(kSizes, part, layer);
+    for (std::int64_t begin = 0; begin < extent.rows; begin += step) {
+      const parallel::Range rows{begin, std::min(extent.rows, begin + step)};
+      std::vector<float> values(static_cast<std::size_t>(rows.size() * extent.columns), -1.0f);
+      source.read(part, layer, rows, values.data());
+      for (std::int64_t r = rows.begin; r < rows.end; ++r)
+        for (std::int64_t c = 0; c < extent.columns; ++c) {
+          const float value = values[static_cast<std::size_t>((r - rows.begin) * extent.columns + c)];
+          CAPTURE(static_cast<int>(part));
+          CAPTURE(layer);
+          CAPTURE(r);
+          CAPTURE(c);
+          if (part == Part::encoder) CHECK(value == encoder(layer, r, c));
+          if (part == Part::encoder_bias) CHECK(value == encoder_bias(layer, r));
+          if (part == Part::threshold) CHECK(std::abs(value - theta(layer, r)) <= 1e-6f * theta(layer, r));
+          if (part == Part::decoder) CHECK(value == decoder(layer, layer + c / d, r, c % d));
+          if (part == Part::decoder_bias) CHECK(value == decoder_bias(layer, r));
+        }
+    }
+  }
+}
+
+/// The model above as a source, for writing.
+class Model : public RowSource {
+ public:
+  explicit Model(bool thresholds, bool skip = false) : contents_{kSizes, thresholds, skip} {}
+  const Contents& contents() const override { return contents_; }
+  void read(Part part, std::int64_t layer, parallel::Range rows, float* to) const override {
+    const std::int64_t columns = extent_of(kSizes, part, layer).columns;
+    for (std::int64_t r = rows.begin; r < rows.end; ++r)
+      for (std::int64_t c = 0; c < columns; ++c)
+        *to++ = part == Part::encoder        ? encoder(layer, r, c)
+                : part == Part::encoder_bias ? encoder_bias(layer, r)
+                : part == Part::threshold    ? theta(layer, r)
+                : part == Part::decoder      ? decoder(layer, layer + c / d, r, c % d)
+                : part == Part::decoder_bias ? decoder_bias(layer, r)
+                                             : static_cast<float>(layer * 100 + r * 10 + c);
+  }
+
+ private:
+  Contents contents_;
+};
+
+constexpr Storage kExact{kernels::Scalar::fp32, kernels::Scalar::fp32};
+
+}  // namespace
+
+TEST_CASE("circuit-tracer: every element has its place, lazily by rows") {
+  for (const bool thresholds : {false, true}) {
+    const Scratch scratch;
+    for (std::int64_t s = 0; s < L; ++s) {
+      const auto named = [&](const char* part) { return fmt::format("{}_{}", part, s); };
+      std::vector<Filled> tensors = {{named("W_enc"), {F, d}, [=](auto j) { return encoder(s, j / d, j % d); }},
+                                     {named("b_enc"), {F}, [=](auto j) { return encoder_bias(s, j); }},
+                                     {named("b_dec"), {d}, [=](auto j) { return decoder_bias(s, j); }}};
+      if (thresholds) tensors.push_back({named("threshold"), {F}, [=](auto j) { return theta(s, j); }});
+      write_file(scratch.path / (named("W_enc") + ".safetensors"), tensors);
+      write_file(scratch.path / (named("W_dec") + ".safetensors"), {{named("W_dec"), {F, L - s, d}, [=](auto j) {
+                                                                       return decoder(s, s + j / d % (L - s),
+                                                                                      j / d / (L - s), j % d);
+                                                                     }}});
+    }
+    write_text(scratch.path / "config.yaml",
+               "model_name: \"gpt2\"  \nmodel_kind: cross_layer_transcoder # kind\ntranscoders:\n  - hf://a:b\n"
+               "feature_input_hook: 'hook_resid_mid'\n");
+    CHECK(is_directory_of_weights(scratch.path));
+    const Opened opened = open_directory(scratch.path);
+    CHECK(opened.rows->contents().thresholds == thresholds);
+    check_rows(*opened.rows, 2);
+    const std::string text = summary(opened, scratch.path);
+    CHECK(has(text, "format of circuit-tracer"));
+    CHECK(has(text, "gpt2"));
+    CHECK(has(text, "hook_resid_mid"));
+    CHECK(has(text, thresholds ? "JumpReLU" : "ReLU"));
+    write_text(scratch.path / "config.yaml", "model_kind: transcoder_set\n");
+    CHECK(has(refusal(ExitCode::usage, [&] { open_directory(scratch.path); }), "transcoder_set"));
+  }
+}
+
+TEST_CASE("crosslayer-coding: biases of the pairs add up, thresholds are logarithms") {
+  const Scratch scratch;
+  std::vector<Filled> tensors = {
+      {"theta_manager.log_threshold", {L, F}, [](auto j) { return std::log(theta(j / F, j % F)); }}};
+  for (std::int64_t s = 0; s < L; ++s) {
+    tensors.push_back({fmt::format("encoder_module.encoders.{}.weight", s), {F, d}, [=](auto j) {
+                         return encoder(s, j / d, j % d);
+                       }});
+    tensors.push_back(
+        {fmt::format("encoder_module.encoders.{}.bias_param", s), {F}, [=](auto j) { return encoder_bias(s, j); }});
+    for (std::int64_t t = s; t < L; ++t) {
+      const std::string name = fmt::format("decoder_module.decoders.{}->{}.", s, t);
+      tensors.push_back({name + "weight", {d, F}, [=](auto j) { return decoder(s, t, j % F, j / F); }});
+      // Sums to decoder_bias: s + 1 in those of other layers, the rest in the own layer's.
+      tensors.push_back({name + "bias_param", {d}, [=](auto j) {
+                           return s < t ? static_cast<float>(s + 1)
+                                        : decoder_bias(t, j) - static_cast<float>(t * (t + 1) / 2);
+                         }});
+    }
+  }
+  write_file(scratch.path / "clt_checkpoint_97689.safetensors", tensors);
+  write_text(scratch.path / "cfg.json",
+             R"({"num_features": 5, "num_layers": 3, "d_model": 4, "activation_fn": "jumprelu",
+    "normalization_method": "auto_sqrt_d_model", "model_name": "gpt2", "mlp_input_template": null})");
+  const Opened opened = open_directory(scratch.path);
+  CHECK(opened.keeps_equal);
+  CHECK(opened.normalised.mode == dataset::Normalise::scalar);
+  CHECK(opened.normalised.statistics.inputs.mean_norm == std::vector<double>(L, 1.0));
+  check_rows(*opened.rows, 3);
+}
+
+TEST_CASE("clt-forge: one file, or one for each part of the features") {
+  for (const std::int64_t shards : {1, 2}) {
+    const Scratch scratch;
+    for (std::int64_t rank = 0; rank < shards; ++rank) {
+      const std::int64_t first = F * rank / shards, n = F * (rank + 1) / shards - first;
+      std::vector<std::pair<std::int64_t, std::int64_t>> pairs;
+      for (std::int64_t s = 0; s < L; ++s)
+        for (std::int64_t t = s; t < L; ++t) pairs.emplace_back(s, t);
+      const auto m = static_cast<std::int64_t>(pairs.size());
+      const auto pair = [=](std::int64_t j) { return pairs[static_cast<std::size_t>(j)]; };
+      write_file(
+          scratch.path / ((shards > 1 ? fmt::format("rank{}_", rank) : "") + "clt_weights.safetensors"),
+          {{"W_enc", {L, d, n}, [=](auto j) { return encoder(j / n / d, first + j % n, j / n % d); }},
+           {"b_enc", {L, n}, [=](auto j) { return encoder_bias(j / n, first + j % n); }},
+           {"W_dec",
+            {m, n, d},
+            [=](auto j) { return decoder(pair(j / d / n).first, pair(j / d / n).second, first + j / d % n, j % d); }},
+           {"b_dec",
+            {m, d},
+            [=](auto j) {
+              const auto [s, t] = pair(j / d);
+              return s < t ? static_cast<float>(s + 1) : decoder_bias(t, j % d) - static_cast<float>(t * (t + 1) / 2);
+            }},
+           {"log_threshold", {L, n}, [=](auto j) { return std::log(theta(j / n, first + j % n)); }},
+           {"layer_mask", {L, m}, [](auto) { return 1.0f; }},
+           {"estimated_norm_scaling_factor_in", {L}, [](auto j) { return static_cast<float>(j + 1); }},
+           {"estimated_norm_scaling_factor_out", {L}, [](auto) { return 0.5f; }}});
+    }
+    write_text(scratch.path / "clt_cfg.json", R"({"cross_layer_decoders": true})");
+    const Opened opened = open_directory(scratch.path);
+    check_rows(*opened.rows, 4);
+    CHECK(opened.normalised.mode == dataset::Normalise::scalar);
+    CHECK(opened.normalised.statistics.inputs.mean_norm[1] == 1.0);  // sqrt(4) / 2
+    CHECK(opened.normalised.statistics.targets.mean_norm[1] == 4.0);
+    if (shards == 1) continue;
+    fs::remove(scratch.path / "rank0_clt_weights.safetensors");
+    CHECK(has(refusal(ExitCode::data, [&] { open_directory(scratch.path); }),
+              "rank0_clt_weights.safetensors: is missing"));
+  }
+}
+
+TEST_CASE("clt-forge without cross-layer decoders: the other strips are zero") {
+  const Scratch scratch;
+  write_file(scratch.path / "clt_weights.safetensors",
+             {{"W_enc", {L, d, F}, [](auto) { return 1.0f; }},
+              {"b_enc", {L, F}, [](auto) { return 1.0f; }},
+              {"W_dec", {L, F, d}, [](auto j) { return decoder(j / d / F, j / d / F, j / d % F, j % d); }},
+              {"b_dec", {L, d}, [](auto j) { return decoder_bias(j / d, j % d); }},
+              {"log_threshold", {L, F}, [](auto) { return 0.0f; }},
+              {"estimated_norm_scaling_factor_in", {L}, [](auto) { return 1.0f; }},
+              {"estimated_norm_scaling_factor_out", {L}, [](auto) { return 1.0f; }}});
+  write_text(scratch.path / "clt_cfg.json", R"({"cross_layer_decoders": false})");
+  const Opened opened = open_directory(scratch.path);
+  for (std::int64_t s = 0; s < L; ++s) {
+    const std::int64_t columns = (L - s) * d;
+    std::vector<float> rows(static_cast<std::size_t>(F * columns));
+    opened.rows->read(Part::decoder, s, {0, F}, rows.data());
+    for (std::int64_t j = 0; j < F * columns; ++j)
+      CHECK(rows[static_cast<std::size_t>(j)] == (j % columns < d ? decoder(s, s, j / columns, j % columns) : 0.0f));
+    float bias[d];
+    opened.rows->read(Part::decoder_bias, s, {0, d}, bias);
+    CHECK(bias[1] == decoder_bias(s, 1));
+  }
+}
+
+TEST_CASE("crosslayer-transcoder: decoders by target, standardisers unless folded") {
+  const Scratch scratch;
+  std::vector<Filled> tensors = {{"encoder.W", {L, d, F}, [](auto j) { return encoder(j / F / d, j % F, j / F % d); }},
+                                 {"encoder.b", {L, F}, [](auto j) { return encoder_bias(j / F, j % F); }},
+                                 {"decoder.b", {L, d}, [](auto j) { return decoder_bias(j / d, j % d); }},
+                                 {"nonlinearity.theta", {1, L, F}, [](auto j) { return theta(j / F, j % F); }},
+                                 {"nonlinearity.bandwidth", {}, [](auto) { return 1.0f; }},
+                                 {"input_standardizer.mean", {L, d}, [](auto j) { return static_cast<float>(j); }},
+                                 {"input_standardizer.std", {L}, [](auto j) { return static_cast<float>(j + 2); }}};
+  for (std::int64_t t = 0; t < L; ++t)
+    tensors.push_back({fmt::format("decoder.W_{}", t), {t + 1, F, d}, [=](auto j) {
+                         return decoder(j / d / F, t, j / d % F, j % d);
+                       }});
+  write_file(scratch.path / "checkpoint.safetensors", tensors);
+  const auto config = [&](const std::string& nonlinearity, const char* input, const char* folded) {
+    write_text(scratch.path / "config.yaml",
+               fmt::format("model:\n  init_args:\n    input_standardizer:\n      class_path: a.b.{}\n"
+                           "    nonlinearity:\n      class_path: a.{}\n      init_args:\n        theta: 0.0\n"
+                           "    output_standardizer:\n      class_path: a.b.Standardizer\n  is_folded: {}\n",
+                           input, nonlinearity, folded));
+  };
+  config("JumpReLU", "LayerwiseInputStandardizer", "false");
+  const Opened opened = open_directory(scratch.path);
+  check_rows(*opened.rows, 5);
+  CHECK(opened.normalised.mode == dataset::Normalise::per_dimension);
+  CHECK(opened.normalised.statistics.inputs.mean[5] == 5.0);
+  CHECK(opened.normalised.statistics.inputs.standard_deviation[5] + 1e-6 == doctest::Approx(3.0).epsilon(1e-15));
+  CHECK(opened.normalised.statistics.targets.standard_deviation[5] + 1e-6 == doctest::Approx(1.0).epsilon(1e-15));
+  config("JumpReLU", "SamplewiseInputStandardizer", "true");
+  CHECK(open_directory(scratch.path).normalised.mode == dataset::Normalise::none);
+  config("JumpReLU", "SamplewiseInputStandardizer", "false");
+  CHECK(has(refusal(ExitCode::usage, [&] { open_directory(scratch.path); }), "SamplewiseInputStandardizer"));
+  config("BatchTopK", "Standardizer", "false");
+  CHECK(has(refusal(ExitCode::usage, [&] { open_directory(scratch.path); }), "BatchTopK"));
+}
+
+TEST_CASE("written directories read back the same, also rounded to bf16") {
+  for (const Format format : {Format::circuit_tracer, Format::crosslayer_coding})
+    for (const bool thresholds : {false, true}) {
+      const Scratch scratch;
+      write_directory(Model(thresholds), format, kExact, {"gpt2", "in", "out"}, scratch.path / "new");
+      check_rows(*open_directory(scratch.path / "new").rows, 2);
+      CHECK(has(
+          refusal(ExitCode::usage, [&] { write_directory(Model(false), format, kExact, {}, scratch.path / "new"); }),
+          "nothing is overwritten"));
+      write_directory(Model(thresholds), format, {kernels::Scalar::bf16, kernels::Scalar::fp32}, {},
+                      scratch.path / "half");
+      const Opened half = open_directory(scratch.path / "half");
+      float value;
+      half.rows->read(Part::encoder, 1, {3, 4}, std::vector<float>(d).data());
+      half.rows->read(Part::encoder_bias, 1, {3, 4}, &value);
+      CHECK(value == encoder_bias(1, 3));  // vectors stay fp32
+      CHECK(half.rows->bytes_by_dtype().at("BF16") == 2 * (L * F * d + 6 * F * d));
+      CHECK(!fs::exists(scratch.path / "half.tmp"));
+    }
+}
+
+TEST_CASE("a skip matrix is stored as circuit-tracer multiplies it, x W") {
+  const Scratch scratch;
+  write_directory(Model(false, true), Format::circuit_tracer, kExact, {}, scratch.path / "new");
+  const SafetensorsFile file((scratch.path / "new/W_enc_2.safetensors").string());
+  float stored[d * d], read[d * d];
+  file.read(*file.find("W_skip_2"), 0, d * d, stored);
+  CHECK(stored[1 * d + 3] == 231.0f);  // input 1, output 3 of layer 2
+  open_directory(scratch.path / "new").rows->read(Part::skip, 2, {0, d}, read);
+  CHECK(read[3 * d + 1] == 231.0f);
+  CHECK(has(refusal(ExitCode::usage,
+                    [&] {
+                      write_directory(Model(false, true), Format::crosslayer_coding, kExact, {},
+                                      scratch.path / "other");
+                    }),
+            "skip"));
+  CHECK(!fs::exists(scratch.path / "other"));
+  CHECK(!fs::exists(scratch.path / "other.tmp"));
+}
+
+TEST_CASE("folding: the formulas, with biases of the rounded matrices") {
+  dataset::Normalisation normalisation;
+  for (std::int64_t j = 0; j < L * d; ++j) {
+    normalisation.inputs.mean.push_back(static_cast<float>(j) - 3);
+    normalisation.inputs.scale.push_back(1 + 0.1f * static_cast<float>(j));
+    normalisation.targets.mean.push_back(2 - static_cast<float>(j));
+    normalisation.targets.scale.push_back(3 + 0.1f * static_cast<float>(j));
+  }
+  const Model model(true, true);
+  for (const kernels::Scalar type : {kernels::Scalar::fp32, kernels::Scalar::bf16}) {
+    const FoldedRows folded(model, normalisation, type);
+    const auto read = [&](Part part, std::int64_t layer) {
+      const Extent extent = extent_of(kSizes, part, layer);
+      std::vector<float> values(static_cast<std::size_t>(extent.rows * extent.columns));
+      folded.read(part, layer, {0, 1}, values.data());
+      folded.read(part, layer, {1, extent.rows}, values.data() + extent.columns);
+      return values;
+    };
+    const auto rounded = [&](float value) {
+      return static_cast<double>(type == kernels::Scalar::bf16 ? float(kernels::to_bf16(value)) : value);
+    };
+    for (std::int64_t l = 0; l < L; ++l) {
+      const auto at = [&](const std::vector<float>& all, std::int64_t layer, std::int64_t i) {
+        return static_cast<double>(all[static_cast<std::size_t>(layer * d + i)]);
+      };
+      const std::vector<float> w = read(Part::encoder, l), b = read(Part::encoder_bias, l),
+                               rows = read(Part::decoder, l), c = read(Part::decoder_bias, l),
+                               skip = read(Part::skip, l);
+      for (std::int64_t f = 0; f < F; ++f) {
+        double shift = 0;
+        for (std::int64_t i = 0; i < d; ++i) {
+          const auto index = static_cast<std::size_t>(f * d + i);
+          CHECK(w[index] ==
+                static_cast<float>(static_cast<double>(encoder(l, f, i)) * at(normalisation.inputs.scale, l, i)));
+          shift += rounded(w[index]) * at(normalisation.inputs.mean, l, i);
+        }
+        CHECK(b[static_cast<std::size_t>(f)] == static_cast<float>(encoder_bias(l, f) - shift));
+        for (std::int64_t t = l; t < L; ++t)
+          for (std::int64_t i = 0; i < d; ++i)
+            CHECK(rows[static_cast<std::size_t>((f * (L - l) + t - l) * d + i)] ==
+                  static_cast<float>(decoder(l, t, f, i) / at(normalisation.targets.scale, t, i)));
+      }
+      for (std::int64_t i = 0; i < d; ++i) {
+        double shift = 0;
+        for (std::int64_t j = 0; j < d; ++j)
+          shift += rounded(skip[static_cast<std::size_t>(i * d + j)]) * at(normalisation.inputs.mean, l, j);
+        CHECK(c[static_cast<std::size_t>(i)] ==
+              static_cast<float>(decoder_bias(l, i) / at(normalisation.targets.scale, l, i) +
+                                 at(normalisation.targets.mean, l, i) - shift));
+      }
+      CHECK(read(Part::threshold, l)[2] == theta(l, 2));
+    }
+  }
+}

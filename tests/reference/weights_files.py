@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes the weights of transcoders in the layouts of other programs, independently of Weft: NumPy and the published
+layouts (docs/interchange.md).
+
+A model is a `Weights`: L source layers, F features per layer, d dimensions.
+"""
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from files import from_bf16_bits, to_bf16_bits
+
+NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64}
+
+
+def read_safetensors(path):
+    """{name: array}; bf16 is widened to float32."""
+    data = Path(path).read_bytes()
+    length, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        values = np.frombuffer(data[begin:end], dtype=NUMPY_TYPES[entry["dtype"]]).reshape(entry["shape"])
+        tensors[name] = from_bf16_bits(values) if entry["dtype"] == "BF16" else values
+    return tensors
+
+
+def write_safetensors(path, tensors, dtype="F32"):
+    """tensors {name: array}. Arrays of integers keep their type (I64)."""
+    header, body = {}, b""
+    for name, values in tensors.items():
+        values = np.asarray(values)
+        kind = "I64" if values.dtype.kind == "i" else dtype
+        stored = to_bf16_bits(values) if kind == "BF16" else values.astype(NUMPY_TYPES[kind])
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [len(body), len(body) + stored.nbytes]}
+        body += np.ascontiguousarray(stored).tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    Path(path).write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+@dataclass
+class Weights:
+    encoder: np.ndarray         # [L, F, d]
+    encoder_bias: np.ndarray    # [L, F]
+    decoder: list               # of source s: [F, L - s, d]
+    decoder_bias: np.ndarray    # [L, d]
+    threshold: np.ndarray = None   # [L, F]: JumpReLU, active iff z > threshold; None: ReLU
+
+    def pre_activations(self, x):
+        return np.einsum("nld,lfd->nlf", x, self.encoder) + self.encoder_bias
+
+    def reconstruct(self, x):
+        """[N, L, d] of x [N, L, d], both in the space of the weights."""
+        z = self.pre_activations(x)
+        a = np.where(z > (0 if self.threshold is None else self.threshold), z, 0)
+        y = np.broadcast_to(self.decoder_bias, x.shape).copy()
+        for s, rows in enumerate(self.decoder):
+            y[:, s:] += np.einsum("nf,ftd->ntd", a[:, s], rows)
+        return y
+
+
+def random_weights(generator, n_layers, n_features, width, thresholds):
+    """Values that fp32 holds exactly."""
+    draw = lambda *shape: generator.normal(0, 0.3, shape).astype(np.float32).astype(np.float64)
+    return Weights(draw(n_layers, n_features, width), draw(n_layers, n_features),
+                   [draw(n_features, n_layers - s, width) for s in range(n_layers)], draw(n_layers, width),
+                   np.abs(draw(n_layers, n_features)) if thresholds else None)
+
+
+# --- circuit-tracer -------------------------------------------------------------------------------------------------------
+
+
+def read_circuit_tracer(directory):
+    """As circuit-tracer loads it: the number of files is the number of layers, JumpReLU iff file 0 has threshold_0."""
+    directory = Path(directory)
+    n_layers = len(list(directory.glob("W_enc_*.safetensors")))
+    encoders = [read_safetensors(directory / f"W_enc_{i}.safetensors") for i in range(n_layers)]
+    decoders = [read_safetensors(directory / f"W_dec_{i}.safetensors") for i in range(n_layers)]
+    part = lambda name: np.stack([file[f"{name}_{i}"] for i, file in enumerate(encoders)]).astype(np.float64)
+    weights = Weights(part("W_enc"), part("b_enc"),
+                      [file[f"W_dec_{i}"].astype(np.float64) for i, file in enumerate(decoders)], part("b_dec"),
+                      part("threshold") if "threshold_0" in encoders[0] else None)
+    for i, rows in enumerate(weights.decoder):
+        assert rows.shape == (weights.encoder.shape[1], n_layers - i, weights.encoder.shape[2]), rows.shape
+    return weights
+
+
+def write_circuit_tracer(directory, weights, dtype="F32"):
+    directory = Path(directory)
+    directory.mkdir(parents=True)
+    for i in range(len(weights.encoder)):
+        tensors = {f"W_enc_{i}": weights.encoder[i], f"b_enc_{i}": weights.encoder_bias[i],
+                   f"b_dec_{i}": weights.decoder_bias[i]}
+        if weights.threshold is not None:
+            tensors[f"threshold_{i}"] = weights.threshold[i]
+        write_safetensors(directory / f"W_enc_{i}.safetensors", tensors, dtype)
+        write_safetensors(directory / f"W_dec_{i}.safetensors", {f"W_dec_{i}": weights.decoder[i]}, dtype)
+
+
+# --- crosslayer-coding ----------------------------------------------------------------------------------------------------
+
+
+def pair_biases(generator, weights):
+    """One bias per pair of layers, which add up to the decoder biases: {(s, t): [d]}."""
+    biases = {}
+    for t, total in enumerate(weights.decoder_bias):
+        parts = generator.normal(0, 0.1, (t, len(total))).astype(np.float32).astype(np.float64)
+        for s in range(t):
+            biases[s, t] = parts[s]
+        biases[t, t] = (total - parts.sum(axis=0)).astype(np.float32).astype(np.float64)
+    return biases
+
+
+def write_crosslayer_coding(directory, weights, generator, config=None, name="model.safetensors"):
+    directory = Path(directory)
+    directory.mkdir(parents=True)
+    n_layers, n_features, width = weights.encoder.shape
+    tensors = {}
+    for s in range(n_layers):
+        tensors[f"encoder_module.encoders.{s}.weight"] = weights.encoder[s]
+        tensors[f"encoder_module.encoders.{s}.bias_param"] = weights.encoder_bias[s]
+    for (s, t), bias in sorted(pair_biases(generator, weights).items()):
+        tensors[f"decoder_module.decoders.{s}->{t}.weight"] = weights.decoder[s][:, t - s].T
+        tensors[f"decoder_module.decoders.{s}->{t}.bias_param"] = bias
+    if weights.threshold is not None:
+        tensors["theta_manager.log_threshold"] = np.log(weights.threshold)
+    write_safetensors(directory / name, tensors)
+    (directory / "cfg.json").write_text(json.dumps({
+        "num_features": n_features, "num_layers": n_layers, "d_model": width, "normalization_method": "none",
+        "activation_fn": "relu" if weights.threshold is None else "jumprelu", "decoder_tying": "none",
+        "batchtopk_k": None, **(config or {})}))
+
+
+def read_crosslayer_coding(directory):
+    directory = Path(directory)
+    config = json.loads((directory / "cfg.json").read_text())
+    tensors = read_safetensors(directory / "model.safetensors")
+    n_layers = config["num_layers"]
+    assert config["normalization_method"] == "none"
+    encoder = np.stack([tensors[f"encoder_module.encoders.{s}.weight"] for s in range(n_layers)])
+    decoder = [np.stack([tensors[f"decoder_module.decoders.{s}->{t}.weight"].T for t in range(s, n_layers)], axis=1)
+               for s in range(n_layers)]
+    bias = np.stack([sum(tensors[f"decoder_module.decoders.{s}->{t}.bias_param"] for s in range(t + 1))
+                     for t in range(n_layers)])
+    assert encoder.shape == (n_layers, config["num_features"], config["d_model"])
+    return Weights(encoder.astype(np.float64),
+                   np.stack([tensors[f"encoder_module.encoders.{s}.bias_param"] for s in range(n_layers)]).astype(np.float64),
+                   [rows.astype(np.float64) for rows in decoder], bias.astype(np.float64),
+                   np.exp(tensors["theta_manager.log_threshold"].astype(np.float64))
+                   if config["activation_fn"] == "jumprelu" else None)
+
+
+# --- CLT-Forge ------------------------------------------------------------------------------------------------------------
+
+
+def write_clt_forge(directory, weights, generator, factor_in, factor_out, shards=1, dtype="F32"):
+    """`shards` > 1: one file per rank, each with a part of the features."""
+    directory = Path(directory)
+    directory.mkdir(parents=True)
+    n_layers, n_features, _ = weights.encoder.shape
+    pairs = [(s, t) for s in range(n_layers) for t in range(s, n_layers)]
+    biases = pair_biases(generator, weights)
+    for rank in range(shards):
+        part = slice(n_features * rank // shards, n_features * (rank + 1) // shards)
+        write_safetensors(directory / (f"rank{rank}_" * (shards > 1) + "clt_weights.safetensors"), {
+            "W_enc": weights.encoder[:, part].transpose(0, 2, 1), "b_enc": weights.encoder_bias[:, part],
+            "W_dec": np.stack([weights.decoder[s][part, t - s] for s, t in pairs]),
+            "b_dec": np.stack([biases[pair] for pair in pairs]), "log_threshold": np.log(weights.threshold[:, part]),
+            "feature_count": np.zeros((n_layers, part.stop - part.start), np.int64),
+            "layer_mask": np.array([[s == layer for s, _ in pairs] for layer in range(n_layers)], float),
+            "estimated_norm_scaling_factor_in": factor_in, "estimated_norm_scaling_factor_out": factor_out}, dtype)
+    (directory / "clt_cfg.json").write_text(json.dumps({
+        "n_layers": n_layers, "d_latent": n_features, "cross_layer_decoders": True, "is_sharded": shards > 1,
+        "model_name": "gpt2"}))
+
+
+# --- crosslayer-transcoder (Goreg12345) -----------------------------------------------------------------------------------
+
+
+def write_crosslayer_transcoder(directory, weights, standardizers=None, folded=False):
+    """standardizers: None, or (mean, std) of the inputs and of the outputs, [L, d] each."""
+    directory = Path(directory)
+    directory.mkdir(parents=True)
+    n_layers = len(weights.encoder)
+    tensors = {"encoder.W": weights.encoder.transpose(0, 2, 1), "encoder.b": weights.encoder_bias,
+               "decoder.b": weights.decoder_bias}
+    for t in range(n_layers):
+        tensors[f"decoder.W_{t}"] = np.stack([weights.decoder[s][:, t - s] for s in range(t + 1)])
+    if weights.threshold is not None:
+        tensors["nonlinearity.theta"] = weights.threshold[None]
+        tensors["nonlinearity.bandwidth"] = np.array(1.0)
+    classes = {"input": "Standardizer", "output": "Standardizer"}
+    for side, values in zip(classes, standardizers or ()):
+        tensors[f"{side}_standardizer.mean"], tensors[f"{side}_standardizer.std"] = values
+        classes[side] = f"Dimensionwise{side.capitalize()}Standardizer"
+    write_safetensors(directory / "checkpoint.safetensors", tensors)
+    lines = ["model:", "  class_path: crosslayer_transcoder.model.clt.CrossLayerTranscoder", "  init_args:"]
+    for module, name in (("nonlinearity", "jumprelu.JumpReLU" if weights.threshold is not None else "relu.ReLU"),
+                         ("input_standardizer", "standardize." + classes["input"]),
+                         ("output_standardizer", "standardize." + classes["output"])):
+        lines += [f"    {module}:", f"      class_path: crosslayer_transcoder.model.{name}", "      init_args: {}"]
+    lines += [f"  is_folded: {str(folded).lower()}"]
+    (directory / "config.yaml").write_text("\n".join(lines) + "\n")

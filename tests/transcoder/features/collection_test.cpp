@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Collected activations of features: the strongest ones in order, ties by row, counts, sums and histograms.
+#include "transcoder/features/collection.hpp"
+
+#include <cmath>
+
+#include "tests/test.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+/// One entry per token.
+SparseRows rows_of(std::int64_t first_row, const std::vector<std::pair<std::uint32_t, float>>& entries) {
+  SparseRows rows;
+  rows.first_row = first_row;
+  rows.n_tokens = static_cast<std::int64_t>(entries.size());
+  rows.offsets.push_back(0);
+  for (const auto& [key, value] : entries) {
+    rows.key.push_back(key);
+    rows.value.push_back(value);
+    rows.offsets.push_back(static_cast<std::int64_t>(rows.key.size()));
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("the strongest activations descend, equal ones by row, whatever the batches") {
+  const std::vector<std::pair<std::uint32_t, float>> entries = {{1, 2.0f}, {1, 3.0f}, {0, 1.0f}, {1, 2.0f},
+                                                                {1, 3.0f}, {1, 1.0f}, {1, 4.0f}};
+  for (const std::size_t batch : {std::size_t{1}, std::size_t{3}, entries.size()}) {
+    FeatureCollection collection(3, 4);
+    for (std::size_t begin = 0; begin < entries.size(); begin += batch)
+      collection.add(rows_of(static_cast<std::int64_t>(100 + begin),
+                             {entries.begin() + static_cast<std::ptrdiff_t>(begin),
+                              entries.begin() + static_cast<std::ptrdiff_t>(std::min(begin + batch, entries.size()))}));
+    CHECK(collection.top_value() == std::vector<float>{1, 0, 0, 0, 4, 3, 3, 2, 0, 0, 0, 0});
+    CHECK(collection.top_row() == std::vector<std::int64_t>{102, -1, -1, -1, 106, 101, 104, 100, -1, -1, -1, -1});
+    CHECK(collection.fired() == std::vector<std::int64_t>{1, 6, 0});
+    CHECK(collection.sum() == std::vector<double>{1, 15, 0});
+  }
+}
+
+TEST_CASE("histogram bins are half octaves that begin at their edges; the ends are open") {
+  const auto edges = histogram_edges();
+  for (int bin = 1; bin < kHistogramBins; ++bin) {
+    const float edge = static_cast<float>(edges[static_cast<std::size_t>(bin)]);
+    if ((bin - kHistogramOrigin) % 2 == 0) {  // a power of two, exact in fp32
+      CHECK(histogram_bin(edge) == bin);
+      CHECK(histogram_bin(std::nextafter(edge, 0.0f)) == bin - 1);
+    }
+    CHECK(histogram_bin(edge * 1.01f) == bin);
+    CHECK(histogram_bin(edge * 0.99f) == bin - 1);
+  }
+  CHECK(histogram_bin(1e-30f) == 0);
+  CHECK(histogram_bin(1e30f) == kHistogramBins - 1);
+}
+
+}  // namespace weft::transcoder
