@@ -105,6 +105,10 @@ def test(weft):
     assert [case["name"] for case in result["not_measured"]] == ["baseline"] and "it needs" in result["not_measured"][0]["reason"]
     assert result["cases"][0]["valid"] is False and 'not valid: "baseline" could not be measured' in printed
 
+    _, result = run(weft, "dropped", cases_of("baseline", "flash attention"), "language_model.attention_dropout=0.1",
+                    "data.sequence_start=16", "data.sequence_growth_steps=1")
+    assert "attention_dropout" in result["not_measured"][0]["reason"] and result["cases"][0]["valid"] is False, result
+
     # Refused, and planned only.
     printed, _ = run(weft, "typo", cases_of("bsaeline"), code=2)
     assert '"bsaeline" stands for no case (known: input, bf16, ' in printed, printed

@@ -35,6 +35,8 @@ class LanguageModelBenchmark final : public BenchmarkFamily {
     language_model::resolve(input.language, input.language_benchmark, one);
   }
   std::string obstacle(const Input& input, const parallel::World& world, bool dry) const override {
+    if (std::string reason = language_model::obstacle(input.language, input.language_benchmark); !reason.empty())
+      return reason;
     const language_model::Plan plan = language_model::plan(input.language, input.language_benchmark);
     const auto check = [](std::int64_t needed, std::int64_t available, const std::string& memory) -> std::string {
       if (available == 0 || needed <= available) return "";

@@ -11,9 +11,10 @@
 namespace weft::language_model {
 namespace {
 
-/// With the attention of the case, and without what a benchmark does not allocate.
+/// With the attention of the case, sequences of full length, and without what a benchmark does not allocate.
 Configuration configuration_of(Configuration configuration, const BenchmarkSettings& settings) {
   if (settings.attention == BenchmarkAttention::matrix) configuration.attention = matrix_attention();
+  configuration.data.sequence_start = 0;
   configuration.checkpoint.staging = checkpoint::Staging::chunked;
   return configuration;
 }
@@ -80,6 +81,11 @@ class Subject final : public training::BenchmarkSubject {
 };
 
 }  // namespace
+
+std::string obstacle(const Configuration& configuration, const BenchmarkSettings& settings) {
+  if (settings.attention == BenchmarkAttention::flash || configuration.language_model.attention_dropout == 0) return "";
+  return "benchmark.attention = \"matrix\" has no language_model.attention_dropout";
+}
 
 Plan plan(const Configuration& configuration, const BenchmarkSettings& settings) {
   return plan(configuration_of(configuration, settings), architecture_of(configuration, settings), 0);

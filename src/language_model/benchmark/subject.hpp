@@ -12,6 +12,9 @@
 
 namespace weft::language_model {
 
+/// Why a case cannot be measured whatever the machine; "" if it can.
+std::string obstacle(const Configuration&, const BenchmarkSettings&);
+
 /// The memory of a case. Needs no device.
 Plan plan(const Configuration&, const BenchmarkSettings&);
 
