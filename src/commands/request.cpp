@@ -23,16 +23,16 @@ constexpr const char* help_text =
 
 weft train INPUT              train a transcoder; resumes automatically
 weft synth INPUT              write an activation dataset with planted features
-weft evaluate CHECKPOINT      quality on validation data, per layer
+weft evaluate CHECKPOINT      quality on validation data, per layer; its options, and
+                              those of the next three: weft evaluate --help
 weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
 weft encode CHECKPOINT        sparse activations of a dataset, for other programs
 weft convert CHECKPOINT       batch_topk or topk to thresholds (jumprelu)
 weft inspect PATH             list and check the contents of a dataset or checkpoint
-weft benchmark INPUT          time the phases of a step; a language model's if INPUT
-                              has a table [language_model]
+weft benchmark INPUT          time the phases of a step, of either kind of model
 weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
-weft export CHECKPOINT DIR    weights for other programs: weft export --help
-weft import DIR               weights of other programs: weft import --help
+weft export CHECKPOINT DIR    weights for other programs, and of them
+  and weft import DIR         (weft export --help)
 weft lm COMMAND               language models: weft lm --help
 
 Options of commands with an INPUT (a TOML file):
@@ -51,18 +51,6 @@ Options of commands with an INPUT (a TOML file):
   --tune                      benchmark: time the library's algorithms, record the best
   --profile                   not inspect, report: write a time line of a few steps
                               (OUTPUT/profile.json, for ui.perfetto.dev), five figures
-evaluate, features, encode (the input is the checkpoint's; a run stands for its newest one):
-  --data DIR                  activations to use (default: the run's validation data)
-  --output DIR                receives evaluation.json; features.h5 and features.html;
-                              the encoded files
-  --set, --profile            as above; --profile: evaluate only
-  --feature LAYER:INDEX       features: print this feature as JSON; repeatable
-  --top N, --context N        features: strongest activations per feature (default 16),
-                              tokens on each side of them (default 10)
-convert (writes a checkpoint and conversion.json to --output DIR):
-  --data DIR                  activations to calibrate on (default: the run's validation data)
-  --thresholds per_feature|per_layer   (default per_feature)
-  --type bf16|fp32            what weights and thresholds are rounded to (default bf16)
 inspect: --set data.stored_as=bf16 for a dataset
   --help, --version           this text; version, revision and libraries
 
@@ -72,6 +60,33 @@ Exit codes: 0 finished, 1 internal, 2 input or usage (any path that does not exi
   3 data, 4 numeric, 5 communication or hang, 6 I/O or checkpoint, 75 stopped cleanly
   with more to do (requeue), 93 no progress since the last start, 128+n stopped on
   request by signal n, resumable)";
+
+constexpr const char* trained_help_text =
+    R"(A trained transcoder. CHECKPOINT is a checkpoint or a run, which stands for its newest
+one; the input is the checkpoint's.
+
+weft evaluate CHECKPOINT      quality on validation data, per layer
+  --output DIR                receives evaluation.json
+  --profile                   with --output: a time line, as of weft train
+weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
+  --output DIR                receives features.h5 and features.html
+  --feature LAYER:INDEX       print this feature as JSON; repeatable
+  --top N                     strongest activations per feature (default 16)
+  --context N                 tokens on each side of them (default 10)
+weft encode CHECKPOINT        sparse activations of a dataset, for other programs
+  --output DIR                receives the encoded files
+weft convert CHECKPOINT       batch_topk or topk to thresholds (jumprelu), calibrated on
+                              the data
+  --output DIR                a new directory: the checkpoint and conversion.json
+  --thresholds per_feature|per_layer   (default per_feature)
+  --type bf16|fp32            what weights and thresholds are rounded to (default bf16)
+
+All of them:
+  --data DIR                  activations to use (default: the run's validation data)
+  --set table.key=value       replace a value of the input; repeatable
+  --help, --version           this text; version, revision and libraries
+
+Exit codes: see weft --help)";
 
 constexpr const char* language_model_help_text =
     R"(Weft trains language models: GPT-2- and Llama-style transformers.
@@ -320,12 +335,16 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   }
 
   if (help || version) {
-    const bool interchange = app.got_subcommand(std::string(name(Command::export_weights))) ||
-                             app.got_subcommand(std::string(name(Command::import_weights)));
-    print_once(world, version            ? version_text()
-                      : family->parsed() ? language_model_help_text
-                      : interchange      ? interchange_help_text
-                                         : help_text);
+    const auto any_of = [&](std::initializer_list<Command> commands) {
+      return std::any_of(commands.begin(), commands.end(),
+                         [&](Command one) { return app.got_subcommand(std::string(name(one))); });
+    };
+    print_once(world, version                                                      ? version_text()
+                      : family->parsed()                                           ? language_model_help_text
+                      : any_of({Command::export_weights, Command::import_weights}) ? interchange_help_text
+                      : any_of({Command::evaluate, Command::features, Command::encode, Command::convert})
+                          ? trained_help_text
+                          : help_text);
     return request;
   }
   const std::vector<CLI::App*> given = app.get_subcommands();

@@ -66,6 +66,9 @@ TEST_CASE("--help is one screen and names every command, option and exit code") 
   for (const char* word : {"train INPUT",
                            "synth INPUT",
                            "evaluate CHECKPOINT",
+                           "features CHECKPOINT",
+                           "encode CHECKPOINT",
+                           "convert CHECKPOINT",
                            "inspect PATH",
                            "benchmark INPUT",
                            "report RUN",
@@ -80,7 +83,6 @@ TEST_CASE("--help is one screen and names every command, option and exit code") 
                            "--resume",
                            "--compare",
                            "--tune",
-                           "--data",
                            "--start-id",
                            "--help",
                            "--version",
@@ -101,6 +103,12 @@ TEST_CASE("--help is one screen and names every command, option and exit code") 
   for (const char* word : {"--to FORMAT", "--type", "--input-hook", "--output-hook", "--model", "--statistics"})
     CHECK_MESSAGE(exchange.out.find(word) != std::string::npos, word);
   CHECK(weft_with(scratch, "import --help").out == exchange.out);
+  const Outcome trained = weft_with(scratch, "evaluate --help");
+  CHECK(trained.code == 0);
+  for (const char* word : {"--data", "--set", "--profile", "--feature", "--top", "--context", "--thresholds", "--type"})
+    CHECK_MESSAGE(trained.out.find(word) != std::string::npos, word);
+  for (const char* other : {"features", "encode", "convert"})
+    CHECK(weft_with(scratch, std::string(other) + " --help").out == trained.out);
 }
 
 TEST_CASE("--version names revision and libraries") {

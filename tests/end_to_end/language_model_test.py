@@ -125,7 +125,8 @@ def policies_resume(weft):
 
 
 def grows_and_resumes(weft):
-    # Lengths 8, 16 and 32 of 10 steps each, a curriculum of 30: killed after the first change, with the next one ahead.
+    # Lengths 8, 16 and 32 of 10 steps each, a curriculum of 30: killed when the checkpoint of step 10 is
+    # published: after the first change, with the next one ahead.
     more = ("--set", "data.sequence_start=8", "--set", "data.sequence_growth_steps=20", "--set", "data.order=curriculum",
             "--set", "data.curriculum_steps=30", "--set", "language_model.attention_dropout=0.1",
             "--set", "language_model.sparse_blocks=1")
@@ -134,7 +135,7 @@ def grows_and_resumes(weft):
     assert [line["sequence"] for line in program.metrics(whole)] == [8, 8, 16, 16, 32, 32, 32, 32]
     killed = weft.folder / "growing_killed"
     command = [weft.binary, "lm", "train", weft.folder / "growing.toml", "--output", killed, *more]
-    subprocess.run(command, cwd=weft.folder, env=dict(os.environ, WEFT_FAULT="step:0:17"), capture_output=True, check=False)
+    subprocess.run(command, cwd=weft.folder, env=dict(os.environ, WEFT_FAULT="before-latest:0:10"), capture_output=True, check=False)
     printed = weft.run(*command[1:])
     assert "resuming after step 10" in printed, printed
     assert shard(killed) == shard(whole), "the resumed run has other bits"

@@ -48,9 +48,9 @@ struct Description {
   std::vector<FileDescription> files = {};        ///< in the order of their ids: "stored order"
   bool has_statistics = false;                    ///< norm_stats.json exists
   bool targets_are_inputs = false;  ///< data.targets: batches and statistics have the inputs as their targets
-  bool has_tokens = false;                        ///< rows have token ids (row_tokens.hpp)
-  std::int64_t n_documents = 0;                   ///< parts of documents, each in one file; 0 = unknown
-  bool has_vocabulary = false;                    ///< vocabulary.json exists, and rows have token ids
+  bool has_tokens = false;          ///< rows have token ids (row_tokens.hpp)
+  std::int64_t n_documents = 0;     ///< parts of documents, each in one file; 0 = unknown
+  bool has_vocabulary = false;      ///< vocabulary.json exists, and rows have token ids
   /// "ends:HEX,rows:HEX" (dataset/fingerprint.hpp): sha256 of names, sizes, shapes, type and the first and last data of
   /// each file, and of a sample of rows inside each file (row_sample.hpp).
   std::string fingerprint = {};
