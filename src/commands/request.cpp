@@ -23,8 +23,7 @@ constexpr const char* help_text =
 
 weft train INPUT              train a transcoder; resumes automatically
 weft synth INPUT              write an activation dataset with planted features
-weft evaluate CHECKPOINT      quality on validation data, per layer; its options, and
-                              those of the next three: weft evaluate --help
+weft evaluate CHECKPOINT      quality on validation data, per layer
 weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
 weft encode CHECKPOINT        sparse activations of a dataset, for other programs
 weft convert CHECKPOINT       batch_topk or topk to thresholds (jumprelu)
@@ -51,7 +50,7 @@ Options of commands with an INPUT (a TOML file):
   --tune                      benchmark: time the library's algorithms, record the best
   --profile                   not inspect, report: write a time line of a few steps
                               (OUTPUT/profile.json, for ui.perfetto.dev), five figures
-inspect: --set data.stored_as=bf16 for a dataset
+inspect: --set data.stored_as=bf16; evaluate, features, encode, convert: evaluate --help
   --help, --version           this text; version, revision and libraries
 
 Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.

@@ -40,6 +40,8 @@ CASES = {
        for form, threshold, bandwidth in (("anthropic", 0.1, 2), ("crosslayer-coding", 0.3, 1), ("goreg", 0.2, 0.5),
                                           ("clt-forge", 0.3, 1), ("openmoss", 0.2, 2), ("saelens", 0.4, 0.25))},
     "batch_topk, sparsity": dict(activation="batch_topk", k=3.5, sparsity=0.2, sparsity_begin=0.1, sparsity_end=0.5),
+    "jumprelu per layer, skip connection": dict(activation="jumprelu", decoder="per_layer", skip="linear", threshold=0.2,
+                                                bandwidth=1, sparsity=0.2, preactivation_penalty=0.05, clip_norm=0.05),
     "jumprelu, penalties": dict(activation="jumprelu", threshold=0.2, bandwidth=1, sparsity=0.2, sparsity_end=0.0,
                                 preactivation_penalty=0.05),
     "jumprelu goreg, penalties": dict(activation="jumprelu", pseudo_derivative="goreg", threshold=0.2, bandwidth=0.5,
