@@ -65,11 +65,12 @@ class Reference:
         train_x, train_y = files.read_dataset(weft.folder / "data/train")
         self.deviation = transcoder.statistics(train_y).deviation
         x_mean, x_scale = transcoder.normalisation("per_dimension", transcoder.statistics(train_x))
+        self.x = (x - x_mean) * x_scale
         self.y_mean, self.y_scale = transcoder.normalisation("per_dimension", transcoder.statistics(train_y))
         settings = transcoder.Settings(features=FEATURES, activation="batch_topk", k=K, scope="layer", steps=STEPS)
         z_all, masks_all, cuts = [], [], []
         for begin in range(0, ROWS, BATCH):
-            z = transcoder.encode(self.tensors, (x[begin:begin + BATCH] - x_mean) * x_scale)
+            z = transcoder.encode(self.tensors, self.x[begin:begin + BATCH])
             masks = transcoder.select(settings, z)
             z_all.append(np.stack(z, axis=1))
             masks_all.append(np.stack(masks, axis=1))
@@ -88,7 +89,7 @@ class Reference:
 
     def error(self):
         """Raw errors y - y^ [T, L, d]."""
-        fit = transcoder.decode(self.tensors, [self.activations[:, s] for s in range(LAYERS)], WIDTH)
+        fit = transcoder.decode(self.tensors, [self.activations[:, s] for s in range(LAYERS)], self.x)
         return self.y - (fit / self.y_scale + self.y_mean)
 
     def cosines(self, layer):
