@@ -215,7 +215,7 @@ void Forward::require_valid_selections(const std::string& which) {
   std::optional<parallel::Failure> own;
   if (!fault.empty()) own = parallel::Failure{ExitCode::internal, fault};
   const auto failure = parallel::agree(grid_.world(), own);
-  if (failure && !kernels::activation_keeps_k(settings_.activation))
+  if (failure && settings_.capacity > 0 && !kernels::activation_keeps_k(settings_.activation))
     throw collective_error(ExitCode::usage,
                            "the selection {} needs more room, {} (transcoder.activation keeps every feature above its "
                            "threshold, transcoder.capacity = {} is for {} per token and layer); raise "

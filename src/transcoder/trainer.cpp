@@ -402,7 +402,8 @@ TrainingMetrics Trainer::metrics() {
   own.dead = static_cast<double>(device::read(execution_, buffers_.dead.data));
   const std::int64_t n_tokens = runner_.steps_here() == 0 ? 1 : forward_.layout().total;
   TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, grid_.world());
-  std::array<double, 2> penalties = {penalties_.values().first, penalties_.values().second};
+  const auto [of_activations, of_preactivations] = penalties_.values();
+  std::array<double, 2> penalties = {of_activations, of_preactivations};
   grid_.world().sum(std::span<double>(penalties));
   metrics.sparsity_penalty = penalties[0];
   metrics.preactivation_penalty = penalties[1];
