@@ -24,11 +24,6 @@ struct Tile {
 };
 constexpr Tile kHostTile{512, 512}, kGpuTile{4096, 8192};
 
-std::int64_t owned_features(const Shape& shape, const parallel::GridShape& grid) {
-  return parallel::largest_part(parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
-                                grid.size(parallel::kDataAxis));
-}
-
 kernels::ParameterVector part(const kernels::ParameterVector& vector, std::int64_t begin, std::int64_t count) {
   return {{vector.weight.data + begin, count},
           {vector.first_moment.data + begin, count},
@@ -40,7 +35,7 @@ kernels::ParameterVector part(const kernels::ParameterVector& vector, std::int64
 JumpBackward::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                                training::StepArena& arena) {
   if (!shape.threshold) return;
-  const std::int64_t owned = owned_features(shape, grid);
+  const std::int64_t owned = largest_owned(shape, grid);
   const Tile most = kernels::kCudaBuild ? kGpuTile : kHostTile;
   const Scalar scalar = scalar_of(configuration.precision);
   const kernels::StatePolicy policy = configuration.optimizer.state;

@@ -95,6 +95,11 @@ Shape shape_of(const ModelSettings& settings, std::int64_t n_layers, std::int64_
   return shape;
 }
 
+std::int64_t largest_owned(const Shape& shape, const parallel::GridShape& grid) {
+  return parallel::largest_part(parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
+                                grid.size(parallel::kDataAxis));
+}
+
 std::int64_t Shape::parameters() const { return training::elements_of(parameter_specs(*this)); }
 
 std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry> tensors) {

@@ -51,6 +51,9 @@ std::string to_text(const Shape&);
 /// The transcoder of a run, for activations of `n_layers` layers of width `d_model`.
 Shape shape_of(const ModelSettings&, std::int64_t n_layers, std::int64_t d_model);
 
+/// Features per layer that the largest rank updates (Model::owned).
+std::int64_t largest_owned(const Shape&, const parallel::GridShape&);
+
 /// The declaration of all parameters, in the order of checkpoints.
 std::vector<training::ParameterSpec> parameter_specs(const Shape&);
 

@@ -11,9 +11,7 @@ Penalties::Buffers::Buffers(const Configuration& configuration, const Shape& sha
                             training::StepArena& arena) {
   const ModelSettings& settings = configuration.transcoder;
   if (settings.sparsity == 0 && settings.preactivation_penalty == 0) return;
-  const std::int64_t owned = parallel::largest_part(
-      parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)), grid.size(parallel::kDataAxis));
-  const std::int64_t n_keys = shape.n_layers * owned;
+  const std::int64_t n_keys = shape.n_layers * largest_owned(shape, grid);
   arena.purpose("penalties");
   norm = arena.take<float>(n_keys);
   norm_gradient = arena.take<float>(n_keys);

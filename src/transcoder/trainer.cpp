@@ -30,8 +30,7 @@ constexpr float kLargestResidual = 1e18f;
 Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                           std::int64_t row_bytes, training::StepArena& arena) {
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
-  const std::int64_t owned = parallel::largest_part(
-      parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)), grid.size(parallel::kDataAxis));
+  const std::int64_t owned = largest_owned(shape, grid);
   // With one rank on the data axis these are the entries of the selection.
   const std::int64_t entries = DataAxis::capacity(configuration, shape, grid);
   arena.purpose("backward pass");
