@@ -88,6 +88,11 @@ kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t r
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
 }
 
+/// Partial sums of `rows` rows.
+kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows) {
+  return {sums.data, Scalar::fp32, kernels::norm_blocks(rows), sums.columns, sums.stride};
+}
+
 }  // namespace
 
 TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture) {
@@ -206,6 +211,9 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     query_rows = arena.take<float>(has_weights ? rows * a.query_width() : 0);
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
     temperature_rows = arena.take<float>(model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
+    for (kernels::Matrix<float>* sums : {&norm_sums.weight, &norm_sums.bias, &norm_sums.input})
+      *sums = {arena.take<float>(kernels::most_norm_blocks(rows) * width).data, kernels::most_norm_blocks(rows), width,
+               width};
     attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
                                  return settings.attention.backward_workspace(execution, attention, settings.type);
                                }));
@@ -541,17 +549,33 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const kernels::NormStatistics& statistics,
                                      AnyMatrix dy, AnyMatrix dh, bool overwrite, GradientSink& sink) {
   const kernels::NormStatistics of_rows = first(statistics, h.rows);
-  timers_.phase("weight gradients");
-  sink.take({.form = GradientRows::Form::column_product,
-             .parameter = norm.weight,
-             .inputs = h,
-             .gradients = dy,
-             .row_shift = of_rows.mean,
-             .row_scale = of_rows.inverse});
-  if (norm.bias != kNoParameter)
-    sink.take({.form = GradientRows::Form::column_sum, .parameter = norm.bias, .gradients = dy});
+  if (!sink.takes_sums()) {
+    summed_ = nullptr;
+    timers_.phase("weight gradients");
+    sink.take({.form = GradientRows::Form::column_product,
+               .parameter = norm.weight,
+               .inputs = h,
+               .gradients = dy,
+               .row_shift = of_rows.mean,
+               .row_scale = of_rows.inverse});
+    if (norm.bias != kNoParameter)
+      sink.take({.form = GradientRows::Form::column_sum, .parameter = norm.bias, .gradients = dy});
+    timers_.phase("norms");
+    kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+    return;
+  }
   timers_.phase("norms");
-  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite);
+  kernels::NormSums sums = buffers_.norm_sums;
+  if (norm.bias == kNoParameter) sums.bias = {};
+  if (!settings().bias) sums.input = {};
+  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, sums);
+  summed_ = dh.data;
+  const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
+    if (parameter != kNoParameter)
+      sink.take({.form = GradientRows::Form::column_sum, .parameter = parameter, .gradients = sums_of(values, h.rows)});
+  };
+  give(norm.weight, sums.weight);
+  give(norm.bias, sums.bias);
 }
 
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
@@ -570,8 +594,10 @@ void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix
              .gradients = dy,
              .count = linear.count});
   if (linear.bias != kNoParameter)
-    sink.take(
-        {.form = GradientRows::Form::column_sum, .parameter = linear.bias, .gradients = dy, .count = linear.count});
+    sink.take({.form = GradientRows::Form::column_sum,
+               .parameter = linear.bias,
+               .gradients = dy.data == summed_ ? sums_of(buffers_.norm_sums.input, dy.rows) : dy,
+               .count = linear.count});
   timers_.phase("products");
   kernels::gemm(execution_, 1, dy, kernels::Form::plain, linear.matrix,
                 linear.transposed ? kernels::Form::transposed : kernels::Form::plain, 0, dx,
