@@ -84,6 +84,12 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
   return bytes;
 }
 
+/// Rows of logits with columns of padding after those of the vocabulary, so that they can be read in vectors.
+AnyMatrix padded(const AnyMatrix& logits) {
+  constexpr std::int64_t kVector = 8;
+  return {logits.data, logits.type, logits.rows, (logits.columns + kVector - 1) / kVector * kVector, logits.stride};
+}
+
 kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t rows) {
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
 }
@@ -354,7 +360,7 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
     timers_.phase("loss");
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap)};
-    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
+    kernels::cross_entropy(execution_, loss, padded(logits), {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, false);
   });
 }
@@ -366,7 +372,7 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap),
                                      .scale = scale};
-    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
+    kernels::cross_entropy(execution_, loss, padded(logits), {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, true);
     multiply_backward(model_.head(), buffers_.final_output.rows_from(begin, logits.rows), logits,
                       buffers_.input_gradient.rows_from(begin, logits.rows), sink);
