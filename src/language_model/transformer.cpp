@@ -84,8 +84,19 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
   return bytes;
 }
 
+/// Rows of logits with columns of padding after those of the vocabulary, so that they can be read in vectors.
+AnyMatrix padded(const AnyMatrix& logits) {
+  constexpr std::int64_t kVector = 8;
+  return {logits.data, logits.type, logits.rows, (logits.columns + kVector - 1) / kVector * kVector, logits.stride};
+}
+
 kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t rows) {
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
+}
+
+/// Partial sums of `rows` rows.
+kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows) {
+  return {sums.data, Scalar::fp32, kernels::norm_blocks(rows), sums.columns, sums.stride};
 }
 
 }  // namespace
@@ -206,6 +217,9 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     query_rows = arena.take<float>(has_weights ? rows * a.query_width() : 0);
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
     temperature_rows = arena.take<float>(model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
+    for (kernels::Matrix<float>* sums : {&norm_sums.weight, &norm_sums.bias, &norm_sums.input})
+      *sums = {arena.take<float>(kernels::most_norm_blocks(rows) * width).data, kernels::most_norm_blocks(rows), width,
+               width};
     attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
                                  return settings.attention.backward_workspace(execution, attention, settings.type);
                                }));
@@ -346,7 +360,7 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
     timers_.phase("loss");
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap)};
-    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
+    kernels::cross_entropy(execution_, loss, padded(logits), {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, false);
   });
 }
@@ -358,7 +372,7 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap),
                                      .scale = scale};
-    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
+    kernels::cross_entropy(execution_, loss, padded(logits), {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, true);
     multiply_backward(model_.head(), buffers_.final_output.rows_from(begin, logits.rows), logits,
                       buffers_.input_gradient.rows_from(begin, logits.rows), sink);
@@ -541,17 +555,33 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const kernels::NormStatistics& statistics,
                                      AnyMatrix dy, AnyMatrix dh, bool overwrite, GradientSink& sink) {
   const kernels::NormStatistics of_rows = first(statistics, h.rows);
-  timers_.phase("weight gradients");
-  sink.take({.form = GradientRows::Form::column_product,
-             .parameter = norm.weight,
-             .inputs = h,
-             .gradients = dy,
-             .row_shift = of_rows.mean,
-             .row_scale = of_rows.inverse});
-  if (norm.bias != kNoParameter)
-    sink.take({.form = GradientRows::Form::column_sum, .parameter = norm.bias, .gradients = dy});
+  if (!sink.takes_sums()) {
+    summed_ = nullptr;
+    timers_.phase("weight gradients");
+    sink.take({.form = GradientRows::Form::column_product,
+               .parameter = norm.weight,
+               .inputs = h,
+               .gradients = dy,
+               .row_shift = of_rows.mean,
+               .row_scale = of_rows.inverse});
+    if (norm.bias != kNoParameter)
+      sink.take({.form = GradientRows::Form::column_sum, .parameter = norm.bias, .gradients = dy});
+    timers_.phase("norms");
+    kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+    return;
+  }
   timers_.phase("norms");
-  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite);
+  kernels::NormSums sums = buffers_.norm_sums;
+  if (norm.bias == kNoParameter) sums.bias = {};
+  if (!settings().bias) sums.input = {};
+  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, sums);
+  summed_ = dh.data;
+  const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
+    if (parameter != kNoParameter)
+      sink.take({.form = GradientRows::Form::column_sum, .parameter = parameter, .gradients = sums_of(values, h.rows)});
+  };
+  give(norm.weight, sums.weight);
+  give(norm.bias, sums.bias);
 }
 
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
@@ -570,8 +600,10 @@ void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix
              .gradients = dy,
              .count = linear.count});
   if (linear.bias != kNoParameter)
-    sink.take(
-        {.form = GradientRows::Form::column_sum, .parameter = linear.bias, .gradients = dy, .count = linear.count});
+    sink.take({.form = GradientRows::Form::column_sum,
+               .parameter = linear.bias,
+               .gradients = dy.data == summed_ ? sums_of(buffers_.norm_sums.input, dy.rows) : dy,
+               .count = linear.count});
   timers_.phase("products");
   kernels::gemm(execution_, 1, dy, kernels::Form::plain, linear.matrix,
                 linear.transposed ? kernels::Form::transposed : kernels::Form::plain, 0, dx,

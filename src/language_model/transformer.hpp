@@ -86,6 +86,7 @@ class Transformer {
     kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
+    kernels::NormSums norm_sums;  ///< of the last norm_backward, [most_norm_blocks(rows), C] each
     kernels::Array<std::byte> attention_workspace, product_workspace;
   };
 
@@ -161,6 +162,7 @@ class Transformer {
   const kernels::Execution execution_;
   report::Timers& timers_;
   Buffers buffers_;
+  const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   Tap tap_;
 };
 

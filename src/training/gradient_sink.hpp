@@ -66,6 +66,9 @@ class GradientSink {
   /// The memory of rows and ids must stay unchanged until `end_micro_batch`; otherwise it may be reused by work that is
   /// enqueued after `take`.
   virtual bool keeps_rows() const { return false; }
+  /// True if a row of column_sum may be the sum of several rows of the micro-batch, where an operation has formed such
+  /// sums in passing. False for a sink that needs the rows of each example.
+  virtual bool takes_sums() const { return false; }
 };
 
 /// Adds the gradients of all micro-batches of a step in fp32. Gradients have the stored shape of their parameters
@@ -88,6 +91,7 @@ class AccumulatingSink final : public GradientSink {
   void clear();
   /// Throws Error(internal) if the rows do not fit the parameter.
   void take(const GradientRows&) override;
+  bool takes_sums() const override { return true; }
 
   /// Of a matrix [held, columns].
   kernels::Matrix<float> matrix(std::size_t parameter) const;
