@@ -84,12 +84,6 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
   return bytes;
 }
 
-/// Rows of logits with columns of padding after those of the vocabulary, so that they can be read in vectors.
-AnyMatrix padded(const AnyMatrix& logits) {
-  constexpr std::int64_t kVector = 8;
-  return {logits.data, logits.type, logits.rows, (logits.columns + kVector - 1) / kVector * kVector, logits.stride};
-}
-
 kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t rows) {
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
 }
@@ -198,8 +192,8 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
 
   arena.purpose("head");
   const std::int64_t chunk = chunk_rows(settings), stride = aligned(a.vocabulary);
-  logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk,
-            a.vocabulary, stride};
+  logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk, stride,
+            stride};
 
   const kernels::Execution execution{.backend = arena.backend()};
   std::int64_t attention_bytes = largest([&](const kernels::Attention& attention) {
@@ -349,7 +343,7 @@ template <class EachChunk>
 void Transformer::head(const Tokens& tokens, const EachChunk& each) {
   for (std::int64_t begin = 0; begin < tokens.rows(); begin += buffers_.logits.rows) {
     const std::int64_t count = std::min(buffers_.logits.rows, tokens.rows() - begin);
-    const AnyMatrix logits = buffers_.logits.rows_from(0, count);
+    const AnyMatrix logits = buffers_.logits.rows_from(0, count).columns_from(0, model_.head().outputs());
     multiply(model_.head(), buffers_.final_output.rows_from(begin, count), logits);
     each(begin, logits);
   }
@@ -360,7 +354,7 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
     timers_.phase("loss");
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap)};
-    kernels::cross_entropy(execution_, loss, padded(logits), {tokens.targets.data + begin, logits.rows},
+    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, false);
   });
 }
@@ -372,7 +366,7 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap),
                                      .scale = scale};
-    kernels::cross_entropy(execution_, loss, padded(logits), {tokens.targets.data + begin, logits.rows},
+    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, true);
     multiply_backward(model_.head(), buffers_.final_output.rows_from(begin, logits.rows), logits,
                       buffers_.input_gradient.rows_from(begin, logits.rows), sink);
@@ -380,8 +374,9 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
 }
 
 std::vector<float> Transformer::logits(std::int64_t row) {
-  const AnyMatrix logits = buffers_.logits.rows_from(0, 1);
+  AnyMatrix logits = buffers_.logits.rows_from(0, 1).columns_from(0, model_.head().outputs());
   multiply(model_.head(), buffers_.final_output.rows_from(row, 1), logits);
+  logits = logits.columns_from(0, settings_.architecture.vocabulary);
   timers_.stop();
   std::vector<float> values(static_cast<std::size_t>(logits.columns));
   std::vector<kernels::bf16> stored(logits.type == Scalar::bf16 ? values.size() : 0);

@@ -79,7 +79,7 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    kernels::AnyMatrix logits;               ///< [rows of a chunk, vocabulary]
+    kernels::AnyMatrix logits;               ///< [rows of a chunk, at least Linear::outputs of the head]
     kernels::AnyMatrix residual_gradient;    ///< [rows, C]
     kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
     kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer

@@ -108,7 +108,7 @@ StateBytes bytes_on_rank(std::span<const ParameterSpec> specs, std::span<const R
   StateBytes bytes;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const RowParts parts = row_parts(specs[i], grid, rank);
-    bytes.weights += parts.held.size() * per_row[i].weights;
+    bytes.weights += specs[i].rows_in_memory(parts.held.size()) * per_row[i].weights;
     bytes.moments += parts.owned.size() * per_row[i].moments;
     bytes.row_state += parts.owned.size() * per_row[i].row_state;
   }
@@ -131,6 +131,8 @@ void check(std::span<const ParameterSpec> specs) {
     if (spec.cut.axis < 0 || spec.cut.axis >= std::ssize(spec.shape)) refuse("the axis that is cut does not exist");
     if (spec.cut.over == parallel::kDataAxis) refuse("weights are complete along the data axis; cut another axis");
     if (spec.columns() % segment_of(spec) != 0) refuse("its segment does not divide its columns");
+    if (spec.row_multiple < 1 || (spec.row_multiple > 1 && (!spec.is_matrix() || !spec.group.empty())))
+      refuse("only a matrix without a group may be followed by rows of zeros");
     if (spec.is_matrix() || spec.initial.kind != Initial::Kind::constant)
       random.push_back(
           {spec.first_element, spec.first_element + static_cast<std::uint64_t>(spec.elements()), &spec.name});
@@ -255,7 +257,9 @@ StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const paral
 }
 
 std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, StatePolicy policy) {
-  return state_bytes(specs, {}, 0, policy, kernels::Backend::portable, Moments::held).total();
+  std::vector<ParameterSpec> stored(specs.begin(), specs.end());
+  for (ParameterSpec& spec : stored) spec.row_multiple = 1;
+  return state_bytes(stored, {}, 0, policy, kernels::Backend::portable, Moments::held).total();
 }
 
 Parameters::Parameters(std::vector<ParameterSpec> specs, StatePolicy policy, const parallel::GridShape& grid,
@@ -290,7 +294,8 @@ void Parameters::allocate(std::span<const std::size_t> members) {
     const Part part = first[p].plane.part;
     const auto bytes_of_member = [&](std::size_t member) {
       const RowParts& parts = parts_[member];
-      return (part == Part::weight ? parts.held : parts.owned).size() * bytes_per_row(planes_[member][p].plane);
+      return (part == Part::weight ? rows_in_memory(member) : parts.owned.size()) *
+             bytes_per_row(planes_[member][p].plane);
     };
     std::int64_t total = 0;
     for (const std::size_t member : members) {

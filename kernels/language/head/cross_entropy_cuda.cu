@@ -21,13 +21,22 @@ decltype(kernels::cross_entropy) cross_entropy;
 namespace cuda {
 namespace {
 
+/// 2^x: one instruction, 2 ulp; 0 below 2^-126.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+constexpr float kLog2E = 1.44269504f;
+
 /// Largest value so far and the sum of exp(value - largest).
 struct SoftmaxSum {
   float largest, sum;
 
   __device__ void add(const SoftmaxSum& other) {
     const float most = fmaxf(largest, other.largest);
-    sum = sum * exponential(largest - most) + other.sum * exponential(other.largest - most);
+    sum = sum * power_of_two((largest - most) * kLog2E) + other.sum * power_of_two((other.largest - most) * kLog2E);
     largest = most;
   }
 };
@@ -40,40 +49,44 @@ struct Arguments {
   bool gradient;
 };
 
-__device__ __forceinline__ float capped(float a, float softcap) {
-  return softcap == 0.0f ? a : softcap * hyperbolic_tangent(a / softcap);
-}
+__device__ __forceinline__ float capped(float a, float softcap) { return softcap * hyperbolic_tangent(a / softcap); }
 
-template <int kThreads>
+/// kCap: logits are soft-capped.
+template <int kThreads, bool kCap>
 __global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_constant__ Arguments a) {
-  const std::int64_t row = blockIdx.x, columns = a.logits.columns, vocabulary = a.options.vocabulary;
-  const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t target = a.targets[row];
+  const std::int64_t row = blockIdx.x;
+  const int columns = static_cast<int>(a.logits.columns), vocabulary = static_cast<int>(a.options.vocabulary);
+  const int thread = static_cast<int>(threadIdx.x), target = a.targets[row];
+  const float softcap = a.options.softcap;
   if (target == kIgnored) {
     const float zero[8] = {};
-    for (std::int64_t column = thread * 8; a.gradient && column < columns; column += kThreads * 8)
+    for (int column = thread * 8; a.gradient && column < columns; column += kThreads * 8)
       store_columns(a.logits, row, column, zero);
     if (thread == 0) a.losses[row] = 0.0f;
     return;
   }
   // Every thread reads the target's logit before the barriers below; the row is overwritten after them.
-  const float target_logit =
-      capped(load_element(a.logits.data, a.logits.type, row * a.logits.stride + target), a.options.softcap);
+  float target_logit = load_element(a.logits.data, a.logits.type, row * a.logits.stride + target);
+  if constexpr (kCap) target_logit = capped(target_logit, softcap);
 
   SoftmaxSum softmax{-FLT_MAX, 0.0f};
-  for (std::int64_t column = thread * 8; column < vocabulary; column += kThreads * 8) {
+  for (int column = thread * 8; column < vocabulary; column += kThreads * 8) {
     float z[8];
     load_columns_again(a.logits, row, column, z);
+    if (column + 8 > vocabulary)
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (column + i >= vocabulary) z[i] = -FLT_MAX;
     float largest = softmax.largest;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      z[i] = column + i < vocabulary ? capped(z[i], a.options.softcap) : -FLT_MAX;
+      if constexpr (kCap) z[i] = column + i < vocabulary ? capped(z[i], softcap) : -FLT_MAX;
       largest = fmaxf(largest, z[i]);
     }
-    float sum = softmax.sum * exponential(softmax.largest - largest);
+    const float offset = largest * kLog2E;
+    float sum = softmax.sum * power_of_two(softmax.largest * kLog2E - offset);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (column + i < vocabulary) sum += exponential(z[i] - largest);
+    for (int i = 0; i < 8; ++i) sum += power_of_two(z[i] * kLog2E - offset);
     softmax = {largest, sum};
   }
   __shared__ SoftmaxSum of_warp[kThreads / kWarp];
@@ -89,25 +102,37 @@ __global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_co
   if (thread == 0) a.losses[row] = (softmax.largest - target_logit) + log_sum + a.options.z_loss * lse * lse;
   if (!a.gradient) return;
   const float factor = *a.options.scale * (a.options.weights.data == nullptr ? 1.0f : a.options.weights[row]);
-  const float probability = (1.0f + 2.0f * a.options.z_loss * lse) / softmax.sum;
-  const std::int64_t vectors = columns / 8;
-  for (std::int64_t v = (vectors - 1 - thread) / kThreads * kThreads + thread; v >= 0 && thread < vectors;
-       v -= kThreads) {
-    const std::int64_t column = v * 8;
+  const float probability = factor * (1.0f + 2.0f * a.options.z_loss * lse) / softmax.sum;
+  const float offset = softmax.largest * kLog2E;
+  const int vectors = columns / 8;
+  for (int v = (vectors - 1 - thread) / kThreads * kThreads + thread; v >= 0 && thread < vectors; v -= kThreads) {
+    const int column = v * 8;
     float z[8];
     load_columns(a.logits, row, column, z);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (column + i >= vocabulary) {
-        z[i] = 0.0f;
-        continue;
+      float slope = 1.0f;
+      if constexpr (kCap) {
+        z[i] = capped(z[i], softcap);
+        slope = 1.0f - (z[i] / softcap) * (z[i] / softcap);
       }
-      const float value = capped(z[i], a.options.softcap), share = value / a.options.softcap;
-      z[i] = factor * (exponential(value - softmax.largest) * probability - (column + i == target ? 1.0f : 0.0f));
-      if (a.options.softcap != 0.0f) z[i] *= 1.0f - share * share;
+      z[i] = power_of_two(z[i] * kLog2E - offset) * probability;
+      if (column + i == target) z[i] -= factor;
+      if (column + i >= vocabulary) z[i] = 0.0f;
+      if constexpr (kCap) z[i] *= slope;
     }
     store_columns(a.logits, row, column, z);
   }
+}
+
+template <int kThreads>
+void launch(const Execution& execution, const Arguments& a) {
+  const unsigned rows = static_cast<unsigned>(a.logits.rows);
+  if (a.options.softcap == 0.0f)
+    losses_and_gradients<kThreads, false><<<rows, kThreads, 0, stream_of(execution)>>>(a);
+  else
+    losses_and_gradients<kThreads, true><<<rows, kThreads, 0, stream_of(execution)>>>(a);
+  require_launch("cross_entropy");
 }
 
 }  // namespace
@@ -118,12 +143,7 @@ void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyM
     return portable::cross_entropy(execution, options, logits, targets, losses, gradient);
   if (logits.rows == 0) return;
   const Arguments a{options, logits, targets.data, losses.data, gradient};
-  const unsigned rows = static_cast<unsigned>(logits.rows);
-  if (logits.columns >= 8192)
-    losses_and_gradients<1024><<<rows, 1024, 0, stream_of(execution)>>>(a);
-  else
-    losses_and_gradients<128><<<rows, 128, 0, stream_of(execution)>>>(a);
-  require_launch("cross_entropy");
+  logits.columns >= 8192 ? launch<1024>(execution, a) : launch<128>(execution, a);
 }
 
 }  // namespace cuda
