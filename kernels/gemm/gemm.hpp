@@ -31,4 +31,21 @@ std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std
 void gemm(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta, AnyMatrix c,
           Array<std::byte> workspace);
 
+/// What the dense library does with the sums of a product before it stores them. Vectors and matrices are of C's type.
+struct Epilogue {
+  enum class Kind : int {
+    none,
+    bias,           ///< C = sums + bias
+    gelu_gradient,  ///< C = sums * gelu'(hidden): the tanh form
+  } kind = Kind::none;
+  const void* bias = nullptr;  ///< [columns]
+  AnyMatrix hidden = {};       ///< [rows, columns]; another than C
+};
+
+/// gemm with alpha = 1, beta = 0 and an epilogue. False if the dense library does not take it (on the host it takes
+/// none): nothing is enqueued then, and the caller forms the product and the rest by separate kernels. Whether it does
+/// depends on shapes, types and alignment alone.
+bool gemm_with_epilogue(const Execution&, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
+                        const Epilogue&, Array<std::byte> workspace);
+
 }  // namespace weft::kernels

@@ -37,6 +37,8 @@ struct GemmShape {
   std::int64_t alignment = 16;  ///< bytes that all three addresses and row lengths are a multiple of (16 is fastest)
   Form a_form = Form::plain;
   Form b_form = Form::transposed;
+  Epilogue::Kind epilogue = Epilogue::Kind::none;
+  std::int64_t hidden_stride = 0;  ///< of Epilogue::hidden, 0 without
 
   bool operator==(const GemmShape&) const = default;
 };
@@ -62,9 +64,10 @@ class Gemm {
   Gemm& operator=(Gemm&&) noexcept;
 
   /// C = alpha * op(A) * op(B) + beta * C. Addresses are aligned as the shape says; the workspace (at least
-  /// record().workspace bytes, aligned to 256) is free again when the product is done.
+  /// record().workspace bytes, aligned to 256) is free again when the product is done. `epilogue`: the bias and the
+  /// matrix of the shape's epilogue.
   void run(const Execution&, const void* a, const void* b, void* c, Array<std::byte> workspace, float alpha = 1.0f,
-           float beta = 0.0f) const;
+           float beta = 0.0f, const Epilogue& epilogue = {}) const;
 
   const GemmRecord& record() const;
 
@@ -74,7 +77,7 @@ class Gemm {
   /// Times the candidates on the given matrices and returns the fastest. Synchronises: for `weft benchmark --tune`
   /// only.
   static GemmRecord tune(const Execution&, const GemmShape&, const void* a, const void* b, void* c,
-                         Array<std::byte> workspace);
+                         Array<std::byte> workspace, const Epilogue& epilogue = {});
 
  private:
   struct Plan;

@@ -84,6 +84,14 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
   return bytes;
 }
 
+/// True if products add their bias in bf16 (kernels/language/linear/linear.hpp).
+bool rounds_biases(const TransformerSettings& settings, kernels::Backend backend) {
+  return backend == kernels::Backend::cuda && settings.type == Scalar::bf16 && settings.architecture.model.bias;
+}
+
+/// Products of a block that have biases.
+constexpr std::int64_t kBiasedProducts = 4;
+
 kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t rows) {
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
 }
@@ -221,16 +229,42 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   arena.purpose("workspaces");
   attention_workspace = arena.take<std::byte>(attention_bytes);
   product_workspace = arena.take<std::byte>(language_model::product_workspace(settings, arena.backend()));
+  if (rounds_biases(settings, arena.backend())) {
+    rounded_biases = arena.take<kernels::bf16>(
+        model.layers * (aligned(a.projection_width()) + aligned(a.hidden_width()) + 2 * aligned(width)));
+    bias_copies = arena.take<kernels::RoundedCopy>(model.layers * kBiasedProducts);
+  }
 }
 
 Transformer::Transformer(const Model& model, const TransformerSettings& settings, report::Timers& timers,
                          training::StepArena& arena)
-    : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {}
+    : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {
+  if (rounds_biases(settings, execution_.backend)) prepare_biases();
+}
+
+void Transformer::prepare_biases() {
+  rounded_biases_.resize(model_.parameters().size());
+  const device::HostBuffer<kernels::RoundedCopy> copies(buffers_.bias_copies.size);
+  kernels::RoundedCopy* copy = copies.data();
+  kernels::bf16* to = buffers_.rounded_biases.data;
+  for (const Block& block : model_.blocks())
+    for (const Linear* linear : {&block.projection, &block.attention_output, &block.up, &block.down}) {
+      const kernels::Array<const float> bias = linear->bias_values;
+      *copy++ = {bias.data, to, bias.size};
+      rounded_biases_[linear->bias] = {to, bias.size};
+      largest_bias_ = std::max(largest_bias_, bias.size);
+      to += aligned(bias.size);
+    }
+  device::copy(execution_, buffers_.bias_copies.data, copies.data(), copies.bytes(), device::Direction::to_device);
+  kernels::fence(execution_);
+}
 
 // --- Forward --------------------------------------------------------------------------------------------------------
 
 void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
   embed(tokens, step);
+  timers_.phase("products");
+  kernels::round_copies(execution_, buffers_.bias_copies, largest_bias_);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
     enter(layer, tokens);
     attend(layer, tokens, step);
@@ -437,11 +471,21 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
   const std::int64_t n = tokens.rows();
   const AnyMatrix output = sublayer_gradient(parameters.mlp_post_norm, block.mlp_raw, block.mlp_post_norm,
                                              mlp_site(layer), tokens, step, sink);
-  const AnyMatrix activated = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
-  const AnyMatrix hidden = block.hidden.rows_from(0, n), input = buffers_.input_gradient.rows_from(0, n);
-  multiply_backward(parameters.down, block.activated.rows_from(0, n), output, activated, sink);
-  timers_.phase("activation");
-  kernels::mlp_activation_backward(execution_, settings().mlp, hidden, activated, hidden);
+  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
+  give_gradients(parameters.down, block.activated.rows_from(0, n), output, sink);
+  timers_.phase("products");
+  // The gradient before the activation: in `gradient` from one product, or in place of `hidden`.
+  AnyMatrix hidden = block.hidden.rows_from(0, n);
+  const AnyMatrix gradient = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
+  const kernels::LinearWeights down = weights_of(parameters.down);
+  if (settings().mlp == MlpActivation::gelu &&
+      kernels::linear_gelu_backward(execution_, down, output, hidden, gradient, buffers_.product_workspace)) {
+    hidden = gradient;
+  } else {
+    kernels::linear_backward(execution_, down, output, gradient, buffers_.product_workspace);
+    timers_.phase("activation");
+    kernels::mlp_activation_backward(execution_, settings().mlp, hidden, gradient, hidden);
+  }
   multiply_backward(parameters.up, block.mlp_input.rows_from(0, n), hidden, input, sink);
   const AnyMatrix residual = buffers_.residual_gradient.rows_from(0, n);
   if (parameters.mlp_norm)
@@ -579,15 +623,19 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
   give(norm.bias, sums.bias);
 }
 
-void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
-  timers_.phase("products");
-  kernels::gemm(execution_, 1, x, kernels::Form::plain, linear.matrix,
-                linear.transposed ? kernels::Form::plain : kernels::Form::transposed, 0, y, buffers_.product_workspace);
-  if (linear.bias != kNoParameter) kernels::add_bias(execution_, y, linear.bias_values);
+kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
+  kernels::LinearWeights weights{.matrix = linear.matrix, .transposed = linear.transposed, .bias = linear.bias_values};
+  if (linear.bias < rounded_biases_.size()) weights.rounded_bias = rounded_biases_[linear.bias];
+  return weights;
 }
 
-/// dx = dy W, and the rows of dW = dyᵀ x and db.
-void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
+void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
+  timers_.phase("products");
+  kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
+}
+
+/// The rows of dW = dyᵀ x and db.
+void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy, GradientSink& sink) {
   timers_.phase("weight gradients");
   sink.take({.form = GradientRows::Form::product,
              .parameter = linear.weight,
@@ -599,10 +647,13 @@ void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix
                .parameter = linear.bias,
                .gradients = dy.data == summed_ ? sums_of(buffers_.norm_sums.input, dy.rows) : dy,
                .count = linear.count});
+}
+
+/// dx = dy W, and the rows of dW and db.
+void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
+  give_gradients(linear, x, dy, sink);
   timers_.phase("products");
-  kernels::gemm(execution_, 1, dy, kernels::Form::plain, linear.matrix,
-                linear.transposed ? kernels::Form::transposed : kernels::Form::plain, 0, dx,
-                buffers_.product_workspace);
+  kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
 }
 
 void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::AdamStep* step, AnyMatrix x) {

@@ -16,6 +16,7 @@
 
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/embedding/embedding.hpp"
+#include "kernels/language/linear/linear.hpp"
 #include "language_model/model.hpp"
 #include "report/timers.hpp"
 #include "training/gradient_sink.hpp"
@@ -88,6 +89,8 @@ class Transformer {
     kernels::Array<float> query_rows, key_rows, temperature_rows;
     kernels::NormSums norm_sums;  ///< of the last norm_backward, [most_norm_blocks(rows), C] each
     kernels::Array<std::byte> attention_workspace, product_workspace;
+    kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
+    kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed, once per forward pass
   };
 
   /// `model`, `timers` and the arena must outlive this object.
@@ -140,6 +143,7 @@ class Transformer {
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&);
+  void give_gradients(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, training::GradientSink&);
   void finish_sublayer(const std::optional<NormLayer>&, kernels::AnyMatrix raw, const kernels::NormStatistics&,
                        std::uint32_t site, const Tokens&, const kernels::AdamStep*);
   kernels::AnyMatrix sublayer_gradient(const std::optional<NormLayer>&, kernels::AnyMatrix raw,
@@ -149,6 +153,9 @@ class Transformer {
   bool drops(const kernels::AdamStep* step) const { return step != nullptr && settings().dropout > 0; }
   template <class EachChunk>
   void head(const Tokens&, const EachChunk&);
+
+  kernels::LinearWeights weights_of(const Linear&) const;
+  void prepare_biases();
 
   const ModelSettings& settings() const { return settings_.architecture.model; }
   kernels::Attention attention(std::size_t layer, const Tokens&, const kernels::AdamStep*) const;
@@ -162,6 +169,8 @@ class Transformer {
   const kernels::Execution execution_;
   report::Timers& timers_;
   Buffers buffers_;
+  std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
+  std::int64_t largest_bias_ = 0;
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   Tap tap_;
 };

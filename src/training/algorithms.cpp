@@ -16,10 +16,20 @@ namespace {
 
 constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
 
+using kernels::Epilogue;
 using kernels::Form;
 using kernels::Scalar;
 using kernels::cuda::GemmRecord;
 using kernels::cuda::GemmShape;
+
+constexpr std::pair<Epilogue::Kind, const char*> kEpilogues[] = {
+    {Epilogue::Kind::none, "none"}, {Epilogue::Kind::bias, "bias"}, {Epilogue::Kind::gelu_gradient, "gelu_gradient"}};
+
+Epilogue::Kind epilogue_named(const std::string& name) {
+  for (const auto& [kind, each] : kEpilogues)
+    if (name == each) return kind;
+  throw error(ExitCode::usage, "\"{}\" is no epilogue of a product", name);
+}
 
 report::Json to_json(const GemmRecord& record) {
   const GemmShape& shape = record.shape;
@@ -34,6 +44,10 @@ report::Json to_json(const GemmRecord& record) {
   // The names are those of the encoder's product; other forms are marked.
   if (shape.a_form == Form::transposed) json["input_transposed"] = true;
   if (shape.b_form == Form::plain) json["weight_transposed"] = false;
+  if (shape.epilogue != Epilogue::Kind::none) {
+    json["epilogue"] = kEpilogues[static_cast<std::size_t>(shape.epilogue)].second;
+    json["hidden_stride"] = shape.hidden_stride;
+  }
   return json;
 }
 
@@ -53,7 +67,9 @@ GemmRecord from_json(const report::Json& json) {
                   .output = type("product"),
                   .alignment = json.at("alignment"),
                   .a_form = form("input_transposed", false),
-                  .b_form = form("weight_transposed", true)};
+                  .b_form = form("weight_transposed", true),
+                  .epilogue = epilogue_named(json.value("epilogue", "none")),
+                  .hidden_stride = json.value("hidden_stride", std::int64_t{0})};
   record.gpu = json.at("gpu");
   record.library = json.at("library");
   record.algorithm = json.at("algorithm");
@@ -87,8 +103,13 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
         random_rows(execution, shape.b_form == Form::plain ? shape.inner : shape.columns, words * shape.b_stride);
     const device::Buffer<std::byte> c(shape.rows * shape.c_stride * kernels::bytes_of(shape.output)),
         workspace(kernels::cuda::kGemmWorkspace);
+    // What an epilogue reads.
+    const device::Buffer<std::byte> bias = random_rows(execution, 1, shape.columns),
+                                    hidden = random_rows(execution, shape.rows, shape.hidden_stride);
+    const Epilogue epilogue{
+        shape.epilogue, bias.data(), {hidden.data(), Scalar::bf16, shape.rows, shape.columns, shape.hidden_stride}};
     const GemmRecord best =
-        kernels::cuda::Gemm::tune(execution, shape, a.data(), b.data(), c.data(), workspace.array());
+        kernels::cuda::Gemm::tune(execution, shape, a.data(), b.data(), c.data(), workspace.array(), epilogue);
     const double teraflops = 2e-9 * static_cast<double>(shape.rows) * static_cast<double>(shape.columns) *
                              static_cast<double>(shape.inner) / std::max(best.milliseconds, 1e-9);
     log::info("{} x {} x {}: {:.4f} ms, {:.0f} TFLOP/s{}", shape.rows, shape.inner, shape.columns, best.milliseconds,
