@@ -56,7 +56,7 @@ void add_keys(Schema& schema, Settings& device, Precision& precision) {
       .free();
   schema
       .add("device.algorithms", device.algorithms,
-           "on a GPU: file written by weft benchmark --tune; \"\" = the dense library's first proposal, own attention")
+           "on a GPU: file written by weft benchmark --tune; \"\" = the dense library's first proposal")
       .path_name()
       .free();
   schema
