@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
 #include "language_model/trainer.hpp"
 #include "report/format.hpp"
 
@@ -42,6 +43,21 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
   return fmt::format(
       "  types: weights {}, moments {}, vectors and their moments fp32, gradients fp32, activations {}, logits {}\n",
       weights, moments, activations, activations);
+}
+
+/// "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels, where there is no choice.
+std::string attention_text(const Plan& plan, const Configuration& configuration) {
+  if (device::planned_backend(device_settings(configuration)) != kernels::Backend::cuda) return {};
+  const kernels::Attention full = attention_shapes(transformer_settings(configuration, plan.architecture)).back();
+  const auto name = [&](kernels::AttentionPass pass) -> std::string {
+    if constexpr (kernels::kCudnnBuild)
+      if (kernels::planned_attention(pass, full, activation_type(configuration)) ==
+          kernels::AttentionImplementation::cudnn)
+        return "cuDNN " + kernels::cudnn::text_of_version(kernels::cudnn::version());
+    return "own kernels";
+  };
+  return fmt::format("  attention: forward {}, backward {}\n", name(kernels::AttentionPass::forward),
+                     name(kernels::AttentionPass::backward));
 }
 
 }  // namespace
@@ -118,7 +134,7 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
       report::binary_bytes_text(plan.disk_bytes));
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
-  text += types_text(plan, configuration);
+  text += types_text(plan, configuration) + attention_text(plan, configuration);
   const std::int64_t run = configuration.run.steps * configuration.data.batch_tokens,
                      best = kTokensPerParameter * plan.parameters;
   text += fmt::format(

@@ -236,6 +236,15 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
           data.curriculum_steps, steps);
     return {};
   });
+  schema.rule({"device.attention", "language_model.attention_softcap", "language_model.attention_dropout",
+               "language_model.sparse_blocks", "language_model.d_model", "language_model.heads", "data.document_mask"},
+              [&configuration]() -> std::string {
+                if (configuration.device.attention != kernels::AttentionImplementation::cudnn ||
+                    library_attention(configuration))
+                  return {};
+                return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
+                       "more than 128 (which its kernels do not have); take \"auto\"";
+              });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
     return "optimizer.clip_mode = \"previous\" is for transcoders (a language model has its gradient in memory before "
@@ -244,6 +253,12 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
 }
 
 }  // namespace
+
+bool library_attention(const Configuration& configuration) {
+  const ModelSettings& model = configuration.language_model;
+  return model.attention_softcap == 0 && model.attention_dropout == 0 && model.sparse_blocks == 0 &&
+         !configuration.data.document_mask && model.head_size() <= kernels::cudnn::kLargestLibraryHead;
+}
 
 Configuration::Configuration() {
   optimizer.learning_rate = 6e-4;
@@ -267,6 +282,7 @@ input::Schema schema(Configuration& configuration) {
   schema.table("parallel", "The processes of the run.");
   parallel::add_timeout_key(schema, configuration.parallel);
   device::add_keys(schema, configuration.device, configuration.precision);
+  device::add_attention_key(schema, configuration.device, configuration.precision);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
   add_keys(schema, configuration.sample);

@@ -85,6 +85,8 @@ struct AttentionKernels {
   decltype(&kernels::attention_backward_workspace) backward_workspace = kernels::attention_backward_workspace;
   decltype(&kernels::attention) forward = kernels::attention;
   decltype(&kernels::attention_backward) backward = kernels::attention_backward;
+  /// For full micro-batches. Others run on the own kernels: cuDNN prepares every new shape for tens of milliseconds.
+  kernels::AttentionImplementation implementation = kernels::AttentionImplementation::own;
 };
 
 struct Configuration {
@@ -117,6 +119,9 @@ inline device::Settings device_settings(const Configuration& configuration) {
 inline kernels::Scalar activation_type(const Configuration& configuration) {
   return configuration.precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
 }
+
+/// True if cuDNN has the attention of this model.
+bool library_attention(const Configuration&);
 
 /// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its
 /// initial values, with the conditions between keys.

@@ -37,7 +37,8 @@ std::int64_t chunk_rows(const TransformerSettings& settings) {
   return std::min(chunk, settings.rows);
 }
 
-kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequences, std::int64_t length) {
+kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequences, std::int64_t length,
+                                kernels::AttentionImplementation implementation) {
   return {.sequences = sequences,
           .length = length,
           .heads = model.heads,
@@ -48,19 +49,24 @@ kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequenc
           .window = model.window,
           .first_key = {},
           .kept = {},
-          .dropout = {}};
+          .dropout = {},
+          .implementation = implementation};
 }
 
 kernels::BlockChoice block_choice(const ModelSettings& model) { return {model.sparse_local, model.sparse_blocks}; }
 
-/// Every shape of the attention over a full micro-batch.
+}  // namespace
+
 std::vector<kernels::Attention> attention_shapes(const TransformerSettings& settings) {
   std::vector<kernels::Attention> shapes;
   const std::int64_t shortest = settings.shortest > 0 ? settings.shortest : settings.length;
   for (std::int64_t length = shortest; length <= settings.length; length *= 2)
-    shapes.push_back(attention_of(settings.architecture.model, (settings.rows + length - 1) / length, length));
+    shapes.push_back(attention_of(settings.architecture.model, (settings.rows + length - 1) / length, length,
+                                  settings.attention.implementation));
   return shapes;
 }
+
+namespace {
 
 /// Workspace of the products of a Transformer.
 std::int64_t product_workspace(const TransformerSettings& settings, kernels::Backend backend) {
@@ -104,6 +110,8 @@ kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows
 }  // namespace
 
 TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture) {
+  AttentionKernels attention = configuration.attention;
+  if (library_attention(configuration)) attention.implementation = configuration.device.attention;
   return {.architecture = architecture,
           .type = activation_type(configuration),
           .policy = configuration.optimizer.state,
@@ -111,7 +119,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .length = configuration.data.sequence,
           .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
-          .attention = configuration.attention};
+          .attention = attention};
 }
 
 Transformer::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
@@ -663,7 +671,10 @@ void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::
 
 kernels::Attention Transformer::attention(std::size_t layer, const Tokens& tokens,
                                           const kernels::AdamStep* step) const {
-  kernels::Attention attention = attention_of(settings(), tokens.sequences, tokens.length);
+  const bool whole = settings_.gradients && tokens.rows() == settings_.rows;
+  kernels::Attention attention =
+      attention_of(settings(), tokens.sequences, tokens.length,
+                   whole ? settings_.attention.implementation : kernels::AttentionImplementation::own);
   attention.first_key = tokens.first_key;
   if (settings().sparse_blocks > 0) attention.kept = {buffers_.blocks[layer].kept.data, attention.block_pairs()};
   if (step != nullptr && settings().attention_dropout > 0)

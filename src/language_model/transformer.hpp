@@ -52,6 +52,9 @@ struct TransformerSettings {
 /// Those of a training run.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&);
 
+/// Every shape of the attention over a full micro-batch.
+std::vector<kernels::Attention> attention_shapes(const TransformerSettings&);
+
 class Transformer {
  public:
   /// What the forward pass of a block leaves.
