@@ -96,6 +96,19 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
   return cost;
 }
 
+/// The most tokens of a micro-batch with which `fits(plan)`, fewer than now; 0: none does.
+template <class Fits>
+std::int64_t largest_micro_tokens(const Plan& plan, Configuration configuration, const Fits& fits) {
+  const std::int64_t sequence = configuration.data.sequence;
+  std::int64_t fitting = 0, too_many = (configuration.micro_tokens() + sequence - 1) / sequence;
+  while (fitting + 1 < too_many) {
+    const std::int64_t sequences = fitting + (too_many - fitting) / 2;
+    configuration.memory.micro_tokens = sequences * sequence;
+    (fits(language_model::plan(configuration, plan.architecture, plan.train_tokens)) ? fitting : too_many) = sequences;
+  }
+  return fitting * sequence;
+}
+
 std::string milliseconds(double seconds) { return fmt::format("{:.3g} ms", 1e3 * seconds); }
 
 }  // namespace
@@ -142,18 +155,33 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
 
 void require_memory(const Plan& plan, const Configuration& configuration, std::int64_t host,
                     const std::string& host_limit, std::int64_t device) {
-  const auto require = [&](std::int64_t needed, std::int64_t available, const std::string& memory) {
-    if (available == 0 || needed <= available) return;
+  const auto require = [&](const auto& needed, std::int64_t available, const std::string& memory,
+                           const std::string& advice) {
+    if (available == 0 || needed(plan) <= available) return;
+    const std::int64_t fits =
+        largest_micro_tokens(plan, configuration, [&](const Plan& smaller) { return needed(smaller) <= available; });
     throw collective_error(
         ExitCode::usage,
-        "the run needs {} of {}, {} are available; take smaller micro-batches (data.micro_tokens = {} now), "
-        "memory.recompute = \"block\", a smaller optimizer.state or a smaller model",
-        report::binary_bytes_text(needed), memory, report::binary_bytes_text(available), configuration.micro_tokens());
+        "the run needs {} of {}, {} are available; take {}{}a smaller optimizer.state or a smaller model",
+        report::binary_bytes_text(needed(plan)), memory, report::binary_bytes_text(available),
+        fits > 0 ? fmt::format("micro-batches of at most data.micro_tokens = {} ({} now), ", fits,
+                               configuration.micro_tokens())
+                 : "",
+        advice);
   };
+  const bool recomputes = configuration.memory.recompute == Recompute::block,
+             moves = configuration.memory.offload_optimizer || configuration.memory.swap_activations;
+  const std::string recompute = recomputes ? "" : "memory.recompute = \"block\", ";
   // Without a GPU what the plan lists under the device is host memory as well.
-  require(plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()), host,
-          fmt::format("host memory ({})", host_limit));
-  require(plan.device_total(), device, "device memory");
+  require([](const Plan& p) { return p.host_total() + (kernels::kCudaBuild ? 0 : p.device_total()); }, host,
+          fmt::format("host memory ({})", host_limit),
+          !kernels::kCudaBuild ? recompute
+          : moves              ? "no memory.offload_optimizer or memory.swap_activations, "
+                               : "checkpoint.staging = \"chunked\", ");
+  require(
+      [](const Plan& p) { return p.device_total(); }, device, "device memory",
+      recompute +
+          (kernels::kCudaBuild && !configuration.memory.offload_optimizer ? "memory.offload_optimizer = true, " : ""));
 }
 
 void require_worthwhile_swapping(const Plan& plan) {

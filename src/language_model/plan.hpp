@@ -55,7 +55,8 @@ Plan plan(const Configuration&, const Architecture&, std::int64_t train_tokens);
 constexpr std::int64_t kContextBytes = std::int64_t{640} << 20;
 
 /// Throws a collective Error(usage) if the run needs more than `host` bytes of host memory or `device` bytes of device
-/// memory, with what reduces the need; 0: not known. `host_limit`: what limits host memory, for the message.
+/// memory, with the largest micro-batch that fits and what else reduces the need; 0: not known. `host_limit`: what
+/// limits host memory, for the message.
 void require_memory(const Plan&, const Configuration&, std::int64_t host, const std::string& host_limit,
                     std::int64_t device);
 

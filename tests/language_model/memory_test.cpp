@@ -224,6 +224,32 @@ TEST_CASE("swapping is refused where recomputation costs less time") {
   require_worthwhile_swapping(plan_of());
 }
 
+TEST_CASE("a run that does not fit is refused with the micro-batch that fits") {
+  Configuration settings = configuration();
+  settings.data.batch_tokens = settings.memory.micro_tokens = 64 * 16;
+  const auto plan_of = [&] {
+    return plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
+  };
+  settings.memory.micro_tokens = 20 * 16;
+  const Plan fits = plan_of();
+  const std::int64_t available = fits.device_total() + 100;
+  require_memory(fits, settings, 0, "", available);
+  settings.memory.micro_tokens = 0;
+  const auto message = [&](std::int64_t host, std::int64_t device) -> std::string {
+    try {
+      require_memory(plan_of(), settings, host, "test", device);
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(message(0, available).find("of at most data.micro_tokens = 320 (1024 now)") != std::string::npos);
+  CHECK(message(0, 1000).find("micro_tokens") == std::string::npos);  // the weights alone need more
+  CHECK(message(1000, 0).find("host memory (test)") != std::string::npos);
+  CHECK(message(0, 0).empty());
+}
+
 TEST_CASE("steps after the first allocate nothing") {
   for (const bool on_host : {false, true}) {
     CAPTURE(on_host);
