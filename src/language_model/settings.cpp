@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "kernels/language/attention/attention.hpp"
+#include "language_model/activation_swap.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -142,6 +143,17 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
            "these and outputs of norms; everything of a block but its input. The same bits in all cases")
       .free();
   schema
+      .add("memory.offload_optimizer", memory.offload_optimizer,
+           "optimizer state of matrices (moments, and the low halves of fp32 weights) in page-locked host memory, "
+           "copied "
+           "to the GPU block by block in the update. The same bits; for models whose state does not fit")
+      .free();
+  schema
+      .add("memory.swap_activations", memory.swap_activations,
+           "activations that the backward pass needs are in page-locked host memory between forward and backward pass, "
+           "but for those of two blocks. The same bits; refused where recompute = \"block\" costs less time")
+      .free();
+  schema
       .add("memory.head_chunk", memory.head_chunk,
            "rows whose logits are in memory at a time; 0 = as many as take 256 MiB")
       .in("tokens")
@@ -205,6 +217,22 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "language_model.sparse_local = {} has no effect (language_model.sparse_blocks = 0 is dense attention); give "
         "sparse_blocks, or take language_model.window = {}",
         model.sparse_local, model.sparse_local * kernels::kKeyBlock);
+  });
+  schema.rule({"memory.offload_optimizer", "memory.swap_activations"}, [&configuration]() -> std::string {
+    const MemorySettings& memory = configuration.memory;
+    if (kernels::kCudaBuild || (!memory.offload_optimizer && !memory.swap_activations)) return {};
+    return fmt::format(
+        "memory.{} = true has no effect without a GPU (this program is built without CUDA: everything is in host "
+        "memory); leave it out",
+        memory.offload_optimizer ? "offload_optimizer" : "swap_activations");
+  });
+  schema.rule({"memory.swap_activations", "language_model.layers"}, [&configuration]() -> std::string {
+    if (!configuration.memory.swap_activations || configuration.language_model.layers > kResidentBlocks) return {};
+    return fmt::format(
+        "memory.swap_activations = true has no effect with language_model.layers = {} (activations of {} blocks stay "
+        "on "
+        "the device); leave it out",
+        configuration.language_model.layers, kResidentBlocks);
   });
   schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
     const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;

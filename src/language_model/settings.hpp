@@ -16,6 +16,7 @@
 #include "kernels/language/rope/query_key.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
+#include "training/parameters.hpp"
 #include "training/settings.hpp"
 
 namespace weft::language_model {
@@ -70,7 +71,9 @@ struct ModelSettings {
 struct MemorySettings {
   std::int64_t micro_tokens = 0;  ///< data.micro_tokens: tokens of a micro-batch; 0: a whole step
   Recompute recompute = Recompute::none;
-  std::int64_t head_chunk = 0;  ///< rows whose logits exist at a time; 0: automatic
+  bool offload_optimizer = false;  ///< optimizer state in host memory (training::Moments::on_host)
+  bool swap_activations = false;   ///< kept activations of all but two blocks in host memory (ActivationSwap)
+  std::int64_t head_chunk = 0;     ///< rows whose logits exist at a time; 0: automatic
 };
 
 /// Samples that a run prints when it evaluates (table [log]).
@@ -106,6 +109,10 @@ struct Configuration {
   training::ResumeSettings resume;
   AttentionKernels attention;  ///< no key: set by benchmarks
 
+  /// Where the optimizer state is.
+  training::Moments moments() const {
+    return memory.offload_optimizer ? training::Moments::on_host : training::Moments::held;
+  }
   /// Tokens of a micro-batch; the last one of a step may be smaller.
   std::int64_t micro_tokens() const {
     return memory.micro_tokens > 0 ? std::min(memory.micro_tokens, data.batch_tokens) : data.batch_tokens;

@@ -134,9 +134,14 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     if (!exists) return {};
     return {arena.take<float>(model.norm == Norm::layer ? rows : 0), arena.take<float>(rows)};
   };
+  const bool swaps = settings.swaps();
   // An array of every block, or one for all blocks.
-  const auto kept_or_shared = [](bool kept, auto& shared, auto&& make) {
-    if (kept) return make();
+  const auto kept_or_shared = [&](bool kept, auto& shared, auto&& make) {
+    if (kept) {
+      const auto made = make();
+      if (swaps) swap.add(blocks.size() - 1, made);
+      return made;
+    }
     if (!shared) shared = make();
     return *shared;
   };
@@ -167,6 +172,10 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     std::optional<kernels::Array<std::uint8_t>> kept;
   } shared;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
+    if (swaps && layer >= kResidentBlocks) {
+      blocks.push_back(blocks[static_cast<std::size_t>(layer - kResidentBlocks)]);
+      continue;
+    }
     Activations& block = blocks.emplace_back();
     const auto matrix = [&](bool kept, std::optional<AnyMatrix>& of_all, std::int64_t columns) {
       return kept_or_shared(kept, of_all, [&] { return take(columns); });
@@ -205,6 +214,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   final_residual = take(width);
   final_output = take(width);
   final_norm = take_statistics(true);
+  if (swaps) swap.take_host(blocks.size(), arena);
 
   arena.purpose("head");
   const std::int64_t chunk = chunk_rows(settings), stride = aligned(a.vocabulary);
@@ -265,20 +275,24 @@ void Transformer::prepare_biases() {
     }
   device::copy(execution_, buffers_.bias_copies.data, copies.data(), copies.bytes(), device::Direction::to_device);
   kernels::fence(execution_);
+  if (settings.swaps()) swap_.emplace(execution_, buffers_.swap);
 }
 
 // --- Forward --------------------------------------------------------------------------------------------------------
 
 void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
+  const bool swaps = swap_.has_value() && step != nullptr;
   embed(tokens, step);
   timers_.phase("products");
   kernels::round_copies(execution_, buffers_.bias_copies, largest_bias_);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
+    if (swaps) swap_->before_forward(layer);
     enter(layer, tokens);
     attend(layer, tokens, step);
     finish_attention(layer, tokens, step);
     transform(layer, tokens);
     finish_mlp(layer, tokens, step);
+    if (swaps) swap_->after_forward(layer);
     if (tap_) {
       const Activations& block = buffers_.blocks[layer];
       const AnyMatrix& output = settings().normalises_outputs() ? block.mlp_raw : buffers_.sublayer;
@@ -439,9 +453,11 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
                      buffers_.input_gradient.rows_from(0, n), buffers_.residual_gradient.rows_from(0, n), true, sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
+    if (swap_) swap_->before_backward(layer);
     recompute(layer, tokens, step);
     backward_mlp(layer, tokens, step, sink);
     backward_attention(layer, tokens, step, sink);
+    if (swap_) swap_->after_backward(layer);
   }
   backward_embedding(tokens, step, sink);
   sink.end_micro_batch();
