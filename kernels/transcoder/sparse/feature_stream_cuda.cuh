@@ -416,8 +416,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
           state.weight = load_weight(p, here);
           load_moments(state, p, here);
         }
-        update8(epilogue.rule, state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
-        if (live(c)) store_state(state, p, here);
+        const bool moments =
+            update8(epilogue.rule, state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
+        if (live(c)) store_state(state, p, here, moments);
         if constexpr (policy == StatePolicy::eight_bit)
           if (lane == 0) {
             p.first_scale[block] = state.first_scale;
@@ -535,8 +536,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll
             for (int j = 0; j < 8; ++j) g[j] = sum[c * 8 + j];
             const std::int64_t here = at + c * kBlockColumns;
-            update8(epilogue.rule, state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
-            if (live(c)) store_state(state[c], p, here);
+            const bool moments =
+                update8(epilogue.rule, state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
+            if (live(c)) store_state(state[c], p, here, moments);
             if constexpr (policy == StatePolicy::eight_bit)
               if (lane == i) {
                 first_scale[c] = state[c].first_scale;
