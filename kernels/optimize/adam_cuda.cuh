@@ -223,12 +223,18 @@ __device__ __forceinline__ uint4 round8(const float (&v)[8], const Random4& rand
   return finite ? round8(v, random) : round8_any(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], random);
 }
 
+/// code_to_float of codec.hpp for two codes; by the GPU's converter where it has one.
 __device__ __forceinline__ void decode2(std::uint32_t codes, float& a, float& b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  a = code_to_float(static_cast<std::uint8_t>(codes));
+  b = code_to_float(static_cast<std::uint8_t>(codes >> 8));
+#else
   std::uint32_t halves;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(codes)));
   asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi;}"
       : "=f"(a), "=f"(b)
       : "r"(halves));
+#endif
 }
 __device__ __forceinline__ void decode8(uint2 codes, float (&value)[8]) {
   decode2(codes.x & 0xffffu, value[0], value[1]);
@@ -372,8 +378,8 @@ __device__ __forceinline__ bool update8(const AdamRule&, LaneState<policy>& stat
       state.second_scale = decayed_scale(state.second_scale, rate.root_beta2);
       return false;
     }
-    largest_first = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_first)));
-    largest_root = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_root)));
+    largest_first = __uint_as_float(warp_largest(__float_as_uint(largest_first)));
+    largest_root = __uint_as_float(warp_largest(__float_as_uint(largest_root)));
     // block_scale and inverse_scale of codec.hpp, without their divisions.
     const bool has_first = largest_first >= 0x1p-100f, has_root = largest_root >= 0x1p-100f;
     state.first_scale = has_first ? largest_first * (1.0f / kLargestCode) : 0.0f;
@@ -451,8 +457,8 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
     }
     return;
   }
-  largest_first = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_first)));
-  largest_root = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_root)));
+  largest_first = __uint_as_float(warp_largest(__float_as_uint(largest_first)));
+  largest_root = __uint_as_float(warp_largest(__float_as_uint(largest_root)));
   const float new_first_scale = block_scale(largest_first), new_second_scale = block_scale(largest_root);
   const float first_inverse = inverse_scale(new_first_scale), second_inverse = inverse_scale(new_second_scale);
 #pragma unroll

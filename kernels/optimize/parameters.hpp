@@ -50,6 +50,14 @@ struct ParameterRows {
   }
 };
 
+/// What matrix products read of weights: of fp32 ones in two planes the bf16 one.
+constexpr Scalar product_type(StatePolicy policy, bool planes) {
+  return policy == StatePolicy::fp32 && !planes ? Scalar::fp32 : Scalar::bf16;
+}
+inline AnyMatrix product_weights(const ParameterRows& p) {
+  return {p.weight, product_type(p.policy, p.weight_rest != nullptr), p.rows, p.columns, p.columns};
+}
+
 /// A vector of parameters (biases): always fp32 with fp32 moments, independent of the policy.
 struct ParameterVector {
   Array<float> weight;

@@ -71,6 +71,9 @@ enum class Pass { forward, queries, keys };
 
 template <int kHead, Pass pass>
 __global__ void __launch_bounds__(kFlashThreads) flash(const __grid_constant__ FlashArguments arguments) {
+#ifdef WEFT_BEFORE_AMPERE
+  __trap();  // no products of bf16; Runtime refuses these GPUs
+#else
   using Sizes = FlashSizes<kHead>;
   DeviceContext context;
   if constexpr (pass == Pass::forward)
@@ -79,6 +82,7 @@ __global__ void __launch_bounds__(kFlashThreads) flash(const __grid_constant__ F
     flash_queries_backward<kHead, Sizes::queries_row_tiles, Sizes::queries_tile>(context, arguments, blockIdx.x);
   else
     flash_keys_backward<kHead, Sizes::keys_row_tiles, Sizes::keys_tile>(context, arguments, blockIdx.x);
+#endif
 }
 
 template <int kHead, Pass pass>
@@ -91,6 +95,7 @@ void launch(const Execution& execution, const FlashArguments& arguments) {
                                   : pass == Pass::queries
                                       ? flash_queries_backward_shared<kHead, kRowTiles, Sizes::queries_tile>()
                                       : flash_keys_backward_shared<kHead, kRowTiles, Sizes::keys_tile>();
+  static_assert(kBytes <= kSharedMemory);
   static const bool once = [] {
     require(
         cudaFuncSetAttribute(flash<kHead, pass>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),

@@ -566,7 +566,7 @@ template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, in
           class Epilogue>
 void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Epilogue& epilogue) {
   constexpr int kShared = kWarps * RowStream<kChunks, kRing, kDecoder, kFull>::kSharedBytes;
-  static_assert(kBlocks * (kShared + 1024) <= 228 * 1024 && kShared <= 227 * 1024);
+  static_assert(kShared <= kSharedMemory);
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
                 "the sums of a hot feature fit into the memory of the rings");
   const auto kernel = stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate, Epilogue>;
