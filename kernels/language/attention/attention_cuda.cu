@@ -12,6 +12,7 @@ namespace {
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 
+#ifndef WEFT_BEFORE_AMPERE
 /// Context of flash.hpp on a GPU.
 struct DeviceContext {
   int thread;
@@ -66,6 +67,7 @@ struct DeviceContext {
     return y;
   }
 };
+#endif
 
 enum class Pass { forward, queries, keys };
 

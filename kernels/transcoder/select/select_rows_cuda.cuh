@@ -5,7 +5,6 @@
 #pragma once
 
 #include "kernels/transcoder/select/select_view_cuda.cuh"
-#include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
