@@ -14,9 +14,9 @@ namespace {
 
 // Bounded so that no product of features, layers, widths and bytes of an element exceeds 64 bits.
 constexpr double kMostFeatures = 1 << 28;
-// With less, of a typical weight, in a whole run, and from this epsilon on (NMSE 0.96 where 1e-8 gave 0.30 after 200
-// steps of the quickstart) next to nothing is learned.
-constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2;
+// With less, of a typical weight, in a whole run, and from these epsilons on (1e-2: NMSE 0.96 where 1e-8 gave 0.30
+// after 200 steps of the quickstart; 1e3 is that in units of a loss factor of 1e-5) next to nothing is learned.
+constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2, kUselessEpsilonOfLoss = 1e3;
 
 bool whole(double value) { return value == std::floor(value); }
 
@@ -246,11 +246,12 @@ std::vector<std::string> idle_settings(const Configuration& configuration) {
         adam.learning_rate, weight,
         rounded_away ? "a step is lost in the rounding of fp32"
                      : fmt::format("{} steps move them by {:.1g} at most", configuration.run.steps, moved)));
-  if (adam.epsilon >= kUselessEpsilon)
+  const bool of_loss = adam.epsilon_scale == optimizer::EpsilonScale::loss;
+  if (adam.epsilon >= (of_loss ? kUselessEpsilonOfLoss : kUselessEpsilon))
     found.push_back(fmt::format(
         "optimizer.epsilon = {:.2g} trains next to nothing (it is far above usual gradients, so that steps shrink to "
         "learning_rate * gradient / epsilon); the default is {:.2g}",
-        adam.epsilon, optimizer::Settings().epsilon));
+        adam.epsilon, of_loss ? optimizer::kEpsilonOfLoss : optimizer::Settings().epsilon));
   return found;
 }
 
@@ -259,7 +260,7 @@ input::Schema schema(Configuration& configuration) {
   training::add_keys(schema, configuration.run);
   dataset::add_keys(schema, configuration.data);
   add_keys(schema, configuration.transcoder);
-  optimizer::add_keys(schema, configuration.optimizer);
+  optimizer::add_keys(schema, configuration.optimizer, true);
   parallel::add_keys(schema, configuration.parallel);
   device::add_keys(schema, configuration.device, configuration.precision);
   device::add_tile_key(schema, configuration.device);

@@ -137,7 +137,8 @@ void Trainer::step(const dataset::RawBatch& batch) {
   timers_.phase("normalise");
   const kernels::AdamStep constants =
       optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
-                           static_cast<std::uint64_t>(configuration_.run.seed));
+                           static_cast<std::uint64_t>(configuration_.run.seed),
+                           kernels::loss_factor(batch.n_tokens, model_.shape().d_model));
   learning_rate_ = static_cast<double>(constants.learning_rate);
   runner_.begin(constants);
   load(batch);
@@ -222,10 +223,8 @@ void Trainer::residual_and_loss() {
     gradient_gather_.send(forward_.layout(), gradient_rows(), block);
 }
 
-/// Of preset `weft`: the derivative of the mean squared error by a residual, per unit of residual.
 float Trainer::gradient_factor() const {
-  return static_cast<float>(
-      2.0 / (static_cast<double>(forward_.layout().total) * static_cast<double>(model_.shape().d_model)));
+  return static_cast<float>(kernels::loss_factor(forward_.layout().total, model_.shape().d_model));
 }
 
 /// With a data axis, the lists and inputs of the other groups are gathered first.

@@ -34,6 +34,7 @@ CASES = {
     "relu": dict(activation="relu", k=4, schedule="step", decay_begin=0.5, final_fraction=0.25),
     "skip connection": dict(skip="linear", k=4, weight_decay=0.1, clip_norm=0.05),
     "per layer": dict(decoder="per_layer", activation="topk", skip="linear", k=4),
+    "epsilon of the loss": dict(activation="batch_topk", k=3.5, epsilon_scale="loss", epsilon=0.5),
     "autoencoder": dict(decoder="per_layer", targets="inputs", k=3.5),
     **{f"jumprelu {form}": dict(activation="jumprelu", k=4, pseudo_derivative=form, threshold=threshold, bandwidth=bandwidth,
                                 clip_norm=0.05)
@@ -67,7 +68,7 @@ def input_text(s, folder, seed):
                                "sparsity", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
                                "preactivation_form")}),
         "optimizer": {key: getattr(s, key) for key in (
-            "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
+            "learning_rate", "beta1", "beta2", "epsilon_scale", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
             "final_fraction", "clip_norm", "clip_mode")},
         "device": dict(precision="fp32", backend="portable"),
         "checkpoint": dict(every=1, keep_every=1),
@@ -93,7 +94,7 @@ class Data:
 def step(settings, state, data):
     """Advances `state`; returns the pass."""
     there = t.forward_backward(settings, state.weights, data.x_normalised, data.y_normalised, state.step)
-    t.update(settings, state, there.gradients)
+    t.update(settings, state, there.gradients, 2 / (N * WIDTH))
     return there
 
 

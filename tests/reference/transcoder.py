@@ -47,6 +47,7 @@ class Settings:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    epsilon_scale: str = "none"        # none | loss: epsilon times 2 / (batch_tokens * d_model)
     weight_decay: float = 0.0
     schedule: str = "constant"         # constant | linear | cosine | step | wsd
     warmup_steps: int = 0
@@ -299,8 +300,9 @@ def gradient_norm(gradients):
     return np.sqrt(sum((g ** 2).sum() for g in gradients.values()))
 
 
-def update(settings, state, gradients):
+def update(settings, state, gradients, loss_factor=1.0):
     """One step of Adam with bias correction; decoupled weight decay on weights, not on biases. Changes `state`."""
+    epsilon = settings.epsilon * (loss_factor if settings.epsilon_scale == "loss" else 1.0)
     norm = gradient_norm(gradients)
     scale = 1.0
     if settings.clip_norm > 0:
@@ -317,7 +319,7 @@ def update(settings, state, gradients):
         m = state.first[name] = settings.beta1 * state.first[name] + (1 - settings.beta1) * g
         v = state.second[name] = settings.beta2 * state.second[name] + (1 - settings.beta2) * g * g
         decay = settings.weight_decay if name.endswith("/weight") else 0.0
-        change = m * first_correction / (np.sqrt(v * second_correction) + settings.epsilon) + decay * state.weights[name]
+        change = m * first_correction / (np.sqrt(v * second_correction) + epsilon) + decay * state.weights[name]
         if name.endswith("/threshold") and settings.pseudo_derivative != "goreg":
             state.weights[name] = np.exp(np.log(state.weights[name]) - rate * change)
         else:

@@ -77,7 +77,8 @@ Matrix<float> DenseTrainer::activations(std::int64_t layer) const {
 void DenseTrainer::step(const dataset::RawBatch& batch) {
   n_tokens_ = batch.n_tokens;
   adam_step_ = optimizer::adam_step(configuration_.optimizer, steps_done_ + 1, configuration_.run.steps,
-                                    static_cast<std::uint64_t>(configuration_.run.seed));
+                                    static_cast<std::uint64_t>(configuration_.run.seed),
+                                    kernels::loss_factor(n_tokens_, model_.shape().d_model));
   encode(batch);
   decode_and_loss(batch);
   backward();
@@ -126,7 +127,8 @@ void DenseTrainer::decode_and_loss(const dataset::RawBatch& batch) {
   const kernels::LossSums sums{{loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
   kernels::residual_and_loss(execution_, any(reconstruction), 1, any(targets_.matrix(n_tokens_, width)),
                              model_.decoder_bias().weight, normalisation_.centre.array(),
-                             normalisation_.standardise.array(), n, static_cast<float>(2.0 / values),
+                             normalisation_.standardise.array(), n,
+                             static_cast<float>(kernels::loss_factor(batch.n_tokens, model_.shape().d_model)),
                              any(gradient_rows_.matrix(n_tokens_, width)), sums, loss_workspace_.array());
   loss_ = 0;
   for (std::int64_t t = 0; t < n; ++t) loss_ += loss_sums_.data()[t] / values;
