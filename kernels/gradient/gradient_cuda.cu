@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(kSumThreads) sum_blocks(const __grid_constant_
 /// Rows that are added in one stage where they are fp32, such as partial sums.
 constexpr std::int64_t kFewRows = 1024;
 
-/// out[j] += sum over blocks of sums[b, j]: a block has 32 columns, warp w takes blocks w, w + 32, ...
-__global__ void __launch_bounds__(1024)
-    add_blocks(const float* sums, std::int64_t blocks, std::int64_t columns, std::int64_t stride, float* out) {
+/// out[j] (+)= sum over blocks of sums[b, j]: a block has 32 columns, warp w takes blocks w, w + 32, ...
+__global__ void __launch_bounds__(1024) add_blocks(const float* sums, std::int64_t blocks, std::int64_t columns,
+                                                   std::int64_t stride, bool overwrite, float* out) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kWarp + lane;
   float sum = 0.0f;
@@ -77,16 +77,17 @@ __global__ void __launch_bounds__(1024)
   float total = 0.0f;
 #pragma unroll
   for (int w = 0; w < kWarp; ++w) total += part[w][lane];
-  out[column] += total;
+  out[column] = overwrite ? total : out[column] + total;
 }
 
 void add_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                 Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
+                 Array<const float> scale, Array<float> out, bool overwrite, Array<std::byte> workspace) {
   if (g.rows == 0 || g.columns == 0) return;
   const cudaStream_t queue = stream_of(execution);
   const unsigned adding = blocks_for(g.columns, kWarp);
   if (x.data == nullptr && g.type == Scalar::fp32 && g.rows <= kFewRows) {
-    add_blocks<<<adding, 1024, 0, queue>>>(static_cast<const float*>(g.data), g.rows, g.columns, g.stride, out.data);
+    add_blocks<<<adding, 1024, 0, queue>>>(static_cast<const float*>(g.data), g.rows, g.columns, g.stride, overwrite,
+                                           out.data);
     return require_launch("gradient: column sums");
   }
   const Columns a{x, g, shift.data, scale.data, reinterpret_cast<float*>(workspace.data)};
@@ -95,7 +96,7 @@ void add_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<con
     sum_blocks<8><<<dim3(blocks, blocks_for(g.columns, kWarp * 8)), kSumThreads, 0, queue>>>(a);
   else
     sum_blocks<1><<<dim3(blocks, blocks_for(g.columns, kWarp)), kSumThreads, 0, queue>>>(a);
-  add_blocks<<<adding, 1024, 0, queue>>>(a.sums, blocks, g.columns, g.columns, out.data);
+  add_blocks<<<adding, 1024, 0, queue>>>(a.sums, blocks, g.columns, g.columns, overwrite, out.data);
   require_launch("gradient: column sums");
 }
 
@@ -276,13 +277,14 @@ void sum_sorted(cudaStream_t queue, const Runs& a) {
 
 }  // namespace
 
-void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, Array<std::byte> workspace) {
-  add_columns(execution, {}, g, {}, {}, out, workspace);
+void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, bool overwrite,
+                     Array<std::byte> workspace) {
+  add_columns(execution, {}, g, {}, {}, out, overwrite, workspace);
 }
 
 void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                         Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
-  add_columns(execution, x, g, shift, scale, out, workspace);
+                         Array<const float> scale, Array<float> out, bool overwrite, Array<std::byte> workspace) {
+  add_columns(execution, x, g, shift, scale, out, overwrite, workspace);
 }
 
 void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,

@@ -87,10 +87,12 @@ class AccumulatingSink final : public GradientSink {
   /// Floats of the gradients of all parameters on a rank, a multiple of kRow.
   static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
 
-  /// Before the first micro-batch of a step.
+  /// Before the first micro-batch of a step. The first rows of a parameter then overwrite its gradient instead of
+  /// adding to it; gradients are defined again after `end_micro_batch`, which clears those that got no rows.
   void clear();
   /// Throws Error(internal) if the rows do not fit the parameter.
   void take(const GradientRows&) override;
+  void end_micro_batch() override;
   bool takes_sums() const override { return true; }
 
   /// Of a matrix [held, columns].
@@ -105,8 +107,11 @@ class AccumulatingSink final : public GradientSink {
   const Parameters& parameters_;
   kernels::Execution execution_;
   std::int64_t held_by(const GradientRows&) const;
+  bool is_first(const GradientRows&);
+  void zero(std::size_t parameter);
 
   std::vector<std::int64_t> begin_;  // by parameter, in elements of gradients_
+  std::vector<bool> cleared_;        // by parameter: the next rows overwrite its gradient
   device::Buffer<float> gradients_;
   device::Buffer<std::byte> workspace_;  // of products
 };

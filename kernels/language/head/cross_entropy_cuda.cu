@@ -2,8 +2,9 @@
 //
 // Limit: memory. One block per row. The first pass forms the maximum and the sum of exponentials together, the second
 // reads the row again, from its end, and writes the gradient: of a row of V columns in bf16 2 V bytes come from memory,
-// 2 V go there, and 2 V come from the second-level cache as long as the rows in flight fit it (two blocks of 1,024
-// threads on each of 132 multiprocessors: 26 MB at V = 50,304).
+// 2 V go there, and 2 V come from the second-level cache as long as the rows in flight fit it (two blocks of 512
+// threads on each of 132 multiprocessors: 26 MB at V = 50,304). An element takes one approximate power of two and five
+// further instructions in each pass.
 //
 // Rows that cannot be read 16 bytes at a time take the portable kernel.
 #include <cfloat>
@@ -21,14 +22,12 @@ decltype(kernels::cross_entropy) cross_entropy;
 namespace cuda {
 namespace {
 
-/// 2^x: one instruction, 2 ulp; 0 below 2^-126.
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+/// exp(x) for x <= 0: relative error 2^-22 (the power of two) + |x| 2^-23, and 0 below 2^-126.
+__device__ __forceinline__ float fast_exponential(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
+  return power;
 }
-
-constexpr float kLog2E = 1.44269504f;
 
 /// Largest value so far and the sum of exp(value - largest).
 struct SoftmaxSum {
@@ -36,8 +35,20 @@ struct SoftmaxSum {
 
   __device__ void add(const SoftmaxSum& other) {
     const float most = fmaxf(largest, other.largest);
-    sum = sum * power_of_two((largest - most) * kLog2E) + other.sum * power_of_two((other.largest - most) * kLog2E);
+    sum = sum * fast_exponential(largest - most) + other.sum * fast_exponential(other.largest - most);
     largest = most;
+  }
+  /// The first `count` of 8 values.
+  __device__ __forceinline__ void add(const float (&z)[8], int count) {
+    float most = largest;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (i < count) most = fmaxf(most, z[i]);
+    sum *= fast_exponential(largest - most);
+    largest = most;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (i < count) sum += fast_exponential(z[i] - most);
   }
 };
 
@@ -51,9 +62,8 @@ struct Arguments {
 
 __device__ __forceinline__ float capped(float a, float softcap) { return softcap * hyperbolic_tangent(a / softcap); }
 
-/// kCap: logits are soft-capped.
-template <int kThreads, bool kCap>
-__global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_constant__ Arguments a) {
+template <int kThreads, bool kCapped>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradients(const __grid_constant__ Arguments a) {
   const std::int64_t row = blockIdx.x;
   const int columns = static_cast<int>(a.logits.columns), vocabulary = static_cast<int>(a.options.vocabulary);
   const int thread = static_cast<int>(threadIdx.x), target = a.targets[row];
@@ -67,28 +77,22 @@ __global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_co
   }
   // Every thread reads the target's logit before the barriers below; the row is overwritten after them.
   float target_logit = load_element(a.logits.data, a.logits.type, row * a.logits.stride + target);
-  if constexpr (kCap) target_logit = capped(target_logit, softcap);
+  if constexpr (kCapped) target_logit = capped(target_logit, softcap);
 
   SoftmaxSum softmax{-FLT_MAX, 0.0f};
-  for (int column = thread * 8; column < vocabulary; column += kThreads * 8) {
+  const auto add = [&](int column, int count) {
     float z[8];
     load_columns_again(a.logits, row, column, z);
-    if (column + 8 > vocabulary)
+    if constexpr (kCapped) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (column + i >= vocabulary) z[i] = -FLT_MAX;
-    float largest = softmax.largest;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if constexpr (kCap) z[i] = column + i < vocabulary ? capped(z[i], softcap) : -FLT_MAX;
-      largest = fmaxf(largest, z[i]);
+      for (int i = 0; i < 8; ++i) z[i] = capped(z[i], softcap);
     }
-    const float offset = largest * kLog2E;
-    float sum = softmax.sum * power_of_two(softmax.largest * kLog2E - offset);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum += power_of_two(z[i] * kLog2E - offset);
-    softmax = {largest, sum};
-  }
+    softmax.add(z, count);
+  };
+  const int whole = vocabulary / 8;  // groups of 8 columns without padding
+#pragma unroll 4
+  for (int v = thread; v < whole; v += kThreads) add(v * 8, 8);
+  if (whole * 8 < vocabulary && thread == whole % kThreads) add(whole * 8, vocabulary - whole * 8);
   __shared__ SoftmaxSum of_warp[kThreads / kWarp];
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2)
@@ -98,28 +102,39 @@ __global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_co
   softmax = of_warp[0];
   for (int w = 1; w < kThreads / kWarp; ++w) softmax.add(of_warp[w]);
 
-  const float log_sum = logf(softmax.sum), lse = softmax.largest + log_sum;
-  if (thread == 0) a.losses[row] = (softmax.largest - target_logit) + log_sum + a.options.z_loss * lse * lse;
+  const float largest = softmax.largest, log_sum = logf(softmax.sum), lse = largest + log_sum;
+  if (thread == 0) a.losses[row] = (largest - target_logit) + log_sum + a.options.z_loss * lse * lse;
   if (!a.gradient) return;
   const float factor = *a.options.scale * (a.options.weights.data == nullptr ? 1.0f : a.options.weights[row]);
-  const float probability = factor * (1.0f + 2.0f * a.options.z_loss * lse) / softmax.sum;
-  const float offset = softmax.largest * kLog2E;
-  const int vectors = columns / 8;
-  for (int v = (vectors - 1 - thread) / kThreads * kThreads + thread; v >= 0 && thread < vectors; v -= kThreads) {
-    const int column = v * 8;
-    float z[8];
+  const float probability = factor * ((1.0f + 2.0f * a.options.z_loss * lse) / softmax.sum);
+  const int turns = (columns / 8 + kThreads - 1) / kThreads;
+#pragma unroll 2
+  for (int turn = turns - 1; turn >= 0; --turn) {
+    const int column = (turn * kThreads + thread) * 8;
+    if (column >= columns) continue;
+    float z[8], slope[8];
     load_columns(a.logits, row, column, z);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      float slope = 1.0f;
-      if constexpr (kCap) {
+      if constexpr (kCapped) {
         z[i] = capped(z[i], softcap);
-        slope = 1.0f - (z[i] / softcap) * (z[i] / softcap);
+        slope[i] = 1.0f - (z[i] / softcap) * (z[i] / softcap);
       }
-      z[i] = power_of_two(z[i] * kLog2E - offset) * probability;
-      if (column + i == target) z[i] -= factor;
-      if (column + i >= vocabulary) z[i] = 0.0f;
-      if constexpr (kCap) z[i] *= slope;
+      z[i] = fast_exponential(z[i] - largest) * probability;
+    }
+    if (target / 8 == column / 8) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (column + i == target) z[i] -= factor;
+    }
+    if constexpr (kCapped) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) z[i] *= slope[i];
+    }
+    if (column + 8 > vocabulary) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (column + i >= vocabulary) z[i] = 0.0f;
     }
     store_columns(a.logits, row, column, z);
   }
@@ -128,11 +143,10 @@ __global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_co
 template <int kThreads>
 void launch(const Execution& execution, const Arguments& a) {
   const unsigned rows = static_cast<unsigned>(a.logits.rows);
-  if (a.options.softcap == 0.0f)
-    losses_and_gradients<kThreads, false><<<rows, kThreads, 0, stream_of(execution)>>>(a);
-  else
+  if (a.options.softcap != 0.0f)
     losses_and_gradients<kThreads, true><<<rows, kThreads, 0, stream_of(execution)>>>(a);
-  require_launch("cross_entropy");
+  else
+    losses_and_gradients<kThreads, false><<<rows, kThreads, 0, stream_of(execution)>>>(a);
 }
 
 }  // namespace
@@ -143,7 +157,11 @@ void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyM
     return portable::cross_entropy(execution, options, logits, targets, losses, gradient);
   if (logits.rows == 0) return;
   const Arguments a{options, logits, targets.data, losses.data, gradient};
-  logits.columns >= 8192 ? launch<1024>(execution, a) : launch<128>(execution, a);
+  if (logits.columns >= 4096)
+    launch<512>(execution, a);
+  else
+    launch<128>(execution, a);
+  require_launch("cross_entropy");
 }
 
 }  // namespace cuda
