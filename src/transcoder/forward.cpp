@@ -79,7 +79,7 @@ Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, co
                       std::int64_t max_tokens)
     : FeatureAxisSizes(configuration, shape, grid, max_tokens),
       chunk(decoded_at_a_time(configuration.data.micro_tokens, group, columns, scalar)),
-      inputs(max_tokens * width),
+      inputs((configuration.transcoder.auxk > 0 ? 2 : 1) * max_tokens * width),
       partial(chunk * columns),
       received(0),
       n_slots(overlap ? 2 : 1) {
@@ -189,14 +189,19 @@ std::vector<kernels::Array<const float>> Forward::cuts() {
 
 void Forward::encode() {
   idle_.restart();
-  const std::int64_t d = model_.shape().d_model;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.phase("exchange");
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
+  select(*selection_, bias, cuts());
+}
+
+void Forward::select(Selector& selector, std::span<const kernels::Array<const float>> bias,
+                     std::span<const kernels::Array<const float>> cuts) {
+  const std::int64_t d = model_.shape().d_model;
   timers_.phase("select");
-  selection_->select(
+  selector.select(
       layout_->total, bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
         timers_.phase("encode");
@@ -207,7 +212,7 @@ void Forward::encode() {
                              product, buffers_.encode_workspace);
         timers_.phase("select");
       },
-      cuts());
+      cuts);
 }
 
 void Forward::require_valid_selections(const std::string& which) {
@@ -234,7 +239,8 @@ void Forward::by_feature() {
   selection_->transpose();
 }
 
-void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
+void Forward::decode(const kernels::SparseActivations& activations, bool with_skip,
+                     const std::function<void(const OwnPart&)>& consume) {
   struct Decoded {
     OwnPart part;
     std::size_t slot;
@@ -247,7 +253,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
       idle_.end(execution_);
     }
     const OwnPart& part = decoded.part;
-    if (part.count > 0 && model_.shape().skip) {
+    if (part.count > 0 && with_skip) {
       timers_.phase("skip");
       const kernels::AnyMatrix x = inputs().rows_from(layout_->own.begin + part.begin, part.count);
       add_skip(execution_, model_.skip(), x, part.layers, part.partial.rows_from(0, part.count),
@@ -259,7 +265,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
   };
 
   // The encoder has awaited all inputs, unless this rank has no features.
-  if (model_.shape().skip) await_inputs(model_.shape().n_layers - 1, execution_);
+  if (with_skip) await_inputs(model_.shape().n_layers - 1, execution_);
   std::optional<Decoded> under_way;
   std::size_t slot = 0;
   // The last layers have the longest sums: what is exchanged first has most computation to overlap with.
@@ -272,7 +278,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
       const parallel::Range own = intersection(chunk, layout_->own);
       const std::int64_t columns = layers.size() * d;
       const kernels::AnyMatrix partial{buffers.partial.open(), sizes_.scalar, chunk.size(), columns, columns};
-      kernels::decode_forward(execution_, activations(), chunk.begin, chunk.size(), model_.decoder(), layers.begin,
+      kernels::decode_forward(execution_, activations, chunk.begin, chunk.size(), model_.decoder(), layers.begin,
                               partial);
       OwnPart part{own.begin - layout_->own.begin, own.size(), block, layers, partial, 1};
       if (exchange_.size() > 1) {

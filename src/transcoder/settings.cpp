@@ -14,6 +14,7 @@ namespace {
 
 // Bounded so that no product of features, layers, widths and bytes of an element exceeds 64 bits.
 constexpr double kMostFeatures = 1 << 28;
+constexpr double kMostAuxiliary = 8192;  // of a token and layer, on a GPU
 // With less, of a typical weight, in a whole run, and from this epsilon on (NMSE 0.96 where 1e-8 gave 0.30 after 200
 // steps of the quickstart) next to nothing is learned.
 constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2;
@@ -155,6 +156,21 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .in("tokens")
       .at_least(1)
       .changeable();
+  schema
+      .add("transcoder.auxk", model.auxk,
+           "coefficient of the auxiliary loss, in which dead features reconstruct the remaining error: relative to the "
+           "loss of the reconstruction; 0: none")
+      .at_least(0)
+      .at_most(1e6)
+      .changeable();
+  schema
+      .add("transcoder.auxk_features", model.auxk_features,
+           "dead features that the auxiliary loss takes per token and layer: those with the largest positive "
+           "pre-activations")
+      .in("features")
+      .at_least(1)
+      .at_most(kMostAuxiliary)
+      .changeable();
 }
 
 /// Conditions between keys of several tables, and between those of [transcoder].
@@ -186,6 +202,14 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "transcoder.preactivation_penalty is for transcoder.activation = \"jumprelu\" only (the others form no "
            "gradient of inactive pre-activations); leave it out";
   });
+  schema.rule({"transcoder.auxk", "transcoder.pseudo_derivative", "transcoder.preactivation_penalty"},
+              [&model]() -> std::string {
+                if (model.auxk == 0 || model.activation != Activation::jumprelu) return {};
+                if (!jump_rule(model).passes_below && model.preactivation_penalty == 0) return {};
+                return "transcoder.auxk does not go with a gradient of inactive pre-activations "
+                       "(transcoder.pseudo_derivative = \"goreg\" and transcoder.preactivation_penalty revive features "
+                       "themselves); leave one of them out";
+              });
   schema.rule({"transcoder.k", "data.batch_tokens", "transcoder.activation", "transcoder.scope"},
               [&configuration]() -> std::string {
                 return configuration.transcoder.scope == Scope::layer ? empty_budget(configuration, 1) : "";

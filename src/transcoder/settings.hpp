@@ -49,6 +49,8 @@ struct ModelSettings {
   double sparsity_begin = 0, sparsity_end = 1;  ///< fractions of the run: the coefficient rises from 0 between them
   double preactivation_penalty = 0;             ///< coefficient; jumprelu
   PreactivationForm preactivation_form = PreactivationForm::below_threshold;
+  double auxk = 0;                       ///< coefficient of the auxiliary loss of dead features; 0: none
+  std::int64_t auxk_features = 512;      ///< of them per token and layer, at most
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
 };
 

@@ -18,6 +18,7 @@
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
 #include "training/step_runner.hpp"
+#include "transcoder/auxiliary.hpp"
 #include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_norm.hpp"
@@ -37,8 +38,9 @@ class Trainer {
     /// row_bytes: of one token's inputs (or targets) as the loader delivers them, for rows that a GPU has to be sent.
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
             training::StepArena&);
-    kernels::Array<float> targets;           ///< [largest own slice, L * d] normalised
-    parallel::ExchangeBuffer gradient_rows;  ///< [largest batch, L * d]; this group's in their place
+    kernels::Array<float> targets;  ///< [largest own slice, L * d] normalised
+    /// [largest batch, L * d]; this group's in their place. With dead features (auxiliary.hpp) theirs come after them.
+    parallel::ExchangeBuffer gradient_rows;
     RowGather::Buffers own_gradient_rows;
     kernels::Array<float> activation_gradient;    ///< by position in the sparse activations
     kernels::Array<float> decoder_bias_gradient;  ///< [L * d]
@@ -101,6 +103,7 @@ class Trainer {
   void load(const dataset::RawBatch&);
   void compute();
   void residual_and_loss();
+  void auxiliary_loss();
   void order_by_feature();
   void await_gradient_rows();
   void guard();
@@ -114,10 +117,18 @@ class Trainer {
   float gradient_factor() const;
   kernels::AnyMatrix all_gradient_rows() const;  // [all tokens, L * d]
   kernels::AnyMatrix gradient_rows() const;      // [group tokens, L * d], of them
+  kernels::AnyMatrix auxiliary_rows() const;     // of dead features, [all tokens, L * d]: they follow all_gradient_rows
   kernels::LateRows late_rows();
   // What this rank's backward pass works on: the features it updates, over the tokens of the whole batch.
   const kernels::SparseActivations& activations() const;
   const kernels::FeatureHits& hits() const;
+  /// The same with all that has a gradient: the lists of dead features after those of active ones.
+  struct BackwardBatch {
+    const kernels::SparseActivations& activations;
+    const kernels::FeatureHits& hits;
+    kernels::AnyMatrix inputs, gradient_rows;
+  };
+  BackwardBatch backward_batch();
   std::int64_t n_keys() const { return model_.shape().n_layers * model_.owned().size(); }
 
   enum ExchangeGroup : std::size_t { kFeature, kData, kOthers };
@@ -137,6 +148,7 @@ class Trainer {
   Buffers buffers_;
   RowGather gradient_gather_;  // over the feature axis
   DataAxis data_axis_;
+  Auxiliary auxiliary_;
   JumpBackward jump_;
   parallel::DeviceCommunicator world_;  // flags and norms
   GradientNorm norm_;

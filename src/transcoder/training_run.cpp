@@ -127,6 +127,9 @@ training::Metrics TrainingRun::metrics() {
            .value = configuration_.transcoder.preactivation_penalty > 0 ? now.preactivation_penalty
                                                                         : std::numeric_limits<double>::quiet_NaN(),
            .optional = true},
+          {.name = "auxiliary_loss",
+           .value = configuration_.transcoder.auxk > 0 ? now.auxiliary_loss : std::numeric_limits<double>::quiet_NaN(),
+           .optional = true},
           {.name = "gradient_norm", .value = now.gradient_norm},
           {.name = "skipped_steps", .value = now.skipped},
           {.name = "entries_per_rank",

@@ -36,6 +36,12 @@ struct DenseReference {
   // decoder row, q = relu(theta - z) nu or, with `negative`, relu(-z).
   double sparsity = 0, scale = 0, ramp = 1, preactivation = 0;
   bool negative = false;
+  // AuxK: features silent for `window` tokens, the `auxk_features` largest per token and layer, reconstruct what is
+  // left.
+  double auxk = 0;
+  std::int64_t auxk_features = 0, window = 1;
+  std::vector<std::int64_t> silent;  // tokens since it fired, by layer and feature
+  double auxiliary_loss = 0;
   int t = 0;
   double last_norm = 0;
 
@@ -153,6 +159,48 @@ struct DenseReference {
           encoder_bias[at(s)].g[at(f)] += da;
           for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];
         }
+    }
+
+    auxiliary_loss = 0;
+    silent.resize(at(n_layers * n_features), 0);
+    for (std::int64_t n = 0; auxk > 0 && n < n_tokens; ++n) {
+      Values dead(at(n_layers * n_features), 0.0), u(at(width));
+      for (std::int64_t s = 0; s < n_layers; ++s) {
+        std::vector<std::int64_t> candidates;
+        const double* const of = &z[at((n * n_layers + s) * n_features)];
+        for (std::int64_t f = 0; f < n_features; ++f)
+          if (silent[at(s * n_features + f)] >= window && of[f] > 0) candidates.push_back(f);
+        std::stable_sort(candidates.begin(), candidates.end(), [&](auto i, auto j) { return of[i] > of[j]; });
+        for (std::size_t i = 0; i < candidates.size() && i < at(auxk_features); ++i)
+          dead[at(s * n_features + candidates[i])] = of[candidates[i]];
+      }
+      for (std::int64_t i = 0; i < width; ++i) {
+        double sum = 0;
+        for (std::int64_t s = cross_layer ? 0 : i / d; s <= i / d; ++s)
+          for (std::int64_t f = 0; f < n_features; ++f)
+            sum += dead[at(s * n_features + f)] * decoder[at(s)].w[at(f * targets(s) * d + i - s * d)];
+        // g = 2 (y^ - y) / (N d) holds the error.
+        u[at(i)] = auxk * (2 * sum / static_cast<double>(n_tokens * d) + g[at(n * width + i)]);
+        auxiliary_loss += u[at(i)] * u[at(i)] * static_cast<double>(n_tokens * d) / (4 * auxk);
+      }
+      for (std::int64_t s = 0; s < n_layers; ++s)
+        for (std::int64_t f = 0; f < n_features; ++f) {
+          const double activation = dead[at(s * n_features + f)];
+          if (activation == 0) continue;
+          const std::int64_t strip = targets(s) * d;
+          double da = 0;
+          for (std::int64_t i = 0; i < strip; ++i) {
+            da += u[at(s * d + i)] * decoder[at(s)].w[at(f * strip + i)];
+            decoder[at(s)].g[at(f * strip + i)] += activation * u[at(s * d + i)];
+          }
+          encoder_bias[at(s)].g[at(f)] += da;
+          for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];
+        }
+    }
+    for (std::size_t f = 0; f < silent.size(); ++f) {
+      bool fired = false;
+      for (std::int64_t n = 0; n < n_tokens; ++n) fired = fired || a[at(n) * silent.size() + f] != 0;
+      silent[f] = fired ? 0 : silent[f] + n_tokens;
     }
 
     // Clip by the exact global norm, Adam, decoupled decay on weights.
