@@ -24,6 +24,7 @@ ModelSettings Auxiliary::selection(const ModelSettings& settings) {
   ModelSettings of = settings;
   of.activation = Activation::topk;
   of.scope = Scope::layer;
+  of.k_initial = 0;
   of.k = static_cast<double>(std::min(settings.auxk_features, settings.features));
   return of;
 }

@@ -9,6 +9,8 @@
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/loss/penalty.hpp"
+#include "kernels/transcoder/select/ranking.hpp"
 #include "parallel/failure.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
 #include "transcoder/skip.hpp"
@@ -91,7 +93,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
                           std::int64_t max_tokens, training::StepArena& arena) {
   const Sizes sizes(configuration, shape, grid, max_tokens);
   const SelectionSizes selection =
-      selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
+      selection_sizes(with_largest_k(configuration.transcoder), selection_shape(configuration, shape, max_tokens), grid,
                       configuration.precision, arena.backend());
   const auto exchange = [&](std::int64_t elements, const parallel::ExchangeStrategy& strategy) {
     return arena.exchange(parallel::kFeatureAxis, sizes.bytes(elements), strategy);
@@ -110,6 +112,11 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
       add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);
   if (shape.threshold) cuts = arena.take<float>(shape.n_layers * selection.max_features);
+  if (configuration.transcoder.ranking == Ranking::decoder_norm) {
+    norms = arena.take<float>(shape.n_layers * selection.max_features);
+    segments = arena.take<float>(shape.n_layers * selection.max_features);
+    no_bias = arena.take<float>(selection.max_features);
+  }
   arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
   arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
 }
@@ -136,11 +143,14 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
             model.shape().d_model,
             sizes_.scalar,
             buffers_.staging.data()},
-      selection_(make_selector(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens),
-                               grid, execution, configuration.precision)),
+      selection_(make_selector(with_largest_k(configuration.transcoder),
+                               selection_shape(configuration, model.shape(), max_tokens), grid, execution,
+                               configuration.precision)),
       input_gather_(axis_, "inputs", buffers_.own_inputs),
       events_(sizes_.n_slots) {
   if (!stream_) exchange_.mark(&idle_);
+  selection_->keep(settings_.k);
+  if (buffers_.no_bias.size > 0) device::zero(execution, buffers_.no_bias);
   selection_->mark(&idle_);
   selection_->report_faults_to(&flags()->model_fault);
 }
@@ -194,23 +204,47 @@ void Forward::encode() {
   timers_.phase("exchange");
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
-  select(*selection_, bias, cuts());
+  if (ranks_by_decoder())
+    encode_by_norm();
+  else
+    select(*selection_, bias, cuts());
+}
+
+/// Selects by the products of pre-activations and norms of decoder rows.
+void Forward::encode_by_norm() {
+  const std::int64_t n = model_.n_local();
+  const kernels::Array<const float> norms{buffers_.norms.data, model_.shape().n_layers * n};
+  if (n > 0) kernels::decoder_norms(execution_, model_.decoder(), buffers_.segments, {buffers_.norms.data, norms.size});
+  const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
+  timers_.phase("select");
+  selection_->select(layout_->total, no_bias,
+                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+                       encode_tile(execution, tile, product);
+                       const kernels::Array<float> bias =
+                           model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
+                       kernels::rank_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
+                                          {norms.data + tile.layer * n + tile.feature_begin, tile.feature_count});
+                     });
+  kernels::unrank(execution_, activations(), norms);
+}
+
+void Forward::encode_tile(const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+  const std::int64_t d = model_.shape().d_model;
+  timers_.phase("encode");
+  await_inputs(tile.layer, execution);
+  const kernels::AnyMatrix x = inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
+  kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
+                       product, buffers_.encode_workspace);
+  timers_.phase("select");
 }
 
 void Forward::select(Selector& selector, std::span<const kernels::Array<const float>> bias,
                      std::span<const kernels::Array<const float>> cuts) {
-  const std::int64_t d = model_.shape().d_model;
   timers_.phase("select");
   selector.select(
       layout_->total, bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
-        timers_.phase("encode");
-        await_inputs(tile.layer, execution);
-        const kernels::AnyMatrix x =
-            inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
-        kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
-                             product, buffers_.encode_workspace);
-        timers_.phase("select");
+        encode_tile(execution, tile, product);
       },
       cuts);
 }

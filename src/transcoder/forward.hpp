@@ -90,6 +90,9 @@ class Forward {
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
     kernels::Array<float> cuts;                ///< [L * F_local]; with thresholds
+    kernels::Array<float> norms;               ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
+    kernels::Array<float> segments;            ///< [F_local * L], and
+    kernels::Array<float> no_bias;             ///< [F_local] zeros
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
 
@@ -99,6 +102,8 @@ class Forward {
 
   /// Takes a batch: the inputs of the own tokens, normalised. They may be anywhere the kernels reach.
   void load(const dataset::RawBatch& batch);
+  /// True if `encode` needs the decoder's weights.
+  bool ranks_by_decoder() const { return settings_.ranking == Ranking::decoder_norm; }
   /// Encodes and selects: `activations`. Collective.
   void encode();
   /// Another selection from the same inputs, after `encode`, with other biases (by layer). Collective.
@@ -152,6 +157,8 @@ class Forward {
 
  private:
   void decode(const kernels::SparseActivations&, bool with_skip, const std::function<void(const OwnPart&)>& consume);
+  void encode_tile(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product);
+  void encode_by_norm();
   void await_inputs(std::int64_t layer, const kernels::Execution&);
   std::vector<kernels::Array<const float>> cuts();
 

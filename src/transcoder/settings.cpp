@@ -78,6 +78,27 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .at_most(kMostFeatures)
       .changeable();
   schema
+      .add("transcoder.k_initial", model.k_initial,
+           "batch_topk, topk: active features of the first step, from which they decline to k; 0: k at once")
+      .in("features")
+      .at_least(0)
+      .at_most(kMostFeatures)
+      .changeable();
+  schema.add("transcoder.k_end", model.k_end, "fraction of the run from which k holds")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.k_decline", model.k_decline,
+           {{"linear", Decline::linear}, {"exponential", Decline::exponential}},
+           "course from k_initial to k, in whole features: equal differences, or equal ratios")
+      .changeable();
+  schema
+      .add("transcoder.ranking", model.ranking, {{"value", Ranking::value}, {"decoder_norm", Ranking::decoder_norm}},
+           "batch_topk, topk: what the largest of are active, pre-activations or their products with the norm of the "
+           "feature's decoder row")
+      .changeable();
+  schema
       .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
            "one budget of active features for each layer, or one for all layers together")
       .changeable();
@@ -114,6 +135,16 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .more_than(0)
       .at_most(1e6)
       .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).bandwidth; })
+      .changeable();
+  schema
+      .add("transcoder.bandwidth_initial", model.bandwidth_initial,
+           "jumprelu: bandwidth of the first step, from which it changes linearly to bandwidth; 0: bandwidth at once")
+      .at_least(0)
+      .at_most(1e6)
+      .changeable();
+  schema.add("transcoder.bandwidth_end", model.bandwidth_end, "fraction of the run from which bandwidth holds")
+      .at_least(0)
+      .at_most(1)
       .changeable();
   schema
       .add("transcoder.sparsity", model.sparsity,
@@ -192,6 +223,29 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "a smaller k",
         model.k, model.features);
   });
+  schema.rule({"transcoder.k_initial", "transcoder.k", "transcoder.features", "transcoder.activation"},
+              [&model]() -> std::string {
+                if (model.k_initial == 0) return {};
+                if (!kernels::activation_keeps_k(model.activation))
+                  return "transcoder.k_initial is for transcoder.activation = \"batch_topk\" and \"topk\" (the others "
+                         "keep no number of features); leave it out";
+                if (model.k_initial < model.k)
+                  return fmt::format("transcoder.k_initial = {} is less than transcoder.k = {} (k declines); raise it",
+                                     model.k_initial, model.k);
+                if (model.features == 0 || model.k_initial <= static_cast<double>(model.features)) return {};
+                return fmt::format("transcoder.k_initial = {} is more than transcoder.features = {}; lower it",
+                                   model.k_initial, model.features);
+              });
+  schema.rule({"transcoder.ranking", "transcoder.activation"}, [&model]() -> std::string {
+    if (model.ranking == Ranking::value || kernels::activation_keeps_k(model.activation)) return {};
+    return "transcoder.ranking is for transcoder.activation = \"batch_topk\" and \"topk\" (the others compare no "
+           "features "
+           "with one another); leave it out";
+  });
+  schema.rule({"transcoder.bandwidth_initial", "transcoder.activation"}, [&model]() -> std::string {
+    if (model.bandwidth_initial == 0 || model.activation == Activation::jumprelu) return {};
+    return "transcoder.bandwidth_initial is for transcoder.activation = \"jumprelu\" only; leave it out";
+  });
   schema.rule({"transcoder.sparsity_end", "transcoder.sparsity_begin"}, [&model]() -> std::string {
     if (model.sparsity_begin <= model.sparsity_end) return {};
     return fmt::format("transcoder.sparsity_end = {} is before transcoder.sparsity_begin = {}; exchange them",
@@ -227,6 +281,14 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "the warm-up",
         configuration.optimizer.warmup_steps, configuration.run.steps);
   });
+  schema.rule({"parallel.selection", "transcoder.k_initial"}, [&configuration]() -> std::string {
+    if (configuration.parallel.exchange.selection == SelectionPlace::everywhere ||
+        configuration.transcoder.k_initial == 0)
+      return {};
+    return "parallel.selection = \"rank_0\" does not go with transcoder.k_initial (it is a baseline with a constant "
+           "k); "
+           "take \"everywhere\"";
+  });
   schema.rule({"parallel.selection", "transcoder.activation"}, [&configuration]() -> std::string {
     if (configuration.parallel.exchange.selection == SelectionPlace::everywhere ||
         configuration.transcoder.activation == Activation::batch_topk)
@@ -237,6 +299,21 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
 }
 
 }  // namespace
+
+double k_at(const ModelSettings& settings, std::int64_t step, std::int64_t steps) {
+  const double end = settings.k_end * static_cast<double>(steps), from = settings.k_initial, to = settings.k;
+  const double done = static_cast<double>(step - 1);  // the first step has k_initial
+  if (from <= to || done >= end) return to;
+  const double part = done / end;
+  const double k = settings.k_decline == Decline::linear ? from + (to - from) * part : from * std::pow(to / from, part);
+  return std::max(to, std::round(k));
+}
+
+ModelSettings with_largest_k(const ModelSettings& settings) {
+  ModelSettings of = settings;
+  of.k = std::max(settings.k, std::round(settings.k_initial));
+  return of;
+}
 
 void check_layers(const Configuration& configuration, std::int64_t n_layers) {
   const ModelSettings& model = configuration.transcoder;

@@ -69,8 +69,8 @@ training::StepArena measure_step(const Configuration& configuration, const Shape
   const Trainer::Buffers trainer(configuration, shape, grid, row_bytes, arena);
   const DataAxis::Buffers data_axis(configuration, shape, grid, arena);
   const Auxiliary::Buffers auxiliary(configuration, shape, grid, arena);
-  const JumpBackward::Buffers jump(configuration, shape, grid, arena);
   const Penalties::Buffers penalties(configuration, shape, grid, arena);
+  const JumpBackward::Buffers jump(configuration, shape, grid, arena);
   return arena;
 }
 
@@ -90,12 +90,12 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       gradient_gather_(forward_.axis(), "gradient rows", buffers_.own_gradient_rows),
       data_axis_(configuration, model_, grid, execution, arena_),
       auxiliary_(configuration, model_, forward_, data_axis_, grid, execution, arena_),
-      jump_(configuration, model_, grid.shape(), execution, arena_),
       world_(grid.all_on_an_axis(), execution, 0, exchange_strategy(configuration.parallel.exchange)),
       norm_(configuration.optimizer, n_keys(), world_, execution, buffers_.norm),
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
       runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }),
-      penalties_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_) {
+      penalties_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_),
+      jump_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_) {
   data_axis_.ranks().mark(&forward_.idle());
   runner_.explain_fault(
       [this](std::int64_t step) { forward_.require_valid_selections(fmt::format("of step {}", step)); });
@@ -144,6 +144,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
       optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
                            static_cast<std::uint64_t>(configuration_.run.seed));
   learning_rate_ = static_cast<double>(constants.learning_rate);
+  keep_k();
   runner_.begin(constants);
   load(batch);
   runner_.run([this] { compute(); });
@@ -154,6 +155,13 @@ void Trainer::step(const dataset::RawBatch& batch) {
   });
   timers_.stop();
   decoder_is_ahead_ = true;
+}
+
+/// Of the next step. Another budget is another graph.
+void Trainer::keep_k() {
+  const double k = k_at(configuration_.transcoder, steps_done() + 1, configuration_.run.steps);
+  forward_.selection().keep(k);  // also after an evaluation
+  if (k != std::exchange(k_, k)) runner_.change();
 }
 
 /// The rows of a batch, normalised: x~ of the own tokens, and their targets.
@@ -190,8 +198,10 @@ void Trainer::compute() {
   buffers_.gradient_rows.close();
   buffers_.gradient_rows.open();
   if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
+  const bool before = forward_.ranks_by_decoder();
+  if (data_axis_.active() && before) data_axis_.await_weights(forward_.idle());
   forward_.encode();
-  if (data_axis_.active()) data_axis_.await_weights(forward_.idle());
+  if (data_axis_.active() && !before) data_axis_.await_weights(forward_.idle());
   if (auxiliary_.active()) auxiliary_.select();
   residual_and_loss();
   if (auxiliary_.active()) auxiliary_loss();

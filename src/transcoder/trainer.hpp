@@ -85,6 +85,8 @@ class Trainer {
   void resume_at(std::int64_t step) { runner_.resume_at(step); }
   report::Timers& timers() { return timers_; }
   Forward& forward() { return forward_; }
+  /// Active features per token and layer that the last step kept (batch_topk, topk).
+  double k() const { return k_; }
   double learning_rate() const { return learning_rate_; }  ///< of the last step
   /// What this object's step takes, by purpose.
   const training::StepArena& memory() const { return arena_; }
@@ -100,6 +102,7 @@ class Trainer {
   double step_exposed_seconds() const;
 
  private:
+  void keep_k();
   void load(const dataset::RawBatch&);
   void compute();
   void residual_and_loss();
@@ -149,16 +152,17 @@ class Trainer {
   RowGather gradient_gather_;  // over the feature axis
   DataAxis data_axis_;
   Auxiliary auxiliary_;
-  JumpBackward jump_;
   parallel::DeviceCommunicator world_;  // flags and norms
   GradientNorm norm_;
   device::Event rows_complete_, whole_formed_;
   device::Upload upload_;
   training::StepRunner runner_;
   Penalties penalties_;
+  JumpBackward jump_;
   checkpoint::Registry registry_;
   bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
   double learning_rate_ = 0;
+  double k_ = 0;  // of the last step
 };
 
 /// The memory of a step on the largest rank, by purpose: what a Trainer takes. Needs no device and no ranks.

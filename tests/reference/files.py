@@ -136,5 +136,6 @@ def read_state(step_directory, step, beta1=0.9):
              if re.fullmatch(r"encoder_\d+/(weight|bias|threshold)|(decoder|skip)_\d+/weight|decoder_bias", name)]
     pick = lambda suffix: {name: tensors[name + suffix].astype(np.float64) for name in names}
     state = transcoder.State(pick(""), pick(".first_moment"), pick(".second_moment"), step)
+    state.silent = [tensors[f"encoder_{s}/tokens_since_fired"] for s in range(sum(name.endswith("/bias") for name in names))]
     state.previous_norm = transcoder.gradient_norm(state.first) / (1 - beta1)
     return state

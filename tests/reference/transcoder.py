@@ -17,7 +17,7 @@ Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t
   that `pseudo_derivative` names.
   loss = sum over t of the mean over tokens and dimensions of (y^_t - y~_t)^2
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,12 @@ class Settings:
     features: int
     activation: str = "batch_topk"     # batch_topk | topk | relu | jumprelu
     k: float = 16                      # active per token and layer
+    k_initial: float = 0               # of the first step; 0: k is constant
+    k_end: float = 0.5                 # fraction of the run from which k holds
+    k_decline: str = "exponential"     # exponential | linear, in whole numbers
+    bandwidth_initial: float = 0       # likewise of the bandwidth, linear
+    bandwidth_end: float = 0.5
+    ranking: str = "value"             # value | decoder_norm: z times the norm of the decoder row
     scope: str = "layer"               # layer | all_layers
     decoder: str = "cross_layer"       # cross_layer | per_layer
     skip: str = "none"                 # none | linear
@@ -41,6 +47,9 @@ class Settings:
     sparsity_end: float = 1.0
     preactivation_penalty: float = 0.0  # coefficient of sum q / N
     preactivation_form: str = "below_threshold"  # q = relu(theta - z) nu | negative: q = relu(-z)
+    auxk: float = 0.0                  # coefficient of the auxiliary loss of dead features
+    auxk_features: int = 512           # of them per token and layer
+    dead_window: int = 1000000         # tokens without firing after which a feature is dead
     normalise: str = "per_dimension"   # per_dimension | scalar | none
     steps: int = 1000
     learning_rate: float = 4e-4
@@ -64,6 +73,7 @@ class State:
     second: dict
     step: int = 0
     previous_norm: float = 0.0
+    silent: list = None    # by layer, tokens since each feature fired
 
 
 # --- Data -----------------------------------------------------------------------------------------------------------------
@@ -128,6 +138,13 @@ def select(settings, pre_activations, thresholds=None):
         budget = round_half_up(settings.k)
         mask = np.stack([np.stack([largest(z[i, s], budget) for s in range(n_layers)]) for i in range(n)])
     return [mask[:, s] for s in range(n_layers)]
+
+
+def ranked(settings, weights, pre_activations):
+    """What the largest of are active: of the sign of z."""
+    if settings.ranking == "value":
+        return pre_activations
+    return [z * np.linalg.norm(weights[f"decoder_{s}/weight"], axis=1) for s, z in enumerate(pre_activations)]
 
 
 def passing(settings, z, theta):
@@ -216,6 +233,38 @@ def loss_of(weights, x, y, masks, settings=None, step=0):
     return loss
 
 
+def largest_dead(settings, pre_activations, dead):
+    """Activations [N, F] by layer of the dead features (masks [F] by layer) with the largest positive values of each token."""
+    out = []
+    for z, mask in zip(pre_activations, dead):
+        of_dead = np.where(mask, z, -np.inf)
+        out.append(np.where([largest(row, settings.auxk_features) for row in of_dead], z, 0.0))
+    return out
+
+
+def auxiliary_loss(settings, weights, x, residual, activations):
+    """coefficient * (sum over layers of the mean squared error) of what these activations reconstruct of a residual y - y^."""
+    alone = {**weights, "decoder_bias": np.zeros_like(weights["decoder_bias"]),
+             **{name: np.zeros_like(w) for name, w in weights.items() if name.startswith("skip_")}}
+    error = decode(alone, activations, x) - residual
+    return settings.auxk * (error ** 2).mean(axis=(0, 2)).sum(), error
+
+
+def at_step(settings, step):
+    """The settings with k and bandwidth of the step after `step` completed ones."""
+    now = replace(settings)
+    end = settings.k_end * settings.steps
+    if settings.k_initial > settings.k and step < end:
+        way = step / end
+        k = (settings.k_initial + (settings.k - settings.k_initial) * way if settings.k_decline == "linear"
+             else settings.k_initial * (settings.k / settings.k_initial) ** way)
+        now.k = max(settings.k, round_half_up(k))
+    end = settings.bandwidth_end * settings.steps
+    if settings.bandwidth_initial > 0 and step + 1 < end:
+        now.bandwidth = settings.bandwidth_initial + (settings.bandwidth - settings.bandwidth_initial) * step / (end - 1)
+    return now
+
+
 def sparsity_coefficient(settings, step):
     """Of the step after `step` completed ones."""
     begin, end = settings.sparsity_begin * settings.steps, settings.sparsity_end * settings.steps
@@ -232,14 +281,18 @@ class Pass:
     margin: float
     error: np.ndarray                  # [N, L, d], normalised
     gradients: dict = field(default_factory=dict)
+    dead_activations: list = None      # with the auxiliary loss, [N, F] by layer
+    auxiliary: float = 0.0             # that loss
 
 
-def forward_backward(settings, weights, x, y, step=0):
-    """x, y normalised [N, L, d]; the step after `step` completed ones."""
+def forward_backward(settings, weights, x, y, step=0, silent=None):
+    """x, y normalised [N, L, d]; the step after `step` completed ones. silent: by layer, tokens since each feature fired."""
     n, n_layers, width = x.shape
+    settings = at_step(settings, step)
     pre_activations = encode(weights, x)
     thresholds = thresholds_of(settings, weights, n_layers)
-    masks = select(settings, pre_activations, thresholds)
+    values = ranked(settings, weights, pre_activations)
+    masks = select(settings, values, thresholds)
     activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
     error = decode(weights, activations, x) - y
     rows = 2.0 / (n * width) * error                            # d loss / d reconstruction
@@ -271,8 +324,25 @@ def forward_backward(settings, weights, x, y, step=0):
         gradients[f"encoder_{s}/bias"] = into.sum(axis=0)
         if f"skip_{s}/weight" in weights:
             gradients[f"skip_{s}/weight"] = rows[:, s].T @ x[:, s]
-    return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks, thresholds), error,
-                gradients)
+    there = Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, values, masks, thresholds), error,
+                 gradients)
+    if settings.auxk > 0 and silent is not None:
+        there.dead_activations = largest_dead(settings, pre_activations, [clock >= settings.dead_window for clock in silent])
+        there.auxiliary, left = auxiliary_loss(settings, weights, x, -error, there.dead_activations)
+        rows = settings.auxk * 2.0 / (n * width) * left
+        for s, dead in enumerate(there.dead_activations):
+            targets = weights[f"decoder_{s}/weight"].shape[1] // width
+            strip = rows[:, s:s + targets].reshape(n, -1)
+            into = np.where(dead > 0, strip @ weights[f"decoder_{s}/weight"].T, 0.0)
+            gradients[f"decoder_{s}/weight"] = gradients[f"decoder_{s}/weight"] + dead.T @ strip
+            gradients[f"encoder_{s}/weight"] = gradients[f"encoder_{s}/weight"] + into.T @ x[:, s]
+            gradients[f"encoder_{s}/bias"] = gradients[f"encoder_{s}/bias"] + into.sum(axis=0)
+    return there
+
+
+def advance(silent, masks):
+    """Tokens since each feature fired, after a batch."""
+    return [np.where(mask.any(axis=0), 0, clock + len(mask)) for clock, mask in zip(silent, masks)]
 
 
 # --- Optimizer ------------------------------------------------------------------------------------------------------------
@@ -356,7 +426,7 @@ def evaluate(settings, weights, x, y, input_normalisation, target_normalisation,
     for begin in range(0, len(x), batch):
         x_normalised = (x[begin:begin + batch] - x_mean) * x_scale
         pre_activations = encode(weights, x_normalised)
-        masks = select(settings, pre_activations, thresholds_of(settings, weights, x.shape[1]))
+        masks = select(settings, ranked(settings, weights, pre_activations), thresholds_of(settings, weights, x.shape[1]))
         activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
         reconstruction = decode(weights, activations, x_normalised) / y_scale + y_mean
         error.append(reconstruction - y[begin:begin + batch])

@@ -398,6 +398,39 @@ TEST_CASE("the auxiliary loss reaches dead features alone") {
   }
 }
 
+TEST_CASE("k declines from k_initial in whole features, and then holds") {
+  ModelSettings settings;
+  settings.k = 2.5;
+  settings.k_initial = 10;
+  settings.k_end = 0.5;
+  CHECK(k_at(settings, 1, 100) == 10);
+  CHECK(k_at(settings, 26, 100) == 5);  // half way: the geometric mean
+  settings.k_decline = Decline::linear;
+  CHECK(k_at(settings, 26, 100) == 6);  // 6.25
+  CHECK(k_at(settings, 50, 100) == 3);
+  CHECK(k_at(settings, 51, 100) == 2.5);
+  settings.k_initial = 0;
+  CHECK(k_at(settings, 1, 100) == 2.5);
+}
+
+TEST_CASE("with a declining k, a step keeps what k then is, on every grid") {
+  const Data data;
+  for (const Activation activation : {Activation::batch_topk, Activation::topk}) {
+    Configuration configuration = configuration_for(Scope::layer);
+    configuration.transcoder.activation = activation;
+    configuration.transcoder.k = 2;
+    configuration.transcoder.k_initial = 8;
+    configuration.transcoder.k_end = 0.75;  // 8, 5, 3, 2
+    for (const parallel::GridShape& shape : grids()) {
+      Run run(configuration, data, shape);
+      for (const double k : {8, 5, 3, 2}) {
+        run.step(data, 0);
+        CHECK(run.trainer.metrics().l0_mean() == doctest::Approx(k).epsilon(1e-6));
+      }
+    }
+  }
+}
+
 TEST_CASE("more active features than transcoder.capacity end the run before any parameter changes, on all ranks") {
   const Data data;
   for (const Activation activation : {Activation::relu, Activation::jumprelu})
@@ -458,7 +491,9 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   skipping.transcoder.skip = Skip::linear;
   skipping.optimizer.clip_norm = 0.02;
   per_layer.transcoder.decoder = Decoder::per_layer;
-  const Configuration dead = with_dead_features();
+  Configuration dead = with_dead_features();
+  dead.transcoder.k_initial = 6;
+  dead.transcoder.ranking = Ranking::decoder_norm;
   Configuration penalised = jumping(JumpForm::anthropic);
   penalised.transcoder.sparsity = penalised.transcoder.preactivation_penalty = 0.1;
   for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer,

@@ -25,15 +25,16 @@
 
 namespace weft::kernels {
 
-/// 0 up to step `begin`, `value` from step `end` on, linear between. Steps count from 1.
+/// `from` up to step `begin`, `value` from step `end` on, linear between. Steps count from 1.
 struct Ramp {
   float value = 0;
   double begin = 0, end = 0;
+  float from = 0;
 
   WEFT_HOST_DEVICE float at(std::uint64_t step) const {
     const double t = static_cast<double>(step);
     if (t >= end) return value;
-    return t <= begin ? 0.0f : static_cast<float>(value * ((t - begin) / (end - begin)));
+    return t <= begin ? from : static_cast<float>(from + (value - from) * ((t - begin) / (end - begin)));
   }
 };
 

@@ -62,7 +62,7 @@ AllLists list_bytes(const Configuration& configuration, const Shape& shape, cons
     return DataAxis::Lists(settings, configuration, shape, grid).bytes();
   };
   const ModelSettings& settings = configuration.transcoder;
-  return {bytes(settings), Auxiliary::wanted(configuration) ? bytes(Auxiliary::selection(settings)) : 0};
+  return {bytes(with_largest_k(settings)), Auxiliary::wanted(configuration) ? bytes(Auxiliary::selection(settings)) : 0};
 }
 
 std::int64_t largest_message(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
@@ -81,7 +81,7 @@ DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shap
                            training::StepArena& arena) {
   const std::int64_t groups = grid.size(parallel::kDataAxis);
   if (groups == 1) return;
-  const Lists lists(configuration.transcoder, configuration, shape, grid);
+  const Lists lists(with_largest_k(configuration.transcoder), configuration, shape, grid);
   const std::int64_t n_local = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
                      n_keys = shape.n_layers * parallel::largest_part(n_local, groups),
                      entries = capacity(configuration, shape, grid);
@@ -103,7 +103,7 @@ DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shap
 
 std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape,
                                 const parallel::GridShape& grid) {
-  return owned_list_capacity(configuration.transcoder, selection_of(configuration, shape), grid);
+  return owned_list_capacity(with_largest_k(configuration.transcoder), selection_of(configuration, shape), grid);
 }
 
 std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shape& shape,
