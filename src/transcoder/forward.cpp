@@ -8,6 +8,7 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/decode/tied.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/loss/penalty.hpp"
 #include "kernels/transcoder/select/ranking.hpp"
@@ -314,6 +315,7 @@ void Forward::decode(const kernels::SparseActivations& activations, bool with_sk
       const kernels::AnyMatrix partial{buffers.partial.open(), sizes_.scalar, chunk.size(), columns, columns};
       kernels::decode_forward(execution_, activations, chunk.begin, chunk.size(), model_.decoder(), layers.begin,
                               partial);
+      if (model_.shape().tied) kernels::sum_to_later_layers(execution_, partial, d);
       OwnPart part{own.begin - layout_->own.begin, own.size(), block, layers, partial, 1};
       if (exchange_.size() > 1) {
         timers_.phase("exchange");

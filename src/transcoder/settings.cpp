@@ -103,8 +103,15 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
            "one budget of active features for each layer, or one for all layers together")
       .changeable();
   schema.add("transcoder.decoder", model.decoder,
-             {{"cross_layer", Decoder::cross_layer}, {"per_layer", Decoder::per_layer}},
-             "which layers a feature writes to: its own and every later one, or its own alone");
+             {{"cross_layer", Decoder::cross_layer}, {"per_layer", Decoder::per_layer}, {"tied", Decoder::tied}},
+             "which layers a feature writes to: its own and every later one, its own alone, or the same vector to its "
+             "own and every later one");
+  schema.add("transcoder.encoder_initial", model.encoder_initial,
+             {{"features", EncoderInitial::features}, {"width", EncoderInitial::width}},
+             "bound of the uniform initial encoder weights: 1 / sqrt(features) or 1 / sqrt(d_model)");
+  schema.add("transcoder.decoder_initial", model.decoder_initial,
+             {{"uniform", DecoderInitial::uniform}, {"zero", DecoderInitial::zero}},
+             "initial decoder weights: uniform within 1 / sqrt(columns of the first decoder), or zero");
   schema.add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
              "linear: every layer has a matrix that adds a linear map of its input to its target");
   schema
@@ -152,6 +159,11 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
            "activation * norm of the decoder row); 0: none")
       .at_least(0)
       .at_most(1e12)
+      .changeable();
+  schema
+      .add("transcoder.sparsity_form", model.sparsity_form,
+           {{"tanh", SparsityForm::tanh}, {"linear", SparsityForm::linear}},
+           "tanh as above, or its argument itself: the L1 norm of activations, weighted by the decoder's norms")
       .changeable();
   schema.add("transcoder.sparsity_scale", model.sparsity_scale, "scale inside that penalty")
       .more_than(0)

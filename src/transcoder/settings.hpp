@@ -28,8 +28,11 @@ using training::NonFinite;
 using kernels::Activation;
 using kernels::JumpForm;
 using kernels::PreactivationForm;
+using kernels::SparsityForm;
 enum class Scope { layer, all_layers };
-enum class Decoder { cross_layer, per_layer };
+enum class Decoder { cross_layer, per_layer, tied };
+enum class EncoderInitial { features, width };
+enum class DecoderInitial { uniform, zero };
 enum class Skip { none, linear };
 enum class Ranking { value, decoder_norm };
 enum class Decline { linear, exponential };
@@ -46,13 +49,16 @@ struct ModelSettings {
   Scope scope = Scope::layer;
   Decoder decoder = Decoder::cross_layer;
   Skip skip = Skip::none;
+  EncoderInitial encoder_initial = EncoderInitial::features;
+  DecoderInitial decoder_initial = DecoderInitial::uniform;
   std::int64_t capacity = 0;  ///< relu, jumprelu: room for active features per token and layer; 0: for all
   JumpForm pseudo_derivative = JumpForm::anthropic;  ///< jumprelu, as the following two
   double threshold = 0.1;                            ///< initial theta
   double bandwidth = 2;
-  double bandwidth_initial = 0;                 ///< of the first step; 0: the bandwidth is constant
-  double bandwidth_end = 0.5;                   ///< fraction of the run from which it is `bandwidth`, linear before
-  double sparsity = 0;                          ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
+  double bandwidth_initial = 0;  ///< of the first step; 0: the bandwidth is constant
+  double bandwidth_end = 0.5;    ///< fraction of the run from which it is `bandwidth`, linear before
+  double sparsity = 0;           ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
+  SparsityForm sparsity_form = SparsityForm::tanh;
   double sparsity_scale = 4;                    ///< c
   double sparsity_begin = 0, sparsity_end = 1;  ///< fractions of the run: the coefficient rises from 0 between them
   double preactivation_penalty = 0;             ///< coefficient; jumprelu

@@ -12,6 +12,7 @@
 #include "kernels/optimize/adam.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/transcoder/decode/tied.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 #include "optimizer/schedule.hpp"
@@ -366,6 +367,11 @@ void Trainer::backward(const kernels::AdamStep* step) {
   }
   // A pass for the norm alone has formed the gradients of the thresholds and the penalties already.
   const bool first = step == nullptr || !norm_.clips() || !norm_.is_exact();
+  if (first && model_.shape().tied) {
+    timers_.phase("decoder backward");
+    whole_formed_.hold_back(execution_);  // of the rows as they were
+    kernels::sum_from_later_layers(execution_, backward_batch().gradient_rows, model_.shape().d_model);
+  }
   if (first && penalties_.active()) penalties_.form(activations(), hits(), forward_.layout().total);
   if (jumps) jump_.run(forward_.all_inputs(), all_gradient_rows(), penalties_, first, step, norm_.encoder_rows());
   if (first && penalties_.active()) penalties_.complete();

@@ -108,6 +108,7 @@ def check(weft):
     # More than one step of each k, so that graphs are recorded in between.
     for title, kind in (("skip", {"skip": "linear"}), ("per_layer", {"decoder": "per_layer"}),
                         ("dead", {"more": "dead_window = 2000\nauxk = 0.1\nauxk_features = 32"}),
+                        ("tied", {"decoder": "tied"}),
                         ("ranking", {"more": 'ranking = "decoder_norm"'}),
                         ("decline", {"more": "k_initial = 20\nk_end = 0.5"})):
         name = title

@@ -33,6 +33,8 @@ CASES = {
     "topk over all layers": dict(activation="topk", scope="all_layers", k=3, beta2=0.99),
     "relu": dict(activation="relu", k=4, schedule="step", decay_begin=0.5, final_fraction=0.25),
     "skip connection": dict(skip="linear", k=4, weight_decay=0.1, clip_norm=0.05),
+    "tied": dict(decoder="tied", k=3.5, sparsity=0.2, clip_norm=0.05),
+    "tied, jumprelu": dict(decoder="tied", activation="jumprelu", threshold=0.2, bandwidth=1, skip="linear"),
     "per layer": dict(decoder="per_layer", activation="topk", skip="linear", k=4),
     "autoencoder": dict(decoder="per_layer", targets="inputs", k=3.5),
     **{f"jumprelu {form}": dict(activation="jumprelu", k=4, pseudo_derivative=form, threshold=threshold, bandwidth=bandwidth,
@@ -49,6 +51,8 @@ CASES = {
                                         learning_rate=1e-2),
     "jumprelu per layer, skip connection": dict(activation="jumprelu", decoder="per_layer", skip="linear", threshold=0.2,
                                                 bandwidth=1, sparsity=0.2, preactivation_penalty=0.05, clip_norm=0.05),
+    "relu, linear penalty": dict(activation="relu", sparsity=0.05, sparsity_form="linear", sparsity_scale=1),
+    "jumprelu, linear penalty": dict(activation="jumprelu", threshold=0.2, bandwidth=1, sparsity=0.05, sparsity_form="linear"),
     "jumprelu, penalties": dict(activation="jumprelu", threshold=0.2, bandwidth=1, sparsity=0.2, sparsity_end=0.0,
                                 preactivation_penalty=0.05),
     "jumprelu goreg, penalties": dict(activation="jumprelu", pseudo_derivative="goreg", threshold=0.2, bandwidth=0.5,
@@ -71,7 +75,7 @@ def input_text(s, folder, seed):
         "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip, ranking=s.ranking,
                            pseudo_derivative=s.pseudo_derivative, threshold=s.threshold, bandwidth=s.bandwidth,
                            **{key: getattr(s, key) for key in (
-                               "sparsity", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
+                               "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
                                "preactivation_form", "auxk", "auxk_features", "dead_window", "k_initial", "k_end", "k_decline",
                                "bandwidth_initial", "bandwidth_end")}),
         "optimizer": {key: getattr(s, key) for key in (

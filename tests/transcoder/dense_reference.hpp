@@ -15,7 +15,7 @@ struct DenseReference {
   std::int64_t n_layers, d, n_features;
   double k;
   bool all_layers;
-  bool cross_layer, skip;
+  bool cross_layer, skip, tied = false;
   double learning_rate, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, clip = 0;
 
   using Values = std::vector<double>;
@@ -51,7 +51,7 @@ struct DenseReference {
     for (std::int64_t s = 0; s < n_layers; ++s) {
       encoder[at(s)].resize(n_features * d);
       encoder_bias[at(s)].resize(n_features);
-      decoder[at(s)].resize(n_features * targets(s) * d);
+      decoder[at(s)].resize(n_features * (tied ? 1 : targets(s)) * d);
       if (skip) skip_weight.emplace_back().resize(d * d);
     }
     decoder_bias.resize(n_layers * d);
@@ -59,6 +59,11 @@ struct DenseReference {
 
   /// Layers that a feature of source layer s writes to, from s on.
   std::int64_t targets(std::int64_t s) const { return cross_layer ? n_layers - s : 1; }
+
+  /// Where a decoder has element i, of all targets one after the other, of feature f.
+  std::size_t element(std::int64_t s, std::int64_t f, std::int64_t i) const {
+    return tied ? at(f * d + i % d) : at(f * targets(s) * d + i);
+  }
 
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -107,7 +112,7 @@ struct DenseReference {
           for (std::int64_t s = cross_layer ? 0 : t_layer; s <= t_layer; ++s)
             for (std::int64_t f = 0; f < n_features; ++f) {
               const double activation = a[at((n * n_layers + s) * n_features + f)];
-              if (activation != 0) sum += activation * decoder[at(s)].w[at((f * targets(s) + t_layer - s) * d + i)];
+              if (activation != 0) sum += activation * decoder[at(s)].w[element(s, f, (t_layer - s) * d + i)];
             }
           for (std::int64_t j = 0; skip && j < d; ++j)
             sum += skip_weight[at(t_layer)].w[at(i * d + j)] * x[at(n * width + t_layer * d + j)];
@@ -132,10 +137,11 @@ struct DenseReference {
           double da = 0, squares = 0;
           for (std::int64_t i = 0; i < strip; ++i) {
             const double row = g[at(n * width + s * d + i)];
-            da += row * decoder[at(s)].w[at(f * strip + i)];
-            decoder[at(s)].g[at(f * strip + i)] += activation * row;
+            da += row * decoder[at(s)].w[element(s, f, i)];
+            decoder[at(s)].g[element(s, f, i)] += activation * row;
           }
-          for (std::int64_t i = 0; i < strip; ++i) squares += std::pow(decoder[at(s)].w[at(f * strip + i)], 2);
+          const std::int64_t width_of_row = tied ? d : strip;
+          for (std::int64_t i = 0; i < width_of_row; ++i) squares += std::pow(decoder[at(s)].w[element(s, f, i)], 2);
           const double norm = std::sqrt(squares), tokens = static_cast<double>(n_tokens);
           const double tangent = std::tanh(scale * activation * norm);
           const double slope = sparsity / tokens * std::min(1.0, (t + 1) / ramp) * scale * (1 - tangent * tangent);
@@ -147,8 +153,8 @@ struct DenseReference {
             of_norm += preactivation / tokens * (theta_of(entry) - z[entry]);
             threshold[at(s)].g[at(f)] += preactivation / tokens * norm * (goreg ? 1 : theta_of(entry));
           }
-          for (std::int64_t i = 0; i < strip; ++i)
-            decoder[at(s)].g[at(f * strip + i)] += of_norm * decoder[at(s)].w[at(f * strip + i)] / norm;
+          for (std::int64_t i = 0; i < width_of_row; ++i)
+            decoder[at(s)].g[element(s, f, i)] += of_norm * decoder[at(s)].w[element(s, f, i)] / norm;
           if (!threshold.empty()) {
             const double theta = theta_of(entry), distance = z[entry] - theta;
             if (distance > -bandwidth / 2 && (distance < bandwidth / 2 || (goreg && distance == bandwidth / 2)))
@@ -178,7 +184,7 @@ struct DenseReference {
         double sum = 0;
         for (std::int64_t s = cross_layer ? 0 : i / d; s <= i / d; ++s)
           for (std::int64_t f = 0; f < n_features; ++f)
-            sum += dead[at(s * n_features + f)] * decoder[at(s)].w[at(f * targets(s) * d + i - s * d)];
+            sum += dead[at(s * n_features + f)] * decoder[at(s)].w[element(s, f, i - s * d)];
         // g = 2 (y^ - y) / (N d) holds the error.
         u[at(i)] = auxk * (2 * sum / static_cast<double>(n_tokens * d) + g[at(n * width + i)]);
         auxiliary_loss += u[at(i)] * u[at(i)] * static_cast<double>(n_tokens * d) / (4 * auxk);
@@ -190,8 +196,8 @@ struct DenseReference {
           const std::int64_t strip = targets(s) * d;
           double da = 0;
           for (std::int64_t i = 0; i < strip; ++i) {
-            da += u[at(s * d + i)] * decoder[at(s)].w[at(f * strip + i)];
-            decoder[at(s)].g[at(f * strip + i)] += activation * u[at(s * d + i)];
+            da += u[at(s * d + i)] * decoder[at(s)].w[element(s, f, i)];
+            decoder[at(s)].g[element(s, f, i)] += activation * u[at(s * d + i)];
           }
           encoder_bias[at(s)].g[at(f)] += da;
           for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];

@@ -183,7 +183,8 @@ testing::DenseReference reference_for(const Configuration& c, Run& run) {
   reference.n_features = kFeatures;
   reference.k = c.transcoder.k;
   reference.all_layers = c.transcoder.scope == Scope::all_layers;
-  reference.cross_layer = c.transcoder.decoder == Decoder::cross_layer;
+  reference.cross_layer = c.transcoder.decoder != Decoder::per_layer;
+  reference.tied = c.transcoder.decoder == Decoder::tied;
   reference.skip = c.transcoder.skip == Skip::linear;
   reference.learning_rate = c.optimizer.learning_rate;
   reference.weight_decay = c.optimizer.weight_decay;
@@ -271,6 +272,42 @@ TEST_CASE("with a decoder per layer, four steps equal the dense float64 trainer"
   configuration.transcoder.skip = Skip::linear;
   configuration.transcoder.scope = Scope::all_layers;
   compare_with_reference(configuration);
+}
+
+TEST_CASE("with tied decoders, four steps equal the dense float64 trainer") {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.decoder = Decoder::tied;
+  compare_with_reference(configuration);
+  configuration.transcoder.skip = Skip::linear;
+  configuration.transcoder.sparsity = 0.1;
+  configuration.optimizer.clip_norm = 0.02;
+  configuration.transcoder.k = 0.5;
+  configuration.transcoder.auxk = 0.25;
+  configuration.transcoder.auxk_features = 3;
+  configuration.transcoder.dead_window = kTokens;
+  compare_with_reference(configuration);
+  configuration = jumping(JumpForm::goreg);
+  configuration.transcoder.decoder = Decoder::tied;
+  compare_with_reference(configuration);
+}
+
+TEST_CASE("initial weights have the bounds that the settings name") {
+  const Data data;
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.encoder_initial = EncoderInitial::width;
+  configuration.transcoder.decoder_initial = DecoderInitial::zero;
+  Run run(configuration, data, parallel::data_by_feature(1, testing::world().size()));
+  for (const auto& [name, values] : run.parameters()) {
+    if (name.ends_with("_moment")) continue;
+    float largest = 0;
+    for (const float value : values) largest = std::max(largest, std::abs(value));
+    // Of 900 values the largest is within 3 % of the bound: the probability that it is not is 0.97^900 = 1e-12.
+    if (name.starts_with("encoder_") && name.ends_with("/weight")) {
+      CHECK(largest <= 1 / std::sqrt(static_cast<float>(kWidth)));
+      CHECK(largest >= 0.97f / std::sqrt(static_cast<float>(kWidth)));
+    }
+    if (name.starts_with("decoder_")) CHECK(largest == 0);
+  }
 }
 
 TEST_CASE("every rank has the same skip connection, in every state, and it is trained") {
@@ -494,10 +531,13 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   Configuration dead = with_dead_features();
   dead.transcoder.k_initial = 6;
   dead.transcoder.ranking = Ranking::decoder_norm;
+  Configuration tied = dead;
+  tied.transcoder.decoder = Decoder::tied;
   Configuration penalised = jumping(JumpForm::anthropic);
   penalised.transcoder.sparsity = penalised.transcoder.preactivation_penalty = 0.1;
-  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer,
-                                             jumping(JumpForm::anthropic), jumping(JumpForm::goreg), penalised, dead})
+  for (const Configuration& configuration :
+       {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer, jumping(JumpForm::anthropic),
+        jumping(JumpForm::goreg), penalised, dead, tied})
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
       const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);

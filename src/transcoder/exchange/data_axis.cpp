@@ -62,7 +62,8 @@ AllLists list_bytes(const Configuration& configuration, const Shape& shape, cons
     return DataAxis::Lists(settings, configuration, shape, grid).bytes();
   };
   const ModelSettings& settings = configuration.transcoder;
-  return {bytes(with_largest_k(settings)), Auxiliary::wanted(configuration) ? bytes(Auxiliary::selection(settings)) : 0};
+  return {bytes(with_largest_k(settings)),
+          Auxiliary::wanted(configuration) ? bytes(Auxiliary::selection(settings)) : 0};
 }
 
 std::int64_t largest_message(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
