@@ -19,11 +19,14 @@ using kernels::Scalar;
 const Configuration& checked(const Configuration& configuration, const parallel::Grid& grid) {
   if (grid.world().size() > 1 || configuration.precision != Precision::fp32 ||
       configuration.optimizer.state != kernels::StatePolicy::fp32 || configuration.optimizer.clip_norm > 0 ||
-      configuration.transcoder.skip != Skip::none || configuration.transcoder.decoder != Decoder::cross_layer)
+      configuration.transcoder.skip != Skip::none || configuration.transcoder.decoder != Decoder::cross_layer ||
+      configuration.transcoder.auxk > 0 || configuration.transcoder.ranking != Ranking::value ||
+      configuration.transcoder.k_initial > 0)
     throw collective_error(
         ExitCode::usage,
-        "the dense formulation supports one process, fp32, cross-layer decoders, no skip connection and no clipping "
-        "only (it is a baseline for benchmarks); correct the overrides of the case");
+        "the dense formulation supports one process, fp32, cross-layer decoders, no skip connection, no "
+        "clipping, no auxk, no k_initial and ranking = \"value\" only (it is a baseline for benchmarks); correct the "
+        "overrides of the case");
   return configuration;
 }
 
