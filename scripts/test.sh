@@ -88,10 +88,12 @@ compile_for_all_gpus() {
 }
 
 # run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml.
+# run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml. Tests mostly wait, for the start and the end of
+# programs, so two cores are kept busy by four; a test of several ranks counts as two.
 run_tests() {
   local build=$1 name=$2 since=$SECONDS
   shift 2
-  ctest --test-dir "build/$build" --parallel 2 --output-on-failure --no-tests=error \
+  ctest --test-dir "build/$build" --parallel 4 --output-on-failure --no-tests=error \
     --output-junit "$PWD/$results/$name.xml" "$@" || true   # failures are counted from the report
   [[ -s $results/$name.xml ]] || note failed "tests of $name" "ctest wrote no report"
   echo "Tested $name: $((SECONDS - since)) s"
