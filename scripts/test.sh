@@ -87,7 +87,6 @@ compile_for_all_gpus() {
   fi
 }
 
-# run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml.
 # run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml. Tests mostly wait, for the start and the end of
 # programs, so two cores are kept busy by four; a test of several ranks counts as two.
 run_tests() {
