@@ -258,6 +258,7 @@ Transformer::Transformer(const Model& model, const TransformerSettings& settings
                          training::StepArena& arena)
     : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {
   if (rounds_biases(settings, execution_.backend)) prepare_biases();
+  if (settings.swaps()) swap_.emplace(execution_, buffers_.swap);
 }
 
 void Transformer::prepare_biases() {
@@ -275,7 +276,6 @@ void Transformer::prepare_biases() {
     }
   device::copy(execution_, buffers_.bias_copies.data, copies.data(), copies.bytes(), device::Direction::to_device);
   kernels::fence(execution_);
-  if (settings.swaps()) swap_.emplace(execution_, buffers_.swap);
 }
 
 // --- Forward --------------------------------------------------------------------------------------------------------
