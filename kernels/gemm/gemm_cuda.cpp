@@ -45,7 +45,9 @@ cublasLtHandle_t library() {
 cudaDataType type_of(Scalar type) {
   if (type == Scalar::fp32) return CUDA_R_32F;
   if (type == Scalar::bf16) return CUDA_R_16BF;
-  throw Error(ExitCode::internal, "gemm: operands must be fp32 or bf16");
+  if (type == Scalar::fp16) return CUDA_R_16F;
+  if (type == Scalar::u8) return CUDA_R_8F_E4M3;
+  throw Error(ExitCode::internal, "gemm: operands must be fp32, bf16 or fp16");
 }
 
 std::string to_hexadecimal(const cublasLtMatmulAlgo_t& algorithm) {
@@ -92,9 +94,18 @@ struct Gemm::Plan {
     record.shape = shape;
     record.gpu = gpu_name();
     record.library = gemm_library_version();
-    check(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    const cublasComputeType_t compute = shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    check(cublasLtMatmulDescCreate(&operation, compute, CUDA_R_32F), "describing a product");
     set_form(CUBLASLT_MATMUL_DESC_TRANSA, shape.b_form);
     set_form(CUBLASLT_MATMUL_DESC_TRANSB, shape.a_form);
+    if (shape.input == Scalar::u8) {
+      // One scale per row of each operand. Proposals depend on scales being there, not on where they are.
+      const std::int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+      for (const auto which : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+        check(cublasLtMatmulDescSetAttribute(operation, which, &by_row, sizeof by_row), "describing a product");
+      const void* const anywhere = reinterpret_cast<const void*>(std::uintptr_t{256});
+      set_scales(anywhere, anywhere);
+    }
     const cudaDataType in = type_of(shape.input), out = type_of(shape.output);
     a = layout_of(in, shape.a_form, shape.rows, shape.inner, shape.a_stride);
     b = layout_of(in, shape.b_form, shape.inner, shape.columns, shape.b_stride);
@@ -112,6 +123,13 @@ struct Gemm::Plan {
   void set_form(cublasLtMatmulDescAttributes_t which, Form form) {
     const cublasOperation_t value = form == Form::plain ? CUBLAS_OP_N : CUBLAS_OP_T;
     check(cublasLtMatmulDescSetAttribute(operation, which, &value, sizeof value), "describing a product");
+  }
+
+  void set_scales(const void* of_a, const void* of_b) const {
+    check(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b),
+          "describing a product");
+    check(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a),
+          "describing a product");
   }
 
   /// Of a matrix that enters the product as [rows, columns].
@@ -192,6 +210,12 @@ void Gemm::run(const Execution& execution, const void* a, const void* b, void* c
         "a product");
 }
 
+void Gemm::run_coded(const Execution& execution, const void* a, const float* a_scales, const void* b,
+                     const float* b_scales, void* c, Array<std::byte> workspace) const {
+  plan_->set_scales(a_scales, b_scales);
+  run(execution, a, b, c, workspace);
+}
+
 const GemmRecord& Gemm::record() const { return plan_->record; }
 
 std::vector<GemmRecord> Gemm::candidates(const GemmShape& shape, std::int64_t workspace_bytes) {
@@ -268,6 +292,11 @@ std::int64_t common_alignment(std::initializer_list<AnyMatrix> matrices) {
 
 }  // namespace
 
+void multiply_coded(const Execution& execution, const GemmShape& shape, const void* a, const float* a_scales,
+                    const void* b, const float* b_scales, void* c, Array<std::byte> workspace) {
+  product_of(shape, workspace.size).run_coded(execution, a, a_scales, b, b_scales, c, workspace);
+}
+
 void use_gemm_records(std::vector<GemmRecord> records) { prepared().records = std::move(records); }
 
 std::vector<GemmRecord> gemm_records_in_use() {
@@ -292,9 +321,7 @@ namespace weft::kernels::dense_library {
 
 std::int64_t workspace_bytes() { return cuda::kGemmWorkspace; }
 
-bool takes(Scalar a, Scalar b, Scalar c) {
-  return a == b && (a == Scalar::bf16 || (a == Scalar::fp32 && c == Scalar::fp32));
-}
+bool takes(Scalar a, Scalar b, Scalar c) { return a == b && (c == a || c == Scalar::fp32); }
 
 void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
               AnyMatrix c, Array<std::byte> workspace) {
@@ -308,7 +335,8 @@ void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form,
                               .output = c.type,
                               .alignment = cuda::common_alignment({a, b, c}),
                               .a_form = a_form,
-                              .b_form = b_form};
+                              .b_form = b_form,
+                              .tf32 = execution.tf32 && a.type == Scalar::fp32};
   cuda::product_of(shape, workspace.size).run(execution, a.data, b.data, c.data, workspace, alpha, beta);
 }
 

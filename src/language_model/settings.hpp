@@ -98,6 +98,7 @@ struct Configuration {
   parallel::Settings parallel;
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
+  bool fp8_forward = false;               ///< device.fp8_forward
   checkpoint::Settings checkpoint;
   training::LogSettings log;
   SampleSettings sample;
@@ -115,7 +116,8 @@ inline device::Settings device_settings(const Configuration& configuration) {
   return device::for_precision(configuration.device, configuration.precision);
 }
 inline kernels::Scalar activation_type(const Configuration& configuration) {
-  return configuration.precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
+  if (device::is_wide(configuration.precision)) return kernels::Scalar::fp32;
+  return configuration.precision == Precision::fp16 ? kernels::Scalar::fp16 : kernels::Scalar::bf16;
 }
 
 /// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its

@@ -14,6 +14,7 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/bf16.hpp"
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/embedding/embedding.hpp"
 #include "language_model/model.hpp"
@@ -39,6 +40,7 @@ struct Tokens {
 struct TransformerSettings {
   Architecture architecture;
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of activations, their gradients and logits
+  bool fp8_forward = false;                      ///< products of the blocks in 8 bits (kernels/gemm/fp8.hpp)
   kernels::StatePolicy policy = kernels::StatePolicy::fp32;
   std::int64_t rows = 0;    ///< most rows of a micro-batch
   std::int64_t length = 0;  ///< most rows of a sequence
@@ -87,6 +89,9 @@ class Transformer {
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
     kernels::Array<std::byte> attention_workspace, product_workspace;
+    /// fp16 activations: the matrices of all products in fp16, as stored: those of the blocks, then the head.
+    kernels::Array<kernels::half> half_weights;
+    kernels::Array<std::byte> coded_rows, coded_weight;  ///< fp8_forward: operands of one product
   };
 
   /// `model`, `timers` and the arena must outlive this object.
@@ -120,6 +125,7 @@ class Transformer {
   static std::uint32_t attention_site(std::size_t layer) { return 1 + 2 * static_cast<std::uint32_t>(layer); }
   static std::uint32_t mlp_site(std::size_t layer) { return 2 + 2 * static_cast<std::uint32_t>(layer); }
 
+  void round_weights();
   void embed(const Tokens&, const kernels::AdamStep*);
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
@@ -136,7 +142,9 @@ class Transformer {
                  kernels::AnyMatrix y, const kernels::NormStatistics&);
   void normalise_backward(const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&, kernels::AnyMatrix dy,
                           kernels::AnyMatrix dh, bool overwrite, training::GradientSink&);
+  kernels::AnyMatrix operand(const Linear&) const;
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
+  void multiply_coded(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&);
   void finish_sublayer(const std::optional<NormLayer>&, kernels::AnyMatrix raw, const kernels::NormStatistics&,
@@ -161,6 +169,7 @@ class Transformer {
   const kernels::Execution execution_;
   report::Timers& timers_;
   Buffers buffers_;
+  std::vector<const Linear*> linears_;  // in the order of Buffers::half_weights
   Tap tap_;
 };
 

@@ -23,7 +23,9 @@ using kernels::cuda::GemmShape;
 
 report::Json to_json(const GemmRecord& record) {
   const GemmShape& shape = record.shape;
-  const auto name = [](Scalar type) { return type == Scalar::bf16 ? "bf16" : "fp32"; };
+  const auto name = [](Scalar type) {
+    return type == Scalar::bf16 ? "bf16" : type == Scalar::fp16 ? "fp16" : type == Scalar::u8 ? "e4m3" : "fp32";
+  };
   report::Json json = {{"n_tokens", shape.rows},          {"n_features", shape.columns},
                        {"d_model", shape.inner},          {"input_stride", shape.a_stride},
                        {"weight_stride", shape.b_stride}, {"product_stride", shape.c_stride},
@@ -34,11 +36,15 @@ report::Json to_json(const GemmRecord& record) {
   // The names are those of the encoder's product; other forms are marked.
   if (shape.a_form == Form::transposed) json["input_transposed"] = true;
   if (shape.b_form == Form::plain) json["weight_transposed"] = false;
+  if (shape.tf32) json["tf32"] = true;
   return json;
 }
 
 GemmRecord from_json(const report::Json& json) {
-  const auto type = [&](const char* key) { return json.at(key) == "bf16" ? Scalar::bf16 : Scalar::fp32; };
+  const auto type = [&](const char* key) {
+    const report::Json& name = json.at(key);
+    return name == "bf16" ? Scalar::bf16 : name == "fp16" ? Scalar::fp16 : name == "e4m3" ? Scalar::u8 : Scalar::fp32;
+  };
   GemmRecord record;
   const auto form = [&](const char* key, bool otherwise) {
     return json.value(key, otherwise) ? Form::transposed : Form::plain;
@@ -53,7 +59,8 @@ GemmRecord from_json(const report::Json& json) {
                   .output = type("product"),
                   .alignment = json.at("alignment"),
                   .a_form = form("input_transposed", false),
-                  .b_form = form("weight_transposed", true)};
+                  .b_form = form("weight_transposed", true),
+                  .tf32 = json.value("tf32", false)};
   record.gpu = json.at("gpu");
   record.library = json.at("library");
   record.algorithm = json.at("algorithm");
@@ -80,6 +87,7 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
     return record;
   } else {
     const GemmShape& shape = record.shape;
+    if (shape.input == Scalar::u8) return record;  // products in codes keep the library's first proposal
     const std::int64_t words = kernels::bytes_of(shape.input) / 2;
     const device::Buffer<std::byte> a =
         random_rows(execution, shape.a_form == Form::plain ? shape.rows : shape.inner, words * shape.a_stride);

@@ -34,12 +34,13 @@ void check(const Attention& shape) {
   if (!(shape.scale > 0)) throw Error(ExitCode::internal, "attention: the scale is not positive");
 }
 
-/// Where the call runs: tensor cores take bf16 in rows of whole 16-byte words, and three head sizes, without dropout.
+/// Where the call runs: tensor cores take bf16 and fp16 in rows of whole 16-byte words, and three head sizes, without
+/// dropout.
 Execution place_of(const Execution& execution, const Attention& shape, std::initializer_list<AnyMatrix> matrices) {
   bool taken =
       (shape.head_size == 32 || shape.head_size == 64 || shape.head_size == 128) && shape.dropout.step == nullptr;
   for (const AnyMatrix& matrix : matrices)
-    taken = taken && matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 &&
+    taken = taken && matrix.type != Scalar::fp32 && matrix.stride % 8 == 0 &&
             reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
   return taken ? execution : Execution{Backend::portable, execution.stream};
 }
