@@ -41,9 +41,13 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
     break;  // matrices are stored alike
   }
   const std::string_view activations = checkpoint::name_of(activation_type(configuration));
+  const char* const products = configuration.precision == Precision::tf32   ? ", products tf32"
+                               : configuration.precision == Precision::fp16 ? ", weights of products fp16"
+                               : configuration.fp8_forward                  ? ", forward products of blocks e4m3"
+                                                                            : "";
   return fmt::format(
-      "  types: weights {}, moments {}, vectors and their moments fp32, gradients fp32, activations {}, logits {}\n",
-      weights, moments, activations, activations);
+      "  types: weights {}, moments {}, vectors and their moments fp32, gradients fp32, activations {}, logits {}{}\n",
+      weights, moments, activations, activations, products);
 }
 
 /// "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels, where there is no choice.
