@@ -3,6 +3,7 @@
 # A test in Python, run by the first interpreter that has NumPy and h5py: $WEFT_PYTHON, the system's, the one in PATH.
 # Exit code 77 means skipped; the last line of the output states the reason.
 include_guard(GLOBAL)
+include(WeftTestEnvironment)
 
 foreach(candidate "$ENV{WEFT_PYTHON}" /usr/bin/python3 python3)
   if(candidate AND NOT WEFT_PYTHON)
@@ -30,5 +31,5 @@ function(weft_python_test name)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS}
     SKIP_RETURN_CODE 77
-    ENVIRONMENT "PYTHONPATH=${PROJECT_SOURCE_DIR}/tests/reference:${PROJECT_SOURCE_DIR}/tests/end_to_end;PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1;OMP_WAIT_POLICY=passive;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMP_PROC_BIND=false")
+    ENVIRONMENT "PYTHONPATH=${PROJECT_SOURCE_DIR}/tests/reference:${PROJECT_SOURCE_DIR}/tests/end_to_end;PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1;${WEFT_TEST_ENVIRONMENT}")
 endfunction()

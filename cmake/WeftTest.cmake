@@ -2,6 +2,7 @@
 # weft_test(NAME SOURCES a.cpp LIBRARIES weft_x [LABELS unit] [RANKS 1 2 4])
 # A doctest program. Without RANKS it runs as one process; with RANKS once per count under mpiexec, as NAME_rN with label
 # `ranks`.
+include(WeftTestEnvironment)
 if(NOT TARGET doctest::doctest)  # a bundle defines it already
   find_package(doctest REQUIRED)
 endif()
@@ -20,13 +21,13 @@ function(weft_test name)
     foreach(n ${arg_RANKS})
       add_test(NAME ${name}_r${n} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n} ${WEFT_MPIEXEC_FLAGS} $<TARGET_FILE:${name}>)
       set_tests_properties(${name}_r${n} PROPERTIES LABELS "ranks;${arg_LABELS}" TIMEOUT 300 PROCESSORS 2
-        ENVIRONMENT "OMP_NUM_THREADS=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMP_PROC_BIND=false")
+        ENVIRONMENT "OMP_NUM_THREADS=1;${WEFT_TEST_ENVIRONMENT}")
     endforeach()
   else()
     if(NOT arg_LABELS)
       set(arg_LABELS unit)
     endif()
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 300 ENVIRONMENT "OMP_PROC_BIND=false")
+    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 300 ENVIRONMENT "${WEFT_TEST_ENVIRONMENT}")
   endif()
 endfunction()

@@ -8,8 +8,8 @@
 // dense library of the build: OpenBLAS on the host, cuBLASLt on a GPU (for both backends). Operands that the library
 // does not take are widened to fp32 in the workspace, which is exact.
 //
-// Invariant. The algorithm depends on shapes, types and alignment alone and never splits the sum over `inner`: equal
-// calls of one build on one machine type give the same bits.
+// Invariant. The algorithm depends on shapes, types and alignment alone, and parts of a sum over `inner` are added in a
+// fixed order: equal calls of one build on one machine type give the same bits.
 #pragma once
 
 #include <cstddef>

@@ -83,6 +83,10 @@ bool from_hexadecimal(const std::string& text, cublasLtMatmulAlgo_t& algorithm) 
   return true;
 }
 
+/// True if the sum over `inner` may be cut into parts. Products with few outputs and long sums, such as the gradients
+/// of weights over all rows, would otherwise occupy a part of the GPU.
+bool may_split(const GemmShape& shape) { return shape.input == Scalar::bf16 && shape.output == Scalar::fp32; }
+
 /// True if the sum over `inner` is cut into parts that are added later.
 bool splits_sum(const cublasLtMatmulAlgo_t& algorithm) {
   int parts = 1;
@@ -154,12 +158,14 @@ struct Gemm::Plan {
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "querying algorithms");
     const std::uint64_t bytes = static_cast<std::uint64_t>(workspace_bytes);
-    const std::uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    // Parts are kept in the workspace and added in a fixed order, never in the output as they are complete.
+    const std::uint32_t reduction =
+        may_split(record.shape) ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
     std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<std::size_t>(most));
     int n = 0;
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_reduction,
-                                         sizeof no_reduction);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                         sizeof reduction);
     const auto alignment = static_cast<std::uint32_t>(record.shape.alignment);
     for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -169,7 +175,9 @@ struct Gemm::Plan {
     cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS) n = 0;
     found.resize(static_cast<std::size_t>(n));
-    std::erase_if(found, [](const auto& each) { return each.state != CUBLAS_STATUS_SUCCESS || splits_sum(each.algo); });
+    std::erase_if(found, [&](const auto& each) {
+      return each.state != CUBLAS_STATUS_SUCCESS || (splits_sum(each.algo) && !may_split(record.shape));
+    });
     return found;
   }
 

@@ -2,9 +2,10 @@
 //
 // Dense products of gemm.hpp through cuBLASLt, and the records of the algorithms that they use.
 //
-// Invariant. The algorithm is fixed when a Gemm is made: that of a record, or the library's first that does not split
-// the sum. Nothing is timed unless `Gemm::tune` is called, so two runs of one build on one GPU type give the same bits.
-// fp32 operands are multiplied in fp32 (TF32 is off).
+// Invariant. The algorithm is fixed when a Gemm is made: that of a record, or the library's first. Only products of
+// bf16 into fp32 may split the sum; the parts are added in a fixed order. Nothing is timed unless `Gemm::tune` is
+// called, so two runs of one build on one GPU type give the same bits. fp32 operands are multiplied in fp32 (TF32 is
+// off).
 //
 // Speed at the encoder's shapes: docs/performance.md. The limit is the tensor cores' rate at the board's power limit.
 #pragma once
@@ -71,7 +72,7 @@ class Gemm {
 
   const GemmRecord& record() const;
 
-  /// The library's proposals for a shape, best guess first (at most 16, none that splits the sum), not timed.
+  /// The library's proposals for a shape, best guess first (at most 16), not timed.
   static std::vector<GemmRecord> candidates(const GemmShape&, std::int64_t workspace_bytes);
 
   /// Times the candidates on the given matrices and returns the fastest. Synchronises: for `weft benchmark --tune`

@@ -37,7 +37,8 @@ std::int64_t chunk_rows(const TransformerSettings& settings) {
   return std::min(chunk, settings.rows);
 }
 
-kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequences, std::int64_t length) {
+kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequences, std::int64_t length,
+                                kernels::AttentionImplementation implementation) {
   return {.sequences = sequences,
           .length = length,
           .heads = model.heads,
@@ -48,19 +49,24 @@ kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequenc
           .window = model.window,
           .first_key = {},
           .kept = {},
-          .dropout = {}};
+          .dropout = {},
+          .implementation = implementation};
 }
 
 kernels::BlockChoice block_choice(const ModelSettings& model) { return {model.sparse_local, model.sparse_blocks}; }
 
-/// Every shape of the attention over a full micro-batch.
+}  // namespace
+
 std::vector<kernels::Attention> attention_shapes(const TransformerSettings& settings) {
   std::vector<kernels::Attention> shapes;
   const std::int64_t shortest = settings.shortest > 0 ? settings.shortest : settings.length;
   for (std::int64_t length = shortest; length <= settings.length; length *= 2)
-    shapes.push_back(attention_of(settings.architecture.model, (settings.rows + length - 1) / length, length));
+    shapes.push_back(attention_of(settings.architecture.model, (settings.rows + length - 1) / length, length,
+                                  settings.attention.implementation));
   return shapes;
 }
+
+namespace {
 
 /// Workspace of the products of a Transformer.
 std::int64_t product_workspace(const TransformerSettings& settings, kernels::Backend backend) {
@@ -92,12 +98,6 @@ bool rounds_biases(const TransformerSettings& settings, kernels::Backend backend
 /// Products of a block that have biases.
 constexpr std::int64_t kBiasedProducts = 4;
 
-/// Rows of logits with columns of padding after those of the vocabulary, so that they can be read in vectors.
-AnyMatrix padded(const AnyMatrix& logits) {
-  constexpr std::int64_t kVector = 8;
-  return {logits.data, logits.type, logits.rows, (logits.columns + kVector - 1) / kVector * kVector, logits.stride};
-}
-
 kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t rows) {
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
 }
@@ -110,6 +110,8 @@ kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows
 }  // namespace
 
 TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture) {
+  AttentionKernels attention = configuration.attention;
+  if (library_attention(configuration)) attention.implementation = configuration.device.attention;
   return {.architecture = architecture,
           .type = activation_type(configuration),
           .policy = configuration.optimizer.state,
@@ -117,7 +119,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .length = configuration.data.sequence,
           .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
-          .attention = configuration.attention};
+          .attention = attention};
 }
 
 Transformer::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
@@ -132,9 +134,14 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     if (!exists) return {};
     return {arena.take<float>(model.norm == Norm::layer ? rows : 0), arena.take<float>(rows)};
   };
+  const bool swaps = settings.swaps();
   // An array of every block, or one for all blocks.
-  const auto kept_or_shared = [](bool kept, auto& shared, auto&& make) {
-    if (kept) return make();
+  const auto kept_or_shared = [&](bool kept, auto& shared, auto&& make) {
+    if (kept) {
+      const auto made = make();
+      if (swaps) swap.add(blocks.size() - 1, made);
+      return made;
+    }
     if (!shared) shared = make();
     return *shared;
   };
@@ -165,6 +172,10 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     std::optional<kernels::Array<std::uint8_t>> kept;
   } shared;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
+    if (swaps && layer >= kResidentBlocks) {
+      blocks.push_back(blocks[static_cast<std::size_t>(layer - kResidentBlocks)]);
+      continue;
+    }
     Activations& block = blocks.emplace_back();
     const auto matrix = [&](bool kept, std::optional<AnyMatrix>& of_all, std::int64_t columns) {
       return kept_or_shared(kept, of_all, [&] { return take(columns); });
@@ -203,11 +214,12 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   final_residual = take(width);
   final_output = take(width);
   final_norm = take_statistics(true);
+  if (swaps) swap.take_host(blocks.size(), arena);
 
   arena.purpose("head");
   const std::int64_t chunk = chunk_rows(settings), stride = aligned(a.vocabulary);
-  logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk,
-            a.vocabulary, stride};
+  logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk, stride,
+            stride};
 
   const kernels::Execution execution{.backend = arena.backend()};
   std::int64_t attention_bytes = largest([&](const kernels::Attention& attention) {
@@ -246,6 +258,7 @@ Transformer::Transformer(const Model& model, const TransformerSettings& settings
                          training::StepArena& arena)
     : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {
   if (rounds_biases(settings, execution_.backend)) prepare_biases();
+  if (settings.swaps()) swap_.emplace(execution_, buffers_.swap);
 }
 
 void Transformer::prepare_biases() {
@@ -268,15 +281,18 @@ void Transformer::prepare_biases() {
 // --- Forward --------------------------------------------------------------------------------------------------------
 
 void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
+  const bool swaps = swap_.has_value() && step != nullptr;
   embed(tokens, step);
   timers_.phase("products");
   kernels::round_copies(execution_, buffers_.bias_copies, largest_bias_);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
+    if (swaps) swap_->before_forward(layer);
     enter(layer, tokens);
     attend(layer, tokens, step);
     finish_attention(layer, tokens, step);
     transform(layer, tokens);
     finish_mlp(layer, tokens, step);
+    if (swaps) swap_->after_forward(layer);
     if (tap_) {
       const Activations& block = buffers_.blocks[layer];
       const AnyMatrix& output = settings().normalises_outputs() ? block.mlp_raw : buffers_.sublayer;
@@ -383,7 +399,7 @@ template <class EachChunk>
 void Transformer::head(const Tokens& tokens, const EachChunk& each) {
   for (std::int64_t begin = 0; begin < tokens.rows(); begin += buffers_.logits.rows) {
     const std::int64_t count = std::min(buffers_.logits.rows, tokens.rows() - begin);
-    const AnyMatrix logits = buffers_.logits.rows_from(0, count);
+    const AnyMatrix logits = buffers_.logits.rows_from(0, count).columns_from(0, model_.head().outputs());
     multiply(model_.head(), buffers_.final_output.rows_from(begin, count), logits);
     each(begin, logits);
   }
@@ -394,7 +410,7 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
     timers_.phase("loss");
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap)};
-    kernels::cross_entropy(execution_, loss, padded(logits), {tokens.targets.data + begin, logits.rows},
+    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, false);
   });
 }
@@ -406,7 +422,7 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap),
                                      .scale = scale};
-    kernels::cross_entropy(execution_, loss, padded(logits), {tokens.targets.data + begin, logits.rows},
+    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, true);
     multiply_backward(model_.head(), buffers_.final_output.rows_from(begin, logits.rows), logits,
                       buffers_.input_gradient.rows_from(begin, logits.rows), sink);
@@ -414,8 +430,9 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
 }
 
 std::vector<float> Transformer::logits(std::int64_t row) {
-  const AnyMatrix logits = buffers_.logits.rows_from(0, 1);
+  AnyMatrix logits = buffers_.logits.rows_from(0, 1).columns_from(0, model_.head().outputs());
   multiply(model_.head(), buffers_.final_output.rows_from(row, 1), logits);
+  logits = logits.columns_from(0, settings_.architecture.vocabulary);
   timers_.stop();
   std::vector<float> values(static_cast<std::size_t>(logits.columns));
   std::vector<kernels::bf16> stored(logits.type == Scalar::bf16 ? values.size() : 0);
@@ -436,9 +453,11 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
                      buffers_.input_gradient.rows_from(0, n), buffers_.residual_gradient.rows_from(0, n), true, sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
+    if (swap_) swap_->before_backward(layer);
     recompute(layer, tokens, step);
     backward_mlp(layer, tokens, step, sink);
     backward_attention(layer, tokens, step, sink);
+    if (swap_) swap_->after_backward(layer);
   }
   backward_embedding(tokens, step, sink);
   sink.end_micro_batch();
@@ -668,7 +687,10 @@ void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::
 
 kernels::Attention Transformer::attention(std::size_t layer, const Tokens& tokens,
                                           const kernels::AdamStep* step) const {
-  kernels::Attention attention = attention_of(settings(), tokens.sequences, tokens.length);
+  const bool whole = settings_.gradients && tokens.rows() == settings_.rows;
+  kernels::Attention attention =
+      attention_of(settings(), tokens.sequences, tokens.length,
+                   whole ? settings_.attention.implementation : kernels::AttentionImplementation::own);
   attention.first_key = tokens.first_key;
   if (settings().sparse_blocks > 0) attention.kept = {buffers_.blocks[layer].kept.data, attention.block_pairs()};
   if (step != nullptr && settings().attention_dropout > 0)

@@ -12,11 +12,13 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/embedding/embedding.hpp"
 #include "kernels/language/linear/linear.hpp"
+#include "language_model/activation_swap.hpp"
 #include "language_model/model.hpp"
 #include "report/timers.hpp"
 #include "training/gradient_sink.hpp"
@@ -48,9 +50,14 @@ struct TransformerSettings {
   MemorySettings memory = {};
   bool gradients = true;  ///< false: forward pass only; one block's activations are held
   AttentionKernels attention = {};
+
+  bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
 };
 /// Those of a training run.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&);
+
+/// Every shape of the attention over a full micro-batch.
+std::vector<kernels::Attention> attention_shapes(const TransformerSettings&);
 
 class Transformer {
  public:
@@ -76,11 +83,12 @@ class Transformer {
   struct Buffers {
     Buffers(const TransformerSettings&, training::StepArena&);
     std::vector<Activations> blocks;
+    ActivationSwap::Buffers swap;
     kernels::AnyMatrix sublayer;        ///< [rows, C] output of the last sublayer, to be added to the residual stream
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    kernels::AnyMatrix logits;               ///< [rows of a chunk, vocabulary]
+    kernels::AnyMatrix logits;               ///< [rows of a chunk, at least Linear::outputs of the head]
     kernels::AnyMatrix residual_gradient;    ///< [rows, C]
     kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
     kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer
@@ -96,7 +104,8 @@ class Transformer {
   /// `model`, `timers` and the arena must outlive this object.
   Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&);
 
-  /// The hidden states before the head. step: draws the masks of dropout; null: no dropout.
+  /// The hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
+  /// memory.swap_activations, no backward pass afterwards.
   void forward(const Tokens&, const kernels::AdamStep* step);
 
   /// After `forward`: the loss of each target, [rows].
@@ -172,6 +181,7 @@ class Transformer {
   std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
   std::int64_t largest_bias_ = 0;
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
+  std::optional<ActivationSwap> swap_;
   Tap tap_;
 };
 

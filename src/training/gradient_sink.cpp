@@ -32,6 +32,7 @@ std::int64_t workspace_bytes(const ParameterSpec& spec, std::int64_t held, std::
   using kernels::Scalar;
   std::int64_t bytes = spec.is_matrix() ? kernels::rows_by_id_workspace(max_rows, spec.columns())
                                         : kernels::column_sums_workspace(max_rows, held);
+  held = spec.rows_in_memory(held);
   if (spec.is_matrix())
     for (const Scalar a : {Scalar::fp32, Scalar::bf16})
       for (const Scalar b : {Scalar::fp32, Scalar::bf16})
@@ -49,7 +50,7 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
     const std::int64_t held = parts(i).held.size();
     held_by_group = held + (continues ? held_by_group : 0);
     layout.begin.push_back(continues ? end : aligned(end));
-    end = layout.begin.back() + held * specs[i].columns();
+    end = layout.begin.back() + specs[i].rows_in_memory(held) * specs[i].columns();
     layout.workspace = std::max(layout.workspace, workspace_bytes(specs[i], held_by_group, max_rows));
   }
   layout.elements = (end + AccumulatingSink::kRow - 1) / AccumulatingSink::kRow * AccumulatingSink::kRow;
@@ -68,7 +69,9 @@ const char* misfit(const GradientRows& rows, const ParameterSpec& spec, std::int
   const std::int64_t out = spec.transposed() ? spec.columns() : held, in = spec.transposed() ? held : spec.columns();
   switch (rows.form) {
     case Form::product:
-      if (rows.inputs.columns != in || rows.gradients.columns != out) return "the columns do not match";
+      if (rows.inputs.columns != in) return "the columns do not match";
+      if (rows.gradients.columns != out && (spec.transposed() || rows.gradients.columns != spec.rows_in_memory(out)))
+        return "the columns do not match";
       break;
     case Form::lookup:
       if (spec.transposed()) return "a table must be cut by its first axis";
@@ -151,7 +154,8 @@ void AccumulatingSink::take(const GradientRows& rows) {
   const bool first = is_first(rows);
   switch (rows.form) {
     case Form::product: {
-      const kernels::Matrix<float> out = matrix_of_all();
+      kernels::Matrix<float> out = matrix_of_all();
+      if (!spec.transposed()) out.rows = g.columns;  // with the rows of zeros, or without
       return kernels::gemm(execution_, 1, spec.transposed() ? x : g, kernels::Form::transposed,
                            spec.transposed() ? g : x, kernels::Form::plain, first ? 0 : 1,
                            {out.data, kernels::Scalar::fp32, out.rows, out.columns, out.stride}, workspace);
