@@ -168,7 +168,7 @@ TEST_CASE("blocks of rows cover all rows and are few") {
     CHECK(norm_blocks(rows) * norm_block_rows(rows) >= rows);
     CHECK((norm_blocks(rows) - 1) * norm_block_rows(rows) < std::max<std::int64_t>(rows, 1));
     CHECK(norm_blocks(rows) <= most_norm_blocks(rows));
-    CHECK(most_norm_blocks(rows) <= 1024);
+    CHECK(most_norm_blocks(rows) <= 640);
   }
 }
 
