@@ -10,8 +10,7 @@ endif()
 
 if(WEFT_ENABLE_CUDA)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # Native code for Hopper with its architecture-specific instructions (wgmma): the "a" target.
-    set(CMAKE_CUDA_ARCHITECTURES 90a)
+    set(CMAKE_CUDA_ARCHITECTURES 90)  # Hopper; 75 and later are possible (docs/clusters.md)
   endif()
   set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # Kokkos links the shared runtime; a process must not contain two runtimes
   enable_language(CUDA)

@@ -2,6 +2,11 @@
 //
 // Shared by the hand-written CUDA kernels: launches, packed bf16, sums over a warp in a fixed order, asynchronous
 // copies to shared memory. Only kernels/*_cuda.cu include this.
+//
+// GPUs. The kernels run from compute capability 8.0 on. Instructions of later GPUs have an equivalent that gives the
+// same bits (decode2 of adam_cuda.cuh); those of 8.0 have one here, so that the program also compiles for 7.5, where
+// the portable kernels run (device/runtime.cpp). No kernel needs more than 99 KB of shared memory, which all GPUs from
+// 8.0 on have.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,6 +24,11 @@ namespace weft::kernels::cuda {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kSharedMemory = 99 * 1024;  ///< bytes that a block may use on every GPU from compute capability 8.0 on
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define WEFT_BEFORE_AMPERE
+#endif
 
 inline cudaStream_t stream_of(const Execution& execution) { return static_cast<cudaStream_t>(execution.stream); }
 
@@ -63,9 +73,13 @@ __device__ __forceinline__ void unpack8(const uint4& word, float (&value)[8]) {
 
 /// Rounded to nearest even, the low half first.
 __device__ __forceinline__ std::uint32_t pack2(float low, float high) {
+#ifdef WEFT_BEFORE_AMPERE
+  return to_bf16(low).bits | static_cast<std::uint32_t>(to_bf16(high).bits) << 16;
+#else
   std::uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+#endif
 }
 __device__ __forceinline__ uint4 pack8(const float (&value)[8]) {
   return make_uint4(pack2(value[0], value[1]), pack2(value[2], value[3]), pack2(value[4], value[5]),
@@ -77,6 +91,24 @@ __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(kAllLanes, value, offset);
   return value;
+}
+
+/// Sum and largest over the lanes, on every lane.
+__device__ __forceinline__ std::uint32_t warp_total(std::uint32_t value) {
+#ifdef WEFT_BEFORE_AMPERE
+  return warp_sum(value);
+#else
+  return __reduce_add_sync(kAllLanes, value);
+#endif
+}
+__device__ __forceinline__ std::uint32_t warp_largest(std::uint32_t value) {
+#ifdef WEFT_BEFORE_AMPERE
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(kAllLanes, value, offset));
+  return value;
+#else
+  return __reduce_max_sync(kAllLanes, value);
+#endif
 }
 
 /// Sum over the lanes below this one.
@@ -91,12 +123,24 @@ __device__ __forceinline__ std::uint32_t warp_exclusive_sum(std::uint32_t value,
 }
 
 __device__ __forceinline__ void copy16_async(std::uint32_t shared, const void* global) {
+#ifdef WEFT_BEFORE_AMPERE
+  const uint4 word = __ldg(static_cast<const uint4*>(global));
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+#else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+#endif
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_copies() {
+#ifndef WEFT_BEFORE_AMPERE
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
 template <int pending>
 __device__ __forceinline__ void wait_copies() {
+#ifndef WEFT_BEFORE_AMPERE
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#endif
 }
 __device__ __forceinline__ uint4 load_shared16(std::uint32_t address) {
   uint4 word;

@@ -10,8 +10,8 @@
 #   cmake --preset cpu-release -DWEFT_BUNDLE=DIR && cmake --build build/cpu-release
 #
 # DIR contains archive/ (Kokkos, pinned), include/ (toml++, CLI11, spdlog, fmt, nlohmann-json, doctest in this machine's versions),
-# pcre2/ (header and static library, for this machine's processor family), licences/, and contents.txt with the version of each. An
-# interrupted run does not create DIR.
+# pcre2/ (header and static library, for this machine's processor family), licences/, and contents.txt with the version of each; with
+# cudnn/ (headers for attention by cuDNN) if scripts/setup.sh --cuda has fetched them here. An interrupted run does not create DIR.
 #
 # Exit codes: 0 done; 2 usage error, or a package is missing here; 1 any other failure.
 set -euo pipefail
@@ -77,6 +77,12 @@ system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
   cp /usr/include/pcre2.h "$pcre2" "$scratch/pcre2/"
   cp -L /usr/share/doc/libpcre2-dev/copyright "$scratch/licences/pcre2"
   printf 'pcre2/, linked statically:\n  %-8s %s %s\n' pcre2 libpcre2-dev "$(dpkg-query -W -f '${Version}' libpcre2-dev)"
+  if [[ -d $root/.deps/cudnn ]]; then
+    cp -r "$root/.deps/cudnn" "$scratch/cudnn"
+    cp -r "$scratch"/cudnn/licences/. "$scratch/licences/"
+    echo "cudnn/, headers for attention by cuDNN:"
+    sed -n 's/ --hash.*//; s/^nvidia/  nvidia/p' "$root/cmake/cudnn_archives.txt"
+  fi
   echo "archive/ (Kokkos is folder kokkos/ in it):"
   (cd "$scratch/archive" && sha256sum -- *) | sed 's/^/  /'
 } >"$scratch/contents.txt"

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning quality of every variant of the transcoder on the MiniLM activations, as one table.
 
-minilm_table.py WEFT [--features 768 3072] [--only NAME ...] [--seeds 1] [--output FOLDER]
+minilm_table.py WEFT [--features 768 3072] [--only NAME ...] [--seeds 1] [--validation whole | choose | judge] [--output FOLDER]
 
 Each run is inputs/minilm_best.toml (300 steps of 512 tokens, k = 16) with the settings of RECIPE and VARIANTS below. Writes
 Markdown to standard output: validation NMSE (standardised), active features per token and layer, and dead features, means over layers and
 seeds. Runs that are complete in FOLDER (default: runs/minilm_table) are not repeated. Needs WEFT_TEST_DATA.
+
+A recipe must not be chosen on the data by which it is judged: "choose" is the first file of the validation set, "judge" the second.
 """
 import argparse
 import json
+import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -28,11 +32,43 @@ VARIANTS = {
     "topk, per layer, linear skip": {"transcoder.decoder": "per_layer", "transcoder.skip": "linear"},
     "topk, autoencoder (targets are the inputs)": {"transcoder.decoder": "per_layer", "data.targets": "inputs"},
 }
+DEAD = {"transcoder.auxk": 0.03125, "transcoder.auxk_features": 64, "transcoder.dead_window": 5000}
+DECLINE = {"transcoder.k_initial": 48, "transcoder.k_end": 0.6}
+VARIANTS.update({
+    "topk, k declines": DECLINE,
+    "topk, auxiliary loss": DEAD,
+    "topk, k declines, auxiliary loss": {**DECLINE, **DEAD},
+    "batch_topk by decoder norm, layer": {"transcoder.activation": "batch_topk", "transcoder.ranking": "decoder_norm"},
+    "topk, tied decoders": {"transcoder.decoder": "tied"},
+    # Coefficients by which about 16 features are active; what a run reaches is in the column L0.
+    "relu, linear penalty": {"transcoder.activation": "relu", "transcoder.sparsity": 0.01, "transcoder.sparsity_form": "linear",
+                             "transcoder.sparsity_scale": 1, "transcoder.sparsity_end": 0.5},
+    "jumprelu, tanh penalty": {"transcoder.activation": "jumprelu", "transcoder.sparsity": 0.01, "transcoder.bandwidth": 1,
+                               "transcoder.sparsity_end": 0.5},
+})
 MEASURES = ("nmse_standardised_mean", "l0_mean", "dead_fraction_mean")
 
 
-def settings_of(variant, features, seed):
-    return {"transcoder.features": features, "run.seed": seed, **RECIPE.get(features, {}), **VARIANTS[variant]}
+def part_of_validation(part, folder):
+    """The directory of a file of the validation set as a dataset of its own; for "whole" that of the input."""
+    whole = Path(os.environ["WEFT_TEST_DATA"]) / "minilm-l6" / "validation"
+    if part == "whole":
+        return whole
+    number = 0 if part == "choose" else 1
+    records = [struct.unpack("<iiq", (whole / "index.bin").read_bytes()[16 * i:16 * i + 16]) for i in range(2)]
+    directory = folder.resolve() / f"validation_{part}"
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / "chunk_0.hdf5").exists():
+        (directory / "chunk_0.hdf5").symlink_to(whole / f"chunk_{number}.hdf5")
+    (directory / "index.bin").write_bytes(struct.pack("<iiq", 0, records[number][1], 0))
+    metadata = json.loads((whole / "metadata.json").read_text())
+    (directory / "metadata.json").write_text(json.dumps({**metadata, "total_tokens": records[number][1]}))
+    return directory
+
+
+def settings_of(variant, features, seed, validation):
+    return {"data.validation": validation, "transcoder.features": features, "run.seed": seed, **RECIPE.get(features, {}),
+            **VARIANTS[variant]}
 
 
 def measure(weft, settings, run):
@@ -54,8 +90,10 @@ def main():
     parser.add_argument("--features", type=int, nargs="+", default=[768, 3072])
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--validation", choices=("whole", "choose", "judge"), default="whole")
     parser.add_argument("--output", type=Path, default=Path("runs/minilm_table"))
     options = parser.parse_args()
+    validation = part_of_validation(options.validation, options.output)
 
     titles = [f"F = {features}: {name}" for features in options.features for name in ("NMSE", "L0", "dead, %")]
     print("| " + " | ".join(["variant", *titles]) + " |")
@@ -66,8 +104,8 @@ def main():
             runs = []
             for seed in options.seeds:
                 name = "".join(c if c.isalnum() else "_" for c in variant)
-                runs.append(measure(options.weft, settings_of(variant, features, seed),
-                                    options.output / f"{name}_{features}_{seed}"))
+                runs.append(measure(options.weft, settings_of(variant, features, seed, validation),
+                                    options.output / f"{name}_{features}_{seed}_{options.validation}"))
             nmse, l0, dead = (sum(values) / len(runs) for values in zip(*runs))
             cells += [f"{nmse:.4f}", f"{l0:.2f}", f"{100 * dead:.1f}"]
         print("| " + " | ".join([variant, *cells]) + " |", flush=True)

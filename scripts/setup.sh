@@ -7,7 +7,7 @@
 #   bash scripts/setup.sh [--tools] [--tests] [--cuda] [--scheduler]
 #     --tools      also what tools/ and the Python examples of docs/ need (NumPy, h5py)
 #     --tests      also the dependencies of the tests (doctest, shellcheck, PyYAML, those of --tools)
-#     --cuda       also Kokkos for CUDA, if nvcc is found
+#     --cuda       also Kokkos for CUDA, if nvcc is found, and the headers for attention by cuDNN (without network: left out)
 #     --scheduler  also Slurm and its Torque commands, for tests/scheduler/run.sh; no service is started
 #   WEFT_BUNDLE=DIR            for machines without network access: Kokkos from a bundle made elsewhere (scripts/bundle.sh); no
 #                              package is installed, and CMake reports what is missing
@@ -198,4 +198,8 @@ fi
 if [[ $want_cuda == yes ]] && command -v nvcc >/dev/null && ! complete kokkos-cuda && ! installed_kokkos cuda; then
   build_kokkos kokkos-cuda -DKokkos_ENABLE_CUDA=ON -DKokkos_ARCH_HOPPER90=ON -DKokkos_ENABLE_COMPILE_AS_CMAKE_LANGUAGE=ON \
     "-DCMAKE_CUDA_FLAGS=-std=c++20 -include $root/cmake/cuda13_compatibility.hpp"
+fi
+# A bundle has them already. Without them Weft is built without cuDNN.
+if [[ $want_cuda == yes && -z $bundle && ! -d $deps/cudnn ]] && command -v nvcc >/dev/null; then
+  bash "$root/scripts/cudnn_headers.sh" "$deps/cudnn" || echo "setup.sh: attention by cuDNN is left out (its headers are not there)" >&2
 fi

@@ -76,6 +76,17 @@ build() {
   fi
 }
 
+# The sources whose code depends on the GPU, for every supported one.
+compile_for_all_gpus() {
+  local log=$results/gpu_architectures.log
+  if cmake --build build/cuda-release --target gpu_architectures >"$log" 2>&1; then
+    note passed "compile for all GPUs"
+  else
+    tail -n 40 "$log"
+    note failed "compile for all GPUs" "see $log"
+  fi
+}
+
 # run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml. Tests mostly wait, for the start and the end of
 # programs, so two cores are kept busy by four; a test of several ranks counts as two.
 run_tests() {
@@ -98,7 +109,8 @@ if [[ $long == no ]]; then
   note skipped "build cuda-release" "the quick set; --long compiles the CUDA program"
 elif command -v nvcc >/dev/null; then
   # Compiled only: running it needs a GPU.
-  build cuda-release "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)"
+  build cuda-release "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)" &&
+    compile_for_all_gpus
 else
   note skipped "build cuda-release" "no nvcc (the CUDA Toolkit) on this machine"
 fi

@@ -17,4 +17,8 @@ bool takes(Scalar a, Scalar b, Scalar c);
 void multiply(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
               AnyMatrix c, Array<std::byte> workspace);
 
+/// As gemm_with_epilogue, for sizes above 0.
+bool multiply_with_epilogue(const Execution&, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
+                            const Epilogue&, Array<std::byte> workspace);
+
 }  // namespace weft::kernels::dense_library

@@ -8,8 +8,8 @@
 // dense library of the build: OpenBLAS on the host, cuBLASLt on a GPU (for both backends). Operands that the library
 // does not take are widened to fp32 in the workspace, which is exact.
 //
-// Invariant. The algorithm depends on shapes, types and alignment alone and never splits the sum over `inner`: equal
-// calls of one build on one machine type give the same bits.
+// Invariant. The algorithm depends on shapes, types and alignment alone, and parts of a sum over `inner` are added in a
+// fixed order: equal calls of one build on one machine type give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -30,5 +30,22 @@ std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std
 /// done. Throws Error(internal) if the workspace is too small or the library fails.
 void gemm(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta, AnyMatrix c,
           Array<std::byte> workspace);
+
+/// What the dense library does with the sums of a product before it stores them. Vectors and matrices are of C's type.
+struct Epilogue {
+  enum class Kind : int {
+    none,
+    bias,           ///< C = sums + bias
+    gelu_gradient,  ///< C = sums * gelu'(hidden): the tanh form
+  } kind = Kind::none;
+  const void* bias = nullptr;  ///< [columns]
+  AnyMatrix hidden = {};       ///< [rows, columns]; another than C
+};
+
+/// gemm with alpha = 1, beta = 0 and an epilogue. False if the dense library does not take it (on the host it takes
+/// none): nothing is enqueued then, and the caller forms the product and the rest by separate kernels. Whether it does
+/// depends on shapes, types and alignment alone.
+bool gemm_with_epilogue(const Execution&, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
+                        const Epilogue&, Array<std::byte> workspace);
 
 }  // namespace weft::kernels

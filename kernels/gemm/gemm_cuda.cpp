@@ -48,6 +48,18 @@ cudaDataType type_of(Scalar type) {
   throw Error(ExitCode::internal, "gemm: operands must be fp32 or bf16");
 }
 
+cublasLtEpilogue_t epilogue_of(Epilogue::Kind kind) {
+  switch (kind) {
+    case Epilogue::Kind::none:
+      break;
+    case Epilogue::Kind::bias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::Kind::gelu_gradient:
+      return CUBLASLT_EPILOGUE_DGELU;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
 std::string to_hexadecimal(const cublasLtMatmulAlgo_t& algorithm) {
   static const char digits[] = "0123456789abcdef";
   std::string text;
@@ -70,6 +82,10 @@ bool from_hexadecimal(const std::string& text, cublasLtMatmulAlgo_t& algorithm) 
   }
   return true;
 }
+
+/// True if the sum over `inner` may be cut into parts. Products with few outputs and long sums, such as the gradients
+/// of weights over all rows, would otherwise occupy a part of the GPU.
+bool may_split(const GemmShape& shape) { return shape.input == Scalar::bf16 && shape.output == Scalar::fp32; }
 
 /// True if the sum over `inner` is cut into parts that are added later.
 bool splits_sum(const cublasLtMatmulAlgo_t& algorithm) {
@@ -99,6 +115,12 @@ struct Gemm::Plan {
     a = layout_of(in, shape.a_form, shape.rows, shape.inner, shape.a_stride);
     b = layout_of(in, shape.b_form, shape.inner, shape.columns, shape.b_stride);
     c = layout_of(out, Form::plain, shape.rows, shape.columns, shape.c_stride);
+    if (shape.epilogue == Epilogue::Kind::none) return;
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(shape.epilogue));
+    if (shape.epilogue == Epilogue::Kind::gelu_gradient) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, shape.hidden_stride);
+    // Of the addresses only the alignment counts when an algorithm is chosen.
+    auto* const aligned = reinterpret_cast<void*>(static_cast<std::uintptr_t>(shape.alignment));
+    set_addresses(aligned, aligned);
   }
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
@@ -109,9 +131,16 @@ struct Gemm::Plan {
     cublasLtMatmulDescDestroy(operation);
   }
 
-  void set_form(cublasLtMatmulDescAttributes_t which, Form form) {
-    const cublasOperation_t value = form == Form::plain ? CUBLAS_OP_N : CUBLAS_OP_T;
+  template <class Value>
+  void set(cublasLtMatmulDescAttributes_t which, Value value) {
     check(cublasLtMatmulDescSetAttribute(operation, which, &value, sizeof value), "describing a product");
+  }
+  void set_form(cublasLtMatmulDescAttributes_t which, Form form) {
+    set(which, form == Form::plain ? CUBLAS_OP_N : CUBLAS_OP_T);
+  }
+  void set_addresses(const void* bias, void* hidden) {
+    if (record.shape.epilogue == Epilogue::Kind::bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (record.shape.epilogue == Epilogue::Kind::gelu_gradient) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, hidden);
   }
 
   /// Of a matrix that enters the product as [rows, columns].
@@ -129,12 +158,14 @@ struct Gemm::Plan {
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "querying algorithms");
     const std::uint64_t bytes = static_cast<std::uint64_t>(workspace_bytes);
-    const std::uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    // Parts are kept in the workspace and added in a fixed order, never in the output as they are complete.
+    const std::uint32_t reduction =
+        may_split(record.shape) ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
     std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<std::size_t>(most));
     int n = 0;
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_reduction,
-                                         sizeof no_reduction);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                         sizeof reduction);
     const auto alignment = static_cast<std::uint32_t>(record.shape.alignment);
     for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -144,7 +175,9 @@ struct Gemm::Plan {
     cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS) n = 0;
     found.resize(static_cast<std::size_t>(n));
-    std::erase_if(found, [](const auto& each) { return each.state != CUBLAS_STATUS_SUCCESS || splits_sum(each.algo); });
+    std::erase_if(found, [&](const auto& each) {
+      return each.state != CUBLAS_STATUS_SUCCESS || (splits_sum(each.algo) && !may_split(record.shape));
+    });
     return found;
   }
 
@@ -185,7 +218,8 @@ Gemm::Gemm(Gemm&&) noexcept = default;
 Gemm& Gemm::operator=(Gemm&&) noexcept = default;
 
 void Gemm::run(const Execution& execution, const void* a, const void* b, void* c, Array<std::byte> workspace,
-               float alpha, float beta) const {
+               float alpha, float beta, const Epilogue& epilogue) const {
+  plan_->set_addresses(epilogue.bias, epilogue.hidden.data);
   check(cublasLtMatmul(library(), plan_->operation, &alpha, b, plan_->b, a, plan_->a, &beta, c, plan_->c, c, plan_->c,
                        &plan_->algorithm, workspace.data, static_cast<std::size_t>(workspace.size),
                        static_cast<cudaStream_t>(execution.stream)),
@@ -205,7 +239,7 @@ std::vector<GemmRecord> Gemm::candidates(const GemmShape& shape, std::int64_t wo
 }
 
 GemmRecord Gemm::tune(const Execution& execution, const GemmShape& shape, const void* a, const void* b, void* c,
-                      Array<std::byte> workspace) {
+                      Array<std::byte> workspace, const Epilogue& epilogue) {
   constexpr int kWarmUp = 5, kTimed = 25;
   const auto stream = static_cast<cudaStream_t>(execution.stream);
   cudaEvent_t begin = nullptr, end = nullptr;
@@ -215,10 +249,10 @@ GemmRecord Gemm::tune(const Execution& execution, const GemmShape& shape, const 
   for (GemmRecord& candidate : candidates(shape, workspace.size)) {
     const Gemm gemm(shape, workspace.size, &candidate);
     std::vector<float> times(kTimed);
-    for (int i = 0; i < kWarmUp; ++i) gemm.run(execution, a, b, c, workspace);
+    for (int i = 0; i < kWarmUp; ++i) gemm.run(execution, a, b, c, workspace, 1.0f, 0.0f, epilogue);
     for (float& time : times) {
       check(cudaEventRecord(begin, stream), "timing a product");
-      gemm.run(execution, a, b, c, workspace);
+      gemm.run(execution, a, b, c, workspace, 1.0f, 0.0f, epilogue);
       check(cudaEventRecord(end, stream), "timing a product");
       check(cudaEventSynchronize(end), "timing a product");
       check(cudaEventElapsedTime(&time, begin, end), "timing a product");
@@ -240,6 +274,7 @@ namespace {
 struct Prepared {
   std::vector<GemmRecord> records;
   std::deque<Gemm> products;
+  std::vector<GemmShape> refused;  // with an epilogue for which the library has no algorithm
 };
 Prepared& prepared() {
   static Prepared all;
@@ -253,6 +288,17 @@ const Gemm& product_of(const GemmShape& shape, std::int64_t workspace_bytes) {
   const auto same = [&](const GemmRecord& record) { return record.shape == shape; };
   const auto record = std::find_if(all.records.begin(), all.records.end(), same);
   return all.products.emplace_back(shape, workspace_bytes, record == all.records.end() ? nullptr : &*record);
+}
+
+/// False if the library has no algorithm for the shape.
+bool has_algorithm(const GemmShape& shape, std::int64_t workspace_bytes) {
+  Prepared& all = prepared();
+  for (const Gemm& product : all.products)
+    if (product.record().shape == shape) return true;
+  if (std::find(all.refused.begin(), all.refused.end(), shape) != all.refused.end()) return false;
+  const bool found = !Gemm::candidates(shape, workspace_bytes).empty();
+  if (!found) all.refused.push_back(shape);
+  return found;
 }
 
 /// The largest power of two up to 16 that divides addresses and row lengths, in bytes.
@@ -296,20 +342,45 @@ bool takes(Scalar a, Scalar b, Scalar c) {
   return a == b && (a == Scalar::bf16 || (a == Scalar::fp32 && c == Scalar::fp32));
 }
 
+namespace {
+
+cuda::GemmShape shape_of(const AnyMatrix& a, Form a_form, const AnyMatrix& b, Form b_form, const AnyMatrix& c) {
+  return {.rows = c.rows,
+          .columns = c.columns,
+          .inner = a_form == Form::plain ? a.columns : a.rows,
+          .a_stride = a.stride,
+          .b_stride = b.stride,
+          .c_stride = c.stride,
+          .input = a.type,
+          .output = c.type,
+          .alignment = cuda::common_alignment({a, b, c}),
+          .a_form = a_form,
+          .b_form = b_form};
+}
+
+}  // namespace
+
 void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
               AnyMatrix c, Array<std::byte> workspace) {
-  const cuda::GemmShape shape{.rows = c.rows,
-                              .columns = c.columns,
-                              .inner = a_form == Form::plain ? a.columns : a.rows,
-                              .a_stride = a.stride,
-                              .b_stride = b.stride,
-                              .c_stride = c.stride,
-                              .input = a.type,
-                              .output = c.type,
-                              .alignment = cuda::common_alignment({a, b, c}),
-                              .a_form = a_form,
-                              .b_form = b_form};
+  const cuda::GemmShape shape = shape_of(a, a_form, b, b_form, c);
   cuda::product_of(shape, workspace.size).run(execution, a.data, b.data, c.data, workspace, alpha, beta);
+}
+
+bool multiply_with_epilogue(const Execution& execution, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
+                            const Epilogue& epilogue, Array<std::byte> workspace) {
+  constexpr std::int64_t kAlignment = 16;  // bytes, of every matrix and of the bias
+  cuda::GemmShape shape = shape_of(a, a_form, b, b_form, c);
+  shape.epilogue = epilogue.kind;
+  if (a.type != Scalar::bf16 || b.type != Scalar::bf16 || c.type != Scalar::bf16 || shape.alignment < kAlignment ||
+      reinterpret_cast<std::uintptr_t>(epilogue.bias) % kAlignment != 0)
+    return false;
+  if (epilogue.hidden.data != nullptr) {
+    if (epilogue.hidden.type != c.type || cuda::common_alignment({epilogue.hidden}) < kAlignment) return false;
+    shape.hidden_stride = epilogue.hidden.stride;
+  }
+  if (!cuda::has_algorithm(shape, workspace.size)) return false;
+  cuda::product_of(shape, workspace.size).run(execution, a.data, b.data, c.data, workspace, 1.0f, 0.0f, epilogue);
+  return true;
 }
 
 }  // namespace weft::kernels::dense_library

@@ -2,9 +2,10 @@
 //
 // Dense products of gemm.hpp through cuBLASLt, and the records of the algorithms that they use.
 //
-// Invariant. The algorithm is fixed when a Gemm is made: that of a record, or the library's first that does not split
-// the sum. Nothing is timed unless `Gemm::tune` is called, so two runs of one build on one GPU type give the same bits.
-// fp32 operands are multiplied in fp32 (TF32 is off).
+// Invariant. The algorithm is fixed when a Gemm is made: that of a record, or the library's first. Only products of
+// bf16 into fp32 may split the sum; the parts are added in a fixed order. Nothing is timed unless `Gemm::tune` is
+// called, so two runs of one build on one GPU type give the same bits. fp32 operands are multiplied in fp32 (TF32 is
+// off).
 //
 // Speed at the encoder's shapes: docs/performance.md. The limit is the tensor cores' rate at the board's power limit.
 #pragma once
@@ -37,6 +38,8 @@ struct GemmShape {
   std::int64_t alignment = 16;  ///< bytes that all three addresses and row lengths are a multiple of (16 is fastest)
   Form a_form = Form::plain;
   Form b_form = Form::transposed;
+  Epilogue::Kind epilogue = Epilogue::Kind::none;
+  std::int64_t hidden_stride = 0;  ///< of Epilogue::hidden, 0 without
 
   bool operator==(const GemmShape&) const = default;
 };
@@ -62,19 +65,20 @@ class Gemm {
   Gemm& operator=(Gemm&&) noexcept;
 
   /// C = alpha * op(A) * op(B) + beta * C. Addresses are aligned as the shape says; the workspace (at least
-  /// record().workspace bytes, aligned to 256) is free again when the product is done.
+  /// record().workspace bytes, aligned to 256) is free again when the product is done. `epilogue`: the bias and the
+  /// matrix of the shape's epilogue.
   void run(const Execution&, const void* a, const void* b, void* c, Array<std::byte> workspace, float alpha = 1.0f,
-           float beta = 0.0f) const;
+           float beta = 0.0f, const Epilogue& epilogue = {}) const;
 
   const GemmRecord& record() const;
 
-  /// The library's proposals for a shape, best guess first (at most 16, none that splits the sum), not timed.
+  /// The library's proposals for a shape, best guess first (at most 16), not timed.
   static std::vector<GemmRecord> candidates(const GemmShape&, std::int64_t workspace_bytes);
 
   /// Times the candidates on the given matrices and returns the fastest. Synchronises: for `weft benchmark --tune`
   /// only.
   static GemmRecord tune(const Execution&, const GemmShape&, const void* a, const void* b, void* c,
-                         Array<std::byte> workspace);
+                         Array<std::byte> workspace, const Epilogue& epilogue = {});
 
  private:
   struct Plan;

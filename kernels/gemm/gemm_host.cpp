@@ -39,4 +39,9 @@ void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form,
                        [=](std::int64_t i) { part(rows * i / n_parts, rows * (i + 1) / n_parts); });
 }
 
+bool multiply_with_epilogue(const Execution&, AnyMatrix, Form, AnyMatrix, Form, AnyMatrix, const Epilogue&,
+                            Array<std::byte>) {
+  return false;
+}
+
 }  // namespace weft::kernels::dense_library

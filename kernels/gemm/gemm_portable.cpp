@@ -102,4 +102,10 @@ void gemm(const Execution& execution, float alpha, AnyMatrix a, Form a_form, Any
   if (pieces.c != nullptr) narrow(execution, sums, c);
 }
 
+bool gemm_with_epilogue(const Execution& execution, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
+                        const Epilogue& epilogue, Array<std::byte> workspace) {
+  if (c.rows == 0 || c.columns == 0 || (a_form == Form::plain ? a.columns : a.rows) == 0) return false;
+  return dense_library::multiply_with_epilogue(execution, a, a_form, b, b_form, c, epilogue, workspace);
+}
+
 }  // namespace weft::kernels

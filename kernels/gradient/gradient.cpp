@@ -33,15 +33,17 @@ std::int64_t rows_by_id_workspace(std::int64_t n, std::int64_t columns) {
   return rows_by_id_layout(nullptr, n, columns).bytes;
 }
 
-void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, Array<std::byte> workspace) {
+void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, bool overwrite,
+                     Array<std::byte> workspace) {
   require_workspace(column_sums_workspace(g.rows, g.columns), workspace);
-  dispatch<portable::add_column_sums, cuda::add_column_sums>(execution, g, out, workspace);
+  dispatch<portable::add_column_sums, cuda::add_column_sums>(execution, g, out, overwrite, workspace);
 }
 
 void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                         Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
+                         Array<const float> scale, Array<float> out, bool overwrite, Array<std::byte> workspace) {
   require_workspace(column_sums_workspace(g.rows, g.columns), workspace);
-  dispatch<portable::add_column_products, cuda::add_column_products>(execution, x, g, shift, scale, out, workspace);
+  dispatch<portable::add_column_products, cuda::add_column_products>(execution, x, g, shift, scale, out, overwrite,
+                                                                     workspace);
 }
 
 void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,

@@ -3,9 +3,9 @@
 // Gradients of parameters from the rows that an operation of a backward pass leaves: its inputs X [n, in] and the
 // gradients of its outputs G [n, out], fp32 or bf16. The gradient of a matrix, Gᵀ X, is a call of gemm/gemm.hpp.
 //
-// All functions add to fp32 arrays, so that micro-batches accumulate. Sums are fp32 in two stages: over blocks of fixed
-// size, then over the blocks. Their order depends on the shapes and ids alone, never on the number of threads. No
-// atomics on floats.
+// All functions add to fp32 arrays, so that micro-batches accumulate; vectors may be overwritten instead. Sums are fp32
+// in two stages: over blocks of fixed size, then over the blocks. Their order depends on the shapes and ids alone,
+// never on the number of threads. No atomics on floats.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +25,13 @@ constexpr std::int64_t column_sums_workspace(std::int64_t rows, std::int64_t col
   return row_sums(rows) * columns * static_cast<std::int64_t>(sizeof(float));
 }
 
-/// out[j] += sum over n of g[n, j]: a bias.
-void add_column_sums(const Execution&, AnyMatrix g, Array<float> out, Array<std::byte> workspace);
+/// out[j] += sum over n of g[n, j]: a bias. `overwrite`: = instead of +=, out is not read.
+void add_column_sums(const Execution&, AnyMatrix g, Array<float> out, bool overwrite, Array<std::byte> workspace);
 
 /// out[j] += sum over n of (x[n, j] - shift[n]) * scale[n] * g[n, j]: the gain of a normalisation, whose statistics of
-/// the rows are shift and scale. Without data: 0 and 1.
+/// the rows are shift and scale. Without data: 0 and 1. `overwrite`: as above.
 void add_column_products(const Execution&, AnyMatrix x, AnyMatrix g, Array<const float> shift, Array<const float> scale,
-                         Array<float> out, Array<std::byte> workspace);
+                         Array<float> out, bool overwrite, Array<std::byte> workspace);
 
 /// Bytes of workspace of add_rows_by_id for n ids and a table of `columns` columns.
 std::int64_t rows_by_id_workspace(std::int64_t n, std::int64_t columns);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Limit: memory. Column sums read each element of their matrices once (2 bytes in bf16); a block of 8 warps sums
-// kRowsPerSum rows of 256 columns, and the sums of the blocks are 1/64 of the traffic. Rows by id read each gradient
-// row once; every run of equal ids reads and writes a row of the table; the sort moves 16 bytes per row and pass.
+// kRowsPerSum rows of 256 columns, and the sums of the blocks are 1/64 of the traffic. Few rows of fp32, partial sums
+// of another kernel, are added in one launch. Rows by id read each gradient row once; every run of equal ids reads and
+// writes a row of the table; the sort moves 16 bytes per row and pass.
 #include "kernels/gradient/gradient.hpp"
 #include "kernels/gradient/rows_by_id.hpp"
 #include "kernels/matrix_cuda.cuh"
@@ -56,15 +57,18 @@ __global__ void __launch_bounds__(kSumThreads) sum_blocks(const __grid_constant_
   }
 }
 
-/// out[j] += sum over blocks of sums[b, j]: a block has 32 columns, warp w takes blocks w, w + 32, ...
-__global__ void __launch_bounds__(1024)
-    add_blocks(const float* sums, std::int64_t blocks, std::int64_t columns, float* out) {
+/// Rows that are added in one stage where they are fp32, such as partial sums.
+constexpr std::int64_t kFewRows = 1024;
+
+/// out[j] (+)= sum over blocks of sums[b, j]: a block has 32 columns, warp w takes blocks w, w + 32, ...
+__global__ void __launch_bounds__(1024) add_blocks(const float* sums, std::int64_t blocks, std::int64_t columns,
+                                                   std::int64_t stride, bool overwrite, float* out) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kWarp + lane;
   float sum = 0.0f;
   if (column < columns) {
 #pragma unroll 4
-    for (std::int64_t b = warp; b < blocks; b += kWarp) sum += sums[b * columns + column];
+    for (std::int64_t b = warp; b < blocks; b += kWarp) sum += sums[b * stride + column];
   }
   __shared__ float part[kWarp][kWarp];
   part[warp][lane] = sum;
@@ -73,20 +77,26 @@ __global__ void __launch_bounds__(1024)
   float total = 0.0f;
 #pragma unroll
   for (int w = 0; w < kWarp; ++w) total += part[w][lane];
-  out[column] += total;
+  out[column] = overwrite ? total : out[column] + total;
 }
 
 void add_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                 Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
+                 Array<const float> scale, Array<float> out, bool overwrite, Array<std::byte> workspace) {
   if (g.rows == 0 || g.columns == 0) return;
   const cudaStream_t queue = stream_of(execution);
+  const unsigned adding = blocks_for(g.columns, kWarp);
+  if (x.data == nullptr && g.type == Scalar::fp32 && g.rows <= kFewRows) {
+    add_blocks<<<adding, 1024, 0, queue>>>(static_cast<const float*>(g.data), g.rows, g.columns, g.stride, overwrite,
+                                           out.data);
+    return require_launch("gradient: column sums");
+  }
   const Columns a{x, g, shift.data, scale.data, reinterpret_cast<float*>(workspace.data)};
   const unsigned blocks = static_cast<unsigned>(row_sums(g.rows));
   if (g.columns % 8 == 0 && has_vectors(g) && (x.data == nullptr || has_vectors(x)))
     sum_blocks<8><<<dim3(blocks, blocks_for(g.columns, kWarp * 8)), kSumThreads, 0, queue>>>(a);
   else
     sum_blocks<1><<<dim3(blocks, blocks_for(g.columns, kWarp)), kSumThreads, 0, queue>>>(a);
-  add_blocks<<<blocks_for(g.columns, kWarp), 1024, 0, queue>>>(a.sums, blocks, g.columns, out.data);
+  add_blocks<<<adding, 1024, 0, queue>>>(a.sums, blocks, g.columns, g.columns, overwrite, out.data);
   require_launch("gradient: column sums");
 }
 
@@ -267,13 +277,14 @@ void sum_sorted(cudaStream_t queue, const Runs& a) {
 
 }  // namespace
 
-void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, Array<std::byte> workspace) {
-  add_columns(execution, {}, g, {}, {}, out, workspace);
+void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, bool overwrite,
+                     Array<std::byte> workspace) {
+  add_columns(execution, {}, g, {}, {}, out, overwrite, workspace);
 }
 
 void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                         Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
-  add_columns(execution, x, g, shift, scale, out, workspace);
+                         Array<const float> scale, Array<float> out, bool overwrite, Array<std::byte> workspace) {
+  add_columns(execution, x, g, shift, scale, out, overwrite, workspace);
 }
 
 void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,

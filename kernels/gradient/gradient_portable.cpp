@@ -15,9 +15,9 @@ KOKKOS_FORCEINLINE_FUNCTION std::int64_t chunks_of(std::int64_t columns) {
 }
 
 /// sums[b, j] = sum over the rows n of block b of (x[n, j] - shift[n]) * scale[n] * g[n, j], without x of g[n, j]; then
-/// out[j] += sum over b.
+/// out[j] (+)= sum over b.
 void add_columns(const Execution& execution, const char* name, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                 Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
+                 Array<const float> scale, Array<float> out, bool overwrite, Array<std::byte> workspace) {
   const std::int64_t blocks = row_sums(g.rows), chunks = chunks_of(g.columns);
   const Matrix<float> sums{reinterpret_cast<float*>(workspace.data), blocks, g.columns, g.columns};
   for_teams(
@@ -49,7 +49,10 @@ void add_columns(const Execution& execution, const char* name, AnyMatrix x, AnyM
           const float* part = sums.row(block) + column;
           for_columns(team, count, [&](int c) { buffer.total[c] += part[c]; });
         }
-        for_columns(team, count, [&](int c) { out[column + c] += buffer.total[c]; });
+        if (overwrite)
+          for_columns(team, count, [&](int c) { out[column + c] = buffer.total[c]; });
+        else
+          for_columns(team, count, [&](int c) { out[column + c] += buffer.total[c]; });
       });
 }
 
@@ -91,13 +94,14 @@ void sort_rows(const Execution& execution, RowsByIdWorkspace& w, std::int64_t ta
 
 }  // namespace
 
-void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, Array<std::byte> workspace) {
-  add_columns(execution, "add_column_sums", {}, g, {}, {}, out, workspace);
+void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, bool overwrite,
+                     Array<std::byte> workspace) {
+  add_columns(execution, "add_column_sums", {}, g, {}, {}, out, overwrite, workspace);
 }
 
 void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                         Array<const float> scale, Array<float> out, Array<std::byte> workspace) {
-  add_columns(execution, "add_column_products", x, g, shift, scale, out, workspace);
+                         Array<const float> scale, Array<float> out, bool overwrite, Array<std::byte> workspace) {
+  add_columns(execution, "add_column_products", x, g, shift, scale, out, overwrite, workspace);
 }
 
 void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,

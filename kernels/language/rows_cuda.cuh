@@ -106,6 +106,33 @@ __device__ __forceinline__ void load_shared_by_rows(const float* from, float (&v
   value[4] = b.x, value[5] = b.y, value[6] = b.z, value[7] = b.w;
 }
 
+/// Eight columns as they are stored, to be loaded before they are needed. kWide: the matrix may be fp32.
+template <bool kWide>
+struct StoredColumns {
+  uint4 word[kWide ? 2 : 1];
+
+  __device__ __forceinline__ void load(const AnyMatrix& matrix, std::int64_t row, std::int64_t column) {
+    const bool fp32 = kWide && matrix.type == Scalar::fp32;
+    const auto* from = reinterpret_cast<const uint4*>(static_cast<const char*>(matrix.data) +
+                                                      (row * matrix.stride + column) * (fp32 ? 4 : 2));
+    word[0] = __ldcs(from);
+    if constexpr (kWide)
+      if (fp32) word[1] = __ldcs(from + 1);
+  }
+  __device__ __forceinline__ void values(Scalar type, float (&value)[8]) const {
+    if constexpr (kWide) {
+      if (type == Scalar::fp32) {
+        value[0] = __uint_as_float(word[0].x), value[1] = __uint_as_float(word[0].y);
+        value[2] = __uint_as_float(word[0].z), value[3] = __uint_as_float(word[0].w);
+        value[4] = __uint_as_float(word[1].x), value[5] = __uint_as_float(word[1].y);
+        value[6] = __uint_as_float(word[1].z), value[7] = __uint_as_float(word[1].w);
+        return;
+      }
+    }
+    unpack8(word[0], value);
+  }
+};
+
 /// Eight columns that are soon read again: unlike `load_columns`, leaves them in the second-level cache.
 __device__ __forceinline__ void load_columns_again(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
                                                    float (&value)[8]) {

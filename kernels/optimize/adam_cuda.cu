@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kThreads) update_rows(ParameterRows p, StatePo
       state.first_scale = p.first_scale[scale];
       state.second_scale = p.second_scale[scale];
     }
-    update8(AdamRule{}, state, g, rate, pointers.first_element + static_cast<std::uint64_t>(at));
-    if (live) store_state(state, pointers, at);
+    const bool moments = update8(AdamRule{}, state, g, rate, pointers.first_element + static_cast<std::uint64_t>(at));
+    if (live) store_state(state, pointers, at, moments);
     if constexpr (policy == StatePolicy::eight_bit)
       if (lane == 0) {
         p.first_scale[scale] = state.first_scale;

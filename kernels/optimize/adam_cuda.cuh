@@ -7,6 +7,8 @@
 // (each within 2^-22): an update differs from the exact rule by less than 1e-6 of itself. An exact square root and
 // division cost as many instructions as everything else, and the 8-bit kernels are close to the limit of instruction
 // issue. Codes, random bits and their use are those of codec.hpp and adam_rule.hpp, bit for bit for equal moments.
+// Coding a first moment stochastically takes 4.75 instructions, 3 more than the converter to the nearest code; a block
+// without a gradient codes and stores neither moment.
 //
 // fp32 weights are two planes: hi = bf16 rounded to nearest (halves away from zero), rest = bits(w) - (bits(hi) << 16).
 #pragma once
@@ -175,8 +177,10 @@ __device__ __forceinline__ uint4 load_weight(const StatePointers& p, std::int64_
 }
 
 template <StatePolicy policy>
-__device__ __forceinline__ void store_state(const LaneState<policy>& state, const StatePointers& p, std::int64_t at) {
+__device__ __forceinline__ void store_state(const LaneState<policy>& state, const StatePointers& p, std::int64_t at,
+                                            bool moments) {
   __stcs(reinterpret_cast<uint4*>(p.weight + at), state.weight);
+  if (!moments) return;
   if constexpr (policy == StatePolicy::fp32) {
     __stcs(reinterpret_cast<uint4*>(p.rest + at), state.rest);
     float4* first = reinterpret_cast<float4*>(static_cast<float*>(p.first) + at);
@@ -219,12 +223,18 @@ __device__ __forceinline__ uint4 round8(const float (&v)[8], const Random4& rand
   return finite ? round8(v, random) : round8_any(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], random);
 }
 
+/// code_to_float of codec.hpp for two codes; by the GPU's converter where it has one.
 __device__ __forceinline__ void decode2(std::uint32_t codes, float& a, float& b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  a = code_to_float(static_cast<std::uint8_t>(codes));
+  b = code_to_float(static_cast<std::uint8_t>(codes >> 8));
+#else
   std::uint32_t halves;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(codes)));
   asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi;}"
       : "=f"(a), "=f"(b)
       : "r"(halves));
+#endif
 }
 __device__ __forceinline__ void decode8(uint2 codes, float (&value)[8]) {
   decode2(codes.x & 0xffffu, value[0], value[1]);
@@ -232,42 +242,49 @@ __device__ __forceinline__ void decode8(uint2 codes, float (&value)[8]) {
   decode2(codes.y & 0xffffu, value[4], value[5]);
   decode2(codes.y >> 16, value[6], value[7]);
 }
-__device__ __forceinline__ std::uint32_t code2(float a, float b) {
-  std::uint16_t codes;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
-  return codes;
-}
-/// code_nearest of codec.hpp by the hardware's converter.
-__device__ __forceinline__ uint2 code8(const float (&value)[8], float inverse) {
-  return make_uint2(code2(value[0] * inverse, value[1] * inverse) | code2(value[2] * inverse, value[3] * inverse) << 16,
-                    code2(value[4] * inverse, value[5] * inverse) | code2(value[6] * inverse, value[7] * inverse)
-                                                                        << 16);
-}
-/// code_stochastic_positive of codec.hpp for finite values <= 448 (1 + 2^-21) / inverse. Scaled by 2^-120 more, the
-/// bits of an fp32 number are the code's, followed by 20 bits of fraction: for the codes below 2^-6, which have no
-/// exponent of their own, because fp32 has none below 2^-126.
+/// code_stochastic of codec.hpp, of roots code_stochastic_positive, for finite values <= 448 (1 + 2^-21) / inverse.
+/// Scaled by 2^-120 more, the bits of an fp32 number are the code's, followed by 20 bits of fraction: for the codes
+/// below 2^-6, which have no exponent of their own, because fp32 has none below 2^-126.
 constexpr float kCodeScale = 0x1p-120f;
-__device__ __forceinline__ uint2 code8_roots(const float (&value)[8], float scaled_inverse, const Random4& random) {
+template <bool kRoots>
+__device__ __forceinline__ uint2 code8(const float (&value)[8], float scaled_inverse, const Random4& random) {
   std::uint32_t code[8];  // in the highest byte
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     std::uint32_t bits = __float_as_uint(__fmul_rn(value[i], scaled_inverse));
-    if (value[i] > 0.0f) bits = max(bits, 1u << 20);
+    if (kRoots && value[i] > 0.0f) bits = max(bits, 1u << 20);
     const std::uint32_t dither = __byte_perm(random.word[i / 2], 0, i % 2 == 0 ? 0x4104 : 0x4324);  // 16 bits << 8
     code[i] = (bits << 4) + dither;
+    if (!kRoots) code[i] |= __float_as_uint(value[i]) & 0x80000000u;
   }
   return make_uint2(__byte_perm(__byte_perm(code[0], code[1], 0x0073), __byte_perm(code[2], code[3], 0x0073), 0x5410),
                     __byte_perm(__byte_perm(code[4], code[5], 0x0073), __byte_perm(code[6], code[7], 0x0073), 0x5410));
 }
-/// The same with NaN or infinity among the values.
-__device__ __noinline__ inline uint2 code8_roots_any(float a, float b, float c, float d, float e, float f, float g,
-                                                     float h, float inverse, Random4 random) {
+/// The same with NaN or infinity among the values: rare, so not inlined.
+__device__ __noinline__ inline uint2 code8_any(bool roots, float a, float b, float c, float d, float e, float f,
+                                               float g, float h, float inverse, Random4 random) {
   const float value[8] = {a, b, c, d, e, f, g, h};
   std::uint32_t code[2] = {0, 0};
-  for (int i = 0; i < 8; ++i)
-    code[i / 4] |= static_cast<std::uint32_t>(code_stochastic_positive(value[i] * inverse, rounding_bits(random, i)))
-                   << (8 * (i % 4));
+  for (int i = 0; i < 8; ++i) {
+    const std::uint32_t bits = rounding_bits(random, i);
+    const std::uint8_t one =
+        roots ? code_stochastic_positive(value[i] * inverse, bits) : code_stochastic(value[i] * inverse, bits);
+    code[i / 4] |= static_cast<std::uint32_t>(one) << (8 * (i % 4));
+  }
   return make_uint2(code[0], code[1]);
+}
+template <bool kRoots>
+__device__ __forceinline__ uint2 code8(const float (&v)[8], float inverse, const Random4& random, bool finite) {
+  return finite ? code8<kRoots>(v, inverse * kCodeScale, random)
+                : code8_any(kRoots, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], inverse, random);
+}
+
+/// False if the eight gradients of every lane are zero: the 256 columns of a block decay.
+__device__ __forceinline__ bool has_gradient(const float (&gradient)[8]) {
+  std::uint32_t any = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) any |= __float_as_uint(gradient[i]);
+  return __any_sync(kAllLanes, (any & 0x7fffffffu) != 0) != 0;
 }
 
 __device__ __forceinline__ float direction(float first, float root, const AdamRate& rate) {
@@ -276,9 +293,9 @@ __device__ __forceinline__ float direction(float first, float root, const AdamRa
 
 /// `state` becomes the state after the step. element: global index of the lane's first column (a multiple of 8). The
 /// whole warp calls this together: in the 8-bit policy its columns are one block, and lanes past the row's end hold
-/// zeros.
+/// zeros. Returns whether the moments have changed: as codes they may keep, while their scales do not.
 template <StatePolicy policy>
-__device__ __forceinline__ void update8(const AdamRule&, LaneState<policy>& state, const float (&gradient)[8],
+__device__ __forceinline__ bool update8(const AdamRule&, LaneState<policy>& state, const float (&gradient)[8],
                                         const AdamRate& rate, std::uint64_t element) {
   float w[8];
   if constexpr (policy == StatePolicy::fp32) {
@@ -312,7 +329,7 @@ __device__ __forceinline__ void update8(const AdamRule&, LaneState<policy>& stat
     state.first[1] = make_float4(m[4], m[5], m[6], m[7]);
     state.second[0] = make_float4(v[0], v[1], v[2], v[3]);
     state.second[1] = make_float4(v[4], v[5], v[6], v[7]);
-    return;
+    return true;
   }
 
   unpack8(state.weight, w);
@@ -354,25 +371,25 @@ __device__ __forceinline__ void update8(const AdamRule&, LaneState<policy>& stat
       w[i] = fmaf(w[i], rate.keep, -direction(m[i], root[i], rate));
       poison = fmaf(w[i], 0.0f, poison);
     }
-    largest_first = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_first)));
-    largest_root = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_root)));
+    const bool finite = poison == 0.0f;
+    state.weight = round8(w, weight_random, finite);
+    if (!has_gradient(gradient)) {
+      state.first_scale = decayed_scale(state.first_scale, rate.beta1);
+      state.second_scale = decayed_scale(state.second_scale, rate.root_beta2);
+      return false;
+    }
+    largest_first = __uint_as_float(warp_largest(__float_as_uint(largest_first)));
+    largest_root = __uint_as_float(warp_largest(__float_as_uint(largest_root)));
     // block_scale and inverse_scale of codec.hpp, without their divisions.
     const bool has_first = largest_first >= 0x1p-100f, has_root = largest_root >= 0x1p-100f;
     state.first_scale = has_first ? largest_first * (1.0f / kLargestCode) : 0.0f;
     state.second_scale = has_root ? largest_root * (1.0f / kLargestCode) : 0.0f;
     const float first_inverse = has_first ? kLargestCode * approximate_reciprocal(largest_first) : 0.0f;
     const float root_inverse = has_root ? kLargestCode * approximate_reciprocal(largest_root) : 0.0f;
-    const bool finite = poison == 0.0f;
-    state.first = code8(m, first_inverse);
-    if (!has_root)
-      state.second = make_uint2(0, 0);
-    else if (finite)
-      state.second = code8_roots(root, root_inverse * kCodeScale, second_random);
-    else
-      state.second = code8_roots_any(root[0], root[1], root[2], root[3], root[4], root[5], root[6], root[7],
-                                     root_inverse, second_random);
-    state.weight = round8(w, weight_random, finite);
+    state.first = code8<false>(m, first_inverse, first_moment_random(weight_random), finite);
+    state.second = has_root ? code8<true>(root, root_inverse, second_random, finite) : make_uint2(0, 0);
   }
+  return true;
 }
 
 // ---- any width: lane i holds columns i, i + 32, ... of a block
@@ -391,6 +408,7 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
   const float second_scale = coded ? p.second_scale[block] : 0.0f;
   float m[kLaneColumns] = {}, root[kLaneColumns] = {};
   float largest_first = 0.0f, largest_root = 0.0f;
+  const bool decays = coded && !has_gradient(gradient);
 #pragma unroll
   for (int j = 0; j < kLaneColumns; ++j) {
     const int c = lane + kWarp * j;
@@ -431,8 +449,16 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
     }
   }
   if (!coded) return;
-  largest_first = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_first)));
-  largest_root = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest_root)));
+  if (decays) {
+    __syncwarp();  // all lanes have read the scales
+    if (lane == 0) {
+      p.first_scale[block] = decayed_scale(first_scale, adam.beta1);
+      p.second_scale[block] = decayed_scale(second_scale, sqrtf(adam.beta2));
+    }
+    return;
+  }
+  largest_first = __uint_as_float(warp_largest(__float_as_uint(largest_first)));
+  largest_root = __uint_as_float(warp_largest(__float_as_uint(largest_root)));
   const float new_first_scale = block_scale(largest_first), new_second_scale = block_scale(largest_root);
   const float first_inverse = inverse_scale(new_first_scale), second_inverse = inverse_scale(new_second_scale);
 #pragma unroll
@@ -441,10 +467,11 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
     if (c >= count) continue;
     const std::uint64_t element = p.global_element(row, column + c);
     const Random4 bits = philox(adam.seed, Purpose::weight_rounding, adam.step, element / kElementsPerRandom);
-    const int part = static_cast<int>(element % kElementsPerRandom) ^ kSecondMomentPart;
-    static_cast<std::uint8_t*>(p.first_moment)[first + c] = code_nearest(m[j] * first_inverse);
+    const int part = static_cast<int>(element % kElementsPerRandom);
+    static_cast<std::uint8_t*>(p.first_moment)[first + c] =
+        code_stochastic(m[j] * first_inverse, rounding_bits(bits, part ^ kFirstMomentPart));
     static_cast<std::uint8_t*>(p.second_moment)[first + c] =
-        code_stochastic_positive(root[j] * second_inverse, rounding_bits(bits, part));
+        code_stochastic_positive(root[j] * second_inverse, rounding_bits(bits, part ^ kSecondMomentPart));
   }
   if (lane == 0) {
     p.first_scale[block] = new_first_scale;

@@ -19,7 +19,8 @@ static_assert(kChunkColumns == kBlockColumns, "one scale per chunk");
 struct AdamScratch {
   float first[kChunkColumns];
   float second[kChunkColumns];
-  // 16 random bits per element; the first element of a chunk may be any of the 8 of its group.
+  // 16 random bits for each weight, first and second moment; the first element of a chunk may be any of the 8 of its
+  // group.
   std::uint16_t random[3][kChunkColumns + 2 * kElementsPerRandom];
 };
 
@@ -31,21 +32,25 @@ KOKKOS_FORCEINLINE_FUNCTION const float* weight_chunk(const Team& team, const Pa
   return row_chunk(team, matrix, row, column, count, buffer);
 }
 
-/// 16 random bits, of part (element % 8) ^ `flip`, for each of `count` elements from `first_element` on: bits of
-/// element c at the returned [c].
-KOKKOS_FORCEINLINE_FUNCTION const std::uint16_t* draw_rounding(const Team& team, const AdamStep& adam, int flip,
-                                                               std::uint64_t first_element, int count,
-                                                               std::uint16_t* buffer) {
+/// The random bits of `count` elements from `first_element` on (adam_rule.hpp). Returns i: those of element c are at
+/// [i + c] of each array. The caller waits for the team.
+KOKKOS_FORCEINLINE_FUNCTION int draw_rounding(const Team& team, const AdamStep& adam, std::uint64_t first_element,
+                                              int count, AdamScratch& scratch) {
   const std::uint64_t first_group = first_element / kElementsPerRandom;
   const int offset = static_cast<int>(first_element % kElementsPerRandom);
   const int groups = (offset + count + kElementsPerRandom - 1) / kElementsPerRandom;
   for_columns(team, groups, [&](int group) {
     const Random4 random =
         philox(adam.seed, Purpose::weight_rounding, adam.step, first_group + static_cast<std::uint64_t>(group));
-    for (int part = 0; part < kElementsPerRandom; ++part)
-      buffer[group * kElementsPerRandom + part] = static_cast<std::uint16_t>(rounding_bits(random, part ^ flip));
+    const int first = group * kElementsPerRandom;
+    for (int part = 0; part < kElementsPerRandom; ++part) {
+      const std::uint16_t bits = static_cast<std::uint16_t>(rounding_bits(random, part));
+      scratch.random[0][first + part] = bits;
+      scratch.random[1][first + (part ^ kFirstMomentPart)] = bits;
+      scratch.random[2][first + (part ^ kSecondMomentPart)] = bits;
+    }
   });
-  return buffer + offset;
+  return offset;
 }
 
 /// Applies `rule` to columns [column, column + count) of a row. gradient [count].
@@ -70,11 +75,12 @@ KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterR
 
   const std::uint64_t element = parameters.global_element(row, column);
   bf16* weight = static_cast<bf16*>(parameters.weight) + at;
-  const std::uint16_t* weight_random = draw_rounding(team, adam, 0, element, count, scratch.random[0]);
-  const std::uint16_t* second_random = draw_rounding(team, adam, kSecondMomentPart, element, count, scratch.random[1]);
+  const int drawn = draw_rounding(team, adam, element, count, scratch);
+  const std::uint16_t* const weight_random = scratch.random[0] + drawn;
+  const std::uint16_t* const first_random = scratch.random[1] + drawn;
+  const std::uint16_t* const second_random = scratch.random[2] + drawn;
+  team.team_barrier();
   if (parameters.policy == StatePolicy::bf16) {
-    const std::uint16_t* first_random = draw_rounding(team, adam, kFirstMomentPart, element, count, scratch.random[2]);
-    team.team_barrier();
     bf16* first = static_cast<bf16*>(parameters.first_moment) + at;
     bf16* second = static_cast<bf16*>(parameters.second_moment) + at;
     for_columns(team, count, [&](int c) {
@@ -85,7 +91,6 @@ KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterR
       second[c] = to_bf16_stochastic(v, second_random[c]);
     });
   } else {
-    team.team_barrier();
     std::uint8_t* first = static_cast<std::uint8_t*>(parameters.first_moment) + at;
     std::uint8_t* second = static_cast<std::uint8_t*>(parameters.second_moment) + at;
     const std::int64_t block = row * parameters.blocks_per_row() +
@@ -93,6 +98,7 @@ KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterR
                                column % parameters.segment / kBlockColumns;
     const float first_scale = parameters.first_scale[block];
     const float second_scale = parameters.second_scale[block];
+    const bool decays = sum_columns<int>(team, count, [&](int c) { return gradient[c] != 0.0f ? 1 : 0; }) == 0;
     for_columns(team, count, [&](int c) {
       const float root = code_to_float(second[c]) * second_scale;
       float w = weight[c], m = code_to_float(first[c]) * first_scale, v = root * root;
@@ -101,13 +107,21 @@ KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterR
       scratch.first[c] = m;
       scratch.second[c] = sqrtf(v);
     });
+    if (decays) {  // the codes stay
+      once(team, [&] {
+        parameters.first_scale[block] = decayed_scale(first_scale, adam.beta1);
+        parameters.second_scale[block] = decayed_scale(second_scale, sqrtf(adam.beta2));
+      });
+      team.team_barrier();  // scratch is free again
+      return;
+    }
     const float new_first_scale = block_scale(
         max_columns(team, count, 0.0f, [&](int c) { return bits_float(float_bits(scratch.first[c]) & 0x7fffffffu); }));
     const float new_second_scale =
         block_scale(max_columns(team, count, 0.0f, [&](int c) { return scratch.second[c]; }));
     const float first_inverse = inverse_scale(new_first_scale), second_inverse = inverse_scale(new_second_scale);
     for_columns(team, count, [&](int c) {
-      first[c] = code_nearest(scratch.first[c] * first_inverse);
+      first[c] = code_stochastic(scratch.first[c] * first_inverse, first_random[c]);
       second[c] = code_stochastic_positive(scratch.second[c] * second_inverse, second_random[c]);
     });
     once(team, [&] {

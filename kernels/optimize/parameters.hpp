@@ -6,12 +6,9 @@
 //   fp32       fp32 (portable)                 fp32, fp32                           12
 //              bf16 plane + 16-bit rest (cuda)                                      12
 //   bf16       bf16, stochastic rounding       bf16, bf16, stochastic rounding       6
-//   8bit       bf16, stochastic rounding       e4m3 codes (codec.hpp), of m to       4 + 8 / block
-//                                              nearest, of sqrt(v) stochastic, one
+//   8bit       bf16, stochastic rounding       e4m3 codes (codec.hpp) of m and       4 + 8 / block
+//                                              sqrt(v), stochastic rounding, one
 //                                              fp32 scale per block each
-//
-// sqrt(v) needs stochastic rounding: it changes by 0.05 % per step while codes are 6 to 12 % apart, so rounded to
-// nearest it would not change until a gradient is about ten times its root mean square.
 //
 // A block is at most 256 columns and never crosses the border of a target layer inside a row: with d columns per
 // target, a target has ceil(d / 256) blocks, the last one short.
@@ -52,6 +49,14 @@ struct ParameterRows {
            static_cast<std::uint64_t>(column);
   }
 };
+
+/// What matrix products read of weights: of fp32 ones in two planes the bf16 one.
+constexpr Scalar product_type(StatePolicy policy, bool planes) {
+  return policy == StatePolicy::fp32 && !planes ? Scalar::fp32 : Scalar::bf16;
+}
+inline AnyMatrix product_weights(const ParameterRows& p) {
+  return {p.weight, product_type(p.policy, p.weight_rest != nullptr), p.rows, p.columns, p.columns};
+}
 
 /// A vector of parameters (biases): always fp32 with fp32 moments, independent of the policy.
 struct ParameterVector {

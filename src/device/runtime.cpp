@@ -44,6 +44,14 @@ Runtime::Runtime(const Settings& settings, int node_rank, int node_size) : threa
         "-DWEFT_ENABLE_CUDA=OFF",
         cudaGetErrorString(status));
   const int device = n_devices == 1 ? 0 : node_rank % n_devices;
+  cudaDeviceProp properties{};
+  cudaGetDeviceProperties(&properties, device);
+  if (planned_backend(settings) == kernels::Backend::cuda && properties.major < 8)
+    throw error(
+        ExitCode::usage,
+        "device.backend = \"{}\": GPU {} ({}) has compute capability {}.{} (the hand-written kernels need 8.0); "
+        "take device.backend = \"portable\"",
+        settings.backend, device, properties.name, properties.major, properties.minor);
   kernels::start(threads_, device);
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)

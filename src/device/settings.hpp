@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/execution.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
 
 namespace weft::device {
 
@@ -19,8 +20,10 @@ struct Settings {
   int threads = 0;               ///< host threads of this process; 0 = cores of the node / processes on it
   bool graphs = true;            ///< on a GPU: record a step once and replay it
   std::string algorithms;  ///< file with algorithms of the dense library; "" = the first that the library proposes
-  std::int64_t tile = 0;   ///< MiB of pre-activations made at a time; 0 = as many as suit the backend
-  double memory = 0;       ///< GB of a GPU that may be used; 0 = all that is free
+  /// Kernels of attention; recorded: those that `algorithms` names, else the own ones.
+  kernels::AttentionImplementation attention = kernels::AttentionImplementation::recorded;
+  std::int64_t tile = 0;  ///< MiB of pre-activations made at a time; 0 = as many as suit the backend
+  double memory = 0;      ///< GB of a GPU that may be used; 0 = all that is free
 };
 
 /// The kernels that a run with these settings uses, also on a machine that only plans it.
@@ -86,6 +89,30 @@ void add_tile_key(Schema& schema, Settings& device) {
       .at_least(0)
       .at_most(1 << 16)
       .free();
+}
+
+/// device.attention, of language models.
+template <class Schema>
+void add_attention_key(Schema& schema, Settings& device, Precision& precision) {
+  using kernels::AttentionImplementation;
+  schema
+      .add("device.attention", device.attention,
+           {{"auto", AttentionImplementation::recorded},
+            {"own", AttentionImplementation::own},
+            {"cudnn", AttentionImplementation::cudnn}},
+           "kernels of attention on a GPU: those that device.algorithms records, own where it has none; or always "
+           "Weft's own, or cuDNN's")
+      .free();
+  schema.rule({"device.attention", "device.precision", "device.backend"}, [&device, &precision]() -> std::string {
+    if (device.attention != AttentionImplementation::cudnn) return {};
+    if (!kernels::kCudnnBuild)
+      return "device.attention = \"cudnn\" is not available (built without cuDNN); take \"auto\", or build with "
+             "WEFT_ENABLE_CUDA and the headers of cuDNN (scripts/setup.sh --cuda)";
+    if (precision == Precision::fp32 || device.backend == "portable")
+      return "device.attention = \"cudnn\" without the CUDA kernels in 16 bits (cuDNN computes attention in them "
+             "alone); take device.precision = \"bf16\", or attention = \"auto\"";
+    return {};
+  });
 }
 
 }  // namespace weft::device

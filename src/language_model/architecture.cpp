@@ -13,6 +13,8 @@ using training::ParameterSpec;
 namespace {
 
 constexpr double kDeviation = 0.02;
+/// Products over the vocabulary are fast on a GPU if it is a multiple of this.
+constexpr std::int64_t kHeadRows = 64;
 constexpr Cut kByOutput{0, parallel::kTensorAxis}, kByInput{1, parallel::kTensorAxis};
 
 /// Appends specs to a list.
@@ -101,6 +103,7 @@ std::vector<ParameterSpec> parameter_specs(const Architecture& architecture) {
   const ModelSettings& model = architecture.model;
   Specs specs(model);
   specs.matrix("embedding/tokens", architecture.vocabulary, model.d_model, kByOutput, "");
+  if (model.tied) specs.specs.back().row_multiple = kHeadRows;
   if (model.position == Position::learned)
     specs.matrix("embedding/positions", architecture.positions, model.d_model, {}, "");
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
@@ -108,7 +111,10 @@ std::vector<ParameterSpec> parameter_specs(const Architecture& architecture) {
     add_mlp(specs, architecture, block_name(layer));
   }
   specs.norm("final_norm");
-  if (!model.tied) specs.matrix("head/weight", architecture.vocabulary, model.d_model, kByOutput, "");
+  if (!model.tied) {
+    specs.matrix("head/weight", architecture.vocabulary, model.d_model, kByOutput, "");
+    specs.specs.back().row_multiple = kHeadRows;
+  }
   training::number_elements(specs.specs);
   return std::move(specs.specs);
 }

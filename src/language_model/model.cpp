@@ -27,6 +27,7 @@ Model::Model(const Architecture& architecture, kernels::StatePolicy policy, cons
     head_ = {.weight = tokens_, .matrix = token_embedding()};
   else
     head_ = linear("", {"head"});
+  if (execution.backend == kernels::Backend::cuda) head_.matrix.rows = parameters_.rows_in_memory(head_.weight);
 }
 
 Block Model::block(std::int64_t layer) const {

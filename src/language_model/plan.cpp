@@ -3,9 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/error.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
 #include "language_model/trainer.hpp"
 #include "report/format.hpp"
 
@@ -28,7 +30,7 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
   for (const training::ParameterSpec& spec : parameter_specs(plan.architecture)) {
     if (!spec.is_matrix()) continue;
     for (const training::Plane& plane :
-         training::planes_of(spec, configuration.optimizer.state, backend, training::Moments::held)) {
+         training::planes_of(spec, configuration.optimizer.state, backend, configuration.moments())) {
       const std::string type(checkpoint::name_of(plane.type));
       if (plane.key == "weight") weights = type;
       if (plane.key == "weight_rest") weights += " + " + type + " (fp32)";
@@ -44,6 +46,87 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
       weights, moments, activations, activations);
 }
 
+/// "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels, where there is no choice.
+std::string attention_text(const Plan& plan, const Configuration& configuration) {
+  if (device::planned_backend(device_settings(configuration)) != kernels::Backend::cuda) return {};
+  const kernels::Attention full = attention_shapes(transformer_settings(configuration, plan.architecture)).back();
+  const auto name = [&](kernels::AttentionPass pass) -> std::string {
+    if constexpr (kernels::kCudnnBuild)
+      if (kernels::planned_attention(pass, full, activation_type(configuration)) ==
+          kernels::AttentionImplementation::cudnn)
+        return "cuDNN " + kernels::cudnn::text_of_version(kernels::cudnn::version());
+    return "own kernels";
+  };
+  return fmt::format("  attention: forward {}, backward {}\n", name(kernels::AttentionPass::forward),
+                     name(kernels::AttentionPass::backward));
+}
+
+constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::none},
+                                                            {"activation", Recompute::activation},
+                                                            {"norm", Recompute::norm},
+                                                            {"block", Recompute::block}};
+
+/// What a Transformer takes with another memory.recompute.
+Transformer::Buffers transformer_buffers(const Configuration& configuration, const Architecture& architecture,
+                                         Recompute recompute, bool swap, training::StepArena& arena) {
+  TransformerSettings settings = transformer_settings(configuration, architecture);
+  settings.memory.recompute = recompute;
+  settings.memory.swap_activations = swap;
+  return {settings, arena};
+}
+
+std::int64_t activation_bytes(const Configuration& configuration, const Architecture& architecture,
+                              kernels::Backend backend, Recompute recompute) {
+  training::StepArena arena(backend);
+  transformer_buffers(configuration, architecture, recompute, false, arena);
+  for (const training::StepArena::Bytes& bytes : arena.bytes())
+    if (bytes.purpose == "activations") return bytes.device;
+  return 0;
+}
+
+SwapCost swap_cost(const Configuration& configuration, const Architecture& architecture, kernels::Backend backend) {
+  constexpr double kCopyRate = 50e9;
+  const double products = activation_type(configuration) == kernels::Scalar::fp32 ? 60e12 : 660e12;
+  const ModelSettings& model = architecture.model;
+  const auto bytes = [&](Recompute recompute) {
+    training::StepArena arena(backend);
+    return transformer_buffers(configuration, architecture, recompute, true, arena).swap.bytes();
+  };
+  SwapCost cost;
+  double block = 0;  // elements
+  for (const training::ParameterSpec& spec : parameter_specs(architecture))
+    if (spec.name.starts_with(block_name(0))) block += static_cast<double>(spec.elements());
+  const double attention = static_cast<double>(configuration.data.sequence * model.d_model);
+  cost.forward_seconds = 2 * (block + attention) * static_cast<double>(configuration.micro_tokens()) / products;
+  // The backward pass takes twice as long as the forward pass, and as long again for what it recomputes.
+  const auto added = [&](std::int64_t copied, bool recomputes) {
+    const double copy = static_cast<double>(copied) / kCopyRate, forward = cost.forward_seconds;
+    return (recomputes ? forward : 0) + std::max(0.0, copy - forward) +
+           std::max(0.0, copy - (recomputes ? 3 : 2) * forward);
+  };
+  const Recompute recompute = configuration.memory.recompute;
+  cost.bytes = bytes(recompute);
+  cost.copy_seconds = static_cast<double>(cost.bytes) / kCopyRate;
+  cost.added_seconds = added(cost.bytes, recompute == Recompute::block);
+  cost.recompute_seconds = added(bytes(Recompute::block), true);
+  return cost;
+}
+
+/// The most tokens of a micro-batch with which `fits(plan)`, fewer than now; 0: none does.
+template <class Fits>
+std::int64_t largest_micro_tokens(const Plan& plan, Configuration configuration, const Fits& fits) {
+  const std::int64_t sequence = configuration.data.sequence;
+  std::int64_t fitting = 0, too_many = (configuration.micro_tokens() + sequence - 1) / sequence;
+  while (fitting + 1 < too_many) {
+    const std::int64_t sequences = fitting + (too_many - fitting) / 2;
+    configuration.memory.micro_tokens = sequences * sequence;
+    (fits(language_model::plan(configuration, plan.architecture, plan.train_tokens)) ? fitting : too_many) = sequences;
+  }
+  return fitting * sequence;
+}
+
+std::string milliseconds(double seconds) { return fmt::format("{:.3g} ms", 1e3 * seconds); }
+
 }  // namespace
 
 parallel::GridShape single_process() {
@@ -58,7 +141,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   const parallel::GridShape grid = single_process();
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   const training::StateBytes state =
-      training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, training::Moments::held);
+      training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments());
   Plan plan;
   plan.architecture = architecture;
   plan.parameters = training::elements_of(specs);
@@ -70,32 +153,64 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   const training::StepArena step = measure_step(configuration, architecture, grid, backend);
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
-  plan.host = {
-      {"tokens staging", step.host_bytes()},
-      {"order of the curriculum",
-       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0}};
+  plan.host.emplace_back("optimizer state", state.host);
+  for (const training::StepArena::Bytes& bytes : step.bytes()) plan.host.emplace_back(bytes.purpose, bytes.host);
+  plan.host.emplace_back(
+      "order of the curriculum",
+      train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0);
   plan.checkpoint_bytes = training::checkpoint_bytes(specs, configuration.optimizer.state);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes);
   plan.flops_per_token = flops_per_token(architecture, configuration.data.sequence);
+  for (const auto& [name, policy] : kRecompute)
+    plan.activations.emplace_back(name, activation_bytes(configuration, architecture, backend, policy));
+  if (configuration.memory.swap_activations) plan.swap = swap_cost(configuration, architecture, backend);
   return plan;
 }
 
 void require_memory(const Plan& plan, const Configuration& configuration, std::int64_t host,
                     const std::string& host_limit, std::int64_t device) {
-  const auto require = [&](std::int64_t needed, std::int64_t available, const std::string& memory) {
-    if (available == 0 || needed <= available) return;
+  const auto require = [&](const auto& needed, std::int64_t available, const std::string& memory,
+                           const std::string& advice) {
+    if (available == 0 || needed(plan) <= available) return;
+    const std::int64_t fits =
+        largest_micro_tokens(plan, configuration, [&](const Plan& smaller) { return needed(smaller) <= available; });
     throw collective_error(
         ExitCode::usage,
-        "the run needs {} of {}, {} are available; take smaller micro-batches (data.micro_tokens = {} now), "
-        "memory.recompute = \"block\", a smaller optimizer.state or a smaller model",
-        report::binary_bytes_text(needed), memory, report::binary_bytes_text(available), configuration.micro_tokens());
+        "the run needs {} of {}, {} are available; take {}{}a smaller optimizer.state or a smaller model",
+        report::binary_bytes_text(needed(plan)), memory, report::binary_bytes_text(available),
+        fits > 0 ? fmt::format("micro-batches of at most data.micro_tokens = {} ({} now), ", fits,
+                               configuration.micro_tokens())
+                 : "",
+        advice);
   };
+  const bool recomputes = configuration.memory.recompute == Recompute::block,
+             moves = configuration.memory.offload_optimizer || configuration.memory.swap_activations;
+  const std::string recompute = recomputes ? "" : "memory.recompute = \"block\", ";
   // Without a GPU what the plan lists under the device is host memory as well.
-  require(plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()), host,
-          fmt::format("host memory ({})", host_limit));
-  require(plan.device_total(), device, "device memory");
+  require([](const Plan& p) { return p.host_total() + (kernels::kCudaBuild ? 0 : p.device_total()); }, host,
+          fmt::format("host memory ({})", host_limit),
+          !kernels::kCudaBuild ? recompute
+          : moves              ? "no memory.offload_optimizer or memory.swap_activations, "
+                               : "checkpoint.staging = \"chunked\", ");
+  require(
+      [](const Plan& p) { return p.device_total(); }, device, "device memory",
+      recompute +
+          (kernels::kCudaBuild && !configuration.memory.offload_optimizer ? "memory.offload_optimizer = true, " : ""));
+}
+
+void require_worthwhile_swapping(const Plan& plan) {
+  if (!plan.swap || plan.swap->worthwhile()) return;
+  throw collective_error(
+      ExitCode::usage,
+      "memory.swap_activations = true costs more time than recomputation: {} of each block and micro-batch are copied "
+      "each way, {} at 50 GB/s, while the forward pass of a block takes {} (per block {} are added, with "
+      "memory.recompute = \"block\" {}); take memory.recompute = \"block\", with which only the inputs of blocks are "
+      "swapped",
+      report::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
+      milliseconds(plan.swap->forward_seconds), milliseconds(plan.swap->added_seconds),
+      milliseconds(plan.swap->recompute_seconds));
 }
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {
@@ -118,7 +233,18 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
       report::binary_bytes_text(plan.disk_bytes));
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
-  text += types_text(plan, configuration);
+  text += types_text(plan, configuration) + attention_text(plan, configuration);
+  text += "  activations by memory.recompute:";
+  for (const auto& [name, bytes] : plan.activations)
+    text += fmt::format("{} {} {}", name == plan.activations.front().first ? "" : ",", name,
+                        report::binary_bytes_text(bytes));
+  text += '\n';
+  if (plan.swap)
+    text += fmt::format(
+        "  swapping: {} of each block and micro-batch each way, {} at 50 GB/s; forward pass of a block {} on one "
+        "H200\n",
+        report::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
+        milliseconds(plan.swap->forward_seconds));
   const std::int64_t run = configuration.run.steps * configuration.data.batch_tokens,
                      best = kTokensPerParameter * plan.parameters;
   text += fmt::format(

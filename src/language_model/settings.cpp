@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "kernels/language/attention/attention.hpp"
+#include "language_model/activation_swap.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -142,6 +143,17 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
            "these and outputs of norms; everything of a block but its input. The same bits in all cases")
       .free();
   schema
+      .add("memory.offload_optimizer", memory.offload_optimizer,
+           "optimizer state of matrices (moments, and the low halves of fp32 weights) in page-locked host memory, "
+           "copied "
+           "to the GPU block by block in the update. The same bits; for models whose state does not fit")
+      .free();
+  schema
+      .add("memory.swap_activations", memory.swap_activations,
+           "activations that the backward pass needs are in page-locked host memory between forward and backward pass, "
+           "but for those of two blocks. The same bits; refused where recompute = \"block\" costs less time")
+      .free();
+  schema
       .add("memory.head_chunk", memory.head_chunk,
            "rows whose logits are in memory at a time; 0 = as many as take 256 MiB")
       .in("tokens")
@@ -206,6 +218,22 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "sparse_blocks, or take language_model.window = {}",
         model.sparse_local, model.sparse_local * kernels::kKeyBlock);
   });
+  schema.rule({"memory.offload_optimizer", "memory.swap_activations"}, [&configuration]() -> std::string {
+    const MemorySettings& memory = configuration.memory;
+    if (kernels::kCudaBuild || (!memory.offload_optimizer && !memory.swap_activations)) return {};
+    return fmt::format(
+        "memory.{} = true has no effect without a GPU (this program is built without CUDA: everything is in host "
+        "memory); leave it out",
+        memory.offload_optimizer ? "offload_optimizer" : "swap_activations");
+  });
+  schema.rule({"memory.swap_activations", "language_model.layers"}, [&configuration]() -> std::string {
+    if (!configuration.memory.swap_activations || configuration.language_model.layers > kResidentBlocks) return {};
+    return fmt::format(
+        "memory.swap_activations = true has no effect with language_model.layers = {} (activations of {} blocks stay "
+        "on "
+        "the device); leave it out",
+        configuration.language_model.layers, kResidentBlocks);
+  });
   schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
     const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;
     if (micro % sequence == 0) return {};
@@ -236,6 +264,15 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
           data.curriculum_steps, steps);
     return {};
   });
+  schema.rule({"device.attention", "language_model.attention_softcap", "language_model.attention_dropout",
+               "language_model.sparse_blocks", "language_model.d_model", "language_model.heads", "data.document_mask"},
+              [&configuration]() -> std::string {
+                if (configuration.device.attention != kernels::AttentionImplementation::cudnn ||
+                    library_attention(configuration))
+                  return {};
+                return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
+                       "more than 128 (which its kernels do not have); take \"auto\"";
+              });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
     return "optimizer.clip_mode = \"previous\" is for transcoders (a language model has its gradient in memory before "
@@ -244,6 +281,12 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
 }
 
 }  // namespace
+
+bool library_attention(const Configuration& configuration) {
+  const ModelSettings& model = configuration.language_model;
+  return model.attention_softcap == 0 && model.attention_dropout == 0 && model.sparse_blocks == 0 &&
+         !configuration.data.document_mask && model.head_size() <= kernels::cudnn::kLargestLibraryHead;
+}
 
 Configuration::Configuration() {
   optimizer.learning_rate = 6e-4;
@@ -267,6 +310,7 @@ input::Schema schema(Configuration& configuration) {
   schema.table("parallel", "The processes of the run.");
   parallel::add_timeout_key(schema, configuration.parallel);
   device::add_keys(schema, configuration.device, configuration.precision);
+  device::add_attention_key(schema, configuration.device, configuration.precision);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
   add_keys(schema, configuration.sample);

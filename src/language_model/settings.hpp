@@ -16,6 +16,7 @@
 #include "kernels/language/rope/query_key.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
+#include "training/parameters.hpp"
 #include "training/settings.hpp"
 
 namespace weft::language_model {
@@ -70,7 +71,9 @@ struct ModelSettings {
 struct MemorySettings {
   std::int64_t micro_tokens = 0;  ///< data.micro_tokens: tokens of a micro-batch; 0: a whole step
   Recompute recompute = Recompute::none;
-  std::int64_t head_chunk = 0;  ///< rows whose logits exist at a time; 0: automatic
+  bool offload_optimizer = false;  ///< optimizer state in host memory (training::Moments::on_host)
+  bool swap_activations = false;   ///< kept activations of all but two blocks in host memory (ActivationSwap)
+  std::int64_t head_chunk = 0;     ///< rows whose logits exist at a time; 0: automatic
 };
 
 /// Samples that a run prints when it evaluates (table [log]).
@@ -85,6 +88,8 @@ struct AttentionKernels {
   decltype(&kernels::attention_backward_workspace) backward_workspace = kernels::attention_backward_workspace;
   decltype(&kernels::attention) forward = kernels::attention;
   decltype(&kernels::attention_backward) backward = kernels::attention_backward;
+  /// For full micro-batches. Others run on the own kernels: cuDNN prepares every new shape for tens of milliseconds.
+  kernels::AttentionImplementation implementation = kernels::AttentionImplementation::own;
 };
 
 struct Configuration {
@@ -104,6 +109,10 @@ struct Configuration {
   training::ResumeSettings resume;
   AttentionKernels attention;  ///< no key: set by benchmarks
 
+  /// Where the optimizer state is.
+  training::Moments moments() const {
+    return memory.offload_optimizer ? training::Moments::on_host : training::Moments::held;
+  }
   /// Tokens of a micro-batch; the last one of a step may be smaller.
   std::int64_t micro_tokens() const {
     return memory.micro_tokens > 0 ? std::min(memory.micro_tokens, data.batch_tokens) : data.batch_tokens;
@@ -117,6 +126,9 @@ inline device::Settings device_settings(const Configuration& configuration) {
 inline kernels::Scalar activation_type(const Configuration& configuration) {
   return configuration.precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
 }
+
+/// True if cuDNN has the attention of this model.
+bool library_attention(const Configuration&);
 
 /// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its
 /// initial values, with the conditions between keys.

@@ -2,6 +2,7 @@
 #include "language_model/trainer.hpp"
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "kernels/optimize/adam.hpp"
@@ -13,6 +14,17 @@ namespace {
 
 /// Largest loss that counts as finite.
 constexpr float kLargestLoss = 1e30f;
+
+training::StateStream::Buffers state_buffers(const Configuration& configuration,
+                                             std::span<const training::ParameterSpec> specs,
+                                             training::StepArena& arena) {
+  training::StateStream::Buffers buffers;
+  arena.purpose("optimizer state in transit");
+  if (configuration.memory.offload_optimizer)
+    buffers = training::StateStream::Buffers(specs, configuration.optimizer.state, arena);
+  arena.purpose("workspaces");
+  return buffers;
+}
 
 }  // namespace
 
@@ -31,8 +43,8 @@ training::StepArena measure_step(const Configuration& configuration, const Archi
   const Staging::Buffers staging(configuration.data.batch_tokens, configuration.data.document_mask, arena);
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture), arena);
   const Trainer::Buffers trainer(configuration, arena);
-  arena.purpose("workspaces");
-  const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena);
+  const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena,
+                                                  state_buffers(configuration, specs, arena));
   arena.purpose("gradients");
   arena.count(training::StepArena::Where::device,
               training::AccumulatingSink::bytes(specs, grid, 0, configuration.micro_tokens()));
@@ -45,7 +57,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       execution_(execution),
       arena_(execution, grid),
       model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
-             training::Moments::held),
+             configuration.moments()),
       staging_(configuration.data.batch_tokens, configuration.data.document_mask, execution, arena_),
       transformer_(model_, transformer_settings(configuration, architecture), timers_, arena_),
       sink_(model_.parameters(), execution, configuration.micro_tokens()),
@@ -53,7 +65,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       update_(model_.parameters(), sink_, configuration.optimizer, execution,
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
-                  arena_)),
+                  arena_, state_buffers(configuration, model_.parameters().specs(), arena_))),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
               [] { return training::StepRunner::ExchangeGroups{}; }),
       tuning_(configuration.optimizer, execution, buffers_.tuning) {

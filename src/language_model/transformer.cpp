@@ -37,7 +37,8 @@ std::int64_t chunk_rows(const TransformerSettings& settings) {
   return std::min(chunk, settings.rows);
 }
 
-kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequences, std::int64_t length) {
+kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequences, std::int64_t length,
+                                kernels::AttentionImplementation implementation) {
   return {.sequences = sequences,
           .length = length,
           .heads = model.heads,
@@ -48,19 +49,24 @@ kernels::Attention attention_of(const ModelSettings& model, std::int64_t sequenc
           .window = model.window,
           .first_key = {},
           .kept = {},
-          .dropout = {}};
+          .dropout = {},
+          .implementation = implementation};
 }
 
 kernels::BlockChoice block_choice(const ModelSettings& model) { return {model.sparse_local, model.sparse_blocks}; }
 
-/// Every shape of the attention over a full micro-batch.
+}  // namespace
+
 std::vector<kernels::Attention> attention_shapes(const TransformerSettings& settings) {
   std::vector<kernels::Attention> shapes;
   const std::int64_t shortest = settings.shortest > 0 ? settings.shortest : settings.length;
   for (std::int64_t length = shortest; length <= settings.length; length *= 2)
-    shapes.push_back(attention_of(settings.architecture.model, (settings.rows + length - 1) / length, length));
+    shapes.push_back(attention_of(settings.architecture.model, (settings.rows + length - 1) / length, length,
+                                  settings.attention.implementation));
   return shapes;
 }
+
+namespace {
 
 /// Workspace of the products of a Transformer.
 std::int64_t product_workspace(const TransformerSettings& settings, kernels::Backend backend) {
@@ -84,13 +90,28 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
   return bytes;
 }
 
+/// True if products add their bias in bf16 (kernels/language/linear/linear.hpp).
+bool rounds_biases(const TransformerSettings& settings, kernels::Backend backend) {
+  return backend == kernels::Backend::cuda && settings.type == Scalar::bf16 && settings.architecture.model.bias;
+}
+
+/// Products of a block that have biases.
+constexpr std::int64_t kBiasedProducts = 4;
+
 kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t rows) {
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
+}
+
+/// Partial sums of `rows` rows.
+kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows) {
+  return {sums.data, Scalar::fp32, kernels::norm_blocks(rows), sums.columns, sums.stride};
 }
 
 }  // namespace
 
 TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture) {
+  AttentionKernels attention = configuration.attention;
+  if (library_attention(configuration)) attention.implementation = configuration.device.attention;
   return {.architecture = architecture,
           .type = activation_type(configuration),
           .policy = configuration.optimizer.state,
@@ -98,7 +119,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .length = configuration.data.sequence,
           .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
-          .attention = configuration.attention};
+          .attention = attention};
 }
 
 Transformer::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
@@ -113,9 +134,14 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     if (!exists) return {};
     return {arena.take<float>(model.norm == Norm::layer ? rows : 0), arena.take<float>(rows)};
   };
+  const bool swaps = settings.swaps();
   // An array of every block, or one for all blocks.
-  const auto kept_or_shared = [](bool kept, auto& shared, auto&& make) {
-    if (kept) return make();
+  const auto kept_or_shared = [&](bool kept, auto& shared, auto&& make) {
+    if (kept) {
+      const auto made = make();
+      if (swaps) swap.add(blocks.size() - 1, made);
+      return made;
+    }
     if (!shared) shared = make();
     return *shared;
   };
@@ -146,6 +172,10 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     std::optional<kernels::Array<std::uint8_t>> kept;
   } shared;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
+    if (swaps && layer >= kResidentBlocks) {
+      blocks.push_back(blocks[static_cast<std::size_t>(layer - kResidentBlocks)]);
+      continue;
+    }
     Activations& block = blocks.emplace_back();
     const auto matrix = [&](bool kept, std::optional<AnyMatrix>& of_all, std::int64_t columns) {
       return kept_or_shared(kept, of_all, [&] { return take(columns); });
@@ -184,11 +214,12 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   final_residual = take(width);
   final_output = take(width);
   final_norm = take_statistics(true);
+  if (swaps) swap.take_host(blocks.size(), arena);
 
   arena.purpose("head");
   const std::int64_t chunk = chunk_rows(settings), stride = aligned(a.vocabulary);
-  logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk,
-            a.vocabulary, stride};
+  logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk, stride,
+            stride};
 
   const kernels::Execution execution{.backend = arena.backend()};
   std::int64_t attention_bytes = largest([&](const kernels::Attention& attention) {
@@ -206,6 +237,9 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     query_rows = arena.take<float>(has_weights ? rows * a.query_width() : 0);
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
     temperature_rows = arena.take<float>(model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
+    for (kernels::Matrix<float>* sums : {&norm_sums.weight, &norm_sums.bias, &norm_sums.input})
+      *sums = {arena.take<float>(kernels::most_norm_blocks(rows) * width).data, kernels::most_norm_blocks(rows), width,
+               width};
     attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
                                  return settings.attention.backward_workspace(execution, attention, settings.type);
                                }));
@@ -213,22 +247,52 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   arena.purpose("workspaces");
   attention_workspace = arena.take<std::byte>(attention_bytes);
   product_workspace = arena.take<std::byte>(language_model::product_workspace(settings, arena.backend()));
+  if (rounds_biases(settings, arena.backend())) {
+    rounded_biases = arena.take<kernels::bf16>(
+        model.layers * (aligned(a.projection_width()) + aligned(a.hidden_width()) + 2 * aligned(width)));
+    bias_copies = arena.take<kernels::RoundedCopy>(model.layers * kBiasedProducts);
+  }
 }
 
 Transformer::Transformer(const Model& model, const TransformerSettings& settings, report::Timers& timers,
                          training::StepArena& arena)
-    : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {}
+    : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {
+  if (rounds_biases(settings, execution_.backend)) prepare_biases();
+  if (settings.swaps()) swap_.emplace(execution_, buffers_.swap);
+}
+
+void Transformer::prepare_biases() {
+  rounded_biases_.resize(model_.parameters().size());
+  const device::HostBuffer<kernels::RoundedCopy> copies(buffers_.bias_copies.size);
+  kernels::RoundedCopy* copy = copies.data();
+  kernels::bf16* to = buffers_.rounded_biases.data;
+  for (const Block& block : model_.blocks())
+    for (const Linear* linear : {&block.projection, &block.attention_output, &block.up, &block.down}) {
+      const kernels::Array<const float> bias = linear->bias_values;
+      *copy++ = {bias.data, to, bias.size};
+      rounded_biases_[linear->bias] = {to, bias.size};
+      largest_bias_ = std::max(largest_bias_, bias.size);
+      to += aligned(bias.size);
+    }
+  device::copy(execution_, buffers_.bias_copies.data, copies.data(), copies.bytes(), device::Direction::to_device);
+  kernels::fence(execution_);
+}
 
 // --- Forward --------------------------------------------------------------------------------------------------------
 
 void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
+  const bool swaps = swap_.has_value() && step != nullptr;
   embed(tokens, step);
+  timers_.phase("products");
+  kernels::round_copies(execution_, buffers_.bias_copies, largest_bias_);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
+    if (swaps) swap_->before_forward(layer);
     enter(layer, tokens);
     attend(layer, tokens, step);
     finish_attention(layer, tokens, step);
     transform(layer, tokens);
     finish_mlp(layer, tokens, step);
+    if (swaps) swap_->after_forward(layer);
     if (tap_) {
       const Activations& block = buffers_.blocks[layer];
       const AnyMatrix& output = settings().normalises_outputs() ? block.mlp_raw : buffers_.sublayer;
@@ -335,7 +399,7 @@ template <class EachChunk>
 void Transformer::head(const Tokens& tokens, const EachChunk& each) {
   for (std::int64_t begin = 0; begin < tokens.rows(); begin += buffers_.logits.rows) {
     const std::int64_t count = std::min(buffers_.logits.rows, tokens.rows() - begin);
-    const AnyMatrix logits = buffers_.logits.rows_from(0, count);
+    const AnyMatrix logits = buffers_.logits.rows_from(0, count).columns_from(0, model_.head().outputs());
     multiply(model_.head(), buffers_.final_output.rows_from(begin, count), logits);
     each(begin, logits);
   }
@@ -366,8 +430,9 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
 }
 
 std::vector<float> Transformer::logits(std::int64_t row) {
-  const AnyMatrix logits = buffers_.logits.rows_from(0, 1);
+  AnyMatrix logits = buffers_.logits.rows_from(0, 1).columns_from(0, model_.head().outputs());
   multiply(model_.head(), buffers_.final_output.rows_from(row, 1), logits);
+  logits = logits.columns_from(0, settings_.architecture.vocabulary);
   timers_.stop();
   std::vector<float> values(static_cast<std::size_t>(logits.columns));
   std::vector<kernels::bf16> stored(logits.type == Scalar::bf16 ? values.size() : 0);
@@ -388,9 +453,11 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
                      buffers_.input_gradient.rows_from(0, n), buffers_.residual_gradient.rows_from(0, n), true, sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
+    if (swap_) swap_->before_backward(layer);
     recompute(layer, tokens, step);
     backward_mlp(layer, tokens, step, sink);
     backward_attention(layer, tokens, step, sink);
+    if (swap_) swap_->after_backward(layer);
   }
   backward_embedding(tokens, step, sink);
   sink.end_micro_batch();
@@ -428,11 +495,21 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
   const std::int64_t n = tokens.rows();
   const AnyMatrix output = sublayer_gradient(parameters.mlp_post_norm, block.mlp_raw, block.mlp_post_norm,
                                              mlp_site(layer), tokens, step, sink);
-  const AnyMatrix activated = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
-  const AnyMatrix hidden = block.hidden.rows_from(0, n), input = buffers_.input_gradient.rows_from(0, n);
-  multiply_backward(parameters.down, block.activated.rows_from(0, n), output, activated, sink);
-  timers_.phase("activation");
-  kernels::mlp_activation_backward(execution_, settings().mlp, hidden, activated, hidden);
+  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
+  give_gradients(parameters.down, block.activated.rows_from(0, n), output, sink);
+  timers_.phase("products");
+  // The gradient before the activation: in `gradient` from one product, or in place of `hidden`.
+  AnyMatrix hidden = block.hidden.rows_from(0, n);
+  const AnyMatrix gradient = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
+  const kernels::LinearWeights down = weights_of(parameters.down);
+  if (settings().mlp == MlpActivation::gelu &&
+      kernels::linear_gelu_backward(execution_, down, output, hidden, gradient, buffers_.product_workspace)) {
+    hidden = gradient;
+  } else {
+    kernels::linear_backward(execution_, down, output, gradient, buffers_.product_workspace);
+    timers_.phase("activation");
+    kernels::mlp_activation_backward(execution_, settings().mlp, hidden, gradient, hidden);
+  }
   multiply_backward(parameters.up, block.mlp_input.rows_from(0, n), hidden, input, sink);
   const AnyMatrix residual = buffers_.residual_gradient.rows_from(0, n);
   if (parameters.mlp_norm)
@@ -541,28 +618,48 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const kernels::NormStatistics& statistics,
                                      AnyMatrix dy, AnyMatrix dh, bool overwrite, GradientSink& sink) {
   const kernels::NormStatistics of_rows = first(statistics, h.rows);
-  timers_.phase("weight gradients");
-  sink.take({.form = GradientRows::Form::column_product,
-             .parameter = norm.weight,
-             .inputs = h,
-             .gradients = dy,
-             .row_shift = of_rows.mean,
-             .row_scale = of_rows.inverse});
-  if (norm.bias != kNoParameter)
-    sink.take({.form = GradientRows::Form::column_sum, .parameter = norm.bias, .gradients = dy});
+  if (!sink.takes_sums()) {
+    summed_ = nullptr;
+    timers_.phase("weight gradients");
+    sink.take({.form = GradientRows::Form::column_product,
+               .parameter = norm.weight,
+               .inputs = h,
+               .gradients = dy,
+               .row_shift = of_rows.mean,
+               .row_scale = of_rows.inverse});
+    if (norm.bias != kNoParameter)
+      sink.take({.form = GradientRows::Form::column_sum, .parameter = norm.bias, .gradients = dy});
+    timers_.phase("norms");
+    kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+    return;
+  }
   timers_.phase("norms");
-  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite);
+  kernels::NormSums sums = buffers_.norm_sums;
+  if (norm.bias == kNoParameter) sums.bias = {};
+  if (!settings().bias) sums.input = {};
+  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, sums);
+  summed_ = dh.data;
+  const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
+    if (parameter != kNoParameter)
+      sink.take({.form = GradientRows::Form::column_sum, .parameter = parameter, .gradients = sums_of(values, h.rows)});
+  };
+  give(norm.weight, sums.weight);
+  give(norm.bias, sums.bias);
+}
+
+kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
+  kernels::LinearWeights weights{.matrix = linear.matrix, .transposed = linear.transposed, .bias = linear.bias_values};
+  if (linear.bias < rounded_biases_.size()) weights.rounded_bias = rounded_biases_[linear.bias];
+  return weights;
 }
 
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
-  kernels::gemm(execution_, 1, x, kernels::Form::plain, linear.matrix,
-                linear.transposed ? kernels::Form::plain : kernels::Form::transposed, 0, y, buffers_.product_workspace);
-  if (linear.bias != kNoParameter) kernels::add_bias(execution_, y, linear.bias_values);
+  kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
 }
 
-/// dx = dy W, and the rows of dW = dyᵀ x and db.
-void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
+/// The rows of dW = dyᵀ x and db.
+void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy, GradientSink& sink) {
   timers_.phase("weight gradients");
   sink.take({.form = GradientRows::Form::product,
              .parameter = linear.weight,
@@ -570,12 +667,17 @@ void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix
              .gradients = dy,
              .count = linear.count});
   if (linear.bias != kNoParameter)
-    sink.take(
-        {.form = GradientRows::Form::column_sum, .parameter = linear.bias, .gradients = dy, .count = linear.count});
+    sink.take({.form = GradientRows::Form::column_sum,
+               .parameter = linear.bias,
+               .gradients = dy.data == summed_ ? sums_of(buffers_.norm_sums.input, dy.rows) : dy,
+               .count = linear.count});
+}
+
+/// dx = dy W, and the rows of dW and db.
+void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
+  give_gradients(linear, x, dy, sink);
   timers_.phase("products");
-  kernels::gemm(execution_, 1, dy, kernels::Form::plain, linear.matrix,
-                linear.transposed ? kernels::Form::transposed : kernels::Form::plain, 0, dx,
-                buffers_.product_workspace);
+  kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
 }
 
 void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::AdamStep* step, AnyMatrix x) {
@@ -585,7 +687,10 @@ void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::
 
 kernels::Attention Transformer::attention(std::size_t layer, const Tokens& tokens,
                                           const kernels::AdamStep* step) const {
-  kernels::Attention attention = attention_of(settings(), tokens.sequences, tokens.length);
+  const bool whole = settings_.gradients && tokens.rows() == settings_.rows;
+  kernels::Attention attention =
+      attention_of(settings(), tokens.sequences, tokens.length,
+                   whole ? settings_.attention.implementation : kernels::AttentionImplementation::own);
   attention.first_key = tokens.first_key;
   if (settings().sparse_blocks > 0) attention.kept = {buffers_.blocks[layer].kept.data, attention.block_pairs()};
   if (step != nullptr && settings().attention_dropout > 0)

@@ -12,10 +12,13 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/embedding/embedding.hpp"
+#include "kernels/language/linear/linear.hpp"
+#include "language_model/activation_swap.hpp"
 #include "language_model/model.hpp"
 #include "report/timers.hpp"
 #include "training/gradient_sink.hpp"
@@ -47,9 +50,14 @@ struct TransformerSettings {
   MemorySettings memory = {};
   bool gradients = true;  ///< false: forward pass only; one block's activations are held
   AttentionKernels attention = {};
+
+  bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
 };
 /// Those of a training run.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&);
+
+/// Every shape of the attention over a full micro-batch.
+std::vector<kernels::Attention> attention_shapes(const TransformerSettings&);
 
 class Transformer {
  public:
@@ -75,24 +83,29 @@ class Transformer {
   struct Buffers {
     Buffers(const TransformerSettings&, training::StepArena&);
     std::vector<Activations> blocks;
+    ActivationSwap::Buffers swap;
     kernels::AnyMatrix sublayer;        ///< [rows, C] output of the last sublayer, to be added to the residual stream
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    kernels::AnyMatrix logits;               ///< [rows of a chunk, vocabulary]
+    kernels::AnyMatrix logits;               ///< [rows of a chunk, at least Linear::outputs of the head]
     kernels::AnyMatrix residual_gradient;    ///< [rows, C]
     kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
     kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer
     kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
+    kernels::NormSums norm_sums;  ///< of the last norm_backward, [most_norm_blocks(rows), C] each
     kernels::Array<std::byte> attention_workspace, product_workspace;
+    kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
+    kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed, once per forward pass
   };
 
   /// `model`, `timers` and the arena must outlive this object.
   Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&);
 
-  /// The hidden states before the head. step: draws the masks of dropout; null: no dropout.
+  /// The hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
+  /// memory.swap_activations, no backward pass afterwards.
   void forward(const Tokens&, const kernels::AdamStep* step);
 
   /// After `forward`: the loss of each target, [rows].
@@ -139,6 +152,7 @@ class Transformer {
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&);
+  void give_gradients(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, training::GradientSink&);
   void finish_sublayer(const std::optional<NormLayer>&, kernels::AnyMatrix raw, const kernels::NormStatistics&,
                        std::uint32_t site, const Tokens&, const kernels::AdamStep*);
   kernels::AnyMatrix sublayer_gradient(const std::optional<NormLayer>&, kernels::AnyMatrix raw,
@@ -148,6 +162,9 @@ class Transformer {
   bool drops(const kernels::AdamStep* step) const { return step != nullptr && settings().dropout > 0; }
   template <class EachChunk>
   void head(const Tokens&, const EachChunk&);
+
+  kernels::LinearWeights weights_of(const Linear&) const;
+  void prepare_biases();
 
   const ModelSettings& settings() const { return settings_.architecture.model; }
   kernels::Attention attention(std::size_t layer, const Tokens&, const kernels::AdamStep*) const;
@@ -161,6 +178,10 @@ class Transformer {
   const kernels::Execution execution_;
   report::Timers& timers_;
   Buffers buffers_;
+  std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
+  std::int64_t largest_bias_ = 0;
+  const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
+  std::optional<ActivationSwap> swap_;
   Tap tap_;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 namespace weft::optimizer {
@@ -55,14 +56,18 @@ std::string schedule_warning(const Settings& settings, std::int64_t done, Schedu
       rate(done, before), done, next, done + 1, before.steps(), now.steps(), before.steps(), expected, done + 1);
 }
 
-kernels::AdamStep adam_step(const Settings& settings, std::int64_t step, std::int64_t steps, std::uint64_t seed) {
+kernels::AdamStep adam_step(const Settings& settings, std::int64_t step, std::int64_t steps, std::uint64_t seed,
+                            double loss_factor) {
   const double t = static_cast<double>(step);
+  const double epsilon =
+      settings.epsilon_scale == EpsilonScale::loss ? settings.epsilon * loss_factor : settings.epsilon;
   return {.learning_rate = static_cast<float>(learning_rate(settings, step, steps)),
           .beta1 = static_cast<float>(settings.beta1),
           .beta2 = static_cast<float>(settings.beta2),
           .first_gain = static_cast<float>(1.0 - settings.beta1),
           .second_gain = static_cast<float>(1.0 - settings.beta2),
-          .epsilon = static_cast<float>(settings.epsilon),
+          // Not 0: moments that are 0 are divided by it alone.
+          .epsilon = std::max(static_cast<float>(epsilon), std::numeric_limits<float>::min()),
           .weight_decay = static_cast<float>(settings.weight_decay),
           .first_correction = static_cast<float>(1.0 / (1.0 - std::pow(settings.beta1, t))),
           .second_correction = static_cast<float>(1.0 / (1.0 - std::pow(settings.beta2, t))),

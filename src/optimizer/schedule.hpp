@@ -28,7 +28,8 @@ struct ScheduleLength {
 std::string schedule_warning(const Settings&, std::int64_t done, ScheduleLength before, ScheduleLength now);
 
 /// Parameters of the Adam kernels at step `step` (from 1) of `steps`; gradient_scale is 1. `seed` is that of stochastic
-/// rounding.
-kernels::AdamStep adam_step(const Settings&, std::int64_t step, std::int64_t steps, std::uint64_t seed);
+/// rounding. `loss_factor`: of all gradients, for EpsilonScale::loss.
+kernels::AdamStep adam_step(const Settings&, std::int64_t step, std::int64_t steps, std::uint64_t seed,
+                            double loss_factor = 1);
 
 }  // namespace weft::optimizer

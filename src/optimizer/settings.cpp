@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimizer/settings.hpp"
 
+#include <fmt/format.h>
+
 #include "input/schema.hpp"
 
 namespace weft::optimizer {
@@ -10,7 +12,7 @@ constexpr double kSmallest = 1.2e-38, kLargest = 3e38;
 
 using kernels::StatePolicy;
 
-void add_keys(input::Schema& schema, Settings& adam) {
+void add_keys(input::Schema& schema, Settings& adam, bool of_loss) {
   schema.table("optimizer", "How parameters are updated and stored.");
   schema.add("optimizer.name", adam.name, "the method: Adam with bias correction").one_of({"adam"});
   schema.add("optimizer.learning_rate", adam.learning_rate, "largest learning rate, reached after the warm-up")
@@ -19,10 +21,24 @@ void add_keys(input::Schema& schema, Settings& adam) {
       .changeable();
   schema.add("optimizer.beta1", adam.beta1, "decay of the first moment").at_least(0).less_than(1).changeable();
   schema.add("optimizer.beta2", adam.beta2, "decay of the second moment").at_least(0).less_than(1).changeable();
-  schema.add("optimizer.epsilon", adam.epsilon, "added to the root of the second moment")
-      .at_least(kSmallest)
-      .at_most(kLargest)
-      .changeable();
+  if (of_loss)
+    schema
+        .add("optimizer.epsilon_scale", adam.epsilon_scale,
+             {{"none", EpsilonScale::none}, {"loss", EpsilonScale::loss}},
+             "what epsilon is multiplied by: loss = 2 / (batch_tokens * d_model), the factor of all gradients, so that "
+             "its effect depends on neither; none: nothing, as in earlier versions (with epsilon = 1e-8)")
+        .derived("\"loss\"", [] { return input::Value("loss"); })
+        .changeable();
+  input::Key& epsilon = schema.add("optimizer.epsilon", adam.epsilon, "added to the root of the second moment")
+                            .at_least(kSmallest)
+                            .at_most(kLargest)
+                            .changeable();
+  if (of_loss)
+    epsilon.derived(
+        fmt::format("{:g} times the loss factor; {:g} with epsilon_scale = \"none\"", kEpsilonOfLoss, adam.epsilon),
+        [&adam, unscaled = adam.epsilon] {
+          return input::Value(adam.epsilon_scale == EpsilonScale::loss ? kEpsilonOfLoss : unscaled);
+        });
   schema.add("optimizer.weight_decay", adam.weight_decay, "decoupled weight decay, weights only (not biases)")
       .at_least(0)
       .changeable();

@@ -17,12 +17,20 @@ enum class ClipMode { exact, previous };
 /// How the learning rate is tuned by the loss (optimizer/tuning.hpp).
 enum class Tuning { none, range, plateau, greedy };
 
+/// What optimizer.epsilon is multiplied by: nothing, or the factor of the loss gradient. That of a transcoder is
+/// 2 / (batch_tokens * d_model), and most features fire on few tokens of a batch: their gradients are proportional to
+/// it. With `loss` a step of theirs depends neither on the batch nor on the width.
+enum class EpsilonScale { none, loss };
+/// The default with `loss`; 1 is the gradient that a token with activation 1 and a residual of 1 gives.
+constexpr double kEpsilonOfLoss = 1e-3;
+
 /// Table [optimizer]. The defaults are those of transcoders; another model family assigns its own before `add_keys`.
 struct Settings {
   std::string name = "adam";
   double learning_rate = 4e-4;
   double beta1 = 0.9;
   double beta2 = 0.999;
+  EpsilonScale epsilon_scale = EpsilonScale::none;  ///< of transcoders by default `loss` (add_keys)
   double epsilon = 1e-8;
   double weight_decay = 0.0;  ///< decoupled, weights only
   kernels::StatePolicy state = kernels::StatePolicy::fp32;
@@ -37,8 +45,9 @@ struct Settings {
   std::int64_t tuning_patience = 10;  ///< steps
 };
 
-/// The keys of the table, bound to the settings, which must outlive the schema.
-void add_keys(input::Schema&, Settings&);
+/// The keys of the table, bound to the settings, which must outlive the schema. `of_loss`: with epsilon_scale, `loss`
+/// unless the input says otherwise. A checkpoint that does not record the key was trained with `none`.
+void add_keys(input::Schema&, Settings&, bool of_loss = false);
 /// Those of tuning, for a model family whose step applies it (training/tuning.hpp).
 void add_tuning_keys(input::Schema&, Settings&);
 

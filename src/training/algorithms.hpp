@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which algorithm the GPU's dense library uses for products. Training never chooses by timing, because then two runs
-// could differ: it takes the algorithm that a file records for the shape, the GPU and the version of the library
-// (device.algorithms), or else the first that the library proposes. `weft benchmark --tune` writes such a file. Without
-// CUDA there is nothing to choose.
+// Which algorithm the GPU's dense library uses for products, and which implementation computes attention. Training
+// never chooses by timing, because then two runs could differ: it takes what a file records for the shape, the GPU and
+// the version of the library (device.algorithms), or else the first algorithm that the library proposes, and the own
+// kernels of attention. `weft benchmark --tune` writes such a file. Without CUDA there is nothing to choose.
 #pragma once
 
 #include <filesystem>
@@ -23,8 +23,8 @@ void use_recorded_algorithms(const std::string& path, const parallel::World&, co
 /// Algorithms that this process has used so far, for the run record: [] without CUDA.
 report::Json algorithms_in_use();
 
-/// Times the algorithms that the library proposes for the products that this process has made, and writes the fastest
-/// of each. Synchronises.
+/// Times the algorithms that the library proposes for the products that this process has made, and both implementations
+/// of its attention, and writes the fastest of each. Synchronises.
 void tune_algorithms(const kernels::Execution&, const std::filesystem::path& file);
 
 }  // namespace weft::training

@@ -32,6 +32,7 @@ std::int64_t workspace_bytes(const ParameterSpec& spec, std::int64_t held, std::
   using kernels::Scalar;
   std::int64_t bytes = spec.is_matrix() ? kernels::rows_by_id_workspace(max_rows, spec.columns())
                                         : kernels::column_sums_workspace(max_rows, held);
+  held = spec.rows_in_memory(held);
   if (spec.is_matrix())
     for (const Scalar a : {Scalar::fp32, Scalar::bf16})
       for (const Scalar b : {Scalar::fp32, Scalar::bf16})
@@ -49,7 +50,7 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
     const std::int64_t held = parts(i).held.size();
     held_by_group = held + (continues ? held_by_group : 0);
     layout.begin.push_back(continues ? end : aligned(end));
-    end = layout.begin.back() + held * specs[i].columns();
+    end = layout.begin.back() + specs[i].rows_in_memory(held) * specs[i].columns();
     layout.workspace = std::max(layout.workspace, workspace_bytes(specs[i], held_by_group, max_rows));
   }
   layout.elements = (end + AccumulatingSink::kRow - 1) / AccumulatingSink::kRow * AccumulatingSink::kRow;
@@ -68,7 +69,9 @@ const char* misfit(const GradientRows& rows, const ParameterSpec& spec, std::int
   const std::int64_t out = spec.transposed() ? spec.columns() : held, in = spec.transposed() ? held : spec.columns();
   switch (rows.form) {
     case Form::product:
-      if (rows.inputs.columns != in || rows.gradients.columns != out) return "the columns do not match";
+      if (rows.inputs.columns != in) return "the columns do not match";
+      if (rows.gradients.columns != out && (spec.transposed() || rows.gradients.columns != spec.rows_in_memory(out)))
+        return "the columns do not match";
       break;
     case Form::lookup:
       if (spec.transposed()) return "a table must be cut by its first axis";
@@ -96,6 +99,7 @@ AccumulatingSink::AccumulatingSink(const Parameters& parameters, const kernels::
   begin_ = std::move(layout.begin);
   gradients_ = device::Buffer<float>(layout.elements);
   workspace_ = device::Buffer<std::byte>(layout.workspace);
+  device::zero(execution_, gradients_.data(), gradients_.bytes());
   clear();
 }
 
@@ -110,7 +114,29 @@ std::int64_t AccumulatingSink::elements(std::span<const ParameterSpec> specs, co
   return layout_of(specs, 0, grid, rank).elements;
 }
 
-void AccumulatingSink::clear() { device::zero(execution_, gradients_.data(), gradients_.bytes()); }
+void AccumulatingSink::clear() { cleared_.assign(parameters_.size(), true); }
+
+void AccumulatingSink::end_micro_batch() {
+  for (std::size_t i = 0; i < cleared_.size(); ++i)
+    if (cleared_[i]) zero(i);
+}
+
+void AccumulatingSink::zero(std::size_t parameter) {
+  const std::int64_t held = parameters_.parts(parameter).held.size();
+  device::zero(execution_, gradients_.data() + begin_[parameter], 4 * held * parameters_.specs()[parameter].columns());
+  cleared_[parameter] = false;
+}
+
+/// True if the rows overwrite the gradients of all their parameters.
+bool AccumulatingSink::is_first(const GradientRows& rows) {
+  bool all = rows.form != Form::lookup && rows.gradients.rows > 0;  // a lookup writes the rows of its ids alone
+  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i) all = all && cleared_[i];
+  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i) {
+    if (cleared_[i] && !all) zero(i);
+    cleared_[i] = false;
+  }
+  return all;
+}
 
 void AccumulatingSink::take(const GradientRows& rows) {
   const ParameterSpec& spec = parameters_.specs()[rows.parameter];
@@ -125,19 +151,22 @@ void AccumulatingSink::take(const GradientRows& rows) {
   const auto vector_of_all = [&]() -> kernels::Array<float> {
     return {gradients_.data() + begin_[rows.parameter], held_by(rows)};
   };
+  const bool first = is_first(rows);
   switch (rows.form) {
     case Form::product: {
-      const kernels::Matrix<float> out = matrix_of_all();
+      kernels::Matrix<float> out = matrix_of_all();
+      if (!spec.transposed()) out.rows = g.columns;  // with the rows of zeros, or without
       return kernels::gemm(execution_, 1, spec.transposed() ? x : g, kernels::Form::transposed,
-                           spec.transposed() ? g : x, kernels::Form::plain, 1,
+                           spec.transposed() ? g : x, kernels::Form::plain, first ? 0 : 1,
                            {out.data, kernels::Scalar::fp32, out.rows, out.columns, out.stride}, workspace);
     }
     case Form::lookup:
       return kernels::add_rows_by_id(execution_, rows.ids, g, held.begin, matrix_of_all(), workspace);
     case Form::column_sum:
-      return kernels::add_column_sums(execution_, g, vector_of_all(), workspace);
+      return kernels::add_column_sums(execution_, g, vector_of_all(), first, workspace);
     case Form::column_product:
-      return kernels::add_column_products(execution_, x, g, rows.row_shift, rows.row_scale, vector_of_all(), workspace);
+      return kernels::add_column_products(execution_, x, g, rows.row_shift, rows.row_scale, vector_of_all(), first,
+                                          workspace);
   }
 }
 

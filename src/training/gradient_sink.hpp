@@ -33,7 +33,7 @@ namespace weft::training {
 /// gradients are those of this rank's part.
 struct GradientRows {
   enum class Form {
-    product,         ///< inputs [n, in], gradients [n, out]
+    product,  ///< inputs [n, in], gradients [n, out] or [n, ParameterSpec::rows_in_memory(out)], zero after `out`
     column_sum,      ///< gradients [n, out]
     column_product,  ///< inputs and gradients [n, out]
     lookup,          ///< ids [n], gradients [n, out]
@@ -66,6 +66,9 @@ class GradientSink {
   /// The memory of rows and ids must stay unchanged until `end_micro_batch`; otherwise it may be reused by work that is
   /// enqueued after `take`.
   virtual bool keeps_rows() const { return false; }
+  /// True if a row of column_sum may be the sum of several rows of the micro-batch, where an operation has formed such
+  /// sums in passing. False for a sink that needs the rows of each example.
+  virtual bool takes_sums() const { return false; }
 };
 
 /// Adds the gradients of all micro-batches of a step in fp32. Gradients have the stored shape of their parameters
@@ -84,10 +87,13 @@ class AccumulatingSink final : public GradientSink {
   /// Floats of the gradients of all parameters on a rank, a multiple of kRow.
   static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
 
-  /// Before the first micro-batch of a step.
+  /// Before the first micro-batch of a step. The first rows of a parameter then overwrite its gradient instead of
+  /// adding to it; gradients are defined again after `end_micro_batch`, which clears those that got no rows.
   void clear();
   /// Throws Error(internal) if the rows do not fit the parameter.
   void take(const GradientRows&) override;
+  void end_micro_batch() override;
+  bool takes_sums() const override { return true; }
 
   /// Of a matrix [held, columns].
   kernels::Matrix<float> matrix(std::size_t parameter) const;
@@ -101,8 +107,11 @@ class AccumulatingSink final : public GradientSink {
   const Parameters& parameters_;
   kernels::Execution execution_;
   std::int64_t held_by(const GradientRows&) const;
+  bool is_first(const GradientRows&);
+  void zero(std::size_t parameter);
 
   std::vector<std::int64_t> begin_;  // by parameter, in elements of gradients_
+  std::vector<bool> cleared_;        // by parameter: the next rows overwrite its gradient
   device::Buffer<float> gradients_;
   device::Buffer<std::byte> workspace_;  // of products
 };

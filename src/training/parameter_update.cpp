@@ -6,16 +6,18 @@
 
 namespace weft::training {
 
-ParameterUpdate::Buffers::Buffers(std::int64_t elements, StepArena& arena)
+ParameterUpdate::Buffers::Buffers(std::int64_t elements, StepArena& arena, const StateStream::Buffers& state)
     : squares(arena.take<double>(elements / AccumulatingSink::kRow)),
       workspace(arena.take<double>(kernels::total_workspace(elements / AccumulatingSink::kRow))),
-      norm(arena.take<double>(2)) {}
+      norm(arena.take<double>(2)),
+      state(state) {}
 
 ParameterUpdate::ParameterUpdate(const Parameters& parameters, const AccumulatingSink& gradients,
                                  const optimizer::Settings& settings, const kernels::Execution& execution,
                                  const Buffers& buffers)
     : parameters_(parameters), gradients_(gradients), settings_(settings), execution_(execution), buffers_(buffers) {
   device::zero(execution, buffers_.norm);
+  if (parameters.moments() == Moments::on_host) state_.emplace(execution, buffers_.state);
 }
 
 void ParameterUpdate::form_norm(kernels::StepFlags* flags) {
@@ -29,12 +31,16 @@ void ParameterUpdate::form_norm(kernels::StepFlags* flags) {
 void ParameterUpdate::apply(kernels::AdamStep* step) {
   kernels::keep_norm(execution_, buffers_.norm.data, step, buffers_.norm.data + 1);
   if (settings_.clip_norm > 0) kernels::clip_to_norm(execution_, buffers_.norm.data + 1, settings_.clip_norm, step);
+  if (state_) state_->begin();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_.specs()[i].is_matrix())
-      kernels::adam_rows(execution_, parameters_.owned_matrix(i), 0, gradients_.matrix(i), step);
-    else
+    if (!parameters_.specs()[i].is_matrix())
       kernels::adam_vector(execution_, parameters_.owned_vector(i), gradients_.vector(i), step);
+    else if (state_)
+      state_->update(parameters_.owned_matrix(i), gradients_.matrix(i), step);
+    else
+      kernels::adam_rows(execution_, parameters_.owned_matrix(i), 0, gradients_.matrix(i), step);
   }
+  if (state_) state_->end();
 }
 
 }  // namespace weft::training

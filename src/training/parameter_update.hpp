@@ -7,12 +7,14 @@
 //   update.apply(constants);    // clips by the norm of this step, then updates
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "kernels/optimize/guard.hpp"
 #include "optimizer/settings.hpp"
 #include "training/gradient_sink.hpp"
 #include "training/parameters.hpp"
+#include "training/state_stream.hpp"
 #include "training/step_arena.hpp"
 
 namespace weft::training {
@@ -20,11 +22,12 @@ namespace weft::training {
 class ParameterUpdate {
  public:
   struct Buffers {
-    /// elements: AccumulatingSink::elements of the largest rank.
-    Buffers(std::int64_t elements, StepArena&);
+    /// elements: AccumulatingSink::elements of the largest rank. state: of parameters with Moments::on_host.
+    Buffers(std::int64_t elements, StepArena&, const StateStream::Buffers& state = {});
     kernels::Array<double> squares;    ///< of the rows of AccumulatingSink::all
     kernels::Array<double> workspace;  ///< of their sum
     kernels::Array<double> norm;       ///< [2]: square of this step's norm; norm of the last step that was not withheld
+    StateStream::Buffers state;
   };
 
   /// All references must outlive the object.
@@ -45,6 +48,7 @@ class ParameterUpdate {
   const optimizer::Settings settings_;
   const kernels::Execution execution_;
   const Buffers buffers_;
+  std::optional<StateStream> state_;  // in host memory
 };
 
 }  // namespace weft::training

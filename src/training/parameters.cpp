@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <numeric>
 
@@ -85,14 +86,17 @@ float initial_value(const Initial& initial, std::uint64_t seed, std::uint64_t el
 /// Bytes per held row and per owned row.
 struct RowBytes {
   std::int64_t weights = 0, moments = 0, row_state = 0;
+  std::int64_t host_weights = 0, host_moments = 0;  // in host memory
 };
 
 RowBytes row_bytes(const ParameterSpec& spec, StatePolicy policy, kernels::Backend backend, Moments moments) {
   RowBytes bytes;
-  for (const Plane& plane : planes_of(spec, policy, backend, moments))
-    (plane.part == Part::weight   ? bytes.weights
-     : plane.part == Part::moment ? bytes.moments
+  for (const Plane& plane : planes_of(spec, policy, backend, moments)) {
+    const bool host = is_on_host(spec, plane, moments);
+    (plane.part == Part::weight   ? (host ? bytes.host_weights : bytes.weights)
+     : plane.part == Part::moment ? (host ? bytes.host_moments : bytes.moments)
                                   : bytes.row_state) += bytes_per_row(plane);
+  }
   return bytes;
 }
 
@@ -108,9 +112,10 @@ StateBytes bytes_on_rank(std::span<const ParameterSpec> specs, std::span<const R
   StateBytes bytes;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const RowParts parts = row_parts(specs[i], grid, rank);
-    bytes.weights += parts.held.size() * per_row[i].weights;
+    bytes.weights += specs[i].rows_in_memory(parts.held.size()) * per_row[i].weights;
     bytes.moments += parts.owned.size() * per_row[i].moments;
     bytes.row_state += parts.owned.size() * per_row[i].row_state;
+    bytes.host += parts.held.size() * per_row[i].host_weights + parts.owned.size() * per_row[i].host_moments;
   }
   return bytes;
 }
@@ -131,6 +136,8 @@ void check(std::span<const ParameterSpec> specs) {
     if (spec.cut.axis < 0 || spec.cut.axis >= std::ssize(spec.shape)) refuse("the axis that is cut does not exist");
     if (spec.cut.over == parallel::kDataAxis) refuse("weights are complete along the data axis; cut another axis");
     if (spec.columns() % segment_of(spec) != 0) refuse("its segment does not divide its columns");
+    if (spec.row_multiple < 1 || (spec.row_multiple > 1 && (!spec.is_matrix() || !spec.group.empty())))
+      refuse("only a matrix without a group may be followed by rows of zeros");
     if (spec.is_matrix() || spec.initial.kind != Initial::Kind::constant)
       random.push_back(
           {spec.first_element, spec.first_element + static_cast<std::uint64_t>(spec.elements()), &spec.name});
@@ -183,7 +190,7 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StatePolicy policy, kern
   } else {
     planes.push_back({Part::weight, "weight", spec.is_matrix() ? weight_type(policy) : Scalar::fp32, columns});
   }
-  if (moments == Moments::held) {
+  if (moments != Moments::none) {
     for (const char* key : {"first_moment", "second_moment"})
       planes.push_back({Part::moment, key, spec.is_matrix() ? moment_type(policy) : Scalar::fp32, columns});
     if (spec.is_matrix() && policy == StatePolicy::eight_bit)
@@ -192,6 +199,10 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StatePolicy policy, kern
   }
   for (const RowState& state : spec.row_state) planes.push_back({Part::row_state, state.name, state.type, 1});
   return planes;
+}
+
+bool is_on_host(const ParameterSpec& spec, const Plane& plane, Moments moments) {
+  return moments == Moments::on_host && spec.is_matrix() && (plane.part == Part::moment || plane.key == "weight_rest");
 }
 
 std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, StatePolicy policy,
@@ -248,14 +259,16 @@ StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const paral
   StateBytes largest;
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank) {
     const StateBytes bytes = bytes_on_rank(specs, per_row, grid, rank);
-    if (bytes.total() > largest.total()) largest = bytes;
+    if (bytes.total() + bytes.host > largest.total() + largest.host) largest = bytes;
   }
   largest.conversion = 4 * conversion_elements(specs, policy, backend);
   return largest;
 }
 
 std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, StatePolicy policy) {
-  return state_bytes(specs, {}, 0, policy, kernels::Backend::portable, Moments::held).total();
+  std::vector<ParameterSpec> stored(specs.begin(), specs.end());
+  for (ParameterSpec& spec : stored) spec.row_multiple = 1;
+  return state_bytes(stored, {}, 0, policy, kernels::Backend::portable, Moments::held).total();
 }
 
 Parameters::Parameters(std::vector<ParameterSpec> specs, StatePolicy policy, const parallel::GridShape& grid,
@@ -290,7 +303,8 @@ void Parameters::allocate(std::span<const std::size_t> members) {
     const Part part = first[p].plane.part;
     const auto bytes_of_member = [&](std::size_t member) {
       const RowParts& parts = parts_[member];
-      return (part == Part::weight ? parts.held : parts.owned).size() * bytes_per_row(planes_[member][p].plane);
+      return (part == Part::weight ? rows_in_memory(member) : parts.owned.size()) *
+             bytes_per_row(planes_[member][p].plane);
     };
     std::int64_t total = 0;
     for (const std::size_t member : members) {
@@ -300,9 +314,16 @@ void Parameters::allocate(std::span<const std::size_t> members) {
                     specs_[members.front()].name, specs_[member].name);
       total += bytes_of_member(member);
     }
-    std::byte* at = memory_.emplace_back(total).data();
-    device::zero(execution_, at, total);
-    (part == Part::weight ? bytes_.weights : part == Part::moment ? bytes_.moments : bytes_.row_state) += total;
+    const bool host = is_on_host(specs_[members.front()], first[p].plane, moments_);
+    std::byte* at = host ? host_memory_.emplace_back(total).data() : memory_.emplace_back(total).data();
+    if (!host)
+      device::zero(execution_, at, total);
+    else if (total > 0)
+      std::memset(at, 0, static_cast<std::size_t>(total));
+    (host                   ? bytes_.host
+     : part == Part::weight ? bytes_.weights
+     : part == Part::moment ? bytes_.moments
+                            : bytes_.row_state) += total;
     for (const std::size_t member : members) {
       planes_[member][p].data = at;
       if (at != nullptr) at += bytes_of_member(member);
@@ -320,7 +341,7 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
   if (!spec.is_matrix()) {
     view.vector.weight = {floats("weight"), parts.held.size()};
     view.owned_vector.weight = {view.vector.weight.data + before, parts.owned.size()};
-    if (moments_ == Moments::held) {
+    if (moments_ != Moments::none) {
       view.owned_vector.first_moment = {floats("first_moment"), parts.owned.size()};
       view.owned_vector.second_moment = {floats("second_moment"), parts.owned.size()};
     }
@@ -416,9 +437,14 @@ void Parameters::initialise(std::uint64_t seed) {
     if (initial.kind == Initial::Kind::uniform && specs_[i].is_matrix()) {
       kernels::initialise_uniform(execution_, matrix(i), static_cast<float>(initial.value), seed, initial.purpose);
     } else if (initial.kind == Initial::Kind::constant && initial.value == 0) {
-      for (const Placed& placed : planes_[i])
-        if (placed.plane.part == Part::weight)
-          device::zero(execution_, placed.data, parts_[i].held.size() * bytes_per_row(placed.plane));
+      for (const Placed& placed : planes_[i]) {
+        if (placed.plane.part != Part::weight) continue;
+        const std::int64_t bytes = parts_[i].held.size() * bytes_per_row(placed.plane);
+        if (!is_on_host(specs_[i], placed.plane, moments_))
+          device::zero(execution_, placed.data, bytes);
+        else if (bytes > 0)
+          std::memset(placed.data, 0, static_cast<std::size_t>(bytes));
+      }
     } else {
       fill(i, seed);
     }
@@ -458,7 +484,7 @@ void Parameters::add_to(checkpoint::Registry& registry) const {
                                 .held = plane.part == Part::weight ? parts.held : parts.owned,
                                 .owned = parts.writes ? parts.owned : parallel::Range{},
                                 .data = data(i, plane.key),
-                                .on_device = true};
+                                .on_device = !is_on_host(spec, plane, moments_)};
       if (plane.part == Part::weight && is_split(spec, policy_, execution_.backend))
         add_split_weights_to(registry, i, std::move(tensor));
       else

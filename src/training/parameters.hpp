@@ -89,6 +89,10 @@ struct ParameterSpec {
   bool weight_decay = false;  ///< decoupled weight decay applies. By convention to matrices, not to vectors
   /// Parameters of one group lie one after the other in one allocation, in list order; "": an allocation of its own.
   std::string group = {};
+  /// The weights of a matrix without a group are followed in memory by rows of zeros, up to a multiple of this. They
+  /// are no rows of the parameter: not updated, not in checkpoints. On a GPU products over 50,257 rows take 8 times as
+  /// long as those over 50,304.
+  std::int64_t row_multiple = 1;
   std::string export_name = {};  ///< in files of other projects; "" = `name`
   std::vector<RowState> row_state = {};
 
@@ -99,6 +103,9 @@ struct ParameterSpec {
   std::int64_t rows() const { return shape[transposed() ? 1 : 0]; }
   std::int64_t columns() const { return is_matrix() ? shape[transposed() ? 0 : 1] : 1; }
   std::int64_t elements() const { return rows() * columns(); }
+  std::int64_t rows_in_memory(std::int64_t held) const {
+    return (held + row_multiple - 1) / row_multiple * row_multiple;
+  }
   /// Shape in memory (of the whole parameter) and in checkpoints.
   std::vector<std::int64_t> stored_shape() const;
 };
@@ -109,7 +116,13 @@ void number_elements(std::span<ParameterSpec> specs);
 std::int64_t elements_of(std::span<const ParameterSpec> specs);
 
 /// Training needs moments, evaluation does not.
-enum class Moments { none, held };
+enum class Moments {
+  none,
+  held,
+  /// Optimizer state in host memory: the moments of matrices, and the low halves of fp32 weights that are kept as two
+  /// planes. What products read and all of the vectors stay where the kernels run.
+  on_host
+};
 
 /// The tensors of a model in the order of its checkpoints.
 std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, kernels::StatePolicy, Moments);
@@ -124,7 +137,9 @@ struct StateBytes {
   std::int64_t moments = 0;
   std::int64_t row_state = 0;
   std::int64_t conversion = 0;  ///< buffer through which weights kept as two planes pass to and from checkpoints
+  std::int64_t host = 0;        ///< optimizer state in host memory (Moments::on_host), not in the others
 
+  /// Where the kernels run.
   std::int64_t total() const { return weights + moments + row_state + conversion; }
   bool operator==(const StateBytes&) const = default;
 };
@@ -145,6 +160,8 @@ struct Plane {
   kernels::Scalar type = kernels::Scalar::fp32;
   std::int64_t columns = 1;
 };
+/// True if the plane is in host memory.
+bool is_on_host(const ParameterSpec&, const Plane&, Moments);
 /// All planes of a parameter. A checkpoint holds those of the portable backend, so that either backend reads it.
 std::vector<Plane> planes_of(const ParameterSpec&, kernels::StatePolicy, kernels::Backend, Moments);
 
@@ -172,14 +189,20 @@ class Parameters {
 
   std::span<const ParameterSpec> specs() const { return specs_; }
   std::size_t size() const { return specs_.size(); }
+  Moments moments() const { return moments_; }
   /// Number of the parameter of this name. Throws Error(internal) if there is none.
   std::size_t index(std::string_view name) const;
   const RowParts& parts(std::size_t parameter) const { return parts_[parameter]; }
 
   /// A matrix: all held rows, [held, columns]. It has moments if all held rows are owned.
   const kernels::ParameterRows& matrix(std::size_t parameter) const;
-  /// Its owned rows with their moments. Row 0 is held row owned.begin - held.begin.
+  /// Its owned rows with their moments. Row 0 is held row owned.begin - held.begin. With Moments::on_host its state is
+  /// in host memory, which kernels of a GPU reach, slowly.
   const kernels::ParameterRows& owned_matrix(std::size_t parameter) const;
+  /// Weights of the held rows and the rows of zeros after them (ParameterSpec::row_multiple).
+  std::int64_t rows_in_memory(std::size_t parameter) const {
+    return specs_[parameter].rows_in_memory(parts_[parameter].held.size());
+  }
   /// A vector, likewise.
   const kernels::ParameterVector& vector(std::size_t parameter) const;
   const kernels::ParameterVector& owned_vector(std::size_t parameter) const;
@@ -224,6 +247,7 @@ class Parameters {
   std::vector<std::vector<Placed>> planes_;
   std::vector<View> views_;
   std::vector<device::Buffer<std::byte>> memory_;
+  std::vector<device::HostBuffer<std::byte>> host_memory_;
   device::Buffer<float> conversion_;
   StateBytes bytes_;
 };

@@ -8,7 +8,10 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/decode/tied.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/loss/penalty.hpp"
+#include "kernels/transcoder/select/ranking.hpp"
 #include "parallel/failure.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
 #include "transcoder/skip.hpp"
@@ -79,7 +82,7 @@ Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, co
                       std::int64_t max_tokens)
     : FeatureAxisSizes(configuration, shape, grid, max_tokens),
       chunk(decoded_at_a_time(configuration.data.micro_tokens, group, columns, scalar)),
-      inputs(max_tokens * width),
+      inputs((configuration.transcoder.auxk > 0 ? 2 : 1) * max_tokens * width),
       partial(chunk * columns),
       received(0),
       n_slots(overlap ? 2 : 1) {
@@ -91,7 +94,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
                           std::int64_t max_tokens, training::StepArena& arena) {
   const Sizes sizes(configuration, shape, grid, max_tokens);
   const SelectionSizes selection =
-      selection_sizes(configuration.transcoder, selection_shape(configuration, shape, max_tokens), grid,
+      selection_sizes(with_largest_k(configuration.transcoder), selection_shape(configuration, shape, max_tokens), grid,
                       configuration.precision, arena.backend());
   const auto exchange = [&](std::int64_t elements, const parallel::ExchangeStrategy& strategy) {
     return arena.exchange(parallel::kFeatureAxis, sizes.bytes(elements), strategy);
@@ -110,6 +113,11 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
       add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);
   if (shape.threshold) cuts = arena.take<float>(shape.n_layers * selection.max_features);
+  if (configuration.transcoder.ranking == Ranking::decoder_norm) {
+    norms = arena.take<float>(shape.n_layers * selection.max_features);
+    segments = arena.take<float>(shape.n_layers * selection.max_features);
+    no_bias = arena.take<float>(selection.max_features);
+  }
   arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
   arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
 }
@@ -136,11 +144,14 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
             model.shape().d_model,
             sizes_.scalar,
             buffers_.staging.data()},
-      selection_(make_selector(configuration.transcoder, selection_shape(configuration, model.shape(), max_tokens),
-                               grid, execution, configuration.precision)),
+      selection_(make_selector(with_largest_k(configuration.transcoder),
+                               selection_shape(configuration, model.shape(), max_tokens), grid, execution,
+                               configuration.precision)),
       input_gather_(axis_, "inputs", buffers_.own_inputs),
       events_(sizes_.n_slots) {
   if (!stream_) exchange_.mark(&idle_);
+  selection_->keep(settings_.k);
+  if (buffers_.no_bias.size > 0) device::zero(execution, buffers_.no_bias);
   selection_->mark(&idle_);
   selection_->report_faults_to(&flags()->model_fault);
 }
@@ -189,25 +200,54 @@ std::vector<kernels::Array<const float>> Forward::cuts() {
 
 void Forward::encode() {
   idle_.restart();
-  const std::int64_t d = model_.shape().d_model;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.phase("exchange");
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
+  if (ranks_by_decoder())
+    encode_by_norm();
+  else
+    select(*selection_, bias, cuts());
+}
+
+/// Selects by the products of pre-activations and norms of decoder rows.
+void Forward::encode_by_norm() {
+  const std::int64_t n = model_.n_local();
+  const kernels::Array<const float> norms{buffers_.norms.data, model_.shape().n_layers * n};
+  if (n > 0) kernels::decoder_norms(execution_, model_.decoder(), buffers_.segments, {buffers_.norms.data, norms.size});
+  const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
   timers_.phase("select");
-  selection_->select(
+  selection_->select(layout_->total, no_bias,
+                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+                       encode_tile(execution, tile, product);
+                       const kernels::Array<float> bias =
+                           model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
+                       kernels::rank_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
+                                          {norms.data + tile.layer * n + tile.feature_begin, tile.feature_count});
+                     });
+  kernels::unrank(execution_, activations(), norms);
+}
+
+void Forward::encode_tile(const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+  const std::int64_t d = model_.shape().d_model;
+  timers_.phase("encode");
+  await_inputs(tile.layer, execution);
+  const kernels::AnyMatrix x = inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
+  kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
+                       product, buffers_.encode_workspace);
+  timers_.phase("select");
+}
+
+void Forward::select(Selector& selector, std::span<const kernels::Array<const float>> bias,
+                     std::span<const kernels::Array<const float>> cuts) {
+  timers_.phase("select");
+  selector.select(
       layout_->total, bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
-        timers_.phase("encode");
-        await_inputs(tile.layer, execution);
-        const kernels::AnyMatrix x =
-            inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
-        kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
-                             product, buffers_.encode_workspace);
-        timers_.phase("select");
+        encode_tile(execution, tile, product);
       },
-      cuts());
+      cuts);
 }
 
 void Forward::require_valid_selections(const std::string& which) {
@@ -234,7 +274,8 @@ void Forward::by_feature() {
   selection_->transpose();
 }
 
-void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
+void Forward::decode(const kernels::SparseActivations& activations, bool with_skip,
+                     const std::function<void(const OwnPart&)>& consume) {
   struct Decoded {
     OwnPart part;
     std::size_t slot;
@@ -247,7 +288,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
       idle_.end(execution_);
     }
     const OwnPart& part = decoded.part;
-    if (part.count > 0 && model_.shape().skip) {
+    if (part.count > 0 && with_skip) {
       timers_.phase("skip");
       const kernels::AnyMatrix x = inputs().rows_from(layout_->own.begin + part.begin, part.count);
       add_skip(execution_, model_.skip(), x, part.layers, part.partial.rows_from(0, part.count),
@@ -259,7 +300,7 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
   };
 
   // The encoder has awaited all inputs, unless this rank has no features.
-  if (model_.shape().skip) await_inputs(model_.shape().n_layers - 1, execution_);
+  if (with_skip) await_inputs(model_.shape().n_layers - 1, execution_);
   std::optional<Decoded> under_way;
   std::size_t slot = 0;
   // The last layers have the longest sums: what is exchanged first has most computation to overlap with.
@@ -272,8 +313,9 @@ void Forward::decode(const std::function<void(const OwnPart&)>& consume) {
       const parallel::Range own = intersection(chunk, layout_->own);
       const std::int64_t columns = layers.size() * d;
       const kernels::AnyMatrix partial{buffers.partial.open(), sizes_.scalar, chunk.size(), columns, columns};
-      kernels::decode_forward(execution_, activations(), chunk.begin, chunk.size(), model_.decoder(), layers.begin,
+      kernels::decode_forward(execution_, activations, chunk.begin, chunk.size(), model_.decoder(), layers.begin,
                               partial);
+      if (model_.shape().tied) kernels::sum_to_later_layers(execution_, partial, d);
       OwnPart part{own.begin - layout_->own.begin, own.size(), block, layers, partial, 1};
       if (exchange_.size() > 1) {
         timers_.phase("exchange");

@@ -67,7 +67,7 @@ class Forward {
     Sizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
 
     std::int64_t chunk;     ///< tokens decoded at a time
-    std::int64_t inputs;    ///< elements: of the whole batch,
+    std::int64_t inputs;    ///< elements: of the whole batch; twice with dead features (auxiliary.hpp),
     std::int64_t partial;   ///< of a chunk and the largest block of layers,
     std::int64_t received;  ///< of the own tokens of a chunk, from all feature ranks; 0 with one
     std::size_t n_slots;    ///< of both: two where exchange and computation overlap
@@ -90,6 +90,9 @@ class Forward {
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
     kernels::Array<float> cuts;                ///< [L * F_local]; with thresholds
+    kernels::Array<float> norms;               ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
+    kernels::Array<float> segments;            ///< [F_local * L], and
+    kernels::Array<float> no_bias;             ///< [F_local] zeros
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
 
@@ -99,8 +102,13 @@ class Forward {
 
   /// Takes a batch: the inputs of the own tokens, normalised. They may be anywhere the kernels reach.
   void load(const dataset::RawBatch& batch);
+  /// True if `encode` needs the decoder's weights.
+  bool ranks_by_decoder() const { return settings_.ranking == Ranking::decoder_norm; }
   /// Encodes and selects: `activations`. Collective.
   void encode();
+  /// Another selection from the same inputs, after `encode`, with other biases (by layer). Collective.
+  void select(Selector&, std::span<const kernels::Array<const float>> bias,
+              std::span<const kernels::Array<const float>> cuts);
 
   /// Some layers of one stretch of this rank's own tokens, with the partial reconstructions of all feature ranks.
   struct OwnPart {
@@ -113,7 +121,13 @@ class Forward {
   };
   /// Decodes block by block of layers, the last first, in chunks of tokens, and hands over what arrives for the own
   /// tokens. The skip connection is added to the first part. Collective.
-  void decode(const std::function<void(const OwnPart&)>& consume);
+  void decode(const std::function<void(const OwnPart&)>& consume) {
+    decode(activations(), model_.shape().skip, consume);
+  }
+  /// The same of another selection of the batch, without a skip connection.
+  void decode(const kernels::SparseActivations& of, const std::function<void(const OwnPart&)>& consume) {
+    decode(of, false, consume);
+  }
 
   /// Throws a collective Error with layer and counts if a selection since construction was not valid on some rank:
   /// usage if more features were active than there is room for, else internal. `which`: "of step 7". Waits for the
@@ -142,6 +156,9 @@ class Forward {
   std::int32_t* not_finite() const { return &flags()->not_finite; }
 
  private:
+  void decode(const kernels::SparseActivations&, bool with_skip, const std::function<void(const OwnPart&)>& consume);
+  void encode_tile(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product);
+  void encode_by_norm();
   void await_inputs(std::int64_t layer, const kernels::Execution&);
   std::vector<kernels::Array<const float>> cuts();
 

@@ -61,10 +61,15 @@ JumpBackward::Buffers::Buffers(const Configuration& configuration, const Shape& 
 }
 
 JumpBackward::JumpBackward(const Configuration& configuration, const Model& model, const parallel::GridShape& grid,
-                           const kernels::Execution& execution, training::StepArena& arena)
+                           const kernels::Execution& execution, const kernels::AdamStep* step,
+                           training::StepArena& arena)
     : model_(model),
       execution_(execution),
       rule_(jump_rule(configuration.transcoder)),
+      bandwidth_{static_cast<float>(configuration.transcoder.bandwidth), 1,
+                 configuration.transcoder.bandwidth_end * static_cast<double>(configuration.run.steps),
+                 static_cast<float>(configuration.transcoder.bandwidth_initial)},
+      step_(configuration.transcoder.bandwidth_initial > 0 ? step : nullptr),
       buffers_(configuration, model.shape(), grid, arena) {}
 
 void JumpBackward::run(AnyMatrix x, AnyMatrix gradient_rows, const Penalties& penalties, bool with_thresholds,
@@ -125,6 +130,8 @@ void JumpBackward::run_tile(AnyMatrix x, AnyMatrix gradient_rows, const Penaltie
                             .alpha = {buffers_.alpha.data, count, n, n},
                             .replace_alpha = forms_encoder(),
                             .norm = of_features(penalties.buffers().norm),
+                            .bandwidth = bandwidth_,
+                            .step = step_,
                             .sparsity = penalties.sparsity(),
                             .preactivation = penalties.preactivation()},
                            token > 0, sums, buffers_.sum_workspace);

@@ -37,8 +37,9 @@ class JumpBackward {
     kernels::Array<std::byte> gemm_workspace, sum_workspace;
   };
 
+  /// `step` is read by kernels.
   JumpBackward(const Configuration&, const Model&, const parallel::GridShape&, const kernels::Execution&,
-               training::StepArena&);
+               const kernels::AdamStep* step, training::StepArena&);
 
   /// True if the model has thresholds. If not, nothing else may be called.
   bool active() const { return model_.shape().threshold.has_value(); }
@@ -62,6 +63,8 @@ class JumpBackward {
   const Model& model_;
   const kernels::Execution execution_;
   const kernels::JumpRule rule_;
+  const kernels::Ramp bandwidth_;
+  const kernels::AdamStep* const step_;  // null: the bandwidth is constant
   const Buffers buffers_;
 };
 

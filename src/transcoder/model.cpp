@@ -13,6 +13,11 @@ using training::ParameterSpec;
 
 namespace {
 
+/// Of another name where it is of another meaning: no reader takes one for the other.
+std::string decoder_name(const Shape& shape, std::int64_t layer) {
+  return fmt::format("decoder_{}/{}", layer, shape.tied ? "tied_weight" : "weight");
+}
+
 Initial uniform_in_root(std::int64_t n, kernels::Purpose purpose) {
   return training::uniform(1.0 / std::sqrt(static_cast<double>(n)), purpose);
 }
@@ -24,13 +29,17 @@ Initial uniform_in_root(std::int64_t n, kernels::Purpose purpose) {
 //                  W_dec,s [F, (L - s) * d]: the strips of targets s..L-1 in one row    b_dec [L * d]
 //                  W_skip,t [d, d], zero at first
 // With a decoder per layer: y_t = a_t W_dec,t + ..., W_dec,t [F, d].
+// With tied decoders: y_t = sum over s <= t of a_s W_tied,s + ..., W_tied,s [F, d], named decoder_{s}/tied_weight.
 // jumprelu:        theta_s [F], the thresholds themselves; their moments are those of the trained parameter, which is
 //                  ln theta in most forms (kernels/transcoder/activation/jump_relu.hpp)
 std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
   const std::int64_t n_features = shape.n_features, d = shape.d_model;
   const Cut by_feature{0, parallel::kFeatureAxis};
-  const Initial encoder_initial = uniform_in_root(n_features, kernels::Purpose::encoder_initial),
-                decoder_initial = uniform_in_root(shape.decoder_columns(0), kernels::Purpose::decoder_initial);
+  const Initial encoder_initial = uniform_in_root(shape.encoder_initial == EncoderInitial::width ? d : n_features,
+                                                  kernels::Purpose::encoder_initial),
+                decoder_initial = shape.decoder_initial == DecoderInitial::zero
+                                      ? training::constant(0)
+                                      : uniform_in_root(shape.decoder_columns(0), kernels::Purpose::decoder_initial);
   // Elements are numbered through all encoders, then through all decoders: part of the checkpoint contract.
   std::uint64_t encoder_element = 0, decoder_element = static_cast<std::uint64_t>(shape.n_layers * n_features * d);
   std::vector<ParameterSpec> specs;
@@ -56,14 +65,14 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
                        .initial = training::constant(*shape.threshold),
                        .group = "threshold",
                        .export_name = fmt::format("threshold_{}", s)});
-    specs.push_back({.name = fmt::format("decoder_{}/weight", s),
+    specs.push_back({.name = decoder_name(shape, s),
                      .shape = {n_features, shape.decoder_columns(s)},
                      .cut = by_feature,
                      .segment = d,
                      .initial = decoder_initial,
                      .first_element = decoder_element,
                      .weight_decay = true,
-                     .export_name = fmt::format("W_dec_{}", s)});
+                     .export_name = fmt::format("W_dec_{}{}", shape.tied ? "tied_" : "", s)});
     encoder_element += static_cast<std::uint64_t>(n_features * d);
     decoder_element += static_cast<std::uint64_t>(n_features * shape.decoder_columns(s));
   }
@@ -85,12 +94,21 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
 std::string to_text(const Shape& shape) {
   return fmt::format("{} layer{}, d_model {}, {} features per layer{}{}", shape.n_layers,
                      shape.n_layers == 1 ? "" : "s", shape.d_model, shape.n_features,
-                     shape.cross_layer ? "" : ", decoders per layer", shape.skip ? ", linear skip connection" : "");
+                     shape.tied          ? ", tied decoders"
+                     : shape.cross_layer ? ""
+                                         : ", decoders per layer",
+                     shape.skip ? ", linear skip connection" : "");
 }
 
 Shape shape_of(const ModelSettings& settings, std::int64_t n_layers, std::int64_t d_model) {
-  Shape shape{n_layers, d_model, settings.features, settings.decoder == Decoder::cross_layer,
+  Shape shape{n_layers,
+              d_model,
+              settings.features,
+              settings.decoder != Decoder::per_layer,
+              settings.decoder == Decoder::tied,
               settings.skip == Skip::linear};
+  shape.encoder_initial = settings.encoder_initial;
+  shape.decoder_initial = settings.decoder_initial;
   if (settings.activation == Activation::jumprelu) shape.threshold = settings.threshold;
   return shape;
 }
@@ -116,6 +134,7 @@ std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry>
   while (find(fmt::format("encoder_{}/weight", stored.shape.n_layers)) != nullptr) ++stored.shape.n_layers;
   stored.shape.cross_layer = decoder == nullptr || decoder->shape.size() != 2 ||
                              decoder->shape[1] == stored.shape.n_layers * stored.shape.d_model;
+  stored.shape.tied = find("decoder_0/tied_weight") != nullptr;
   stored.shape.skip = find("skip_0/weight") != nullptr;
   if (find("encoder_0/threshold") != nullptr) stored.shape.threshold = 0;
   if (weight->type == kernels::Scalar::bf16)
@@ -133,7 +152,7 @@ Model::Model(const Shape& shape, kernels::StatePolicy policy, const parallel::Gr
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
     const std::size_t encoder = parameters_.index(fmt::format("encoder_{}/weight", s)),
                       bias = parameters_.index(fmt::format("encoder_{}/bias", s)),
-                      decoder = parameters_.index(fmt::format("decoder_{}/weight", s));
+                      decoder = parameters_.index(decoder_name(shape, s));
     encoder_.push_back(parameters_.matrix(encoder));
     owned_encoder_.push_back(parameters_.owned_matrix(encoder));
     encoder_bias_.push_back(parameters_.vector(bias));

@@ -34,13 +34,18 @@ struct Shape {
   std::int64_t d_model = 0;
   std::int64_t n_features = 0;  ///< per layer
   bool cross_layer = true;      ///< a feature writes to its own and every later layer, not to its own alone
+  bool tied = false;            ///< its row is one vector, written to all of these layers; with cross_layer
   bool skip = false;            ///< there is a linear skip connection
+  EncoderInitial encoder_initial = EncoderInitial::features;
+  DecoderInitial decoder_initial = DecoderInitial::uniform;
   /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.
   std::optional<double> threshold = {};
 
   std::int64_t width() const { return n_layers * d_model; }
-  /// Columns of a decoder row of source layer s: its targets one after the other, s..L-1 or s alone.
-  std::int64_t decoder_columns(std::int64_t source) const { return (cross_layer ? n_layers - source : 1) * d_model; }
+  /// Columns of a decoder row of source layer s: its targets one after the other, s..L-1 or s alone; tied: one for all.
+  std::int64_t decoder_columns(std::int64_t source) const {
+    return (cross_layer && !tied ? n_layers - source : 1) * d_model;
+  }
   /// Number of encoder and decoder weights and biases.
   std::int64_t parameters() const;
 };

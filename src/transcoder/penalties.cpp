@@ -39,8 +39,10 @@ Penalties::Penalties(const Configuration& configuration, const Model& model, con
 }
 
 kernels::SparsityPenalty Penalties::sparsity() const {
-  kernels::SparsityPenalty penalty{
-      .scale = static_cast<float>(settings_.sparsity_scale), .coefficient = {}, .step = step_};
+  kernels::SparsityPenalty penalty{.form = settings_.sparsity_form,
+                                   .scale = static_cast<float>(settings_.sparsity_scale),
+                                   .coefficient = {},
+                                   .step = step_};
   if (!of_activations_) return penalty;
   const double steps = static_cast<double>(steps_);
   penalty.coefficient = {static_cast<float>(settings_.sparsity / static_cast<double>(n_tokens_)),

@@ -31,7 +31,10 @@ struct SentBytes {
 SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
   const std::int64_t row = sizes.bytes(sizes.width);
-  return {(sizes.group - sizes.own) * row + 2 * sizes.own * (grid.size(parallel::kFeatureAxis) - 1) * row,
+  // Dead features have partial reconstructions and gradient rows of their own.
+  const std::int64_t decoded = Auxiliary::wanted(configuration) ? 2 : 1;
+  return {decoded * (sizes.group - sizes.own) * row +
+              (1 + decoded) * sizes.own * (grid.size(parallel::kFeatureAxis) - 1) * row,
           DataAxis::sent_bytes(configuration, shape, grid)};
 }
 

@@ -24,7 +24,8 @@ std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std
   float* const mine = values.data() + model.features().begin * rows.columns;
   device::copy(execution, mine, local.data(), local.bytes(), device::Direction::to_host);
   kernels::fence(execution);
-  for (std::int64_t i = 0; i < rows.rows * rows.columns; ++i)
+  const bool tied = model.shape().tied;  // a copy for each target, in its units
+  for (std::int64_t i = 0; i < rows.rows * rows.columns && !tied; ++i)
     mine[i] *= spread[static_cast<std::size_t>(layer * model.shape().d_model + i % rows.columns)];
   std::vector<std::int64_t> bytes;
   for (std::int64_t g = 0; g < grid.size(parallel::kFeatureAxis); ++g)
@@ -32,10 +33,13 @@ std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std
                     rows.columns * 4);
   grid.axis(parallel::kFeatureAxis).all_gather_uneven(mine, values.data(), bytes);
   const std::int64_t columns = (model.shape().n_layers - layer) * model.shape().d_model;
-  if (rows.columns == columns) return values;
+  if (rows.columns == columns && !tied) return values;
   std::vector<float> wide(static_cast<std::size_t>(model.shape().n_features * columns), 0.0f);
   for (std::int64_t f = 0; f < model.shape().n_features; ++f)
-    std::copy_n(values.data() + f * rows.columns, rows.columns, wide.data() + f * columns);
+    for (std::int64_t i = 0; i < (tied ? columns : rows.columns); ++i)
+      wide[static_cast<std::size_t>(f * columns + i)] =
+          values[static_cast<std::size_t>(f * rows.columns + i % rows.columns)] *
+          (tied ? spread[static_cast<std::size_t>(layer * model.shape().d_model + i)] : 1.0f);
   return wide;
 }
 

@@ -14,9 +14,10 @@ namespace {
 
 // Bounded so that no product of features, layers, widths and bytes of an element exceeds 64 bits.
 constexpr double kMostFeatures = 1 << 28;
-// With less, of a typical weight, in a whole run, and from this epsilon on (NMSE 0.96 where 1e-8 gave 0.30 after 200
-// steps of the quickstart) next to nothing is learned.
-constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2;
+constexpr double kMostAuxiliary = 8192;  // of a token and layer, on a GPU
+// With less, of a typical weight, in a whole run, and from these epsilons on (1e-2: NMSE 0.96 where 1e-8 gave 0.30
+// after 200 steps of the quickstart; 1e3 is that in units of a loss factor of 1e-5) next to nothing is learned.
+constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2, kUselessEpsilonOfLoss = 1e3;
 
 bool whole(double value) { return value == std::floor(value); }
 
@@ -77,12 +78,40 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .at_most(kMostFeatures)
       .changeable();
   schema
+      .add("transcoder.k_initial", model.k_initial,
+           "batch_topk, topk: active features of the first step, from which they decline to k; 0: k at once")
+      .in("features")
+      .at_least(0)
+      .at_most(kMostFeatures)
+      .changeable();
+  schema.add("transcoder.k_end", model.k_end, "fraction of the run from which k holds")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.k_decline", model.k_decline,
+           {{"linear", Decline::linear}, {"exponential", Decline::exponential}},
+           "course from k_initial to k, in whole features: equal differences, or equal ratios")
+      .changeable();
+  schema
+      .add("transcoder.ranking", model.ranking, {{"value", Ranking::value}, {"decoder_norm", Ranking::decoder_norm}},
+           "batch_topk, topk: what the largest of are active, pre-activations or their products with the norm of the "
+           "feature's decoder row")
+      .changeable();
+  schema
       .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
            "one budget of active features for each layer, or one for all layers together")
       .changeable();
   schema.add("transcoder.decoder", model.decoder,
-             {{"cross_layer", Decoder::cross_layer}, {"per_layer", Decoder::per_layer}},
-             "which layers a feature writes to: its own and every later one, or its own alone");
+             {{"cross_layer", Decoder::cross_layer}, {"per_layer", Decoder::per_layer}, {"tied", Decoder::tied}},
+             "which layers a feature writes to: its own and every later one, its own alone, or the same vector to its "
+             "own and every later one");
+  schema.add("transcoder.encoder_initial", model.encoder_initial,
+             {{"features", EncoderInitial::features}, {"width", EncoderInitial::width}},
+             "bound of the uniform initial encoder weights: 1 / sqrt(features) or 1 / sqrt(d_model)");
+  schema.add("transcoder.decoder_initial", model.decoder_initial,
+             {{"uniform", DecoderInitial::uniform}, {"zero", DecoderInitial::zero}},
+             "initial decoder weights: uniform within 1 / sqrt(columns of the first decoder), or zero");
   schema.add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
              "linear: every layer has a matrix that adds a linear map of its input to its target");
   schema
@@ -115,11 +144,26 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).bandwidth; })
       .changeable();
   schema
+      .add("transcoder.bandwidth_initial", model.bandwidth_initial,
+           "jumprelu: bandwidth of the first step, from which it changes linearly to bandwidth; 0: bandwidth at once")
+      .at_least(0)
+      .at_most(1e6)
+      .changeable();
+  schema.add("transcoder.bandwidth_end", model.bandwidth_end, "fraction of the run from which bandwidth holds")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
       .add("transcoder.sparsity", model.sparsity,
            "coefficient of the penalty on activations, the mean over tokens of the sum over features of tanh(scale * "
            "activation * norm of the decoder row); 0: none")
       .at_least(0)
       .at_most(1e12)
+      .changeable();
+  schema
+      .add("transcoder.sparsity_form", model.sparsity_form,
+           {{"tanh", SparsityForm::tanh}, {"linear", SparsityForm::linear}},
+           "tanh as above, or its argument itself: the L1 norm of activations, weighted by the decoder's norms")
       .changeable();
   schema.add("transcoder.sparsity_scale", model.sparsity_scale, "scale inside that penalty")
       .more_than(0)
@@ -155,6 +199,21 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .in("tokens")
       .at_least(1)
       .changeable();
+  schema
+      .add("transcoder.auxk", model.auxk,
+           "coefficient of the auxiliary loss, in which dead features reconstruct the remaining error: relative to the "
+           "loss of the reconstruction; 0: none")
+      .at_least(0)
+      .at_most(1e6)
+      .changeable();
+  schema
+      .add("transcoder.auxk_features", model.auxk_features,
+           "dead features that the auxiliary loss takes per token and layer: those with the largest positive "
+           "pre-activations")
+      .in("features")
+      .at_least(1)
+      .at_most(kMostAuxiliary)
+      .changeable();
 }
 
 /// Conditions between keys of several tables, and between those of [transcoder].
@@ -176,6 +235,29 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "a smaller k",
         model.k, model.features);
   });
+  schema.rule({"transcoder.k_initial", "transcoder.k", "transcoder.features", "transcoder.activation"},
+              [&model]() -> std::string {
+                if (model.k_initial == 0) return {};
+                if (!kernels::activation_keeps_k(model.activation))
+                  return "transcoder.k_initial is for transcoder.activation = \"batch_topk\" and \"topk\" (the others "
+                         "keep no number of features); leave it out";
+                if (model.k_initial < model.k)
+                  return fmt::format("transcoder.k_initial = {} is less than transcoder.k = {} (k declines); raise it",
+                                     model.k_initial, model.k);
+                if (model.features == 0 || model.k_initial <= static_cast<double>(model.features)) return {};
+                return fmt::format("transcoder.k_initial = {} is more than transcoder.features = {}; lower it",
+                                   model.k_initial, model.features);
+              });
+  schema.rule({"transcoder.ranking", "transcoder.activation"}, [&model]() -> std::string {
+    if (model.ranking == Ranking::value || kernels::activation_keeps_k(model.activation)) return {};
+    return "transcoder.ranking is for transcoder.activation = \"batch_topk\" and \"topk\" (the others compare no "
+           "features "
+           "with one another); leave it out";
+  });
+  schema.rule({"transcoder.bandwidth_initial", "transcoder.activation"}, [&model]() -> std::string {
+    if (model.bandwidth_initial == 0 || model.activation == Activation::jumprelu) return {};
+    return "transcoder.bandwidth_initial is for transcoder.activation = \"jumprelu\" only; leave it out";
+  });
   schema.rule({"transcoder.sparsity_end", "transcoder.sparsity_begin"}, [&model]() -> std::string {
     if (model.sparsity_begin <= model.sparsity_end) return {};
     return fmt::format("transcoder.sparsity_end = {} is before transcoder.sparsity_begin = {}; exchange them",
@@ -186,6 +268,14 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "transcoder.preactivation_penalty is for transcoder.activation = \"jumprelu\" only (the others form no "
            "gradient of inactive pre-activations); leave it out";
   });
+  schema.rule({"transcoder.auxk", "transcoder.pseudo_derivative", "transcoder.preactivation_penalty"},
+              [&model]() -> std::string {
+                if (model.auxk == 0 || model.activation != Activation::jumprelu) return {};
+                if (!jump_rule(model).passes_below && model.preactivation_penalty == 0) return {};
+                return "transcoder.auxk does not go with a gradient of inactive pre-activations "
+                       "(transcoder.pseudo_derivative = \"goreg\" and transcoder.preactivation_penalty revive features "
+                       "themselves); leave one of them out";
+              });
   schema.rule({"transcoder.k", "data.batch_tokens", "transcoder.activation", "transcoder.scope"},
               [&configuration]() -> std::string {
                 return configuration.transcoder.scope == Scope::layer ? empty_budget(configuration, 1) : "";
@@ -203,6 +293,14 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "the warm-up",
         configuration.optimizer.warmup_steps, configuration.run.steps);
   });
+  schema.rule({"parallel.selection", "transcoder.k_initial"}, [&configuration]() -> std::string {
+    if (configuration.parallel.exchange.selection == SelectionPlace::everywhere ||
+        configuration.transcoder.k_initial == 0)
+      return {};
+    return "parallel.selection = \"rank_0\" does not go with transcoder.k_initial (it is a baseline with a constant "
+           "k); "
+           "take \"everywhere\"";
+  });
   schema.rule({"parallel.selection", "transcoder.activation"}, [&configuration]() -> std::string {
     if (configuration.parallel.exchange.selection == SelectionPlace::everywhere ||
         configuration.transcoder.activation == Activation::batch_topk)
@@ -213,6 +311,21 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
 }
 
 }  // namespace
+
+double k_at(const ModelSettings& settings, std::int64_t step, std::int64_t steps) {
+  const double end = settings.k_end * static_cast<double>(steps), from = settings.k_initial, to = settings.k;
+  const double done = static_cast<double>(step - 1);  // the first step has k_initial
+  if (from <= to || done >= end) return to;
+  const double part = done / end;
+  const double k = settings.k_decline == Decline::linear ? from + (to - from) * part : from * std::pow(to / from, part);
+  return std::max(to, std::round(k));
+}
+
+ModelSettings with_largest_k(const ModelSettings& settings) {
+  ModelSettings of = settings;
+  of.k = std::max(settings.k, std::round(settings.k_initial));
+  return of;
+}
 
 void check_layers(const Configuration& configuration, std::int64_t n_layers) {
   const ModelSettings& model = configuration.transcoder;
@@ -246,11 +359,12 @@ std::vector<std::string> idle_settings(const Configuration& configuration) {
         adam.learning_rate, weight,
         rounded_away ? "a step is lost in the rounding of fp32"
                      : fmt::format("{} steps move them by {:.1g} at most", configuration.run.steps, moved)));
-  if (adam.epsilon >= kUselessEpsilon)
+  const bool of_loss = adam.epsilon_scale == optimizer::EpsilonScale::loss;
+  if (adam.epsilon >= (of_loss ? kUselessEpsilonOfLoss : kUselessEpsilon))
     found.push_back(fmt::format(
         "optimizer.epsilon = {:.2g} trains next to nothing (it is far above usual gradients, so that steps shrink to "
         "learning_rate * gradient / epsilon); the default is {:.2g}",
-        adam.epsilon, optimizer::Settings().epsilon));
+        adam.epsilon, of_loss ? optimizer::kEpsilonOfLoss : optimizer::Settings().epsilon));
   return found;
 }
 
@@ -259,7 +373,7 @@ input::Schema schema(Configuration& configuration) {
   training::add_keys(schema, configuration.run);
   dataset::add_keys(schema, configuration.data);
   add_keys(schema, configuration.transcoder);
-  optimizer::add_keys(schema, configuration.optimizer);
+  optimizer::add_keys(schema, configuration.optimizer, true);
   parallel::add_keys(schema, configuration.parallel);
   device::add_keys(schema, configuration.device, configuration.precision);
   device::add_tile_key(schema, configuration.device);

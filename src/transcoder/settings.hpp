@@ -28,27 +28,43 @@ using training::NonFinite;
 using kernels::Activation;
 using kernels::JumpForm;
 using kernels::PreactivationForm;
+using kernels::SparsityForm;
 enum class Scope { layer, all_layers };
-enum class Decoder { cross_layer, per_layer };
+enum class Decoder { cross_layer, per_layer, tied };
+enum class EncoderInitial { features, width };
+enum class DecoderInitial { uniform, zero };
 enum class Skip { none, linear };
+enum class Ranking { value, decoder_norm };
+enum class Decline { linear, exponential };
 
 /// Table [transcoder].
 struct ModelSettings {
   std::int64_t features = 0;  ///< per layer; required
   Activation activation = Activation::batch_topk;
-  double k = 16;  ///< active per token and layer (batch_topk: on average, may be fractional)
+  double k = 16;                             ///< active per token and layer (batch_topk: on average, may be fractional)
+  double k_initial = 0;                      ///< of the first step; 0: k is constant
+  double k_end = 0.5;                        ///< fraction of the run from which k holds
+  Decline k_decline = Decline::exponential;  ///< between
+  Ranking ranking = Ranking::value;          ///< by what batch_topk and topk select
   Scope scope = Scope::layer;
   Decoder decoder = Decoder::cross_layer;
   Skip skip = Skip::none;
+  EncoderInitial encoder_initial = EncoderInitial::features;
+  DecoderInitial decoder_initial = DecoderInitial::uniform;
   std::int64_t capacity = 0;  ///< relu, jumprelu: room for active features per token and layer; 0: for all
   JumpForm pseudo_derivative = JumpForm::anthropic;  ///< jumprelu, as the following two
   double threshold = 0.1;                            ///< initial theta
   double bandwidth = 2;
-  double sparsity = 0;                          ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
+  double bandwidth_initial = 0;  ///< of the first step; 0: the bandwidth is constant
+  double bandwidth_end = 0.5;    ///< fraction of the run from which it is `bandwidth`, linear before
+  double sparsity = 0;           ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
+  SparsityForm sparsity_form = SparsityForm::tanh;
   double sparsity_scale = 4;                    ///< c
   double sparsity_begin = 0, sparsity_end = 1;  ///< fractions of the run: the coefficient rises from 0 between them
   double preactivation_penalty = 0;             ///< coefficient; jumprelu
   PreactivationForm preactivation_form = PreactivationForm::below_threshold;
+  double auxk = 0;                       ///< coefficient of the auxiliary loss of dead features; 0: none
+  std::int64_t auxk_features = 512;      ///< of them per token and layer, at most
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
 };
 
@@ -56,6 +72,11 @@ struct ModelSettings {
 inline kernels::JumpRule jump_rule(const ModelSettings& settings) {
   return kernels::jump_rule(settings.pseudo_derivative, static_cast<float>(settings.bandwidth));
 }
+
+/// k of a step, from 1. Within the decline whole numbers, so that a budget holds for several steps and can be recorded.
+double k_at(const ModelSettings&, std::int64_t step, std::int64_t steps);
+/// With the largest k of a run: what lists of active features must hold.
+ModelSettings with_largest_k(const ModelSettings&);
 
 struct Configuration {
   training::RunSettings run;

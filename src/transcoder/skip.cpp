@@ -12,21 +12,15 @@ using kernels::AnyMatrix;
 using kernels::Form;
 using kernels::Scalar;
 
-/// As in encode_tile: of fp32 weights stored as two planes the product reads the bf16 one.
-AnyMatrix weights(const kernels::ParameterRows& rows) {
-  const bool narrow = rows.policy != kernels::StatePolicy::fp32 || rows.weight_rest != nullptr;
-  return {rows.weight, narrow ? Scalar::bf16 : Scalar::fp32, rows.rows, rows.columns, rows.columns};
-}
-
 }  // namespace
 
 std::int64_t add_skip_workspace(const Configuration& configuration, const Shape& shape, kernels::Backend backend,
                                 std::int64_t n_tokens) {
   if (!shape.skip) return 0;
-  const bool narrow = configuration.optimizer.state != kernels::StatePolicy::fp32 || backend == kernels::Backend::cuda;
   const Scalar scalar = scalar_of(configuration.precision);
-  return kernels::gemm_workspace(scalar, narrow ? Scalar::bf16 : Scalar::fp32, scalar, n_tokens, shape.d_model,
-                                 shape.d_model);
+  return kernels::gemm_workspace(
+      scalar, kernels::product_type(configuration.optimizer.state, backend == kernels::Backend::cuda), scalar, n_tokens,
+      shape.d_model, shape.d_model);
 }
 
 std::int64_t skip_gradient_workspace(const Configuration& configuration, const Shape& shape, std::int64_t n_tokens) {
@@ -39,8 +33,9 @@ void add_skip(const kernels::Execution& execution, std::span<const kernels::Para
               parallel::Range layers, AnyMatrix reconstruction, kernels::Array<std::byte> workspace) {
   const std::int64_t d = reconstruction.columns / layers.size();
   for (std::int64_t t = layers.begin; t < layers.end; ++t)
-    kernels::gemm(execution, 1.0f, x.columns_from(t * d, d), Form::plain, weights(skip[static_cast<std::size_t>(t)]),
-                  Form::transposed, 1.0f, reconstruction.columns_from((t - layers.begin) * d, d), workspace);
+    kernels::gemm(execution, 1.0f, x.columns_from(t * d, d), Form::plain,
+                  kernels::product_weights(skip[static_cast<std::size_t>(t)]), Form::transposed, 1.0f,
+                  reconstruction.columns_from((t - layers.begin) * d, d), workspace);
 }
 
 void skip_gradient(const kernels::Execution& execution, AnyMatrix x, AnyMatrix gradient_rows,

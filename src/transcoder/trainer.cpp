@@ -12,6 +12,7 @@
 #include "kernels/optimize/adam.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/transcoder/decode/tied.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 #include "optimizer/schedule.hpp"
@@ -31,12 +32,15 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape
                           std::int64_t row_bytes, training::StepArena& arena) {
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
   const std::int64_t owned = largest_owned(shape, grid);
-  // With one rank on the data axis these are the entries of the selection.
-  const std::int64_t entries = DataAxis::capacity(configuration, shape, grid);
+  const bool auxiliary = Auxiliary::wanted(configuration);
+  // With one rank on the data axis and no dead features these are the entries of the selection.
+  const std::int64_t entries =
+      auxiliary ? Auxiliary::capacity(configuration, shape, grid) : DataAxis::capacity(configuration, shape, grid);
   arena.purpose("backward pass");
   targets = arena.take<float>(sizes.own * sizes.width);
-  gradient_rows = arena.exchange(parallel::kFeatureAxis, sizes.bytes(configuration.data.batch_tokens * sizes.width),
-                                 sizes.strategy);
+  gradient_rows =
+      arena.exchange(parallel::kFeatureAxis,
+                     (auxiliary ? 2 : 1) * sizes.bytes(configuration.data.batch_tokens * sizes.width), sizes.strategy);
   own_gradient_rows = RowGather::Buffers(sizes, arena);
   activation_gradient = arena.take<float>(entries);
   decoder_bias_gradient = arena.take<float>(sizes.width);
@@ -65,8 +69,9 @@ training::StepArena measure_step(const Configuration& configuration, const Shape
   const Forward::Buffers forward(configuration, shape, grid, configuration.data.batch_tokens, arena);
   const Trainer::Buffers trainer(configuration, shape, grid, row_bytes, arena);
   const DataAxis::Buffers data_axis(configuration, shape, grid, arena);
-  const JumpBackward::Buffers jump(configuration, shape, grid, arena);
+  const Auxiliary::Buffers auxiliary(configuration, shape, grid, arena);
   const Penalties::Buffers penalties(configuration, shape, grid, arena);
+  const JumpBackward::Buffers jump(configuration, shape, grid, arena);
   return arena;
 }
 
@@ -85,12 +90,13 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       buffers_(configuration, shape, grid.shape(), row_bytes, arena_),
       gradient_gather_(forward_.axis(), "gradient rows", buffers_.own_gradient_rows),
       data_axis_(configuration, model_, grid, execution, arena_),
-      jump_(configuration, model_, grid.shape(), execution, arena_),
+      auxiliary_(configuration, model_, forward_, data_axis_, grid, execution, arena_),
       world_(grid.all_on_an_axis(), execution, 0, exchange_strategy(configuration.parallel.exchange)),
       norm_(configuration.optimizer, n_keys(), world_, execution, buffers_.norm),
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
       runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }),
-      penalties_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_) {
+      penalties_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_),
+      jump_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_) {
   data_axis_.ranks().mark(&forward_.idle());
   runner_.explain_fault(
       [this](std::int64_t step) { forward_.require_valid_selections(fmt::format("of step {}", step)); });
@@ -137,8 +143,10 @@ void Trainer::step(const dataset::RawBatch& batch) {
   timers_.phase("normalise");
   const kernels::AdamStep constants =
       optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
-                           static_cast<std::uint64_t>(configuration_.run.seed));
+                           static_cast<std::uint64_t>(configuration_.run.seed),
+                           kernels::loss_factor(batch.n_tokens, model_.shape().d_model));
   learning_rate_ = static_cast<double>(constants.learning_rate);
+  keep_k();
   runner_.begin(constants);
   load(batch);
   runner_.run([this] { compute(); });
@@ -149,6 +157,13 @@ void Trainer::step(const dataset::RawBatch& batch) {
   });
   timers_.stop();
   decoder_is_ahead_ = true;
+}
+
+/// Of the next step. Another budget is another graph.
+void Trainer::keep_k() {
+  const double k = k_at(configuration_.transcoder, steps_done() + 1, configuration_.run.steps);
+  forward_.selection().keep(k);  // also after an evaluation
+  if (k != std::exchange(k_, k)) runner_.change();
 }
 
 /// The rows of a batch, normalised: x~ of the own tokens, and their targets.
@@ -185,9 +200,13 @@ void Trainer::compute() {
   buffers_.gradient_rows.close();
   buffers_.gradient_rows.open();
   if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
+  const bool before = forward_.ranks_by_decoder();
+  if (data_axis_.active() && before) data_axis_.await_weights(forward_.idle());
   forward_.encode();
-  if (data_axis_.active()) data_axis_.await_weights(forward_.idle());
+  if (data_axis_.active() && !before) data_axis_.await_weights(forward_.idle());
+  if (auxiliary_.active()) auxiliary_.select();
   residual_and_loss();
+  if (auxiliary_.active()) auxiliary_loss();
   order_by_feature();  // while the last gradient rows are in transit
   await_gradient_rows();
   guard();
@@ -222,10 +241,19 @@ void Trainer::residual_and_loss() {
     gradient_gather_.send(forward_.layout(), gradient_rows(), block);
 }
 
-/// Of preset `weft`: the derivative of the mean squared error by a residual, per unit of residual.
+/// Of the dead features, for the error that residual_and_loss has left in the gradient rows.
+void Trainer::auxiliary_loss() {
+  timers_.phase("dead features");
+  const parallel::Range group = forward_.layout().group;
+  auxiliary_.form_rows(
+      [&](const Forward::OwnPart& part) {
+        return gradient_gather_.own(forward_.layout(), gradient_rows(), part.block).rows_from(part.begin, part.count);
+      },
+      gradient_factor(), auxiliary_rows().rows_from(group.begin, group.size()));
+}
+
 float Trainer::gradient_factor() const {
-  return static_cast<float>(
-      2.0 / (static_cast<double>(forward_.layout().total) * static_cast<double>(model_.shape().d_model)));
+  return static_cast<float>(kernels::loss_factor(forward_.layout().total, model_.shape().d_model));
 }
 
 /// With a data axis, the lists and inputs of the other groups are gathered first.
@@ -239,6 +267,12 @@ void Trainer::order_by_feature() {
   } else {
     forward_.by_feature();
   }
+  if (auxiliary_.active()) {
+    timers_.phase("dead features");
+    auxiliary_.join(activations());
+    const kernels::AnyMatrix x = forward_.all_inputs();
+    kernels::copy_rows(execution_, x, x.rows_from(x.rows, x.rows));
+  }
   const std::int64_t n = model_.shape().n_layers;
   kernels::accumulate_layer_counts(execution_, hits().offsets, model_.owned().size(),
                                    {buffers_.step_sums.data + 3 * n, n});
@@ -249,10 +283,14 @@ void Trainer::await_gradient_rows() {
   timers_.phase("exchange");
   gradient_gather_.wait(data_axis_.active() ? 0 : forward_.axis().blocks.size() - 1, execution_);
   if (data_axis_.active()) data_axis_.gather_rows(all_gradient_rows());
+  if (!auxiliary_.active()) return;
+  auxiliary_.await_rows();
+  gradient_gather_.wait(0, execution_);
+  if (data_axis_.active()) data_axis_.gather_rows(auxiliary_rows());
 }
 
 kernels::LateRows Trainer::late_rows() {
-  if (data_axis_.active() || forward_.axis().blocks.size() == 1) return {};
+  if (data_axis_.active() || auxiliary_.active() || forward_.axis().blocks.size() == 1) return {};
   return {forward_.axis().blocks.back().begin, [this] { gradient_gather_.wait(0, execution_); }};
 }
 
@@ -263,6 +301,13 @@ void Trainer::guard() {
   const parallel::Range own = forward_.layout().own;
   kernels::flag_beyond(execution_, gradient_rows().rows_from(own.begin, own.size()),
                        kLargestResidual * gradient_factor(), forward_.not_finite());
+  if (auxiliary_.active())
+    kernels::flag_beyond(execution_,
+                         auxiliary_rows()
+                             .rows_from(forward_.layout().group.begin, forward_.layout().group.size())
+                             .rows_from(own.begin, own.size()),
+                         kLargestResidual * gradient_factor() * static_cast<float>(configuration_.transcoder.auxk),
+                         forward_.not_finite());
   kernels::StepFlags* const flags = forward_.flags();
   static_assert(sizeof *flags == 2 * sizeof(std::int32_t));
   world_.maximum({&flags->not_finite, 2}, "flags");
@@ -321,27 +366,32 @@ void Trainer::backward(const kernels::AdamStep* step) {
   }
   // A pass for the norm alone has formed the gradients of the thresholds and the penalties already.
   const bool first = step == nullptr || !norm_.clips() || !norm_.is_exact();
+  if (first && model_.shape().tied) {
+    timers_.phase("decoder backward");
+    whole_formed_.hold_back(execution_);  // of the rows as they were
+    kernels::sum_from_later_layers(execution_, backward_batch().gradient_rows, model_.shape().d_model);
+  }
   if (first && penalties_.active()) penalties_.form(activations(), hits(), forward_.layout().total);
   if (jumps) jump_.run(forward_.all_inputs(), all_gradient_rows(), penalties_, first, step, norm_.encoder_rows());
   if (first && penalties_.active()) penalties_.complete();
   timers_.phase("decoder backward");
+  const BackwardBatch all = backward_batch();
   if (some && step == nullptr)
-    kernels::decode_backward_norm(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(), da,
+    kernels::decode_backward_norm(execution_, all.activations, all.hits, all.gradient_rows, model_.owned_decoder(), da,
                                   norm_.decoder_rows(), workspace, late, penalties_.row_factors());
   else if (some)
-    kernels::decode_backward_update(execution_, activations(), hits(), all_gradient_rows(), model_.owned_decoder(),
+    kernels::decode_backward_update(execution_, all.activations, all.hits, all.gradient_rows, model_.owned_decoder(),
                                     step, da, norm_.decoder_rows(), workspace, late, penalties_.row_factors());
   timers_.phase("encoder backward");
   penalties_.add_to(da, activations());
   const kernels::Array<float> dz = preactivation_gradient();
   const bool sparse = some && !(jump_.active() && jump_.forms_encoder());
   if (sparse && step == nullptr)
-    kernels::encode_backward_norm(execution_, activations(), hits(), forward_.all_inputs(), dz, norm_.encoder_rows(),
+    kernels::encode_backward_norm(execution_, all.activations, all.hits, all.inputs, dz, norm_.encoder_rows(),
                                   workspace);
   else if (sparse)
-    kernels::encode_backward_update(execution_, activations(), hits(), forward_.all_inputs(), dz,
-                                    model_.owned_encoder(), model_.owned_encoder_bias(), step, norm_.encoder_rows(),
-                                    workspace);
+    kernels::encode_backward_update(execution_, all.activations, all.hits, all.inputs, dz, model_.owned_encoder(),
+                                    model_.owned_encoder_bias(), step, norm_.encoder_rows(), workspace);
   if (jumps) {
     timers_.phase("thresholds");
     if (norm_.clips()) jump_.add_norms(step, norm_.encoder_rows());
@@ -360,7 +410,7 @@ kernels::Array<float> Trainer::preactivation_gradient() {
   const kernels::Array<float> gradient = buffers_.activation_gradient;
   if (const auto kind = configuration_.transcoder.activation;
       n_keys() > 0 && !kernels::activation_passes_gradient(kind))
-    kernels::activation_backward(execution_, {kind}, activations(), gradient, {gradient});
+    kernels::activation_backward(execution_, {kind}, backward_batch().activations, gradient, {gradient});
   return gradient;
 }
 
@@ -381,6 +431,11 @@ kernels::AnyMatrix Trainer::all_gradient_rows() const {
   return {buffers_.gradient_rows.data(), scalar_of(configuration_.precision), forward_.layout().total, width, width};
 }
 
+kernels::AnyMatrix Trainer::auxiliary_rows() const {
+  const kernels::AnyMatrix rows = all_gradient_rows();
+  return rows.rows_from(rows.rows, rows.rows);
+}
+
 kernels::AnyMatrix Trainer::gradient_rows() const {
   const parallel::Range group = forward_.layout().group;
   return all_gradient_rows().rows_from(group.begin, group.size());
@@ -388,6 +443,12 @@ kernels::AnyMatrix Trainer::gradient_rows() const {
 
 const kernels::SparseActivations& Trainer::activations() const {
   return data_axis_.active() ? data_axis_.activations() : forward_.activations();
+}
+
+Trainer::BackwardBatch Trainer::backward_batch() {
+  if (!auxiliary_.active()) return {activations(), hits(), forward_.all_inputs(), all_gradient_rows()};
+  const auto twice = [](kernels::AnyMatrix rows) { return rows.rows_from(0, 2 * rows.rows); };
+  return {auxiliary_.joint(), auxiliary_.hits(), twice(forward_.all_inputs()), twice(all_gradient_rows())};
 }
 
 const kernels::FeatureHits& Trainer::hits() const { return data_axis_.active() ? data_axis_.hits() : forward_.hits(); }
@@ -402,10 +463,11 @@ TrainingMetrics Trainer::metrics() {
   const std::int64_t n_tokens = runner_.steps_here() == 0 ? 1 : forward_.layout().total;
   TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, grid_.world());
   const auto [of_activations, of_preactivations] = penalties_.values();
-  std::array<double, 2> penalties = {of_activations, of_preactivations};
+  std::array<double, 3> penalties = {of_activations, of_preactivations, auxiliary_.active() ? auxiliary_.value() : 0};
   grid_.world().sum(std::span<double>(penalties));
   metrics.sparsity_penalty = penalties[0];
   metrics.preactivation_penalty = penalties[1];
+  metrics.auxiliary_loss = penalties[2];
   metrics.gradient_norm = device::read(execution_, norm_.norm());
   metrics.skipped = device::read(execution_, runner_.skipped());
   return metrics;
@@ -427,6 +489,7 @@ void Trainer::time_phases(bool one_by_one) {
                                                          : exchange_strategy(configuration_.parallel.exchange).observer;
   forward_.axis().ranks.observe(observer);
   forward_.selection().observe(observer);
+  if (auxiliary_.active()) auxiliary_.selector().observe(observer);
   data_axis_.ranks().observe(observer);
   data_axis_.overlapped().observe(observer);
   world_.observe(observer);
@@ -445,6 +508,7 @@ training::StepRunner::ExchangeGroups Trainer::counted_exchanges() const {
   groups[kData] = data_axis_.ranks().exchanges();
   groups[kData] += data_axis_.overlapped().exchanges();
   groups[kOthers] = forward_.selection().exchanges();
+  if (auxiliary_.active()) groups[kOthers] += auxiliary_.selector().exchanges();
   groups[kOthers] += world_.exchanges();
   return groups;
 }

@@ -18,6 +18,7 @@
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
 #include "training/step_runner.hpp"
+#include "transcoder/auxiliary.hpp"
 #include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_norm.hpp"
@@ -37,8 +38,9 @@ class Trainer {
     /// row_bytes: of one token's inputs (or targets) as the loader delivers them, for rows that a GPU has to be sent.
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
             training::StepArena&);
-    kernels::Array<float> targets;           ///< [largest own slice, L * d] normalised
-    parallel::ExchangeBuffer gradient_rows;  ///< [largest batch, L * d]; this group's in their place
+    kernels::Array<float> targets;  ///< [largest own slice, L * d] normalised
+    /// [largest batch, L * d]; this group's in their place. With dead features (auxiliary.hpp) theirs come after them.
+    parallel::ExchangeBuffer gradient_rows;
     RowGather::Buffers own_gradient_rows;
     kernels::Array<float> activation_gradient;    ///< by position in the sparse activations
     kernels::Array<float> decoder_bias_gradient;  ///< [L * d]
@@ -83,6 +85,8 @@ class Trainer {
   void resume_at(std::int64_t step) { runner_.resume_at(step); }
   report::Timers& timers() { return timers_; }
   Forward& forward() { return forward_; }
+  /// Active features per token and layer that the last step kept (batch_topk, topk).
+  double k() const { return k_; }
   double learning_rate() const { return learning_rate_; }  ///< of the last step
   /// What this object's step takes, by purpose.
   const training::StepArena& memory() const { return arena_; }
@@ -98,9 +102,11 @@ class Trainer {
   double step_exposed_seconds() const;
 
  private:
+  void keep_k();
   void load(const dataset::RawBatch&);
   void compute();
   void residual_and_loss();
+  void auxiliary_loss();
   void order_by_feature();
   void await_gradient_rows();
   void guard();
@@ -114,10 +120,18 @@ class Trainer {
   float gradient_factor() const;
   kernels::AnyMatrix all_gradient_rows() const;  // [all tokens, L * d]
   kernels::AnyMatrix gradient_rows() const;      // [group tokens, L * d], of them
+  kernels::AnyMatrix auxiliary_rows() const;     // of dead features, [all tokens, L * d]: they follow all_gradient_rows
   kernels::LateRows late_rows();
   // What this rank's backward pass works on: the features it updates, over the tokens of the whole batch.
   const kernels::SparseActivations& activations() const;
   const kernels::FeatureHits& hits() const;
+  /// The same with all that has a gradient: the lists of dead features after those of active ones.
+  struct BackwardBatch {
+    const kernels::SparseActivations& activations;
+    const kernels::FeatureHits& hits;
+    kernels::AnyMatrix inputs, gradient_rows;
+  };
+  BackwardBatch backward_batch();
   std::int64_t n_keys() const { return model_.shape().n_layers * model_.owned().size(); }
 
   enum ExchangeGroup : std::size_t { kFeature, kData, kOthers };
@@ -137,16 +151,18 @@ class Trainer {
   Buffers buffers_;
   RowGather gradient_gather_;  // over the feature axis
   DataAxis data_axis_;
-  JumpBackward jump_;
+  Auxiliary auxiliary_;
   parallel::DeviceCommunicator world_;  // flags and norms
   GradientNorm norm_;
   device::Event rows_complete_, whole_formed_;
   device::Upload upload_;
   training::StepRunner runner_;
   Penalties penalties_;
+  JumpBackward jump_;
   checkpoint::Registry registry_;
   bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
   double learning_rate_ = 0;
+  double k_ = 0;  // of the last step
 };
 
 /// The memory of a step on the largest rank, by purpose: what a Trainer takes. Needs no device and no ranks.

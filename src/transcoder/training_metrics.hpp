@@ -23,6 +23,7 @@ struct TrainingMetrics {
   double dead_fraction = 0;                                ///< features silent for transcoder.dead_window tokens
   double gradient_norm = 0;                                ///< of the last step, before clipping; 0 when not formed
   double sparsity_penalty = 0, preactivation_penalty = 0;  ///< with their coefficients; not contained in `loss`
+  double auxiliary_loss = 0;                               ///< likewise, of dead features
   std::int64_t skipped = 0;                                ///< steps without update, since the start of the run
 
   double nmse_standardised_mean() const;

@@ -114,6 +114,9 @@ training::Metrics TrainingRun::metrics() {
            .in_result = true,
            .optional = true},
           {.name = "layer_nmse_standardised", .value = now.nmse_standardised, .optional = true},
+          {.name = "k",
+           .value = configuration_.transcoder.k_initial > 0 ? trainer_.k() : std::numeric_limits<double>::quiet_NaN(),
+           .optional = true},
           {.name = "l0", .value = now.l0_mean(), .progress = "L0 {:.2f}"},
           {.name = "layer_l0", .value = now.l0},
           {.name = "dead_fraction",
@@ -126,6 +129,9 @@ training::Metrics TrainingRun::metrics() {
           {.name = "preactivation_penalty",
            .value = configuration_.transcoder.preactivation_penalty > 0 ? now.preactivation_penalty
                                                                         : std::numeric_limits<double>::quiet_NaN(),
+           .optional = true},
+          {.name = "auxiliary_loss",
+           .value = configuration_.transcoder.auxk > 0 ? now.auxiliary_loss : std::numeric_limits<double>::quiet_NaN(),
            .optional = true},
           {.name = "gradient_norm", .value = now.gradient_norm},
           {.name = "skipped_steps", .value = now.skipped},
@@ -151,6 +157,7 @@ const EvaluationResult& TrainingRun::validate() {
     copy(kept.data(), thresholds.keys.data, device::Direction::to_host);
   else
     std::copy_n(thresholds.keys.data, kept.size(), kept.begin());
+  trainer_.forward().selection().keep(configuration_.transcoder.k);  // what the finished model keeps
   validation_ = transcoder::evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(),
                                      world_, grid_, runtime_.execution(), configuration_.data.batch_tokens);
   if (thresholds.on_device)

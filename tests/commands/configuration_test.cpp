@@ -143,6 +143,10 @@ TEST_CASE("a learning rate or epsilon that trains nothing is noticed, and usual 
   CHECK(transcoder::idle_settings(c).empty());
   c.optimizer.epsilon = 1e-2;
   CHECK(transcoder::idle_settings(c).size() == 1);
+  c.optimizer.epsilon_scale = optimizer::EpsilonScale::loss;
+  CHECK(transcoder::idle_settings(c).empty());
+  c.optimizer.epsilon = 1e4;
+  CHECK(transcoder::idle_settings(c).size() == 1);
 }
 
 TEST_CASE("times are read exactly or not at all") {

@@ -54,6 +54,7 @@ batch_tokens = 512
 [transcoder]
 features = 768
 k = 16
+{more}
 [optimizer]
 learning_rate = 1e-3
 state = "{state}"
@@ -71,9 +72,9 @@ def validation(run):
 
 
 def train(weft, name, steps=40, state="8bit", precision="bf16", backend="auto", graphs="true", activation="batch_topk",
-          scope="all_layers", decoder="cross_layer", skip="none"):
+          scope="all_layers", decoder="cross_layer", skip="none", more=""):
     text = INPUT.format(folder=weft.folder, steps=steps, state=state, precision=precision, backend=backend, graphs=graphs,
-                        activation=activation, scope=scope, decoder=decoder, skip=skip)
+                        activation=activation, scope=scope, decoder=decoder, skip=skip, more=more)
     source = weft.folder / f"{name}.toml"
     source.write_text(text)
     if not (weft.folder / "data").exists():
@@ -104,8 +105,13 @@ def check(weft):
         name, kind = f"{activation}_{scope}", {"activation": activation, "scope": scope}
         agree(train(weft, name, **kind), train(weft, f"{name}_portable", backend="portable", **kind), name)
         print(f"{activation}, scope {scope}: portable kernels agree")
-    for kind in ({"skip": "linear"}, {"decoder": "per_layer"}):
-        name = "_".join(kind.values())
+    # More than one step of each k, so that graphs are recorded in between.
+    for title, kind in (("skip", {"skip": "linear"}), ("per_layer", {"decoder": "per_layer"}),
+                        ("dead", {"more": "dead_window = 2000\nauxk = 0.1\nauxk_features = 32"}),
+                        ("tied", {"decoder": "tied"}),
+                        ("ranking", {"more": 'ranking = "decoder_norm"'}),
+                        ("decline", {"more": "k_initial = 20\nk_end = 0.5"})):
+        name = title
         for state in ("8bit", "fp32"):
             agree(train(weft, f"{name}_{state}", state=state, **kind),
                   train(weft, f"{name}_{state}_portable", state=state, backend="portable", **kind), name)

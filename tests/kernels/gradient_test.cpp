@@ -35,7 +35,7 @@ std::vector<float> rows_by_id(const Execution& execution, const std::vector<std:
 
 }  // namespace
 
-TEST_CASE("column sums and products agree with float64 and add to what is there") {
+TEST_CASE("column sums and products agree with float64 and add to what is there, or overwrite it") {
   for_each_backend([&](const Execution& execution) {
     for (const std::int64_t rows : {1, 127, 128, 129, 1000})
       for (const std::int64_t columns : {1, 64, 131, 768})
@@ -47,11 +47,12 @@ TEST_CASE("column sums and products agree with float64 and add to what is there"
                 g(random_floats(rows * columns, 2), rows, columns, type);
             const std::vector<float> shift = random_floats(rows, 3), scale = random_floats(rows, 4);
             const DeviceArray<float> device_shift(shift), device_scale(scale);
-            const DeviceArray<float> sums(std::vector<float>(columns, 0.25f)), products(columns);
+            const DeviceArray<float> sums(std::vector<float>(columns, 0.25f)),
+                products(std::vector<float>(columns, std::nanf("")));
             const DeviceArray<std::byte> workspace(column_sums_workspace(rows, columns));
-            add_column_sums(execution, g.view(), sums.array(), workspace.array());
+            add_column_sums(execution, g.view(), sums.array(), false, workspace.array());
             add_column_products(execution, x.view(), g.view(), statistics ? device_shift.array() : Array<float>{},
-                                statistics ? device_scale.array() : Array<float>{}, products.array(),
+                                statistics ? device_scale.array() : Array<float>{}, products.array(), true,
                                 workspace.array());
             const std::vector<float> a = x.values(), b = g.values(), got_sums = sums.values(),
                                      got_products = products.values();

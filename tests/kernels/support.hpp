@@ -266,9 +266,9 @@ class Parameters {
     }
     std::vector<std::uint8_t> first(size), second(size);
     for (std::int64_t i = 0; i < size; ++i) {
-      first[i] = kernels::code_nearest(values.first_moment[i] / first_scale[block(i)]);
-      second[i] =
-          std::max<std::uint8_t>(1, kernels::code_nearest(std::sqrt(values.second_moment[i]) / second_scale[block(i)]));
+      const auto nearest = [](float value) { return kernels::code_stochastic(value, 0x8000); };
+      first[i] = nearest(values.first_moment[i] / first_scale[block(i)]);
+      second[i] = std::max<std::uint8_t>(1, nearest(std::sqrt(values.second_moment[i]) / second_scale[block(i)]));
     }
     first_.set(first);
     second_.set(second);
@@ -428,8 +428,9 @@ inline bool rounds_as_defined(const Parameters& parameters, const Values& after,
     } else {
       const float first_scale = kernels::block_scale(static_cast<float>(first_largest[parameters.block(i)])),
                   second_scale = kernels::block_scale(static_cast<float>(second_largest[parameters.block(i)]));
-      first = kernels::code_to_float(kernels::code_nearest(static_cast<float>(exact[i].first_moment) *
-                                                           kernels::inverse_scale(first_scale))) *
+      first = kernels::code_to_float(kernels::code_stochastic(
+                  static_cast<float>(exact[i].first_moment) * kernels::inverse_scale(first_scale),
+                  kernels::rounding_bits(random, part ^ kernels::kFirstMomentPart))) *
               first_scale;
       second = kernels::code_to_float(kernels::code_stochastic_positive(
                    static_cast<float>(std::sqrt(exact[i].second_moment)) * kernels::inverse_scale(second_scale),
@@ -491,11 +492,10 @@ inline bool agrees_with_adam(const Parameters& parameters, const Values& before,
       v_storage = 2 * kRoundoffBf16 * exact[i].second_moment;
     }
     if (policy == StatePolicy::eight_bit) {
-      // m to nearest: 2^-4 of the value or half the smallest code. sqrt(v) stochastic: 2^-3 of it or one smallest code,
-      // and the square doubles the relative error.
+      // Stochastic: 2^-3 of m and of sqrt(v) or one smallest code; the square doubles the relative error.
       const double m_unit = first_largest[parameters.block(i)] / 448 * 0x1p-9,
                    v_unit = second_largest[parameters.block(i)] / 448 * 0x1p-9;
-      m_storage = std::max(0x1p-4 * std::abs(exact[i].first_moment), 0.5 * m_unit) * 1.001;
+      m_storage = std::max(0x1p-3 * std::abs(exact[i].first_moment), m_unit) * 1.001;
       const double s = std::sqrt(exact[i].second_moment), s_error = std::max(0x1p-3 * s, v_unit) * 1.001;
       v_storage = 2 * s * s_error + s_error * s_error;
     }

@@ -122,6 +122,11 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[optimizer]\nclip_mode = \"previous\"\n", "for transcoders");
   refused("[transcoder]\nfeatures = 8\n", "transcoder");
   refused("[memory]\nrecompute = \"all\"\n", "recompute");
+  refused("[memory]\nswap_activations = true\n[language_model]\nlayers = 2\n", "memory.swap_activations = true has no");
+  if (!kernels::kCudaBuild) {
+    refused("[memory]\noffload_optimizer = true\n", "offload_optimizer = true has no effect without a GPU");
+    refused("[memory]\nswap_activations = true\n", "swap_activations = true has no effect without a GPU");
+  }
 }
 
 }  // namespace weft::language_model

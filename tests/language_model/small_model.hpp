@@ -105,15 +105,22 @@ class SmallModel {
     for (const float loss : to_host(losses_.data(), losses_.size())) sum += static_cast<double>(loss);
     return sum / static_cast<double>(counted_);
   }
-  /// Loss, and gradients by parameter; in micro-batches of `micro` sequences, 0: one.
-  double gradient(std::vector<std::vector<float>>& gradients, std::int64_t micro = 0) {
+  /// Loss, and gradients by parameter; in micro-batches of `micro` sequences, 0: one. by_rows: through a sink that
+  /// takes no sums of rows.
+  double gradient(std::vector<std::vector<float>>& gradients, std::int64_t micro = 0, bool by_rows = false) {
+    struct RowsSink final : training::GradientSink {
+      explicit RowsSink(training::GradientSink& to_) : to(to_) {}
+      void take(const training::GradientRows& rows) override { to.take(rows); }
+      training::GradientSink& to;
+    } rows_sink(sink_);
+    training::GradientSink& sink = by_rows ? static_cast<training::GradientSink&>(rows_sink) : sink_;
     sink_.clear();
     if (micro == 0) micro = sequences_;
     for (std::int64_t first = 0; first < sequences_; first += micro) {
       const Tokens part = tokens(first, std::min(micro, sequences_ - first));
       transformer_.forward(part, step_.data());
-      transformer_.losses_and_gradient(part, staging_.scale(), {losses_.data() + first * length_, part.rows()}, sink_);
-      transformer_.backward(part, step_.data(), sink_);
+      transformer_.losses_and_gradient(part, staging_.scale(), {losses_.data() + first * length_, part.rows()}, sink);
+      transformer_.backward(part, step_.data(), sink);
     }
     gradients.clear();
     for (std::size_t i = 0; i < parameters().size(); ++i)

@@ -250,6 +250,17 @@ TEST_CASE("micro-batches add up to the gradients of one batch, with a short last
   }
 }
 
+TEST_CASE("a sink that takes no sums of rows gets all rows, with the same gradients") {
+  for (auto& [name, settings] : variants()) {
+    CAPTURE(name);
+    SmallModel model(settings, kSequences, kLength);
+    Gradients expected, gradients;
+    model.gradient(expected);
+    model.gradient(gradients, 0, true);
+    CHECK(relative_difference(gradients, expected) <= 1e-6);
+  }
+}
+
 TEST_CASE("a new model predicts every token with equal probability") {
   TransformerSettings settings = gpt2();
   SmallModel model(settings, kSequences, kLength);

@@ -104,4 +104,14 @@ TEST_CASE("gains and corrections are computed from the betas in double precision
   CHECK(step.seed == 7);
 }
 
+TEST_CASE("epsilon is multiplied by the factor of the loss where that is asked for, and is never 0") {
+  Settings settings;
+  CHECK(adam_step(settings, 1, 100, 7, 0.25).epsilon == 1e-8f);
+  settings.epsilon_scale = EpsilonScale::loss;
+  settings.epsilon = 1e-3;
+  CHECK(adam_step(settings, 1, 100, 7, 0.25).epsilon == 0.25e-3f);
+  settings.epsilon = 1.2e-38;
+  CHECK(adam_step(settings, 1, 100, 7, 1e-6).epsilon > 0);
+}
+
 }  // namespace weft::optimizer

@@ -33,15 +33,27 @@ CASES = {
     "topk over all layers": dict(activation="topk", scope="all_layers", k=3, beta2=0.99),
     "relu": dict(activation="relu", k=4, schedule="step", decay_begin=0.5, final_fraction=0.25),
     "skip connection": dict(skip="linear", k=4, weight_decay=0.1, clip_norm=0.05),
+    "tied": dict(decoder="tied", k=3.5, sparsity=0.2, clip_norm=0.05),
+    "tied, jumprelu": dict(decoder="tied", activation="jumprelu", threshold=0.2, bandwidth=1, skip="linear"),
     "per layer": dict(decoder="per_layer", activation="topk", skip="linear", k=4),
+    "epsilon of the loss": dict(activation="batch_topk", k=3.5, epsilon_scale="loss", epsilon=0.5),
     "autoencoder": dict(decoder="per_layer", targets="inputs", k=3.5),
     **{f"jumprelu {form}": dict(activation="jumprelu", k=4, pseudo_derivative=form, threshold=threshold, bandwidth=bandwidth,
                                 clip_norm=0.05)
        for form, threshold, bandwidth in (("anthropic", 0.1, 2), ("crosslayer-coding", 0.3, 1), ("goreg", 0.2, 0.5),
                                           ("clt-forge", 0.3, 1), ("openmoss", 0.2, 2), ("saelens", 0.4, 0.25))},
     "batch_topk, sparsity": dict(activation="batch_topk", k=3.5, sparsity=0.2, sparsity_begin=0.1, sparsity_end=0.5),
+    "auxiliary loss": dict(activation="batch_topk", k=0.5, auxk=0.25, auxk_features=3, dead_window=2 * N, clip_norm=0.05),
+    "k declines": dict(activation="batch_topk", k=2.5, k_initial=9, k_end=0.6),
+    "k of each token declines": dict(activation="topk", k=2, k_initial=9, k_end=0.8, k_decline="linear"),
+    "bandwidth changes": dict(activation="jumprelu", threshold=0.2, bandwidth=0.3, bandwidth_initial=2, bandwidth_end=0.7),
+    "by decoder norm": dict(activation="batch_topk", k=3.5, ranking="decoder_norm", learning_rate=1e-2),
+    "by decoder norm, each token": dict(activation="topk", scope="all_layers", k=3, ranking="decoder_norm",
+                                        learning_rate=1e-2),
     "jumprelu per layer, skip connection": dict(activation="jumprelu", decoder="per_layer", skip="linear", threshold=0.2,
                                                 bandwidth=1, sparsity=0.2, preactivation_penalty=0.05, clip_norm=0.05),
+    "relu, linear penalty": dict(activation="relu", sparsity=0.05, sparsity_form="linear", sparsity_scale=1),
+    "jumprelu, linear penalty": dict(activation="jumprelu", threshold=0.2, bandwidth=1, sparsity=0.05, sparsity_form="linear"),
     "jumprelu, penalties": dict(activation="jumprelu", threshold=0.2, bandwidth=1, sparsity=0.2, sparsity_end=0.0,
                                 preactivation_penalty=0.05),
     "jumprelu goreg, penalties": dict(activation="jumprelu", pseudo_derivative="goreg", threshold=0.2, bandwidth=0.5,
@@ -61,13 +73,14 @@ def input_text(s, folder, seed):
         "run": dict(steps=s.steps, seed=seed),
         "data": dict(train=f"{folder}/train", validation=f"{folder}/validation", batch_tokens=N, normalise=s.normalise,
                      targets=s.targets),
-        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip,
+        "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip, ranking=s.ranking,
                            pseudo_derivative=s.pseudo_derivative, threshold=s.threshold, bandwidth=s.bandwidth,
                            **{key: getattr(s, key) for key in (
-                               "sparsity", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
-                               "preactivation_form")}),
+                               "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
+                               "preactivation_form", "auxk", "auxk_features", "dead_window", "k_initial", "k_end", "k_decline",
+                               "bandwidth_initial", "bandwidth_end")}),
         "optimizer": {key: getattr(s, key) for key in (
-            "learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
+            "learning_rate", "beta1", "beta2", "epsilon_scale", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
             "final_fraction", "clip_norm", "clip_mode")},
         "device": dict(precision="fp32", backend="portable"),
         "checkpoint": dict(every=1, keep_every=1),
@@ -92,8 +105,9 @@ class Data:
 
 def step(settings, state, data):
     """Advances `state`; returns the pass."""
-    there = t.forward_backward(settings, state.weights, data.x_normalised, data.y_normalised, state.step)
-    t.update(settings, state, there.gradients)
+    there = t.forward_backward(settings, state.weights, data.x_normalised, data.y_normalised, state.step, state.silent)
+    state.silent = t.advance(state.silent, there.masks)
+    t.update(settings, state, there.gradients, 2 / (N * WIDTH))
     return there
 
 

@@ -22,7 +22,7 @@ def small_problem(seed=1, n=13, n_layers=3, width=5, **settings):
 class Gradients(unittest.TestCase):
     def test_every_gradient_is_the_slope_of_the_loss(self):
         for more in (dict(activation="batch_topk"), dict(activation="topk"), dict(activation="relu"), dict(activation="jumprelu"),
-                     dict(skip="linear"), dict(decoder="per_layer", skip="linear")):
+                     dict(skip="linear"), dict(decoder="per_layer", skip="linear"), dict(decoder="tied")):
             settings, state, x, y = small_problem(**more)
             there = t.forward_backward(settings, state.weights, x, y)
             generator = np.random.default_rng(2)
@@ -37,7 +37,8 @@ class Gradients(unittest.TestCase):
                     self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
 
     def test_gradients_of_the_penalties_reach_encoders_and_norms_of_decoders(self):
-        for more in (dict(activation="batch_topk", sparsity=0.7, sparsity_begin=0.2, sparsity_end=0.6, steps=10),
+        for more in (dict(decoder="tied", sparsity=0.7), dict(activation="relu", sparsity=0.3, sparsity_form="linear"),
+                     dict(activation="batch_topk", sparsity=0.7, sparsity_begin=0.2, sparsity_end=0.6, steps=10),
                      dict(activation="jumprelu", sparsity=0.7, preactivation_penalty=0.3),
                      dict(activation="jumprelu", preactivation_penalty=0.3, preactivation_form="negative")):
             settings, state, x, y = small_problem(**more)
@@ -50,6 +51,37 @@ class Gradients(unittest.TestCase):
                     at = tuple(generator.integers(size) for size in gradient.shape)
                     slope = self.slope(state.weights, name, at, x, y, there.masks, settings=settings)
                     self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
+
+    def test_gradients_of_the_auxiliary_loss(self):
+        for more in (dict(activation="batch_topk"), dict(decoder="per_layer", skip="linear")):
+            settings, state, x, y = small_problem(auxk=0.4, auxk_features=2, dead_window=5, **more)
+            generator = np.random.default_rng(4)
+            silent = [generator.integers(0, 10, 11) for _ in range(3)]
+            with_it = t.forward_backward(settings, state.weights, x, y, silent=silent)
+            without = t.forward_backward(settings, state.weights, x, y)
+            for s in range(3):
+                self.assertTrue((with_it.dead_activations[s][:, silent[s] < 5] == 0).all())
+                self.assertEqual((with_it.dead_activations[s] > 0).sum(axis=1).max(), 2)
+            kept = [dead > 0 for dead in with_it.dead_activations]
+
+            def loss():
+                z = t.encode(state.weights, x)
+                return t.auxiliary_loss(settings, state.weights, x, -with_it.error,      # the residual is a constant
+                                        [np.where(mask, value, 0.0) for mask, value in zip(kept, z)])[0]
+
+            self.assertAlmostEqual(loss(), with_it.auxiliary)
+            for name, gradient in with_it.gradients.items():
+                weights = state.weights[name]
+                for _ in range(20):
+                    at = tuple(generator.integers(size) for size in gradient.shape)
+                    before = weights[at]
+                    weights[at] = before + 1e-5
+                    above = loss()
+                    weights[at] = before - 1e-5
+                    slope = (above - loss()) / 2e-5
+                    weights[at] = before
+                    expected = 0.0 if name.startswith("decoder_bias") or name.startswith("skip") else slope
+                    self.assertAlmostEqual(gradient[at] - without.gradients[name][at], expected, delta=1e-8, msg=f"{name}{at}")
 
     def test_penalty_on_inactive_values_moves_thresholds_by_its_slope(self):
         # At a given mask the loss is differentiable in ln theta through this penalty alone.

@@ -7,7 +7,7 @@ Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t
   x, y          [N, L, d]             MLP inputs and outputs
   encoder_s     weight [F, d], bias [F]
   decoder_s     weight [F, (L - s) * d]    row f: decoder vectors of feature f to targets s, s + 1, ..., L - 1
-                per layer: [F, d], to target s alone
+                per layer: [F, d], to target s alone; tied: "tied_weight" [F, d], to every target t >= s
   decoder_bias  [L * d]                    one bias vector per target
   skip_t        weight [d, d]              with a linear skip connection: output, input
 
@@ -17,7 +17,7 @@ Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t
   that `pseudo_derivative` names.
   loss = sum over t of the mean over tokens and dimensions of (y^_t - y~_t)^2
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,25 +28,36 @@ class Settings:
     features: int
     activation: str = "batch_topk"     # batch_topk | topk | relu | jumprelu
     k: float = 16                      # active per token and layer
+    k_initial: float = 0               # of the first step; 0: k is constant
+    k_end: float = 0.5                 # fraction of the run from which k holds
+    k_decline: str = "exponential"     # exponential | linear, in whole numbers
+    bandwidth_initial: float = 0       # likewise of the bandwidth, linear
+    bandwidth_end: float = 0.5
+    ranking: str = "value"             # value | decoder_norm: z times the norm of the decoder row
     scope: str = "layer"               # layer | all_layers
-    decoder: str = "cross_layer"       # cross_layer | per_layer
+    decoder: str = "cross_layer"       # cross_layer | per_layer | tied
     skip: str = "none"                 # none | linear
     targets: str = "outputs"           # outputs | inputs
     pseudo_derivative: str = "anthropic"
     threshold: float = 0.1             # initial
     bandwidth: float = 2.0
     sparsity: float = 0.0              # coefficient of sum tanh(scale * a * nu) / N, nu: norms of decoder rows
+    sparsity_form: str = "tanh"        # linear: without the tanh
     sparsity_scale: float = 4.0
     sparsity_begin: float = 0.0        # fractions of the run between which the coefficient rises from 0
     sparsity_end: float = 1.0
     preactivation_penalty: float = 0.0  # coefficient of sum q / N
     preactivation_form: str = "below_threshold"  # q = relu(theta - z) nu | negative: q = relu(-z)
+    auxk: float = 0.0                  # coefficient of the auxiliary loss of dead features
+    auxk_features: int = 512           # of them per token and layer
+    dead_window: int = 1000000         # tokens without firing after which a feature is dead
     normalise: str = "per_dimension"   # per_dimension | scalar | none
     steps: int = 1000
     learning_rate: float = 4e-4
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    epsilon_scale: str = "none"        # none | loss: epsilon times 2 / (batch_tokens * d_model)
     weight_decay: float = 0.0
     schedule: str = "constant"         # constant | linear | cosine | step | wsd
     warmup_steps: int = 0
@@ -64,6 +75,7 @@ class State:
     second: dict
     step: int = 0
     previous_norm: float = 0.0
+    silent: list = None    # by layer, tokens since each feature fired
 
 
 # --- Data -----------------------------------------------------------------------------------------------------------------
@@ -130,6 +142,13 @@ def select(settings, pre_activations, thresholds=None):
     return [mask[:, s] for s in range(n_layers)]
 
 
+def ranked(settings, weights, pre_activations):
+    """What the largest of are active: of the sign of z."""
+    if settings.ranking == "value":
+        return pre_activations
+    return [z * decoder_norms(weights, s) for s, z in enumerate(pre_activations)]
+
+
 def passing(settings, z, theta):
     """Where the gradient of the activation is that of the pre-activation."""
     if settings.pseudo_derivative == "goreg":
@@ -185,13 +204,34 @@ def encode(weights, x):
     return [x[:, s] @ weights[f"encoder_{s}/weight"].T + weights[f"encoder_{s}/bias"] for s in range(x.shape[1])]
 
 
+def decoder_name(weights, s):
+    return f"decoder_{s}/tied_weight" if f"decoder_{s}/tied_weight" in weights else f"decoder_{s}/weight"
+
+
+def decoder_of(weights, s, n_layers):
+    """[F, targets * d]: a tied one once for each target."""
+    matrix = weights[decoder_name(weights, s)]
+    return np.tile(matrix, n_layers - s) if decoder_name(weights, s).endswith("tied_weight") else matrix
+
+
+def of_stored(weights, s, gradient):
+    """The gradient of the stored decoder from that of decoder_of."""
+    stored = weights[decoder_name(weights, s)]
+    return gradient.reshape(len(stored), -1, stored.shape[1]).sum(axis=1)
+
+
+def decoder_norms(weights, s):
+    """A tied vector counts once."""
+    return np.linalg.norm(weights[decoder_name(weights, s)], axis=1)
+
+
 def decode(weights, activations, x):
     """Normalised reconstructions [N, L, d]; x [N, L, d] normalised, for the skip connection."""
     n, n_layers, width = x.shape
     bias = weights["decoder_bias"].reshape(n_layers, width)
     out = np.repeat(bias[None], n, axis=0)
     for s in range(n_layers):
-        written = (activations[s] @ weights[f"decoder_{s}/weight"]).reshape(n, -1, width)
+        written = (activations[s] @ decoder_of(weights, s, n_layers)).reshape(n, -1, width)
         out[:, s:s + written.shape[1]] += written
         if f"skip_{s}/weight" in weights:
             out[:, s] += x[:, s] @ weights[f"skip_{s}/weight"].T
@@ -207,13 +247,53 @@ def loss_of(weights, x, y, masks, settings=None, step=0):
     if settings is None:
         return loss
     for s, (z, a) in enumerate(zip(pre_activations, activations)):
-        norm = np.linalg.norm(weights[f"decoder_{s}/weight"], axis=1)
-        loss += sparsity_coefficient(settings, step) * np.tanh(settings.sparsity_scale * a * norm).sum() / len(x)
+        norm = decoder_norms(weights, s)
+        loss += sparsity_coefficient(settings, step) * penalty_of(settings, a * norm)[0].sum() / len(x)
         if settings.preactivation_penalty > 0:
             below = (np.maximum(-z, 0) if settings.preactivation_form == "negative"
                      else np.maximum(weights[f"encoder_{s}/threshold"] - z, 0) * norm)
             loss += settings.preactivation_penalty * below.sum() / len(x)
     return loss
+
+
+def largest_dead(settings, pre_activations, dead):
+    """Activations [N, F] by layer of the dead features (masks [F] by layer) with the largest positive values of each token."""
+    out = []
+    for z, mask in zip(pre_activations, dead):
+        of_dead = np.where(mask, z, -np.inf)
+        out.append(np.where([largest(row, settings.auxk_features) for row in of_dead], z, 0.0))
+    return out
+
+
+def auxiliary_loss(settings, weights, x, residual, activations):
+    """coefficient * (sum over layers of the mean squared error) of what these activations reconstruct of a residual y - y^."""
+    alone = {**weights, "decoder_bias": np.zeros_like(weights["decoder_bias"]),
+             **{name: np.zeros_like(w) for name, w in weights.items() if name.startswith("skip_")}}
+    error = decode(alone, activations, x) - residual
+    return settings.auxk * (error ** 2).mean(axis=(0, 2)).sum(), error
+
+
+def at_step(settings, step):
+    """The settings with k and bandwidth of the step after `step` completed ones."""
+    now = replace(settings)
+    end = settings.k_end * settings.steps
+    if settings.k_initial > settings.k and step < end:
+        way = step / end
+        k = (settings.k_initial + (settings.k - settings.k_initial) * way if settings.k_decline == "linear"
+             else settings.k_initial * (settings.k / settings.k_initial) ** way)
+        now.k = max(settings.k, round_half_up(k))
+    end = settings.bandwidth_end * settings.steps
+    if settings.bandwidth_initial > 0 and step + 1 < end:
+        now.bandwidth = settings.bandwidth_initial + (settings.bandwidth - settings.bandwidth_initial) * step / (end - 1)
+    return now
+
+
+def penalty_of(settings, value):
+    """The penalty of a nu, and its derivative."""
+    inside = settings.sparsity_scale * value
+    if settings.sparsity_form == "linear":
+        return inside, np.full_like(inside, settings.sparsity_scale)
+    return np.tanh(inside), settings.sparsity_scale * (1 - np.tanh(inside) ** 2)
 
 
 def sparsity_coefficient(settings, step):
@@ -232,25 +312,28 @@ class Pass:
     margin: float
     error: np.ndarray                  # [N, L, d], normalised
     gradients: dict = field(default_factory=dict)
+    dead_activations: list = None      # with the auxiliary loss, [N, F] by layer
+    auxiliary: float = 0.0             # that loss
 
 
-def forward_backward(settings, weights, x, y, step=0):
-    """x, y normalised [N, L, d]; the step after `step` completed ones."""
+def forward_backward(settings, weights, x, y, step=0, silent=None):
+    """x, y normalised [N, L, d]; the step after `step` completed ones. silent: by layer, tokens since each feature fired."""
     n, n_layers, width = x.shape
+    settings = at_step(settings, step)
     pre_activations = encode(weights, x)
     thresholds = thresholds_of(settings, weights, n_layers)
-    masks = select(settings, pre_activations, thresholds)
+    values = ranked(settings, weights, pre_activations)
+    masks = select(settings, values, thresholds)
     activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
     error = decode(weights, activations, x) - y
     rows = 2.0 / (n * width) * error                            # d loss / d reconstruction
     gradients = {"decoder_bias": rows.sum(axis=0).ravel()}
     for s in range(n_layers):
-        targets = weights[f"decoder_{s}/weight"].shape[1] // width
-        strip = rows[:, s:s + targets].reshape(n, -1)
-        alpha = strip @ weights[f"decoder_{s}/weight"].T        # d loss / d activation
-        norm = np.linalg.norm(weights[f"decoder_{s}/weight"], axis=1)
-        slope = (sparsity_coefficient(settings, step) / n * settings.sparsity_scale
-                 * (1 - np.tanh(settings.sparsity_scale * activations[s] * norm) ** 2))
+        decoder = decoder_of(weights, s, n_layers)
+        strip = rows[:, s:s + decoder.shape[1] // width].reshape(n, -1)
+        alpha = strip @ decoder.T        # d loss / d activation
+        norm = decoder_norms(weights, s)
+        slope = sparsity_coefficient(settings, step) / n * penalty_of(settings, activations[s] * norm)[1]
         alpha = alpha + slope * norm
         of_norm = (slope * activations[s]).sum(axis=0)
         into = np.where(masks[s], alpha, 0.0)
@@ -266,13 +349,31 @@ def forward_backward(settings, weights, x, y, step=0):
                 of_threshold = of_threshold + below.sum(axis=0) * norm * (1 if settings.pseudo_derivative == "goreg" else theta)
                 of_norm = of_norm + (below * (theta - z)).sum(axis=0)
             gradients[f"encoder_{s}/threshold"] = of_threshold
-        gradients[f"decoder_{s}/weight"] = activations[s].T @ strip + (of_norm / norm)[:, None] * weights[f"decoder_{s}/weight"]
+        name = decoder_name(weights, s)
+        gradients[name] = of_stored(weights, s, activations[s].T @ strip) + (of_norm / np.where(norm > 0, norm, 1))[:, None] * weights[name]
         gradients[f"encoder_{s}/weight"] = into.T @ x[:, s]
         gradients[f"encoder_{s}/bias"] = into.sum(axis=0)
         if f"skip_{s}/weight" in weights:
             gradients[f"skip_{s}/weight"] = rows[:, s].T @ x[:, s]
-    return Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, pre_activations, masks, thresholds), error,
-                gradients)
+    there = Pass((error ** 2).mean(axis=(0, 2)).sum(), masks, margin(settings, values, masks, thresholds), error,
+                 gradients)
+    if settings.auxk > 0 and silent is not None:
+        there.dead_activations = largest_dead(settings, pre_activations, [clock >= settings.dead_window for clock in silent])
+        there.auxiliary, left = auxiliary_loss(settings, weights, x, -error, there.dead_activations)
+        rows = settings.auxk * 2.0 / (n * width) * left
+        for s, dead in enumerate(there.dead_activations):
+            decoder, name = decoder_of(weights, s, n_layers), decoder_name(weights, s)
+            strip = rows[:, s:s + decoder.shape[1] // width].reshape(n, -1)
+            into = np.where(dead > 0, strip @ decoder.T, 0.0)
+            gradients[name] = gradients[name] + of_stored(weights, s, dead.T @ strip)
+            gradients[f"encoder_{s}/weight"] = gradients[f"encoder_{s}/weight"] + into.T @ x[:, s]
+            gradients[f"encoder_{s}/bias"] = gradients[f"encoder_{s}/bias"] + into.sum(axis=0)
+    return there
+
+
+def advance(silent, masks):
+    """Tokens since each feature fired, after a batch."""
+    return [np.where(mask.any(axis=0), 0, clock + len(mask)) for clock, mask in zip(silent, masks)]
 
 
 # --- Optimizer ------------------------------------------------------------------------------------------------------------
@@ -299,8 +400,9 @@ def gradient_norm(gradients):
     return np.sqrt(sum((g ** 2).sum() for g in gradients.values()))
 
 
-def update(settings, state, gradients):
+def update(settings, state, gradients, loss_factor=1.0):
     """One step of Adam with bias correction; decoupled weight decay on weights, not on biases. Changes `state`."""
+    epsilon = settings.epsilon * (loss_factor if settings.epsilon_scale == "loss" else 1.0)
     norm = gradient_norm(gradients)
     scale = 1.0
     if settings.clip_norm > 0:
@@ -316,8 +418,8 @@ def update(settings, state, gradients):
         g = scale * gradient
         m = state.first[name] = settings.beta1 * state.first[name] + (1 - settings.beta1) * g
         v = state.second[name] = settings.beta2 * state.second[name] + (1 - settings.beta2) * g * g
-        decay = settings.weight_decay if name.endswith("/weight") else 0.0
-        change = m * first_correction / (np.sqrt(v * second_correction) + settings.epsilon) + decay * state.weights[name]
+        decay = settings.weight_decay if name.endswith("weight") else 0.0
+        change = m * first_correction / (np.sqrt(v * second_correction) + epsilon) + decay * state.weights[name]
         if name.endswith("/threshold") and settings.pseudo_derivative != "goreg":
             state.weights[name] = np.exp(np.log(state.weights[name]) - rate * change)
         else:
@@ -329,6 +431,7 @@ def initial_state(settings, n_layers, width, generator, dtype=np.float64):
     moments zero."""
     weights = {"decoder_bias": np.zeros(n_layers * width, dtype)}
     targets = lambda s: n_layers - s if settings.decoder == "cross_layer" else 1
+    matrix = "tied_weight" if settings.decoder == "tied" else "weight"
     for s in range(n_layers):
         encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(targets(0) * width)
         weights[f"encoder_{s}/weight"] = generator.uniform(-encoder, encoder, (settings.features, width)).astype(dtype)
@@ -336,7 +439,7 @@ def initial_state(settings, n_layers, width, generator, dtype=np.float64):
         if settings.activation == "jumprelu":
             weights[f"encoder_{s}/threshold"] = np.full(settings.features, settings.threshold, dtype)
         shape = (settings.features, targets(s) * width)
-        weights[f"decoder_{s}/weight"] = generator.uniform(-decoder, decoder, shape).astype(dtype)
+        weights[f"decoder_{s}/{matrix}"] = generator.uniform(-decoder, decoder, shape).astype(dtype)
         if settings.skip == "linear":
             weights[f"skip_{s}/weight"] = np.zeros((width, width), dtype)
     zeros = {name: np.zeros_like(tensor) for name, tensor in weights.items()}
@@ -356,7 +459,7 @@ def evaluate(settings, weights, x, y, input_normalisation, target_normalisation,
     for begin in range(0, len(x), batch):
         x_normalised = (x[begin:begin + batch] - x_mean) * x_scale
         pre_activations = encode(weights, x_normalised)
-        masks = select(settings, pre_activations, thresholds_of(settings, weights, x.shape[1]))
+        masks = select(settings, ranked(settings, weights, pre_activations), thresholds_of(settings, weights, x.shape[1]))
         activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
         reconstruction = decode(weights, activations, x_normalised) / y_scale + y_mean
         error.append(reconstruction - y[begin:begin + batch])

@@ -181,6 +181,28 @@ TEST_CASE("the same rows give the same bits, also when ids repeat") {
   for (std::size_t p = 0; p < kParameters; ++p) CHECK((values(first, parameters, p) == values(second, parameters, p)));
 }
 
+TEST_CASE("a cleared gradient is that of the next rows, or zero where there are none") {
+  const Parameters parameters = make_parameters();
+  const Batch batch(40, 5, Scalar::bf16);
+  AccumulatingSink fresh(parameters, execution(), batch.n), used(parameters, execution(), batch.n);
+  batch.give(fresh);
+  for (int i = 0; i < 2; ++i) batch.give(used);
+  used.clear();
+  batch.give(used);
+  for (std::size_t p = 0; p < kParameters; ++p) CHECK((values(fresh, parameters, p) == values(used, parameters, p)));
+  used.clear();
+  used.take({Form::column_sum, kBias, {}, batch.g.view()});
+  used.end_micro_batch();
+  for (std::size_t p = 0; p < kParameters; ++p) {
+    CAPTURE(parameters.specs()[p].name);
+    const std::vector<float> got = values(used, parameters, p);
+    if (p == kBias)
+      CHECK((got == values(fresh, parameters, p)));
+    else
+      CHECK(std::ranges::all_of(got, [](float value) { return value == 0.0f; }));
+  }
+}
+
 TEST_CASE("a rank forms the gradients of its part") {
   const Parameters whole = make_parameters();
   const Batch batch(130, 5, Scalar::fp32);

@@ -15,7 +15,7 @@ struct DenseReference {
   std::int64_t n_layers, d, n_features;
   double k;
   bool all_layers;
-  bool cross_layer, skip;
+  bool cross_layer, skip, tied = false;
   double learning_rate, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, clip = 0;
 
   using Values = std::vector<double>;
@@ -36,6 +36,12 @@ struct DenseReference {
   // decoder row, q = relu(theta - z) nu or, with `negative`, relu(-z).
   double sparsity = 0, scale = 0, ramp = 1, preactivation = 0;
   bool negative = false;
+  // AuxK: features silent for `window` tokens, the `auxk_features` largest per token and layer, reconstruct what is
+  // left.
+  double auxk = 0;
+  std::int64_t auxk_features = 0, window = 1;
+  std::vector<std::int64_t> silent;  // tokens since it fired, by layer and feature
+  double auxiliary_loss = 0;
   int t = 0;
   double last_norm = 0;
 
@@ -45,7 +51,7 @@ struct DenseReference {
     for (std::int64_t s = 0; s < n_layers; ++s) {
       encoder[at(s)].resize(n_features * d);
       encoder_bias[at(s)].resize(n_features);
-      decoder[at(s)].resize(n_features * targets(s) * d);
+      decoder[at(s)].resize(n_features * (tied ? 1 : targets(s)) * d);
       if (skip) skip_weight.emplace_back().resize(d * d);
     }
     decoder_bias.resize(n_layers * d);
@@ -53,6 +59,11 @@ struct DenseReference {
 
   /// Layers that a feature of source layer s writes to, from s on.
   std::int64_t targets(std::int64_t s) const { return cross_layer ? n_layers - s : 1; }
+
+  /// Where a decoder has element i, of all targets one after the other, of feature f.
+  std::size_t element(std::int64_t s, std::int64_t f, std::int64_t i) const {
+    return tied ? at(f * d + i % d) : at(f * targets(s) * d + i);
+  }
 
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -101,7 +112,7 @@ struct DenseReference {
           for (std::int64_t s = cross_layer ? 0 : t_layer; s <= t_layer; ++s)
             for (std::int64_t f = 0; f < n_features; ++f) {
               const double activation = a[at((n * n_layers + s) * n_features + f)];
-              if (activation != 0) sum += activation * decoder[at(s)].w[at((f * targets(s) + t_layer - s) * d + i)];
+              if (activation != 0) sum += activation * decoder[at(s)].w[element(s, f, (t_layer - s) * d + i)];
             }
           for (std::int64_t j = 0; skip && j < d; ++j)
             sum += skip_weight[at(t_layer)].w[at(i * d + j)] * x[at(n * width + t_layer * d + j)];
@@ -126,10 +137,11 @@ struct DenseReference {
           double da = 0, squares = 0;
           for (std::int64_t i = 0; i < strip; ++i) {
             const double row = g[at(n * width + s * d + i)];
-            da += row * decoder[at(s)].w[at(f * strip + i)];
-            decoder[at(s)].g[at(f * strip + i)] += activation * row;
+            da += row * decoder[at(s)].w[element(s, f, i)];
+            decoder[at(s)].g[element(s, f, i)] += activation * row;
           }
-          for (std::int64_t i = 0; i < strip; ++i) squares += std::pow(decoder[at(s)].w[at(f * strip + i)], 2);
+          const std::int64_t width_of_row = tied ? d : strip;
+          for (std::int64_t i = 0; i < width_of_row; ++i) squares += std::pow(decoder[at(s)].w[element(s, f, i)], 2);
           const double norm = std::sqrt(squares), tokens = static_cast<double>(n_tokens);
           const double tangent = std::tanh(scale * activation * norm);
           const double slope = sparsity / tokens * std::min(1.0, (t + 1) / ramp) * scale * (1 - tangent * tangent);
@@ -141,8 +153,8 @@ struct DenseReference {
             of_norm += preactivation / tokens * (theta_of(entry) - z[entry]);
             threshold[at(s)].g[at(f)] += preactivation / tokens * norm * (goreg ? 1 : theta_of(entry));
           }
-          for (std::int64_t i = 0; i < strip; ++i)
-            decoder[at(s)].g[at(f * strip + i)] += of_norm * decoder[at(s)].w[at(f * strip + i)] / norm;
+          for (std::int64_t i = 0; i < width_of_row; ++i)
+            decoder[at(s)].g[element(s, f, i)] += of_norm * decoder[at(s)].w[element(s, f, i)] / norm;
           if (!threshold.empty()) {
             const double theta = theta_of(entry), distance = z[entry] - theta;
             if (distance > -bandwidth / 2 && (distance < bandwidth / 2 || (goreg && distance == bandwidth / 2)))
@@ -153,6 +165,48 @@ struct DenseReference {
           encoder_bias[at(s)].g[at(f)] += da;
           for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];
         }
+    }
+
+    auxiliary_loss = 0;
+    silent.resize(at(n_layers * n_features), 0);
+    for (std::int64_t n = 0; auxk > 0 && n < n_tokens; ++n) {
+      Values dead(at(n_layers * n_features), 0.0), u(at(width));
+      for (std::int64_t s = 0; s < n_layers; ++s) {
+        std::vector<std::int64_t> candidates;
+        const double* const of = &z[at((n * n_layers + s) * n_features)];
+        for (std::int64_t f = 0; f < n_features; ++f)
+          if (silent[at(s * n_features + f)] >= window && of[f] > 0) candidates.push_back(f);
+        std::stable_sort(candidates.begin(), candidates.end(), [&](auto i, auto j) { return of[i] > of[j]; });
+        for (std::size_t i = 0; i < candidates.size() && i < at(auxk_features); ++i)
+          dead[at(s * n_features + candidates[i])] = of[candidates[i]];
+      }
+      for (std::int64_t i = 0; i < width; ++i) {
+        double sum = 0;
+        for (std::int64_t s = cross_layer ? 0 : i / d; s <= i / d; ++s)
+          for (std::int64_t f = 0; f < n_features; ++f)
+            sum += dead[at(s * n_features + f)] * decoder[at(s)].w[element(s, f, i - s * d)];
+        // g = 2 (y^ - y) / (N d) holds the error.
+        u[at(i)] = auxk * (2 * sum / static_cast<double>(n_tokens * d) + g[at(n * width + i)]);
+        auxiliary_loss += u[at(i)] * u[at(i)] * static_cast<double>(n_tokens * d) / (4 * auxk);
+      }
+      for (std::int64_t s = 0; s < n_layers; ++s)
+        for (std::int64_t f = 0; f < n_features; ++f) {
+          const double activation = dead[at(s * n_features + f)];
+          if (activation == 0) continue;
+          const std::int64_t strip = targets(s) * d;
+          double da = 0;
+          for (std::int64_t i = 0; i < strip; ++i) {
+            da += u[at(s * d + i)] * decoder[at(s)].w[element(s, f, i)];
+            decoder[at(s)].g[element(s, f, i)] += activation * u[at(s * d + i)];
+          }
+          encoder_bias[at(s)].g[at(f)] += da;
+          for (std::int64_t i = 0; i < d; ++i) encoder[at(s)].g[at(f * d + i)] += da * x[at(n * width + s * d + i)];
+        }
+    }
+    for (std::size_t f = 0; f < silent.size(); ++f) {
+      bool fired = false;
+      for (std::int64_t n = 0; n < n_tokens; ++n) fired = fired || a[at(n) * silent.size() + f] != 0;
+      silent[f] = fired ? 0 : silent[f] + n_tokens;
     }
 
     // Clip by the exact global norm, Adam, decoupled decay on weights.

@@ -183,7 +183,8 @@ testing::DenseReference reference_for(const Configuration& c, Run& run) {
   reference.n_features = kFeatures;
   reference.k = c.transcoder.k;
   reference.all_layers = c.transcoder.scope == Scope::all_layers;
-  reference.cross_layer = c.transcoder.decoder == Decoder::cross_layer;
+  reference.cross_layer = c.transcoder.decoder != Decoder::per_layer;
+  reference.tied = c.transcoder.decoder == Decoder::tied;
   reference.skip = c.transcoder.skip == Skip::linear;
   reference.learning_rate = c.optimizer.learning_rate;
   reference.weight_decay = c.optimizer.weight_decay;
@@ -199,6 +200,9 @@ testing::DenseReference reference_for(const Configuration& c, Run& run) {
   reference.scale = c.transcoder.sparsity_scale;
   reference.ramp = c.transcoder.sparsity_end * static_cast<double>(c.run.steps);
   reference.preactivation = c.transcoder.preactivation_penalty;
+  reference.auxk = c.transcoder.auxk;
+  reference.auxk_features = c.transcoder.auxk_features;
+  reference.window = c.transcoder.dead_window;
   reference.negative = c.transcoder.preactivation_form == PreactivationForm::negative;
   for (const auto& [name, values] : run.parameters()) {
     if (name.find("_moment") != std::string::npos) continue;
@@ -233,6 +237,7 @@ void compare_with_reference(const Configuration& configuration) {
                          Data::normalised(data.targets, data.normalisation.targets, i * kTokens), kTokens);
       // fp32 sums of a few dozen terms: well within the 1e-5 that is promised between grids.
       CHECK(run.losses.back() == doctest::Approx(loss).epsilon(1e-5));
+      CHECK(run.trainer.metrics().auxiliary_loss == doctest::Approx(reference.auxiliary_loss).epsilon(1e-5));
     }
     for (const auto& [name, values] : run.parameters()) {
       CAPTURE(name);
@@ -267,6 +272,42 @@ TEST_CASE("with a decoder per layer, four steps equal the dense float64 trainer"
   configuration.transcoder.skip = Skip::linear;
   configuration.transcoder.scope = Scope::all_layers;
   compare_with_reference(configuration);
+}
+
+TEST_CASE("with tied decoders, four steps equal the dense float64 trainer") {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.decoder = Decoder::tied;
+  compare_with_reference(configuration);
+  configuration.transcoder.skip = Skip::linear;
+  configuration.transcoder.sparsity = 0.1;
+  configuration.optimizer.clip_norm = 0.02;
+  configuration.transcoder.k = 0.5;
+  configuration.transcoder.auxk = 0.25;
+  configuration.transcoder.auxk_features = 3;
+  configuration.transcoder.dead_window = kTokens;
+  compare_with_reference(configuration);
+  configuration = jumping(JumpForm::goreg);
+  configuration.transcoder.decoder = Decoder::tied;
+  compare_with_reference(configuration);
+}
+
+TEST_CASE("initial weights have the bounds that the settings name") {
+  const Data data;
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.encoder_initial = EncoderInitial::width;
+  configuration.transcoder.decoder_initial = DecoderInitial::zero;
+  Run run(configuration, data, parallel::data_by_feature(1, testing::world().size()));
+  for (const auto& [name, values] : run.parameters()) {
+    if (name.ends_with("_moment")) continue;
+    float largest = 0;
+    for (const float value : values) largest = std::max(largest, std::abs(value));
+    // Of 900 values the largest is within 3 % of the bound: the probability that it is not is 0.97^900 = 1e-12.
+    if (name.starts_with("encoder_") && name.ends_with("/weight")) {
+      CHECK(largest <= 1 / std::sqrt(static_cast<float>(kWidth)));
+      CHECK(largest >= 0.97f / std::sqrt(static_cast<float>(kWidth)));
+    }
+    if (name.starts_with("decoder_")) CHECK(largest == 0);
+  }
 }
 
 TEST_CASE("every rank has the same skip connection, in every state, and it is trained") {
@@ -345,6 +386,88 @@ TEST_CASE("penalties with decoder norms equal the dense float64 trainer, for bat
   for (const Configuration& configuration : {sparse, both, negative}) compare_with_reference(configuration);
 }
 
+/// k so small, and a window so short, that some features are dead from the second step on.
+Configuration with_dead_features() {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.k = 0.5;
+  configuration.transcoder.dead_window = kTokens;
+  configuration.transcoder.auxk = 0.25;
+  configuration.transcoder.auxk_features = 3;
+  return configuration;
+}
+
+TEST_CASE("the auxiliary loss of dead features equals the dense float64 trainer, also clipped and with penalties") {
+  Configuration plain = with_dead_features(), clipped = plain, per_layer = plain, jump = jumping(JumpForm::anthropic);
+  clipped.optimizer.clip_norm = 0.02;
+  clipped.transcoder.sparsity = 0.1;
+  per_layer.transcoder.decoder = Decoder::per_layer;
+  per_layer.transcoder.skip = Skip::linear;
+  jump.transcoder.threshold = 1.2;  // few exceed it
+  jump.transcoder.bandwidth = 2;
+  jump.transcoder.dead_window = kTokens;
+  jump.transcoder.auxk = 0.25;
+  jump.transcoder.auxk_features = kFeatures + 1;  // all that are dead and positive
+  for (const Configuration& configuration : {plain, clipped, per_layer, jump}) compare_with_reference(configuration);
+}
+
+TEST_CASE("the auxiliary loss reaches dead features alone") {
+  const Data data;
+  const Configuration with = with_dead_features();
+  Configuration without = with;
+  without.transcoder.auxk = 0;
+  for (const parallel::GridShape& shape : grids()) {
+    Run a(with, data, shape), b(without, data, shape);
+    a.step(data, 0), b.step(data, 0);
+    CHECK(a.parameters() == b.parameters());  // none is dead before the first step
+    const double dead = a.trainer.metrics().dead_fraction;
+    CHECK(dead > 0.1);
+    a.step(data, 1), b.step(data, 1);
+    const auto with_loss = a.parameters(), without_loss = b.parameters();
+    double changed = 0;
+    for (std::size_t i = 0; i < with_loss.size(); ++i) {
+      const auto& [name, values] = with_loss[i];
+      if (name == "decoder_bias" || name.starts_with("decoder_bias.")) CHECK(values == without_loss[i].second);
+      if (!name.ends_with("/bias")) continue;
+      for (std::size_t f = 0; f < values.size(); ++f) changed += values[f] != without_loss[i].second[f] ? 1 : 0;
+    }
+    CHECK(changed > 0);
+    CHECK(changed <= dead * kLayers * kFeatures + 0.5);
+  }
+}
+
+TEST_CASE("k declines from k_initial in whole features, and then holds") {
+  ModelSettings settings;
+  settings.k = 2.5;
+  settings.k_initial = 10;
+  settings.k_end = 0.5;
+  CHECK(k_at(settings, 1, 100) == 10);
+  CHECK(k_at(settings, 26, 100) == 5);  // half way: the geometric mean
+  settings.k_decline = Decline::linear;
+  CHECK(k_at(settings, 26, 100) == 6);  // 6.25
+  CHECK(k_at(settings, 50, 100) == 3);
+  CHECK(k_at(settings, 51, 100) == 2.5);
+  settings.k_initial = 0;
+  CHECK(k_at(settings, 1, 100) == 2.5);
+}
+
+TEST_CASE("with a declining k, a step keeps what k then is, on every grid") {
+  const Data data;
+  for (const Activation activation : {Activation::batch_topk, Activation::topk}) {
+    Configuration configuration = configuration_for(Scope::layer);
+    configuration.transcoder.activation = activation;
+    configuration.transcoder.k = 2;
+    configuration.transcoder.k_initial = 8;
+    configuration.transcoder.k_end = 0.75;  // 8, 5, 3, 2
+    for (const parallel::GridShape& shape : grids()) {
+      Run run(configuration, data, shape);
+      for (const double k : {8, 5, 3, 2}) {
+        run.step(data, 0);
+        CHECK(run.trainer.metrics().l0_mean() == doctest::Approx(k).epsilon(1e-6));
+      }
+    }
+  }
+}
+
 TEST_CASE("more active features than transcoder.capacity end the run before any parameter changes, on all ranks") {
   const Data data;
   for (const Activation activation : {Activation::relu, Activation::jumprelu})
@@ -405,10 +528,16 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   skipping.transcoder.skip = Skip::linear;
   skipping.optimizer.clip_norm = 0.02;
   per_layer.transcoder.decoder = Decoder::per_layer;
+  Configuration dead = with_dead_features();
+  dead.transcoder.k_initial = 6;
+  dead.transcoder.ranking = Ranking::decoder_norm;
+  Configuration tied = dead;
+  tied.transcoder.decoder = Decoder::tied;
   Configuration penalised = jumping(JumpForm::anthropic);
   penalised.transcoder.sparsity = penalised.transcoder.preactivation_penalty = 0.1;
-  for (const Configuration& configuration : {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer,
-                                             jumping(JumpForm::anthropic), jumping(JumpForm::goreg), penalised})
+  for (const Configuration& configuration :
+       {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer, jumping(JumpForm::anthropic),
+        jumping(JumpForm::goreg), penalised, dead, tied})
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
       const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
@@ -481,6 +610,8 @@ TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
     configuration.optimizer.state = policy;
     if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
     configuration.transcoder.activation = activation;
+    configuration.transcoder.dead_window = kTokens;
+    configuration.transcoder.auxk = 0.1;
     const Data data;
     for (const parallel::GridShape& shape : grids()) {
       std::vector<std::vector<std::byte>> first;
@@ -547,7 +678,8 @@ TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
       CAPTURE(shape.size(parallel::kDataAxis));
       CAPTURE(shape.size(parallel::kFeatureAxis));
       CAPTURE(static_cast<int>(policy));
-      Configuration configuration = configuration_for(Scope::all_layers);
+      Configuration configuration = with_dead_features();
+      configuration.transcoder.scope = Scope::all_layers;
       configuration.optimizer.state = policy;
       if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
       Run run(configuration, data, shape);

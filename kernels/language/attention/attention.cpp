@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/language/attention/attention.hpp"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
+#include "kernels/language/attention/attention_choice.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
 
 namespace weft::kernels {
 
@@ -34,28 +37,49 @@ void check(const Attention& shape) {
   if (!(shape.scale > 0)) throw Error(ExitCode::internal, "attention: the scale is not positive");
 }
 
+/// True if all matrices have 16-bit numbers of one type, in rows of whole 16-byte words.
+bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
+  return std::all_of(matrices.begin(), matrices.end(), [&](const AnyMatrix& matrix) {
+    return matrix.type == matrices.begin()->type && bytes_of(matrix.type) == 2 && matrix.stride % 8 == 0 &&
+           reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
+  });
+}
+
 /// Where the call runs: tensor cores take bf16 in rows of whole 16-byte words, and three head sizes, without dropout.
 Execution place_of(const Execution& execution, const Attention& shape, std::initializer_list<AnyMatrix> matrices) {
-  bool taken =
-      (shape.head_size == 32 || shape.head_size == 64 || shape.head_size == 128) && shape.dropout.step == nullptr;
-  for (const AnyMatrix& matrix : matrices)
-    taken = taken && matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 &&
-            reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
+  const bool taken = (shape.head_size == 32 || shape.head_size == 64 || shape.head_size == 128) &&
+                     shape.dropout.step == nullptr && matrices.begin()->type == Scalar::bf16 && are_in_words(matrices);
   return taken ? execution : Execution{Backend::portable, execution.stream};
+}
+
+/// Bytes that cuDNN may take for a call that is planned to run there, else 0.
+std::int64_t library_workspace(AttentionPass pass, const Execution& execution, const Attention& shape, Scalar type) {
+  if constexpr (kCudnnBuild)
+    if (execution.backend == Backend::cuda && planned_attention(pass, shape, type) == AttentionImplementation::cudnn)
+      return cudnn::workspace(pass, shape);
+  static_cast<void>(pass), static_cast<void>(execution), static_cast<void>(shape), static_cast<void>(type);
+  return 0;
 }
 
 }  // namespace
 
-std::int64_t attention_workspace(const Execution&, const Attention&, Scalar) { return 0; }
+std::int64_t attention_workspace(const Execution& execution, const Attention& shape, Scalar type) {
+  return library_workspace(AttentionPass::forward, execution, shape, type);
+}
 
-std::int64_t attention_backward_workspace(const Execution&, const Attention& shape, Scalar) {
+std::int64_t attention_backward_workspace(const Execution& execution, const Attention& shape, Scalar type) {
   // out . out_gradient of each row and head.
-  return shape.rows() * shape.heads * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t products = shape.rows() * shape.heads * static_cast<std::int64_t>(sizeof(float));
+  return std::max(products, library_workspace(AttentionPass::backward, execution, shape, type));
 }
 
 void attention(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
                AnyMatrix out, Array<float> log_sum, Array<std::byte> workspace) {
   check(shape);
+  if constexpr (kCudnnBuild)
+    if (execution.backend == Backend::cuda && are_in_words({queries, keys, values, out}) &&
+        cudnn::attention(execution, shape, queries, keys, values, out, log_sum, workspace))
+      return;
   const Execution place = place_of(execution, shape, {queries, keys, values, out});
   dispatch<portable::attention, cuda::attention>(place, shape, queries, keys, values, out, log_sum, workspace);
 }
@@ -66,6 +90,11 @@ void attention_backward(const Execution& execution, const Attention& shape, AnyM
   check(shape);
   if (workspace.size < attention_backward_workspace(execution, shape, queries.type))
     throw Error(ExitCode::internal, "attention_backward: the workspace is too small");
+  if constexpr (kCudnnBuild)
+    if (execution.backend == Backend::cuda && are_in_words({queries, keys, values, out, out_gradient, dq, dk, dv}) &&
+        cudnn::attention_backward(execution, shape, queries, keys, values, out, log_sum, out_gradient, dq, dk, dv,
+                                  workspace))
+      return;
   const Execution place = place_of(execution, shape, {queries, keys, values, out, out_gradient, dq, dk, dv});
   dispatch<portable::attention_backward, cuda::attention_backward>(place, shape, queries, keys, values, out, log_sum,
                                                                    out_gradient, dq, dk, dv, workspace);

@@ -15,7 +15,7 @@
 // in the backward pass m_ij p_ij stands for p_ij in dv, m_ij (do_i . v_j) for do_i . v_j in ds.
 //
 // CUDA: bf16 with head sizes 32, 64 and 128 and rows of whole 16-byte words runs on tensor cores; everything else runs
-// through Kokkos, far slower; so does attention with dropout.
+// through Kokkos, far slower; so does attention with dropout. cuDNN is a second implementation (attention_cudnn.hpp).
 #pragma once
 
 #include <cstddef>
@@ -39,6 +39,11 @@ struct AttentionDropout {
 };
 inline constexpr std::uint32_t kMostDropoutLayers = 1 << 14;
 
+/// What computes a call. The forward pass of one implementation can be followed by the backward pass of the other.
+/// recorded: what a record names for the shape (attention_choice.hpp), else own. cudnn: own where cuDNN does not take
+/// the call.
+enum class AttentionImplementation { recorded, own, cudnn };
+
 struct Attention {
   std::int64_t sequences = 0, length = 0;  ///< rows = sequences * length
   std::int64_t heads = 0, kv_heads = 0, head_size = 0;
@@ -52,6 +57,7 @@ struct Attention {
   /// blocks()] (select_key_blocks). Every block reads itself. Empty: all blocks.
   Array<const std::uint8_t> kept = {};
   AttentionDropout dropout = {};
+  AttentionImplementation implementation = AttentionImplementation::recorded;
 
   std::int64_t rows() const { return sequences * length; }
   std::int64_t blocks() const { return (length + kKeyBlock - 1) / kKeyBlock; }
@@ -62,6 +68,7 @@ struct Attention {
 /// Largest head size; a multiple of 8.
 inline constexpr std::int64_t kLargestHead = 256;
 
+/// Bytes. They depend on the implementation, so records are set before sizes are planned.
 std::int64_t attention_workspace(const Execution&, const Attention&, Scalar type);
 std::int64_t attention_backward_workspace(const Execution&, const Attention&, Scalar type);
 

@@ -12,6 +12,7 @@ namespace {
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 
+#ifndef WEFT_BEFORE_AMPERE
 /// Context of flash.hpp on a GPU.
 struct DeviceContext {
   int thread;
@@ -66,11 +67,15 @@ struct DeviceContext {
     return y;
   }
 };
+#endif
 
 enum class Pass { forward, queries, keys };
 
 template <int kHead, Pass pass>
 __global__ void __launch_bounds__(kFlashThreads) flash(const __grid_constant__ FlashArguments arguments) {
+#ifdef WEFT_BEFORE_AMPERE
+  __trap();  // no products of bf16; Runtime refuses these GPUs
+#else
   using Sizes = FlashSizes<kHead>;
   DeviceContext context;
   if constexpr (pass == Pass::forward)
@@ -79,6 +84,7 @@ __global__ void __launch_bounds__(kFlashThreads) flash(const __grid_constant__ F
     flash_queries_backward<kHead, Sizes::queries_row_tiles, Sizes::queries_tile>(context, arguments, blockIdx.x);
   else
     flash_keys_backward<kHead, Sizes::keys_row_tiles, Sizes::keys_tile>(context, arguments, blockIdx.x);
+#endif
 }
 
 template <int kHead, Pass pass>
@@ -91,6 +97,7 @@ void launch(const Execution& execution, const FlashArguments& arguments) {
                                   : pass == Pass::queries
                                       ? flash_queries_backward_shared<kHead, kRowTiles, Sizes::queries_tile>()
                                       : flash_keys_backward_shared<kHead, kRowTiles, Sizes::keys_tile>();
+  static_assert(kBytes <= kSharedMemory);
   static const bool once = [] {
     require(
         cudaFuncSetAttribute(flash<kHead, pass>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),

@@ -71,7 +71,7 @@ WEFT_FLASH_INLINE int flash_most(int a, int b) { return a > b ? a : b; }
 
 /// Two values rounded to bf16, the first in the low half.
 WEFT_FLASH_INLINE std::uint32_t flash_pack(float low, float high) {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   std::uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;

@@ -2,8 +2,9 @@
 //
 // Limit: memory. One block per row. The first pass forms the maximum and the sum of exponentials together, the second
 // reads the row again, from its end, and writes the gradient: of a row of V columns in bf16 2 V bytes come from memory,
-// 2 V go there, and 2 V come from the second-level cache as long as the rows in flight fit it (two blocks of 1,024
-// threads on each of 132 multiprocessors: 26 MB at V = 50,304).
+// 2 V go there, and 2 V come from the second-level cache as long as the rows in flight fit it (two blocks of 512
+// threads on each of 132 multiprocessors: 26 MB at V = 50,304). An element takes one approximate power of two and five
+// further instructions in each pass.
 //
 // Rows that cannot be read 16 bytes at a time take the portable kernel.
 #include <cfloat>
@@ -21,14 +22,33 @@ decltype(kernels::cross_entropy) cross_entropy;
 namespace cuda {
 namespace {
 
+/// exp(x) for x <= 0: relative error 2^-22 (the power of two) + |x| 2^-23, and 0 below 2^-126.
+__device__ __forceinline__ float fast_exponential(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
+  return power;
+}
+
 /// Largest value so far and the sum of exp(value - largest).
 struct SoftmaxSum {
   float largest, sum;
 
   __device__ void add(const SoftmaxSum& other) {
     const float most = fmaxf(largest, other.largest);
-    sum = sum * exponential(largest - most) + other.sum * exponential(other.largest - most);
+    sum = sum * fast_exponential(largest - most) + other.sum * fast_exponential(other.largest - most);
     largest = most;
+  }
+  /// The first `count` of 8 values.
+  __device__ __forceinline__ void add(const float (&z)[8], int count) {
+    float most = largest;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (i < count) most = fmaxf(most, z[i]);
+    sum *= fast_exponential(largest - most);
+    largest = most;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (i < count) sum += fast_exponential(z[i] - most);
   }
 };
 
@@ -40,42 +60,39 @@ struct Arguments {
   bool gradient;
 };
 
-__device__ __forceinline__ float capped(float a, float softcap) {
-  return softcap == 0.0f ? a : softcap * hyperbolic_tangent(a / softcap);
-}
+__device__ __forceinline__ float capped(float a, float softcap) { return softcap * hyperbolic_tangent(a / softcap); }
 
-template <int kThreads>
-__global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_constant__ Arguments a) {
-  const std::int64_t row = blockIdx.x, columns = a.logits.columns, vocabulary = a.options.vocabulary;
-  const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t target = a.targets[row];
+template <int kThreads, bool kCapped>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradients(const __grid_constant__ Arguments a) {
+  const std::int64_t row = blockIdx.x;
+  const int columns = static_cast<int>(a.logits.columns), vocabulary = static_cast<int>(a.options.vocabulary);
+  const int thread = static_cast<int>(threadIdx.x), target = a.targets[row];
+  const float softcap = a.options.softcap;
   if (target == kIgnored) {
     const float zero[8] = {};
-    for (std::int64_t column = thread * 8; a.gradient && column < columns; column += kThreads * 8)
+    for (int column = thread * 8; a.gradient && column < columns; column += kThreads * 8)
       store_columns(a.logits, row, column, zero);
     if (thread == 0) a.losses[row] = 0.0f;
     return;
   }
   // Every thread reads the target's logit before the barriers below; the row is overwritten after them.
-  const float target_logit =
-      capped(load_element(a.logits.data, a.logits.type, row * a.logits.stride + target), a.options.softcap);
+  float target_logit = load_element(a.logits.data, a.logits.type, row * a.logits.stride + target);
+  if constexpr (kCapped) target_logit = capped(target_logit, softcap);
 
   SoftmaxSum softmax{-FLT_MAX, 0.0f};
-  for (std::int64_t column = thread * 8; column < vocabulary; column += kThreads * 8) {
+  const auto add = [&](int column, int count) {
     float z[8];
     load_columns_again(a.logits, row, column, z);
-    float largest = softmax.largest;
+    if constexpr (kCapped) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      z[i] = column + i < vocabulary ? capped(z[i], a.options.softcap) : -FLT_MAX;
-      largest = fmaxf(largest, z[i]);
+      for (int i = 0; i < 8; ++i) z[i] = capped(z[i], softcap);
     }
-    float sum = softmax.sum * exponential(softmax.largest - largest);
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (column + i < vocabulary) sum += exponential(z[i] - largest);
-    softmax = {largest, sum};
-  }
+    softmax.add(z, count);
+  };
+  const int whole = vocabulary / 8;  // groups of 8 columns without padding
+#pragma unroll 4
+  for (int v = thread; v < whole; v += kThreads) add(v * 8, 8);
+  if (whole * 8 < vocabulary && thread == whole % kThreads) add(whole * 8, vocabulary - whole * 8);
   __shared__ SoftmaxSum of_warp[kThreads / kWarp];
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2)
@@ -85,29 +102,51 @@ __global__ void __launch_bounds__(kThreads) losses_and_gradients(const __grid_co
   softmax = of_warp[0];
   for (int w = 1; w < kThreads / kWarp; ++w) softmax.add(of_warp[w]);
 
-  const float log_sum = logf(softmax.sum), lse = softmax.largest + log_sum;
-  if (thread == 0) a.losses[row] = (softmax.largest - target_logit) + log_sum + a.options.z_loss * lse * lse;
+  const float largest = softmax.largest, log_sum = logf(softmax.sum), lse = largest + log_sum;
+  if (thread == 0) a.losses[row] = (largest - target_logit) + log_sum + a.options.z_loss * lse * lse;
   if (!a.gradient) return;
   const float factor = *a.options.scale * (a.options.weights.data == nullptr ? 1.0f : a.options.weights[row]);
-  const float probability = (1.0f + 2.0f * a.options.z_loss * lse) / softmax.sum;
-  const std::int64_t vectors = columns / 8;
-  for (std::int64_t v = (vectors - 1 - thread) / kThreads * kThreads + thread; v >= 0 && thread < vectors;
-       v -= kThreads) {
-    const std::int64_t column = v * 8;
-    float z[8];
+  const float probability = factor * ((1.0f + 2.0f * a.options.z_loss * lse) / softmax.sum);
+  const int turns = (columns / 8 + kThreads - 1) / kThreads;
+#pragma unroll 2
+  for (int turn = turns - 1; turn >= 0; --turn) {
+    const int column = (turn * kThreads + thread) * 8;
+    if (column >= columns) continue;
+    float z[8], slope[8];
     load_columns(a.logits, row, column, z);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (column + i >= vocabulary) {
-        z[i] = 0.0f;
-        continue;
+      if constexpr (kCapped) {
+        z[i] = capped(z[i], softcap);
+        slope[i] = 1.0f - (z[i] / softcap) * (z[i] / softcap);
       }
-      const float value = capped(z[i], a.options.softcap), share = value / a.options.softcap;
-      z[i] = factor * (exponential(value - softmax.largest) * probability - (column + i == target ? 1.0f : 0.0f));
-      if (a.options.softcap != 0.0f) z[i] *= 1.0f - share * share;
+      z[i] = fast_exponential(z[i] - largest) * probability;
+    }
+    if (target / 8 == column / 8) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (column + i == target) z[i] -= factor;
+    }
+    if constexpr (kCapped) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) z[i] *= slope[i];
+    }
+    if (column + 8 > vocabulary) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (column + i >= vocabulary) z[i] = 0.0f;
     }
     store_columns(a.logits, row, column, z);
   }
+}
+
+template <int kThreads>
+void launch(const Execution& execution, const Arguments& a) {
+  const unsigned rows = static_cast<unsigned>(a.logits.rows);
+  if (a.options.softcap != 0.0f)
+    losses_and_gradients<kThreads, true><<<rows, kThreads, 0, stream_of(execution)>>>(a);
+  else
+    losses_and_gradients<kThreads, false><<<rows, kThreads, 0, stream_of(execution)>>>(a);
 }
 
 }  // namespace
@@ -118,11 +157,10 @@ void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyM
     return portable::cross_entropy(execution, options, logits, targets, losses, gradient);
   if (logits.rows == 0) return;
   const Arguments a{options, logits, targets.data, losses.data, gradient};
-  const unsigned rows = static_cast<unsigned>(logits.rows);
-  if (logits.columns >= 8192)
-    losses_and_gradients<1024><<<rows, 1024, 0, stream_of(execution)>>>(a);
+  if (logits.columns >= 4096)
+    launch<512>(execution, a);
   else
-    losses_and_gradients<128><<<rows, 128, 0, stream_of(execution)>>>(a);
+    launch<128>(execution, a);
   require_launch("cross_entropy");
 }
 

@@ -10,8 +10,12 @@
 //
 //   dh += r * (a - mean(a) - xhat * mean(a * xhat))                       (RMSNorm: without mean(a))
 //
-// dh already holds the gradient that reaches h past the norm (the residual stream). The gradients of weight and bias
-// are formed by a GradientSink from h, dy, mu and r (kernels/gradient/gradient.hpp).
+// dh already holds the gradient that reaches h past the norm (the residual stream). The gradients of weight and bias,
+//
+//   dweight_j = sum over n of dy[n, j] xhat[n, j]          dbias_j = sum over n of dy[n, j]
+//
+// are formed by a GradientSink (training/gradient_sink.hpp): from h, dy, mu and r, or, without reading these again,
+// from the partial sums over blocks of rows that the backward pass leaves.
 //
 // Rows are fp32 or bf16, arithmetic and statistics are fp32. Sums over a row have a fixed order.
 #pragma once
@@ -41,8 +45,31 @@ struct NormStatistics {
 void norm_forward(const Execution&, const NormWeights&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum, AnyMatrix y,
                   const NormStatistics&);
 
-/// dh += … as above; h, dy, dh [rows, columns]. `overwrite`: dh is not read.
+/// Most blocks of rows whose sums norm_backward forms (NormSums): enough for a GPU, and a small part of the traffic.
+constexpr std::int64_t most_norm_blocks(std::int64_t rows) {
+  constexpr std::int64_t kFewestRows = 8, kMostBlocks = 1024;
+  const std::int64_t blocks = (rows + kFewestRows - 1) / kFewestRows;
+  return blocks < kMostBlocks ? blocks : kMostBlocks;
+}
+/// Rows of a block, and the blocks.
+constexpr std::int64_t norm_block_rows(std::int64_t rows) {
+  const std::int64_t blocks = most_norm_blocks(rows);
+  return blocks == 0 ? 1 : (rows + blocks - 1) / blocks;
+}
+constexpr std::int64_t norm_blocks(std::int64_t rows) {
+  return (rows + norm_block_rows(rows) - 1) / norm_block_rows(rows);
+}
+
+/// Sums over the rows of each block, [norm_blocks(rows), columns], or without data: not wanted. Their column sums are
+/// gradients: of the norm's weight and bias, and of a bias that was added to h.
+struct NormSums {
+  Matrix<float> weight;  ///< of dy * xhat
+  Matrix<float> bias;    ///< of dy
+  Matrix<float> input;   ///< of dh as stored
+};
+
+/// dh += … as above; h, dy, dh [rows, columns]; dh may be dy. `overwrite`: dh is not read. Overwrites `sums`.
 void norm_backward(const Execution&, const NormWeights&, AnyMatrix h, const NormStatistics&, AnyMatrix dy, AnyMatrix dh,
-                   bool overwrite);
+                   bool overwrite, const NormSums& sums);
 
 }  // namespace weft::kernels

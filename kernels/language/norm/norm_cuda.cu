@@ -2,7 +2,11 @@
 //
 // Limit: memory. A row is read once, held in registers by a warp (up to 1,024 columns) or a block of 256 threads, and
 // written once. Bytes per row of C columns in bf16: forward with residual 8 C (x, addend, sum, y), without 4 C;
-// backward 8 C (h, dy, dh read and written), overwriting 6 C. Weights come from the first-level cache.
+// backward 8 C (h, dy, dh read and written), overwriting 6 C, and 12 C per block of rows for its sums. Weights come
+// from the first-level cache.
+//
+// Backward, a thread owns 8 columns (16 from 4,096 columns on) of all rows of its block and keeps their sums in
+// registers; the next row is read while this one is computed.
 //
 // Rows of more than 8,192 columns, or that cannot be read 16 bytes at a time, take the portable kernels.
 #include "kernels/language/norm/norm.hpp"
@@ -81,50 +85,113 @@ struct Backward {
   const float* weight;
   AnyMatrix h, dy, dh;
   const float *mean, *inverse;
+  NormSums sums;
+  std::int64_t block_rows;
 };
 
-template <int kThreads, int kVectors>
-__global__ void __launch_bounds__(256) backward(const __grid_constant__ Backward a) {
-  const std::int64_t row = row_of_thread<kThreads>();
-  if (row >= a.h.rows) return;
-  const int thread = static_cast<int>(threadIdx.x % kThreads);
+constexpr int kMostBackwardThreads = 512;
+
+/// Two sums over the threads of a block. `part`: [warps], other memory than in the call before.
+__device__ __forceinline__ float2 block_sums(float2 value, float2* part) {
+  value.x = warp_sum(value.x);
+  value.y = warp_sum(value.y);
+  if (threadIdx.x % kWarp == 0) part[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  value = {0.0f, 0.0f};
+  for (unsigned w = 0; w < blockDim.x / kWarp; ++w) {
+    value.x += part[w].x;
+    value.y += part[w].y;
+  }
+  return value;
+}
+
+/// kVectors: groups of 8 columns of a thread. kWide: as StoredColumns.
+template <int kVectors, bool kWide>
+__global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_constant__ Backward a) {
+  __shared__ float2 part[2][kMostBackwardThreads / kWarp];
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * a.block_rows;
+  const std::int64_t end = min(begin + a.block_rows, a.h.rows);
   const float columns = static_cast<float>(a.h.columns);
-  const float mean = a.centred ? a.mean[row] : 0.0f, inverse = a.inverse[row];
-  float xhat[kVectors][8], g[kVectors][8];  // g = weight * dy
-  float sum = 0.0f, product = 0.0f;         // of g, and of g * xhat
+  const auto column_of = [](int v) -> std::int64_t { return (v * blockDim.x + threadIdx.x) * 8; };
+  StoredColumns<kWide> h[kVectors], dy[kVectors], dh[kVectors];
+  float mean = 0.0f, inverse = 0.0f;
+  const auto load = [&](std::int64_t row) {
+    if (a.centred) mean = a.mean[row];
+    inverse = a.inverse[row];
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const std::int64_t column = (v * kThreads + thread) * 8;
-    if (column >= a.h.columns) continue;
-    float weight[8];
-    load_columns(a.h, row, column, xhat[v]);
-    load_columns(a.dy, row, column, g[v]);
-    load_shared_by_rows(a.weight + column, weight);
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) >= a.h.columns) continue;
+      h[v].load(a.h, row, column_of(v));
+      dy[v].load(a.dy, row, column_of(v));
+      if (!a.overwrite) dh[v].load(a.dh, row, column_of(v));
+    }
+  };
+  float weight_sum[kVectors][8] = {}, bias_sum[kVectors][8] = {}, input_sum[kVectors][8] = {};
+  load(begin);
+  for (std::int64_t row = begin; row < end; ++row) {
+    float xhat[kVectors][8], g[kVectors][8];
+    StoredColumns<kWide> before[kVectors];
+    const float scale = inverse;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      xhat[v][i] = (xhat[v][i] - mean) * inverse;
-      g[v][i] *= weight[i];
-      sum += g[v][i];
-      product += g[v][i] * xhat[v][i];
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) >= a.h.columns) continue;
+      h[v].values(a.h.type, xhat[v]);
+      dy[v].values(a.dy.type, g[v]);
+      before[v] = dh[v];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) xhat[v][i] = (xhat[v][i] - mean) * scale;
+    }
+    if (row + 1 < end) load(row + 1);
+    float2 total{0.0f, 0.0f};  // of a = weight * dy, and of a * xhat
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) >= a.h.columns) continue;
+      float weight[8];
+      load_shared_by_rows(a.weight + column_of(v), weight);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        weight_sum[v][i] += g[v][i] * xhat[v][i];
+        bias_sum[v][i] += g[v][i];
+        g[v][i] *= weight[i];
+        total.x += g[v][i];
+        total.y += g[v][i] * xhat[v][i];
+      }
+    }
+    total = block_sums(total, part[(row - begin) % 2]);
+    const float mean_g = a.centred ? total.x / columns : 0.0f, mean_product = total.y / columns;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) >= a.h.columns) continue;
+      float sum[8] = {};
+      if (!a.overwrite) before[v].values(a.dh.type, sum);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] += scale * (g[v][i] - mean_g - xhat[v][i] * mean_product);
+      store_columns(a.dh, row, column_of(v), sum);
+      round_as(a.dh.type, sum);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) input_sum[v][i] += sum[i];
     }
   }
-  const float mean_g = a.centred ? row_sum<kThreads>(sum) / columns : 0.0f;
-  const float mean_product = row_sum<kThreads>(product) / columns;
+  const auto store = [&](const Matrix<float>& to, const float(&sum)[kVectors][8]) {
+    if (to.data == nullptr) return;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const std::int64_t column = (v * kThreads + thread) * 8;
-    if (column >= a.h.columns) continue;
-    float before[8] = {};
-    if (!a.overwrite) load_columns(a.dh, row, column, before);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) before[i] += inverse * (g[v][i] - mean_g - xhat[v][i] * mean_product);
-    store_columns(a.dh, row, column, before);
-  }
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) >= a.h.columns) continue;
+      float4* const out = reinterpret_cast<float4*>(to.row(blockIdx.x) + column_of(v));
+      out[0] = make_float4(sum[v][0], sum[v][1], sum[v][2], sum[v][3]);
+      out[1] = make_float4(sum[v][4], sum[v][5], sum[v][6], sum[v][7]);
+    }
+  };
+  store(a.sums.weight, weight_sum);
+  store(a.sums.bias, bias_sum);
+  store(a.sums.input, input_sum);
 }
 
 bool in_registers(std::int64_t columns, const NormWeights& weights) {
   return columns <= kMostRegisterColumns && is_aligned(weights.weight.data, 16) && is_aligned(weights.bias.data, 16);
 }
+
+bool has_vectors(const Matrix<float>& sums) { return sums.stride % 4 == 0 && is_aligned(sums.data, 16); }
 
 }  // namespace
 
@@ -143,14 +210,27 @@ void norm_forward(const Execution& execution, const NormWeights& weights, AnyMat
 }
 
 void norm_backward(const Execution& execution, const NormWeights& weights, AnyMatrix h,
-                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix dh, bool overwrite) {
-  if (!vectors_fit(h.columns, h, dy, dh) || !in_registers(h.columns, weights))
-    return portable::norm_backward(execution, weights, h, statistics, dy, dh, overwrite);
-  const Backward a{weights.kind == Norm::layer, overwrite, weights.weight.data, h, dy, dh, statistics.mean.data,
-                   statistics.inverse.data};
-  launch_rows(h.rows, h.columns, [&]<int kThreads, int kVectors>(unsigned blocks, unsigned threads) {
-    backward<kThreads, kVectors><<<blocks, threads, 0, stream_of(execution)>>>(a);
-  });
+                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix dh, bool overwrite, const NormSums& sums) {
+  if (!vectors_fit(h.columns, h, dy, dh) || !in_registers(h.columns, weights) || !has_vectors(sums.weight) ||
+      !has_vectors(sums.bias) || !has_vectors(sums.input))
+    return portable::norm_backward(execution, weights, h, statistics, dy, dh, overwrite, sums);
+  if (h.rows == 0) return;
+  const Backward a{weights.kind == Norm::layer, overwrite, weights.weight.data,    h, dy, dh, statistics.mean.data,
+                   statistics.inverse.data,     sums,      norm_block_rows(h.rows)};
+  const bool wide = h.type == Scalar::fp32 || dy.type == Scalar::fp32 || dh.type == Scalar::fp32;
+  const std::int64_t threads = (h.columns / 8 + kWarp - 1) / kWarp * kWarp;
+  const auto launch = [&]<int kVectors>() {
+    const unsigned blocks = static_cast<unsigned>(norm_blocks(h.rows)),
+                   of_block = static_cast<unsigned>(kVectors == 1 ? threads : kMostBackwardThreads);
+    if (wide)
+      backward<kVectors, true><<<blocks, of_block, 0, stream_of(execution)>>>(a);
+    else
+      backward<kVectors, false><<<blocks, of_block, 0, stream_of(execution)>>>(a);
+  };
+  if (threads <= kMostBackwardThreads)
+    launch.template operator()<1>();
+  else
+    launch.template operator()<2>();
   require_launch("norm_backward");
 }
 

@@ -58,37 +58,58 @@ void norm_forward(const Execution& execution, const NormWeights& weights, AnyMat
 }
 
 void norm_backward(const Execution& execution, const NormWeights& weights, AnyMatrix h,
-                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix dh, bool overwrite) {
+                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix dh, bool overwrite,
+                   const NormSums& partial) {
   const NormWeights w = weights;
   const NormStatistics s = statistics;
-  for_rows<NormScratch>(
-      execution, "norm_backward", h.rows, KOKKOS_LAMBDA(const Team& team, NormScratch& buffer, std::int64_t row) {
+  const NormSums sums = partial;
+  const std::int64_t block_rows = norm_block_rows(h.rows);
+  for_teams(
+      execution, "norm_backward", norm_blocks(h.rows), sizeof(NormScratch), KOKKOS_LAMBDA(const Team& team) {
+        NormScratch& buffer = scratch<NormScratch>(team);
         const bool centred = w.kind == Norm::layer;
-        const float mean = centred ? s.mean[row] : 0.0f, inverse = s.inverse[row];
-        float sum = 0.0f, product = 0.0f;  // of a, and of a * xhat
-        for_chunks(h.columns, h.columns, [&](std::int64_t column, int count) {
-          const float* x = row_chunk(team, h, row, column, count, buffer.h);
-          const float* g = row_chunk(team, dy, row, column, count, buffer.other);
-          const float* weight = w.weight.data + column;
-          if (centred) sum += sum_columns<float>(team, count, [&](int c) { return weight[c] * g[c]; });
-          product += sum_columns<float>(team, count, [&](int c) { return weight[c] * g[c] * (x[c] - mean); });
-        });
-        const float mean_a = sum / static_cast<float>(h.columns);
-        const float mean_ax = product * inverse / static_cast<float>(h.columns);
-        for_chunks(h.columns, h.columns, [&](std::int64_t column, int count) {
-          const float* x = row_chunk(team, h, row, column, count, buffer.h);
-          const float* g = row_chunk(team, dy, row, column, count, buffer.other);
-          const float* weight = w.weight.data + column;
-          const auto gradient = [&](int c) {
-            return inverse * (weight[c] * g[c] - mean_a - (x[c] - mean) * inverse * mean_ax);
-          };
-          if (overwrite) {
-            store_chunk(team, dh, row, column, count, gradient);
-          } else {
-            const float* before = row_chunk(team, dh, row, column, count, buffer.addend);
-            store_chunk(team, dh, row, column, count, [&](int c) { return before[c] + gradient(c); });
-          }
-        });
+        const std::int64_t block = team.league_rank(), begin = block * block_rows;
+        const std::int64_t end = begin + smaller(block_rows, h.rows - begin);
+        for (std::int64_t row = begin; row < end; ++row) {
+          const float mean = centred ? s.mean[row] : 0.0f, inverse = s.inverse[row];
+          float sum = 0.0f, product = 0.0f;  // of a, and of a * xhat
+          for_chunks(h.columns, h.columns, [&](std::int64_t column, int count) {
+            const float* x = row_chunk(team, h, row, column, count, buffer.h);
+            const float* g = row_chunk(team, dy, row, column, count, buffer.other);
+            const float* weight = w.weight.data + column;
+            if (centred) sum += sum_columns<float>(team, count, [&](int c) { return weight[c] * g[c]; });
+            product += sum_columns<float>(team, count, [&](int c) { return weight[c] * g[c] * (x[c] - mean); });
+          });
+          const float mean_a = sum / static_cast<float>(h.columns);
+          const float mean_ax = product * inverse / static_cast<float>(h.columns);
+          for_chunks(h.columns, h.columns, [&](std::int64_t column, int count) {
+            const float* x = row_chunk(team, h, row, column, count, buffer.h);
+            const float* g = row_chunk(team, dy, row, column, count, buffer.other);
+            const float* weight = w.weight.data + column;
+            const auto add = [&](const Matrix<float>& to, const auto& value) {
+              if (to.data == nullptr) return;
+              float* total = to.row(block) + column;
+              if (row == begin)
+                for_columns(team, count, [&](int c) { total[c] = value(c); });
+              else
+                for_columns(team, count, [&](int c) { total[c] += value(c); });
+            };
+            add(sums.weight, [&](int c) { return g[c] * ((x[c] - mean) * inverse); });
+            add(sums.bias, [&](int c) { return g[c]; });
+            const auto gradient = [&](int c) {
+              return inverse * (weight[c] * g[c] - mean_a - (x[c] - mean) * inverse * mean_ax);
+            };
+            if (overwrite) {
+              store_chunk(team, dh, row, column, count, gradient);
+            } else {
+              const float* before = row_chunk(team, dh, row, column, count, buffer.addend);
+              store_chunk(team, dh, row, column, count, [&](int c) { return before[c] + gradient(c); });
+            }
+            const float* stored =
+                sums.input.data == nullptr ? nullptr : row_chunk(team, dh, row, column, count, buffer.addend);
+            add(sums.input, [&](int c) { return stored[c]; });
+          });
+        }
       });
 }
 

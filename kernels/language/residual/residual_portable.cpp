@@ -2,7 +2,7 @@
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/portable.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::portable {
 namespace {
 
 struct Scratch {
@@ -36,4 +36,4 @@ void add_rows(const Execution& execution, AnyMatrix x, AnyMatrix addend, AnyMatr
       });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::portable

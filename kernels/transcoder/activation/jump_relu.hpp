@@ -109,6 +109,8 @@ struct JumpTile {
   Matrix<float> alpha;           ///< [tokens, features]
   bool replace_alpha = false;    ///< alpha <- dz, also of inactive entries
   Array<const float> norm = {};  ///< [features] of decoder rows; with penalties
+  Ramp bandwidth = {};           ///< in place of the rule's, with `step`
+  const AdamStep* step = nullptr;
   SparsityPenalty sparsity = {};
   PreactivationPenalty preactivation = {};
 };

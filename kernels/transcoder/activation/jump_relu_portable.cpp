@@ -29,7 +29,7 @@ struct SumScratch {
 };
 
 // One team per block of tokens and chunk of features.
-void sum_blocks(const Execution& execution, const JumpRule rule, const JumpTile tile, const BlockSums out) {
+void sum_blocks(const Execution& execution, const JumpRule of_form, const JumpTile tile, const BlockSums out) {
   const std::int64_t n_chunks = (tile.product.columns + kChunkColumns - 1) / kChunkColumns;
   const bool sparsity = tile.sparsity.active(), preactivation = tile.preactivation.active();
   const bool negative = tile.preactivation.form == PreactivationForm::negative;
@@ -40,6 +40,8 @@ void sum_blocks(const Execution& execution, const JumpRule rule, const JumpTile 
         const int count = smaller(kChunkColumns, tile.product.columns - column);
         const std::int64_t end = smaller((block + 1) * kRowsPerSum, tile.product.rows);
         SumScratch& sum = scratch<SumScratch>(team);
+        JumpRule rule = of_form;
+        if (tile.step != nullptr) rule.bandwidth = tile.bandwidth.at(tile.step->step);
         const float *const bias = tile.bias.data + column, *const theta = tile.theta.data + column;
         const float* const norm = tile.norm.data == nullptr ? nullptr : tile.norm.data + column;
         const float of_sparsity = sparsity ? tile.sparsity.present() : 0.0f;

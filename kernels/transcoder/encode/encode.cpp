@@ -23,9 +23,8 @@ decltype(kernels::encode_backward_norm) encode_backward_norm;
 
 std::int64_t encode_workspace(Backend backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
                               Scalar input, StatePolicy policy, Scalar product) {
-  // The CUDA backend keeps fp32 weights as two planes, of which the product reads the bf16 one.
-  const bool narrow = policy != StatePolicy::fp32 || backend == Backend::cuda;
-  return gemm_workspace(input, narrow ? Scalar::bf16 : Scalar::fp32, product, n_tokens, n_features, d_model);
+  // The CUDA backend keeps fp32 weights as two planes.
+  return gemm_workspace(input, product_type(policy, backend == Backend::cuda), product, n_tokens, n_features, d_model);
 }
 
 void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin,
@@ -34,11 +33,8 @@ void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& e
   if (x.type == Scalar::fp32 && encoder.weight_rest != nullptr)
     throw Error(ExitCode::internal,
                 "encode_tile: fp32 inputs with the bf16 plane of fp32 weights (only bf16 inputs are supported)");
-  const bool narrow = encoder.policy != StatePolicy::fp32 || encoder.weight_rest != nullptr;
-  const AnyMatrix weight{encoder.weight, narrow ? Scalar::bf16 : Scalar::fp32, encoder.rows, encoder.columns,
-                         encoder.columns};
-  gemm(execution, 1.0f, x, Form::plain, weight.rows_from(row_begin, product.columns), Form::transposed, 0.0f, product,
-       workspace);
+  gemm(execution, 1.0f, x, Form::plain, product_weights(encoder).rows_from(row_begin, product.columns),
+       Form::transposed, 0.0f, product, workspace);
 }
 
 std::int64_t encode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,

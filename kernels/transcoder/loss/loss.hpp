@@ -5,13 +5,18 @@
 //   y^ = bias + sum over ranks r (in rank order, fp32) of partial[r]         e = y^ - y
 //   loss_t = gradient_factor/2 * sum over tokens and dimensions of e^2        g = gradient_factor * e
 //
-// With gradient_factor = 2 / (N * d) this is preset `weft`: the sum over layers of the mean over tokens and dimensions.
+// With gradient_factor = loss_factor this is preset `weft`: the sum over layers of the mean over tokens and dimensions.
 #pragma once
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
 
 namespace weft::kernels {
+
+/// 2 / (N * d): the derivative of the mean squared error by a residual, per unit of residual.
+constexpr double loss_factor(std::int64_t n_tokens, std::int64_t d_model) {
+  return 2.0 / (static_cast<double>(n_tokens) * static_cast<double>(d_model));
+}
 
 /// Sums over a batch that give the training metrics; all [n_layers], fp64, of this rank's own tokens.
 struct LossSums {

@@ -2,10 +2,11 @@
 //
 // Penalties on activations and pre-activations, weighted by the norms of decoder rows:
 //
-//   P = sum over tokens and features of tanh(c a nu)       nu[f] = norm of the decoder row of f, all its targets
+//   P = sum over tokens and features of p(c a nu)          nu[f] = norm of the decoder row of f, all its targets
+//                                                          p(v) = tanh(v)  or  v: the L1 norm weighted by the decoder
 //   Q = sum over tokens and features of q(z)               q = relu(theta - z) nu  or  relu(-z)
 //
-//   dP/da = c nu (1 - tanh^2)      dP/dnu = sum over tokens of c a (1 - tanh^2)      also at a = 0
+//   dP/da = c nu p'                dP/dnu = sum over tokens of c a p'      also at a = 0; p' = 1 - tanh^2  or  1
 //   q = relu(theta - z) nu:        dz: -nu, dtheta: +nu where z < theta              dnu: sum of relu(theta - z)
 //   q = relu(-z):                  dz: -1 where z < 0
 //
@@ -25,20 +26,24 @@
 
 namespace weft::kernels {
 
-/// 0 up to step `begin`, `value` from step `end` on, linear between. Steps count from 1.
+/// `from` up to step `begin`, `value` from step `end` on, linear between. Steps count from 1.
 struct Ramp {
   float value = 0;
   double begin = 0, end = 0;
+  float from = 0;
 
   WEFT_HOST_DEVICE float at(std::uint64_t step) const {
     const double t = static_cast<double>(step);
     if (t >= end) return value;
-    return t <= begin ? 0.0f : static_cast<float>(value * ((t - begin) / (end - begin)));
+    return t <= begin ? from : static_cast<float>(from + (value - from) * ((t - begin) / (end - begin)));
   }
 };
 
+enum class SparsityForm { tanh, linear };
+
 /// coefficient * P. `coefficient` contains the reduction over tokens.
 struct SparsityPenalty {
+  SparsityForm form = SparsityForm::tanh;
   float scale = 0;  ///< c
   Ramp coefficient;
   const AdamStep* step = nullptr;  ///< where kernels read the number of the step
@@ -46,10 +51,13 @@ struct SparsityPenalty {
   bool active() const { return coefficient.value > 0; }
   /// The present coefficient.
   WEFT_HOST_DEVICE float present() const { return coefficient.at(step->step); }
-  WEFT_HOST_DEVICE float value(float activation, float norm) const { return tanhf(scale * activation * norm); }
-  /// c (1 - tanh^2): times nu the gradient by a, times a that by nu.
+  WEFT_HOST_DEVICE float value(float activation, float norm) const {
+    const float v = scale * activation * norm;
+    return form == SparsityForm::linear ? v : tanhf(v);
+  }
+  /// c p': times nu the gradient by a, times a that by nu.
   WEFT_HOST_DEVICE float slope(float activation, float norm) const {
-    if (activation == 0.0f) return scale;
+    if (activation == 0.0f || form == SparsityForm::linear) return scale;
     const float t = value(activation, norm);
     return scale * (1.0f - t * t);
   }

@@ -265,8 +265,8 @@ __global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) 
       above += key > threshold;
       tied += key == threshold;
     }
-    above = __reduce_add_sync(kAll, above);
-    tied = __reduce_add_sync(kAll, tied);
+    above = warp_total(above);
+    tied = warp_total(tied);
     const std::int64_t place = g * view.n_tokens + token;
     if (mode == kCountTies) {
       if (lane == 0) view.tied[place] += tied;

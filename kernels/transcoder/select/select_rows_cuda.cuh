@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads) total_ties(View view) {
     view.tied_of_all[g * view.n_tokens + n] = all;
     own = view.tied[g * view.n_tokens + n];
   }
-  own = __reduce_add_sync(kAll, own);
+  own = warp_total(own);
   if ((threadIdx.x & 31) == 0 && own > 0) atomicAdd(view.of_slice + view.slice * view.n_groups + g, Count{own});
   // Ties that an overflowing list left out, if the K-th key of all ranks is the one found here.
   if (n == 0 && view.threshold[g] == view.group[g].kth && view.group[g].ties_cut > 0)

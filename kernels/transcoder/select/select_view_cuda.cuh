@@ -11,6 +11,7 @@
 #include "kernels/constants.hpp"
 #include "kernels/transcoder/select/rule.hpp"
 #include "kernels/transcoder/select/select_cuda.hpp"
+#include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -21,9 +22,13 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 // The filter keeps 4 loads of 16 bytes in flight for each of 1280 threads per multiprocessor. On an H200 (kInFlight,
 // kShared, kBlocksPerProcessor) = (4, 2, 3) and (2, 4, 3) take the same time within 2 %.
-constexpr int kInFlight = 2;            // vectors of 16 bytes of each row that a lane loads before it compares them
-constexpr int kShared = 2;              // rows that a warp compares with the same limits
+constexpr int kInFlight = 2;  // vectors of 16 bytes of each row that a lane loads before it compares them
+constexpr int kShared = 2;    // rows that a warp compares with the same limits
+#ifdef WEFT_BEFORE_AMPERE
+constexpr int kBlocksPerProcessor = 4;  // 1024 threads
+#else
 constexpr int kBlocksPerProcessor = 5;  // resident; bounds the registers
+#endif
 constexpr int kBuffer = 64;  // entries of a row that a warp collects in shared memory; if more, it reads its span again
 constexpr int kReplicas = 4;                     // histograms per block: neighbouring lanes often hit the same bin
 constexpr unsigned kAll = 0xffffffffu;           // lanes of a warp

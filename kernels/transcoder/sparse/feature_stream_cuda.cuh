@@ -416,8 +416,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
           state.weight = load_weight(p, here);
           load_moments(state, p, here);
         }
-        update8(epilogue.rule, state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
-        if (live(c)) store_state(state, p, here);
+        const bool moments =
+            update8(epilogue.rule, state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
+        if (live(c)) store_state(state, p, here, moments);
         if constexpr (policy == StatePolicy::eight_bit)
           if (lane == 0) {
             p.first_scale[block] = state.first_scale;
@@ -535,8 +536,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll
             for (int j = 0; j < 8; ++j) g[j] = sum[c * 8 + j];
             const std::int64_t here = at + c * kBlockColumns;
-            update8(epilogue.rule, state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
-            if (live(c)) store_state(state[c], p, here);
+            const bool moments =
+                update8(epilogue.rule, state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
+            if (live(c)) store_state(state[c], p, here, moments);
             if constexpr (policy == StatePolicy::eight_bit)
               if (lane == i) {
                 first_scale[c] = state[c].first_scale;
@@ -564,7 +566,7 @@ template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, in
           class Epilogue>
 void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Epilogue& epilogue) {
   constexpr int kShared = kWarps * RowStream<kChunks, kRing, kDecoder, kFull>::kSharedBytes;
-  static_assert(kBlocks * (kShared + 1024) <= 228 * 1024 && kShared <= 227 * 1024);
+  static_assert(kShared <= kSharedMemory);
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
                 "the sums of a hot feature fit into the memory of the rings");
   const auto kernel = stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate, Epilogue>;

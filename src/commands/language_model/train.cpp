@@ -40,6 +40,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
   const training::HostShare memory = training::usable_host_memory(world);
   language_model::require_memory(plan, configuration, memory.bytes, memory.limit,
                                  static_cast<std::int64_t>(configuration.device.memory * 1e9));
+  language_model::require_worthwhile_swapping(plan);
   if (request.dry_run) {
     training::require_usable_output(world, configuration.run.output);
     log::info("{}", summary);

@@ -68,6 +68,7 @@ int benchmark(const Request& request, const parallel::World& world) {
   const std::filesystem::path directory = family->run(input).output;
   const parallel::GridShape shape = family->grid(input, world);
   training::require_usable_output(world, directory);
+  training::use_recorded_algorithms(family->device(input).algorithms, world);  // sizes of workspaces depend on them
   if (request.dry_run) {
     for (const std::unique_ptr<Case>& one : cases) {
       if (one->obstacle.empty()) one->obstacle = family->obstacle(one->input, world, true);
@@ -92,7 +93,6 @@ int benchmark(const Request& request, const parallel::World& world) {
                     family->measure_product(input, grid, runtime.execution())};
 
   // 3. Every case. Tuning needs one step of each, which makes all products.
-  training::use_recorded_algorithms(device.algorithms, world);
   training::Profile profile(request.profile && !request.tune, world, runtime);  // of the first case
   for (const std::unique_ptr<Case>& one : cases) {
     if (one->obstacle.empty()) one->obstacle = family->obstacle(one->input, world, false);

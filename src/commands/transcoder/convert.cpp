@@ -53,6 +53,12 @@ int convert(const Request& request, const parallel::World& world) {
         "{}: transcoder.activation is not \"batch_topk\" or \"topk\" (only what depends on a number of "
         "features needs thresholds); it can be exported as it is",
         found.path.string());
+  if (trained.transcoder.ranking != transcoder::Ranking::value)
+    throw collective_error(
+        ExitCode::usage,
+        "{}: transcoder.ranking is not \"value\" (thresholds are placed on pre-activations); convert "
+        "one that was trained with \"value\"",
+        found.path.string());
   if (request.output.empty())
     throw collective_error(ExitCode::usage,
                            "weft convert needs --output DIR (the converted checkpoint is written there)");

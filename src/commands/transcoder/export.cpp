@@ -48,6 +48,12 @@ int export_weights(const Request& request, const parallel::World& world) {
   read_input_of(found, request, schema, world);
   const transcoder::Configuration& configuration = input.configuration;
   const auto stored = transcoder::stored_model(found.manifest.tensors);
+  if (stored->shape.tied)
+    throw collective_error(
+        ExitCode::usage,
+        "{}: its decoders are tied (other programs' files have a vector for each target); train with "
+        "transcoder.decoder = \"cross_layer\" to export",
+        found.path.string());
   dataset::Description description;
   description.path = found.path.string();
   description.n_layers = stored->shape.n_layers;

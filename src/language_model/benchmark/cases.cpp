@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "kernels/execution.hpp"
+#include "language_model/activation_swap.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -28,6 +29,8 @@ std::vector<Toggle> toggles(const Configuration& configuration, std::int64_t bat
   const std::int64_t sequence = configuration.data.sequence, sequences = batch_tokens / sequence,
                      micro_tokens = (sequences + 3) / 4 * sequence;
   const std::string one_micro_batch = sequences > 1 ? "" : "a step has one sequence";
+  const std::string too_few_blocks =
+      configuration.language_model.layers > kResidentBlocks ? "" : "all blocks stay on the device";
   const auto missing = [](std::string name) {
     return Toggle{std::move(name), "", "", "", "this version does not have it"};
   };
@@ -46,8 +49,8 @@ std::vector<Toggle> toggles(const Configuration& configuration, std::int64_t bat
       {"recompute blocks", "memory.recompute", "none", "block", ""},
       {"bf16 state", "optimizer.state", "fp32", "bf16", ""},
       {"8-bit state", "optimizer.state", "fp32", "8bit", ""},
-      missing("host-resident state"),
-      missing("activation swapping"),
+      {"host-resident state", "memory.offload_optimizer", "false", "true", no_gpu},
+      {"activation swapping", "memory.swap_activations", "false", "true", !no_gpu.empty() ? no_gpu : too_few_blocks},
       {"graphs", "device.graphs", "false", "true", no_gpu},
       {"accumulation", "data.micro_tokens", "0", fmt::to_string(micro_tokens), one_micro_batch},
   };

@@ -57,7 +57,7 @@ class Subject final : public training::BenchmarkSubject {
   double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // of token files
   std::int64_t state_bytes() const override {
     const training::StateBytes& bytes = trainer_->model().parameters().bytes();
-    return bytes.weights + bytes.moments;
+    return bytes.weights + bytes.moments + bytes.host;
   }
   void count_work() override {}
   training::Work work_of(std::string_view phase) const override {

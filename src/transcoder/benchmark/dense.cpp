@@ -19,11 +19,14 @@ using kernels::Scalar;
 const Configuration& checked(const Configuration& configuration, const parallel::Grid& grid) {
   if (grid.world().size() > 1 || configuration.precision != Precision::fp32 ||
       configuration.optimizer.state != kernels::StatePolicy::fp32 || configuration.optimizer.clip_norm > 0 ||
-      configuration.transcoder.skip != Skip::none || configuration.transcoder.decoder != Decoder::cross_layer)
+      configuration.transcoder.skip != Skip::none || configuration.transcoder.decoder != Decoder::cross_layer ||
+      configuration.transcoder.auxk > 0 || configuration.transcoder.ranking != Ranking::value ||
+      configuration.transcoder.k_initial > 0)
     throw collective_error(
         ExitCode::usage,
-        "the dense formulation supports one process, fp32, cross-layer decoders, no skip connection and no clipping "
-        "only (it is a baseline for benchmarks); correct the overrides of the case");
+        "the dense formulation supports one process, fp32, cross-layer decoders, no skip connection, no "
+        "clipping, no auxk, no k_initial and ranking = \"value\" only (it is a baseline for benchmarks); correct the "
+        "overrides of the case");
   return configuration;
 }
 
@@ -77,7 +80,8 @@ Matrix<float> DenseTrainer::activations(std::int64_t layer) const {
 void DenseTrainer::step(const dataset::RawBatch& batch) {
   n_tokens_ = batch.n_tokens;
   adam_step_ = optimizer::adam_step(configuration_.optimizer, steps_done_ + 1, configuration_.run.steps,
-                                    static_cast<std::uint64_t>(configuration_.run.seed));
+                                    static_cast<std::uint64_t>(configuration_.run.seed),
+                                    kernels::loss_factor(n_tokens_, model_.shape().d_model));
   encode(batch);
   decode_and_loss(batch);
   backward();
@@ -126,7 +130,8 @@ void DenseTrainer::decode_and_loss(const dataset::RawBatch& batch) {
   const kernels::LossSums sums{{loss_sums_.data(), n}, {loss_sums_.data() + n, n}, {loss_sums_.data() + 2 * n, n}};
   kernels::residual_and_loss(execution_, any(reconstruction), 1, any(targets_.matrix(n_tokens_, width)),
                              model_.decoder_bias().weight, normalisation_.centre.array(),
-                             normalisation_.standardise.array(), n, static_cast<float>(2.0 / values),
+                             normalisation_.standardise.array(), n,
+                             static_cast<float>(kernels::loss_factor(batch.n_tokens, model_.shape().d_model)),
                              any(gradient_rows_.matrix(n_tokens_, width)), sums, loss_workspace_.array());
   loss_ = 0;
   for (std::int64_t t = 0; t < n; ++t) loss_ += loss_sums_.data()[t] / values;

@@ -15,7 +15,7 @@ training::Work work_of(std::string_view phase, Formulation formulation, const St
   const double n = number(s.group_tokens), own = number(s.own_tokens), width = number(s.shape.width());
   const double layers = number(s.shape.n_layers), d = number(s.shape.d_model), features = number(s.n_features);
   const double encoder = layers * features * d,
-               decoder = features * d * (s.shape.cross_layer ? layers * (layers + 1) / 2 : layers);
+               decoder = features * d * (s.shape.cross_layer && !s.shape.tied ? layers * (layers + 1) / 2 : layers);
   const double e = number(s.row_bytes), w = number(s.weight_bytes), update = 2 * (w + s.moments_bytes);
   const double raw = 4, products = n * layers * features;
   const bool dense = formulation == Formulation::dense;

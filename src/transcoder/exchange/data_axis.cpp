@@ -5,6 +5,7 @@
 
 #include "kernels/convert/convert.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
+#include "transcoder/auxiliary.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/selection/selection.hpp"
@@ -47,27 +48,46 @@ std::int64_t largest_matrix(const Configuration& configuration, const Shape& sha
 
 /// Of what is exchanged within the step.
 std::int64_t largest_message(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                             const DataAxis::Lists& lists) {
+                             std::int64_t list_bytes) {
   return std::max({configuration.data.batch_tokens * row_bytes(configuration, shape),
-                   grid.size(parallel::kDataAxis) * lists.bytes(), largest_matrix(configuration, shape, grid)});
+                   grid.size(parallel::kDataAxis) * list_bytes, largest_matrix(configuration, shape, grid)});
+}
+
+/// Of the active features, and of the dead ones that the auxiliary loss selects.
+struct AllLists {
+  std::int64_t active, dead;
+};
+AllLists list_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
+  const auto bytes = [&](const ModelSettings& settings) {
+    return DataAxis::Lists(settings, configuration, shape, grid).bytes();
+  };
+  const ModelSettings& settings = configuration.transcoder;
+  return {bytes(with_largest_k(settings)),
+          Auxiliary::wanted(configuration) ? bytes(Auxiliary::selection(settings)) : 0};
+}
+
+std::int64_t largest_message(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
+  const AllLists lists = list_bytes(configuration, shape, grid);
+  return largest_message(configuration, shape, grid, std::max(lists.active, lists.dead));
 }
 
 }  // namespace
 
-DataAxis::Lists::Lists(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid)
+DataAxis::Lists::Lists(const ModelSettings& settings, const Configuration& configuration, const Shape& shape,
+                       const parallel::GridShape& grid)
     : offsets(parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis)) + 1),
-      entries(list_capacity(configuration.transcoder, selection_of(configuration, shape), grid)) {}
+      entries(list_capacity(settings, selection_of(configuration, shape), grid)) {}
 
 DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                            training::StepArena& arena) {
   const std::int64_t groups = grid.size(parallel::kDataAxis);
   if (groups == 1) return;
-  const Lists lists(configuration, shape, grid);
+  const Lists lists(with_largest_k(configuration.transcoder), configuration, shape, grid);
   const std::int64_t n_local = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
                      n_keys = shape.n_layers * parallel::largest_part(n_local, groups),
                      entries = capacity(configuration, shape, grid);
   arena.purpose("lists of the data axis");
-  arena.communicator(groups, largest_message(configuration, shape, grid, lists));
+  arena.communicator(groups, largest_message(configuration, shape, grid));
   arena.communicator(groups, largest_matrix(configuration, shape, grid));
   group_offsets = arena.take<std::int64_t>(groups * lists.offsets);
   group_key = arena.take<std::uint32_t>(groups * lists.entries);
@@ -84,7 +104,7 @@ DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shap
 
 std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape,
                                 const parallel::GridShape& grid) {
-  return owned_list_capacity(configuration.transcoder, selection_of(configuration, shape), grid);
+  return owned_list_capacity(with_largest_k(configuration.transcoder), selection_of(configuration, shape), grid);
 }
 
 std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shape& shape,
@@ -92,17 +112,20 @@ std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shap
   const std::int64_t groups = grid.size(parallel::kDataAxis);
   if (groups == 1) return 0;
   const std::int64_t group = parallel::largest_part(configuration.data.batch_tokens, groups);
-  return (groups - 1) * (2 * group * row_bytes(configuration, shape) + Lists(configuration, shape, grid).bytes() +
-                         updated_bytes(configuration, shape, grid));
+  const AllLists lists = list_bytes(configuration, shape, grid);
+  std::int64_t bytes =
+      2 * group * row_bytes(configuration, shape) + lists.active + updated_bytes(configuration, shape, grid);
+  // Of dead features: gradient rows, lists, and the biases by which they are selected.
+  if (lists.dead > 0)
+    bytes += group * row_bytes(configuration, shape) + lists.dead + 4 * shape.n_layers * largest_owned(shape, grid);
+  return (groups - 1) * bytes;
 }
 
 DataAxis::DataAxis(const Configuration& configuration, const Model& model, const parallel::Grid& grid,
                    const kernels::Execution& execution, training::StepArena& arena)
     : model_(model),
       execution_(execution),
-      lists_(configuration, model.shape(), grid.shape()),
-      ranks_(grid.axis(parallel::kDataAxis), execution,
-             largest_message(configuration, model.shape(), grid.shape(), lists_),
+      ranks_(grid.axis(parallel::kDataAxis), execution, largest_message(configuration, model.shape(), grid.shape()),
              exchange_strategy(configuration.parallel.exchange)),
       stream_(execution),
       overlapped_(grid.axis(parallel::kDataAxis), stream_.execution(),
@@ -117,27 +140,33 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
 }
 
 void DataAxis::gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens) {
+  activations_ = {n_tokens,     model_.shape().n_layers, model_.owned().size(), buffers_.row_offsets,
+                  buffers_.key, buffers_.value};
+  gather_lists(of_group, n_tokens, {buffers_.group_offsets, buffers_.group_key, buffers_.group_value}, activations_);
+}
+
+void DataAxis::gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens, const GroupLists& all,
+                            const kernels::SparseActivations& out) {
   const auto gather = [this](const auto* from, auto to) {
     const std::int64_t bytes = to.size * static_cast<std::int64_t>(sizeof *to.data) / ranks_.size();
     ranks_.all_gather(from, to.data, std::vector<std::int64_t>(static_cast<std::size_t>(ranks_.size()), bytes),
                       "lists");
   };
-  gather(of_group.row_offsets.data, buffers_.group_offsets);
-  gather(of_group.key.data, buffers_.group_key);
-  gather(of_group.value.data, buffers_.group_value);
+  gather(of_group.row_offsets.data, all.offsets);
+  gather(of_group.key.data, all.key);
+  gather(of_group.value.data, all.value);
+  const std::int64_t offsets = all.offsets.size / ranks_.size(), entries = all.key.size / ranks_.size();
   std::vector<kernels::SparseActivations> groups;
   for (std::int64_t r = 0; r < ranks_.size(); ++r) {
     const std::int64_t n_group = parallel::part(n_tokens, ranks_.size(), r).size();
     groups.push_back({n_group,
                       model_.shape().n_layers,
                       model_.n_local(),
-                      {buffers_.group_offsets.data + r * lists_.offsets, n_group + 1},
-                      {buffers_.group_key.data + r * lists_.entries, lists_.entries},
-                      {buffers_.group_value.data + r * lists_.entries, lists_.entries}});
+                      {all.offsets.data + r * offsets, n_group + 1},
+                      {all.key.data + r * entries, entries},
+                      {all.value.data + r * entries, entries}});
   }
-  activations_ = {n_tokens,     model_.shape().n_layers, model_.owned().size(), buffers_.row_offsets,
-                  buffers_.key, buffers_.value};
-  if (model_.owned().size() > 0) kernels::restrict_features(execution_, groups, model_.owned().begin, activations_);
+  if (model_.owned().size() > 0) kernels::restrict_features(execution_, groups, model_.owned().begin, out);
 }
 
 void DataAxis::by_feature() {

@@ -37,9 +37,9 @@ namespace weft::transcoder {
 
 class DataAxis {
  public:
-  /// The lists of one group, at their capacity.
+  /// The lists of one group, at their capacity: of a selection by `settings`.
   struct Lists {
-    Lists(const Configuration&, const Shape&, const parallel::GridShape&);
+    Lists(const ModelSettings& settings, const Configuration&, const Shape&, const parallel::GridShape&);
     std::int64_t offsets, entries;
     std::int64_t bytes() const { return 8 * (offsets + entries); }
   };
@@ -73,6 +73,15 @@ class DataAxis {
   /// Takes the lists of this rank's group, of a batch of `n_tokens`, and forms those of the owned features over all
   /// tokens. Collective.
   void gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens);
+  /// Lists of all groups, one after the other, each at its capacity.
+  struct GroupLists {
+    kernels::Array<std::int64_t> offsets;
+    kernels::Array<std::uint32_t> key;
+    kernels::Array<float> value;
+  };
+  /// The same for other lists: `out` receives those of the owned features. Collective.
+  void gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens, const GroupLists& groups,
+                    const kernels::SparseActivations& out);
   /// Of the owned features, numbered from 0, over the tokens of the whole batch; by token ...
   const kernels::SparseActivations& activations() const { return activations_; }
   /// ... and by feature, once `by_feature` has formed them.
@@ -104,7 +113,6 @@ class DataAxis {
 
   const Model& model_;
   kernels::Execution execution_;
-  const Lists lists_;
   parallel::DeviceCommunicator ranks_;
   device::Stream stream_;
   parallel::DeviceCommunicator overlapped_;

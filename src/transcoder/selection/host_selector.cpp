@@ -155,6 +155,8 @@ class HostSelector final : public Selector {
   bool admit_ties(const Batch&, std::span<const Search> found);
   void take_candidates(const Batch&, std::span<const Search> found, bool ties_are_cut);
   void select_per_token(const Batch&);
+  /// topk: entries of a list, of a token (and layer); Arrays holds lists of the largest k.
+  std::int64_t columns_of_lists(const Batch& batch) const { return std::min(batch.budget, arrays_->budget_of_token); }
   Array<const std::uint64_t> cut_offs(const Batch&);
 
   PlacedArrays<Arrays> arrays_;
@@ -452,7 +454,7 @@ void HostSelector::take_candidates(const Batch& batch, std::span<const Search> f
 // ---- per token
 
 void HostSelector::select_per_token(const Batch& batch) {
-  const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = arrays_->budget_of_token;
+  const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = columns_of_lists(batch);
   const kernels::BestLists best{
       sizes_.n_groups, spec_.shape.n_features, batch.features.begin, {arrays_->best.data, n_rows, budget, budget}};
   device::zero(execution_, best.word.data, n_rows * budget * 8);
@@ -470,7 +472,7 @@ void HostSelector::select_per_token(const Batch& batch) {
 Array<const std::uint64_t> HostSelector::cut_offs(const Batch& batch) {
   const parallel::Communicator& axis = grid_.axis(parallel::kFeatureAxis);
   const std::int64_t n_shards = grid_.size(parallel::kFeatureAxis);
-  const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = arrays_->budget_of_token;
+  const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = columns_of_lists(batch);
   std::vector<std::int64_t> rows_of_slice;
   for (std::int64_t i = 0; i < n_shards; ++i)
     rows_of_slice.push_back(parallel::part(batch.n_tokens, n_shards, i).size() * sizes_.n_groups);

@@ -152,7 +152,7 @@ Selector::ResultArrays::ResultArrays(const SelectionSpec& spec, const SelectionS
 
 Selector::Selector(const SelectionSpec& spec, const SelectionSizes& sizes, const parallel::Grid& grid,
                    const kernels::Execution& execution)
-    : spec_(spec), sizes_(sizes), grid_(grid), execution_(execution), result_(spec, sizes) {}
+    : spec_(spec), sizes_(sizes), grid_(grid), execution_(execution), k_(spec.settings.k), result_(spec, sizes) {}
 
 void Selector::select(std::int64_t n_tokens_total, std::span<const Array<const float>> bias_of_layer,
                       const Producer& produce, std::span<const Array<const float>> cut_of_layer) {
@@ -163,10 +163,12 @@ void Selector::select(std::int64_t n_tokens_total, std::span<const Array<const f
   WEFT_ASSERT(static_cast<std::int64_t>(bias_of_layer.size()) == shape.n_layers);
   WEFT_ASSERT(cut_of_layer.size() ==
               (spec_.settings.activation == Activation::jumprelu ? bias_of_layer.size() : std::size_t{0}));
+  ModelSettings settings = spec_.settings;
+  settings.k = k_;
   const Batch batch{.n_tokens_total = n_tokens_total,
                     .n_tokens = grid_.part(parallel::kDataAxis, n_tokens_total).size(),
                     .features = grid_.part(parallel::kFeatureAxis, shape.n_features),
-                    .budget = selection_budget(spec_.settings, shape.n_layers, n_tokens_total),
+                    .budget = selection_budget(settings, shape.n_layers, n_tokens_total),
                     .bias = bias_of_layer,
                     .cut = cut_of_layer,
                     .produce = &produce};

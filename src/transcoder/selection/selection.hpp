@@ -147,6 +147,8 @@ class Selector {
   Selector(const Selector&) = delete;
   Selector& operator=(const Selector&) = delete;
 
+  /// batch_topk, topk: what later selections keep in place of settings.k, at most that.
+  void keep(double k) { k_ = k; }
   /// Collective over the grid. n_tokens_total: tokens of this batch over all ranks, at most max_tokens; this rank has
   /// grid.part(parallel::kDataAxis, n_tokens_total). bias_of_layer: L arrays of this rank's features, on the device.
   /// cut_of_layer, with jumprelu only: likewise, what each feature must exceed (kernels::jump_cut).
@@ -218,6 +220,7 @@ class Selector {
     kernels::Array<std::int64_t> n_entries;  // [1], host
   };
 
+  double k_;
   PlacedArrays<ResultArrays> result_;
   kernels::SparseActivations activations_;
   kernels::FeatureHits hits_;

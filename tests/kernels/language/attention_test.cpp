@@ -3,75 +3,13 @@
 
 #include <numeric>
 
-#include "tests/kernels/language/attention_reference.hpp"
+#include "tests/kernels/language/attention_problem.hpp"
 
 namespace weft::testing {
 
 using namespace weft::kernels;
 
 namespace {
-
-struct Results {
-  std::vector<float> out, log_sum, dq, dk, dv;
-};
-
-/// The inputs of a case in the memory of the kernels.
-struct Problem {
-  Case c;
-  Reference reference;
-  TestMatrix inputs, out_gradient;
-  DeviceArray<std::int32_t> first_key;
-  DeviceArray<std::uint8_t> kept;
-  DeviceArray<AdamStep> step;
-  Attention shape;
-
-  explicit Problem(const Case& case_)
-      : c(case_),
-        reference(c),
-        inputs(reference.packed, reference.rows(), reference.stride(), c.type),
-        out_gradient({reference.out_gradient.begin(), reference.out_gradient.end()}, reference.rows(),
-                     reference.query_columns(), c.type),
-        first_key(reference.first_key),
-        kept(reference.kept),
-        step(std::vector<AdamStep>(1, adam_step())),
-        shape(reference.shape) {
-    if (c.documents) shape.first_key = first_key.array();
-    if (c.sparse) shape.kept = kept.array();
-    if (c.dropout > 0) shape.dropout = {c.dropout, kDropoutLayer, c.first_row, step.array().data};
-  }
-  static AdamStep adam_step() {
-    AdamStep step{};
-    step.seed = kDropoutSeed;
-    step.step = kDropoutStep;
-    return step;
-  }
-  AnyMatrix queries(const TestMatrix& packed) const { return packed.view().columns_from(0, reference.query_columns()); }
-  AnyMatrix keys(const TestMatrix& packed) const {
-    return packed.view().columns_from(reference.query_columns(), reference.key_columns());
-  }
-  AnyMatrix values(const TestMatrix& packed) const {
-    return packed.view().columns_from(reference.query_columns() + reference.key_columns(), reference.key_columns());
-  }
-
-  Results run(const Execution& execution) const {
-    const std::int64_t rows = reference.rows(), columns = reference.query_columns(), kept = reference.key_columns();
-    const TestMatrix out(std::vector<float>(rows * columns, std::nanf("")), rows, columns, c.type);
-    const TestMatrix gradients(std::vector<float>(rows * reference.stride(), std::nanf("")), rows, reference.stride(),
-                               c.type);
-    const DeviceArray<float> log_sum(c.sequences * c.heads * c.length);
-    const device::Buffer<std::byte> workspace(std::max({std::int64_t{1}, attention_workspace(execution, shape, c.type),
-                                                        attention_backward_workspace(execution, shape, c.type)}));
-    attention(execution, shape, queries(inputs), keys(inputs), values(inputs), out.view(), log_sum.array(),
-              workspace.array());
-    attention_backward(execution, shape, queries(inputs), keys(inputs), values(inputs), out.view(), log_sum.array(),
-                       out_gradient.view(), queries(gradients), keys(gradients), values(gradients), workspace.array());
-    const std::vector<float> packed = gradients.values();
-    const std::vector<float> gaps = reference.part<float>(packed, reference.stride() - kGap, kGap);
-    REQUIRE(std::all_of(gaps.begin(), gaps.end(), [](float value) { return std::isnan(value); }));
-    return {out.values(), log_sum.values(), reference.part<float>(packed, 0, columns),
-            reference.part<float>(packed, columns, kept), reference.part<float>(packed, columns + kept, kept)};
-  }
-};
 
 void check_agreement(const Case& c) {
   CAPTURE(c.sequences);

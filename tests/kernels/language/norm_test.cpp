@@ -65,6 +65,27 @@ struct Weights {
   }
 };
 
+/// Partial sums of norm_backward, NaN before.
+struct Sums {
+  struct Part {
+    std::int64_t columns;
+    DeviceArray<float> values;
+
+    Part(std::int64_t rows, std::int64_t columns_)
+        : columns(columns_), values(std::vector<float>(norm_blocks(rows) * columns_, std::nanf(""))) {}
+    Matrix<float> view() const { return values.matrix(values.size() / columns, columns); }
+    std::vector<double> column_sums() const {
+      std::vector<double> out(static_cast<std::size_t>(columns));
+      const std::vector<float> all = values.values();
+      for (std::size_t i = 0; i < all.size(); ++i) out[i % out.size()] += all[i];
+      return out;
+    }
+  } weight, bias, input;
+
+  Sums(std::int64_t rows, std::int64_t columns) : weight(rows, columns), bias(rows, columns), input(rows, columns) {}
+  NormSums view() const { return {weight.view(), bias.view(), input.view()}; }
+};
+
 }  // namespace
 
 TEST_CASE("the float64 gradient of a norm is the derivative of its output") {
@@ -117,14 +138,39 @@ TEST_CASE("norms agree with float64, forward and backward, with and without resi
             if (kind == Norm::layer) CHECK(relative_error(mean.values(), want_mean) <= 1e-6);
 
             const AnyMatrix input = residual ? sum.view() : x.view();
-            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), dh.view(), false);
+            const Sums partial(rows, columns);
+            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), dh.view(), false,
+                          partial.view());
             for (std::size_t i = 0; i < want_dh.size(); ++i) want_sum.push_back(before[i] + want_dh[i]);
             CHECK(relative_error(dh.values(), want_sum) <= row_tolerance(type));
-            // In place of dy.
-            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), dy.view(), true);
+            // The gradients of weight and bias, and of a bias before the norm: sums of the kernel's own dh.
+            std::vector<double> want_weight(columns), want_bias(columns), want_input(columns);
+            const std::vector<float> stored = dh.values();
+            for (std::int64_t i = 0; i < rows * columns; ++i) {
+              const std::int64_t n = i / columns, c = i % columns;
+              want_weight[c] += gradient[i] * (h[i] - want_mean[n]) * want_inverse[n];
+              want_bias[c] += gradient[i];
+              want_input[c] += stored[i];
+            }
+            // fp32 sums of at most 37 rows, of terms with 4 roundings; statistics within 1e-6 as above.
+            CHECK(relative_error(partial.weight.column_sums(), want_weight) <= 4e-6);
+            CHECK(relative_error(partial.bias.column_sums(), want_bias) <= 4e-6);
+            CHECK(relative_error(partial.input.column_sums(), want_input) <= 4e-6);
+            // In place of dy, without sums.
+            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), dy.view(), true, {});
             CHECK(relative_error(dy.values(), want_dh) <= row_tolerance(type));
           }
   });
+}
+
+TEST_CASE("blocks of rows cover all rows and are few") {
+  for (const std::int64_t rows : {0, 1, 7, 8, 9, 4096, 8192, 8193, 65536, 100000}) {
+    CAPTURE(rows);
+    CHECK(norm_blocks(rows) * norm_block_rows(rows) >= rows);
+    CHECK((norm_blocks(rows) - 1) * norm_block_rows(rows) < std::max<std::int64_t>(rows, 1));
+    CHECK(norm_blocks(rows) <= most_norm_blocks(rows));
+    CHECK(most_norm_blocks(rows) <= 1024);
+  }
 }
 
 TEST_CASE("a norm recomputed from the stored sum has the same bits, in place or not, also with other types of y") {
@@ -158,7 +204,7 @@ TEST_CASE("RMSNorm of (1, 2, 3, 4): reference values") {
     const DeviceArray<float> weight(std::vector<float>{1, .5f, 2, -1}), inverse(1);
     const NormWeights weights{Norm::rms, weight.array(), {}, 1e-5f};
     norm_forward(execution, weights, x.view(), {}, {}, y.view(), {{}, inverse.array()});
-    norm_backward(execution, weights, x.view(), {{}, inverse.array()}, dy.view(), dx.view(), true);
+    norm_backward(execution, weights, x.view(), {{}, inverse.array()}, dy.view(), dx.view(), true, {});
     CHECK(inverse.values()[0] == doctest::Approx(.36514813).epsilon(1e-7));
     CHECK(relative_error(dx.values(), {.07424674, .11197866, -.10589311, .00486844}) <= 1e-6);
   });
@@ -173,7 +219,7 @@ TEST_CASE("the norm of a row of one column has no gradient") {
       const DeviceArray<float> mean(2), inverse(2);
       norm_forward(execution, weights.view(kind), x.view(), {}, {}, y.view(), {mean.array(), inverse.array()});
       norm_backward(execution, weights.view(kind), x.view(), {mean.array(), inverse.array()}, dy.view(), dx.view(),
-                    true);
+                    true, {});
       for (std::size_t n = 0; n < 2; ++n) {
         const Row64 want = row64(kind, {x.values()[n]}, widened(weights.weight), widened(weights.bias), {1});
         CHECK(y.values()[n] == doctest::Approx(want.y[0]).epsilon(1e-6));
@@ -197,7 +243,7 @@ TEST_CASE("norms of rows of zeros and of rows far from zero") {
       const DeviceArray<float> mean(2), inverse(2);
       norm_forward(execution, weights.view(kind), x.view(), {}, {}, y.view(), {mean.array(), inverse.array()});
       norm_backward(execution, weights.view(kind), x.view(), {mean.array(), inverse.array()}, dy.view(), dx.view(),
-                    true);
+                    true, {});
       const std::vector<float> got = y.values(), gradient = dx.values();
       for (std::int64_t j = 0; j < columns; ++j) {
         REQUIRE(got[j] == 0.0f);

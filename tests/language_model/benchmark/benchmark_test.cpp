@@ -39,13 +39,14 @@ bool sets(const training::BenchmarkCase& one, const std::string& text) {
 
 TEST_CASE("the baseline has every optimisation off, a toggle changes one key of it") {
   const training::BenchmarkCase baseline = resolved("baseline");
-  for (const char* text : {"data.batch_tokens=4096", "device.precision=fp32", "device.backend=portable",
-                           "benchmark.attention=matrix", "memory.head_chunk=4096", "memory.recompute=none",
-                           "optimizer.state=fp32", "device.graphs=false", "data.micro_tokens=0"}) {
+  for (const char* text :
+       {"data.batch_tokens=4096", "device.precision=fp32", "device.backend=portable", "benchmark.attention=matrix",
+        "memory.head_chunk=4096", "memory.recompute=none", "optimizer.state=fp32", "memory.offload_optimizer=false",
+        "memory.swap_activations=false", "device.graphs=false", "data.micro_tokens=0"}) {
     CAPTURE(text);
     CHECK(sets(baseline, text));
   }
-  CHECK(baseline.sets.size() == 9);
+  CHECK(baseline.sets.size() == 11);
   CHECK(baseline.toggles.empty());
   for (const std::string& name : default_cases()) {
     CAPTURE(name);

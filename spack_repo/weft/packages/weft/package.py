@@ -58,7 +58,7 @@ class Weft(CMakePackage, CudaPackage):
         depends_on(f"nccl@2.18: +cuda cuda_arch={arch}", when=f"+cuda cuda_arch={arch}")
     depends_on("cuda@12.4:", when="+cuda")
     conflicts("cuda_arch=none", when="+cuda", msg="name the GPU's architecture, as in cuda_arch=90")
-    conflicts("cuda_arch=90a", when="+cuda", msg="Kokkos names Hopper 90; Weft's own kernels are then compiled for 90a")
+    conflicts("cuda_arch=90a", when="+cuda", msg="Kokkos names Hopper 90, as Weft's own kernels do")
 
     depends_on("doctest@2.4.9:", type="build", when="+tests")
     depends_on("python@3.11:", type=("build", "test"), when="+tests")
@@ -78,9 +78,7 @@ class Weft(CMakePackage, CudaPackage):
             self.define("WEFT_ENABLE_NCCL", self.spec.satisfies("+cuda")),
         ]
         if self.spec.satisfies("+cuda"):
-            # 90a: Hopper with its architecture-specific instructions, for which Kokkos has no name.
-            architectures = ["90a" if arch == "90" else arch for arch in self.spec.variants["cuda_arch"].value]
-            args.append(self.define("CMAKE_CUDA_ARCHITECTURES", architectures))
+            args.append(self.define("CMAKE_CUDA_ARCHITECTURES", self.spec.variants["cuda_arch"].value))
         return args
 
     @run_after("install")

@@ -94,7 +94,10 @@ std::vector<Strip> strips_of(const checkpoint::Found& found) {
   const Manifest& manifest = found.manifest;
   std::vector<Strip> strips;
   while (strips.size() <= kernels::kMostLayers) {
-    const std::size_t s = strips.size(), decoder = index_of(manifest, fmt::format("decoder_{}/weight", s)),
+    const std::size_t s = strips.size(), tied = index_of(manifest, fmt::format("decoder_{}/tied_weight", s)),
+                      decoder = tied < manifest.tensors.size()
+                                    ? tied
+                                    : index_of(manifest, fmt::format("decoder_{}/weight", s)),
                       encoder = index_of(manifest, fmt::format("encoder_{}/weight", s));
     if (decoder == manifest.tensors.size() || encoder == manifest.tensors.size()) break;
     const std::vector<std::int64_t>&read = manifest.tensors[encoder].shape, &written = manifest.tensors[decoder].shape;

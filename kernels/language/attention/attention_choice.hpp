@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which implementation of attention a call runs on: the own kernels, or cuDNN's where it is faster. Nothing is timed
+// here: the choice is a record, which `weft benchmark --tune` makes. Without a record for a shape the own kernels run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/language/attention/attention.hpp"
+
+namespace weft::kernels {
+
+enum class AttentionPass { forward, backward };
+
+/// Sizes of a call that a choice depends on.
+struct AttentionSizes {
+  AttentionPass pass = AttentionPass::forward;
+  std::int64_t sequences = 0, length = 0;
+  std::int64_t heads = 0, kv_heads = 0, head_size = 0;
+  std::int64_t window = 0;  ///< 0: none
+  Scalar type = Scalar::bf16;
+
+  bool operator==(const AttentionSizes&) const = default;
+};
+
+AttentionSizes attention_sizes(AttentionPass, const Attention&, Scalar type);
+
+/// The choice for some sizes on one GPU type with one cuDNN: plain values, written to and read from JSON.
+struct AttentionRecord {
+  AttentionSizes sizes;
+  std::string gpu;           ///< the device's name
+  std::int64_t library = 0;  ///< version of cuDNN, 91900 for 9.19.0; 0: absent
+  AttentionImplementation implementation = AttentionImplementation::own;  ///< own or cudnn
+  double own_milliseconds = 0;                                            ///< medians when it was tuned; 0: not timed
+  double cudnn_milliseconds = 0;
+};
+
+/// Sets the records to use; before sizes are planned. The first that fits a call is used.
+void use_attention_records(std::vector<AttentionRecord>);
+
+/// The implementation that a call is planned to run on, own or cudnn: the wanted one if this build and machine have it
+/// and it takes such calls. Needs no GPU: that a record is of another GPU is seen at the first call, which then runs on
+/// the own kernels.
+AttentionImplementation planned_attention(AttentionPass, const Attention&, Scalar type);
+
+/// The record that `planned_attention` follows for `recorded`; null: none.
+const AttentionRecord* attention_record(const AttentionSizes&);
+
+/// Calls so far in this process that cuDNN could take, once per sizes: which implementation they ran on. Empty in a
+/// build without cuDNN.
+std::vector<AttentionRecord> attention_records_in_use();
+
+/// Memory for `tune_attention`, of the sizes of a record; matrices are of its type.
+struct AttentionMemory {
+  AnyMatrix inputs, gradients;  ///< [rows, queries | keys | values]
+  AnyMatrix out, out_gradient;  ///< [rows, heads * head_size]
+  Array<float> log_sum;         ///< [sequences * heads * length]
+  Array<std::byte> workspace;   ///< tuning_workspace()
+};
+std::int64_t tuning_workspace(const Execution&, const AttentionSizes&);
+/// Times both implementations and returns the record of the faster. Synchronises: for `weft benchmark --tune` only.
+/// Only in a build with cuDNN.
+AttentionRecord tune_attention(const Execution&, const AttentionRecord&, const AttentionMemory&);
+
+}  // namespace weft::kernels

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/language/linear/linear.hpp"
+
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/language/residual/residual.hpp"
+
+namespace weft::kernels {
+namespace {
+
+/// Of W in x Wᵀ, and of W in dy W.
+Form forward_form(const LinearWeights& weights) { return weights.transposed ? Form::plain : Form::transposed; }
+Form backward_form(const LinearWeights& weights) { return weights.transposed ? Form::transposed : Form::plain; }
+
+}  // namespace
+
+void linear(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
+            Array<std::byte> workspace) {
+  const Epilogue epilogue{.kind = Epilogue::Kind::bias, .bias = weights.rounded_bias.data};
+  if (execution.backend == Backend::cuda && epilogue.bias != nullptr &&
+      gemm_with_epilogue(execution, x, Form::plain, weights.matrix, forward_form(weights), y, epilogue, workspace))
+    return;
+  gemm(execution, 1, x, Form::plain, weights.matrix, forward_form(weights), 0, y, workspace);
+  if (weights.bias.size > 0) add_bias(execution, y, weights.bias);
+}
+
+void linear_backward(const Execution& execution, const LinearWeights& weights, AnyMatrix dy, AnyMatrix dx,
+                     Array<std::byte> workspace) {
+  gemm(execution, 1, dy, Form::plain, weights.matrix, backward_form(weights), 0, dx, workspace);
+}
+
+bool linear_gelu_backward(const Execution& execution, const LinearWeights& weights, AnyMatrix dy, AnyMatrix hidden,
+                          AnyMatrix dhidden, Array<std::byte> workspace) {
+  const Epilogue epilogue{.kind = Epilogue::Kind::gelu_gradient, .hidden = hidden};
+  return execution.backend == Backend::cuda && gemm_with_epilogue(execution, dy, Form::plain, weights.matrix,
+                                                                  backward_form(weights), dhidden, epilogue, workspace);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/auxiliary.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "kernels/reduce/reduce.hpp"
+#include "kernels/transcoder/loss/auxiliary.hpp"
+#include "kernels/transcoder/sparse/restrict.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+/// The dead features are selected on every rank, wherever the active ones are.
+SelectionShape shape_of_selection(const Configuration& configuration, const Shape& shape) {
+  SelectionShape of = selection_shape(configuration, shape, configuration.data.batch_tokens);
+  of.exchange.selection = SelectionPlace::everywhere;
+  return of;
+}
+
+}  // namespace
+
+ModelSettings Auxiliary::selection(const ModelSettings& settings) {
+  ModelSettings of = settings;
+  of.activation = Activation::topk;
+  of.scope = Scope::layer;
+  of.k_initial = 0;
+  of.k = static_cast<double>(std::min(settings.auxk_features, settings.features));
+  return of;
+}
+
+std::int64_t Auxiliary::capacity(const Configuration& configuration, const Shape& shape,
+                                 const parallel::GridShape& grid) {
+  if (!wanted(configuration)) return 0;
+  const std::int64_t entries =
+      DataAxis::capacity(configuration, shape, grid) +
+      owned_list_capacity(selection(configuration.transcoder), shape_of_selection(configuration, shape), grid);
+  if (entries >= std::int64_t{1} << 32)
+    throw collective_error(ExitCode::usage,
+                           "active and dead features together need room for {} entries on a rank (at most 2^32 are "
+                           "possible); take a smaller transcoder.auxk_features, a smaller batch or more ranks",
+                           entries);
+  return entries;
+}
+
+Auxiliary::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+                            training::StepArena& arena) {
+  if (!wanted(configuration)) return;
+  const ModelSettings settings = selection(configuration.transcoder);
+  const SelectionShape selection = shape_of_selection(configuration, shape);
+  const SelectionSizes sizes = selection_sizes(settings, selection, grid, configuration.precision, arena.backend());
+  const FeatureAxisSizes axis(configuration, shape, grid, configuration.data.batch_tokens);
+  const std::int64_t tokens = configuration.data.batch_tokens, groups = grid.size(parallel::kDataAxis),
+                     n_keys = shape.n_layers * largest_owned(shape, grid),
+                     entries = capacity(configuration, shape, grid);
+  arena.purpose("dead features");
+  arena.count(training::StepArena::Where::device, sizes.device_bytes);
+  arena.count(training::StepArena::Where::host, sizes.host_bytes);
+  bias = arena.take<float>(shape.n_layers * sizes.max_features);
+  own_rows = RowGather::Buffers(axis, arena);
+  squares = arena.take<double>(axis.own);
+  workspace = arena.take<double>(kernels::total_workspace(axis.own));
+  value = arena.take<double>(1);
+  if (groups > 1) {
+    const std::int64_t listed = list_capacity(settings, selection, grid),
+                       owned = owned_list_capacity(settings, selection, grid);
+    group_offsets = arena.take<std::int64_t>(groups * (sizes.max_tokens + 1));
+    group_key = arena.take<std::uint32_t>(groups * listed);
+    group_value = arena.take<float>(groups * listed);
+    owned_offsets = arena.take<std::int64_t>(tokens + 1);
+    owned_key = arena.take<std::uint32_t>(owned);
+    owned_value = arena.take<float>(owned);
+  }
+  row_offsets = arena.take<std::int64_t>(2 * tokens + 1);
+  key = arena.take<std::uint32_t>(entries);
+  value_of_entry = arena.take<float>(entries);
+  hit_offsets = arena.take<std::int64_t>(n_keys + 1);
+  hit_token = arena.take<std::uint32_t>(entries);
+  hit_position = arena.take<std::uint32_t>(entries);
+  transpose_workspace = arena.take<std::byte>(kernels::transpose_workspace(arena.backend(), n_keys, entries));
+}
+
+Auxiliary::Auxiliary(const Configuration& configuration, const Model& model, Forward& forward, DataAxis& data_axis,
+                     const parallel::Grid& grid, const kernels::Execution& execution, training::StepArena& arena)
+    : configuration_(configuration),
+      model_(model),
+      forward_(forward),
+      data_axis_(data_axis),
+      execution_(execution),
+      buffers_(configuration, model.shape(), grid.shape(), arena),
+      selector_(wanted(configuration) ? make_selector(selection(configuration.transcoder),
+                                                      shape_of_selection(configuration, model.shape()), grid, execution,
+                                                      configuration.precision)
+                                      : nullptr),
+      gather_(forward.axis(), "gradient rows of dead features", buffers_.own_rows) {
+  if (!active()) return;
+  selector_->mark(&forward.idle());
+  selector_->report_faults_to(&forward.flags()->model_fault);
+  hits_ = {{buffers_.hit_offsets.data, model.shape().n_layers * model.owned().size() + 1},
+           buffers_.hit_token,
+           buffers_.hit_position};
+  device::zero(execution, hits_.offsets);  // also where nothing is owned
+  device::zero(execution, buffers_.value);
+}
+
+void Auxiliary::select() {
+  const kernels::AnyMatrix all = model_.encoder_biases();
+  const std::int64_t n = all.columns, owned = model_.owned().size(), begin = model_.owned().begin;
+  const kernels::Matrix<float> masked{buffers_.bias.data, all.rows, n, n};
+  kernels::mask_alive(execution_, {static_cast<const float*>(all.data) + begin, all.rows, owned, all.stride},
+                      model_.clocks(), configuration_.transcoder.dead_window,
+                      {masked.data + begin, all.rows, owned, masked.stride});
+  if (data_axis_.active()) data_axis_.gather_vectors({masked.data, kernels::Scalar::fp32, all.rows, n, n});
+  std::vector<kernels::Array<const float>> bias;
+  for (std::int64_t s = 0; s < all.rows; ++s) bias.push_back({masked.row(s), n});
+  forward_.select(*selector_, bias, {});
+}
+
+void Auxiliary::form_rows(const std::function<kernels::AnyMatrix(const Forward::OwnPart&)>& gradient_rows, float factor,
+                          kernels::AnyMatrix rows) {
+  const auto coefficient = static_cast<float>(configuration_.transcoder.auxk);
+  const std::int64_t own = forward_.layout().own.size();
+  device::zero(execution_, buffers_.squares);
+  forward_.decode(selector_->activations(), [&](const Forward::OwnPart& part) {
+    kernels::auxiliary_rows(execution_, part.partial, part.n_parts, gradient_rows(part), factor, coefficient,
+                            gather_.own(forward_.layout(), rows, part.block).rows_from(part.begin, part.count),
+                            {buffers_.squares.data + part.begin, part.count});
+  });
+  kernels::total(execution_, kernels::Array<const double>{buffers_.squares.data, own}, buffers_.workspace,
+                 buffers_.value.data);
+  for (std::size_t block = forward_.axis().blocks.size(); block-- > 0;) gather_.send(forward_.layout(), rows, block);
+}
+
+void Auxiliary::await_rows() { gather_.wait(0, execution_); }
+
+/// The lists of the owned features over all tokens.
+kernels::SparseActivations Auxiliary::of_owned() {
+  const kernels::SparseActivations& own = selector_->activations();
+  if (!data_axis_.active()) return own;
+  const std::int64_t n_tokens = forward_.layout().total;
+  const kernels::SparseActivations out{
+      n_tokens, own.n_layers, model_.owned().size(), buffers_.owned_offsets, buffers_.owned_key, buffers_.owned_value};
+  data_axis_.gather_lists(own, n_tokens, {buffers_.group_offsets, buffers_.group_key, buffers_.group_value}, out);
+  return out;
+}
+
+void Auxiliary::join(const kernels::SparseActivations& of_active) {
+  const std::int64_t owned = model_.owned().size();
+  joint_ = {2 * of_active.n_tokens, of_active.n_layers, owned,
+            buffers_.row_offsets,   buffers_.key,       buffers_.value_of_entry};
+  const std::vector<kernels::SparseActivations> both{of_active, of_owned()};
+  if (owned == 0) return;
+  kernels::restrict_features(execution_, both, 0, joint_);
+  kernels::transpose(execution_, joint_, hits_, buffers_.transpose_workspace);
+}
+
+double Auxiliary::value() const {
+  const double tokens = static_cast<double>(std::max<std::int64_t>(1, forward_.layout().total));
+  return device::read(execution_, buffers_.value.data) * tokens * static_cast<double>(model_.shape().d_model) /
+         (4 * static_cast<double>(configuration_.transcoder.auxk));
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/language/linear/linear.hpp"
+
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/language/activation/mlp_activation.hpp"
+#include "tests/kernels/language/rows_support.hpp"
+
+namespace weft::testing {
+
+using namespace weft::kernels;
+
+namespace {
+
+/// W [outputs, inputs] or its transpose, and a bias, on the device and in float64.
+struct Weights {
+  std::int64_t outputs, inputs;
+  bool transposed;
+  Rows stored;
+  std::vector<float> bias;
+  DeviceArray<float> device_bias;
+  DeviceArray<bf16> rounded;
+
+  Weights(std::int64_t outputs_, std::int64_t inputs_, bool transposed_, Scalar type)
+      : outputs(outputs_),
+        inputs(inputs_),
+        transposed(transposed_),
+        stored(random_floats(outputs * inputs, 1), transposed ? inputs : outputs, transposed ? outputs : inputs, type),
+        bias(random_floats(outputs, 2)),
+        device_bias(bias),
+        rounded(outputs) {}
+  LinearWeights view(bool with_rounded) const {
+    LinearWeights weights{.matrix = stored.view(), .transposed = transposed, .bias = device_bias.array()};
+    if (with_rounded) weights.rounded_bias = rounded.array();
+    return weights;
+  }
+  void round(const Execution& execution) const {
+    const DeviceArray<RoundedCopy> copies(std::vector<RoundedCopy>{{device_bias.data(), rounded.data(), outputs}});
+    round_copies(execution, copies.array(), outputs);
+  }
+  double at(const std::vector<float>& values, std::int64_t out, std::int64_t in) const {
+    return values[transposed ? in * outputs + out : out * inputs + in];
+  }
+};
+
+struct Shape {
+  std::int64_t rows, outputs, inputs;
+};
+constexpr Shape kShapes[] = {{1, 1, 1}, {37, 65, 33}, {128, 192, 64}, {300, 64, 256}};
+
+bool is_aligned(const Shape& shape) { return shape.outputs % 8 == 0 && shape.inputs % 8 == 0; }
+
+device::Buffer<std::byte> workspace_of(const Shape& shape, Scalar type) {
+  return device::Buffer<std::byte>(std::max(gemm_workspace(type, type, type, shape.rows, shape.outputs, shape.inputs),
+                                            gemm_workspace(type, type, type, shape.rows, shape.inputs, shape.outputs)));
+}
+
+/// Slope of the tanh form of the GELU (mlp_activation.hpp).
+double gelu_slope(double x) {
+  const double c = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(c * (x + 0.044715 * x * x * x));
+  return (1 + t) / 2 + x / 2 * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x);
+}
+
+/// Up to three roundings to bf16: of the sums, of the bias or the slope's product, of the result.
+double tolerance(Scalar type) { return type == Scalar::fp32 ? 2e-6 : 8e-3; }
+
+}  // namespace
+
+TEST_CASE("a product with its bias agrees with float64, with the bias in fp32 and in bf16") {
+  for_each_backend([&](const Execution& execution) {
+    for (const Shape& shape : kShapes)
+      for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+        for (const bool transposed : {false, true})
+          for (const bool with_rounded : {false, true}) {
+            CAPTURE(shape.outputs);
+            CAPTURE(transposed);
+            CAPTURE(with_rounded);
+            const Weights weights(shape.outputs, shape.inputs, transposed, type);
+            weights.round(execution);
+            const Rows x(random_floats(shape.rows * shape.inputs, 3), shape.rows, shape.inputs, type),
+                y(shape.rows, shape.outputs, type);
+            const device::Buffer<std::byte> workspace = workspace_of(shape, type);
+            linear(execution, weights.view(with_rounded), x.view(), y.view(), workspace.array());
+            const std::vector<float> stored = weights.stored.values(), inputs = x.values();
+            std::vector<double> want;
+            for (std::int64_t n = 0; n < shape.rows; ++n)
+              for (std::int64_t o = 0; o < shape.outputs; ++o) {
+                double sum = weights.bias[o];
+                for (std::int64_t i = 0; i < shape.inputs; ++i)
+                  sum += weights.at(stored, o, i) * inputs[n * shape.inputs + i];
+                want.push_back(sum);
+              }
+            CHECK(relative_error(y.values(), want) <= tolerance(type));
+          }
+  });
+}
+
+TEST_CASE("the gradient before a GELU from one product agrees with float64 and with the separate kernels") {
+  for_each_backend([&](const Execution& execution) {
+    for (const Shape& shape : kShapes)
+      for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+        for (const bool transposed : {false, true}) {
+          CAPTURE(shape.outputs);
+          CAPTURE(transposed);
+          const Weights weights(shape.outputs, shape.inputs, transposed, type);
+          const Rows dy(random_floats(shape.rows * shape.outputs, 3), shape.rows, shape.outputs, type),
+              hidden(random_floats(shape.rows * shape.inputs, 4, 3.0f), shape.rows, shape.inputs, type),
+              fused(shape.rows, shape.inputs, type), separate(shape.rows, shape.inputs, type);
+          const device::Buffer<std::byte> workspace = workspace_of(shape, type);
+          const bool is_fused = linear_gelu_backward(execution, weights.view(false), dy.view(), hidden.view(),
+                                                     fused.view(), workspace.array());
+          linear_backward(execution, weights.view(false), dy.view(), separate.view(), workspace.array());
+          mlp_activation_backward(execution, MlpActivation::gelu, hidden.view(), separate.view(), separate.view());
+          const std::vector<float> stored = weights.stored.values(), gradient = dy.values(), x = hidden.values();
+          std::vector<double> want;
+          for (std::int64_t n = 0; n < shape.rows; ++n)
+            for (std::int64_t i = 0; i < shape.inputs; ++i) {
+              double sum = 0;
+              for (std::int64_t o = 0; o < shape.outputs; ++o)
+                sum += gradient[n * shape.outputs + o] * weights.at(stored, o, i);
+              want.push_back(sum * gelu_slope(x[n * shape.inputs + i]));
+            }
+          CHECK(relative_error(separate.values(), want) <= tolerance(type));
+          // Of aligned bf16 rows the dense library of a GPU forms it.
+          CHECK(is_fused == (execution.backend == Backend::cuda && type == Scalar::bf16 && is_aligned(shape)));
+          if (is_fused)
+            CHECK(relative_error(fused.values(), want) <= tolerance(type));
+          else
+            CHECK(std::ranges::all_of(fused.values(), [](float value) { return std::isnan(value); }));
+        }
+  });
+}
+
+TEST_CASE("rounded copies round to nearest, each array by itself") {
+  for_each_backend([&](const Execution& execution) {
+    const std::vector<float> a = random_floats(700, 1), b = random_floats(3, 2);
+    const DeviceArray<float> from_a(a), from_b(b);
+    const DeviceArray<bf16> to(std::vector<bf16>(704));
+    const DeviceArray<RoundedCopy> copies(
+        std::vector<RoundedCopy>{{from_a.data(), to.data(), 700}, {from_b.data(), to.data() + 700, 3}});
+    round_copies(execution, copies.array(), 700);
+    const std::vector<bf16> got = to.values();
+    for (std::size_t i = 0; i < 703; ++i) REQUIRE(float{got[i]} == float{to_bf16(i < 700 ? a[i] : b[i - 700])});
+    CHECK(float{got[703]} == 0.0f);
+  });
+}
+
+}  // namespace weft::testing
