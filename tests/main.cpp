@@ -2,7 +2,6 @@
 //
 // The main of every test program: MPI and the arithmetic are up before the first case. On several ranks all run the
 // same cases; any rank's failure fails the program.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "test.hpp"
 
 namespace weft::testing {
