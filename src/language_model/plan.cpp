@@ -158,7 +158,8 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
   plan.host.emplace_back("optimizer state", state.host);
-  for (const training::StepArena::Bytes& bytes : step.bytes()) plan.host.emplace_back(bytes.purpose, bytes.host);
+  for (const training::StepArena::Bytes& bytes : step.bytes())
+    plan.host.emplace_back(bytes.purpose == "tokens" ? "tokens staging" : bytes.purpose, bytes.host);
   plan.host.emplace_back(
       "order of the curriculum",
       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0);
