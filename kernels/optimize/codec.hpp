@@ -34,6 +34,18 @@ WEFT_HOST_DEVICE inline float code_to_float(std::uint8_t code) {
   return bits_float(sign | (magnitude == 0x7fu ? 0x7fc00000u : bits));
 }
 
+/// Nearest code, ties to the even one; beyond 448 stays 448, NaN becomes 0x7f.
+WEFT_HOST_DEVICE inline std::uint8_t code_nearest(float value) {
+  const std::uint32_t sign = (float_bits(value) >> 24) & 0x80u;
+  const std::uint32_t bits = float_bits(value) & 0x7fffffffu;
+  const std::uint32_t normal = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - (120u << 3);
+  // 2^14 has a spacing of 2^-9 in fp32: the addition rounds to a multiple of the smallest code.
+  const std::uint32_t subnormal = float_bits(bits_float(bits) + 0x1p14f) - float_bits(0x1p14f);
+  std::uint32_t code = bits < float_bits(0x1p-6f) ? subnormal : normal;
+  code = bits >= float_bits(kLargestCode) ? 0x7eu : code;
+  return static_cast<std::uint8_t>(sign | (bits > 0x7f800000u ? 0x7fu : code));
+}
+
 /// One of the two codes around `value`, the upper with probability (distance to the lower) / (spacing): unbiased up to
 /// 2^-16 of the spacing. `random16` is uniform in [0, 65536). Beyond 448 stays 448, NaN becomes 0x7f.
 WEFT_HOST_DEVICE inline std::uint8_t code_stochastic(float value, std::uint32_t random16) {
