@@ -33,8 +33,8 @@ namespace weft::training {
 /// gradients are those of this rank's part.
 struct GradientRows {
   enum class Form {
-    product,  ///< inputs [n, in], gradients [n, out] or [n, ParameterSpec::rows_in_memory(out)], zero after `out`
-    column_sum,      ///< gradients [n, out]
+    product,     ///< inputs [n, in], gradients [n, out] or [n, ParameterSpec::rows_in_memory(out)], zero after `out`
+    column_sum,  ///< gradients [n, out]
     column_product,  ///< inputs and gradients [n, out]
     lookup,          ///< ids [n], gradients [n, out]
   } form = Form::product;

@@ -13,6 +13,7 @@ struct Sizes {
   double n, m, length, layers, width, query, key, mlp, hidden, vocabulary, parameters;
   double e, w, moments;
   Recompute recompute;
+  bool slope_in_product;  ///< of a GELU: kernels/language/linear/linear.hpp
 
   Sizes(const Configuration& c, const Architecture& a)
       : n(number(c.data.batch_tokens)),
@@ -29,7 +30,9 @@ struct Sizes {
         e(number(kernels::bytes_of(activation_type(c)))),
         w(number(training::weight_bytes(c.optimizer.state, 1, 1))),
         moments(number(training::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
-        recompute(c.memory.recompute) {}
+        recompute(c.memory.recompute),
+        slope_in_product(device::planned_backend(device_settings(c)) == kernels::Backend::cuda &&
+                         activation_type(c) == kernels::Scalar::bf16 && a.model.mlp == kernels::MlpActivation::gelu) {}
 
   static double number(std::int64_t value) { return static_cast<double>(value); }
   double projection() const { return query + 2 * key; }
@@ -53,7 +56,8 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
   if (phase == "products") {
     // Outputs, input gradients, and outputs computed again (all of a block but the last product).
     const double again = s.again(Recompute::block), sum = 2 * s.matrices() + again * (s.block() - s.down());
-    return {s.m * sum * s.w + s.n * s.e * (2 * s.columns() + again * s.block_columns()), 2 * s.n * sum};
+    const double slopes = s.slope_in_product ? s.layers * s.hidden : 0;
+    return {s.m * sum * s.w + s.n * s.e * (2 * s.columns() + again * s.block_columns() + slopes), 2 * s.n * sum};
   }
   if (phase == "weight gradients") return {s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()};
   if (phase == "attention") {
@@ -68,10 +72,10 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
     const double norms = 2 * s.layers + 1;
     return {s.n * s.e * s.width * (8 * norms + 4 * s.again(Recompute::norm)), 0};
   }
-  if (phase == "activation")
-    return {s.n * s.e *
-                ((s.hidden + s.mlp) * (s.layers + s.again(Recompute::activation)) + (2 * s.hidden + s.mlp) * s.layers),
-            0};
+  if (phase == "activation") {
+    const double backward = s.slope_in_product ? 0 : (2 * s.hidden + s.mlp) * s.layers;
+    return {s.n * s.e * ((s.hidden + s.mlp) * (s.layers + s.again(Recompute::activation)) + backward), 0};
+  }
   if (phase == "loss") return {2 * s.n * s.e * s.vocabulary, 0};
   if (phase == "check") return {4 * s.parameters, 0};
   if (phase == "update") return {s.parameters * (4 + 2 * (s.w + s.moments)), 0};
