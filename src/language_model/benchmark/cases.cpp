@@ -32,9 +32,6 @@ std::vector<Toggle> toggles(const Configuration& configuration, std::int64_t bat
   const std::string one_micro_batch = sequences > 1 ? "" : "a step has one sequence";
   const std::string too_few_blocks =
       configuration.language_model.layers > kResidentBlocks ? "" : "all blocks stay on the device";
-  const auto missing = [](std::string name) {
-    return Toggle{std::move(name), "", "", "", "this version does not have it"};
-  };
   return {
       {"bf16", "device.precision", "fp32", "bf16", ""},
       {"fp16", "device.precision", "fp32", "fp16", ""},
