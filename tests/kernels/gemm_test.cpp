@@ -135,12 +135,13 @@ TEST_CASE("TF32 changes products of fp32 on a GPU by the rounding of their opera
     fast.tf32 = true;
     for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
       const std::int64_t rows = 128, columns = 96, inner = 256;
-      const Operand a(rows, inner, Form::plain, type, 1), b(inner, columns, Form::transposed, type, 2);
+      const TestMatrix a(random_floats(rows * inner, 1), rows, inner, type),
+          b(random_floats(columns * inner, 2), columns, inner, type);
       const TestMatrix exact(std::vector<float>(rows * columns), rows, columns, Scalar::fp32),
           rounded(std::vector<float>(rows * columns), rows, columns, Scalar::fp32);
       const device::Buffer<std::byte> workspace(gemm_workspace(type, type, Scalar::fp32, rows, columns, inner));
-      gemm(execution, 1.0f, a.view(), a.form, b.view(), b.form, 0.0f, exact.view(), workspace.array());
-      gemm(fast, 1.0f, a.view(), a.form, b.view(), b.form, 0.0f, rounded.view(), workspace.array());
+      gemm(execution, 1.0f, a.view(), Form::plain, b.view(), Form::transposed, 0.0f, exact.view(), workspace.array());
+      gemm(fast, 1.0f, a.view(), Form::plain, b.view(), Form::transposed, 0.0f, rounded.view(), workspace.array());
       const std::vector<float> want = exact.values(), got = rounded.values();
       double difference = 0, size = 0;
       for (std::size_t i = 0; i < want.size(); ++i) {
