@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "input/read.hpp"
 #include "input/schema.hpp"
 
 namespace weft::optimizer {
@@ -85,6 +86,14 @@ void add_keys(input::Schema& schema, Settings& adam, bool of_loss) {
       .add("optimizer.clip_mode", adam.clip_mode, {{"exact", ClipMode::exact}, {"previous", ClipMode::previous}},
            "clip by the norm of this step (one more pass) or of the previous step")
       .changeable();
+}
+
+bool keep_epsilon(const input::Schema& schema, Settings& adam, std::string_view recorded, const std::string& name) {
+  const bool by_default = adam.epsilon_scale == EpsilonScale::loss && adam.epsilon == kEpsilonOfLoss;
+  if (!by_default || recorded.find("\nepsilon_scale = ") != std::string_view::npos) return false;
+  adam.epsilon_scale = EpsilonScale::none;
+  adam.epsilon = std::get<double>(input::value_in(schema, "optimizer.epsilon", recorded, name));
+  return true;
 }
 
 void add_tuning_keys(input::Schema& schema, Settings& adam) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "kernels/optimize/parameters.hpp"
 
@@ -46,8 +47,11 @@ struct Settings {
 };
 
 /// The keys of the table, bound to the settings, which must outlive the schema. `of_loss`: with epsilon_scale, `loss`
-/// unless the input says otherwise. A checkpoint that does not record the key was trained with `none`.
+/// unless the input says otherwise.
 void add_keys(input::Schema&, Settings&, bool of_loss = false);
+/// For a run that is resumed from `recorded`, a resolved input called `name` in messages: if that is of an earlier
+/// version, which had no epsilon_scale, and the input gives no epsilon, the recorded epsilon is kept. True if it was.
+bool keep_epsilon(const input::Schema&, Settings&, std::string_view recorded, const std::string& name);
 /// Those of tuning, for a model family whose step applies it (training/tuning.hpp).
 void add_tuning_keys(input::Schema&, Settings&);
 

@@ -96,6 +96,12 @@ int train(const Request& request, const parallel::World& world) {
   if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
   const training::OpenedRun opened =
       training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, request.take_over, world);
+  if (opened.found &&
+      optimizer::keep_epsilon(schema, configuration.optimizer, opened.found->manifest.input,
+                              (opened.found->path / checkpoint::kManifestName).string()) &&
+      world.is_root())
+    log::info("a run of an earlier version: it continues with its epsilon of {:g} (optimizer.epsilon_scale = \"none\")",
+              configuration.optimizer.epsilon);
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
