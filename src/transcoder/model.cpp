@@ -101,12 +101,9 @@ std::string to_text(const Shape& shape) {
 }
 
 Shape shape_of(const ModelSettings& settings, std::int64_t n_layers, std::int64_t d_model) {
-  Shape shape{n_layers,
-              d_model,
-              settings.features,
-              settings.decoder != Decoder::per_layer,
-              settings.decoder == Decoder::tied,
+  Shape shape{n_layers, d_model, settings.features, settings.decoder != Decoder::per_layer,
               settings.skip == Skip::linear};
+  shape.tied = settings.decoder == Decoder::tied;
   shape.encoder_initial = settings.encoder_initial;
   shape.decoder_initial = settings.decoder_initial;
   if (settings.activation == Activation::jumprelu) shape.threshold = settings.threshold;

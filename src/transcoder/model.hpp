@@ -34,8 +34,8 @@ struct Shape {
   std::int64_t d_model = 0;
   std::int64_t n_features = 0;  ///< per layer
   bool cross_layer = true;      ///< a feature writes to its own and every later layer, not to its own alone
-  bool tied = false;            ///< its row is one vector, written to all of these layers; with cross_layer
   bool skip = false;            ///< there is a linear skip connection
+  bool tied = false;            ///< its row is one vector, written to all of these layers; with cross_layer
   EncoderInitial encoder_initial = EncoderInitial::features;
   DecoderInitial decoder_initial = DecoderInitial::uniform;
   /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.

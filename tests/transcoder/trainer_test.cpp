@@ -274,23 +274,6 @@ TEST_CASE("with a decoder per layer, four steps equal the dense float64 trainer"
   compare_with_reference(configuration);
 }
 
-TEST_CASE("with tied decoders, four steps equal the dense float64 trainer") {
-  Configuration configuration = configuration_for(Scope::layer);
-  configuration.transcoder.decoder = Decoder::tied;
-  compare_with_reference(configuration);
-  configuration.transcoder.skip = Skip::linear;
-  configuration.transcoder.sparsity = 0.1;
-  configuration.optimizer.clip_norm = 0.02;
-  configuration.transcoder.k = 0.5;
-  configuration.transcoder.auxk = 0.25;
-  configuration.transcoder.auxk_features = 3;
-  configuration.transcoder.dead_window = kTokens;
-  compare_with_reference(configuration);
-  configuration = jumping(JumpForm::goreg);
-  configuration.transcoder.decoder = Decoder::tied;
-  compare_with_reference(configuration);
-}
-
 TEST_CASE("initial weights have the bounds that the settings name") {
   const Data data;
   Configuration configuration = configuration_for(Scope::layer);
@@ -466,6 +449,23 @@ TEST_CASE("with a declining k, a step keeps what k then is, on every grid") {
       }
     }
   }
+}
+
+TEST_CASE("with tied decoders, four steps equal the dense float64 trainer") {
+  Configuration configuration = configuration_for(Scope::layer);
+  configuration.transcoder.decoder = Decoder::tied;
+  compare_with_reference(configuration);
+  configuration.transcoder.skip = Skip::linear;
+  configuration.transcoder.sparsity = 0.1;
+  configuration.optimizer.clip_norm = 0.02;
+  configuration.transcoder.k = 0.5;
+  configuration.transcoder.auxk = 0.25;
+  configuration.transcoder.auxk_features = 3;
+  configuration.transcoder.dead_window = kTokens;
+  compare_with_reference(configuration);
+  configuration = jumping(JumpForm::goreg);
+  configuration.transcoder.decoder = Decoder::tied;
+  compare_with_reference(configuration);
 }
 
 TEST_CASE("more active features than transcoder.capacity end the run before any parameter changes, on all ranks") {
