@@ -63,8 +63,8 @@ constexpr std::int64_t bytes_of(Scalar type) {
   return 0;
 }
 
-/// A matrix whose element type is known at run time: inputs, products, reconstructions and gradient rows are fp32 or
-/// bf16, according to `device.precision`. `stride` counts elements.
+/// A matrix whose element type is known at run time: inputs, products, reconstructions and gradient rows are fp32,
+/// bf16 or fp16, according to `device.precision`. `stride` counts elements.
 struct AnyMatrix {
   void* data = nullptr;
   Scalar type = Scalar::fp32;

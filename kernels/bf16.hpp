@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/array.hpp"
 
@@ -35,6 +36,11 @@ struct half {
   std::uint16_t bits;
 
   WEFT_HOST_DEVICE operator float() const {
+#ifdef __CUDA_ARCH__
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+#else
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
     const std::uint32_t exponent = (bits >> 10) & 0x1fu;
     const std::uint32_t mantissa = bits & 0x3ffu;
@@ -43,6 +49,7 @@ struct half {
     // Subnormal: mantissa * 2^-24, exact in fp32.
     const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;
     return bits_float(sign | float_bits(magnitude));
+#endif
   }
 };
 
@@ -61,10 +68,30 @@ WEFT_HOST_DEVICE inline bf16 to_bf16_stochastic(float value, std::uint32_t rando
   return {static_cast<std::uint16_t>((bits + random16) >> 16)};
 }
 
+/// Round to nearest, ties to even; infinity from 65520 on.
+WEFT_HOST_DEVICE inline half to_half(float value) {
+#ifdef __CUDA_ARCH__
+  std::uint16_t rounded;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+  return {rounded};
+#else
+  const std::uint32_t sign = (float_bits(value) >> 16) & 0x8000u, bits = float_bits(value) & 0x7fffffffu;
+  const std::uint32_t normal = ((bits + 0xfffu + ((bits >> 13) & 1u)) >> 13) - (112u << 10);
+  // 1/2 has a spacing of 2^-24 in fp32: the addition rounds to a multiple of the smallest half.
+  const std::uint32_t subnormal = float_bits(bits_float(bits) + 0.5f) - float_bits(0.5f);
+  std::uint32_t rounded = bits < float_bits(0x1p-14f) ? subnormal : normal;
+  rounded = bits >= float_bits(65520.0f) ? 0x7c00u : rounded;
+  rounded = bits > 0x7f800000u ? 0x7fffu : rounded;
+  return {static_cast<std::uint16_t>(sign | rounded)};
+#endif
+}
+
 template <class T>
 WEFT_HOST_DEVICE inline T from_float(float value) {
   if constexpr (sizeof(T) == 4)
     return value;
+  else if constexpr (std::is_same_v<T, half>)
+    return to_half(value);
   else
     return to_bf16(value);
 }

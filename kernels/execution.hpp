@@ -19,6 +19,8 @@ constexpr bool kCudaBuild = false;
 struct Execution {
   Backend backend = Backend::portable;
   void* stream = nullptr;  ///< cudaStream_t in a CUDA build; unused on the host
+  /// Products of fp32 matrices round their operands to TF32 (10 bits of mantissa); sums stay fp32. GPU only.
+  bool tf32 = false;
 };
 
 }  // namespace weft::kernels

@@ -25,17 +25,8 @@ __device__ __forceinline__ void load_columns(const AnyMatrix& matrix, std::int64
     value[4] = b.x, value[5] = b.y, value[6] = b.z, value[7] = b.w;
     return;
   }
-  const uint4 word = __ldcs(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(matrix.data) + at));
-  if (matrix.type == Scalar::bf16) {
-    unpack8(word, value);
-    return;
-  }
-  const std::uint32_t pair[4] = {word.x, word.y, word.z, word.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    value[2 * i] = half{static_cast<std::uint16_t>(pair[i] & 0xffffu)};
-    value[2 * i + 1] = half{static_cast<std::uint16_t>(pair[i] >> 16)};
-  }
+  unpack8(matrix.type, __ldcs(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(matrix.data) + at)),
+          value);
 }
 
 __device__ __forceinline__ void store_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
@@ -51,7 +42,7 @@ __device__ __forceinline__ void store_columns(const AnyMatrix& matrix, std::int6
     to[0] = make_float4(value[0], value[1], value[2], value[3]);
     to[1] = make_float4(value[4], value[5], value[6], value[7]);
   } else {
-    *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(matrix.data) + at) = pack8(value);
+    *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(matrix.data) + at) = pack8(matrix.type, value);
   }
 }
 

@@ -180,7 +180,7 @@ KOKKOS_FORCEINLINE_FUNCTION void prefetch_chunk(const AnyMatrix& matrix, std::in
 #endif
 }
 
-/// Stores value(c) as columns [column, column + count) of a row, rounded to nearest where the matrix is bf16.
+/// Stores value(c) as columns [column, column + count) of a row, rounded to nearest where the matrix is bf16 or fp16.
 template <class Value>
 KOKKOS_FORCEINLINE_FUNCTION void store_chunk(const Team& team, const AnyMatrix& matrix, std::int64_t row,
                                              std::int64_t column, int count, const Value& value) {
@@ -188,9 +188,12 @@ KOKKOS_FORCEINLINE_FUNCTION void store_chunk(const Team& team, const AnyMatrix& 
   if (matrix.type == Scalar::fp32) {
     float* to = static_cast<float*>(matrix.data) + first;
     for_columns(team, count, [&](int c) { to[c] = value(c); });
-  } else {
+  } else if (matrix.type == Scalar::bf16) {
     bf16* to = static_cast<bf16*>(matrix.data) + first;
     for_columns(team, count, [&](int c) { to[c] = to_bf16(value(c)); });
+  } else {
+    half* to = static_cast<half*>(matrix.data) + first;
+    for_columns(team, count, [&](int c) { to[c] = to_half(value(c)); });
   }
 }
 

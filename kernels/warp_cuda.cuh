@@ -86,6 +86,36 @@ __device__ __forceinline__ uint4 pack8(const float (&value)[8]) {
                     pack2(value[6], value[7]));
 }
 
+/// The same for fp16.
+__device__ __forceinline__ std::uint32_t pack2_half(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ uint4 pack8_half(const float (&value)[8]) {
+  return make_uint4(pack2_half(value[0], value[1]), pack2_half(value[2], value[3]), pack2_half(value[4], value[5]),
+                    pack2_half(value[6], value[7]));
+}
+__device__ __forceinline__ void unpack8_half(const uint4& word, float (&value)[8]) {
+  const std::uint32_t pair[4] = {word.x, word.y, word.z, word.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    value[2 * i] = half{static_cast<std::uint16_t>(pair[i] & 0xffffu)};
+    value[2 * i + 1] = half{static_cast<std::uint16_t>(pair[i] >> 16)};
+  }
+}
+
+/// Eight numbers of a 16-bit type, as a matrix of this type stores them.
+__device__ __forceinline__ uint4 pack8(Scalar type, const float (&value)[8]) {
+  return type == Scalar::bf16 ? pack8(value) : pack8_half(value);
+}
+__device__ __forceinline__ void unpack8(Scalar type, const uint4& word, float (&value)[8]) {
+  if (type == Scalar::bf16)
+    unpack8(word, value);
+  else
+    unpack8_half(word, value);
+}
+
 template <class T>
 __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
@@ -159,8 +189,10 @@ __device__ __forceinline__ float load_element(const void* data, Scalar type, std
 __device__ __forceinline__ void store_element(void* data, Scalar type, std::int64_t at, float value) {
   if (type == Scalar::fp32)
     static_cast<float*>(data)[at] = value;
-  else
+  else if (type == Scalar::bf16)
     static_cast<bf16*>(data)[at] = to_bf16(value);
+  else
+    static_cast<half*>(data)[at] = to_half(value);
 }
 
 inline bool is_aligned(const void* pointer, std::uintptr_t bytes) {

@@ -16,11 +16,12 @@ MACHINES = {
 # Case -> (what it is, the key that switches it on; "": there is none).
 TECHNIQUES = {
     "bf16": ("activations and products in bf16, sums in fp32", 'device.precision = "bf16"'),
-    "fp16": ("fp16 with dynamic loss scaling", ""),
-    "TF32": ("products of fp32 operands rounded to TF32", ""),
-    "fp8 forward": ("forward products in fp8", ""),
+    "fp16": ("fp16 with dynamic loss scaling", 'device.precision = "fp16"'),
+    "TF32": ("products of fp32 operands rounded to TF32", 'device.precision = "tf32"'),
+    "fp8 forward": ("forward products of the blocks in e4m3", "device.fp8_forward"),
     "hand-written kernels": ("CUDA kernels instead of Kokkos; fused norm and residual, tensor cores", "device.backend"),
     "bf16 + hand-written kernels": ("the same in bf16, which they need", "device.backend"),
+    "bf16 + fp8 forward": ("the same with bf16, which it needs", "device.fp8_forward"),
     "flash attention": ("attention without the matrix of scores", "always"),
     "chunked head": ("logits of a part of the rows at a time", "always; memory.head_chunk"),
     "recompute activation": ("outputs of the MLP's activation are computed again", 'memory.recompute = "activation"'),

@@ -4,7 +4,8 @@
 //
 //   C = alpha * op(A) * op(B) + beta * C        op(A) [rows, inner], op(B) [inner, columns], C [rows, columns]
 //
-// A and B are fp32 or bf16, each on its own, C is fp32 or bf16; sums are fp32 and rounded once. Products run in the
+// A, B and C are fp32, bf16 or fp16, each on its own; sums are fp32 and rounded once. Execution::tf32 lets a GPU round
+// fp32 operands to TF32. Products run in the
 // dense library of the build: OpenBLAS on the host, cuBLASLt on a GPU (for both backends). Operands that the library
 // does not take are widened to fp32 in the workspace, which is exact.
 //

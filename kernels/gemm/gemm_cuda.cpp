@@ -45,7 +45,9 @@ cublasLtHandle_t library() {
 cudaDataType type_of(Scalar type) {
   if (type == Scalar::fp32) return CUDA_R_32F;
   if (type == Scalar::bf16) return CUDA_R_16BF;
-  throw Error(ExitCode::internal, "gemm: operands must be fp32 or bf16");
+  if (type == Scalar::fp16) return CUDA_R_16F;
+  if (type == Scalar::u8) return CUDA_R_8F_E4M3;
+  throw Error(ExitCode::internal, "gemm: operands must be fp32, bf16 or fp16");
 }
 
 cublasLtEpilogue_t epilogue_of(Epilogue::Kind kind) {
@@ -85,7 +87,7 @@ bool from_hexadecimal(const std::string& text, cublasLtMatmulAlgo_t& algorithm) 
 
 /// True if the sum over `inner` may be cut into parts. Products with few outputs and long sums, such as the gradients
 /// of weights over all rows, would otherwise occupy a part of the GPU.
-bool may_split(const GemmShape& shape) { return shape.input == Scalar::bf16 && shape.output == Scalar::fp32; }
+bool may_split(const GemmShape& shape) { return bytes_of(shape.input) == 2 && shape.output == Scalar::fp32; }
 
 /// True if the sum over `inner` is cut into parts that are added later.
 bool splits_sum(const cublasLtMatmulAlgo_t& algorithm) {
@@ -108,9 +110,18 @@ struct Gemm::Plan {
     record.shape = shape;
     record.gpu = gpu_name();
     record.library = gemm_library_version();
-    check(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    const cublasComputeType_t compute = shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    check(cublasLtMatmulDescCreate(&operation, compute, CUDA_R_32F), "describing a product");
     set_form(CUBLASLT_MATMUL_DESC_TRANSA, shape.b_form);
     set_form(CUBLASLT_MATMUL_DESC_TRANSB, shape.a_form);
+    if (shape.input == Scalar::u8) {
+      // One scale per row of each operand. Proposals depend on scales being there, not on where they are.
+      const std::int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+      for (const auto which : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+        check(cublasLtMatmulDescSetAttribute(operation, which, &by_row, sizeof by_row), "describing a product");
+      const void* const anywhere = reinterpret_cast<const void*>(std::uintptr_t{256});
+      set_scales(anywhere, anywhere);
+    }
     const cudaDataType in = type_of(shape.input), out = type_of(shape.output);
     a = layout_of(in, shape.a_form, shape.rows, shape.inner, shape.a_stride);
     b = layout_of(in, shape.b_form, shape.inner, shape.columns, shape.b_stride);
@@ -141,6 +152,13 @@ struct Gemm::Plan {
   void set_addresses(const void* bias, void* hidden) {
     if (record.shape.epilogue == Epilogue::Kind::bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (record.shape.epilogue == Epilogue::Kind::gelu_gradient) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, hidden);
+  }
+
+  void set_scales(const void* of_a, const void* of_b) const {
+    check(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b),
+          "describing a product");
+    check(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a),
+          "describing a product");
   }
 
   /// Of a matrix that enters the product as [rows, columns].
@@ -224,6 +242,12 @@ void Gemm::run(const Execution& execution, const void* a, const void* b, void* c
                        &plan_->algorithm, workspace.data, static_cast<std::size_t>(workspace.size),
                        static_cast<cudaStream_t>(execution.stream)),
         "a product");
+}
+
+void Gemm::run_coded(const Execution& execution, const void* a, const float* a_scales, const void* b,
+                     const float* b_scales, void* c, Array<std::byte> workspace) const {
+  plan_->set_scales(a_scales, b_scales);
+  run(execution, a, b, c, workspace);
 }
 
 const GemmRecord& Gemm::record() const { return plan_->record; }
@@ -314,6 +338,11 @@ std::int64_t common_alignment(std::initializer_list<AnyMatrix> matrices) {
 
 }  // namespace
 
+void multiply_coded(const Execution& execution, const GemmShape& shape, const void* a, const float* a_scales,
+                    const void* b, const float* b_scales, void* c, Array<std::byte> workspace) {
+  product_of(shape, workspace.size).run_coded(execution, a, a_scales, b, b_scales, c, workspace);
+}
+
 void use_gemm_records(std::vector<GemmRecord> records) { prepared().records = std::move(records); }
 
 std::vector<GemmRecord> gemm_records_in_use() {
@@ -338,13 +367,12 @@ namespace weft::kernels::dense_library {
 
 std::int64_t workspace_bytes() { return cuda::kGemmWorkspace; }
 
-bool takes(Scalar a, Scalar b, Scalar c) {
-  return a == b && (a == Scalar::bf16 || (a == Scalar::fp32 && c == Scalar::fp32));
-}
+bool takes(Scalar a, Scalar b, Scalar c) { return a == b && (c == a || c == Scalar::fp32); }
 
 namespace {
 
-cuda::GemmShape shape_of(const AnyMatrix& a, Form a_form, const AnyMatrix& b, Form b_form, const AnyMatrix& c) {
+cuda::GemmShape shape_of(const Execution& execution, const AnyMatrix& a, Form a_form, const AnyMatrix& b, Form b_form,
+                         const AnyMatrix& c) {
   return {.rows = c.rows,
           .columns = c.columns,
           .inner = a_form == Form::plain ? a.columns : a.rows,
@@ -355,21 +383,22 @@ cuda::GemmShape shape_of(const AnyMatrix& a, Form a_form, const AnyMatrix& b, Fo
           .output = c.type,
           .alignment = cuda::common_alignment({a, b, c}),
           .a_form = a_form,
-          .b_form = b_form};
+          .b_form = b_form,
+          .tf32 = execution.tf32 && a.type == Scalar::fp32};
 }
 
 }  // namespace
 
 void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
               AnyMatrix c, Array<std::byte> workspace) {
-  const cuda::GemmShape shape = shape_of(a, a_form, b, b_form, c);
+  const cuda::GemmShape shape = shape_of(execution, a, a_form, b, b_form, c);
   cuda::product_of(shape, workspace.size).run(execution, a.data, b.data, c.data, workspace, alpha, beta);
 }
 
 bool multiply_with_epilogue(const Execution& execution, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
                             const Epilogue& epilogue, Array<std::byte> workspace) {
   constexpr std::int64_t kAlignment = 16;  // bytes, of every matrix and of the bias
-  cuda::GemmShape shape = shape_of(a, a_form, b, b_form, c);
+  cuda::GemmShape shape = shape_of(execution, a, a_form, b, b_form, c);
   shape.epilogue = epilogue.kind;
   if (a.type != Scalar::bf16 || b.type != Scalar::bf16 || c.type != Scalar::bf16 || shape.alignment < kAlignment ||
       reinterpret_cast<std::uintptr_t>(epilogue.bias) % kAlignment != 0)

@@ -4,8 +4,8 @@
 //
 // Invariant. The algorithm is fixed when a Gemm is made: that of a record, or the library's first. Only products of
 // bf16 into fp32 may split the sum; the parts are added in a fixed order. Nothing is timed unless `Gemm::tune` is
-// called, so two runs of one build on one GPU type give the same bits. fp32 operands are multiplied in fp32 (TF32 is
-// off).
+// called, so two runs of one build on one GPU type give the same bits. fp32 operands are multiplied in fp32, or
+// in TF32 if the shape says so.
 //
 // Speed at the encoder's shapes: docs/performance.md. The limit is the tensor cores' rate at the board's power limit.
 #pragma once
@@ -33,13 +33,14 @@ struct GemmShape {
   std::int64_t a_stride = 0;  ///< elements from row to row, as stored
   std::int64_t b_stride = 0;
   std::int64_t c_stride = 0;
-  Scalar input = Scalar::bf16;  ///< of A and B: fp32 or bf16
+  Scalar input = Scalar::bf16;  ///< of A and B: fp32, bf16, fp16, or u8: e4m3 codes with a scale per row (fp8.hpp)
   Scalar output = Scalar::bf16;
   std::int64_t alignment = 16;  ///< bytes that all three addresses and row lengths are a multiple of (16 is fastest)
   Form a_form = Form::plain;
   Form b_form = Form::transposed;
   Epilogue::Kind epilogue = Epilogue::Kind::none;
   std::int64_t hidden_stride = 0;  ///< of Epilogue::hidden, 0 without
+  bool tf32 = false;               ///< of fp32 operands: rounded to TF32
 
   bool operator==(const GemmShape&) const = default;
 };
@@ -69,6 +70,9 @@ class Gemm {
   /// matrix of the shape's epilogue.
   void run(const Execution&, const void* a, const void* b, void* c, Array<std::byte> workspace, float alpha = 1.0f,
            float beta = 0.0f, const Epilogue& epilogue = {}) const;
+  /// The same with operands in codes: scales [rows] of A and [columns] of B.
+  void run_coded(const Execution&, const void* a, const float* a_scales, const void* b, const float* b_scales, void* c,
+                 Array<std::byte> workspace) const;
 
   const GemmRecord& record() const;
 
@@ -84,6 +88,10 @@ class Gemm {
   struct Plan;
   std::unique_ptr<Plan> plan_;
 };
+
+/// The product of a shape in codes (Gemm::run_coded), prepared once like those of gemm.hpp.
+void multiply_coded(const Execution&, const GemmShape&, const void* a, const float* a_scales, const void* b,
+                    const float* b_scales, void* c, Array<std::byte> workspace);
 
 /// Sets the algorithms to use where a record fits shape, GPU and library; before the first product of a shape.
 void use_gemm_records(std::vector<GemmRecord>);

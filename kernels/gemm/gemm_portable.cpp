@@ -39,8 +39,9 @@ AnyMatrix in_fp32(float* data, const AnyMatrix& matrix) {
   return {data, Scalar::fp32, matrix.rows, matrix.columns, matrix.columns};
 }
 
-void widen(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
-  const bf16* source = static_cast<const bf16*>(from.data);
+template <class T>
+void widen_from(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
+  const T* source = static_cast<const T*>(from.data);
   float* target = static_cast<float*>(to.data);
   const std::int64_t columns = from.columns, stride = from.stride;
   for_all(
@@ -48,30 +49,48 @@ void widen(const Execution& execution, const AnyMatrix& from, const AnyMatrix& t
       KOKKOS_LAMBDA(std::int64_t i) { target[i] = source[i / columns * stride + i % columns]; });
 }
 
-void narrow(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
+void widen(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
+  if (from.type == Scalar::bf16)
+    widen_from<bf16>(execution, from, to);
+  else
+    widen_from<half>(execution, from, to);
+}
+
+template <class T>
+void narrow_to(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
   const float* source = static_cast<const float*>(from.data);
-  bf16* target = static_cast<bf16*>(to.data);
+  T* target = static_cast<T*>(to.data);
   const std::int64_t columns = to.columns, stride = to.stride;
   for_all(
       execution, "gemm: narrow", to.rows * columns,
-      KOKKOS_LAMBDA(std::int64_t i) { target[i / columns * stride + i % columns] = to_bf16(source[i]); });
+      KOKKOS_LAMBDA(std::int64_t i) { target[i / columns * stride + i % columns] = from_float<T>(source[i]); });
+}
+
+void narrow(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
+  if (to.type == Scalar::bf16)
+    narrow_to<bf16>(execution, from, to);
+  else
+    narrow_to<half>(execution, from, to);
 }
 
 /// C = beta * C: a product over no terms.
-void scale(const Execution& execution, float beta, const AnyMatrix& c) {
-  const AnyMatrix matrix = c;
+template <class T>
+void scale_as(const Execution& execution, float beta, const AnyMatrix& c) {
+  const Matrix<T> matrix{static_cast<T*>(c.data), c.rows, c.columns, c.stride};
   for_all(
       execution, "gemm: scale", c.rows * c.columns, KOKKOS_LAMBDA(std::int64_t i) {
-        const std::int64_t at = i / matrix.columns * matrix.stride + i % matrix.columns;
-        float* wide = static_cast<float*>(matrix.data) + at;
-        bf16* narrow = static_cast<bf16*>(matrix.data) + at;
-        const bool is_wide = matrix.type == Scalar::fp32;
-        const float value = beta == 0.0f ? 0.0f : beta * (is_wide ? *wide : static_cast<float>(*narrow));
-        if (is_wide)
-          *wide = value;
-        else
-          *narrow = to_bf16(value);
+        T& element = matrix(i / matrix.columns, i % matrix.columns);
+        element = from_float<T>(beta == 0.0f ? 0.0f : beta * static_cast<float>(element));
       });
+}
+
+void scale(const Execution& execution, float beta, const AnyMatrix& c) {
+  if (c.type == Scalar::fp32)
+    scale_as<float>(execution, beta, c);
+  else if (c.type == Scalar::bf16)
+    scale_as<bf16>(execution, beta, c);
+  else
+    scale_as<half>(execution, beta, c);
 }
 
 }  // namespace

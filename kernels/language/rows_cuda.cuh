@@ -143,13 +143,13 @@ __device__ __forceinline__ void load_columns_again(const AnyMatrix& matrix, std:
     value[0] = a.x, value[1] = a.y, value[2] = a.z, value[3] = a.w;
     value[4] = b.x, value[5] = b.y, value[6] = b.z, value[7] = b.w;
   } else {
-    unpack8(*reinterpret_cast<const uint4*>(static_cast<const bf16*>(matrix.data) + at), value);
+    unpack8(matrix.type, *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(matrix.data) + at), value);
   }
 }
 
 /// Values as a matrix of this type stores them.
 __device__ __forceinline__ void round_as(Scalar type, float (&value)[8]) {
-  if (type == Scalar::bf16) unpack8(pack8(value), value);
+  if (type != Scalar::fp32) unpack8(type, pack8(type, value), value);
 }
 
 }  // namespace weft::kernels::cuda

@@ -37,6 +37,7 @@ struct StepOutcome {
   std::int64_t halted;    ///< Halt
   std::int64_t skipped;
   std::int64_t overflow;  ///< not 0: withheld because the scaled loss overflowed (loss_scale.hpp)
+  double loss_scale;      ///< of this step; 0: the loss is not scaled
 };
 
 struct LossScale;

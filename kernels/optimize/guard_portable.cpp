@@ -20,7 +20,8 @@ void guard_step(const Execution& execution, const StepFlags* flags, std::int64_t
             guard->halted = kNotFinite;
         }
         step->withheld = not_finite || guard->halted != kRuns ? 1 : 0;
-        outcomes[step->step % kOutcomes] = {step->withheld, guard->halted, guard->skipped, overflow ? 1 : 0};
+        outcomes[step->step % kOutcomes] = {step->withheld, guard->halted, guard->skipped, overflow ? 1 : 0,
+                                            scale != nullptr ? scale->scale : 0.0};
       });
 }
 

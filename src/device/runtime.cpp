@@ -58,6 +58,7 @@ Runtime::Runtime(const Settings& settings, int node_rank, int node_size) : threa
     throw error(ExitCode::internal, "cannot create a CUDA stream on device {}", device);
   execution_.stream = stream;
   execution_.backend = planned_backend(settings);
+  execution_.tf32 = settings.tf32;
   char bus_id[32] = "bus unknown";
   cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device);
   description_ = fmt::format("{} on GPU {} of {} ({}, {}): backend = \"{}\"",

@@ -5,14 +5,17 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "kernels/execution.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
 
 namespace weft::device {
 
-/// Type of products, partial sums and gradient rows; sums are fp32 in both.
-enum class Precision { fp32, bf16 };
+/// Type of products, partial sums and gradient rows; sums are fp32 in all. tf32: storage in fp32, products in TF32.
+enum class Precision { fp32, tf32, bf16, fp16 };
 
 /// Table [device], but for device.precision.
 struct Settings {
@@ -24,32 +27,38 @@ struct Settings {
   kernels::AttentionImplementation attention = kernels::AttentionImplementation::recorded;
   std::int64_t tile = 0;  ///< MiB of pre-activations made at a time; 0 = as many as suit the backend
   double memory = 0;      ///< GB of a GPU that may be used; 0 = all that is free
+  bool tf32 = false;      ///< no key: set by for_precision
 };
 
 /// The kernels that a run with these settings uses, also on a machine that only plans it.
 kernels::Backend planned_backend(const Settings&);
 
-/// The settings with backend "auto" resolved for this precision: the hand-written kernels compute in bf16, so with fp32
-/// it means the portable ones.
+/// True if activations and products are stored in fp32.
+constexpr bool is_wide(Precision precision) { return precision == Precision::fp32 || precision == Precision::tf32; }
+
+/// The settings for this precision. Backend "auto" means the portable kernels where activations are fp32: the
+/// hand-written ones compute in 16 bits.
 inline Settings for_precision(Settings settings, Precision precision) {
-  if (settings.backend == "auto" && precision == Precision::fp32) settings.backend = "portable";
+  if (settings.backend == "auto" && is_wide(precision)) settings.backend = "portable";
+  settings.tf32 = precision == Precision::tf32;
   return settings;
 }
 
+/// Names of precisions in an input.
+using PrecisionNames = std::vector<std::pair<std::string, Precision>>;
+
 /// The keys of the table and the conditions between them, bound to the settings, which must outlive the schema. A
-/// template because input::Schema is in a higher module.
+/// template because input::Schema is in a higher module. `names`: the precisions that the model family has.
 template <class Schema>
-void add_keys(Schema& schema, Settings& device, Precision& precision) {
+void add_keys(Schema& schema, Settings& device, Precision& precision, const PrecisionNames& names,
+              std::string_view precision_help) {
   schema.table("device", "The hardware to compute on, and its precision.");
   schema
       .add("device.backend", device.backend,
            "kernels: hand-written CUDA, portable Kokkos, or the best that this program and machine have")
       .one_of({"auto", "portable", "cuda"})
       .free();
-  schema
-      .add("device.precision", precision, {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
-           "type of activations, products and gradient rows; sums are fp32 in both")
-      .free();
+  schema.add("device.precision", precision, names, precision_help).free();
   schema
       .add("device.graphs", device.graphs,
            "on a GPU: record a training step once and replay it (less work for the host)")
@@ -75,9 +84,10 @@ void add_keys(Schema& schema, Settings& device, Precision& precision) {
     if (!kernels::kCudaBuild)
       return "device.backend = \"cuda\" is not available (built without CUDA); use \"auto\" or \"portable\", or the "
              "program of build/cuda-release";
-    if (precision == Precision::bf16) return {};
-    return "device.backend = \"cuda\" with device.precision = \"fp32\" (the hand-written kernels compute in bf16); "
-           "take precision = \"bf16\" or backend = \"portable\"";
+    if (!is_wide(precision)) return {};
+    return std::string("device.backend = \"cuda\" with device.precision = \"") +
+           (precision == Precision::fp32 ? "fp32" : "tf32") +
+           "\" (the hand-written kernels compute in 16 bits); take precision = \"bf16\" or backend = \"portable\"";
   });
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/gemm/gemm.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rope/query_key.hpp"
 #include "language_model/architecture.hpp"
@@ -28,6 +29,7 @@ struct Linear {
 
   std::int64_t outputs() const { return transposed ? matrix.columns : matrix.rows; }
   std::int64_t inputs() const { return transposed ? matrix.rows : matrix.columns; }
+  kernels::Form form() const { return transposed ? kernels::Form::transposed : kernels::Form::plain; }
 };
 
 struct NormLayer {

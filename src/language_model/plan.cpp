@@ -41,9 +41,13 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
     break;  // matrices are stored alike
   }
   const std::string_view activations = checkpoint::name_of(activation_type(configuration));
+  const char* const products = configuration.precision == Precision::tf32   ? ", products tf32"
+                               : configuration.precision == Precision::fp16 ? ", weights of products fp16"
+                               : configuration.fp8_forward                  ? ", forward products of blocks e4m3"
+                                                                            : "";
   return fmt::format(
-      "  types: weights {}, moments {}, vectors and their moments fp32, gradients fp32, activations {}, logits {}\n",
-      weights, moments, activations, activations);
+      "  types: weights {}, moments {}, vectors and their moments fp32, gradients fp32, activations {}, logits {}{}\n",
+      weights, moments, activations, activations, products);
 }
 
 /// "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels, where there is no choice.
@@ -154,7 +158,8 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
   plan.host.emplace_back("optimizer state", state.host);
-  for (const training::StepArena::Bytes& bytes : step.bytes()) plan.host.emplace_back(bytes.purpose, bytes.host);
+  for (const training::StepArena::Bytes& bytes : step.bytes())
+    plan.host.emplace_back(bytes.purpose == "tokens" ? "tokens staging" : bytes.purpose, bytes.host);
   plan.host.emplace_back(
       "order of the curriculum",
       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0);

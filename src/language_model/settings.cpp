@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/gemm/fp8.hpp"
 #include "kernels/language/attention/attention.hpp"
 #include "language_model/activation_swap.hpp"
 
@@ -162,6 +163,19 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
       .free();
 }
 
+void add_device_keys(input::Schema& schema, Configuration& configuration) {
+  device::add_keys(
+      schema, configuration.device, configuration.precision,
+      {{"fp32", Precision::fp32}, {"tf32", Precision::tf32}, {"bf16", Precision::bf16}, {"fp16", Precision::fp16}},
+      "type of activations, their gradients and logits; sums are fp32 in all. tf32: fp32 whose products round their "
+      "operands to TF32, on a GPU; fp16: with dynamic loss scaling");
+  schema
+      .add("device.fp8_forward", configuration.fp8_forward,
+           "with precision = \"bf16\": products of the blocks round their operands to 8 bits (e4m3) in the forward "
+           "pass, with a scale per row; the backward pass stays bf16")
+      .free();
+}
+
 void add_keys(input::Schema& schema, SampleSettings& sample) {
   schema
       .add("log.sample_tokens", sample.tokens,
@@ -234,6 +248,27 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "the device); leave it out",
         configuration.language_model.layers, kResidentBlocks);
   });
+  schema.rule({"device.precision"}, [&configuration]() -> std::string {
+    if (configuration.precision != Precision::tf32 || kernels::kCudaBuild) return {};
+    return "device.precision = \"tf32\" needs a GPU (TF32 is a format of its matrix units, and this program was built "
+           "without CUDA); take \"fp32\"";
+  });
+  schema.rule({"device.fp8_forward", "device.precision"}, [&configuration]() -> std::string {
+    if (!configuration.fp8_forward || configuration.precision == Precision::bf16) return {};
+    return "device.fp8_forward with another device.precision than \"bf16\" (the backward pass and all other "
+           "operations then compute in it); take precision = \"bf16\"";
+  });
+  // Keys and values, in pairs of heads of a multiple of 8, have such widths together.
+  schema.rule({"device.fp8_forward", "language_model.d_model", "language_model.d_mlp"},
+              [&configuration, &model]() -> std::string {
+                if (!configuration.fp8_forward ||
+                    (model.d_model % kernels::kCodedColumns == 0 && model.d_mlp % kernels::kCodedColumns == 0))
+                  return {};
+                return fmt::format(
+                    "device.fp8_forward with language_model.d_model = {} and d_mlp = {} (products in 8 bits take "
+                    "multiples of {}); change the sizes or leave it out",
+                    model.d_model, model.d_mlp, kernels::kCodedColumns);
+              });
   schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
     const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;
     if (micro % sequence == 0) return {};
@@ -309,7 +344,7 @@ input::Schema schema(Configuration& configuration) {
   add_keys(schema, configuration.memory);
   schema.table("parallel", "The processes of the run.");
   parallel::add_timeout_key(schema, configuration.parallel);
-  device::add_keys(schema, configuration.device, configuration.precision);
+  add_device_keys(schema, configuration);
   device::add_attention_key(schema, configuration.device, configuration.precision);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);

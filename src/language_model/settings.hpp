@@ -103,6 +103,7 @@ struct Configuration {
   parallel::Settings parallel;
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
+  bool fp8_forward = false;               ///< device.fp8_forward
   checkpoint::Settings checkpoint;
   training::LogSettings log;
   SampleSettings sample;
@@ -124,7 +125,8 @@ inline device::Settings device_settings(const Configuration& configuration) {
   return device::for_precision(configuration.device, configuration.precision);
 }
 inline kernels::Scalar activation_type(const Configuration& configuration) {
-  return configuration.precision == Precision::bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
+  if (device::is_wide(configuration.precision)) return kernels::Scalar::fp32;
+  return configuration.precision == Precision::fp16 ? kernels::Scalar::fp16 : kernels::Scalar::bf16;
 }
 
 /// True if cuDNN has the attention of this model.

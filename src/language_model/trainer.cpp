@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/optimize/adam.hpp"
+#include "kernels/optimize/loss_scale.hpp"
 #include "kernels/runtime.hpp"
 #include "optimizer/schedule.hpp"
 
@@ -32,6 +33,9 @@ Trainer::Buffers::Buffers(const Configuration& configuration, training::StepAren
   arena.purpose("tokens");
   losses = arena.take<float>(configuration.data.batch_tokens);
   flags = arena.take<kernels::StepFlags>(1);
+  const bool scaled = configuration.precision == Precision::fp16;
+  loss_scale = arena.take<kernels::LossScale>(scaled ? 1 : 0);
+  loss_factor = arena.take<float>(scaled ? 1 : 0);
   runner = training::StepRunner::Buffers(arena);
   tuning = training::LearningRateTuning::Buffers(configuration.optimizer, configuration.data.batch_tokens, arena);
 }
@@ -78,11 +82,30 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                  .data = runner_.skipped(),
                  .on_device = true});
   tuning_.add_to(registry_, grid.world().rank());
+  // device.precision may change when a run is resumed.
+  registry_.make_optional("optimizer/loss_scale");
+  if (buffers_.loss_scale.size > 0)
+    registry_.add({.name = "optimizer/loss_scale",
+                   .type = kernels::Scalar::fp64,
+                   .shape = {kernels::kLossScaleNumbers},
+                   .held = {0, kernels::kLossScaleNumbers},
+                   .owned = {0, grid.world().rank() == 0 ? kernels::kLossScaleNumbers : 0},
+                   .data = buffers_.loss_scale.data,
+                   .on_device = true});
+  reset_loss_scale();
 }
 
 void Trainer::initialise() {
   model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed));
   tuning_.initialise();
+  reset_loss_scale();
+}
+
+void Trainer::reset_loss_scale() {
+  if (buffers_.loss_scale.size == 0) return;
+  const kernels::LossScale first;
+  device::copy(execution_, buffers_.loss_scale.data, &first, sizeof first, device::Direction::to_device);
+  kernels::fence(execution_);
 }
 
 training::StepRunner::Settings Trainer::runner_settings() const {
@@ -130,11 +153,17 @@ void Trainer::compute() {
   timers_.phase("weight gradients");
   sink_.clear();
   device::zero(execution_, buffers_.flags);
+  kernels::LossScale* const scale = buffers_.loss_scale.size > 0 ? buffers_.loss_scale.data : nullptr;
+  const float* factor = staging_.scale();
+  if (scale != nullptr) {
+    device::copy(execution_, buffers_.loss_factor.data, factor, sizeof *factor, device::Direction::on_device);
+    kernels::scale_loss(execution_, scale, buffers_.loss_factor.data);
+    factor = buffers_.loss_factor.data;
+  }
   for (std::int64_t first = 0; first < sequences; first += micro) {
     const Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
     transformer_.forward(tokens, runner_.constants());
-    transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data + first * length, tokens.rows()},
-                                     sink_);
+    transformer_.losses_and_gradient(tokens, factor, {buffers_.losses.data + first * length, tokens.rows()}, sink_);
     transformer_.backward(tokens, runner_.constants(), sink_);
   }
   timers_.phase("check");
@@ -142,10 +171,11 @@ void Trainer::compute() {
   kernels::flag_beyond(execution_, {buffers_.losses.data, kernels::Scalar::fp32, sequences, length, length},
                        kLargestLoss, &flags->not_finite);
   update_.form_norm(flags);
-  runner_.guard(flags);
+  runner_.guard(flags, scale);
   timers_.phase("update");
   tuning_.apply(buffers_.losses, staging_.scale(), runner_.constants());
-  update_.apply(runner_.constants());
+  update_.apply(runner_.constants(), scale);
+  if (scale != nullptr) kernels::update_loss_scale(execution_, flags, scale);
 }
 
 Trainer::Metrics Trainer::metrics() {
@@ -158,7 +188,8 @@ Trainer::Metrics Trainer::metrics() {
   return {.loss = sum / static_cast<double>(counted_),
           .learning_rate = static_cast<double>(device::read(execution_, runner_.constants()).learning_rate),
           .gradient_norm = device::read(execution_, update_.norm()),
-          .skipped_steps = device::read(execution_, runner_.skipped())};
+          .skipped_steps = device::read(execution_, runner_.skipped()),
+          .loss_scale = buffers_.loss_scale.size > 0 ? device::read(execution_, buffers_.loss_scale.data).scale : 0};
 }
 
 void Trainer::time_phases(bool one_by_one) {

@@ -27,6 +27,8 @@ class Trainer {
     Buffers(const Configuration&, training::StepArena&);
     kernels::Array<float> losses;  ///< [tokens of a step] of the last step
     kernels::Array<kernels::StepFlags> flags;
+    kernels::Array<kernels::LossScale> loss_scale;  ///< [1] with device.precision = "fp16", else empty
+    kernels::Array<float> loss_factor;              ///< [1], likewise: scale / counted targets
     training::StepRunner::Buffers runner;
     training::LearningRateTuning::Buffers tuning;
   };
@@ -50,6 +52,7 @@ class Trainer {
     double learning_rate = 0;
     double gradient_norm = 0;  ///< before clipping
     std::int64_t skipped_steps = 0;
+    double loss_scale = 0;  ///< of the next step; 0: the loss is not scaled
   };
   /// Of the last step. Waits for it.
   Metrics metrics();
@@ -73,6 +76,7 @@ class Trainer {
 
  private:
   kernels::AdamStep constants() const;
+  void reset_loss_scale();
   void step(const dataset::TokenBatch&, const kernels::AdamStep&);
   void compute();
   training::StepRunner::Settings runner_settings() const;

@@ -125,6 +125,7 @@ training::Metrics TrainingRun::metrics() {
       {.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true},
       {.name = "gradient_norm", .value = now.gradient_norm},
       {.name = "skipped_steps", .value = now.skipped_steps}};
+  if (now.loss_scale > 0) metrics.push_back({.name = "loss_scale", .value = now.loss_scale});
   if (configuration_.data.sequence_start > 0) metrics.push_back({.name = "sequence", .value = trainer_.length()});
   return metrics;
 }

@@ -2,15 +2,19 @@
 #include "language_model/transformer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
+#include <utility>
 
-#include "kernels/bf16.hpp"
+#include "base/error.hpp"
 #include "kernels/convert/convert.hpp"
+#include "kernels/gemm/fp8.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/residual/residual.hpp"
+#include "kernels/optimize/half_weights.hpp"
 #include "kernels/runtime.hpp"
 
 namespace weft::language_model {
@@ -79,7 +83,10 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
   };
   for (const training::ParameterSpec& spec : parameter_specs(a)) {
     if (!spec.is_matrix()) continue;
-    const Scalar weight = training::planes_of(spec, settings.policy, backend, training::Moments::none).front().type;
+    const Scalar weight =
+        type == Scalar::fp16
+            ? type
+            : training::planes_of(spec, settings.policy, backend, training::Moments::none).front().type;
     add(settings.rows, a.model.d_model, a.model.d_model, weight);
     add(settings.rows, a.projection_width(), a.model.d_model, weight);
     add(settings.rows, a.hidden_width(), a.model.d_model, weight);
@@ -98,6 +105,12 @@ bool rounds_biases(const TransformerSettings& settings, kernels::Backend backend
 /// Products of a block that have biases.
 constexpr std::int64_t kBiasedProducts = 4;
 
+/// Outputs and inputs of the products of a block.
+std::array<std::pair<std::int64_t, std::int64_t>, 4> block_products(const Architecture& a) {
+  const std::int64_t width = a.model.d_model;
+  return {{{a.projection_width(), width}, {width, a.query_width()}, {a.hidden_width(), width}, {width, a.model.d_mlp}}};
+}
+
 kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t rows) {
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
 }
@@ -114,6 +127,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
   if (library_attention(configuration)) attention.implementation = configuration.device.attention;
   return {.architecture = architecture,
           .type = activation_type(configuration),
+          .fp8_forward = configuration.fp8_forward,
           .policy = configuration.optimizer.state,
           .rows = configuration.micro_tokens(),
           .length = configuration.data.sequence,
@@ -246,7 +260,21 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   }
   arena.purpose("workspaces");
   attention_workspace = arena.take<std::byte>(attention_bytes);
-  product_workspace = arena.take<std::byte>(language_model::product_workspace(settings, arena.backend()));
+  std::int64_t product_bytes = language_model::product_workspace(settings, arena.backend());
+  if (settings.fp8_forward) {
+    std::int64_t row_bytes = 0, weight_bytes = 0;
+    for (const auto& [outputs, inputs] : block_products(a)) {
+      row_bytes = std::max(row_bytes, kernels::coded_bytes(rows, inputs));
+      weight_bytes = std::max(weight_bytes, kernels::coded_bytes(outputs, inputs));
+      product_bytes = std::max(product_bytes, kernels::gemm_coded_workspace(arena.backend(), rows, outputs, inputs));
+    }
+    coded_rows = arena.take<std::byte>(row_bytes);
+    coded_weight = arena.take<std::byte>(weight_bytes);
+  }
+  product_workspace = arena.take<std::byte>(product_bytes);
+  std::int64_t elements = aligned(a.vocabulary) * width;
+  for (const auto& [outputs, inputs] : block_products(a)) elements += model.layers * outputs * inputs;
+  half_weights = arena.take<kernels::half>(settings.type == Scalar::fp16 ? elements : 0);
   if (rounds_biases(settings, arena.backend())) {
     rounded_biases = arena.take<kernels::bf16>(
         model.layers * (aligned(a.projection_width()) + aligned(a.hidden_width()) + 2 * aligned(width)));
@@ -259,6 +287,12 @@ Transformer::Transformer(const Model& model, const TransformerSettings& settings
     : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {
   if (rounds_biases(settings, execution_.backend)) prepare_biases();
   if (settings.swaps()) swap_.emplace(execution_, buffers_.swap);
+  for (const Block& block : model.blocks())
+    linears_.insert(linears_.end(), {&block.projection, &block.attention_output, &block.up, &block.down});
+  linears_.push_back(&model.head());
+  if (!settings.fp8_forward) return;
+  if (const std::string why = kernels::coded_obstacle(execution_.backend); !why.empty())
+    throw collective_error(ExitCode::usage, "device.fp8_forward is not available ({}); leave it out", why);
 }
 
 void Transformer::prepare_biases() {
@@ -282,6 +316,7 @@ void Transformer::prepare_biases() {
 
 void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
   const bool swaps = swap_.has_value() && step != nullptr;
+  round_weights();
   embed(tokens, step);
   timers_.phase("products");
   kernels::round_copies(execution_, buffers_.bias_copies, largest_bias_);
@@ -301,6 +336,20 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
     }
   }
   leave(tokens);
+}
+
+/// The weights of fp16 products: as they are now, after whatever update.
+void Transformer::round_weights() {
+  if (settings_.type != Scalar::fp16) return;
+  timers_.phase("products");
+  for (const Linear* const linear : linears_) {
+    auto* to = static_cast<kernels::half*>(operand(*linear).data);
+    for (std::size_t i = 0; i < linear->count; ++i) {
+      const kernels::ParameterRows& rows = model_.parameters().matrix(linear->weight + i);
+      kernels::weights_to_half(execution_, rows, {to, rows.rows, rows.columns, rows.columns});
+      to += rows.rows * rows.columns;
+    }
+  }
 }
 
 void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step) {
@@ -435,12 +484,13 @@ std::vector<float> Transformer::logits(std::int64_t row) {
   logits = logits.columns_from(0, settings_.architecture.vocabulary);
   timers_.stop();
   std::vector<float> values(static_cast<std::size_t>(logits.columns));
-  std::vector<kernels::bf16> stored(logits.type == Scalar::bf16 ? values.size() : 0);
+  std::vector<std::uint16_t> stored(logits.type == Scalar::fp32 ? 0 : values.size());
   void* const to = stored.empty() ? static_cast<void*>(values.data()) : stored.data();
   device::copy(execution_, to, logits.data, logits.columns * kernels::bytes_of(logits.type),
                device::Direction::to_host);
   kernels::fence(execution_);
-  for (std::size_t i = 0; i < stored.size(); ++i) values[i] = stored[i];
+  for (std::size_t i = 0; i < stored.size(); ++i)
+    values[i] = logits.type == Scalar::bf16 ? float(kernels::bf16{stored[i]}) : float(kernels::half{stored[i]});
   if (const float cap = static_cast<float>(settings().logit_softcap); cap > 0)
     for (float& value : values) value = cap * std::tanh(value / cap);
   return values;
@@ -648,14 +698,35 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
 }
 
 kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
-  kernels::LinearWeights weights{.matrix = linear.matrix, .transposed = linear.transposed, .bias = linear.bias_values};
+  kernels::LinearWeights weights{
+      .matrix = operand(linear), .transposed = linear.transposed, .bias = linear.bias_values};
   if (linear.bias < rounded_biases_.size()) weights.rounded_bias = rounded_biases_[linear.bias];
   return weights;
 }
 
+/// The matrix of a product in the type that it takes.
+AnyMatrix Transformer::operand(const Linear& linear) const {
+  if (settings_.type != Scalar::fp16) return linear.matrix;
+  kernels::half* data = buffers_.half_weights.data;
+  for (const Linear* const* before = linears_.data(); *before != &linear; ++before)
+    data += (*before)->outputs() * (*before)->inputs();
+  return {data, Scalar::fp16, linear.matrix.rows, linear.matrix.columns, linear.matrix.columns};
+}
+
+void Transformer::multiply_coded(const Linear& linear, AnyMatrix x, AnyMatrix y) {
+  const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns),
+                           weight = kernels::coded_rows(buffers_.coded_weight, linear.outputs(), linear.inputs());
+  kernels::code_rows(execution_, x, kernels::Form::plain, rows);
+  kernels::code_rows(execution_, linear.matrix, linear.form(), weight);
+  kernels::gemm_coded(execution_, rows, weight, y, buffers_.product_workspace);
+}
+
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
-  kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
+  if (!settings_.fp8_forward || &linear == &model_.head())
+    return kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
+  multiply_coded(linear, x, y);
+  if (linear.bias != kNoParameter) kernels::add_bias(execution_, y, linear.bias_values);
 }
 
 /// The rows of dW = dyᵀ x and db.

@@ -15,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/bf16.hpp"
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/embedding/embedding.hpp"
 #include "kernels/language/linear/linear.hpp"
@@ -42,6 +43,7 @@ struct Tokens {
 struct TransformerSettings {
   Architecture architecture;
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of activations, their gradients and logits
+  bool fp8_forward = false;                      ///< products of the blocks in 8 bits (kernels/gemm/fp8.hpp)
   kernels::StatePolicy policy = kernels::StatePolicy::fp32;
   std::int64_t rows = 0;    ///< most rows of a micro-batch
   std::int64_t length = 0;  ///< most rows of a sequence
@@ -99,6 +101,9 @@ class Transformer {
     kernels::Array<std::byte> attention_workspace, product_workspace;
     kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
     kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed, once per forward pass
+    /// fp16 activations: the matrices of all products in fp16, as stored: those of the blocks, then the head.
+    kernels::Array<kernels::half> half_weights;
+    kernels::Array<std::byte> coded_rows, coded_weight;  ///< fp8_forward: operands of one product
   };
 
   /// `model`, `timers` and the arena must outlive this object.
@@ -133,6 +138,7 @@ class Transformer {
   static std::uint32_t attention_site(std::size_t layer) { return 1 + 2 * static_cast<std::uint32_t>(layer); }
   static std::uint32_t mlp_site(std::size_t layer) { return 2 + 2 * static_cast<std::uint32_t>(layer); }
 
+  void round_weights();
   void embed(const Tokens&, const kernels::AdamStep*);
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
@@ -149,7 +155,9 @@ class Transformer {
                  kernels::AnyMatrix y, const kernels::NormStatistics&);
   void normalise_backward(const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&, kernels::AnyMatrix dy,
                           kernels::AnyMatrix dh, bool overwrite, training::GradientSink&);
+  kernels::AnyMatrix operand(const Linear&) const;
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
+  void multiply_coded(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&);
   void give_gradients(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, training::GradientSink&);
@@ -182,6 +190,7 @@ class Transformer {
   std::int64_t largest_bias_ = 0;
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   std::optional<ActivationSwap> swap_;
+  std::vector<const Linear*> linears_;  // in the order of Buffers::half_weights
   Tap tap_;
 };
 

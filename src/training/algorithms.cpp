@@ -38,7 +38,9 @@ Epilogue::Kind epilogue_named(const std::string& name) {
 
 report::Json to_json(const GemmRecord& record) {
   const GemmShape& shape = record.shape;
-  const auto name = [](Scalar type) { return type == Scalar::bf16 ? "bf16" : "fp32"; };
+  const auto name = [](Scalar type) {
+    return type == Scalar::bf16 ? "bf16" : type == Scalar::fp16 ? "fp16" : type == Scalar::u8 ? "e4m3" : "fp32";
+  };
   report::Json json = {{"n_tokens", shape.rows},          {"n_features", shape.columns},
                        {"d_model", shape.inner},          {"input_stride", shape.a_stride},
                        {"weight_stride", shape.b_stride}, {"product_stride", shape.c_stride},
@@ -53,11 +55,15 @@ report::Json to_json(const GemmRecord& record) {
     json["epilogue"] = kEpilogues[static_cast<std::size_t>(shape.epilogue)].second;
     json["hidden_stride"] = shape.hidden_stride;
   }
+  if (shape.tf32) json["tf32"] = true;
   return json;
 }
 
 GemmRecord from_json(const report::Json& json) {
-  const auto type = [&](const char* key) { return json.at(key) == "bf16" ? Scalar::bf16 : Scalar::fp32; };
+  const auto type = [&](const char* key) {
+    const report::Json& name = json.at(key);
+    return name == "bf16" ? Scalar::bf16 : name == "fp16" ? Scalar::fp16 : name == "e4m3" ? Scalar::u8 : Scalar::fp32;
+  };
   GemmRecord record;
   const auto form = [&](const char* key, bool otherwise) {
     return json.value(key, otherwise) ? Form::transposed : Form::plain;
@@ -74,7 +80,8 @@ GemmRecord from_json(const report::Json& json) {
                   .a_form = form("input_transposed", false),
                   .b_form = form("weight_transposed", true),
                   .epilogue = epilogue_named(json.value("epilogue", "none")),
-                  .hidden_stride = json.value("hidden_stride", std::int64_t{0})};
+                  .hidden_stride = json.value("hidden_stride", std::int64_t{0}),
+                  .tf32 = json.value("tf32", false)};
   record.gpu = json.at("gpu");
   record.library = json.at("library");
   record.algorithm = json.at("algorithm");
@@ -137,6 +144,7 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
     return record;
   } else {
     const GemmShape& shape = record.shape;
+    if (shape.input == Scalar::u8) return record;  // products in codes keep the library's first proposal
     const std::int64_t words = kernels::bytes_of(shape.input) / 2;
     const device::Buffer<std::byte> a =
         random_rows(execution, shape.a_form == Form::plain ? shape.rows : shape.inner, words * shape.a_stride);

@@ -28,9 +28,8 @@ void ParameterUpdate::form_norm(kernels::StepFlags* flags) {
   kernels::flag_not_finite(execution_, buffers_.norm.data, &flags->not_finite);
 }
 
-void ParameterUpdate::apply(kernels::AdamStep* step) {
-  kernels::keep_norm(execution_, buffers_.norm.data, step, buffers_.norm.data + 1);
-  if (settings_.clip_norm > 0) kernels::clip_to_norm(execution_, buffers_.norm.data + 1, settings_.clip_norm, step);
+void ParameterUpdate::apply(kernels::AdamStep* step, const kernels::LossScale* scale) {
+  kernels::unscale_and_clip(execution_, buffers_.norm.data, settings_.clip_norm, scale, buffers_.norm.data + 1, step);
   if (state_) state_->begin();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_.specs()[i].is_matrix())

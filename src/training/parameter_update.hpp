@@ -5,12 +5,15 @@
 //   update.form_norm(flags);    // |g|², fp64 sums in a fixed order; flags a gradient that is not finite
 //   runner.guard(flags);        // StepRunner: withholds the step
 //   update.apply(constants);    // clips by the norm of this step, then updates
+//
+// With a scaled loss (kernels/optimize/loss_scale.hpp) gradients carry its scale until `apply`, which divides by it
+// first: norm and clipping are those of the gradient itself.
 #pragma once
 
 #include <optional>
 #include <span>
 
-#include "kernels/optimize/guard.hpp"
+#include "kernels/optimize/loss_scale.hpp"
 #include "optimizer/settings.hpp"
 #include "training/gradient_sink.hpp"
 #include "training/parameters.hpp"
@@ -36,8 +39,8 @@ class ParameterUpdate {
 
   /// *flags.not_finite |= 1 if a gradient is not finite.
   void form_norm(kernels::StepFlags* flags);
-  /// No effect if the step is withheld.
-  void apply(kernels::AdamStep* step);
+  /// No effect if the step is withheld. `scale`: of the loss whose gradients these are; null: it is not scaled.
+  void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr);
 
   /// Of the gradient of the last step before clipping; where the kernels run.
   const double* norm() const { return buffers_.norm.data + 1; }

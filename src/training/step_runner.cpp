@@ -92,10 +92,12 @@ void StepRunner::learn_outcomes(std::int64_t last) {
     const Pending& pending = pending_[step % kRing];
     pending.done.wait();
     const kernels::StepOutcome outcome = buffers_.outcomes[step % kRing];
+    if (outcome.loss_scale != loss_scale_ && loss_scale_ > 0)
+      log::info("loss scale {:g} instead of {:g} from step {} on", outcome.loss_scale, loss_scale_, step);
+    loss_scale_ = outcome.loss_scale;
     if (outcome.withheld == 0) continue;
     if (outcome.overflow != 0) {
-      log::info("the gradient overflows fp16 at step {}: no update, the loss scale is lowered if it happens again",
-                step);
+      log::info("the gradient overflows fp16 at step {} with the loss scale {:g}: no update", step, outcome.loss_scale);
       continue;
     }
     if (outcome.halted == kernels::kExchangeAborted)

@@ -133,6 +133,7 @@ class StepRunner {
   std::int64_t steps_done_ = 0;   // submitted
   std::int64_t steps_known_ = 0;  // with known outcome
   std::int64_t steps_here_ = 0;
+  double loss_scale_ = 0;  // of the last step with a known outcome
 };
 
 }  // namespace weft::training

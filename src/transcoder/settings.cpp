@@ -375,7 +375,9 @@ input::Schema schema(Configuration& configuration) {
   add_keys(schema, configuration.transcoder);
   optimizer::add_keys(schema, configuration.optimizer, true);
   parallel::add_keys(schema, configuration.parallel);
-  device::add_keys(schema, configuration.device, configuration.precision);
+  device::add_keys(schema, configuration.device, configuration.precision,
+                   {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
+                   "type of activations, products and gradient rows; sums are fp32 in both");
   device::add_tile_key(schema, configuration.device);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);

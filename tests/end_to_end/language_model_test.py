@@ -112,7 +112,8 @@ def evaluates_the_held_out_part(weft):
 
 
 def policies_resume(weft):
-    for more in ('[device]\nprecision = "bf16"\n[memory]\nrecompute = "block"', '[memory]\nhead_chunk = 100'):
+    for more in ('[device]\nprecision = "bf16"\n[memory]\nrecompute = "block"', '[memory]\nhead_chunk = 100',
+                 '[device]\nprecision = "fp16"', '[device]\nprecision = "bf16"\nfp8_forward = true'):
         name = "policy"
         text = INPUT.format(more="") + more + "\n"
         source = weft.folder / "policy.toml"

@@ -29,6 +29,31 @@ TEST_CASE("half reads its whole range exactly") {
   CHECK(std::isnan(static_cast<float>(half{0x7e00})));
 }
 
+TEST_CASE("half keeps every one of its patterns through fp32, and rounds to the nearest, ties to even") {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    const half value{static_cast<std::uint16_t>(bits)};
+    const float wide = value;
+    if (std::isnan(wide))
+      CHECK(std::isnan(static_cast<float>(to_half(wide))));
+    else
+      REQUIRE(to_half(wide).bits == bits);
+  }
+  // Between two neighbours of finite magnitude: below the middle, the middle, above it; subnormal and normal.
+  for (std::uint32_t bits = 0; bits < 0x7bff; ++bits) {
+    const float low = half{static_cast<std::uint16_t>(bits)}, high = half{static_cast<std::uint16_t>(bits + 1)};
+    const float middle = 0.5f * (low + high), infinity = std::numeric_limits<float>::infinity();
+    REQUIRE(to_half(std::nextafter(middle, 0.0f)).bits == bits);
+    REQUIRE(to_half(middle).bits == bits + bits % 2);
+    REQUIRE(to_half(std::nextafter(middle, infinity)).bits == bits + 1);
+    REQUIRE(to_half(-middle).bits == (0x8000u | (bits + bits % 2)));
+  }
+  CHECK(to_half(std::nextafter(65520.0f, 0.0f)).bits == 0x7bff);
+  CHECK(to_half(65520.0f).bits == 0x7c00);
+  CHECK(to_half(3e38f).bits == 0x7c00);
+  CHECK(to_half(-3e38f).bits == 0xfc00);
+  CHECK(to_half(1e-30f).bits == 0);
+}
+
 TEST_CASE("stochastic rounding is unbiased and reaches only the two neighbours") {
   const float value = 1.0f + 0x1p-9f;  // a quarter of the way from 1 to the next bf16, 1 + 2^-7
   int up = 0;

@@ -82,7 +82,11 @@ double largest_excess(const Execution& execution, const Shape& shape, Form a_for
       }
       // `inner` products summed in fp32 in any order, two scalings and their sum; then one rounding to storage.
       const double error = static_cast<double>(shape.inner + 3) * kRoundoff * magnitude;
-      const double allowed = error + (c_type == Scalar::bf16 ? kRoundoffBf16 * (std::abs(sum) + error) : 0.0);
+      // fp16 below 2^-14 has a spacing of 2^-24.
+      const double rounding = c_type == Scalar::bf16   ? kRoundoffBf16 * (std::abs(sum) + error)
+                              : c_type == Scalar::fp16 ? kRoundoffHalf * (std::abs(sum) + error) + 0x1p-25
+                                                       : 0.0;
+      const double allowed = error + rounding;
       worst = std::max(worst, std::isnan(after[at]) ? HUGE_VAL : std::abs(after[at] - sum) / allowed);
     }
   return worst;
@@ -95,10 +99,13 @@ TEST_CASE("gemm agrees with sums in float64 for every form, type, factor and sha
     for (const Shape& shape : kShapes)
       for (const Form a_form : {Form::plain, Form::transposed})
         for (const Form b_form : {Form::plain, Form::transposed})
-          for (const Scalar a : {Scalar::fp32, Scalar::bf16})
-            for (const Scalar b : {Scalar::fp32, Scalar::bf16})
-              for (const Scalar c : {Scalar::fp32, Scalar::bf16})
+          for (const Scalar a : kRowTypes)
+            for (const Scalar b : kRowTypes)
+              for (const Scalar c : kRowTypes)
                 for (const Factors& factors : kFactors) {
+                  // fp16 with bf16 does not occur.
+                  const auto is = [&](Scalar type) { return a == type || b == type || c == type; };
+                  if (is(Scalar::fp16) && (is(Scalar::bf16) || a != b)) continue;
                   INFO("rows ", shape.rows, " columns ", shape.columns, " inner ", shape.inner, " forms ",
                        static_cast<int>(a_form), static_cast<int>(b_form), " types ", static_cast<int>(a),
                        static_cast<int>(b), static_cast<int>(c), " beta ", factors.beta);
@@ -109,7 +116,7 @@ TEST_CASE("gemm agrees with sums in float64 for every form, type, factor and sha
 
 TEST_CASE("a product over no terms scales C, and an empty product does nothing") {
   for_each_backend([&](const Execution& execution) {
-    for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+    for (const Scalar type : kRowTypes) {
       const device::Buffer<std::byte> workspace(gemm_workspace(Scalar::fp32, Scalar::fp32, type, 2, 3, 0));
       const TestMatrix c({1, 2, 3, 4, 5, 6}, 2, 3, type);
       const AnyMatrix a{nullptr, Scalar::fp32, 2, 0, 0}, b{nullptr, Scalar::fp32, 0, 3, 3};
@@ -118,6 +125,34 @@ TEST_CASE("a product over no terms scales C, and an empty product does nothing")
       gemm(execution, 1.0f, a, Form::plain, b, Form::plain, 0.0f, c.view(), workspace.array());
       CHECK(c.values() == std::vector<float>(6, 0.0f));
       gemm(execution, 1.0f, a.rows_from(0, 0), Form::plain, b, Form::plain, 0.0f, c.view().rows_from(0, 0), {});
+    }
+  });
+}
+
+TEST_CASE("TF32 changes products of fp32 on a GPU by the rounding of their operands, and nothing else") {
+  for_each_backend([&](const Execution& execution) {
+    Execution fast = execution;
+    fast.tf32 = true;
+    for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+      const std::int64_t rows = 128, columns = 96, inner = 256;
+      const Operand a(rows, inner, Form::plain, type, 1), b(inner, columns, Form::transposed, type, 2);
+      const TestMatrix exact(std::vector<float>(rows * columns), rows, columns, Scalar::fp32),
+          rounded(std::vector<float>(rows * columns), rows, columns, Scalar::fp32);
+      const device::Buffer<std::byte> workspace(gemm_workspace(type, type, Scalar::fp32, rows, columns, inner));
+      gemm(execution, 1.0f, a.view(), a.form, b.view(), b.form, 0.0f, exact.view(), workspace.array());
+      gemm(fast, 1.0f, a.view(), a.form, b.view(), b.form, 0.0f, rounded.view(), workspace.array());
+      const std::vector<float> want = exact.values(), got = rounded.values();
+      double difference = 0, size = 0;
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        difference += std::pow(static_cast<double>(want[i]) - static_cast<double>(got[i]), 2);
+        size += std::pow(static_cast<double>(want[i]), 2);
+      }
+      // TF32 keeps 11 bits: an error of at most 2^-11 of each operand.
+      CHECK(std::sqrt(difference / size) <= 1e-3);
+      if (type == Scalar::fp32)
+        CHECK((difference > 0) == kCudaBuild);
+      else
+        CHECK(difference == 0);
     }
   });
 }

@@ -39,7 +39,7 @@ TEST_CASE("column sums and products agree with float64 and add to what is there,
   for_each_backend([&](const Execution& execution) {
     for (const std::int64_t rows : {1, 127, 128, 129, 1000})
       for (const std::int64_t columns : {1, 64, 131, 768})
-        for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+        for (const Scalar type : kRowTypes)
           for (const bool statistics : {false, true}) {
             CAPTURE(rows);
             CAPTURE(columns);
@@ -79,7 +79,7 @@ TEST_CASE("rows by id agree with float64: runs within a block, across blocks, id
       std::int64_t n, table, columns;
     };
     for (const Case c : {Case{1, 1, 1}, {5, 3, 9}, {300, 1, 31}, {1000, 65, 64}, {3000, 300, 264}, {1500, 70000, 40}})
-      for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+      for (const Scalar type : kRowTypes) {
         CAPTURE(c.n);
         CAPTURE(c.table);
         const std::vector<std::uint32_t> ids = skewed_ids(c.n, c.table, 7);

@@ -29,8 +29,18 @@ using kernels::ParameterRows;
 using kernels::Scalar;
 using kernels::StatePolicy;
 
-constexpr double kRoundoff = 0x1p-24;     ///< of fp32: largest relative error of one rounding to nearest
-constexpr double kRoundoffBf16 = 0x1p-8;  ///< of bf16, to nearest; stochastic rounding may err by twice this
+constexpr double kRoundoff = 0x1p-24;      ///< of fp32: largest relative error of one rounding to nearest
+constexpr double kRoundoffBf16 = 0x1p-8;   ///< of bf16, to nearest; stochastic rounding may err by twice this
+constexpr double kRoundoffHalf = 0x1p-11;  ///< of fp16, of numbers from 2^-14 to 65504
+/// Types of activations of language models.
+constexpr Scalar kRowTypes[] = {Scalar::fp32, Scalar::bf16, Scalar::fp16};
+
+/// A value as a matrix of this type stores it.
+inline float stored_as(Scalar type, float value) {
+  return type == Scalar::bf16   ? float{kernels::to_bf16(value)}
+         : type == Scalar::fp16 ? float{kernels::to_half(value)}
+                                : value;
+}
 constexpr StatePolicy kPolicies[] = {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit};
 
 /// body(execution) on the portable kernels and, in a CUDA build, on the hand-written ones. Both run on the stream of
@@ -89,7 +99,7 @@ inline std::vector<float> random_floats(std::int64_t size, std::uint64_t stream,
   return out;
 }
 
-/// A matrix of either storage type. `values()` are the numbers as stored.
+/// A matrix of any storage type. `values()` are the numbers as stored.
 class TestMatrix {
  public:
   TestMatrix(const std::vector<float>& values, std::int64_t rows, std::int64_t columns, Scalar type)
@@ -97,15 +107,19 @@ class TestMatrix {
     if (type == Scalar::fp32) {
       wide_ = DeviceArray<float>(values);
     } else {
-      std::vector<bf16> narrow(values.size());
-      std::transform(values.begin(), values.end(), narrow.begin(), kernels::to_bf16);
-      narrow_ = DeviceArray<bf16>(narrow);
+      std::vector<std::uint16_t> narrow(values.size());
+      std::transform(values.begin(), values.end(), narrow.begin(), [type](float value) {
+        return type == Scalar::bf16 ? kernels::to_bf16(value).bits : kernels::to_half(value).bits;
+      });
+      narrow_ = DeviceArray<std::uint16_t>(narrow);
     }
   }
   std::vector<float> values() const {
     if (type_ == Scalar::fp32) return wide_.values();
-    const std::vector<bf16> narrow = narrow_.values();
-    return {narrow.begin(), narrow.end()};
+    std::vector<float> values;
+    for (const std::uint16_t bits : narrow_.values())
+      values.push_back(type_ == Scalar::bf16 ? float{bf16{bits}} : float{kernels::half{bits}});
+    return values;
   }
   AnyMatrix view() const {
     void* data = type_ == Scalar::fp32 ? static_cast<void*>(wide_.data()) : static_cast<void*>(narrow_.data());
@@ -116,7 +130,7 @@ class TestMatrix {
   std::int64_t rows_, columns_;
   Scalar type_;
   DeviceArray<float> wide_;
-  DeviceArray<bf16> narrow_;
+  DeviceArray<std::uint16_t> narrow_;
 };
 
 /// Sparse activations on the host, with what the kernels get of them.

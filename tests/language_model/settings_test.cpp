@@ -117,6 +117,10 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[data]\norder = \"curriculum\"\ncurriculum_steps = 2000\n", "more than run.steps = 1000");
   refused("[language_model]\nsparse_local = 4\n", "take language_model.window = 256");
   refused("[language_model]\nattention_dropout = 1.0\n", "language_model.attention_dropout");
+  if (!kernels::kCudaBuild) refused("[device]\nprecision = \"tf32\"\n", "needs a GPU");
+  refused("[device]\nfp8_forward = true\n", "take precision = \"bf16\"");
+  refused("[device]\nprecision = \"bf16\"\nfp8_forward = true\n[language_model]\nheads = 3\nd_model = 24\n",
+          "multiples of 16");
   refused("[data]\nmicro_tokens = 100\n", "not a multiple of data.sequence");
   refused("[run]\nsteps = 10\n", "optimizer.warmup_steps = 100 is more than run.steps = 10");
   refused("[optimizer]\nclip_mode = \"previous\"\n", "for transcoders");

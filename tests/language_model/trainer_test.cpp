@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "input/read.hpp"
+#include "kernels/optimize/loss_scale.hpp"
 #include "language_model/plan.hpp"
 #include "tests/language_model/small_model.hpp"
 
@@ -67,9 +68,11 @@ struct Run {
 
 }  // namespace
 
-TEST_CASE("training lowers the loss, in every storage of the state and in both types of activations") {
-  for (const char* more : {"", "state = \"bf16\"\n", "state = \"8bit\"\n", "[device]\nprecision = \"bf16\"\n",
-                           "[memory]\nrecompute = \"block\"\n"}) {
+TEST_CASE("training lowers the loss, in every storage of the state and in every type of activations") {
+  for (const char* more :
+       {"", "state = \"bf16\"\n", "state = \"8bit\"\n", "[device]\nprecision = \"bf16\"\n",
+        "[device]\nprecision = \"fp16\"\n", "state = \"8bit\"\n[device]\nprecision = \"fp16\"\n",
+        "[device]\nprecision = \"bf16\"\nfp8_forward = true\n", "[memory]\nrecompute = \"block\"\n"}) {
     CAPTURE(more);
     Run run(configuration(more));
     run.step();
@@ -154,10 +157,74 @@ TEST_CASE("a gradient that is not finite ends the run with exit code 4") {
   }
 }
 
+TEST_CASE("an overflow of fp16 skips exactly one update, lowers the scale, and is no fault of the run") {
+  Run run(configuration("[device]\nprecision = \"fp16\"\n"));
+  const auto set_scale = [&](const kernels::LossScale& scale) {
+    device::copy(weft::testing::execution(), run.trainer.registry().find("optimizer/loss_scale")->data, &scale,
+                 sizeof scale, device::Direction::to_device);
+  };
+  for (int i = 0; i < 3; ++i) run.step();
+  CHECK(run.trainer.metrics().loss_scale == 65536);
+  const double loss = run.trainer.metrics().loss;
+  // Gradients of the logits are at most 2^32 / 96 here: beyond 65504. The scale halves from the second overflow on.
+  set_scale({.scale = 0x1p32});
+  int skipped = 0;
+  for (double before = 0x1p32;; ++skipped) {
+    const std::vector<float> weights = run.weights();
+    run.step();
+    const Trainer::Metrics now = run.trainer.metrics();
+    CHECK(now.skipped_steps == 0);
+    CHECK(now.loss == doctest::Approx(loss).epsilon(0.3));
+    if (run.weights() != weights) {
+      CHECK(now.loss_scale == before);
+      break;
+    }
+    CHECK(now.loss_scale == (skipped == 0 ? before : before / 2));
+    before = now.loss_scale;
+    REQUIRE(skipped < 30);
+  }
+  CHECK(skipped > 2);
+  kernels::LossScale state;
+  device::copy(weft::testing::execution(), &state, run.trainer.registry().find("optimizer/loss_scale")->data,
+               sizeof state, device::Direction::to_host);
+  kernels::fence(weft::testing::execution());
+  CHECK(state.overflows == skipped);
+  CHECK(run.trainer.steps_done() == 4 + skipped);
+}
+
+TEST_CASE("the scale of the loss changes neither the update nor the norm, but where fp16 underflows") {
+  Run one(configuration("[device]\nprecision = \"fp16\"\n")), other(configuration("[device]\nprecision = \"fp16\"\n"));
+  const kernels::LossScale smaller{.scale = 1024};
+  device::copy(weft::testing::execution(), other.trainer.registry().find("optimizer/loss_scale")->data, &smaller,
+               sizeof smaller, device::Direction::to_device);
+  one.step();
+  other.step();
+  CHECK(other.trainer.metrics().loss == one.trainer.metrics().loss);
+  // Gradients of single tokens are 1e-5 and more: 1024 times that is above 2^-14, so powers of two change no bit but
+  // those of the smallest ones.
+  CHECK(other.trainer.metrics().gradient_norm == doctest::Approx(one.trainer.metrics().gradient_norm).epsilon(1e-4));
+}
+
+TEST_CASE("8-bit products in the forward pass change the loss by less than 1 %") {
+  Run bf16(configuration("[device]\nprecision = \"bf16\"\n")),
+      fp8(configuration("[device]\nprecision = \"bf16\"\nfp8_forward = true\n"));
+  double sum = 0, sum_fp8 = 0;
+  for (int i = 0; i < 30; ++i) {
+    bf16.step();
+    fp8.step();
+    sum += bf16.trainer.metrics().loss;
+    sum_fp8 += fp8.trainer.metrics().loss;
+  }
+  CHECK(sum_fp8 != sum);
+  CHECK(sum_fp8 == doctest::Approx(sum).epsilon(0.01));
+}
+
 TEST_CASE("the plan is what a trainer allocates") {
-  for (Configuration settings : {configuration(), configuration("[memory]\nrecompute = \"block\"\n"),
-                                 configuration("[device]\nprecision = \"bf16\"\n"),
-                                 configuration("", "sequence_start = 2\nsequence_growth_steps = 9\n")}) {
+  for (Configuration settings :
+       {configuration(), configuration("[memory]\nrecompute = \"block\"\n"),
+        configuration("[device]\nprecision = \"bf16\"\n"), configuration("[device]\nprecision = \"fp16\"\n"),
+        configuration("[device]\nprecision = \"bf16\"\nfp8_forward = true\n"),
+        configuration("", "sequence_start = 2\nsequence_growth_steps = 9\n")}) {
     settings.language_model.sparse_blocks = settings.data.sequence_start;
     const Plan planned = plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
     const device::MemoryUse before = device::memory_use();

@@ -21,7 +21,7 @@ constexpr bool is_gated(MlpActivation activation) {
   return activation == MlpActivation::swiglu || activation == MlpActivation::geglu;
 }
 
-/// x [n, D], gated: [n, 2 D] = [g | u]; y [n, D]. fp32 or bf16, each on its own; arithmetic is fp32.
+/// x [n, D], gated: [n, 2 D] = [g | u]; y [n, D]. fp32, bf16 or fp16, each on its own; arithmetic is fp32.
 void mlp_activation(const Execution&, MlpActivation, AnyMatrix x, AnyMatrix y);
 
 /// dx from x and dy, like x. dx may be x.

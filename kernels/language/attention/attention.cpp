@@ -45,10 +45,11 @@ bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
   });
 }
 
-/// Where the call runs: tensor cores take bf16 in rows of whole 16-byte words, and three head sizes, without dropout.
+/// Where the call runs: tensor cores take bf16 and fp16 in rows of whole 16-byte words, and three head sizes, without
+/// dropout.
 Execution place_of(const Execution& execution, const Attention& shape, std::initializer_list<AnyMatrix> matrices) {
   const bool taken = (shape.head_size == 32 || shape.head_size == 64 || shape.head_size == 128) &&
-                     shape.dropout.step == nullptr && matrices.begin()->type == Scalar::bf16 && are_in_words(matrices);
+                     shape.dropout.step == nullptr && are_in_words(matrices);
   return taken ? execution : Execution{Backend::portable, execution.stream};
 }
 

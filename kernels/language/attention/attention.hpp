@@ -14,8 +14,9 @@
 // With dropout (Vaswani et al. 2017; GPT-2), o_i = sum over j of m_ij p_ij v_j, m_ij = 0 or 1 / (1 - probability), and
 // in the backward pass m_ij p_ij stands for p_ij in dv, m_ij (do_i . v_j) for do_i . v_j in ds.
 //
-// CUDA: bf16 with head sizes 32, 64 and 128 and rows of whole 16-byte words runs on tensor cores; everything else runs
-// through Kokkos, far slower; so does attention with dropout. cuDNN is a second implementation (attention_cudnn.hpp).
+// CUDA: bf16 and fp16 with head sizes 32, 64 and 128 and rows of whole 16-byte words run on tensor cores; everything
+// else runs through Kokkos, far slower; so does attention with dropout. cuDNN is a second implementation
+// (attention_cudnn.hpp).
 #pragma once
 
 #include <cstddef>
@@ -73,8 +74,8 @@ std::int64_t attention_workspace(const Execution&, const Attention&, Scalar type
 std::int64_t attention_backward_workspace(const Execution&, const Attention&, Scalar type);
 
 /// queries [rows, heads * head_size], keys and values [rows, kv_heads * head_size], any strides (views of a packed
-/// projection), fp32 or bf16, all of one type; out [rows, heads * head_size]; log_sum [sequences * heads * length]:
-/// lse.
+/// projection), fp32, bf16 or fp16, all of one type; out [rows, heads * head_size]; log_sum [sequences * heads *
+/// length]: lse.
 void attention(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values, AnyMatrix out,
                Array<float> log_sum, Array<std::byte> workspace);
 

@@ -14,7 +14,9 @@ extern __shared__ __align__(128) unsigned char shared_memory[];
 
 #ifndef WEFT_BEFORE_AMPERE
 /// Context of flash.hpp on a GPU.
+template <class Number_>
 struct DeviceContext {
+  using Number = Number_;
   int thread;
   unsigned char* shared;
   std::uint32_t base;  ///< of `shared` in the shared address space
@@ -53,9 +55,14 @@ struct DeviceContext {
   }
   __device__ __forceinline__ void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                            std::uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    if constexpr (std::is_same_v<Number, bf16>)
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
   template <class T>
   __device__ __forceinline__ T shuffle_xor(T value, int mask) {
@@ -71,13 +78,13 @@ struct DeviceContext {
 
 enum class Pass { forward, queries, keys };
 
-template <int kHead, Pass pass>
+template <class Number, int kHead, Pass pass>
 __global__ void __launch_bounds__(kFlashThreads) flash(const __grid_constant__ FlashArguments arguments) {
 #ifdef WEFT_BEFORE_AMPERE
   __trap();  // no products of bf16; Runtime refuses these GPUs
 #else
   using Sizes = FlashSizes<kHead>;
-  DeviceContext context;
+  DeviceContext<Number> context;
   if constexpr (pass == Pass::forward)
     flash_forward<kHead, Sizes::forward_row_tiles, Sizes::forward_tile>(context, arguments, blockIdx.x);
   else if constexpr (pass == Pass::queries)
@@ -87,7 +94,7 @@ __global__ void __launch_bounds__(kFlashThreads) flash(const __grid_constant__ F
 #endif
 }
 
-template <int kHead, Pass pass>
+template <class Number, int kHead, Pass pass>
 void launch(const Execution& execution, const FlashArguments& arguments) {
   using Sizes = FlashSizes<kHead>;
   constexpr int kRowTiles = pass == Pass::forward   ? Sizes::forward_row_tiles
@@ -99,9 +106,9 @@ void launch(const Execution& execution, const FlashArguments& arguments) {
                                       : flash_keys_backward_shared<kHead, kRowTiles, Sizes::keys_tile>();
   static_assert(kBytes <= kSharedMemory);
   static const bool once = [] {
-    require(
-        cudaFuncSetAttribute(flash<kHead, pass>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
-        "attention: shared memory");
+    require(cudaFuncSetAttribute(flash<Number, kHead, pass>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(kBytes)),
+            "attention: shared memory");
     return true;
   }();
   static_cast<void>(once);
@@ -110,20 +117,28 @@ void launch(const Execution& execution, const FlashArguments& arguments) {
   const std::int64_t heads = pass == Pass::keys ? shape.kv_heads : shape.heads;
   const std::int64_t blocks = shape.sequences * heads * ((shape.length + kRows - 1) / kRows);
   if (blocks == 0) return;
-  flash<kHead, pass><<<static_cast<unsigned>(blocks), kFlashThreads, kBytes, stream_of(execution)>>>(arguments);
+  flash<Number, kHead, pass><<<static_cast<unsigned>(blocks), kFlashThreads, kBytes, stream_of(execution)>>>(arguments);
   require_launch("attention");
 }
 
-template <Pass pass>
+template <class Number, Pass pass>
 void launch(const Execution& execution, const FlashArguments& arguments) {
   switch (arguments.shape.head_size) {
     case 32:
-      return launch<32, pass>(execution, arguments);
+      return launch<Number, 32, pass>(execution, arguments);
     case 64:
-      return launch<64, pass>(execution, arguments);
+      return launch<Number, 64, pass>(execution, arguments);
     default:
-      return launch<128, pass>(execution, arguments);
+      return launch<Number, 128, pass>(execution, arguments);
   }
+}
+
+template <Pass pass>
+void launch(const Execution& execution, Scalar type, const FlashArguments& arguments) {
+  if (type == Scalar::bf16)
+    launch<bf16, pass>(execution, arguments);
+  else
+    launch<half, pass>(execution, arguments);
 }
 
 FlashMatrix view(const AnyMatrix& matrix) { return {static_cast<std::uint16_t*>(matrix.data), matrix.stride}; }
@@ -139,7 +154,7 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
   arguments.values = view(values);
   arguments.out = view(out);
   arguments.new_log_sum = log_sum.data;
-  launch<Pass::forward>(execution, arguments);
+  launch<Pass::forward>(execution, queries.type, arguments);
 }
 
 void attention_backward(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys,
@@ -157,8 +172,8 @@ void attention_backward(const Execution& execution, const Attention& shape, AnyM
   arguments.dv = view(dv);
   arguments.log_sum = log_sum.data;
   arguments.delta = reinterpret_cast<float*>(workspace.data);
-  launch<Pass::queries>(execution, arguments);
-  launch<Pass::keys>(execution, arguments);
+  launch<Pass::queries>(execution, queries.type, arguments);
+  launch<Pass::keys>(execution, queries.type, arguments);
 }
 
 }  // namespace weft::kernels::cuda

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention on tensor cores (FlashAttention-2, Dao 2023), bf16 with fp32 sums: the code of one thread of a block of
-// kFlashThreads. Everything that only a GPU can do (matrix instructions, copies to shared memory, exchange within a
-// warp) is behind `Context`: attention_cuda.cu has the one for a GPU, tests/kernels/language/emulated_block.hpp one
-// that runs a block on the host, so that the same source is tested without a GPU.
+// Attention on tensor cores (FlashAttention-2, Dao 2023), bf16 or fp16 with fp32 sums: the code of one thread of a
+// block of kFlashThreads. Everything that only a GPU can do (matrix instructions, copies to shared memory, exchange
+// within a warp) is behind `Context`: attention_cuda.cu has the one for a GPU,
+// tests/kernels/language/emulated_block.hpp one that runs a block on the host, so that the same source is tested
+// without a GPU.
 //
-// A Context has: thread; shared (bytes); sync(), sync_warp(); copy16, copy4 (asynchronous, `valid` or zeros), commit(),
-// wait<n>(): all but the last n committed groups of copies have arrived; load_matrices, load_matrices_transposed
-// (ldmatrix.x4); multiply (mma.m16n8k16); shuffle_xor; exp2.
+// A Context has: Number (bf16 or half); thread; shared (bytes); sync(), sync_warp(); copy16, copy4 (asynchronous,
+// `valid` or zeros), commit(), wait<n>(): all but the last n committed groups of copies have arrived; load_matrices,
+// load_matrices_transposed (ldmatrix.x4); multiply (mma.m16n8k16); shuffle_xor; exp2.
 //
 // Fragments of a warp, with quad = lane / 4 and pair = 2 (lane % 4), as PTX defines them for m16n8k16:
 //
@@ -15,12 +16,13 @@
 //   B [16 k, 8 columns]   b[0], b[1]: k = pair, pair + 1 (+ 8) of column quad
 //   C [16 rows, 8 cols]   c[0], c[1]: row quad, columns pair, pair + 1;           c[2], c[3]: row quad + 8
 //
-// Two neighbouring C are, rounded to bf16, the A of a product over their 16 columns: probabilities never leave the
+// Two neighbouring C are, rounded to Number, the A of a product over their 16 columns: probabilities never leave the
 // registers.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/language/attention/mask.hpp"
 #include "kernels/language/exponential.hpp"
@@ -44,7 +46,7 @@ struct FlashSizes {
   static constexpr int keys_row_tiles = 1, keys_tile = kHead <= 64 ? 64 : 32;
 };
 
-/// Rows of a matrix of bf16; a head starts at a column.
+/// Rows of a matrix of 16-bit numbers; a head starts at a column.
 struct FlashMatrix {
   std::uint16_t* data;
   std::int64_t stride;
@@ -69,18 +71,28 @@ struct alignas(16) FlashWord {
 WEFT_FLASH_INLINE int flash_least(int a, int b) { return a < b ? a : b; }
 WEFT_FLASH_INLINE int flash_most(int a, int b) { return a > b ? a : b; }
 
-/// Two values rounded to bf16, the first in the low half.
+/// Two values rounded to Number, the first in the low half.
+template <class Number>
 WEFT_FLASH_INLINE std::uint32_t flash_pack(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   std::uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  if constexpr (std::is_same_v<Number, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 #else
-  return to_bf16(low).bits | static_cast<std::uint32_t>(to_bf16(high).bits) << 16;
+  return from_float<Number>(low).bits | static_cast<std::uint32_t>(from_float<Number>(high).bits) << 16;
 #endif
 }
-WEFT_FLASH_INLINE float flash_low(std::uint32_t pair) { return bits_float(pair << 16); }
-WEFT_FLASH_INLINE float flash_high(std::uint32_t pair) { return bits_float(pair & 0xffff0000u); }
+template <class Number>
+WEFT_FLASH_INLINE float flash_low(std::uint32_t pair) {
+  return Number{static_cast<std::uint16_t>(pair & 0xffffu)};
+}
+template <class Number>
+WEFT_FLASH_INLINE float flash_high(std::uint32_t pair) {
+  return Number{static_cast<std::uint16_t>(pair >> 16)};
+}
 
 /// Byte of chunk `chunk` (eight columns, 16 bytes) of row `row` in a tile [rows, kHead]. The chunks of a row are
 /// permuted so that the same chunk of eight successive rows lies in different banks.
@@ -152,7 +164,7 @@ WEFT_FLASH_INLINE void flash_scores(Context& context, std::uint32_t a, int row, 
   }
 }
 
-/// c[r] += p[r], rounded to bf16, times tile `b`.
+/// c[r] += p[r], rounded to Context::Number, times tile `b`.
 template <int kHead, int kRowTiles, int kInnerTiles, class Context>
 WEFT_FLASH_INLINE void flash_sums(Context& context, const float (&p)[kRowTiles][kInnerTiles][4], std::uint32_t b,
                                   float (&c)[kRowTiles][kHead / 8][4]) {
@@ -163,7 +175,8 @@ WEFT_FLASH_INLINE void flash_sums(Context& context, const float (&p)[kRowTiles][
     for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        rows[r][i] = flash_pack(p[r][2 * k + i / 2][2 * (i % 2)], p[r][2 * k + i / 2][2 * (i % 2) + 1]);
+        rows[r][i] = flash_pack<typename Context::Number>(p[r][2 * k + i / 2][2 * (i % 2)],
+                                                          p[r][2 * k + i / 2][2 * (i % 2) + 1]);
 #pragma unroll
     for (int n = 0; n < kHead / 16; ++n) {
       std::uint32_t columns[4];
@@ -195,7 +208,7 @@ WEFT_FLASH_INLINE void flash_store(Context& context, const float (&c)[kRowTiles]
       for (int n = 0; n < kChunks; ++n) {
         const std::uint32_t to = stage + flash_place<kHead>(row + 16 * r + 8 * half + lane / 4, n) + lane % 4 * 4;
         *reinterpret_cast<std::uint32_t*>(context.shared + to) =
-            flash_pack(by * c[r][n][2 * half], by * c[r][n][2 * half + 1]);
+            flash_pack<typename Context::Number>(by * c[r][n][2 * half], by * c[r][n][2 * half + 1]);
       }
     }
   context.sync_warp();
@@ -475,8 +488,9 @@ WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArgum
         const FlashWord g = *reinterpret_cast<const FlashWord*>(a.out_gradient.at(block.first + row, c));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sum = fmaf(flash_low(o.pair[i]), flash_low(g.pair[i]), sum);
-          sum = fmaf(flash_high(o.pair[i]), flash_high(g.pair[i]), sum);
+          using Number = typename Context::Number;
+          sum = fmaf(flash_low<Number>(o.pair[i]), flash_low<Number>(g.pair[i]), sum);
+          sum = fmaf(flash_high<Number>(o.pair[i]), flash_high<Number>(g.pair[i]), sum);
         }
       }
       sum += context.shuffle_xor(sum, 1);

@@ -4,7 +4,7 @@
 // products. Baseline of `weft benchmark`; models are trained with attention.hpp, which has the formulas.
 //
 // Row (sequence * heads + head) * length + i of a matrix [sequences * heads * length, length] belongs to query i of the
-// sequence, column j to key j. fp32 or bf16, sums in fp32.
+// sequence, column j to key j. fp32, bf16 or fp16, sums in fp32.
 #pragma once
 
 #include "kernels/language/attention/attention.hpp"

@@ -13,7 +13,7 @@
 namespace weft::kernels {
 
 /// out[n] = tokens[ids[n]] + positions[position[n]]. positions: without data if the model has no learned positions.
-/// Tables and out fp32 or bf16. Ids are in range: the caller checks them.
+/// Tables and out fp32, bf16 or fp16. Ids are in range: the caller checks them.
 void embed(const Execution&, AnyMatrix tokens, Array<const std::uint32_t> ids, AnyMatrix positions,
            Array<const std::int32_t> position, AnyMatrix out);
 

@@ -45,9 +45,10 @@ struct NormStatistics {
 void norm_forward(const Execution&, const NormWeights&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum, AnyMatrix y,
                   const NormStatistics&);
 
-/// Most blocks of rows whose sums norm_backward forms (NormSums): enough for a GPU, and a small part of the traffic.
+/// Most blocks of rows whose sums norm_backward forms (NormSums): all run at once on a GPU of 132 multiprocessors, and
+/// their sums are a small part of the traffic.
 constexpr std::int64_t most_norm_blocks(std::int64_t rows) {
-  constexpr std::int64_t kFewestRows = 8, kMostBlocks = 1024;
+  constexpr std::int64_t kFewestRows = 8, kMostBlocks = 640;
   const std::int64_t blocks = (rows + kFewestRows - 1) / kFewestRows;
   return blocks < kMostBlocks ? blocks : kMostBlocks;
 }

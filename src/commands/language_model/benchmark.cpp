@@ -4,6 +4,7 @@
 // row counts if the baseline was measured and has the same loss after as many steps.
 #include "commands/shared/benchmark.hpp"
 
+#include "kernels/gemm/fp8.hpp"
 #include "language_model/benchmark/cases.hpp"
 #include "language_model/benchmark/subject.hpp"
 #include "report/format.hpp"
@@ -37,6 +38,9 @@ class LanguageModelBenchmark final : public BenchmarkFamily {
   std::string obstacle(const Input& input, const parallel::World& world, bool dry) const override {
     if (std::string reason = language_model::obstacle(input.language, input.language_benchmark); !reason.empty())
       return reason;
+    if (!dry && input.language.fp8_forward)
+      if (std::string reason = kernels::coded_obstacle(device::planned_backend(device(input))); !reason.empty())
+        return reason;
     const language_model::Plan plan = language_model::plan(input.language, input.language_benchmark);
     const auto check = [](std::int64_t needed, std::int64_t available, const std::string& memory) -> std::string {
       if (available == 0 || needed <= available) return "";

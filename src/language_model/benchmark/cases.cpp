@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::string_view kInput = "input";
 constexpr std::string_view kHandWritten = "hand-written kernels";
+constexpr std::string_view kFp8 = "fp8 forward";
 
 /// One optimisation: "key=value" of both positions. Those of one key exclude each other.
 struct Toggle {
@@ -36,9 +37,9 @@ std::vector<Toggle> toggles(const Configuration& configuration, std::int64_t bat
   };
   return {
       {"bf16", "device.precision", "fp32", "bf16", ""},
-      missing("fp16"),
-      missing("TF32"),
-      missing("fp8 forward"),
+      {"fp16", "device.precision", "fp32", "fp16", ""},
+      {"TF32", "device.precision", "fp32", "tf32", no_gpu},
+      {std::string(kFp8), "device.fp8_forward", "false", "true", ""},
       {std::string(kHandWritten), "device.backend", "portable", "auto", no_gpu},
       {"flash attention", "benchmark.attention", "matrix", "flash", ""},
       // All rows: more than any micro-batch has.
@@ -68,8 +69,8 @@ std::vector<Combination> combinations() {
           {"B", {"flash attention", "recompute blocks", "8-bit state"}},
           {"safe", {"flash attention", "chunked head", "graphs"}},
           {"all",
-           {"bf16", std::string(kHandWritten), "flash attention", "chunked head", "recompute blocks", "8-bit state",
-            "graphs", "accumulation"}}};
+           {"bf16", std::string(kFp8), std::string(kHandWritten), "flash attention", "chunked head", "recompute blocks",
+            "8-bit state", "graphs", "accumulation"}}};
 }
 
 /// The names joined by " + ".
@@ -89,7 +90,7 @@ std::vector<std::string> joined(const std::string& name) {
 std::vector<std::string> default_cases() {
   std::vector<std::string> names = {std::string(kInput), std::string(kBaseline)};
   for (const Toggle& one : toggles({}, 0)) names.push_back(one.name);
-  names.push_back(fmt::format("bf16 + {}", kHandWritten));
+  for (const std::string_view name : {kHandWritten, kFp8}) names.push_back(fmt::format("bf16 + {}", name));
   for (const char* name : {"8-bit state + recompute blocks", "A", "B", "safe", "all", "baseline again"})
     names.emplace_back(name);
   return names;
@@ -141,9 +142,10 @@ void resolve(const Configuration& configuration, const BenchmarkSettings& settin
   // A named combination is measured with what is there of it.
   if (!one.left_out.empty() && (!combined || one.toggles.empty()))
     one.obstacle = names.size() == 1 ? find(names.front())->obstacle : one.left_out;
-  // The hand-written kernels compute in bf16: without it they would be those of the baseline.
-  if (one.toggles == std::vector<std::string>{std::string(kHandWritten)})
-    one.obstacle = "they compute in bf16: see \"bf16 + hand-written kernels\"";
+  // Both need bf16 activations: without them the kernels would be those of the baseline.
+  for (const std::string_view name : {kHandWritten, kFp8})
+    if (one.toggles == std::vector<std::string>{std::string(name)})
+      one.obstacle = fmt::format("only with bf16: see \"bf16 + {}\"", name);
 }
 
 }  // namespace weft::language_model

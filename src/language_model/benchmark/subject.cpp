@@ -32,7 +32,8 @@ class Subject final : public training::BenchmarkSubject {
       : configuration_(configuration_of(configuration, settings)),
         architecture_(architecture_of(configuration, settings)),
         grid_(grid),
-        execution_{device::planned_backend(device_settings(configuration)), execution.stream},
+        execution_{device::planned_backend(device_settings(configuration)), execution.stream,
+                   device_settings(configuration).tf32},
         tokens_(settings.batches, configuration.data.batch_tokens / configuration.data.sequence,
                 configuration.data.sequence, settings.vocabulary, settings.zipf,
                 static_cast<std::uint64_t>(configuration.run.seed)) {}

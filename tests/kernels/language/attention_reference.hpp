@@ -48,7 +48,7 @@ struct Reference {
     first_row = c.first_row;
     shape = {c.sequences, c.length, c.heads, c.kv_heads, c.head_size, 1.0f / std::sqrt(static_cast<float>(c.head_size)),
              c.softcap,   c.window};
-    const auto rounded = [&](float x) { return c.type == Scalar::bf16 ? static_cast<float>(kernels::to_bf16(x)) : x; };
+    const auto rounded = [&](float x) { return stored_as(c.type, x); };
     packed = random_floats(rows() * stride(), 1);
     for (std::int64_t i = 0; i < std::ssize(packed); ++i) {
       const std::int64_t column = i % stride();

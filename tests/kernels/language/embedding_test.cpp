@@ -12,8 +12,8 @@ TEST_CASE("embed takes rows of the tables and adds them") {
     const std::int64_t rows = 23, vocabulary = 11, longest = 6;
     int margins = 0;
     for (const std::int64_t columns : {1, 31, 64, 768})
-      for (const Scalar type : {Scalar::fp32, Scalar::bf16})
-        for (const Scalar out_type : {Scalar::fp32, Scalar::bf16})
+      for (const Scalar type : kRowTypes)
+        for (const Scalar out_type : kRowTypes)
           for (const bool learned : {false, true}) {
             CAPTURE(columns);
             const Margins margin = kMargins[margins++ % 3];
@@ -34,7 +34,7 @@ TEST_CASE("embed takes rows of the tables and adds them") {
             for (std::int64_t i = 0; i < rows * columns; ++i) {
               const std::int64_t n = i / columns, j = i % columns;
               const float sum = e[ids[n] * columns + j] + (learned ? p[position[n] * columns + j] : 0.0f);
-              REQUIRE(got[i] == (out_type == Scalar::bf16 ? static_cast<float>(to_bf16(sum)) : sum));
+              REQUIRE(got[i] == stored_as(out_type, sum));
             }
           }
   });
@@ -82,7 +82,7 @@ TEST_CASE("dropout keeps the mean: each element is 0 or 1 / (1 - p), with the ri
 TEST_CASE("the mask of dropout depends on seed, step, site, global row and column alone") {
   for_each_backend([&](const Execution& execution) {
     const std::int64_t rows = 37, columns = 264;
-    for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+    for (const Scalar type : kRowTypes)
       for (const Margins margin : kMargins) {
         const DropoutSite site{2, 0.25f, 100};
         const std::vector<float> whole =

@@ -25,6 +25,7 @@ class EmulatedBlock;
 
 /// What a thread of a block sees (kernels/language/attention/flash.hpp).
 struct EmulatedContext {
+  using Number = kernels::bf16;
   EmulatedBlock* block;
   int thread;
   unsigned char* shared;
@@ -40,7 +41,9 @@ struct EmulatedContext {
   }
   void load_matrices(std::uint32_t (&r)[4], std::uint32_t address) { load(r, address, false); }
   void load_matrices_transposed(std::uint32_t (&r)[4], std::uint32_t address) { load(r, address, true); }
-  void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+  void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    multiply_as<kernels::bf16>(c, a, b0, b1);
+  }
   template <class T>
   T shuffle_xor(T value, int mask) {
     static_assert(sizeof(T) == 4);
@@ -52,12 +55,25 @@ struct EmulatedContext {
   }
   float exp2(float x) const { return std::exp2(x); }
 
+ protected:
+  template <class T>
+  void multiply_as(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+
  private:
   std::uint32_t* words(int of) const;  ///< of a thread of this warp, in the operation that comes next
   void copy(std::uint32_t to, const void* from, int bytes, int size);
   void wait_for(int pending);
   void load(std::uint32_t (&r)[4], std::uint32_t address, bool transposed);
   std::uint32_t shuffle(std::uint32_t bits, int mask);
+};
+
+/// The same with fp16 operands.
+struct EmulatedHalfContext : EmulatedContext {
+  using Number = kernels::half;
+  explicit EmulatedHalfContext(const EmulatedContext& context) : EmulatedContext(context) {}
+  void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    multiply_as<kernels::half>(c, a, b0, b1);
+  }
 };
 
 class EmulatedBlock {
@@ -209,7 +225,8 @@ inline void EmulatedContext::load(std::uint32_t (&r)[4], std::uint32_t address, 
   }
 }
 
-inline void EmulatedContext::multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+template <class T>
+void EmulatedContext::multiply_as(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   const int lane = thread % 32, first = thread - lane;
   std::uint32_t* own = words(thread);
   for (int i = 0; i < 4; ++i) own[i] = a[i];
@@ -220,7 +237,7 @@ inline void EmulatedContext::multiply(float (&c)[4], const std::uint32_t (&a)[4]
   sync_warp();
   const auto half = [&](int from, int operand, int e) {
     const std::uint32_t word = operands[from][operand];
-    return static_cast<float>(kernels::bf16{static_cast<std::uint16_t>(e == 0 ? word & 0xffffu : word >> 16)});
+    return static_cast<float>(T{static_cast<std::uint16_t>(e == 0 ? word & 0xffffu : word >> 16)});
   };
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;

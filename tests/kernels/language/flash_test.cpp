@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::uint16_t kUnwritten = 0xffff;
 
-/// bf16 in memory of the host, aligned as the kernels require.
+/// 16-bit numbers in memory of the host, aligned as the kernels require.
+template <class Number>
 struct HostMatrix {
   std::int64_t stride;
   std::vector<FlashWord> words;
@@ -24,20 +25,21 @@ struct HostMatrix {
     std::memset(words.data(), 0xff, words.size() * sizeof(FlashWord));
   }
   HostMatrix(const std::vector<float>& values, std::int64_t rows, std::int64_t stride_) : HostMatrix(rows, stride_) {
-    for (std::int64_t i = 0; i < rows * stride; ++i) data()[i] = to_bf16(values[i]).bits;
+    for (std::int64_t i = 0; i < rows * stride; ++i) data()[i] = from_float<Number>(values[i]).bits;
   }
   std::uint16_t* data() { return reinterpret_cast<std::uint16_t*>(words.data()); }
   FlashMatrix from(std::int64_t column) { return {data() + column, stride}; }
   std::vector<float> part(std::int64_t rows, std::int64_t begin, std::int64_t columns) {
     std::vector<float> out;
     for (std::int64_t i = 0; i < rows; ++i)
-      for (std::int64_t j = begin; j < begin + columns; ++j) out.push_back(bf16{data()[i * stride + j]});
+      for (std::int64_t j = begin; j < begin + columns; ++j) out.push_back(Number{data()[i * stride + j]});
     return out;
   }
 };
 
-template <int kHead>
+template <int kHead, class Context = EmulatedContext>
 void check_emulated(const Case& c, bool reversed) {
+  using Number = typename Context::Number;
   using Sizes = FlashSizes<kHead>;
   CAPTURE(c.length);
   CAPTURE(c.head_size);
@@ -49,8 +51,8 @@ void check_emulated(const Case& c, bool reversed) {
   Reference r(c);
   r.compute();
   const std::int64_t rows = r.rows(), columns = r.query_columns(), kept = r.key_columns();
-  HostMatrix inputs(r.packed, rows, r.stride()), gradients(rows, r.stride()), out(rows, columns);
-  HostMatrix out_gradient({r.out_gradient.begin(), r.out_gradient.end()}, rows, columns);
+  HostMatrix<Number> inputs(r.packed, rows, r.stride()), gradients(rows, r.stride()), out(rows, columns);
+  HostMatrix<Number> out_gradient({r.out_gradient.begin(), r.out_gradient.end()}, rows, columns);
   std::vector<float> log_sum(c.sequences * c.heads * c.length, NAN), delta(log_sum.size(), NAN);
   FlashArguments a{};
   a.shape = r.shape;
@@ -66,21 +68,24 @@ void check_emulated(const Case& c, bool reversed) {
   };
   for (std::int64_t task = 0; task < blocks(c.heads, Sizes::forward_row_tiles); ++task)
     EmulatedBlock(kFlashThreads, flash_forward_shared<kHead, Sizes::forward_row_tiles, Sizes::forward_tile>(), reversed,
-                  [&](EmulatedContext& context) {
+                  [&](EmulatedContext& given) {
+                    Context context(given);
                     flash_forward<kHead, Sizes::forward_row_tiles, Sizes::forward_tile>(context, a, task);
                   });
   for (std::int64_t task = 0; task < blocks(c.heads, Sizes::queries_row_tiles); ++task)
     EmulatedBlock(kFlashThreads, flash_queries_backward_shared<kHead, Sizes::queries_row_tiles, Sizes::queries_tile>(),
-                  reversed, [&](EmulatedContext& context) {
+                  reversed, [&](EmulatedContext& given) {
+                    Context context(given);
                     flash_queries_backward<kHead, Sizes::queries_row_tiles, Sizes::queries_tile>(context, a, task);
                   });
   for (std::int64_t task = 0; task < blocks(c.kv_heads, Sizes::keys_row_tiles); ++task)
     EmulatedBlock(kFlashThreads, flash_keys_backward_shared<kHead, Sizes::keys_row_tiles, Sizes::keys_tile>(), reversed,
-                  [&](EmulatedContext& context) {
+                  [&](EmulatedContext& given) {
+                    Context context(given);
                     flash_keys_backward<kHead, Sizes::keys_row_tiles, Sizes::keys_tile>(context, a, task);
                   });
-  // Results and, for the second product, probabilities and their gradients are rounded to bf16.
-  constexpr double kTolerance = 5e-3;
+  // Results and, for the second product, probabilities and their gradients are rounded to bf16, or to fp16.
+  constexpr double kTolerance = std::is_same_v<Number, bf16> ? 5e-3 : 7e-4;
   CHECK(relative_error(out.part(rows, 0, columns), r.out) <= kTolerance);
   CHECK(relative_error(log_sum, r.log_sum) <= 1e-5);
   CHECK(relative_error(gradients.part(rows, 0, columns), r.dq) <= kTolerance);
@@ -103,6 +108,16 @@ TEST_CASE("emulated tensor-core attention agrees with the definition") {
   check_emulated<32>(bf16_case(150, 2, 1, 32), false);
   check_emulated<64>(bf16_case(170, 1, 1, 64), true);
   check_emulated<128>(bf16_case(70, 2, 1, 128), false);
+}
+
+TEST_CASE("emulated tensor-core attention in fp16 agrees with the definition") {
+  for (const std::int64_t head_size : {32, 64, 128}) {
+    Case c = bf16_case(90, 2, 1, head_size);
+    c.type = Scalar::fp16;
+    if (head_size == 32) check_emulated<32, EmulatedHalfContext>(c, true);
+    if (head_size == 64) check_emulated<64, EmulatedHalfContext>(c, false);
+    if (head_size == 128) check_emulated<128, EmulatedHalfContext>(c, false);
+  }
 }
 
 TEST_CASE("emulated tensor-core attention: lengths around the blocks") {

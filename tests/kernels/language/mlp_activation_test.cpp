@@ -41,7 +41,7 @@ TEST_CASE("activations agree with float64, forward and backward, for every stora
     int margins = 0;
     for (const MlpActivation kind : kAll)
       for (const std::int64_t columns : {1, 40, 257, 3072})
-        for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+        for (const Scalar type : kRowTypes) {
           CAPTURE(static_cast<int>(kind));
           CAPTURE(columns);
           const std::int64_t rows = columns > 1000 ? 3 : 19, width = is_gated(kind) ? 2 * columns : columns;

@@ -160,7 +160,7 @@ TEST_CASE("norm and rotation of queries and keys agree with float64, and so do a
     for (const Shape& shape : {Shape{1, 1, 2}, {4, 2, 16}, {3, 1, 64}, {2, 2, 24}, {2, 1, 128}, {1, 1, 264}})
       for (const QueryKeyNorm norm : kNorms)
         for (const bool rotary : {false, true})
-          for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+          for (const Scalar type : kRowTypes) {
             // A norm over two elements leaves a gradient of one direction: its error is not relative.
             if (shape.head_size == 2 && norm != QueryKeyNorm::none) continue;
             CAPTURE(shape.head_size);

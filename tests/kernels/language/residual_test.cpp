@@ -9,7 +9,7 @@ using kernels::Scalar;
 
 TEST_CASE("add_bias and add_rows add in fp32 and round once") {
   for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 64}, {5, 777}})
-    for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+    for (const Scalar type : kRowTypes)
       for_each_backend([&](const kernels::Execution& execution) {
         const TestMatrix a(random_floats(rows * columns, 1), rows, columns, type),
             b(random_floats(rows * columns, 2), rows, columns, Scalar::fp32),
@@ -23,11 +23,8 @@ TEST_CASE("add_bias and add_rows add in fp32 and round once") {
         const std::vector<float> sums = sum.values(), biased = a.values();
         for (std::int64_t i = 0; i < rows * columns; ++i) {
           const auto at = static_cast<std::size_t>(i);
-          const auto stored = [&](float value) {
-            return type == Scalar::bf16 ? float{kernels::to_bf16(value)} : value;
-          };
-          CHECK(sums[at] == stored(x[at] + y[at]));
-          CHECK(biased[at] == stored(x[at] + bias[static_cast<std::size_t>(i % columns)]));
+          CHECK(sums[at] == stored_as(type, x[at] + y[at]));
+          CHECK(biased[at] == stored_as(type, x[at] + bias[static_cast<std::size_t>(i % columns)]));
         }
       });
 }

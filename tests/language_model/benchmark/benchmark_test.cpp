@@ -42,11 +42,11 @@ TEST_CASE("the baseline has every optimisation off, a toggle changes one key of 
   for (const char* text :
        {"data.batch_tokens=4096", "device.precision=fp32", "device.backend=portable", "benchmark.attention=matrix",
         "memory.head_chunk=4096", "memory.recompute=none", "optimizer.state=fp32", "memory.offload_optimizer=false",
-        "memory.swap_activations=false", "device.graphs=false", "data.micro_tokens=0"}) {
+        "memory.swap_activations=false", "device.graphs=false", "data.micro_tokens=0", "device.fp8_forward=false"}) {
     CAPTURE(text);
     CHECK(sets(baseline, text));
   }
-  CHECK(baseline.sets.size() == 11);
+  CHECK(baseline.sets.size() == 12);
   CHECK(baseline.toggles.empty());
   for (const std::string& name : default_cases()) {
     CAPTURE(name);
@@ -77,8 +77,11 @@ TEST_CASE("combinations name what is on, and what is not available with its reas
     CHECK(safe.obstacle.empty());
     CHECK(resolved("graphs").obstacle.find("it needs a GPU") != std::string::npos);
     CHECK_FALSE(resolved("bf16 + hand-written kernels").obstacle.empty());
+    CHECK(resolved("TF32").obstacle.find("it needs a GPU") != std::string::npos);
   }
-  CHECK(resolved("TF32").obstacle.find("does not have it") != std::string::npos);
+  CHECK(resolved("fp8 forward").obstacle.find("only with bf16") != std::string::npos);
+  CHECK(resolved("bf16 + fp8 forward").obstacle.empty());
+  CHECK_THROWS_AS(resolved("bf16 + fp16"), Error);
 }
 
 TEST_CASE("a name that stands for nothing and optimisations that exclude each other are refused") {

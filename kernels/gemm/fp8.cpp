@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Connects the implementations in fp8_portable.cpp and fp8_cuda.cu.
+#include "kernels/gemm/fp8.hpp"
+
+#include "base/error.hpp"
+#include "kernels/dispatch.hpp"
+#include "kernels/workspace.hpp"
+
+namespace weft::kernels {
+
+namespace portable {
+decltype(kernels::code_rows) code_rows;
+decltype(kernels::gemm_coded_workspace) gemm_coded_workspace;
+decltype(kernels::gemm_coded) gemm_coded;
+decltype(kernels::coded_obstacle) coded_obstacle;
+}  // namespace portable
+
+namespace cuda {
+decltype(kernels::code_rows) code_rows;
+decltype(kernels::gemm_coded_workspace) gemm_coded_workspace;
+decltype(kernels::gemm_coded) gemm_coded;
+decltype(kernels::coded_obstacle) coded_obstacle;
+}  // namespace cuda
+
+std::int64_t coded_bytes(std::int64_t rows, std::int64_t columns) {
+  Workspace layout(nullptr);
+  layout.take<std::uint8_t>(rows * columns);
+  layout.take<float>(rows);
+  return layout.bytes();
+}
+
+CodedRows coded_rows(Array<std::byte> memory, std::int64_t rows, std::int64_t columns) {
+  Workspace layout(memory.data);
+  const Array<std::uint8_t> codes = layout.take<std::uint8_t>(rows * columns);
+  const Array<float> scales = layout.take<float>(rows);
+  if (layout.bytes() > memory.size)
+    throw Error(ExitCode::internal, "coded_rows: the memory has " + std::to_string(memory.size) + " bytes (" +
+                                        std::to_string(layout.bytes()) + " are needed; see coded_bytes)");
+  return {{codes.data, rows, columns, columns}, scales};
+}
+
+void code_rows(const Execution& execution, AnyMatrix from, Form form, const CodedRows& to) {
+  dispatch<portable::code_rows, cuda::code_rows>(execution, from, form, to);
+}
+
+std::int64_t gemm_coded_workspace(Backend backend, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
+  return dispatch<portable::gemm_coded_workspace, cuda::gemm_coded_workspace>(backend, rows, columns, inner);
+}
+
+void gemm_coded(const Execution& execution, const CodedRows& x, const CodedRows& weight, AnyMatrix y,
+                Array<std::byte> workspace) {
+  if (x.codes.columns % kCodedColumns != 0 || y.columns % kCodedColumns != 0 || y.stride % 8 != 0)
+    throw Error(ExitCode::internal, "gemm_coded: rows are no multiples of 16 elements");
+  dispatch<portable::gemm_coded, cuda::gemm_coded>(execution, x, weight, y, workspace);
+}
+
+std::string coded_obstacle(Backend backend) {
+  return dispatch<portable::coded_obstacle, cuda::coded_obstacle>(backend);
+}
+
+}  // namespace weft::kernels
