@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Environment of all tests. They start the program more than a thousand times: Open MPI then needs 0.05 s instead of 0.35 s, since
+# Environment of all tests. They start the program hundreds of times: Open MPI then needs 0.05 s instead of 0.35 s, since
 # it neither searches for network libraries nor starts a daemon for a single process. Ranks that wait leave the cores to others.
 include_guard(GLOBAL)
 set(WEFT_TEST_ENVIRONMENT OMP_PROC_BIND=false OMP_WAIT_POLICY=passive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -88,7 +88,7 @@ compile_for_all_gpus() {
 }
 
 # run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml. Tests mostly wait, for the start and the end of
-# programs, so two cores are kept busy by four; a test of several ranks counts as two.
+# programs, so two cores are kept busy by four; a test of several ranks counts as two. The longest (COST in CMake) start first.
 run_tests() {
   local build=$1 name=$2 since=$SECONDS
   shift 2
