@@ -129,7 +129,7 @@ struct StoredColumns {
         return;
       }
     }
-    unpack8(word[0], value);
+    unpack8(type, word[0], value);
   }
 };
 
