@@ -47,8 +47,7 @@ Options of commands with an INPUT (a TOML file):
   --start-id ID               train: recorded in run.json, for job scripts
   --compare FILE              benchmark: end with 1 when a case takes longer than
                               benchmark.compare_ratio times this benchmark.json's
-  --tune                      benchmark: time the library's algorithms and both kinds
-                              of attention, record the best
+  --tune                      benchmark: time products and attention, record the best
   --profile                   not inspect, report: write a time line of a few steps
                               (OUTPUT/profile.json, for ui.perfetto.dev), five figures
 inspect: --set data.stored_as=bf16; evaluate, features, encode, convert: evaluate --help
