@@ -42,7 +42,8 @@ std::string contents(const std::filesystem::path& path) {
 Outcome shell(const Scratch& scratch, const std::string& command) {
   // Not a child of this test's MPI job: without its variables the program starts as a job of its own.
   const std::string line = fmt::format(
-      "cd '{0}' && for v in $(env | grep -oE '^(OMPI|PMIX|PRTE)[A-Za-z0-9_]*' | grep -vE 'ALLOW_RUN|^OMPI_MCA_(pml|ess_singleton_isolated|mpi_yield)'); do unset $v; done; "
+      "cd '{0}' && for v in $(env | grep -oE '^(OMPI|PMIX|PRTE)[A-Za-z0-9_]*' | grep -vE "
+      "'ALLOW_RUN|^OMPI_MCA_(pml|ess_singleton_isolated|mpi_yield)'); do unset $v; done; "
       "{{ {1}; }} > '{0}/out' 2> '{0}/err' < /dev/null",
       scratch.path.string(), command);
   const int status = std::system(line.c_str());
