@@ -90,8 +90,8 @@ def train_with_fault(weft, source, output, fault):
 
 
 def check(weft):
-    for state, precision, data, model in POLICIES:
-        name = f"{state}_{data}"
+    for number, (state, precision, data, model) in enumerate(POLICIES):
+        name = f"{state}_{number}"
         text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data, model=model)
         source = weft.folder / f"{name}.toml"
         source.write_text(text)
