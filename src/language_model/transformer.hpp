@@ -54,10 +54,20 @@ struct TransformerSettings {
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
+  /// True if products add their bias in bf16 (kernels/language/linear/linear.hpp).
+  bool rounds_biases(kernels::Backend backend) const {
+    return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.bias;
+  }
 };
 /// Those of a training run.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&);
 
+/// Rows of logits and rounded biases begin at multiples of 128 elements: products are faster with aligned rows.
+constexpr std::int64_t aligned_columns(std::int64_t columns) { return (columns + 127) / 128 * 128; }
+
+/// The attention of a block, without what depends on the tokens.
+kernels::Attention attention_shape(const ModelSettings&, std::int64_t sequences, std::int64_t length,
+                                   kernels::AttentionImplementation);
 /// Every shape of the attention over a full micro-batch.
 std::vector<kernels::Attention> attention_shapes(const TransformerSettings&);
 
