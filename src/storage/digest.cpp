@@ -17,7 +17,6 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <span>
 #include <thread>
 
 #include "base/error.hpp"
@@ -95,26 +94,20 @@ class Team {
   Team(const std::filesystem::path& path, const Writeback* disk, std::int64_t helpers) : path_(path), disk_(disk) {
     for (std::int64_t i = 0; i < helpers; ++i)
       helpers_.emplace_back([this] {
-        while (const auto segment = wait_for(waiting_)) process(*segment);
-      });
-    // Waits for the disk, so that no thread that digests does.
-    if (disk_ != nullptr)
-      releaser_ = std::thread([this] {
-        while (const auto segment = wait_for(digested_)) guarded([&] { disk_->release(segment->begin, segment->end); });
+        while (const auto segment = wait_for_segment()) process(*segment);
       });
   }
   Team(const Team&) = delete;
   ~Team() {
     cancelled_ = true;
-    close(waiting_, helpers_);
-    close(digested_, {&releaser_, 1});
+    close();
   }
 
   void add(const Segment& segment) {
     if (disk_ != nullptr) disk_->begin(segment.begin, segment.end);
     const std::lock_guard lock(mutex_);
-    waiting_.segments.push_back(segment);
-    changed_.notify_all();
+    waiting_.push_back(segment);
+    changed_.notify_one();
   }
 
   /// Digests in the calling thread while more than `allowed` segments wait. Throws the first failure of any thread.
@@ -127,64 +120,47 @@ class Team {
   /// Completes all segments and returns the digests by segment. Throws the first failure of any thread.
   std::map<std::int64_t, Digest> finish() {
     help(0);
-    close(waiting_, helpers_);
-    close(digested_, {&releaser_, 1});
+    close();
     help(0);
     return std::move(digests_);
   }
 
  private:
-  /// Segments in order, taken by one or more threads until it is closed and empty.
-  struct Queue {
-    std::deque<Segment> segments;
-    bool closed = false;
-  };
-
-  void close(Queue& queue, std::span<std::thread> threads) {
+  void close() {
     {
       const std::lock_guard lock(mutex_);
-      queue.closed = true;
+      closed_ = true;
       changed_.notify_all();
     }
-    for (std::thread& thread : threads)
-      if (thread.joinable()) thread.join();
+    for (std::thread& helper : helpers_) helper.join();
+    helpers_.clear();
   }
 
   std::optional<Segment> take(std::size_t allowed) {
     const std::lock_guard lock(mutex_);
-    return front(waiting_, allowed);
+    return front(allowed);
   }
 
-  std::optional<Segment> wait_for(Queue& queue) {
+  std::optional<Segment> wait_for_segment() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return queue.closed || !queue.segments.empty(); });
-    return front(queue, 0);
+    changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
+    return front(0);
   }
 
-  std::optional<Segment> front(Queue& queue, std::size_t allowed) {
-    if (cancelled_ || queue.segments.size() <= allowed) return std::nullopt;
-    const Segment segment = queue.segments.front();
-    queue.segments.pop_front();
+  std::optional<Segment> front(std::size_t allowed) {
+    if (cancelled_ || waiting_.size() <= allowed) return std::nullopt;
+    const Segment segment = waiting_.front();
+    waiting_.pop_front();
     return segment;
   }
 
   void process(const Segment& segment) {
-    guarded([&] {
+    try {
       Digest digest = disk_ != nullptr ? digest_of(segment) : retried([&] { return digest_of(segment); });
       note_progress();
+      if (disk_ != nullptr) disk_->release(segment.begin, segment.end);
       const std::lock_guard lock(mutex_);
       digests_[segment.index] = std::move(digest);
-      if (disk_ == nullptr) return;
-      digested_.segments.push_back(segment);
-      changed_.notify_all();
-    });
-  }
-
-  /// Keeps the first failure and ends all work after it.
-  template <class F>
-  void guarded(F&& work) {
-    try {
-      work();
     } catch (...) {
       cancelled_ = true;
       const std::lock_guard lock(mutex_);
@@ -225,12 +201,12 @@ class Team {
   const Writeback* const disk_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  Queue waiting_, digested_;
+  std::deque<Segment> waiting_;
+  bool closed_ = false;
   std::map<std::int64_t, Digest> digests_;
   std::exception_ptr failure_;
   std::atomic<bool> cancelled_{false};
   std::vector<std::thread> helpers_;
-  std::thread releaser_;
 };
 
 Segment segment_of(std::int64_t index, std::int64_t file_bytes) {
