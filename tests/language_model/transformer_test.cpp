@@ -294,7 +294,9 @@ TEST_CASE("micro-batches add up to the gradients of one batch, with a short last
     Gradients expected, gradients;
     const double loss = model.gradient(expected);
     CHECK(std::abs(model.gradient(gradients, 2) - loss) <= 2e-6);
-    CHECK(relative_difference(gradients, expected) <= 1e-6);
+    // The sums over rows in another order: 16 roundings of fp32. 0.9e-6 with OpenBLAS's kernels for Haswell, 1.2e-6
+    // with those for AVX-512, whose sums have other lengths.
+    CHECK(relative_difference(gradients, expected) <= 2e-6);
   }
 }
 
