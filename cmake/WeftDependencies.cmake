@@ -25,6 +25,20 @@ add_library(weft_pcre2 INTERFACE)
 target_include_directories(weft_pcre2 SYSTEM INTERFACE ${WEFT_PCRE2_INCLUDE})
 target_link_libraries(weft_pcre2 INTERFACE ${WEFT_PCRE2_LIBRARY})
 
+# A header: the C library of the same name, of one number type, is not used.
+if(WEFT_BUNDLE)
+  set(weft_kissfft_hints HINTS ${WEFT_BUNDLE}/include NO_DEFAULT_PATH)
+endif()
+find_path(WEFT_KISSFFT_INCLUDE kissfft.hh ${weft_kissfft_hints} PATH_SUFFIXES kissfft REQUIRED)
+add_library(weft_kissfft INTERFACE)
+target_include_directories(weft_kissfft SYSTEM INTERFACE ${WEFT_KISSFFT_INCLUDE})
+
+# For compressed activation caches of CLT-Forge; without them these are refused.
+find_path(WEFT_ZSTD_INCLUDE zstd.h)
+find_library(WEFT_ZSTD_LIBRARY zstd)
+find_path(WEFT_LZ4_INCLUDE lz4frame.h)
+find_library(WEFT_LZ4_LIBRARY lz4)
+
 find_path(WEFT_CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas openblas-openmp REQUIRED)
 find_library(WEFT_CBLAS_LIBRARY NAMES openblas REQUIRED)
 add_library(weft_cblas INTERFACE)
@@ -54,12 +68,14 @@ if(WEFT_ENABLE_CUDA)
   else()
     set(weft_cudnn_found OFF)
   endif()
-  set(WEFT_ENABLE_CUDNN ${weft_cudnn_found} CACHE BOOL "Attention by cuDNN, on if its headers and those of cudnn-frontend are found")
+  set(WEFT_ENABLE_CUDNN AUTO CACHE STRING "Attention by cuDNN: ON, OFF, or AUTO: if its headers and those of cudnn-frontend are found")
+  if(WEFT_ENABLE_CUDNN STREQUAL "AUTO")  # decided at each configuration: headers may arrive later
+    set(WEFT_ENABLE_CUDNN ${weft_cudnn_found})
+  elseif(WEFT_ENABLE_CUDNN AND NOT weft_cudnn_found)
+    message(FATAL_ERROR "WEFT_ENABLE_CUDNN is on and cudnn_backend.h or cudnn_frontend.h was not found; run scripts/setup.sh --cuda, "
+                        "set WEFT_CUDNN_INCLUDE and WEFT_CUDNN_FRONTEND_INCLUDE, or turn it off")
+  endif()
   if(WEFT_ENABLE_CUDNN)
-    if(NOT weft_cudnn_found)
-      message(FATAL_ERROR "WEFT_ENABLE_CUDNN is on and cudnn_backend.h or cudnn_frontend.h was not found; run scripts/setup.sh --cuda, "
-                          "set WEFT_CUDNN_INCLUDE and WEFT_CUDNN_FRONTEND_INCLUDE, or turn it off")
-    endif()
     add_library(weft_cudnn INTERFACE)
     target_include_directories(weft_cudnn SYSTEM INTERFACE ${WEFT_CUDNN_FRONTEND_INCLUDE} ${WEFT_CUDNN_INCLUDE})
   endif()

@@ -1,4 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+# The program, inputs, job scripts and tools; the guide; manual pages and completion in shells; a file for environment modules. No
+# absolute path: the tree can be moved.
 include(GNUInstallDirs)
 install(TARGETS weft RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY inputs jobscripts DESTINATION ${CMAKE_INSTALL_DATADIR}/weft)
+install(DIRECTORY inputs jobscripts tools DESTINATION ${CMAKE_INSTALL_DATADIR}/weft PATTERN __pycache__ EXCLUDE)
+install(FILES README.md CHANGELOG.md CITATION.cff CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_BINARY_DIR}/share/ DESTINATION ${CMAKE_INSTALL_DATADIR})
+configure_file(cmake/modulefile.in modulefile @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/modulefile DESTINATION ${CMAKE_INSTALL_DATADIR}/modulefiles/weft RENAME ${PROJECT_VERSION})

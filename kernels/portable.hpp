@@ -40,6 +40,14 @@ constexpr int kTeamLanes = 32;
 constexpr int kTeamLanes = 1;
 #endif
 
+/// The policy for a body whose captured values are arguments of the kernel. Above 512 bytes Kokkos would copy them to
+/// constant memory on a GPU and wait for that copy, which cannot be recorded in a graph.
+template <class Body, class Policy>
+auto as_arguments(const Policy& policy) {
+  static_assert(sizeof(Body) <= 3584, "more than the arguments of a kernel can hold (4 KB, with what Kokkos adds)");
+  return Kokkos::Experimental::require(policy, Kokkos::Experimental::WorkItemProperty::HintLightWeight);
+}
+
 /// Runs body on `count` teams (at most 2^31 - 1), each with `scratch_bytes` of scratch.
 template <class Body>
 void for_teams(const Execution& execution, const char* name, std::int64_t count, std::size_t scratch_bytes,
@@ -47,15 +55,15 @@ void for_teams(const Execution& execution, const char* name, std::int64_t count,
   if (count == 0) return;
   Teams policy(space_of(execution), static_cast<int>(count), 1, kTeamLanes);
   policy.set_scratch_size(0, Kokkos::PerTeam(static_cast<int>(scratch_bytes + 64)));
-  Kokkos::parallel_for(name, policy, body);
+  Kokkos::parallel_for(name, as_arguments<Body>(policy), body);
 }
 
 /// for (i in [0, count)) body(i), in any order.
 template <class Body>
 void for_all(const Execution& execution, const char* name, std::int64_t count, const Body& body) {
   if (count == 0) return;
-  Kokkos::parallel_for(name, Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>>(space_of(execution), 0, count),
-                       body);
+  const Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>> policy(space_of(execution), 0, count);
+  Kokkos::parallel_for(name, as_arguments<Body>(policy), body);
 }
 
 /// Turns counts in data[1 .. n] into offsets: data[i] = base + data[1] + ... + data[i], where data[0] = base on entry.

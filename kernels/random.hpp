@@ -34,13 +34,14 @@ struct Random4 {
   std::uint32_t word[4];
 };
 
+template <int kRounds = 10>
 WEFT_HOST_DEVICE inline Random4 philox(std::uint64_t seed, Purpose purpose, std::uint64_t step, std::uint64_t index) {
   // Counter: index (64 bits), step (low 32), purpose mixed with the high half of step. Key: seed.
   std::uint32_t c0 = static_cast<std::uint32_t>(index), c1 = static_cast<std::uint32_t>(index >> 32);
   std::uint32_t c2 = static_cast<std::uint32_t>(step);
   std::uint32_t c3 = static_cast<std::uint32_t>(step >> 32) ^ (static_cast<std::uint32_t>(purpose) << 24);
   std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     const std::uint64_t p0 = static_cast<std::uint64_t>(0xD2511F53u) * c0;
     const std::uint64_t p1 = static_cast<std::uint64_t>(0xCD9E8D57u) * c2;
     const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0;
@@ -75,7 +76,7 @@ WEFT_HOST_DEVICE inline std::uint64_t uniform_below(const Random4& random, std::
 }
 
 /// Standard normal (Box-Muller on two 53-bit uniforms). libm's log and cos: same bits only for the same libm.
-inline double normal(const Random4& random) {
+WEFT_HOST_DEVICE inline double normal(const Random4& random) {
   const double u = uniform_double(random.word[0], random.word[1]);
   const double v = uniform_double(random.word[2], random.word[3]);
   return std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586476925 * v);

@@ -9,7 +9,8 @@
 #   WEFT_BUNDLE=DIR bash scripts/setup.sh [--cuda]                       # builds Kokkos from the bundle, installs nothing
 #   cmake --preset cpu-release -DWEFT_BUNDLE=DIR && cmake --build build/cpu-release
 #
-# DIR contains archive/ (Kokkos, pinned), include/ (toml++, CLI11, spdlog, fmt, nlohmann-json, doctest in this machine's versions),
+# DIR contains archive/ (Kokkos, pinned), include/ (toml++, CLI11, spdlog, fmt, nlohmann-json, KISS FFT, doctest in this
+# machine's versions),
 # pcre2/ (header and static library, for this machine's processor family), licences/, and contents.txt with the version of each; with
 # cudnn/ (headers for attention by cuDNN) if scripts/setup.sh --cuda has fetched them here. An interrupted run does not create DIR.
 #
@@ -31,7 +32,7 @@ destination=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 # Package, and its folder in /usr/include.
 libraries=(
   "libtomlplusplus-dev toml++" "libcli11-dev CLI" "libspdlog-dev spdlog" "libfmt-dev fmt"
-  "nlohmann-json3-dev nlohmann" "doctest-dev doctest"
+  "nlohmann-json3-dev nlohmann" "doctest-dev doctest" "libkissfft-dev kissfft"
 )
 for entry in "${libraries[@]}"; do
   read -r package folder <<<"$entry"

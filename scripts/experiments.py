@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/experiments.md: what each optimisation of language-model training brings, from the results of weft benchmark.
 
-experiments.py RESULTS      RESULTS/cpu.json and RESULTS/gpu.json are benchmark.json files; one that is not there is "not
-                            measured". Writes Markdown to standard output.
+experiments.py RESULTS      RESULTS/cpu.json and RESULTS/gpu.json are benchmark.json files, RESULTS/activations.json, growth.json and
+                            sparse.json are written by compare_trainings.py; one that is not there is "not measured". Writes Markdown
+                            to standard output.
 """
 import json
 import sys
@@ -18,10 +19,10 @@ TECHNIQUES = {
     "bf16": ("activations and products in bf16, sums in fp32", 'device.precision = "bf16"'),
     "fp16": ("fp16 with dynamic loss scaling", 'device.precision = "fp16"'),
     "TF32": ("products of fp32 operands rounded to TF32", 'device.precision = "tf32"'),
-    "fp8 forward": ("forward products of the blocks in e4m3", "device.fp8_forward"),
+    "fp8 forward": ("forward products of the blocks in e4m3", "device.fp8_forward = true"),
     "hand-written kernels": ("CUDA kernels instead of Kokkos; fused norm and residual, tensor cores", "device.backend"),
     "bf16 + hand-written kernels": ("the same in bf16, which they need", "device.backend"),
-    "bf16 + fp8 forward": ("the same with bf16, which it needs", "device.fp8_forward"),
+    "bf16 + fp8 forward": ("the same with bf16, which it needs", "device.fp8_forward = true"),
     "flash attention": ("attention without the matrix of scores", "always"),
     "chunked head": ("logits of a part of the rows at a time", "always; memory.head_chunk"),
     "recompute activation": ("outputs of the MLP's activation are computed again", 'memory.recompute = "activation"'),
@@ -29,8 +30,8 @@ TECHNIQUES = {
     "recompute blocks": ("everything of a block but its input", 'memory.recompute = "block"'),
     "bf16 state": ("weights and moments in bf16, stochastic rounding", 'optimizer.state = "bf16"'),
     "8-bit state": ("weights in bf16, moments in 8 bits", 'optimizer.state = "8bit"'),
-    "host-resident state": ("optimizer state in host memory, copied block by block in the update", "memory.offload_optimizer"),
-    "activation swapping": ("activations in host memory until the backward pass", "memory.swap_activations"),
+    "host-resident state": ("optimizer state in host memory, copied block by block in the update", "memory.offload_optimizer = true"),
+    "activation swapping": ("activations in host memory until the backward pass", "memory.swap_activations = true"),
     "graphs": ("the step recorded once and replayed", "device.graphs"),
     "accumulation": ("four micro-batches per step", "data.micro_tokens"),
     "8-bit state + recompute blocks": ("both", ""),
@@ -38,6 +39,16 @@ TECHNIQUES = {
     "B": ("flash attention + recompute blocks + 8-bit state", ""),
     "safe": ("the defaults: flash attention + chunked head + graphs", ""),
     "all": ("every optimisation that does not exclude another", ""),
+}
+
+
+# Results of compare_trainings.py -> title and what is compared.
+COMPARISONS = {
+    "activations": ("Activations of the MLP", "GELU and ReLU² with an MLP of 4 C, SwiGLU and GEGLU of 8/3 C: equal parameters."),
+    "growth": ("Growing sequences and curriculum", "Sequences of 2,048 tokens from the first step, or growing to them in the first half of "
+               "the steps (`data.sequence_start`); random windows, or the easiest part of the text first (`data.order`)."),
+    "sparse": ("Sparse attention at T = 8,192", "Dense attention, and blocks of 64 queries that read their own and the last blocks of keys and "
+               "those with the largest product of means (`language_model.sparse_blocks`)."),
 }
 
 
@@ -112,6 +123,33 @@ def section(machine, result):
     return lines + [""]
 
 
+def mean(losses):
+    """Mean over the seeds, and half of the distance between the best and the worst."""
+    return f"{sum(losses) / len(losses):.4f} ± {(max(losses) - min(losses)) / 2:.4f}"
+
+
+def comparison(name, result):
+    title, what = COMPARISONS[name]
+    lines = [f"### {title}", "", what, ""]
+    if result is None:
+        return lines + [f"Not measured. `scripts/compare_trainings.py WEFT {name}` writes the results.", ""]
+    settings = ", ".join(f"`{each}`" for each in result["settings"])
+    lines += [f"`{result['input']}` with {settings}; {grouped(result['steps'])} steps, seeds {', '.join(map(str, result['seeds']))}. "
+              f"{result['machine']['device']}; revision {result['build']['revision'][:12]}.", "",
+              f"| | ms/step | validation loss at equal tokens | at equal time ({result['seconds']:.1f} s) |", "|---|---:|---:|---:|"]
+    for variant in result["variants"]:
+        ms = variant["ms_per_step"]
+        times = f"{next(iter(ms.values())):.2f}" if len(ms) == 1 else ", ".join(f"{each:.2f} (T = {length})" for length, each in ms.items())
+        lines.append(f"| {variant['name']} | {times} | {mean(variant['loss_at_equal_tokens'])} | {mean(variant['loss_at_equal_time'])} |")
+    return lines + [""]
+
+
+TRAININGS = """## Trainings
+
+`scripts/compare_trainings.py`: validation loss in nats per token, mean over the seeds and half of the distance between the best and the
+worst. *At equal time*: after the time in which the fastest variant trains all steps, from the time of a step measured alone.
+"""
+
 HEAD = """# Experiments
 
 What each optimisation of language-model training brings: time, memory, and whether the training is the same. This page is generated
@@ -119,7 +157,7 @@ by `scripts/experiments.py` from results of `weft benchmark`; [language_models.m
 
 - The baseline has every optimisation off: fp32, attention with the matrix of scores in memory (of one layer at a time), logits of the
   whole batch, all activations kept, fp32 state, one micro-batch, no graphs, portable kernels. Each technique is switched on alone.
-- *Status*: how it is switched on in an input, or that this version does not have it.
+- *Status*: how it is switched on in an input.
 - *MiB*: the largest amount allocated at once where the kernels run.
 - A row is valid if the loss after the same steps on the same batches differs from the baseline's by at most
   `benchmark.loss_tolerance`, and if the baseline fits in memory. *0*: the same bits.
@@ -132,6 +170,10 @@ def main():
     for machine in MACHINES:
         path = folder / f"{machine}.json"
         lines += section(machine, json.loads(path.read_text()) if path.exists() else None)
+    lines += TRAININGS.splitlines() + [""]
+    for name in COMPARISONS:
+        path = folder / f"{name}.json"
+        lines += comparison(name, json.loads(path.read_text()) if path.exists() else None)
     print("\n".join(lines).rstrip())
 
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# From a fresh machine to a trained cross-layer transcoder and a trained language model: installs missing packages, builds, writes a
-# dataset with planted features, trains on it and reports how many were recovered; then trains a character-level language model (two
-# minutes on two cores). Finished runs are kept; an interrupted one is resumed.
+# From a fresh machine to a language model and its cross-layer transcoder: installs missing packages, builds, trains a character-level
+# language model (two minutes on two cores), records its MLPs on its text, trains a transcoder on that, measures what the model loses
+# with the transcoder in place of its MLPs, shows what the features respond to, and exports the transcoder for circuit-tracer.
+# Finished stages are kept; an interrupted one is resumed.
 #
 #   bash scripts/quickstart.sh [--fresh]
 #     --fresh   delete the data and runs of the last quickstart and start again
@@ -12,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for argument in "$@"; do
   case $argument in
-    --fresh) rm -rf runs/quickstart runs/quickstart_data runs/lm_character ;;
+    --fresh) rm -rf runs/lm_character runs/character_data runs/character_transcoder ;;
     *) echo "quickstart.sh: unknown option $argument (known: --fresh)" >&2; exit 2 ;;
   esac
 done
@@ -38,45 +39,46 @@ weft=build/cpu-release/weft
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 "$weft" --version
 
-say "3. A dataset with planted features"
-data=runs/quickstart_data
-if [[ -e $data/complete ]]; then
-  echo "kept: $data"
-else
-  rm -rf "$data"   # from an interrupted run
-  "$weft" synth inputs/quickstart.toml
-  touch "$data/complete"
-fi
-
-say "4. Train"
-run=runs/quickstart
-if [[ -e $run/complete ]]; then
-  echo "kept: $run is finished (--fresh starts again)"
-else
-  "$weft" train inputs/quickstart.toml --output "$run"
-  touch "$run/complete"
-fi
-
-say "5. Evaluate on the validation set"
-checkpoint=$(find "$run/checkpoints" -maxdepth 1 -name 'step_????????' | sort | tail -n 1)
-"$weft" evaluate "$checkpoint" --data "$data/validation"
-
-say "6. A character-level language model"
+model=runs/lm_character data=runs/character_data run=runs/character_transcoder
+say "3. A character-level language model: $model"
 "$weft" lm train inputs/lm_character.toml
+
+say "4. Its MLP inputs and outputs on its text: $data"
+"$weft" lm harvest "$model" --tokens 100000 --type bf16 --output "$data/train"
+"$weft" lm harvest "$model" --split validation --tokens 8192 --type bf16 --output "$data/validation"
+
+say "5. A cross-layer transcoder of the MLPs: $run"
+"$weft" train inputs/character_transcoder.toml --output "$run"
+
+say "6. The language model with the transcoder in place of its MLPs, on text that neither has seen: $run/evaluation.json"
+tail -c 16384 inputs/text/genesis_to_ruth.txt >"$data/held_out.txt"
+"$weft" lm evaluate "$model" --text "$data/held_out.txt" --transcoder "$run" --output "$run"
+
+say "7. What the features respond to, and the pages of both runs: open them in a browser"
+"$weft" features "$run" --output "$run/features"
+"$weft" report "$run"
+"$weft" report "$model"
+
+say "8. The transcoder in the files of circuit-tracer: $run/circuit-tracer"
+rm -rf "$run/thresholds" "$run/circuit-tracer"   # of an earlier start
+"$weft" convert "$run" --output "$run/thresholds"   # circuit-tracer knows thresholds, not the k largest
+"$weft" export "$run/thresholds" "$run/circuit-tracer" --to circuit-tracer --model lm_character --input-hook mlp.hook_in --output-hook mlp.hook_out
 
 as_root=''
 [[ $(id -u) -ne 0 ]] || as_root='--allow-run-as-root '   # Open MPI refuses to start as root without it
 cat <<TEXT
 
-The transcoder is in $run/, the language model in runs/lm_character/
-  run.json         result, timings, versions and input, for programs
-  metrics.jsonl    one line per logged step
-  checkpoints/     $(basename "$checkpoint") is the newest; can be read with h5py (bash scripts/setup.sh --tools installs it)
+Everything is in $model/ and $run/
+  report.html                the run: curves, result, timings
+  features/features.html     features of the transcoder, with the text that they respond to
+  evaluation.json            losses with replaced MLPs, per layer and together
+  run.json, metrics.jsonl    result, timings, versions and input; one line per logged step
+  checkpoints/               can be read with h5py (bash scripts/setup.sh --tools installs it)
 Next steps
   source build/cpu-release/env.sh          then the program is found as weft
-  weft train inputs/quickstart.toml --set transcoder.k=4 --output runs/fewer
-  mpirun ${as_root}-n 2 --oversubscribe weft train inputs/quickstart.toml --output runs/two_ranks
-  weft inspect $checkpoint
-  weft lm evaluate runs/lm_character
+  weft synth inputs/quickstart.toml        planted features: how many does a transcoder find?
+  weft train inputs/quickstart.toml
+  weft train inputs/character_transcoder.toml --set transcoder.k=16 --output runs/fewer
+  mpirun ${as_root}-n 2 --oversubscribe weft train inputs/character_transcoder.toml --output runs/two_ranks
   weft train --defaults                    every key of an input, with its meaning
 TEXT

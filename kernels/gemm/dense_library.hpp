@@ -17,6 +17,10 @@ bool takes(Scalar a, Scalar b, Scalar c);
 void multiply(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
               AnyMatrix c, Array<std::byte> workspace);
 
+/// As gemm_batched, for types that it takes and sizes above 0. False if it has no batched product.
+bool multiply_batched(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
+                      AnyMatrix c, const Batch&, Array<std::byte> workspace);
+
 /// As gemm_with_epilogue, for sizes above 0.
 bool multiply_with_epilogue(const Execution&, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
                             const Epilogue&, Array<std::byte> workspace);

@@ -13,6 +13,7 @@ namespace portable {
 decltype(kernels::code_rows) code_rows;
 decltype(kernels::gemm_coded_workspace) gemm_coded_workspace;
 decltype(kernels::gemm_coded) gemm_coded;
+decltype(kernels::gemm_coded_with_bias) gemm_coded_with_bias;
 decltype(kernels::coded_obstacle) coded_obstacle;
 }  // namespace portable
 
@@ -20,6 +21,7 @@ namespace cuda {
 decltype(kernels::code_rows) code_rows;
 decltype(kernels::gemm_coded_workspace) gemm_coded_workspace;
 decltype(kernels::gemm_coded) gemm_coded;
+decltype(kernels::gemm_coded_with_bias) gemm_coded_with_bias;
 decltype(kernels::coded_obstacle) coded_obstacle;
 }  // namespace cuda
 
@@ -48,11 +50,23 @@ std::int64_t gemm_coded_workspace(Backend backend, std::int64_t rows, std::int64
   return dispatch<portable::gemm_coded_workspace, cuda::gemm_coded_workspace>(backend, rows, columns, inner);
 }
 
-void gemm_coded(const Execution& execution, const CodedRows& x, const CodedRows& weight, AnyMatrix y,
-                Array<std::byte> workspace) {
+namespace {
+void require_columns(const CodedRows& x, const AnyMatrix& y) {
   if (x.codes.columns % kCodedColumns != 0 || y.columns % kCodedColumns != 0 || y.stride % 8 != 0)
     throw Error(ExitCode::internal, "gemm_coded: rows are no multiples of 16 elements");
+}
+}  // namespace
+
+void gemm_coded(const Execution& execution, const CodedRows& x, const CodedRows& weight, AnyMatrix y,
+                Array<std::byte> workspace) {
+  require_columns(x, y);
   dispatch<portable::gemm_coded, cuda::gemm_coded>(execution, x, weight, y, workspace);
+}
+
+bool gemm_coded_with_bias(const Execution& execution, const CodedRows& x, const CodedRows& weight,
+                          Array<const bf16> bias, AnyMatrix y, Array<std::byte> workspace) {
+  require_columns(x, y);
+  return dispatch<portable::gemm_coded_with_bias, cuda::gemm_coded_with_bias>(execution, x, weight, bias, y, workspace);
 }
 
 std::string coded_obstacle(Backend backend) {

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "kernels/array.hpp"
+#include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/gemm/gemm.hpp"
 
@@ -44,6 +45,10 @@ std::int64_t gemm_coded_workspace(Backend, std::int64_t rows, std::int64_t colum
 /// y [rows, columns] = x [rows, inner] times the transpose of weight [columns, inner]; y is bf16. Throws
 /// Error(internal) if columns are no multiples of kCodedColumns.
 void gemm_coded(const Execution&, const CodedRows& x, const CodedRows& weight, AnyMatrix y, Array<std::byte> workspace);
+/// The same plus a bias [columns], added before the sums are rounded. False if the dense library does not take it (on
+/// the portable backend it does not): nothing is enqueued then.
+bool gemm_coded_with_bias(const Execution&, const CodedRows& x, const CodedRows& weight, Array<const bf16> bias,
+                          AnyMatrix y, Array<std::byte> workspace);
 
 /// Why this GPU has no products in 8 bits; "" if it has, and on the portable backend.
 std::string coded_obstacle(Backend);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit of the coding: memory, 3 bytes per element in bf16: a row is read once and held in registers by a warp or a
-// block. Matrices that are coded by columns, weights alone, take the portable kernels, as do rows of more than 8,192
-// columns.
+// Limit of the coding: memory, 3 bytes per element in bf16. A row is read once and held in registers by a warp or a
+// block. Columns, of weights alone, are read twice, the second time from the cache. Other shapes (rows of more than
+// 8,192 columns, columns that are no multiple of 8) take the portable kernels.
 #include <cublasLt.h>
 
 #include "kernels/gemm/fp8.hpp"
@@ -76,11 +76,86 @@ __global__ void __launch_bounds__(256)
   if (thread == 0) scales[row] = scale;
 }
 
+// Columns: a block codes kStrip of them, kTile rows at a time; each thread reads 8 columns of a row. Codes pass through
+// shared memory, so that a thread stores 8 of one column.
+constexpr int kStrip = 16, kTile = 512, kColumnThreads = kTile * kStrip / 8;
+
+__global__ void __launch_bounds__(kColumnThreads)
+    code_columns(const __grid_constant__ AnyMatrix from, std::uint8_t* codes, float* scales) {
+  __shared__ std::uint32_t largest[kStrip];
+  __shared__ alignas(16) std::uint8_t tile[kStrip][kTile + 16];
+  const int thread = static_cast<int>(threadIdx.x), side = thread % 2 * 8, line = thread / 2;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kStrip;
+  const bool inside = first + side < from.columns;  // columns are a multiple of 8
+  if (thread < kStrip) largest[thread] = 0;
+  __syncthreads();
+
+  std::uint32_t most[8] = {};
+  if (inside)
+#pragma unroll 4
+    for (std::int64_t row = line; row < from.rows; row += kTile) {
+      float x[8];
+      load_columns_again(from, row, first + side, x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) most[i] = max(most[i], float_bits(x[i]) & 0x7fffffffu);
+    }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 1; offset /= 2)
+      most[i] = max(most[i], __shfl_xor_sync(kAllLanes, most[i], offset));
+    if (thread % kWarp < 2) atomicMax(largest + side + i, most[i]);
+  }
+  __syncthreads();
+  float inverse[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) inverse[i] = inverse_scale(block_scale(bits_float(largest[side + i])));
+  if (thread < kStrip && first + thread < from.columns)
+    scales[first + thread] = block_scale(bits_float(largest[thread]));
+
+  const int column = thread / (kTile / 8), rows_from = thread % (kTile / 8) * 8;  // what this thread stores
+  for (std::int64_t begin = 0; begin < from.rows; begin += kTile) {
+    if (inside && begin + line < from.rows) {
+      float x[8];
+      load_columns_again(from, begin + line, first + side, x);
+#pragma unroll
+      for (int i = 0; i < 8; i += 2) {
+        const std::uint32_t pair = code2(x[i] * inverse[i], x[i + 1] * inverse[i + 1]);
+        tile[side + i][line] = static_cast<std::uint8_t>(pair & 0xffu);
+        tile[side + i + 1][line] = static_cast<std::uint8_t>(pair >> 8);
+      }
+    }
+    __syncthreads();
+    if (first + column < from.columns && begin + rows_from < from.rows)
+      *reinterpret_cast<uint2*>(codes + (first + column) * from.rows + begin + rows_from) =
+          *reinterpret_cast<const uint2*>(&tile[column][rows_from]);
+    __syncthreads();
+  }
+}
+
+GemmShape shape_of(const CodedRows& x, const CodedRows& weight, const AnyMatrix& y) {
+  return {.rows = y.rows,
+          .columns = y.columns,
+          .inner = x.codes.columns,
+          .a_stride = x.codes.stride,
+          .b_stride = weight.codes.stride,
+          .c_stride = y.stride,
+          .input = Scalar::u8,
+          .output = y.type};
+}
+
 }  // namespace
 
 void code_rows(const Execution& execution, AnyMatrix from, Form form, const CodedRows& to) {
-  if (form == Form::transposed || from.columns > kMostRegisterColumns || !vectors_fit(from.columns, from))
+  const bool by_columns = form == Form::transposed;
+  if (!vectors_fit(from.columns, from) || (by_columns ? from.rows % 8 != 0 : from.columns > kMostRegisterColumns))
     return portable::code_rows(execution, from, form, to);
+  if (by_columns) {
+    if (from.columns == 0) return;
+    code_columns<<<blocks_for(from.columns, kStrip), kColumnThreads, 0, stream_of(execution)>>>(from, to.codes.data,
+                                                                                                to.scales.data);
+    return require_launch("code_rows");
+  }
   launch_rows(from.rows, from.columns, [&]<int kThreads, int kVectors>(unsigned blocks, unsigned threads) {
     code<kThreads, kVectors><<<blocks, threads, 0, stream_of(execution)>>>(from, to.codes.data, to.scales.data);
   });
@@ -91,16 +166,17 @@ std::int64_t gemm_coded_workspace(Backend, std::int64_t, std::int64_t, std::int6
 
 void gemm_coded(const Execution& execution, const CodedRows& x, const CodedRows& weight, AnyMatrix y,
                 Array<std::byte> workspace) {
-  const GemmShape shape{.rows = y.rows,
-                        .columns = y.columns,
-                        .inner = x.codes.columns,
-                        .a_stride = x.codes.stride,
-                        .b_stride = weight.codes.stride,
-                        .c_stride = y.stride,
-                        .input = Scalar::u8,
-                        .output = y.type};
-  multiply_coded(execution, shape, x.codes.data, x.scales.data, weight.codes.data, weight.scales.data, y.data,
-                 workspace);
+  multiply_coded(execution, shape_of(x, weight, y), x.codes.data, x.scales.data, weight.codes.data, weight.scales.data,
+                 y.data, workspace);
+}
+
+bool gemm_coded_with_bias(const Execution& execution, const CodedRows& x, const CodedRows& weight,
+                          Array<const bf16> bias, AnyMatrix y, Array<std::byte> workspace) {
+  GemmShape shape = shape_of(x, weight, y);
+  shape.epilogue = Epilogue::Kind::bias;
+  return y.type == Scalar::bf16 && is_aligned(bias.data, 16) &&
+         multiply_coded(execution, shape, x.codes.data, x.scales.data, weight.codes.data, weight.scales.data, y.data,
+                        workspace, bias.data);
 }
 
 std::string coded_obstacle(Backend) {

@@ -118,6 +118,11 @@ void gemm_coded(const Execution& execution, const CodedRows& x, const CodedRows&
        {decoded.weight.data, Scalar::fp32, y.columns, inner, inner}, Form::transposed, 0.0f, y, decoded.product);
 }
 
+bool gemm_coded_with_bias(const Execution&, const CodedRows&, const CodedRows&, Array<const bf16>, AnyMatrix,
+                          Array<std::byte>) {
+  return false;
+}
+
 std::string coded_obstacle(Backend) { return ""; }
 
 }  // namespace weft::kernels::portable

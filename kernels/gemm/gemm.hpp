@@ -32,6 +32,19 @@ std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std
 void gemm(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta, AnyMatrix c,
           Array<std::byte> workspace);
 
+/// Products of equal shape, whose matrices lie at equal distances (in elements) from one another.
+struct Batch {
+  std::int64_t count = 1;
+  std::int64_t a = 0, b = 0, c = 0;
+
+  bool operator==(const Batch&) const = default;
+};
+
+/// `batch.count` products as by `gemm`, of which a, b and c are the first. The workspace is that of one product. On a
+/// GPU one call of the library, if it takes the types.
+void gemm_batched(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
+                  AnyMatrix c, const Batch& batch, Array<std::byte> workspace);
+
 /// What the dense library does with the sums of a product before it stores them. Vectors and matrices are of C's type.
 struct Epilogue {
   enum class Kind : int {

@@ -126,8 +126,14 @@ struct Gemm::Plan {
     a = layout_of(in, shape.a_form, shape.rows, shape.inner, shape.a_stride);
     b = layout_of(in, shape.b_form, shape.inner, shape.columns, shape.b_stride);
     c = layout_of(out, Form::plain, shape.rows, shape.columns, shape.c_stride);
+    if (shape.batch.count > 1) {
+      set_batch(a, shape.batch.count, shape.batch.a);
+      set_batch(b, shape.batch.count, shape.batch.b);
+      set_batch(c, shape.batch.count, shape.batch.c);
+    }
     if (shape.epilogue == Epilogue::Kind::none) return;
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(shape.epilogue));
+    if (shape.input == Scalar::u8) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, out);
     if (shape.epilogue == Epilogue::Kind::gelu_gradient) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, shape.hidden_stride);
     // Of the addresses only the alignment counts when an algorithm is chosen.
     auto* const aligned = reinterpret_cast<void*>(static_cast<std::uintptr_t>(shape.alignment));
@@ -170,6 +176,15 @@ struct Gemm::Plan {
                                      static_cast<std::uint64_t>(rows), stride),
           "describing a matrix");
     return layout;
+  }
+
+  static void set_batch(cublasLtMatrixLayout_t layout, std::int64_t count, std::int64_t distance) {
+    const auto products = static_cast<std::int32_t>(count);
+    check(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &products, sizeof products),
+          "describing a batch");
+    check(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &distance,
+                                           sizeof distance),
+          "describing a batch");
   }
 
   std::vector<cublasLtMatmulHeuristicResult_t> candidates(std::int64_t workspace_bytes, int most) const {
@@ -245,9 +260,9 @@ void Gemm::run(const Execution& execution, const void* a, const void* b, void* c
 }
 
 void Gemm::run_coded(const Execution& execution, const void* a, const float* a_scales, const void* b,
-                     const float* b_scales, void* c, Array<std::byte> workspace) const {
+                     const float* b_scales, void* c, Array<std::byte> workspace, const Epilogue& epilogue) const {
   plan_->set_scales(a_scales, b_scales);
-  run(execution, a, b, c, workspace);
+  run(execution, a, b, c, workspace, 1.0f, 0.0f, epilogue);
 }
 
 const GemmRecord& Gemm::record() const { return plan_->record; }
@@ -338,9 +353,12 @@ std::int64_t common_alignment(std::initializer_list<AnyMatrix> matrices) {
 
 }  // namespace
 
-void multiply_coded(const Execution& execution, const GemmShape& shape, const void* a, const float* a_scales,
-                    const void* b, const float* b_scales, void* c, Array<std::byte> workspace) {
-  product_of(shape, workspace.size).run_coded(execution, a, a_scales, b, b_scales, c, workspace);
+bool multiply_coded(const Execution& execution, const GemmShape& shape, const void* a, const float* a_scales,
+                    const void* b, const float* b_scales, void* c, Array<std::byte> workspace, const void* bias) {
+  if (shape.epilogue != Epilogue::Kind::none && !has_algorithm(shape, workspace.size)) return false;
+  const Epilogue epilogue{.kind = shape.epilogue, .bias = bias};
+  product_of(shape, workspace.size).run_coded(execution, a, a_scales, b, b_scales, c, workspace, epilogue);
+  return true;
 }
 
 void use_gemm_records(std::vector<GemmRecord> records) { prepared().records = std::move(records); }
@@ -393,6 +411,14 @@ void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form,
               AnyMatrix c, Array<std::byte> workspace) {
   const cuda::GemmShape shape = shape_of(execution, a, a_form, b, b_form, c);
   cuda::product_of(shape, workspace.size).run(execution, a.data, b.data, c.data, workspace, alpha, beta);
+}
+
+bool multiply_batched(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form,
+                      float beta, AnyMatrix c, const Batch& batch, Array<std::byte> workspace) {
+  cuda::GemmShape shape = shape_of(execution, a, a_form, b, b_form, c);
+  shape.batch = batch;
+  cuda::product_of(shape, workspace.size).run(execution, a.data, b.data, c.data, workspace, alpha, beta);
+  return true;
 }
 
 bool multiply_with_epilogue(const Execution& execution, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,

@@ -41,6 +41,7 @@ struct GemmShape {
   Epilogue::Kind epilogue = Epilogue::Kind::none;
   std::int64_t hidden_stride = 0;  ///< of Epilogue::hidden, 0 without
   bool tf32 = false;               ///< of fp32 operands: rounded to TF32
+  Batch batch = {};                ///< products in one call
 
   bool operator==(const GemmShape&) const = default;
 };
@@ -72,7 +73,7 @@ class Gemm {
            float beta = 0.0f, const Epilogue& epilogue = {}) const;
   /// The same with operands in codes: scales [rows] of A and [columns] of B.
   void run_coded(const Execution&, const void* a, const float* a_scales, const void* b, const float* b_scales, void* c,
-                 Array<std::byte> workspace) const;
+                 Array<std::byte> workspace, const Epilogue& epilogue = {}) const;
 
   const GemmRecord& record() const;
 
@@ -89,9 +90,10 @@ class Gemm {
   std::unique_ptr<Plan> plan_;
 };
 
-/// The product of a shape in codes (Gemm::run_coded), prepared once like those of gemm.hpp.
-void multiply_coded(const Execution&, const GemmShape&, const void* a, const float* a_scales, const void* b,
-                    const float* b_scales, void* c, Array<std::byte> workspace);
+/// The product of a shape in codes (Gemm::run_coded), prepared once like those of gemm.hpp. bias: of the shape's
+/// epilogue. False if the library has no algorithm with this epilogue: nothing is enqueued then.
+bool multiply_coded(const Execution&, const GemmShape&, const void* a, const float* a_scales, const void* b,
+                    const float* b_scales, void* c, Array<std::byte> workspace, const void* bias = nullptr);
 
 /// Sets the algorithms to use where a record fits shape, GPU and library; before the first product of a shape.
 void use_gemm_records(std::vector<GemmRecord>);

@@ -39,6 +39,11 @@ void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form,
                        [=](std::int64_t i) { part(rows * i / n_parts, rows * (i + 1) / n_parts); });
 }
 
+bool multiply_batched(const Execution&, float, AnyMatrix, Form, AnyMatrix, Form, float, AnyMatrix, const Batch&,
+                      Array<std::byte>) {
+  return false;
+}
+
 bool multiply_with_epilogue(const Execution&, AnyMatrix, Form, AnyMatrix, Form, AnyMatrix, const Epilogue&,
                             Array<std::byte>) {
   return false;

@@ -121,6 +121,24 @@ void gemm(const Execution& execution, float alpha, AnyMatrix a, Form a_form, Any
   if (pieces.c != nullptr) narrow(execution, sums, c);
 }
 
+void gemm_batched(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form,
+                  float beta, AnyMatrix c, const Batch& batch, Array<std::byte> workspace) {
+  const std::int64_t inner = a_form == Form::plain ? a.columns : a.rows;
+  if (batch.count > 1 && c.rows > 0 && c.columns > 0 && inner > 0 && dense_library::takes(a.type, b.type, c.type)) {
+    const Pieces pieces = place(workspace.data, a.type, b.type, c.type, c.rows, c.columns, inner);
+    const std::int64_t bytes = dense_library::workspace_bytes();
+    if (pieces.bytes <= workspace.size && dense_library::multiply_batched(execution, alpha, a, a_form, b, b_form, beta,
+                                                                          c, batch, {pieces.library, bytes}))
+      return;
+  }
+  const auto at = [](AnyMatrix matrix, std::int64_t elements) {
+    matrix.data = static_cast<char*>(matrix.data) + elements * bytes_of(matrix.type);
+    return matrix;
+  };
+  for (std::int64_t i = 0; i < batch.count; ++i)
+    gemm(execution, alpha, at(a, i * batch.a), a_form, at(b, i * batch.b), b_form, beta, at(c, i * batch.c), workspace);
+}
+
 bool gemm_with_epilogue(const Execution& execution, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
                         const Epilogue& epilogue, Array<std::byte> workspace) {
   if (c.rows == 0 || c.columns == 0 || (a_form == Form::plain ? a.columns : a.rows) == 0) return false;

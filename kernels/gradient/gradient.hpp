@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gradients of parameters from the rows that an operation of a backward pass leaves: its inputs X [n, in] and the
-// gradients of its outputs G [n, out], fp32 or bf16. The gradient of a matrix, Gᵀ X, is a call of gemm/gemm.hpp.
+// gradients of its outputs G [n, out], fp32, bf16 or fp16. The gradient of a matrix, Gᵀ X, is a call of gemm/gemm.hpp.
 //
 // All functions add to fp32 arrays, so that micro-batches accumulate; vectors may be overwritten instead. Sums are fp32
 // in two stages: over blocks of fixed size, then over the blocks. Their order depends on the shapes and ids alone,

@@ -287,20 +287,27 @@ void add_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, A
   add_columns(execution, x, g, shift, scale, out, overwrite, workspace);
 }
 
+void sort_rows_by_id(const Execution& execution, RowsByIdWorkspace& w, std::int64_t largest_id) {
+  const std::int64_t n = w.from.size;
+  const cudaStream_t queue = stream_of(execution);
+  const unsigned blocks = blocks_for(n, kSortBlock);
+  for (int pass = 0; pass < sort_passes(largest_id); ++pass) {
+    count_digits<<<blocks, kSortBlock, 0, queue>>>(w.from.data, n, pass, w.places.data);
+    scan<<<1, kScanThreads, 0, queue>>>(w.places.data, std::int64_t{kDigits} * blocks);
+    move_rows<<<blocks, kSortBlock, 0, queue>>>(w.from.data, n, pass, w.places.data, w.to.data);
+    std::swap(w.from, w.to);
+  }
+  require_launch("sort_rows_by_id");
+}
+
 void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,
                     Matrix<float> out, Array<std::byte> workspace) {
   const std::int64_t n = ids.size;
   RowsByIdWorkspace w = rows_by_id_layout(workspace.data, n, out.columns);
   if (n == 0 || out.columns == 0) return;
   const cudaStream_t queue = stream_of(execution);
-  const unsigned blocks = blocks_for(n, kSortBlock);
-  table_rows<<<blocks, kSortBlock, 0, queue>>>(ids.data, n, first_row, out.rows, w.from.data);
-  for (int pass = 0; pass < sort_passes(out.rows); ++pass) {
-    count_digits<<<blocks, kSortBlock, 0, queue>>>(w.from.data, n, pass, w.places.data);
-    scan<<<1, kScanThreads, 0, queue>>>(w.places.data, std::int64_t{kDigits} * blocks);
-    move_rows<<<blocks, kSortBlock, 0, queue>>>(w.from.data, n, pass, w.places.data, w.to.data);
-    std::swap(w.from, w.to);
-  }
+  table_rows<<<blocks_for(n, kSortBlock), kSortBlock, 0, queue>>>(ids.data, n, first_row, out.rows, w.from.data);
+  cuda::sort_rows_by_id(execution, w, out.rows);
   const auto sums = [&](float* data) { return AnyMatrix{data, Scalar::fp32, row_sums(n), out.columns, out.columns}; };
   const Runs a{
       w.from, g, {out.data, Scalar::fp32, out.rows, out.columns, out.stride}, sums(w.leading.data), sums(w.inner.data)};

@@ -56,10 +56,12 @@ void add_columns(const Execution& execution, const char* name, AnyMatrix x, AnyM
       });
 }
 
+}  // namespace
+
 /// Sorts `w.from` by id (step 1 of rows_by_id.hpp); a block has one thread.
-void sort_rows(const Execution& execution, RowsByIdWorkspace& w, std::int64_t table_rows) {
+void sort_rows_by_id(const Execution& execution, RowsByIdWorkspace& w, std::int64_t largest_id) {
   const std::int64_t n = w.from.size, blocks = (n + kSortBlock - 1) / kSortBlock;
-  for (int pass = 0; pass < sort_passes(table_rows); ++pass) {
+  for (int pass = 0; pass < sort_passes(largest_id); ++pass) {
     const Array<SortedRow> from = w.from, to = w.to;
     const Array<std::int32_t> places = w.places;
     for_teams(
@@ -92,8 +94,6 @@ void sort_rows(const Execution& execution, RowsByIdWorkspace& w, std::int64_t ta
   }
 }
 
-}  // namespace
-
 void add_column_sums(const Execution& execution, AnyMatrix g, Array<float> out, bool overwrite,
                      Array<std::byte> workspace) {
   add_columns(execution, "add_column_sums", {}, g, {}, {}, out, overwrite, workspace);
@@ -113,7 +113,7 @@ void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, 
       execution, "table_rows", n, KOKKOS_LAMBDA(std::int64_t i) {
         rows[i] = {table_row(ids[i], first_row, out.rows), static_cast<std::uint32_t>(i)};
       });
-  sort_rows(execution, w, out.rows);
+  portable::sort_rows_by_id(execution, w, out.rows);
 
   const Array<const SortedRow> sorted = w.from;
   const Matrix<float> leading{w.leading.data, blocks, out.columns, out.columns},

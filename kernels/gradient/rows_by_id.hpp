@@ -46,6 +46,9 @@ inline RowsByIdWorkspace rows_by_id_layout(std::byte* data, std::int64_t n, std:
   return out;
 }
 
+/// Step 1: sorts work.from, whose ids are at most `largest_id`, by id. Uses work.to and work.places.
+void sort_rows_by_id(const Execution&, RowsByIdWorkspace& work, std::int64_t largest_id);
+
 /// Row of a table of `rows` rows that an id means, or `rows` if another rank has it.
 WEFT_HOST_DEVICE inline std::uint32_t table_row(std::uint32_t id, std::int64_t first_row, std::int64_t rows) {
   const std::int64_t row = static_cast<std::int64_t>(id) - first_row;

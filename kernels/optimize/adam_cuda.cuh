@@ -29,20 +29,26 @@ struct AdamRate {
   float beta2, second_factor;  // v' = beta2 * v + (second_factor * g)^2
   float root_beta2;
   float denominator, epsilon, keep;
+  // For the 8-bit policy, which scales its moments in any case: m and sqrt(v) in units of first_factor and
+  // second_factor, so that m' = first_keep * m + g, v' = (root_keep * sqrt(v))^2 + g^2, and the same step is
+  // m' / (unit_denominator * sqrt(v') + unit_epsilon).
+  float first_unit, root_unit;
+  float first_keep, root_keep;  // of the stored moments
+  float unit_denominator, unit_epsilon;
   std::uint64_t step;
-  std::uint32_t withheld;          // not 0: nothing is updated
-  std::uint32_t round_key[10][2];  // of philox, from the seed
+  std::uint32_t withheld;                       // not 0: nothing is updated
+  std::uint32_t round_key[kRoundingRounds][2];  // of philox, from the seed
 };
 
-/// philox of random.hpp for Purpose::weight_rounding with precomputed round keys: if `rate` is in constant memory they
-/// are operands of the instructions, which saves a third of the work.
+/// rounding_random of adam_rule.hpp with precomputed round keys: if `rate` is in constant memory they are operands of
+/// the instructions, which saves a third of the work.
 __device__ __forceinline__ Random4 rounding_random(const AdamRate& rate, std::uint64_t group) {
   std::uint32_t c0 = static_cast<std::uint32_t>(group), c1 = static_cast<std::uint32_t>(group >> 32);
   std::uint32_t c2 = static_cast<std::uint32_t>(rate.step);
   std::uint32_t c3 =
       static_cast<std::uint32_t>(rate.step >> 32) ^ (static_cast<std::uint32_t>(Purpose::weight_rounding) << 24);
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kRoundingRounds; ++round) {
     const std::uint64_t p0 = static_cast<std::uint64_t>(0xD2511F53u) * c0;
     const std::uint64_t p1 = static_cast<std::uint64_t>(0xCD9E8D57u) * c2;
     const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ rate.round_key[round][0];
@@ -76,12 +82,19 @@ __device__ inline AdamRate adam_rate(const AdamStep& step) {
   const float inverse = 1.0f / (step.learning_rate * step.first_correction);
   rate.denominator = fminf(sqrtf(step.second_correction) * inverse, kHuge);
   rate.epsilon = fminf(step.epsilon * inverse, kHuge);
-  if (step.learning_rate == 0.0f) rate.denominator = rate.epsilon = kHuge;
+  constexpr float kSmallestUnit = 1e-18f;  // the square of a root in units stays finite
+  rate.first_unit = fmaxf(rate.first_factor, kSmallestUnit);
+  rate.root_unit = fmaxf(rate.second_factor, kSmallestUnit);
+  rate.first_keep = step.beta1 / rate.first_unit;
+  rate.root_keep = rate.root_beta2 / rate.root_unit;
+  rate.unit_denominator = fminf(rate.denominator * rate.root_unit / rate.first_unit, kHuge);
+  rate.unit_epsilon = fminf(rate.epsilon / rate.first_unit, kHuge);
+  if (step.learning_rate == 0.0f) rate.denominator = rate.epsilon = rate.unit_denominator = rate.unit_epsilon = kHuge;
   rate.keep = 1.0f - step.learning_rate * step.weight_decay;
   rate.step = step.step;
   rate.withheld = step.withheld;
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kRoundingRounds; ++round) {
     rate.round_key[round][0] = static_cast<std::uint32_t>(step.seed) + static_cast<std::uint32_t>(round) * 0x9E3779B9u;
     rate.round_key[round][1] =
         static_cast<std::uint32_t>(step.seed >> 32) + static_cast<std::uint32_t>(round) * 0xBB67AE85u;
@@ -242,7 +255,7 @@ __device__ __forceinline__ void decode8(uint2 codes, float (&value)[8]) {
   decode2(codes.y & 0xffffu, value[4], value[5]);
   decode2(codes.y >> 16, value[6], value[7]);
 }
-/// code_stochastic of codec.hpp, of roots code_stochastic_positive, for finite values <= 448 (1 + 2^-21) / inverse.
+/// code_stochastic of codec.hpp, of roots code_stochastic_root, for finite values <= 448 (1 + 2^-21) / inverse.
 /// Scaled by 2^-120 more, the bits of an fp32 number are the code's, followed by 20 bits of fraction: for the codes
 /// below 2^-6, which have no exponent of their own, because fp32 has none below 2^-126.
 constexpr float kCodeScale = 0x1p-120f;
@@ -252,7 +265,7 @@ __device__ __forceinline__ uint2 code8(const float (&value)[8], float scaled_inv
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     std::uint32_t bits = __float_as_uint(__fmul_rn(value[i], scaled_inverse));
-    if (kRoots && value[i] > 0.0f) bits = max(bits, 1u << 20);
+    if (kRoots) bits = max(bits, 1u << 20);
     const std::uint32_t dither = __byte_perm(random.word[i / 2], 0, i % 2 == 0 ? 0x4104 : 0x4324);  // 16 bits << 8
     code[i] = (bits << 4) + dither;
     if (!kRoots) code[i] |= __float_as_uint(value[i]) & 0x80000000u;
@@ -268,7 +281,7 @@ __device__ __noinline__ inline uint2 code8_any(bool roots, float a, float b, flo
   for (int i = 0; i < 8; ++i) {
     const std::uint32_t bits = rounding_bits(random, i);
     const std::uint8_t one =
-        roots ? code_stochastic_positive(value[i] * inverse, bits) : code_stochastic(value[i] * inverse, bits);
+        roots ? code_stochastic_root(value[i] * inverse, bits) : code_stochastic(value[i] * inverse, bits);
     code[i / 4] |= static_cast<std::uint32_t>(one) << (8 * (i % 4));
   }
   return make_uint2(code[0], code[1]);
@@ -289,6 +302,18 @@ __device__ __forceinline__ bool has_gradient(const float (&gradient)[8]) {
 
 __device__ __forceinline__ float direction(float first, float root, const AdamRate& rate) {
   return first * approximate_reciprocal(fmaf(root, rate.denominator, rate.epsilon));
+}
+
+/// The same of moments in units.
+__device__ __forceinline__ float unit_direction(float first, float root, const AdamRate& rate) {
+  return first * approximate_reciprocal(fmaf(root, rate.unit_denominator, rate.unit_epsilon));
+}
+/// block_scale and inverse_scale of codec.hpp without their divisions; `largest` of the latter in units.
+__device__ __forceinline__ float approximate_scale(float largest) {
+  return largest >= 0x1p-100f ? largest * (1.0f / kLargestCode) : 0.0f;
+}
+__device__ __forceinline__ float approximate_inverse(float scale, float largest) {
+  return scale > 0.0f ? kLargestCode * approximate_reciprocal(largest) : 0.0f;
 }
 
 /// `state` becomes the state after the step. element: global index of the lane's first column (a multiple of 8). The
@@ -357,37 +382,40 @@ __device__ __forceinline__ bool update8(const AdamRule&, LaneState<policy>& stat
     float m[8], root[8];
     decode8(state.first, m);
     decode8(state.second, root);
-    const float first_decay = rate.beta1 * state.first_scale;
-    const float root_decay = rate.root_beta2 * state.second_scale;
-    float largest_first = 0.0f, largest_root = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float q = rate.second_factor * gradient[i];
-      const float r = root_decay * root[i];
-      m[i] = fmaf(first_decay, m[i], rate.first_factor * gradient[i]);
-      root[i] = approximate_root(fmaf(r, r, q * q));
-      largest_first = fmaxf(largest_first, fabsf(m[i]));
-      largest_root = fmaxf(largest_root, root[i]);
-      w[i] = fmaf(w[i], rate.keep, -direction(m[i], root[i], rate));
-      poison = fmaf(w[i], 0.0f, poison);
-    }
-    const bool finite = poison == 0.0f;
-    state.weight = round8(w, weight_random, finite);
+    const float first_keep = rate.first_keep * state.first_scale;
+    const float root_keep = rate.root_keep * state.second_scale;
     if (!has_gradient(gradient)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        w[i] = fmaf(w[i], rate.keep, -unit_direction(first_keep * m[i], root_keep * root[i], rate));
+        poison = fmaf(w[i], 0.0f, poison);
+      }
+      state.weight = round8(w, weight_random, poison == 0.0f);
       state.first_scale = decayed_scale(state.first_scale, rate.beta1);
       state.second_scale = decayed_scale(state.second_scale, rate.root_beta2);
       return false;
     }
+    float largest_first = 0.0f, largest_root = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float r = root_keep * root[i];
+      m[i] = fmaf(first_keep, m[i], gradient[i]);
+      root[i] = approximate_root(fmaf(r, r, gradient[i] * gradient[i]));
+      largest_first = fmaxf(largest_first, fabsf(m[i]));
+      largest_root = fmaxf(largest_root, root[i]);
+      w[i] = fmaf(w[i], rate.keep, -unit_direction(m[i], root[i], rate));
+      poison = fmaf(w[i], 0.0f, poison);
+    }
+    const bool finite = poison == 0.0f;
+    state.weight = round8(w, weight_random, finite);
     largest_first = __uint_as_float(warp_largest(__float_as_uint(largest_first)));
     largest_root = __uint_as_float(warp_largest(__float_as_uint(largest_root)));
-    // block_scale and inverse_scale of codec.hpp, without their divisions.
-    const bool has_first = largest_first >= 0x1p-100f, has_root = largest_root >= 0x1p-100f;
-    state.first_scale = has_first ? largest_first * (1.0f / kLargestCode) : 0.0f;
-    state.second_scale = has_root ? largest_root * (1.0f / kLargestCode) : 0.0f;
-    const float first_inverse = has_first ? kLargestCode * approximate_reciprocal(largest_first) : 0.0f;
-    const float root_inverse = has_root ? kLargestCode * approximate_reciprocal(largest_root) : 0.0f;
+    state.first_scale = approximate_scale(largest_first * rate.first_unit);
+    state.second_scale = approximate_scale(largest_root * rate.root_unit);
+    const float first_inverse = approximate_inverse(state.first_scale, largest_first);
+    const float root_inverse = approximate_inverse(state.second_scale, largest_root);
     state.first = code8<false>(m, first_inverse, first_moment_random(weight_random), finite);
-    state.second = has_root ? code8<true>(root, root_inverse, second_random, finite) : make_uint2(0, 0);
+    state.second = code8<true>(root, root_inverse, second_random, finite);
   }
   return true;
 }
@@ -416,7 +444,7 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
     const std::int64_t at = first + c;
     const std::uint64_t element = p.global_element(row, column + c);
     const int part = static_cast<int>(element % kElementsPerRandom);
-    const Random4 bits = philox(adam.seed, Purpose::weight_rounding, adam.step, element / kElementsPerRandom);
+    const Random4 bits = rounding_random(adam, element / kElementsPerRandom);
     std::uint16_t* weight = static_cast<std::uint16_t*>(p.weight) + at;
     if (p.policy == StatePolicy::fp32) {
       float* first_moment = static_cast<float*>(p.first_moment) + at;
@@ -466,12 +494,12 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
     const int c = lane + kWarp * j;
     if (c >= count) continue;
     const std::uint64_t element = p.global_element(row, column + c);
-    const Random4 bits = philox(adam.seed, Purpose::weight_rounding, adam.step, element / kElementsPerRandom);
+    const Random4 bits = rounding_random(adam, element / kElementsPerRandom);
     const int part = static_cast<int>(element % kElementsPerRandom);
     static_cast<std::uint8_t*>(p.first_moment)[first + c] =
         code_stochastic(m[j] * first_inverse, rounding_bits(bits, part ^ kFirstMomentPart));
     static_cast<std::uint8_t*>(p.second_moment)[first + c] =
-        code_stochastic_positive(root[j] * second_inverse, rounding_bits(bits, part ^ kSecondMomentPart));
+        code_stochastic_root(root[j] * second_inverse, rounding_bits(bits, part ^ kSecondMomentPart));
   }
   if (lane == 0) {
     p.first_scale[block] = new_first_scale;

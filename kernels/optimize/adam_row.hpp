@@ -40,8 +40,7 @@ KOKKOS_FORCEINLINE_FUNCTION int draw_rounding(const Team& team, const AdamStep& 
   const int offset = static_cast<int>(first_element % kElementsPerRandom);
   const int groups = (offset + count + kElementsPerRandom - 1) / kElementsPerRandom;
   for_columns(team, groups, [&](int group) {
-    const Random4 random =
-        philox(adam.seed, Purpose::weight_rounding, adam.step, first_group + static_cast<std::uint64_t>(group));
+    const Random4 random = rounding_random(adam, first_group + static_cast<std::uint64_t>(group));
     const int first = group * kElementsPerRandom;
     for (int part = 0; part < kElementsPerRandom; ++part) {
       const std::uint16_t bits = static_cast<std::uint16_t>(rounding_bits(random, part));
@@ -122,7 +121,7 @@ KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterR
     const float first_inverse = inverse_scale(new_first_scale), second_inverse = inverse_scale(new_second_scale);
     for_columns(team, count, [&](int c) {
       first[c] = code_stochastic(scratch.first[c] * first_inverse, first_random[c]);
-      second[c] = code_stochastic_positive(scratch.second[c] * second_inverse, second_random[c]);
+      second[c] = code_stochastic_root(scratch.second[c] * second_inverse, second_random[c]);
     });
     once(team, [&] {
       parameters.first_scale[block] = new_first_scale;

@@ -61,11 +61,12 @@ WEFT_HOST_DEVICE inline std::uint8_t code_stochastic(float value, std::uint32_t 
   return static_cast<std::uint8_t>(sign | (bits > 0x7f800000u ? 0x7fu : code));
 }
 
-/// The code of a non-negative value that must not vanish: at least the smallest code when `value` > 0 (a second moment
-/// that became 0 would divide by epsilon alone).
-WEFT_HOST_DEVICE inline std::uint8_t code_stochastic_positive(float value, std::uint32_t random16) {
+/// The code of a square root of a second moment: at least the smallest, because a second moment that became 0 would
+/// divide by epsilon alone. That of a parameter without a gradient so far becomes 2^-9 / 448 of its block's largest;
+/// its first moment is 0 and moves no weight.
+WEFT_HOST_DEVICE inline std::uint8_t code_stochastic_root(float value, std::uint32_t random16) {
   const std::uint8_t code = code_stochastic(value, random16);
-  return code == 0 && value > 0.0f ? std::uint8_t{1} : code;
+  return code == 0 ? std::uint8_t{1} : code;
 }
 
 /// Scale of a block whose largest magnitude is `largest`. Below 2^-100 the block counts as zero: its reciprocal would

@@ -13,6 +13,9 @@ namespace weft::kernels {
 /// normalised space. partial [n_parts * out.rows, columns] fp32 or bf16.
 void reconstruct(const Execution&, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias, Matrix<float> out);
 
+/// out[j] = sum over rows of rows[i, j], in their order, in fp32.
+void sum_rows(const Execution&, Matrix<const float> rows, Array<float> out);
+
 /// out[i] (+)= sum of squares of row i.
 void add_row_norms(const Execution&, Matrix<const float> rows, Array<double> out);
 

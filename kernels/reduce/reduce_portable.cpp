@@ -29,6 +29,15 @@ void reconstruct(const Execution& execution, AnyMatrix partial, std::int64_t n_p
     reconstruct_as<float>(execution, partial, n_parts, bias, out);
 }
 
+void sum_rows(const Execution& execution, Matrix<const float> rows, Array<float> out) {
+  for_all(
+      execution, "sum_rows", out.size, KOKKOS_LAMBDA(std::int64_t j) {
+        float sum = 0;
+        for (std::int64_t i = 0; i < rows.rows; ++i) sum += rows(i, j);
+        out[j] = sum;
+      });
+}
+
 void add_row_norms(const Execution& execution, Matrix<const float> matrix, Array<double> out) {
   for_all(
       execution, "add_row_norms", matrix.rows, KOKKOS_LAMBDA(std::int64_t i) {

@@ -95,7 +95,7 @@ Kind fire(std::string_view name, int rank, std::int64_t step) {
     case Kind::exit:
       ::_exit(1);
     case Kind::segfault:
-      std::signal(SIGSEGV, SIG_DFL);  // a launcher may leave it ignored
+      std::signal(SIGSEGV, SIG_DFL);  // it may be ignored or handled
       ::raise(SIGSEGV);
       break;
     case Kind::stop:

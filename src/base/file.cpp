@@ -28,8 +28,8 @@ Descriptor open_directory(const std::filesystem::path& path) {
   return directory;
 }
 
-Descriptor open_in(int directory, const std::filesystem::path& path, int flags) {
-  Descriptor file(::openat(directory, path.filename().c_str(), flags | kOwn, 0666));
+Descriptor open_in(int directory, const std::filesystem::path& path, int flags, mode_t mode = 0666) {
+  Descriptor file(::openat(directory, path.filename().c_str(), flags | kOwn, mode));
   if (file < 0 && errno == ELOOP)
     throw error(ExitCode::io, "{}: is a symbolic link (a run does not write through links); remove it", path.string());
   if (file < 0) fail_with_errno(path, "opening");
@@ -67,10 +67,10 @@ Descriptor open_regular(const std::filesystem::path& path, ExitCode code) {
 
 Descriptor open_own(const std::filesystem::path& path, int flags) { return open_in(open_directory(path), path, flags); }
 
-Descriptor create_own(const std::filesystem::path& path) {
+Descriptor create_own(const std::filesystem::path& path, Access access) {
   const Descriptor directory = open_directory(path);
   if (::unlinkat(directory, path.filename().c_str(), 0) != 0 && errno != ENOENT) fail_with_errno(path, "replacing");
-  return open_in(directory, path, O_WRONLY | O_CREAT | O_EXCL);
+  return open_in(directory, path, O_WRONLY | O_CREAT | O_EXCL, access == Access::owner ? 0600 : 0666);
 }
 
 void write_all(const Descriptor& file, std::string_view text, const std::filesystem::path& path) {

@@ -50,8 +50,11 @@ Descriptor open_regular(const std::filesystem::path& path, ExitCode code = ExitC
 /// its directory. Throws Error(io), also if the path is a symbolic link.
 Descriptor open_own(const std::filesystem::path& path, int flags);
 
+/// Who can read and write a new file: those whom the umask of the process admits, or its owner alone.
+enum class Access { usual, owner };
+
 /// Creates a file to write in place of a file or symbolic link of this name. Throws Error(io).
-Descriptor create_own(const std::filesystem::path& path);
+Descriptor create_own(const std::filesystem::path& path, Access access = Access::usual);
 
 /// Writes the whole text at the position of the file. Throws Error(io) that names `path`.
 void write_all(const Descriptor& file, std::string_view text, const std::filesystem::path& path);

@@ -19,6 +19,7 @@
 #include "parallel/watchdog.hpp"
 #include "report/ownership.hpp"
 #include "storage/digest.hpp"
+#include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
 #include "storage/posix_file.hpp"
 
@@ -28,7 +29,6 @@ namespace {
 
 constexpr const char* kIdName = "local_id";
 constexpr std::size_t kIdDigits = 16;
-constexpr std::int64_t kCopyBytes = std::int64_t{4} << 20;
 
 /// The id that the last start has chosen; "" if there is none. Read by rank 0. Collective.
 std::string last_id(const parallel::Communicator& world, const fs::path& directory) {
@@ -129,24 +129,22 @@ void copy_shard(const fs::path& from, const fs::path& to, const ShardEntry& shar
   const storage::PosixFile source(from.string());
   if (source.bytes() != shard.bytes)
     throw error(ExitCode::io, "{}: has {} bytes, its manifest says {}", from.string(), source.bytes(), shard.bytes);
-  const Descriptor file = create_own(to);
-  const storage::Writeback disk(to);
-  storage::FollowingDigests digests(to, disk);
-  std::vector<char> buffer(static_cast<std::size_t>(std::min(kCopyBytes, shard.bytes)));
-  for (std::int64_t at = 0; at < shard.bytes;) {
+  // A shard with a secret is copied into such a file.
+  const fs::perms others = fs::perms::group_all | fs::perms::others_all;
+  storage::DigestedFile file(
+      to, shard.bytes, storage::DigestedFile::Cache::avoid,
+      (fs::status(from).permissions() & others) == fs::perms::none ? Access::owner : Access::usual);
+  const auto bytes_of_source = [&](std::int64_t begin, std::int64_t end, char* bytes) {
     if (cancelled) throw error(ExitCode::io, "abandoned, the run ends");
-    const std::int64_t bytes = std::min(kCopyBytes, shard.bytes - at);
-    source.read(buffer.data(), bytes, at);
-    write_all(file, {buffer.data(), static_cast<std::size_t>(bytes)}, to);
-    at += bytes;
-    digests.add_final(at - bytes, at);
-    parallel::note_progress();
+    source.read(bytes, end - begin, begin);
     pass("mid-copy");
-  }
+  };
+  const std::vector<std::string> sha256 =
+      file.write(storage::kWritingThreads, [&] { return storage::DigestedFile::Source(bytes_of_source); });
   pass("before-copy-fsync");
-  if (digests.finish(shard.bytes) != shard.sha256)
+  if (sha256 != shard.sha256)
     throw error(ExitCode::io, "{}: differs from its sha256 (damaged on the disk of the node)", from.string());
-  disk.finish();
+  file.sync();
 }
 
 fs::path local_directory(const std::string& local, const std::string& id) {

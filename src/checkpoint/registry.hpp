@@ -53,6 +53,10 @@ class Registry {
   void make_optional(std::string name) { optional_.insert(std::move(name)); }
   bool is_optional(const std::string& name) const { return optional_.contains(name); }
 
+  /// Shards with rows of a tensor of this name are files that their owner alone can read.
+  void make_secret(std::string name) { secret_.insert(std::move(name)); }
+  bool is_secret(const std::string& name) const { return secret_.contains(name); }
+
   std::span<const Tensor> tensors() const { return tensors_; }
   /// nullptr if there is no tensor of this name.
   const Tensor* find(const std::string& name) const;
@@ -63,7 +67,7 @@ class Registry {
 
  private:
   std::vector<Tensor> tensors_;
-  std::set<std::string> optional_;
+  std::set<std::string> optional_, secret_;
 };
 
 /// Letters, digits, '_', '-', '.' and single inner '/', no "..": safe as a path inside a file.

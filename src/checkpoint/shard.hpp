@@ -18,17 +18,19 @@ namespace weft::checkpoint {
 struct Shard {
   std::int64_t bytes = 0;
   std::vector<std::string> sha256;
+  bool direct = false;  ///< written past the page cache
 };
 
 /// Shape of the owned rows: that of the dataset in the shard.
 std::vector<std::int64_t> owned_shape(const Tensor& tensor);
 
-/// Returns owned rows of tensor `index` as contiguous host memory, valid until the next call.
+/// Returns owned rows of tensor `index` as contiguous host memory: a piece (storage::piece_rows). With one thread the
+/// memory is needed until the next call only.
 using RowSource = std::function<const void*(std::size_t index, parallel::Range rows)>;
 
-/// Writes, closes, checks, syncs and digests the file of this rank. Throws Error(io), or Error(numeric), which names
-/// tensor and row, if a number is not finite.
+/// Writes, checks, syncs and digests the file of this rank by `threads` threads, this one among them, which all call
+/// `source`. Throws Error(io), or Error(numeric), which names tensor and row, if a number is not finite.
 Shard write_shard(const std::filesystem::path& path, int rank, const Manifest& manifest, const Registry& registry,
-                  const RowSource& source);
+                  const RowSource& source, int threads);
 
 }  // namespace weft::checkpoint

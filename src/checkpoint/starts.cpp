@@ -104,6 +104,8 @@ void Starts::note_checkpoint(std::int64_t step, const Cost& cost) {
   cost_ = cost;
 }
 
+void Starts::note_changes(const std::string& changed_json) { append("{\"changed\":" + changed_json + "}"); }
+
 void Starts::end(std::int64_t step) { append(fmt::format(R"({{"end":{}}})", step)); }
 
 }  // namespace weft::checkpoint

@@ -11,6 +11,7 @@
 //                                                          `reached`: the step it had begun, rewritten in place
 //   {"checkpoint":10,"seconds":1.5,"delay":0.2}            a durable checkpoint: its duration, and the time that training
 //                                                          lost to it
+//   {"changed":{"run.steps":["20","40"]}}                  keys that this start has changed: before, after (TOML)
 //   {"end":20}                                             ended cleanly after step 20
 //   {"failed":18,"code":4}                                 ended with a message in step 18
 // clang-format on
@@ -45,6 +46,8 @@ class Starts {
   /// Records a start from `step` with the option `resume`. Returns its number, from 1. Throws Error(no_progress) if the
   /// last two starts began there too and died at one step, unless `ignore`; Error(io) if the file cannot be written.
   std::int64_t begin(std::int64_t step, const std::string& resume, bool ignore);
+  /// Records the keys that the present start has changed: key -> [before, after]. Throws Error(io).
+  void note_changes(const std::string& changed_json);
   /// Records that the present start has begun `step`. A failure is ignored.
   void reached(std::int64_t step) noexcept;
   /// Records the cost of a checkpoint that is durable. Throws Error(io).

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/contract.hpp"
 #include "base/fault.hpp"
 #include "base/log.hpp"
@@ -23,15 +24,13 @@
 #include "report/format.hpp"
 #include "report/ownership.hpp"
 #include "storage/digest.hpp"
+#include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
 #include "storage/tensor_file.hpp"
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 constexpr std::int64_t kAlignment = 64;
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -75,6 +74,7 @@ struct Writer::State {
   std::int64_t phases = 0;  // begun since the construction
   Clock::time_point begin;
   double pause = 0, shard_seconds = 0;
+  bool cache_was_reported = false;
   std::thread thread;
   std::atomic<bool> done{false};
   std::atomic<bool> cancelled{false};  // the run ends with an error: the shard is not needed
@@ -176,18 +176,13 @@ struct Writer::State {
     return staging.data();
   }
 
-  void write(const RowSource& source) {
+  void write(const RowSource& source, int threads) {
     const trace::Scope scope(trace::Row::writer, "write shard");
     const fs::path path = temporary / shard_name(world.rank());
     failure = parallel::attempt([&] {
       report::require_ownership();
-      shard = write_shard(path, world.rank(), manifest, registry, source);
+      shard = write_shard(path, world.rank(), manifest, registry, source, threads);
     });
-    if (failure) {
-      // HDF5 keeps a file open that it could not close: truncate it to free its space.
-      std::error_code ignored;
-      fs::resize_file(path, 0, ignored);
-    }
     shard_seconds = seconds_since(begin);
     done = true;
   }
@@ -407,11 +402,14 @@ bool Writer::start(Manifest manifest) {
   if (state.failure) {
     state.done = true;
   } else if (state.settings.staging == Staging::chunked) {
-    state.write([&state](std::size_t t, parallel::Range rows) { return state.live(t, rows); });
+    constexpr int kOnlyThisThread = 1;  // copies from the device
+    state.write([&state](std::size_t t, parallel::Range rows) { return state.live(t, rows); }, kOnlyThisThread);
   } else {
     state.stage_all();
-    state.thread = std::thread(
-        [&state] { state.write([&state](std::size_t t, parallel::Range rows) { return state.staged(t, rows); }); });
+    state.thread = std::thread([&state] {
+      state.write([&state](std::size_t t, parallel::Range rows) { return state.staged(t, rows); },
+                  storage::kWritingThreads);
+    });
   }
   state.pause = seconds_since(state.begin);
   return true;
@@ -488,6 +486,9 @@ Report Writer::State::conclude(const std::optional<parallel::Failure>& agreed) {
   std::int64_t microseconds[] = {std::int64_t(seconds_since(begin) * 1e6), std::int64_t(pause * 1e6),
                                  std::int64_t(shard_seconds * 1e6)};
   world.maximum(microseconds);
+  std::int64_t direct = shard.direct ? 1 : 0;
+  world.minimum({&direct, 1});
+  report.direct = direct == 1;
   report.seconds = static_cast<double>(microseconds[0]) * 1e-6;
   report.pause = static_cast<double>(microseconds[1]) * 1e-6;
   report.shard_seconds = static_cast<double>(microseconds[2]) * 1e-6;
@@ -496,6 +497,9 @@ Report Writer::State::conclude(const std::optional<parallel::Failure>& agreed) {
     failures = 0;
     last_durable = report.step;
     last_seconds = report.seconds;
+    if (!report.direct && !copying && !cache_was_reported && world.rank() == 0)
+      log::info("{}: written through the page cache, its file system has no direct I/O", report.path.string());
+    cache_was_reported = cache_was_reported || !report.direct;
     return report;
   }
 

@@ -3,8 +3,8 @@
 // Writes checkpoints while training continues. At a step boundary the state is copied into host staging memory; then:
 //
 // clang-format off
-//   every rank   write step_XXXXXXXX.TOKEN.tmp/rank_NNNNN.h5 (TOKEN: the owner's), close, reopen and check,
-//                fsync, sha256                                                                  (thread)
+//   every rank   write and digest step_XXXXXXXX.TOKEN.tmp/rank_NNNNN.h5 (TOKEN: the owner's), reopen and check,
+//                fsync                                                                          (threads)
 //   all ranks    agree that every shard is complete, or discard all                             (a later step boundary)
 //   rank 0       manifest.json, fsync, fsync of the directory, rename to step_XXXXXXXX, fsync of the parent, `latest`;
 //                only then delete checkpoints that have expired                                 (thread)
@@ -42,6 +42,7 @@ struct Report {
   double shard_seconds = 0;    ///< from `start` until the slowest rank has written, synced and digested its shard
   double pause = 0;            ///< part of `seconds` during which training waited, on the slowest rank
   bool copied = false;         ///< its shards were copied (Writer::start_copy)
+  bool direct = false;         ///< all shards were written past the page cache
 
   double gigabytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes) * 1e-9 / seconds : 0; }
   /// "checkpoint step_00001200: 1.25 GB in 0.91 s (1.37 GB/s), training paused 0.11 s"

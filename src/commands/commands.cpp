@@ -5,8 +5,12 @@
 
 #include <filesystem>
 
+#include "base/log.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/nccl.hpp"
+#include "report/json.hpp"
+#include "report/log.hpp"
+#include "report/run_record.hpp"
 #include "storage/hdf5.hpp"
 
 namespace weft::commands {
@@ -36,24 +40,42 @@ int call(const Request& request, const parallel::World& world) {
       return benchmark(request, world);
     case Command::report:
       return report(request, world);
+    case Command::sweep:
+      return sweep(request, world);
     case Command::export_weights:
       return export_weights(request, world);
     case Command::import_weights:
       return import_weights(request, world);
     case Command::lm_train:
+    case Command::lm_polychromic:
       return language_model_train(request, world);
     case Command::lm_evaluate:
       return language_model_evaluate(request, world);
+    case Command::lm_harvest:
+      return language_model_harvest(request, world);
+    case Command::lm_export:
+      return language_model_export(request, world);
+    case Command::lm_generate:
+      return language_model_generate(request, world);
+    case Command::lm_diversity:
+      return language_model_diversity(request, world);
     case Command::lm_tokenize:
       return language_model_tokenize(request, world);
+    case Command::privacy:
+      return privacy_calculator(request, world);
   }
   throw error(ExitCode::internal, "a command without a function");
 }
 
+void print_document(const Json& document) {
+  report::json_document(report::to_text(report::with_finite_numbers(document), 2));
+}
+
 /// True if what the command prints is its result, and not an account of the files that it writes.
 bool prints_its_result(const Request& request) {
-  return request.dry_run || (request.command != Command::train && request.command != Command::synth &&
-                             request.command != Command::lm_train);
+  return request.dry_run || request.json ||
+         (request.command != Command::train && request.command != Command::synth &&
+          request.command != Command::lm_train && request.command != Command::lm_polychromic);
 }
 
 }  // namespace
@@ -62,6 +84,26 @@ int run(const Request& request, const parallel::World& world) {
   const int code = call(request, world);
   if (prints_its_result(request)) world.on_root([] { require_printed(); });
   return code;
+}
+
+void print_result(const Request& request, std::string_view text, const Json& document) {
+  if (!request.json) return report::result(text);
+  print_document(document);
+}
+
+void print_written(const Request& request, std::string_view text, const Json& document) {
+  log::info("{}", text);
+  if (request.json) print_document(document);
+}
+
+void print_run(const Request& request, const std::filesystem::path& directory, int code, const parallel::World& world) {
+  if (!request.json || !world.is_root()) return;
+  // A run that was complete has a record already.
+  const bool recorded = report::run_record().contains("result");
+  const Json record = recorded ? report::run_record() : report::stored_record(directory / "run.json");
+  Json document = {{"run", directory.string()}, {"exit", {{"code", code}, {"reason", report::exit_reason(code)}}}};
+  if (record.is_object() && record.contains("result")) document["result"] = record["result"];
+  print_document(document);
 }
 
 void require_directory(const parallel::World& world, const std::string& path, std::string_view origin) {

@@ -11,6 +11,7 @@
 #include "checkpoint/resume.hpp"
 #include "commands/request.hpp"
 #include "parallel/world.hpp"
+#include "report/json.hpp"
 
 namespace weft::commands {
 
@@ -23,14 +24,28 @@ int convert(const Request& request, const parallel::World& world);
 int inspect(const Request& request, const parallel::World& world);
 int benchmark(const Request& request, const parallel::World& world);
 int report(const Request& request, const parallel::World& world);
+int sweep(const Request& request, const parallel::World& world);
 int export_weights(const Request& request, const parallel::World& world);
 int import_weights(const Request& request, const parallel::World& world);
 int language_model_train(const Request& request, const parallel::World& world);
 int language_model_evaluate(const Request& request, const parallel::World& world);
+int language_model_harvest(const Request& request, const parallel::World& world);
+int language_model_export(const Request& request, const parallel::World& world);
+int language_model_generate(const Request& request, const parallel::World& world);
+int language_model_diversity(const Request& request, const parallel::World& world);
 int language_model_tokenize(const Request& request, const parallel::World& world);
+int privacy_calculator(const Request& request, const parallel::World& world);
 
 /// Calls the command of the request; returns 0 if the request was only for a text, which has been printed.
 int run(const Request& request, const parallel::World& world);
+
+/// The result of a command, on rank 0: `text` on standard output, or with --json `document` alone.
+void print_result(const Request& request, std::string_view text, const Json& document);
+/// The same for a command whose result are files: `text` is left out with --quiet.
+void print_written(const Request& request, std::string_view text, const Json& document);
+
+/// With --json, on rank 0: how a run in this directory ended, and its `result` of run.json.
+void print_run(const Request& request, const std::filesystem::path& directory, int code, const parallel::World& world);
 
 /// Throws a collective Error(usage) unless `path` is a directory. `origin`: the key or option that names it.
 void require_directory(const parallel::World& world, const std::string& path, std::string_view origin);

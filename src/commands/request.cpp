@@ -7,128 +7,24 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <mutex>
 #include <optional>
+#include <set>
 
 #include "commands/commands.hpp"
+#include "commands/help.hpp"
+#include "commands/options.hpp"
 #include "input/print.hpp"
+#include "parallel/phases.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/build.hpp"
+#include "report/log.hpp"
 
 namespace weft::commands {
 namespace {
-
-constexpr const char* help_text =
-    R"(Weft trains cross-layer transcoders: sparse replacements of a transformer's MLPs.
-
-weft train INPUT              train a transcoder; resumes automatically
-weft synth INPUT              write an activation dataset with planted features
-weft evaluate CHECKPOINT      quality on validation data, per layer
-weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
-weft encode CHECKPOINT        sparse activations of a dataset, for other programs
-weft convert CHECKPOINT       batch_topk or topk to thresholds (jumprelu)
-weft inspect PATH             list and check the contents of a dataset or checkpoint
-weft benchmark INPUT          time the phases of a step, of either kind of model
-weft report RUN               one HTML page of a run (RUN/report.html, --output FILE)
-weft export CHECKPOINT DIR    weights for other programs, and of them
-  and weft import DIR         (weft export --help)
-weft lm COMMAND               language models: weft lm --help
-
-Options of commands with an INPUT (a TOML file):
-  --set table.key=value       replace a value of the input; repeatable
-  --defaults                  print a commented template of an input
-  --print-config              print the input with every key, as it will run
-  --dry-run                   check input, data headers and memory; print what is needed
-  --output DIR                the run directory (run.output)
-  --walltime hh:mm:ss         train: stop cleanly before (run.walltime)
-  --resume auto|never|PATH    train: resume from the newest valid checkpoint,
-                              start a new run, or resume from PATH (default auto)
-  --take-over                 train: take the run directory from a live run, which stops
-  --start-id ID               train: recorded in run.json, for job scripts
-  --compare FILE              benchmark: end with 1 when a case takes longer than
-                              benchmark.compare_ratio times this benchmark.json's
-  --tune                      benchmark: time products and attention, record the best
-  --profile                   not inspect, report: write a time line of a few steps
-                              (OUTPUT/profile.json, for ui.perfetto.dev), five figures
-inspect: --set data.stored_as=bf16; evaluate, features, encode, convert: evaluate --help
-  --help, --version           this text; version, revision and libraries
-
-Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.
-
-Exit codes: 0 finished, 1 internal, 2 input or usage (any path that does not exist),
-  3 data, 4 numeric, 5 communication or hang, 6 I/O or checkpoint, 75 stopped cleanly
-  with more to do (requeue), 93 no progress since the last start, 128+n stopped on
-  request by signal n, resumable)";
-
-constexpr const char* trained_help_text =
-    R"(A trained transcoder. CHECKPOINT is a checkpoint or a run, which stands for its newest
-one; the input is the checkpoint's.
-
-weft evaluate CHECKPOINT      quality on validation data, per layer
-  --output DIR                receives evaluation.json
-  --profile                   with --output: a time line, as of weft train
-weft features CHECKPOINT      what features respond to: tokens, densities, decoder rows
-  --output DIR                receives features.h5 and features.html
-  --feature LAYER:INDEX       print this feature as JSON; repeatable
-  --top N                     strongest activations per feature (default 16)
-  --context N                 tokens on each side of them (default 10)
-weft encode CHECKPOINT        sparse activations of a dataset, for other programs
-  --output DIR                receives the encoded files
-weft convert CHECKPOINT       batch_topk or topk to thresholds (jumprelu), calibrated on
-                              the data
-  --output DIR                a new directory: the checkpoint and conversion.json
-  --thresholds per_feature|per_layer   (default per_feature)
-  --type bf16|fp32            what weights and thresholds are rounded to (default bf16)
-
-All of them:
-  --data DIR                  activations to use (default: the run's validation data)
-  --set table.key=value       replace a value of the input; repeatable
-  --help, --version           this text; version, revision and libraries
-
-Exit codes: see weft --help)";
-
-constexpr const char* language_model_help_text =
-    R"(Weft trains language models: GPT-2- and Llama-style transformers.
-
-weft lm train INPUT           train a model on text; resumes automatically
-weft lm evaluate CHECKPOINT   loss, perplexity and bits per byte on a text
-weft lm tokenize FILES        text to token files (--output DIR)
-
-train (INPUT is a TOML file): --set, --defaults, --print-config, --dry-run, --output,
-  --walltime, --resume, --take-over, --start-id and --profile as in weft --help
-evaluate (the input is the checkpoint's; a run stands for its newest checkpoint):
-  --text FILE                 the text, or token files (default: the run's validation data)
-  --set, --output             as in weft --help; --output DIR receives evaluation.json
-tokenize:
-  --tokens bytes|PATH         the tokeniser: bytes, or a tokeniser file
-  --train-bpe SIZE            train a byte-level BPE of this vocabulary on FILES first
-  --pattern gpt2|llama3       how it splits text into words (default gpt2)
-  --document-separator TEXT   text between the documents of a file (default: one document)
-  --output DIR                receives the token files and tokenizer.json (data.tokens)
-  --help, --version           this text; version, revision and libraries
-
-Exit codes: see weft --help)";
-
-constexpr const char* interchange_help_text =
-    R"(Weights in the files of other programs (docs/interchange.md).
-
-weft export CHECKPOINT DIR    write DIR: weights that apply to raw activations
-  --to FORMAT                 circuit-tracer or crosslayer-coding
-  --type bf16|fp32            storage of matrices; the default is bf16 for circuit-tracer,
-                              fp32 for crosslayer-coding. Vectors are fp32
-  --model NAME                the language model, and the points in it where the
-  --input-hook NAME           activations were recorded, for the configuration that
-  --output-hook NAME          circuit-tracer reads (default: not written)
-
-weft import DIR               write a checkpoint of the weights in DIR, a directory of
-                              circuit-tracer, crosslayer-coding, CLT-Forge or
-                              crosslayer-transcoder: for evaluate, inspect and export
-  --output DIR                the checkpoint
-  --statistics FILE           crosslayer-coding: norm_stats.json of the training data
-                              (default: in DIR or the directory above)
-  --help, --version           this text; version, revision and libraries
-
-Exit codes: see weft --help)";
 
 std::string version_text() {
   const report::BuildRecord& build = report::build_record;
@@ -139,6 +35,24 @@ std::string version_text() {
   return text;
 }
 
+/// Of --verbose: each phase that begins outside the steps, once.
+void describe_phase(std::string_view phase) {
+  static std::mutex mutex;
+  static std::set<std::string, std::less<>> seen;
+  if (report::current_step() >= 0) return;
+  const std::lock_guard lock(mutex);
+  if (seen.emplace(phase).second) report::detail(phase);
+}
+
+/// "141GB" or "80GiB" -> GB, 1e9 bytes; 0 if it is no amount of memory.
+double gigabytes(const std::string& text) {
+  double number = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  const double factor = unit == "GB" ? 1 : unit == "GiB" ? double{1 << 30} / 1e9 : 0;
+  return status == std::errc() && std::isfinite(number) ? number * factor : 0;
+}
+
 /// The text is the result of the command: throws Error(io) if it cannot be written. Collective.
 void print_once(const parallel::World& world, const std::string& text) {
   world.on_root([&] {
@@ -147,103 +61,55 @@ void print_once(const parallel::World& world, const std::string& text) {
   });
 }
 
-struct Declared {
-  Command command;
-  std::string_view name;  // "train", or with its family "lm train"
-  const char* subject;
-  bool takes_input;
-
-  std::string_view family() const { return name.substr(0, name.find(' ') == name.npos ? 0 : name.find(' ')); }
-  std::string word() const { return std::string(name.substr(family().empty() ? 0 : family().size() + 1)); }
-};
-constexpr Declared declared[] = {
-    {Command::train, "train", "INPUT", true},
-    {Command::synth, "synth", "INPUT", true},
-    {Command::evaluate, "evaluate", "CHECKPOINT", false},
-    {Command::features, "features", "CHECKPOINT", false},
-    {Command::encode, "encode", "CHECKPOINT", false},
-    {Command::convert, "convert", "CHECKPOINT", false},
-    {Command::inspect, "inspect", "PATH", false},
-    {Command::benchmark, "benchmark", "INPUT", true},
-    {Command::report, "report", "RUN", false},
-    {Command::export_weights, "export", "CHECKPOINT", false},
-    {Command::import_weights, "import", "DIR", false},
-    {Command::lm_train, "lm train", "INPUT", true},
-    {Command::lm_evaluate, "lm evaluate", "CHECKPOINT", false},
-    {Command::lm_tokenize, "lm tokenize", "FILES", false},
-};
-constexpr std::string_view kLanguageModels = "lm";
-
-bool is_training(Command command) { return command == Command::train || command == Command::lm_train; }
-bool takes_input(Command command) {
-  for (const Declared& entry : declared)
-    if (entry.command == command) return entry.takes_input;
-  return false;
-}
-
+/// `command`: whose help the message refers to; nullptr: that of the program.
 template <class... Args>
-Error usage(fmt::format_string<Args...> format, Args&&... args) {
-  return Error(ExitCode::usage, fmt::format(format, std::forward<Args>(args)...) + "; see weft --help",
+Error usage(const CommandEntry* command, fmt::format_string<Args...> format, Args&&... args) {
+  return Error(ExitCode::usage,
+               fmt::format("{}; see weft {}{}--help", fmt::format(format, std::forward<Args>(args)...),
+                           command == nullptr ? "" : command->name, command == nullptr ? "" : " "),
                KnownTo::all_ranks);
 }
 
-void add_options(CLI::App& app, Command command, Request& request) {
-  const bool encodes = command == Command::evaluate || command == Command::features || command == Command::encode ||
-                       command == Command::convert;
-  const bool evaluates = encodes || command == Command::lm_evaluate;
-  if (takes_input(command)) {
-    app.add_flag("--print-config", request.print_config);
-    app.add_flag("--defaults", request.defaults);
-    app.add_flag("--dry-run", request.dry_run);
-  }
-  // One value per option: a list would consume the INPUT that follows it.
-  if (takes_input(command) || evaluates || command == Command::inspect)
-    app.add_option("--set", request.sets)->allow_extra_args(false);
-  if (takes_input(command) || evaluates || command == Command::report || command == Command::import_weights ||
-      command == Command::lm_tokenize)
-    app.add_option("--output", request.output);
-  if (takes_input(command) || command == Command::evaluate) app.add_flag("--profile", request.profile);
-  if (is_training(command)) {
-    app.add_option("--resume", request.resume);
-    app.add_option("--walltime", request.walltime);
-    app.add_flag("--take-over", request.take_over);
-    app.add_option("--start-id", request.start_id);
-  }
-  if (encodes) app.add_option("--data", request.data);
-  if (command == Command::features) {
-    app.add_option("--feature", request.features)->allow_extra_args(false);
-    app.add_option("--top", request.top)->check(CLI::Range(1, 1 << 16));
-    app.add_option("--context", request.context)->check(CLI::Range(0, 1 << 16));
-  }
-  if (command == Command::convert) {
-    app.add_option("--thresholds", request.thresholds)->check(CLI::IsMember({"per_feature", "per_layer"}));
-    app.add_option("--type", request.stored_type)->check(CLI::IsMember({"bf16", "fp32"}));
-  }
-  if (command == Command::lm_evaluate) app.add_option("--text", request.text);
-  if (command == Command::lm_tokenize) {
-    app.add_option("--tokens", request.tokens);
-    app.add_option("--train-bpe", request.train_bpe)->check(CLI::Range(1, 1 << 24));
-    app.add_option("--pattern", request.pattern);
-    app.add_option("--document-separator", request.separator);
-  }
-  if (command == Command::export_weights) {
-    app.add_option("DIR", request.directory);
-    app.add_option("--to", request.format);
-    app.add_option("--type", request.stored_type);
-    app.add_option("--model", request.model_name);
-    app.add_option("--input-hook", request.input_hook);
-    app.add_option("--output-hook", request.output_hook);
-  }
-  if (command == Command::import_weights) app.add_option("--statistics", request.statistics);
-  if (command == Command::benchmark) {
-    app.add_option("--compare", request.compare);
-    app.add_flag("--tune", request.tune);
+void declare(CLI::App& app, const Options& options) {
+  app.set_help_flag();
+  app.allow_extras();
+  for (const Option& option : options.list())
+    std::visit(
+        [&]<class T>(T* target) {
+          if constexpr (std::is_same_v<T, bool>) {
+            app.add_flag(option.names, *target);
+          } else {
+            CLI::Option* const declared = app.add_option(option.names, *target);
+            // One value per option: a list would consume the INPUT that follows it.
+            if (std::is_same_v<T, std::vector<std::string>> && !option.is_argument() && option.value != "FILES")
+              declared->allow_extra_args(false);
+          }
+        },
+        option.target);
+}
+
+/// Throws unless the values that were given are those that the options can have.
+void check_values(const CommandEntry& command, const CLI::App& app, const Options& options) {
+  for (const Option& option : options.list()) {
+    const CLI::Option* const given = app.get_option_no_throw(std::string(option.long_name()));
+    if (given == nullptr || given->count() == 0 || option.value.empty()) continue;
+    const std::string value = given->results().back();
+    if (value.empty())
+      throw usage(&command, "{} is empty (it takes a value); give one, or leave the option out", option.long_name());
+    if (!option.choices.empty() &&
+        std::find(option.choices.begin(), option.choices.end(), value) == option.choices.end())
+      throw usage(&command, "{} {} is not known (one of {})", option.long_name(), value,
+                  fmt::join(option.choices, ", "));
+    if (const auto* number = std::get_if<std::int64_t*>(&option.target))
+      if (**number < option.range.first || **number > option.range.second)
+        throw usage(&command, "{} {} is out of range (from {} to {})", option.long_name(), value, option.range.first,
+                    option.range.second);
   }
 }
 
 /// The error for arguments that the library did not recognise: a misspelt command or option, or an extra argument.
-Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CLI::App* command,
-                 const Declared* chosen) {
+Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bool of_family,
+                 const CommandEntry* chosen) {
   std::string first = extras.front();
   for (const std::string& extra : extras)
     if (extra.size() > 1 && extra[0] == '-') {
@@ -252,27 +118,24 @@ Error unexpected(const std::vector<std::string>& extras, CLI::App& app, const CL
     }
   std::vector<std::string> known;
   if (first[0] == '-') {
-    for (const CLI::App* level : {const_cast<const CLI::App*>(&app), command})
-      if (level != nullptr)
-        for (const CLI::Option* option : level->get_options())
-          known.insert(known.end(), option->get_lnames().begin(), option->get_lnames().end());
+    for (const CLI::Option* option : app.get_options())
+      known.insert(known.end(), option->get_lnames().begin(), option->get_lnames().end());
   } else if (chosen != nullptr) {
-    return usage("unexpected argument \"{}\" of weft {} (it takes one {})", first, chosen->name,
-                 "argument without an option");
+    return usage(chosen, "unexpected argument \"{}\" of weft {} (it takes one argument without an option)", first,
+                 chosen->name);
   } else {
-    const std::string_view family = command == nullptr ? "" : kLanguageModels;
-    for (const Declared& entry : declared)
-      if (entry.family() == family) known.push_back(entry.word());
-    if (command == nullptr) known.emplace_back(kLanguageModels);
+    for (const CommandEntry& entry : command_entries())
+      if (entry.family() == (of_family ? kLanguageModels : "")) known.emplace_back(entry.word());
+    if (!of_family) known.emplace_back(kLanguageModels);
   }
   // The dashes are no part of the name: they would make any two options look alike.
   const std::string dashes = first[0] == '-' ? "--" : "";
   const std::string hint =
       input::nearest(std::string_view(first).substr(std::min(first.find_first_not_of('-'), first.size())), known);
-  return usage("unknown {} \"{}\"{}{}", dashes.empty() ? "command" : "option", first,
-               chosen != nullptr    ? fmt::format(" of weft {}", chosen->name)
-               : command != nullptr ? " of weft " + command->get_name()
-                                    : "",
+  return usage(chosen, "unknown {} \"{}\"{}{}", dashes.empty() ? "command" : "option", first,
+               chosen != nullptr ? fmt::format(" of weft {}", chosen->name)
+               : of_family       ? fmt::format(" of weft {}", kLanguageModels)
+                                 : "",
                hint.empty() ? "" : fmt::format(" (did you mean \"{}{}\"?)", dashes, hint));
 }
 
@@ -293,89 +156,91 @@ void require_printed() {
 }
 
 std::string_view name(Command command) {
-  for (const Declared& entry : declared)
-    if (entry.command == command) return entry.name;
-  return "";
+  const CommandEntry* const entry = entry_of(command);
+  return entry == nullptr ? "" : entry->name;
 }
 
 Request parse(int argc, const char* const* argv, const parallel::World& world) {
   Request request;
   for (int i = 0; i < argc; ++i) request.command_line += fmt::format("{}{}", i == 0 ? "" : " ", argv[i]);
 
-  bool help = false, version = false;
-  CLI::App app;
-  app.set_help_flag();
-  app.allow_extras();
-  app.add_flag("--help", help);
-  app.add_flag("--version", version);
-  app.add_flag("--defaults", request.defaults);
-  app.add_flag("--reference", request.reference)->group("");  // generates documentation: not in the help
-  const auto add_command = [&](CLI::App& parent, const std::string& word) {
-    CLI::App* const command = parent.add_subcommand(word);
-    command->set_help_flag();
-    command->allow_extras();
-    command->add_flag("--help", help);
-    command->add_flag("--version", version);
-    return command;
-  };
-  CLI::App* const family = add_command(app, std::string(kLanguageModels));
-  for (const Declared& entry : declared) {
-    CLI::App* const command = add_command(entry.family().empty() ? app : *family, entry.word());
-    if (entry.command == Command::lm_tokenize)
-      command->add_option(entry.subject, request.files);
-    else
-      command->add_option(entry.subject, request.subject);
-    add_options(*command, entry.command, request);
+  // weft help lm train = weft lm train --help
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  if (!arguments.empty() && arguments.front() == "help") {
+    arguments.erase(arguments.begin());
+    arguments.emplace_back("--help");
   }
+  CLI::App app;
+  app.add_flag("--reference", request.reference);  // generates documentation: not in the help
+  declare(app, options_of_program(request));
+  CLI::App* const family = app.add_subcommand(std::string(kLanguageModels));
+  declare(*family, options_of_family(request));
+  for (const CommandEntry& entry : command_entries())
+    declare(*(entry.family().empty() ? &app : family)->add_subcommand(std::string(entry.word())),
+            options_of(entry.command, request));
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& failure) {
-    throw usage("{}", failure.what());
+    throw usage(nullptr, "{}", failure.what());
   }
 
-  if (help || version) {
-    const auto any_of = [&](std::initializer_list<Command> commands) {
-      return std::any_of(commands.begin(), commands.end(),
-                         [&](Command one) { return app.got_subcommand(std::string(name(one))); });
-    };
-    print_once(world, version                                                      ? version_text()
-                      : family->parsed()                                           ? language_model_help_text
-                      : any_of({Command::export_weights, Command::import_weights}) ? interchange_help_text
-                      : any_of({Command::evaluate, Command::features, Command::encode, Command::convert})
-                          ? trained_help_text
-                          : help_text);
-    return request;
-  }
-  const std::vector<CLI::App*> given = app.get_subcommands();
   // The command itself: weft train, or weft lm train.
-  const CLI::App* const first = given.empty() ? nullptr : given.front();
-  const std::vector<CLI::App*> inner = first == family ? family->get_subcommands() : given;
-  const CLI::App* const command = inner.empty() ? nullptr : inner.front();
-  const Declared* chosen = nullptr;
-  for (const Declared& entry : declared)
-    if (command != nullptr && entry.word() == command->get_name() &&
-        entry.family() == (first == family ? kLanguageModels : ""))
+  const std::vector<CLI::App*> outer = app.get_subcommands();
+  const bool of_family = !outer.empty() && outer.front() == family;
+  const std::vector<CLI::App*> given = of_family ? family->get_subcommands() : outer;
+  const CommandEntry* chosen = nullptr;
+  for (const CommandEntry& entry : command_entries())
+    if (!given.empty() && entry.word() == given.front()->get_name() &&
+        entry.family() == (of_family ? kLanguageModels : ""))
       chosen = &entry;
   if (const std::vector<std::string> extras = app.remaining(true); !extras.empty())
-    throw unexpected(extras, app, command == nullptr ? first : command, chosen);
-  if (given.size() > 1 || inner.size() > 1) {
-    const std::vector<CLI::App*>& two = given.size() > 1 ? given : inner;
-    throw usage("two commands, \"{}\" and \"{}\" (one at a time)", two[0]->get_name(), two[1]->get_name());
+    throw unexpected(extras, chosen != nullptr ? *given.front() : of_family ? *family : app, of_family, chosen);
+  if (outer.size() > 1 || given.size() > 1) {
+    const std::vector<CLI::App*>& two = outer.size() > 1 ? outer : given;
+    throw usage(nullptr, "two commands, \"{}\" and \"{}\" (one at a time)", two[0]->get_name(), two[1]->get_name());
   }
-  if (first == family && chosen == nullptr)
-    throw usage("weft {} needs one of its commands (train, evaluate, tokenize)", kLanguageModels);
-  if (chosen == nullptr && !request.defaults && !request.reference) throw usage("no command was given");
-  if (chosen == nullptr) chosen = &declared[0];  // weft --defaults: those of train
+  if (request.help || request.version) {
+    print_once(world, request.version     ? version_text()
+                      : chosen != nullptr ? help_of(*chosen)
+                      : of_family         ? help_of_family()
+                                          : help_of_program());
+    return request;
+  }
+  if (of_family && chosen == nullptr) {
+    std::vector<std::string_view> words;
+    for (const CommandEntry& entry : command_entries())
+      if (entry.family() == kLanguageModels) words.push_back(entry.word());
+    throw usage(nullptr, "weft {} needs one of its commands ({})", kLanguageModels, fmt::join(words, ", "));
+  }
+  if (chosen == nullptr && !request.defaults && !request.reference) throw usage(nullptr, "no command was given");
+  if (chosen == nullptr) chosen = entry_of(Command::train);  // weft --defaults
   request.command = chosen->command;
-  if (request.subject.empty() && request.files.empty() && !request.defaults && !request.reference)
-    throw usage("weft {} needs its {}", chosen->name, chosen->subject);
-  if (command != nullptr)
-    for (const CLI::Option* option : command->get_options())
-      if (option->nonpositional() && option->count() > 0 && option->get_items_expected_max() > 0 &&
-          option->results().back().empty())
-        throw usage("{} is empty (it takes a value); give one, or leave the option out", option->get_name());
+  if (request.command == Command::report && !request.files.empty()) request.subject = request.files.front();
+  const bool given_subject =
+      request.command == Command::lm_tokenize ? !request.files.empty() : !request.subject.empty();
+  if (!given_subject && chosen->subject[0] != '\0' && !request.defaults && !request.reference)
+    throw usage(chosen, "weft {} needs its {}", chosen->name, chosen->subject);
+  if (!given.empty()) check_values(*chosen, *given.front(), options_of(request.command, request));
+  if (request.quiet && request.verbose) throw usage(chosen, "--quiet and --verbose exclude each other");
+  if (request.json && (request.defaults || request.print_config))
+    throw usage(chosen, "--json has no effect here (inputs are TOML); leave it out");
+  report::set_output(request.quiet     ? report::Verbosity::quiet
+                     : request.verbose ? report::Verbosity::verbose
+                                       : report::Verbosity::normal,
+                     request.json);
+  if (request.verbose) {
+    parallel::observe_phases(describe_phase);
+    report::detail(version_text());
+    report::detail(request.command_line);
+  }
+  if (!request.device_memory.empty() && !request.dry_run)
+    throw usage(chosen,
+                "--device-memory describes another machine (it needs --dry-run); device.memory limits this one's");
+  if (!request.device_memory.empty() && gigabytes(request.device_memory) <= 0)
+    throw usage(chosen, "--device-memory {} is no amount of memory (a number with GB or GiB, as in 141GB)",
+                request.device_memory);
   if (!request.walltime.empty() && !training::parse_walltime(request.walltime))
-    throw usage("--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
+    throw usage(chosen, "--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
   if (chosen->takes_input && !request.subject.empty() && !request.defaults)
     request.input_text = world.on_root([&] { return input::load_text(request.subject); });
   if (request.command == Command::benchmark && input::has_table(request.input_text, "language_model"))
@@ -396,10 +261,13 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
 }
 
 input::Schema schema(Input& input, Command command) {
-  if (command == Command::lm_train || command == Command::lm_evaluate || command == Command::language_benchmark) {
+  if (command == Command::lm_train || command == Command::lm_evaluate || command == Command::lm_harvest ||
+      command == Command::lm_export || command == Command::lm_generate || command == Command::lm_diversity ||
+      command == Command::lm_polychromic || command == Command::language_benchmark) {
     input::Schema keys = language_model::schema(input.language);
     language_model::add_keys(keys, input.language_benchmark);
-    if (command == Command::lm_train) keys.at("data.train").required("\"data/text.txt\"");
+    if (command == Command::lm_train || command == Command::lm_polychromic)
+      keys.at("data.train").required("\"data/text.txt\"");
     return keys;
   }
   input::Schema keys = transcoder::schema(input.configuration);
@@ -421,9 +289,12 @@ std::vector<input::Override> overrides(const Request& request) {
   std::vector<input::Override> all;
   for (const std::string& set : request.sets) all.push_back({set, ""});
   if (!request.output.empty())
-    all.push_back(input::override_text("run.output", request.output, "--output " + request.output));
+    all.push_back(input::override_text(request.command == Command::synth ? "synthetic.output" : "run.output",
+                                       request.output, "--output " + request.output));
   if (!request.walltime.empty())
     all.push_back(input::override_text("run.walltime", request.walltime, "--walltime " + request.walltime));
+  if (!request.device_memory.empty())
+    all.push_back({fmt::format("device.memory={}", gigabytes(request.device_memory)), ""});
   return all;
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "commands/arguments.hpp"
 #include "dataset/activations/synthetic.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
@@ -18,68 +19,6 @@
 #include "transcoder/settings.hpp"
 
 namespace weft::commands {
-
-/// `nothing`: the command line requested a text (--help, --version), which was printed. `language_benchmark`: weft
-/// benchmark with an INPUT that has a table [language_model].
-enum class Command {
-  nothing,
-  train,
-  synth,
-  evaluate,
-  features,
-  encode,
-  convert,
-  inspect,
-  benchmark,
-  language_benchmark,
-  report,
-  export_weights,
-  import_weights,
-  lm_train,
-  lm_evaluate,
-  lm_tokenize
-};
-
-/// The command line. Long options only; the help text (request.cpp) describes them.
-struct Request {
-  Command command = Command::nothing;
-  std::string subject;             ///< INPUT, CHECKPOINT, PATH or RUN; "" with --defaults
-  std::vector<std::string> files;  ///< lm tokenize: FILES
-  std::string input_text;          ///< contents of INPUT, for the commands that take one
-  std::vector<std::string> sets;   ///< --set table.key=value, in order
-  bool print_config = false;
-  bool defaults = false;
-  bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md
-  bool dry_run = false;
-  bool tune = false;            ///< benchmark
-  bool profile = false;         ///< all but inspect and report
-  std::string resume = "auto";  ///< auto | never | PATH
-  bool take_over = false;       ///< train: the run directory, from a run that may be alive
-  std::string walltime;         ///< "" or hh:mm:ss, checked
-  std::string start_id;         ///< train: recorded in run.json as start_id
-  std::string output;           ///< "" or DIR; report: FILE
-  std::string data;             ///< evaluate, features, encode, convert: DIR
-  std::string thresholds;       ///< convert: "" or per_feature | per_layer
-  std::string text;             ///< lm evaluate: "" or FILE
-  std::string tokens;           ///< lm tokenize: "" or the tokeniser, as data.tokens
-  std::int64_t train_bpe = 0;   ///< lm tokenize: size of the vocabulary; 0 = none is trained
-  std::string pattern;          ///< lm tokenize: "" or gpt2 | llama3
-  std::string separator;        ///< lm tokenize: "" or the text between documents
-  std::string compare;          ///< benchmark: "" or FILE
-  std::string directory;        ///< export: DIR
-  std::string format;           ///< export: circuit-tracer | crosslayer-coding
-  std::string stored_type;      ///< export, convert: "" or bf16 | fp32
-  std::string model_name;       ///< export: "" or the name of the language model
-  std::string input_hook;       ///< export: "" or the hook point of the inputs
-  std::string output_hook;      ///< export: "" or the hook point of the targets
-  std::string statistics;       ///< import: "" or FILE (norm_stats.json)
-  std::string command_line;     ///< as given, for the record
-
-  // features
-  std::vector<std::string> features;  ///< --feature LAYER:INDEX, in order
-  std::int64_t top = 16;              ///< strongest activations per feature
-  std::int64_t context = 10;          ///< tokens on each side of them
-};
 
 /// Reads the command line and, for commands with an INPUT, the file. Prints --help and --version (rank 0). Collective.
 /// Throws a collective Error(usage).

@@ -2,6 +2,7 @@
 #include "device/runtime.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <thread>
 
 #include "base/error.hpp"
@@ -13,11 +14,11 @@
 
 namespace weft::device {
 
-int host_threads(const Settings& settings, int node_size) {
+int host_threads(const Settings& settings, int sharing) {
   // As far as the affinity mask of the process allows.
   const int hardware = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int limit = std::min(hardware, kernels::most_threads());
-  if (settings.threads == 0) return std::clamp(hardware / std::max(1, node_size), 1, limit);
+  if (settings.threads == 0) return std::clamp(hardware / std::max(1, sharing), 1, limit);
   if (settings.threads > limit)
     throw error(ExitCode::usage,
                 "device.threads = {} is more than {} ({}); set it to at most {}, or to 0 for the share of this process",
@@ -29,11 +30,31 @@ int host_threads(const Settings& settings, int node_size) {
   return settings.threads;
 }
 
+#ifdef WEFT_ENABLE_CUDA
+namespace {
+int device_of(int node_rank, int n_devices) { return n_devices == 1 ? 0 : node_rank % n_devices; }
+}  // namespace
+#endif
+
+std::string gpu_bus_id(int node_rank) {
+  std::string id;
+#ifdef WEFT_ENABLE_CUDA
+  char name[32] = "";
+  int n_devices = 0;
+  if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) return id;
+  if (cudaDeviceGetPCIBusId(name, sizeof name, device_of(node_rank, n_devices)) == cudaSuccess) id = name;
+  for (char& letter : id) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+#else
+  static_cast<void>(node_rank);
+#endif
+  return id;
+}
+
 kernels::Backend planned_backend(const Settings& settings) {
   return kernels::kCudaBuild && settings.backend != "portable" ? kernels::Backend::cuda : kernels::Backend::portable;
 }
 
-Runtime::Runtime(const Settings& settings, int node_rank, int node_size) : threads_(host_threads(settings, node_size)) {
+Runtime::Runtime(const Settings& settings, int node_rank, int sharing) : threads_(host_threads(settings, sharing)) {
 #ifdef WEFT_ENABLE_CUDA
   int n_devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&n_devices);
@@ -43,7 +64,7 @@ Runtime::Runtime(const Settings& settings, int node_rank, int node_size) : threa
         "no GPU is visible ({}); this build requires one: run it on a node with a GPU, or build with "
         "-DWEFT_ENABLE_CUDA=OFF",
         cudaGetErrorString(status));
-  const int device = n_devices == 1 ? 0 : node_rank % n_devices;
+  const int device = device_of(node_rank, n_devices);
   cudaDeviceProp properties{};
   cudaGetDeviceProperties(&properties, device);
   if (planned_backend(settings) == kernels::Backend::cuda && properties.major < 8)

@@ -12,17 +12,20 @@
 
 namespace weft::device {
 
-/// Host threads of each of `node_size` processes on this node: device.threads, or, if that is 0, its share of the
+/// Host threads of each of `sharing` processes with the same CPUs: device.threads, or, if that is 0, its share of the
 /// hardware threads that this process may use. Throws Error(usage) if there are fewer of these, or if a library cannot
 /// start as many.
-int host_threads(const Settings&, int node_size);
+int host_threads(const Settings&, int sharing);
+
+/// PCI bus id of the GPU that a Runtime with this node_rank selects, as in /sys/bus/pci/devices; "" without a GPU.
+std::string gpu_bus_id(int node_rank);
 
 /// One object per process, alive while kernels are used.
 class Runtime {
  public:
-  /// Selects the GPU by node_rank, the number of this process among the node_size processes of the node. Throws
-  /// Error(usage), known to all ranks, if the requested backend is not available; as `host_threads`.
-  Runtime(const Settings&, int node_rank, int node_size);
+  /// Selects the GPU by node_rank, the number of this process among those of the node. sharing: as of `host_threads`.
+  /// Throws Error(usage), known to all ranks, if the requested backend is not available; as `host_threads`.
+  Runtime(const Settings&, int node_rank, int sharing);
   Runtime(const Runtime&) = delete;
   ~Runtime();
 

@@ -19,9 +19,10 @@ enum class Precision { fp32, tf32, bf16, fp16 };
 
 /// Table [device], but for device.precision.
 struct Settings {
-  std::string backend = "auto";  ///< auto | portable | cuda
-  int threads = 0;               ///< host threads of this process; 0 = cores of the node / processes on it
-  bool graphs = true;            ///< on a GPU: record a step once and replay it
+  std::string backend = "auto";   ///< auto | portable | cuda
+  int threads = 0;                ///< host threads of this process; 0 = its CPUs / processes that share them
+  std::string affinity = "auto";  ///< auto | none: parallel/affinity.hpp
+  bool graphs = true;             ///< on a GPU: record a step once and replay it
   std::string algorithms;  ///< file with algorithms of the dense library; "" = the first that the library proposes
   /// Kernels of attention; recorded: those that `algorithms` names, else the own ones.
   kernels::AttentionImplementation attention = kernels::AttentionImplementation::recorded;
@@ -74,10 +75,17 @@ void add_keys(Schema& schema, Settings& device, Precision& precision, const Prec
       .in("GB")
       .at_least(0.0)
       .free();
-  schema.add("device.threads", device.threads, "host threads of each process; 0 = cores of the node / processes on it")
+  schema.add("device.threads", device.threads, "host threads of each process; 0 = its CPUs / processes that share them")
       .in("threads")
       .at_least(0)
       .at_most(4096)
+      .free();
+  schema
+      .add("device.affinity", device.affinity,
+           "auto: each process keeps to those of its CPUs that are near its GPU, and processes that the launcher left "
+           "on "
+           "the same CPUs divide them; none: masks stay as they are")
+      .one_of({"auto", "none"})
       .free();
   schema.rule({"device.backend", "device.precision"}, [&device, &precision]() -> std::string {
     if (device.backend != "cuda") return {};
@@ -118,7 +126,7 @@ void add_attention_key(Schema& schema, Settings& device, Precision& precision) {
     if (!kernels::kCudnnBuild)
       return "device.attention = \"cudnn\" is not available (built without cuDNN); take \"auto\", or build with "
              "WEFT_ENABLE_CUDA and the headers of cuDNN (scripts/setup.sh --cuda)";
-    if (precision == Precision::fp32 || device.backend == "portable")
+    if (is_wide(precision) || device.backend == "portable")
       return "device.attention = \"cudnn\" without the CUDA kernels in 16 bits (cuDNN computes attention in them "
              "alone); take device.precision = \"bf16\", or attention = \"auto\"";
     return {};

@@ -55,22 +55,25 @@ checkpoint::Tensor produced(std::string name, Scalar type, std::vector<std::int6
 
 }  // namespace
 
-CheckpointRows::CheckpointRows(const parallel::World& world, const checkpoint::Found& found, const Sizes& sizes)
+CheckpointRows::CheckpointRows(const parallel::World& world, const checkpoint::Found& found, const Contents& contents)
     : world_(world), found_(found) {
-  contents_ = {.sizes = sizes,
+  contents_ = {.sizes = contents.sizes,
                .thresholds = find(found.manifest, name_of(Part::threshold, 0)) != nullptr,
-               .skip = find(found.manifest, name_of(Part::skip, 0)) != nullptr};
+               .skip = find(found.manifest, name_of(Part::skip, 0)) != nullptr,
+               .per_layer = contents.per_layer,
+               .autoencoder = contents.autoencoder,
+               .k = contents.k};
 }
 
 void CheckpointRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
-  const std::int64_t columns = extent_of(contents_.sizes, part, layer).columns;
+  const std::int64_t columns = extent_of(contents_, part, layer).columns;
   const std::string name = name_of(part, layer);
   const TensorEntry* const entry = find(found_.manifest, name);
   if (entry == nullptr)
     throw error(ExitCode::usage, "{}: has no tensor {} (is it a transcoder?)", found_.path.string(), name);
   std::int64_t stored_columns = 1;
   for (std::size_t axis = 1; axis < entry->shape.size(); ++axis) stored_columns *= entry->shape[axis];
-  // A per-layer transcoder has only the strip of its own layer.
+  // Asked for all strips, a per-layer transcoder has only the one of its own layer.
   const bool narrow = part == Part::decoder && stored_columns == contents_.sizes.d_model;
   if ((stored_columns != columns && !narrow) || (entry->type != Scalar::fp32 && entry->type != Scalar::bf16))
     throw error(ExitCode::usage, "{}: tensor {} has an unexpected shape or type (is it a cross-layer transcoder?)",
@@ -122,7 +125,7 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
     std::vector<float> values;
   } piece;
   const auto read = [&](Part part, std::int64_t layer, parallel::Range rows, void* to) {
-    const Extent extent = extent_of(sizes, part, layer);
+    const Extent extent = extent_of(contents, part, layer);
     const std::string name = fmt::format("{} {}", name_of(part, layer), layer);
     auto* at = static_cast<float*>(to);
     while (rows.size() > 0) {
@@ -149,7 +152,7 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
   };
   for (const auto& [part, layer] : parts_of(contents)) {
     if (part == Part::decoder_bias) continue;  // one tensor of all layers, below
-    const Extent extent = extent_of(sizes, part, layer);
+    const Extent extent = extent_of(contents, part, layer);
     std::vector<std::int64_t> shape{extent.rows};
     if (part == Part::encoder || part == Part::decoder || part == Part::skip) shape.push_back(extent.columns);
     registry.add(
@@ -200,14 +203,17 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
   }
   write_new_directory(directory, [&](const fs::path& temporary) {
     std::vector<std::byte> rows_of_piece;
+    constexpr int kOneThread = 1;  // the memory is that of one piece
     const checkpoint::Shard written = checkpoint::write_shard(
-        temporary / shard.file, 0, manifest, registry, [&](std::size_t index, parallel::Range rows) -> const void* {
+        temporary / shard.file, 0, manifest, registry,
+        [&](std::size_t index, parallel::Range rows) -> const void* {
           const checkpoint::Tensor& tensor = registry.tensors()[index];
           if (!tensor.gather) return static_cast<const char*>(tensor.data) + rows.begin * tensor.row_bytes();
           rows_of_piece.resize(static_cast<std::size_t>(rows.size() * tensor.row_bytes()));
           tensor.gather(rows, rows_of_piece.data());
           return rows_of_piece.data();
-        });
+        },
+        kOneThread);
     shard.bytes = written.bytes;
     shard.sha256 = written.sha256;
     manifest.shards = {shard};

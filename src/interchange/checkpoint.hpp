@@ -18,8 +18,9 @@ namespace weft::interchange {
 /// The weights of a transcoder's checkpoint, as trained: in the space of its normalised activations.
 class CheckpointRows : public RowSource {
  public:
-  /// The checkpoint must have been verified. `sizes` are those of its model. For one process.
-  CheckpointRows(const parallel::World&, const checkpoint::Found&, const Sizes& sizes);
+  /// The checkpoint must have been verified. `contents`: those of its model, but thresholds and skip, which it shows.
+  /// Of a per-layer model without `per_layer` the other strips of a decoder row are zero. For one process.
+  CheckpointRows(const parallel::World&, const checkpoint::Found&, const Contents& contents);
 
   const Contents& contents() const override { return contents_; }
   void read(Part part, std::int64_t layer, parallel::Range rows, float* to) const override;

@@ -53,7 +53,7 @@ Opened open_clt_forge(const fs::path& directory) {
     for (std::int64_t r = 0; r < std::max<std::int64_t>(1, n_shards); ++r)
       names.push_back(fmt::format("rank{}_clt_weights.safetensors", r));
   }
-  Layout layout{.contents = {.sizes = {}, .thresholds = true}, .log_thresholds = true};
+  Layout layout{.contents = {.sizes = {}, .thresholds = true, .per_layer = own_layer_only}, .log_thresholds = true};
   Sizes& sizes = layout.contents.sizes;
   std::vector<std::int64_t> features;  // of each file
   Normalised normalised;

@@ -3,6 +3,7 @@
 // An export of crosslayer-transcoder (Goreg12345): checkpoint.safetensors and config.yaml.
 //
 //   encoder.W [L, d, F], encoder.b [L, F], decoder.W_{t} [t + 1, F, d] of target t, decoder.b [L, d]
+//   decoder.W [L, F, d] in place of decoder.W_{t}: a layer writes to itself only
 //   nonlinearity.theta [1, L, F]: JumpReLU, active iff z > theta and z > 0
 //   input_standardizer.mean, .std, output_standardizer.mean, .std: [L, d] or [L], unless is_folded: (x - mean) / std
 #include <algorithm>
@@ -55,14 +56,14 @@ Opened open_crosslayer_transcoder(const fs::path& directory) {
   };
   const SafetensorsEntry& weight = require_tensor(file, "encoder.W", 3);
   Layout layout{.contents = {.sizes = checked(file.path(), weight.shape[0], weight.shape[1], weight.shape[2]),
-                             .thresholds = file.find("nonlinearity.theta") != nullptr},
+                             .thresholds = file.find("nonlinearity.theta") != nullptr,
+                             .per_layer = file.find("decoder.W") != nullptr},
                 .positive_entries = true};
   const auto [n_layers, d, n_features] = layout.contents.sizes;
   const std::string nonlinearity = class_of(config, "nonlinearity");
   if (nonlinearity != (layout.contents.thresholds ? "JumpReLU" : "ReLU"))
     lacks(fmt::format("its nonlinearity is {} (only JumpReLU with nonlinearity.theta and ReLU have a counterpart)",
                       nonlinearity.empty() ? "not named" : "\"" + printable(nonlinearity) + "\""));
-  if (file.find("decoder.W") != nullptr) lacks("its decoder is that of a per-layer transcoder");
 
   const std::size_t weights = layout.add_file(kFile);
   layout.files[weights].ignored = {"nonlinearity.bandwidth"};
@@ -71,9 +72,11 @@ Opened open_crosslayer_transcoder(const fs::path& directory) {
                     decoder_bias = layout.add_tensor(weights, "decoder.b", {n_layers, d});
   const std::size_t threshold =
       layout.contents.thresholds ? layout.add_tensor(weights, "nonlinearity.theta", {1, n_layers, n_features}) : 0;
+  const std::size_t own_decoder =
+      layout.contents.per_layer ? layout.add_tensor(weights, "decoder.W", {n_layers, n_features, d}) : 0;
   // A vector of each layer.
   const auto add_vector = [&](Part part, std::int64_t layer, std::size_t tensor) {
-    const std::int64_t rows = extent_of(layout.contents.sizes, part, layer).rows;
+    const std::int64_t rows = extent_of(layout.contents, part, layer).rows;
     layout.blocks[{part, layer}].push_back({.rows = {0, rows},
                                             .columns = {0, 1},
                                             .file = weights,
@@ -93,6 +96,15 @@ Opened open_crosslayer_transcoder(const fs::path& directory) {
     add_vector(Part::encoder_bias, t, encoder_bias);
     add_vector(Part::decoder_bias, t, decoder_bias);
     if (layout.contents.thresholds) add_vector(Part::threshold, t, threshold);
+    if (layout.contents.per_layer) {
+      layout.blocks[{Part::decoder, t}].push_back({.rows = {0, n_features},
+                                                   .columns = {0, d},
+                                                   .file = weights,
+                                                   .tensor = own_decoder,
+                                                   .offset = t * n_features * d,
+                                                   .row_stride = d});
+      continue;
+    }
     const std::size_t decoder = layout.add_tensor(weights, fmt::format("decoder.W_{}", t), {t + 1, n_features, d});
     for (std::int64_t s = 0; s <= t; ++s)
       layout.blocks[{Part::decoder, s}].push_back({.rows = {0, n_features},

@@ -9,7 +9,7 @@ namespace weft::interchange {
 
 void FoldedRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
   source_.read(part, layer, rows, to);
-  const std::int64_t d = contents().sizes.d_model, columns = extent_of(contents().sizes, part, layer).columns;
+  const std::int64_t d = contents().sizes.d_model, columns = extent_of(contents(), part, layer).columns;
   // Of the layer that a part reads from or, for a decoder's strips, of those that it writes to.
   const std::size_t first = static_cast<std::size_t>(layer * d);
   const float *const u = normalisation_.inputs.scale.data() + first,
@@ -51,7 +51,7 @@ void FoldedRows::read(Part part, std::int64_t layer, parallel::Range rows, float
 }
 
 std::vector<double> FoldedRows::times_means(Part part, std::int64_t layer, parallel::Range rows) const {
-  const Extent extent = extent_of(contents().sizes, part, layer);
+  const Extent extent = extent_of(contents(), part, layer);
   const float* const m = normalisation_.inputs.mean.data() + layer * contents().sizes.d_model;
   const std::int64_t most = piece_rows(extent);
   std::vector<double> sums;

@@ -16,13 +16,15 @@ namespace {
 
 constexpr std::int64_t kLargestConfig = std::int64_t{1} << 20;
 
-enum class Kind { none, circuit_tracer, crosslayer_coding, clt_forge, crosslayer_transcoder };
+enum class Kind { none, circuit_tracer, crosslayer_coding, clt_forge, crosslayer_transcoder, saelens, sparsify };
 
 Kind kind_of(const fs::path& directory) {
   const auto has = [&](const char* name) { return fs::exists(directory / name); };
   if (has("W_enc_0.safetensors")) return Kind::circuit_tracer;
   if (has("clt_cfg.json")) return Kind::clt_forge;
   if (has("checkpoint.safetensors") && has("config.yaml")) return Kind::crosslayer_transcoder;
+  if (!layer_directories(directory, LayerFormat::saelens).empty()) return Kind::saelens;
+  if (!layer_directories(directory, LayerFormat::sparsify).empty()) return Kind::sparsify;
   if (has("cfg.json")) return Kind::crosslayer_coding;
   return Kind::none;
 }
@@ -66,12 +68,17 @@ Opened open_directory(const fs::path& directory, const std::string& statistics) 
       return open_clt_forge(directory);
     case Kind::crosslayer_transcoder:
       return open_crosslayer_transcoder(directory);
+    case Kind::saelens:
+      return open_per_layer(directory, LayerFormat::saelens);
+    case Kind::sparsify:
+      return open_per_layer(directory, LayerFormat::sparsify);
     case Kind::none:
       break;
   }
   throw error(ExitCode::usage,
-              "{}: no transcoder of a known format (W_enc_0.safetensors, cfg.json, clt_cfg.json, or config.yaml with "
-              "checkpoint.safetensors); see docs/interchange.md",
+              "{}: no transcoder of a known format (W_enc_0.safetensors, cfg.json, clt_cfg.json, config.yaml with "
+              "checkpoint.safetensors, or directories with sae_weights.safetensors or sae.safetensors); see "
+              "docs/interchange.md",
               directory.string());
 }
 
@@ -82,11 +89,18 @@ std::string summary(const Opened& opened, const fs::path& directory) {
     stored += fmt::format("{}{} {}", stored.empty() ? "" : ", ", report::binary_bytes_text(bytes), dtype);
   std::string text = fmt::format(
       "{}: weights in the format of {}\n"
-      "  transcoder of {} layer{}, d_model {}, {} features per layer, {}{}\n"
+      "  {} of {} layer{}, d_model {}, {} features per layer, {}{}\n"
       "  activations    {}\n"
       "  stored as      {}",
-      directory.string(), opened.format, contents.sizes.n_layers, contents.sizes.n_layers == 1 ? "" : "s",
-      contents.sizes.d_model, contents.sizes.n_features, contents.thresholds ? "JumpReLU" : "ReLU",
+      directory.string(), opened.format,
+      contents.autoencoder ? "autoencoder"
+      : contents.per_layer ? "per-layer transcoder"
+                           : "transcoder",
+      contents.sizes.n_layers, contents.sizes.n_layers == 1 ? "" : "s", contents.sizes.d_model,
+      contents.sizes.n_features,
+      contents.k > 0        ? fmt::format("TopK of {}", contents.k)
+      : contents.thresholds ? "JumpReLU"
+                            : "ReLU",
       contents.skip ? ", linear skip connection" : "",
       opened.normalised.mode == dataset::Normalise::none            ? "raw"
       : opened.normalised.mode == dataset::Normalise::per_dimension ? "normalised per dimension"
@@ -102,6 +116,16 @@ void write_directory(const RowSource& source, Format format, Storage storage, co
     if (format == Format::circuit_tracer) {
       write(source, circuit_tracer_layout(source.contents()), storage, temporary);
       storage::write_text(temporary / "config.yaml", circuit_tracer_config(origin));
+    } else if (format == Format::saelens || format == Format::sparsify) {
+      const LayerFormat each = format == Format::saelens ? LayerFormat::saelens : LayerFormat::sparsify;
+      require_expressible(source.contents(), each);
+      const std::vector<std::string> names = layer_names(source.contents(), each, origin);
+      write(source, per_layer_layout(source.contents(), each, names), storage, temporary);
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        storage::write_text(temporary / names[i] / "cfg.json",
+                            per_layer_config(source.contents(), each, origin, static_cast<std::int64_t>(i), storage));
+        storage::sync_directory(temporary / names[i]);
+      }
     } else {
       const std::string config = crosslayer_coding_config(source.contents(), origin, storage);
       write(source, crosslayer_coding_layout(source.contents(), "model.safetensors"), storage, temporary);

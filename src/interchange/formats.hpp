@@ -6,6 +6,10 @@
 //   crosslayer-coding      model.safetensors, cfg.json                                   read and written
 //   clt-forge              [rank{r}_]clt_weights.safetensors, clt_cfg.json               read
 //   crosslayer-transcoder  checkpoint.safetensors, config.yaml                           read
+//   saelens                sae_weights.safetensors, cfg.json                             read and written
+//   sparsify               sae.safetensors, cfg.json                                     read and written
+//
+// The last two have one layer per directory: a directory of such directories is a transcoder of as many layers.
 //
 // What a file has and Weft lacks is an Error(usage) that names it. To add a format: a function that makes its layout,
 // its case in `open_directory` and, if it is written, in `write_directory`.
@@ -46,9 +50,10 @@ Opened open_directory(const std::filesystem::path& directory, const std::string&
 std::string summary(const Opened& opened, const std::filesystem::path& directory);
 
 /// The formats that can be written.
-enum class Format { circuit_tracer, crosslayer_coding };
+enum class Format { circuit_tracer, crosslayer_coding, saelens, sparsify };
 
-/// What circuit-tracer and crosslayer-coding need to know beside the weights; "" is not written.
+/// What other programs need to know beside the weights; "" is not written. saelens and sparsify: {} in a hook stands
+/// for the number of the layer.
 struct Origin {
   std::string model, input_hook, output_hook;
 };
@@ -67,6 +72,19 @@ Layout crosslayer_coding_layout(const Contents& contents, std::string file);
 std::string crosslayer_coding_config(const Contents& contents, const Origin& origin, Storage storage);
 Opened open_clt_forge(const std::filesystem::path& directory);
 Opened open_crosslayer_transcoder(const std::filesystem::path& directory);
+
+/// A layer of saelens or sparsify: the directory that holds it, inside the directory that is opened or written.
+enum class LayerFormat { saelens, sparsify };
+/// The layers in a directory, in the order of their numbers ("layer_10" after "layer_2"); {"."} if it is one itself;
+/// empty if there is none.
+std::vector<std::string> layer_directories(const std::filesystem::path& directory, LayerFormat format);
+Opened open_per_layer(const std::filesystem::path& directory, LayerFormat format);
+Layout per_layer_layout(const Contents& contents, LayerFormat format, const std::vector<std::string>& directories);
+/// Throws Error(usage) if the format has no such model.
+void require_expressible(const Contents& contents, LayerFormat format);
+std::vector<std::string> layer_names(const Contents& contents, LayerFormat format, const Origin& origin);
+std::string per_layer_config(const Contents& contents, LayerFormat format, const Origin& origin, std::int64_t layer,
+                             Storage storage);
 
 /// The scalars of a YAML text of nested block mappings, by dotted path ("model.init_args.is_folded"), unquoted. Lists
 /// and everything else are left out. Throws Error(data) that begins with `path` if it is longer than a megabyte.

@@ -8,6 +8,7 @@
 
 #include "base/text.hpp"
 #include "kernels/bf16.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::interchange {
 namespace fs = std::filesystem;
@@ -61,6 +62,29 @@ Runs runs_of(const Block& block, parallel::Range rows, std::int64_t columns) {
   return runs;
 }
 
+/// to += sign W_enc b_dec, [rows.size()], with W_enc as rounded to `stored`.
+void add_times_bias(const RowSource& source, std::int64_t layer, parallel::Range rows, int sign, kernels::Scalar stored,
+                    float* to) {
+  const std::int64_t d = source.contents().sizes.d_model, most = piece_rows({rows.size(), d});
+  std::vector<float> bias(static_cast<std::size_t>(d)), weights;
+  source.read(Part::decoder_bias, layer, {0, d}, bias.data());
+  for (std::int64_t begin = rows.begin; begin < rows.end; begin += most) {
+    const parallel::Range piece{begin, std::min(rows.end, begin + most)};
+    weights.resize(static_cast<std::size_t>(piece.size() * d));
+    source.read(Part::encoder, layer, piece, weights.data());
+    for (std::int64_t i = 0; i < piece.size(); ++i) {
+      double sum = 0;
+      for (std::int64_t j = 0; j < d; ++j) {
+        const float w = weights[static_cast<std::size_t>(i * d + j)];
+        sum += static_cast<double>(stored == kernels::Scalar::bf16 ? float(kernels::to_bf16(w)) : w) *
+               static_cast<double>(bias[static_cast<std::size_t>(j)]);
+      }
+      float& value = to[piece.begin - rows.begin + i];
+      value = static_cast<float>(static_cast<double>(value) + sign * sum);
+    }
+  }
+}
+
 }  // namespace
 
 std::size_t Layout::add_file(std::string name) {
@@ -75,7 +99,7 @@ std::size_t Layout::add_tensor(std::size_t file, std::string name, std::vector<s
 
 void Layout::add_whole(std::size_t file, std::string name, std::vector<std::int64_t> shape, Part part,
                        std::int64_t layer, bool transposed) {
-  const Extent extent = extent_of(contents.sizes, part, layer);
+  const Extent extent = extent_of(contents, part, layer);
   const std::size_t tensor = add_tensor(file, std::move(name), std::move(shape));
   blocks[{part, layer}].push_back({.rows = whole(extent.rows),
                                    .columns = whole(extent.columns),
@@ -129,7 +153,7 @@ LayoutRows::LayoutRows(const fs::path& directory, Layout layout) : layout_(std::
 }
 
 void LayoutRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
-  const std::int64_t columns = extent_of(layout_.contents.sizes, part, layer).columns;
+  const std::int64_t columns = extent_of(layout_.contents, part, layer).columns;
   std::fill_n(to, rows.size() * columns, 0.0f);
   const auto found = layout_.blocks.find({part, layer});
   if (found == layout_.blocks.end()) return;
@@ -148,6 +172,7 @@ void LayoutRows::read(Part part, std::int64_t layer, parallel::Range rows, float
       });
     }
   }
+  if (part == Part::encoder_bias && layout_.centred) add_times_bias(*this, layer, rows, -1, kernels::Scalar::fp32, to);
   if (part != Part::threshold) return;
   for (float* theta = to; theta != to + rows.size(); ++theta) {
     if (layout_.log_thresholds) *theta = std::exp(*theta);
@@ -187,12 +212,14 @@ void write(const RowSource& source, const Layout& layout, Storage storage, const
       for (const Block& block : blocks)
         if (&layout.files[block.file] == &file && block.columns.size() > 1)
           tensors[block.tensor].type = storage.matrices;
-    files.emplace_back(directory / file.name, std::move(tensors), std::map<std::string, std::string>{{"format", "pt"}});
+    const fs::path path = directory / file.name;
+    storage::make_directory(path.parent_path());
+    files.emplace_back(path, std::move(tensors), std::map<std::string, std::string>{{"format", "pt"}});
   }
 
   std::vector<float> piece, values;
   for (const auto& [part, layer] : parts_of(layout.contents)) {
-    const Extent extent = extent_of(layout.contents.sizes, part, layer);
+    const Extent extent = extent_of(layout.contents, part, layer);
     const std::int64_t most = piece_rows(extent);
     for (std::int64_t begin = 0; begin < extent.rows; begin += most) {
       const parallel::Range rows{begin, std::min(extent.rows, begin + most)};
@@ -200,6 +227,8 @@ void write(const RowSource& source, const Layout& layout, Storage storage, const
       source.read(part, layer, rows, piece.data());
       if (part == Part::threshold && layout.log_thresholds)
         for (float& value : piece) value = std::log(value);
+      if (part == Part::encoder_bias && layout.centred)
+        add_times_bias(source, layer, rows, 1, storage.matrices, piece.data());
       for (const Block& block : layout.blocks.at({part, layer})) {
         const Runs runs = runs_of(block, rows, extent.columns);
         for (std::int64_t run = 0; run < runs.count; run += runs.group()) {

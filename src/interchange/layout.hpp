@@ -18,9 +18,13 @@
 #include <vector>
 
 #include "interchange/rows.hpp"
-#include "interchange/safetensors.hpp"
+#include "storage/safetensors.hpp"
 
 namespace weft::interchange {
+
+using storage::SafetensorsEntry;
+using storage::SafetensorsFile;
+using storage::SafetensorsWriter;
 
 /// A rectangle of a part. Its element (row, column) is element
 ///   offset + (row - rows.begin) * row_stride + (column - columns.begin) * column_stride
@@ -46,6 +50,7 @@ struct Layout {
   Contents contents;
   bool log_thresholds = false;    ///< the files hold ln theta
   bool positive_entries = false;  ///< JumpReLU also requires z > 0: a theta below 0 is read as 0
+  bool centred = false;           ///< the encoder reads x - decoder_bias: the files hold b_enc + W_enc decoder_bias
   std::vector<LayoutFile> files = {};
   std::map<std::pair<Part, std::int64_t>, std::vector<Block>> blocks = {};
 

@@ -5,7 +5,8 @@
 
 namespace weft::interchange {
 
-Extent extent_of(const Sizes& sizes, Part part, std::int64_t layer) {
+Extent extent_of(const Contents& contents, Part part, std::int64_t layer) {
+  const Sizes& sizes = contents.sizes;
   switch (part) {
     case Part::encoder:
       return {sizes.n_features, sizes.d_model};
@@ -13,7 +14,7 @@ Extent extent_of(const Sizes& sizes, Part part, std::int64_t layer) {
     case Part::threshold:
       return {sizes.n_features, 1};
     case Part::decoder:
-      return {sizes.n_features, (sizes.n_layers - layer) * sizes.d_model};
+      return {sizes.n_features, (contents.per_layer ? 1 : sizes.n_layers - layer) * sizes.d_model};
     case Part::decoder_bias:
       return {sizes.d_model, 1};
     case Part::skip:

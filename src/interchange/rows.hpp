@@ -6,7 +6,8 @@
 //   encoder        of source layer s   [F, d]
 //   encoder_bias   of source layer s   [F, 1]
 //   threshold      of source layer s   [F, 1]            theta of JumpReLU; only if Contents::thresholds
-//   decoder        of source layer s   [F, (L - s) * d]  the strips of targets s..L-1 in one row
+//   decoder        of source layer s   [F, (L - s) * d]  the strips of targets s..L-1 in one row; [F, d], the strip of
+//                                                        s alone, with Contents::per_layer
 //   decoder_bias   of target layer t   [d, 1]
 //   skip           of target layer t   [d, d]            (output, input); only if Contents::skip
 //
@@ -30,17 +31,21 @@ struct Sizes {
 
 enum class Part { encoder, encoder_bias, threshold, decoder, decoder_bias, skip };
 
-struct Extent {
-  std::int64_t rows = 0, columns = 0;
-};
-Extent extent_of(const Sizes&, Part, std::int64_t layer);
-
 /// What a transcoder consists of.
 struct Contents {
   Sizes sizes;
   bool thresholds = false;
   bool skip = false;
+  bool per_layer = false;    ///< features write to their own layer only
+  bool autoencoder = false;  ///< the targets are the inputs
+  std::int64_t k = 0;        ///< the k largest positive pre-activations of a token and layer are active; 0: all above 0
+                             ///< or the threshold
 };
+
+struct Extent {
+  std::int64_t rows = 0, columns = 0;
+};
+Extent extent_of(const Contents&, Part, std::int64_t layer);
 
 /// Its parts, layer by layer.
 std::vector<std::pair<Part, std::int64_t>> parts_of(const Contents&);

@@ -36,7 +36,7 @@ class Specs {
     specs.push_back({.name = std::move(name),
                      .shape = {size},
                      .cut = cut,
-                     .update = cut.over.empty() ? training::Update::everywhere : training::Update::own_rows,
+                     .update = training::Update::everywhere,
                      .initial = training::constant(value),
                      .group = std::move(group)});
   }
@@ -125,7 +125,7 @@ std::int64_t parameters_of(const Architecture& architecture) {
 
 double flops_per_token(const Architecture& architecture, std::int64_t length) {
   const ModelSettings& model = architecture.model;
-  const double attention = static_cast<double>(model.layers) * static_cast<double>(length * model.d_model);
+  const double attention = static_cast<double>(model.layers) * static_cast<double>(length * architecture.query_width());
   return 6.0 * static_cast<double>(parameters_of(architecture)) + 6.0 * attention;
 }
 

@@ -26,7 +26,7 @@ struct Architecture {
   std::int64_t vocabulary = 0;
   std::int64_t positions = 0;  ///< longest sequence: rows of the table of learned positions
 
-  std::int64_t query_width() const { return model.d_model; }
+  std::int64_t query_width() const { return model.heads * model.head_size(); }
   std::int64_t key_width() const { return model.kv_heads * model.head_size(); }
   std::int64_t projection_width() const { return query_width() + 2 * key_width(); }
   /// Columns before the activation of the MLP.
@@ -46,7 +46,7 @@ std::vector<training::ParameterSpec> parameter_specs(const Architecture&);
 std::int64_t parameters_of(const Architecture&);
 
 /// Floating-point operations per token of forward and backward pass in sequences of `length`: 6 for each parameter, and
-/// 6 layers * length * d_model for causal attention, which counts only scores that are used.
+/// 6 layers * length * query_width for causal attention, which counts only scores that are used.
 double flops_per_token(const Architecture&, std::int64_t length);
 
 }  // namespace weft::language_model

@@ -17,8 +17,8 @@ Model::Model(const Architecture& architecture, kernels::StatePolicy policy, cons
       final_norm_(*norm("final_norm")) {
   if (rotary_.size() > 0) {
     const device::HostBuffer<float> host(rotary_.size());
-    kernels::rotary_table(architecture.model.rope_base, architecture.model.head_size(), architecture.positions,
-                          host.data());
+    kernels::rotary_table(architecture.model.rope_base, architecture.model.rope_scaling, architecture.model.head_size(),
+                          architecture.positions, host.data());
     device::copy(execution, rotary_.data(), host.data(), host.bytes(), device::Direction::to_device);
     kernels::fence(execution);
   }
@@ -28,12 +28,25 @@ Model::Model(const Architecture& architecture, kernels::StatePolicy policy, cons
   else
     head_ = linear("", {"head"});
   if (execution.backend == kernels::Backend::cuda) head_.matrix.rows = parameters_.rows_in_memory(head_.weight);
+  std::size_t index = 0;
+  for (Block& block : blocks_)
+    for (Linear* linear : {&block.projection, &block.attention_output, &block.up, &block.down}) linear->index = index++;
+  head_.index = index;
+}
+
+std::vector<const Linear*> Model::linears() const {
+  std::vector<const Linear*> all;
+  for (const Block& block : blocks_)
+    all.insert(all.end(), {&block.projection, &block.attention_output, &block.up, &block.down});
+  all.push_back(&head_);
+  return all;
 }
 
 Block Model::block(std::int64_t layer) const {
   const ModelSettings& model = architecture_.model;
   const std::string name = block_name(layer), attention = name + "attention/";
   Block block;
+  block.first = find(name + (model.normalises_inputs() ? "attention_norm/weight" : "attention/query/weight"));
   block.attention_norm = norm(name + "attention_norm");
   block.attention_post_norm = norm(name + "attention_post_norm");
   block.projection = linear(attention, {"query", "key", "value"});

@@ -23,6 +23,7 @@ struct Linear {
   std::size_t weight = kNoParameter;  ///< number of the (first) parameter in Parameters
   std::size_t bias = kNoParameter;
   std::size_t count = 1;                         ///< parameters of the product
+  std::size_t index = 0;                         ///< in Model::linears
   kernels::AnyMatrix matrix;                     ///< as stored: [outputs, inputs]
   bool transposed = false;                       ///< stored as [inputs, outputs]
   kernels::Array<const float> bias_values = {};  ///< [outputs], or empty
@@ -39,6 +40,7 @@ struct NormLayer {
 
 /// One transformer block. Norms that the model does not have are empty.
 struct Block {
+  std::size_t first = kNoParameter;  ///< number of its first parameter; those of the next block follow
   std::optional<NormLayer> attention_norm, attention_post_norm;
   Linear projection;  ///< query | key | value
   Linear attention_output;
@@ -71,6 +73,8 @@ class Model {
   std::span<const Block> blocks() const { return blocks_; }
   const NormLayer& final_norm() const { return final_norm_; }
   const Linear& head() const { return head_; }
+  /// All products: those of the blocks in the order of the forward pass, then the head.
+  std::vector<const Linear*> linears() const;
 
  private:
   kernels::AnyMatrix matrix(std::size_t parameter) const;

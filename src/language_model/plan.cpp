@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
 #include "language_model/trainer.hpp"
+#include "language_model/training_run.hpp"
 #include "report/format.hpp"
 
 namespace weft::language_model {
@@ -65,6 +66,30 @@ std::string attention_text(const Plan& plan, const Configuration& configuration)
                      name(kernels::AttentionPass::backward));
 }
 
+/// What a private step does, and why.
+std::string private_text(const Plan& plan, const Configuration& configuration) {
+  const privacy::ClippingShape shape = clipping_shape(configuration, plan.architecture);
+  const privacy::Settings settings = clipping_settings(configuration, plan.architecture, grid_shape(configuration),
+                                                       device::planned_backend(device_settings(configuration)));
+  std::string text;
+  if (plan.train_tokens > 0) {
+    const PrivateRecords records = private_records(configuration, plan.train_tokens);
+    text += fmt::format(
+        "  private: {} records of at most {} tokens, each in a step with probability {:.4g}: {:g} expected\n",
+        report::grouped(records.count), configuration.data.sequence + 1, records.rate(), records.expected);
+  }
+  if (settings.algorithm != privacy::Algorithm::naive)
+    text +=
+        fmt::format("  clipping: {}{}\n",
+                    settings.mode == privacy::Mode::two_pass       ? "two_pass, a second backward pass"
+                    : settings.mode == privacy::Mode::book_keeping ? "book_keeping, rows are kept"
+                                                                   : "materialise, gradients of records in bf16",
+                    configuration.privacy.mode != privacy::Mode::automatic ? ""
+                    : configuration.device.memory > 0 ? " (the one with least work within device.memory)"
+                                                      : " (the one with least work that at most doubles the memory)");
+  return text + fmt::format("  norms: {}\n", privacy::to_text(settings, parameter_specs(plan.architecture), shape));
+}
+
 constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::none},
                                                             {"activation", Recompute::activation},
                                                             {"norm", Recompute::norm},
@@ -91,7 +116,6 @@ std::int64_t activation_bytes(const Configuration& configuration, const Architec
 SwapCost swap_cost(const Configuration& configuration, const Architecture& architecture, kernels::Backend backend) {
   constexpr double kCopyRate = 50e9;
   const double products = activation_type(configuration) == kernels::Scalar::fp32 ? 60e12 : 660e12;
-  const ModelSettings& model = architecture.model;
   const auto bytes = [&](Recompute recompute) {
     training::StepArena arena(backend);
     return transformer_buffers(configuration, architecture, recompute, true, arena).swap.bytes();
@@ -100,7 +124,7 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
   double block = 0;  // elements
   for (const training::ParameterSpec& spec : parameter_specs(architecture))
     if (spec.name.starts_with(block_name(0))) block += static_cast<double>(spec.elements());
-  const double attention = static_cast<double>(configuration.data.sequence * model.d_model);
+  const double attention = static_cast<double>(configuration.data.sequence * architecture.query_width());
   cost.forward_seconds = 2 * (block + attention) * static_cast<double>(configuration.micro_tokens()) / products;
   // The backward pass takes twice as long as the forward pass, and as long again for what it recomputes.
   const auto added = [&](std::int64_t copied, bool recomputes) {
@@ -133,16 +157,14 @@ std::string milliseconds(double seconds) { return fmt::format("{:.3g} ms", 1e3 *
 
 }  // namespace
 
-parallel::GridShape single_process() {
-  return parallel::GridShape({{std::string(parallel::kDataAxis), 1}, {std::string(parallel::kTensorAxis), 1}});
-}
+parallel::GridShape single_process() { return grid_shape({}); }
 
 std::int64_t Plan::device_total() const { return total(device); }
 std::int64_t Plan::host_total() const { return total(host); }
 
 Plan plan(const Configuration& configuration, const Architecture& architecture, std::int64_t train_tokens) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
-  const parallel::GridShape grid = single_process();
+  const parallel::GridShape grid = grid_shape(configuration);
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   const training::StateBytes state =
       training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments());
@@ -156,6 +178,12 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
                  {"rotary positions", 4 * rotary_elements(architecture)}};
   const training::StepArena step = measure_step(configuration, architecture, grid, backend);
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
+  if (configuration.sample.tokens > 0) {
+    training::StepArena samples(backend);
+    const Generator::Buffers generator(sample_settings(configuration, architecture), samples);
+    plan.device.emplace_back("samples", samples.device_bytes());
+    plan.host.emplace_back("samples", samples.host_bytes());
+  }
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
   plan.host.emplace_back("optimizer state", state.host);
   for (const training::StepArena::Bytes& bytes : step.bytes())
@@ -255,6 +283,7 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   text += fmt::format(
       "  tokens: {} in this run, {:.3g} of the {} with which this size makes the best use of its computation\n",
       report::grouped(run), static_cast<double>(run) / static_cast<double>(best), report::grouped(best));
+  if (configuration.privacy.enabled) text += private_text(plan, configuration);
   if (plan.train_tokens > 0)
     text += fmt::format("  the training set has {} tokens: {:.3g} epochs\n", report::grouped(plan.train_tokens),
                         static_cast<double>(run) / static_cast<double>(plan.train_tokens));

@@ -16,7 +16,7 @@
 
 namespace weft::language_model {
 
-/// The only grid so far: one process.
+/// The grid of commands that one process runs.
 parallel::GridShape single_process();
 
 /// The cost of memory.swap_activations per block and micro-batch, compared with that of memory.recompute = "block" with

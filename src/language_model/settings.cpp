@@ -13,6 +13,7 @@ namespace {
 // Kernels compute in fp32: smaller numbers would be 0 or lose digits there, larger ones would be infinite.
 constexpr double kSmallest = 1.2e-38, kLargest = 3e38;
 constexpr double kSmallestCap = 1e-3;
+constexpr double kMostScale = 1e6;
 // Bounded so that no product of sizes and bytes of an element exceeds 64 bits.
 constexpr double kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
 
@@ -41,6 +42,9 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   schema.add("language_model.d_model", model.d_model, "width of the residual stream, a multiple of heads")
       .at_least(1)
       .at_most(kMostWidth);
+  schema.add("language_model.head_size", model.own_head_size, "columns of a head; 0 = d_model / heads")
+      .at_least(0)
+      .at_most(kernels::kLargestHead);
   schema
       .add("language_model.norm", model.norm, {{"layer", Norm::layer}, {"rms", Norm::rms}},
            "normalisation: LayerNorm or RMSNorm")
@@ -65,6 +69,28 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   schema.add("language_model.rope_base", model.rope_base, "base of the wavelengths of rotary positions")
       .more_than(1)
       .at_most(kLargest);
+  schema
+      .add(
+          "language_model.rope_factor", model.rope_scaling.factor,
+          "long wavelengths of rotary positions are multiplied by this, for contexts longer than those of the training")
+      .at_least(1)
+      .at_most(kMostScale);
+  schema
+      .add("language_model.rope_length", model.rope_scaling.length,
+           "with rope_factor: length of the contexts of the training; 0 = all wavelengths are multiplied")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kMostRows);
+  schema
+      .add("language_model.rope_low", model.rope_scaling.low,
+           "with rope_length: wavelengths that fit into it less often than this are multiplied")
+      .more_than(0)
+      .at_most(kMostScale);
+  schema
+      .add("language_model.rope_high", model.rope_scaling.high,
+           "with rope_length: wavelengths that fit into it more often than this are not; between both in part")
+      .more_than(0)
+      .at_most(kMostScale);
   schema.add("language_model.qk_norm", model.qk_norm,
              {{"none", QueryKeyNorm::none},
               {"head", QueryKeyNorm::head},
@@ -98,10 +124,24 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   schema.add("language_model.attention_softcap", model.attention_softcap, "scores s become c tanh(s / c); 0 = not")
       .at_least(0)
       .at_most(kLargest);
+  schema
+      .add("language_model.attention_scale", model.attention_scale,
+           "factor of the products of queries and keys; 0 = 1 / sqrt(head_size)")
+      .at_least(0)
+      .at_most(kMostScale);
+  schema.add("language_model.embedding_scale", model.embedding_scale, "factor of the embedding")
+      .more_than(0)
+      .at_most(kMostScale);
   schema.add("language_model.window", model.window, "positions that a query reads, its own included; 0 = all before it")
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows);
+  schema
+      .add("language_model.full_every", model.full_every,
+           "with window: every such block reads all positions before it; 0 = none")
+      .in("blocks")
+      .at_least(0)
+      .at_most(kMostLayers);
   schema
       .add("language_model.sparse_blocks", model.sparse_blocks,
            "sparse attention: earlier blocks of 64 keys that a block of 64 queries reads, those with the largest "
@@ -163,6 +203,15 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
       .free();
 }
 
+void add_initial_key(input::Schema& schema, Configuration& configuration) {
+  schema
+      .add(
+          "language_model.initial", configuration.initial,
+          "run, checkpoint or directory of Hugging Face whose weights the training begins with; the keys of this table "
+          "are those of its model, as weft inspect prints them; \"\" = random weights")
+      .path_name();
+}
+
 void add_device_keys(input::Schema& schema, Configuration& configuration) {
   device::add_keys(
       schema, configuration.device, configuration.precision,
@@ -195,19 +244,29 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
 /// Conditions between keys.
 void add_rules(input::Schema& schema, const Configuration& configuration) {
   const ModelSettings& model = configuration.language_model;
-  schema.rule({"language_model.d_model", "language_model.heads"}, [&model]() -> std::string {
-    if (model.d_model % model.heads != 0)
-      return fmt::format(
-          "language_model.d_model = {} is no multiple of language_model.heads = {} (all heads have one size); take "
-          "d_model = {}",
-          model.d_model, model.heads, (model.d_model / (8 * model.heads) + 1) * 8 * model.heads);
-    const std::int64_t size = model.head_size();
-    if (size % 8 == 0 && size <= kernels::kLargestHead) return {};
-    return fmt::format(
-        "language_model.d_model = {} and language_model.heads = {} give heads of {} (the size of a head is a multiple "
-        "of 8, at most {}); change the number of heads",
-        model.d_model, model.heads, size, kernels::kLargestHead);
+  schema.rule({"log.sample_tokens", "language_model.sparse_blocks"}, [&configuration, &model]() -> std::string {
+    if (configuration.sample.tokens == 0 || model.sparse_blocks == 0) return {};
+    return "log.sample_tokens > 0 is not available with language_model.sparse_blocks > 0 (which chooses keys for "
+           "blocks "
+           "of queries, which do not exist yet while a text is written); set log.sample_tokens = 0";
   });
+  schema.rule(
+      {"language_model.head_size", "language_model.d_model", "language_model.heads"}, [&model]() -> std::string {
+        if (model.own_head_size == 0 && model.d_model % model.heads != 0)
+          return fmt::format(
+              "language_model.d_model = {} is no multiple of language_model.heads = {} (all heads have one size); take "
+              "d_model = {}",
+              model.d_model, model.heads, (model.d_model / (8 * model.heads) + 1) * 8 * model.heads);
+        const std::int64_t size = model.head_size();
+        if (size % 8 == 0 && size <= kernels::kLargestHead) return {};
+        if (model.own_head_size > 0)
+          return fmt::format("language_model.head_size = {} is not a multiple of 8; take {}", size, (size / 8 + 1) * 8);
+        return fmt::format(
+            "language_model.d_model = {} and language_model.heads = {} give heads of {} (the size of a head is a "
+            "multiple "
+            "of 8, at most {}); change the number of heads",
+            model.d_model, model.heads, size, kernels::kLargestHead);
+      });
   schema.rule({"language_model.kv_heads", "language_model.heads"}, [&model]() -> std::string {
     if (model.heads % model.kv_heads == 0) return {};
     return fmt::format(
@@ -224,6 +283,23 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
             "take 0 for none, or a larger one",
             name, cap);
     return {};
+  });
+  schema.rule({"language_model.rope_factor", "language_model.position"}, [&model]() -> std::string {
+    if (model.rope_scaling.factor == 1 || model.position == Position::rope) return {};
+    return "language_model.rope_factor has no effect with learned positions; leave it out";
+  });
+  schema.rule({"language_model.rope_length", "language_model.rope_factor"}, [&model]() -> std::string {
+    if (model.rope_scaling.factor > 1 || model.rope_scaling.length == 0) return {};
+    return "language_model.rope_length has no effect with rope_factor = 1; give rope_factor, or leave it out";
+  });
+  schema.rule({"language_model.rope_low", "language_model.rope_high"}, [&model]() -> std::string {
+    if (model.rope_scaling.low < model.rope_scaling.high) return {};
+    return fmt::format("language_model.rope_low = {} is not less than rope_high = {}; exchange them",
+                       model.rope_scaling.low, model.rope_scaling.high);
+  });
+  schema.rule({"language_model.full_every", "language_model.window"}, [&model]() -> std::string {
+    if (model.full_every == 0 || model.window > 0) return {};
+    return "language_model.full_every has no effect with window = 0 (all blocks read all positions); leave it out";
   });
   schema.rule({"language_model.sparse_local", "language_model.sparse_blocks"}, [&model]() -> std::string {
     if (model.sparse_blocks > 0 || model.sparse_local == 1) return {};
@@ -259,16 +335,19 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
            "operations then compute in it); take precision = \"bf16\"";
   });
   // Keys and values, in pairs of heads of a multiple of 8, have such widths together.
-  schema.rule({"device.fp8_forward", "language_model.d_model", "language_model.d_mlp"},
-              [&configuration, &model]() -> std::string {
-                if (!configuration.fp8_forward ||
-                    (model.d_model % kernels::kCodedColumns == 0 && model.d_mlp % kernels::kCodedColumns == 0))
-                  return {};
-                return fmt::format(
-                    "device.fp8_forward with language_model.d_model = {} and d_mlp = {} (products in 8 bits take "
-                    "multiples of {}); change the sizes or leave it out",
-                    model.d_model, model.d_mlp, kernels::kCodedColumns);
-              });
+  schema.rule(
+      {"device.fp8_forward", "language_model.d_model", "language_model.d_mlp", "language_model.head_size"},
+      [&configuration, &model]() -> std::string {
+        const std::int64_t queries = model.heads * model.head_size();
+        if (!configuration.fp8_forward ||
+            (model.d_model % kernels::kCodedColumns == 0 && model.d_mlp % kernels::kCodedColumns == 0 &&
+             queries % kernels::kCodedColumns == 0))
+          return {};
+        return fmt::format(
+            "device.fp8_forward with language_model.d_model = {}, d_mlp = {} and {} columns of queries (products "
+            "in 8 bits take multiples of {}); change the sizes or leave it out",
+            model.d_model, model.d_mlp, queries, kernels::kCodedColumns);
+      });
   schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
     const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;
     if (micro % sequence == 0) return {};
@@ -308,6 +387,14 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                 return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
                        "more than 128 (which its kernels do not have); take \"auto\"";
               });
+  schema.rule({"language_model.dropout", "language_model.attention_dropout", "privacy.enabled"},
+              [&configuration, &model]() -> std::string {
+                if (!configuration.privacy.enabled || (model.dropout == 0 && model.attention_dropout == 0)) return {};
+                return fmt::format(
+                    "language_model.{} with privacy.enabled (masks are drawn by the place in the batch, so that one "
+                    "record more would change the gradients of the others); take 0",
+                    model.dropout > 0 ? "dropout" : "attention_dropout");
+              });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
     return "optimizer.clip_mode = \"previous\" is for transcoders (a language model has its gradient in memory before "
@@ -321,6 +408,21 @@ bool library_attention(const Configuration& configuration) {
   const ModelSettings& model = configuration.language_model;
   return model.attention_softcap == 0 && model.attention_dropout == 0 && model.sparse_blocks == 0 &&
          !configuration.data.document_mask && model.head_size() <= kernels::cudnn::kLargestLibraryHead;
+}
+
+parallel::GridShape grid_shape(const Configuration& configuration) {
+  return parallel::GridShape(
+      {{std::string(parallel::kDataAxis), configuration.parallel.data}, {std::string(parallel::kTensorAxis), 1}});
+}
+
+void use_ranks(Configuration& configuration, std::int64_t n_ranks) {
+  const std::int64_t sequences = configuration.data.batch_tokens / configuration.data.sequence;
+  if (n_ranks > sequences)
+    throw collective_error(ExitCode::usage,
+                           "{} ranks for the {} sequences of a step (data.batch_tokens = {}, data.sequence = {}: each "
+                           "rank needs one); start fewer ranks",
+                           n_ranks, sequences, configuration.data.batch_tokens, configuration.data.sequence);
+  configuration.parallel.data = n_ranks;
 }
 
 Configuration::Configuration() {
@@ -339,16 +441,23 @@ input::Schema schema(Configuration& configuration) {
   training::add_keys(schema, configuration.run);
   dataset::add_keys(schema, configuration.data);
   add_keys(schema, configuration.language_model);
+  add_initial_key(schema, configuration);
   optimizer::add_keys(schema, configuration.optimizer);
   optimizer::add_tuning_keys(schema, configuration.optimizer);
+  privacy::add_keys(schema, configuration.privacy);
+  privacy::add_rules(schema, configuration.privacy, configuration.run, configuration.optimizer,
+                     configuration.precision);
+  privacy::add_rules(schema, configuration.privacy, configuration.data);
   add_keys(schema, configuration.memory);
   schema.table("parallel", "The processes of the run.");
   parallel::add_timeout_key(schema, configuration.parallel);
+  parallel::add_overlap_key(schema, configuration.parallel);
   add_device_keys(schema, configuration);
   device::add_attention_key(schema, configuration.device, configuration.precision);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
   add_keys(schema, configuration.sample);
+  add_keys(schema, configuration.polychromic);
   training::add_keys(schema, configuration.resume);
   add_rules(schema, configuration);
   return schema;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "checkpoint/settings.hpp"
 #include "dataset/tokens/settings.hpp"
@@ -14,8 +15,10 @@
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rope/query_key.hpp"
+#include "language_model/policy/settings.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
+#include "privacy/settings.hpp"
 #include "training/parameters.hpp"
 #include "training/settings.hpp"
 
@@ -44,10 +47,12 @@ struct ModelSettings {
   std::int64_t kv_heads = 12;  ///< divides heads: grouped-query attention (Ainslie et al. 2023)
   std::int64_t d_model = 768;
   std::int64_t d_mlp = 3072;
+  std::int64_t own_head_size = 0;  ///< language_model.head_size; 0: d_model / heads
   Norm norm = Norm::layer;
   MlpActivation mlp = MlpActivation::gelu;
   Position position = Position::learned;
   double rope_base = 10'000;
+  kernels::RopeScaling rope_scaling;
   QueryKeyNorm qk_norm = QueryKeyNorm::none;
   NormPosition norm_position = NormPosition::pre;
   bool tied = true;  ///< the head is the transpose of the token embedding
@@ -56,13 +61,20 @@ struct ModelSettings {
   double attention_dropout = 0;  ///< of the probabilities of attention
   double logit_softcap = 0;      ///< 0: none
   double attention_softcap = 0;  ///< 0: none
+  double attention_scale = 0;    ///< of the products of queries and keys; 0: 1 / sqrt(head_size())
+  double embedding_scale = 1;    ///< the residual stream begins with the embedding times this
   std::int64_t window = 0;       ///< keys that a query reads, itself included; 0: all earlier ones
+  std::int64_t full_every = 0;   ///< every such block has no window; 0: none
   /// Sparse attention (kernels::BlockChoice): chosen blocks of keys; 0: dense.
   std::int64_t sparse_blocks = 0;
   std::int64_t sparse_local = 1;  ///< last blocks that are always read
   double norm_epsilon = 1e-5;
 
-  std::int64_t head_size() const { return d_model / heads; }
+  std::int64_t head_size() const { return own_head_size > 0 ? own_head_size : d_model / heads; }
+  /// Keys that a query reads in this block; 0: all earlier ones.
+  std::int64_t window_of(std::int64_t layer) const {
+    return full_every > 0 && (layer + 1) % full_every == 0 ? 0 : window;
+  }
   bool normalises_inputs() const { return norm_position != NormPosition::post; }
   bool normalises_outputs() const { return norm_position != NormPosition::pre; }
 };
@@ -98,7 +110,9 @@ struct Configuration {
   training::RunSettings run;
   dataset::TokenSettings data;
   ModelSettings language_model;
+  std::string initial;  ///< language_model.initial: the model with the initial weights (initial.hpp); "": none
   optimizer::Settings optimizer;
+  privacy::Settings privacy;
   MemorySettings memory;
   parallel::Settings parallel;
   device::Settings device;
@@ -107,6 +121,7 @@ struct Configuration {
   checkpoint::Settings checkpoint;
   training::LogSettings log;
   SampleSettings sample;
+  PolychromicSettings polychromic;  ///< of weft lm polychromic
   training::ResumeSettings resume;
   AttentionKernels attention;  ///< no key: set by benchmarks
 
@@ -114,11 +129,21 @@ struct Configuration {
   training::Moments moments() const {
     return memory.offload_optimizer ? training::Moments::on_host : training::Moments::held;
   }
+  /// Most tokens of a step on one rank: whole sequences.
+  std::int64_t rank_tokens() const {
+    return parallel::largest_part(data.batch_tokens / data.sequence, parallel.data) * data.sequence;
+  }
   /// Tokens of a micro-batch; the last one of a step may be smaller.
   std::int64_t micro_tokens() const {
-    return memory.micro_tokens > 0 ? std::min(memory.micro_tokens, data.batch_tokens) : data.batch_tokens;
+    return memory.micro_tokens > 0 ? std::min(memory.micro_tokens, rank_tokens()) : rank_tokens();
   }
 };
+
+/// parallel.data ranks (no key: all of the job) by one.
+parallel::GridShape grid_shape(const Configuration&);
+/// Every rank of a job of `n_ranks` becomes a rank of the data axis. Throws a collective Error(usage) if a step has
+/// fewer sequences.
+void use_ranks(Configuration&, std::int64_t n_ranks);
 
 /// Table [device] as the runtime takes it.
 inline device::Settings device_settings(const Configuration& configuration) {

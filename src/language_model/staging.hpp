@@ -19,23 +19,30 @@ class Staging {
   static constexpr std::int64_t kSlots = training::StepRunner::kStepsAhead + 2;
 
   struct Buffers {
-    Buffers(std::int64_t rows, bool document_mask, training::StepArena&);
+    /// weights: of rows, for `send_examples`.
+    Buffers(std::int64_t rows, bool document_mask, bool weights, training::StepArena&);
     struct Rows {
       kernels::Array<std::uint32_t> ids;
       kernels::Array<std::int32_t> targets, positions, first_key;
-      kernels::Array<float> scale;  ///< [1]: 1 / counted targets
+      kernels::Array<float> scale;    ///< [1]: 1 / counted targets
+      kernels::Array<float> weights;  ///< [rows], or empty
     };
     Rows device;
     kernels::Array<float> losses;  ///< [rows], of an evaluation
     std::array<Rows, kSlots> host;
   };
 
-  Staging(std::int64_t rows, bool document_mask, const kernels::Execution&, training::StepArena&);
+  Staging(std::int64_t rows, bool document_mask, const kernels::Execution&, training::StepArena&, bool weights = false);
 
-  /// Host memory of the next batch, to be filled. Throws Error(internal) if it is too small.
-  dataset::TokenBatch next(std::int64_t sequences, std::int64_t length);
-  /// Starts to copy the batch that `next` returned.
-  void send(const dataset::TokenBatch&);
+  /// Host memory of the next batch, to be filled. first_row: of the batch's rows in that of all ranks. Throws
+  /// Error(internal) if it is too small.
+  dataset::TokenBatch next(std::int64_t sequences, std::int64_t length, std::int64_t first_row = 0);
+  /// Starts to copy the batch that `next` returned. counted: targets of the batches of all ranks.
+  void send(const dataset::TokenBatch&, std::int64_t counted);
+  void send(const dataset::TokenBatch& batch) { send(batch, batch.counted); }
+  /// As `send` for losses of examples: the loss of each sequence is the mean over its own targets, whatever else is in
+  /// the batch.
+  void send_examples(const dataset::TokenBatch&);
 
   /// `sequences` sequences of the batch from `first` on, where the kernels run.
   Tokens tokens(std::int64_t first, std::int64_t sequences, std::int64_t length) const;
@@ -48,6 +55,8 @@ class Staging {
   const kernels::Execution execution_;
   const Buffers buffers_;
   std::size_t slot_ = 0;
+  bool weighted_ = false;  // by send_examples
+  std::int64_t first_row_ = 0;
 };
 
 }  // namespace weft::language_model

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/optimize/adam.hpp"
@@ -12,6 +13,12 @@
 
 namespace weft::language_model {
 namespace {
+
+Configuration resolved(Configuration configuration, const Architecture& architecture, const parallel::GridShape& grid,
+                       kernels::Backend backend) {
+  configuration.privacy = clipping_settings(configuration, architecture, grid, backend);
+  return configuration;
+}
 
 /// Largest loss that counts as finite.
 constexpr float kLargestLoss = 1e30f;
@@ -29,7 +36,8 @@ training::StateStream::Buffers state_buffers(const Configuration& configuration,
 
 }  // namespace
 
-Trainer::Buffers::Buffers(const Configuration& configuration, training::StepArena& arena) {
+Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture& architecture,
+                          training::StepArena& arena) {
   arena.purpose("tokens");
   losses = arena.take<float>(configuration.data.batch_tokens);
   flags = arena.take<kernels::StepFlags>(1);
@@ -38,41 +46,105 @@ Trainer::Buffers::Buffers(const Configuration& configuration, training::StepAren
   loss_factor = arena.take<float>(scaled ? 1 : 0);
   runner = training::StepRunner::Buffers(arena);
   tuning = training::LearningRateTuning::Buffers(configuration.optimizer, configuration.data.batch_tokens, arena);
+  if (configuration.privacy.enabled)
+    clipping = privacy::Clipping::Buffers(configuration.privacy, parameter_specs(architecture),
+                                          clipping_shape(configuration, architecture), arena);
 }
 
-training::StepArena measure_step(const Configuration& configuration, const Architecture& architecture,
+privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& architecture) {
+  const ModelSettings& model = architecture.model;
+  const std::int64_t length = configuration.data.sequence, rows = configuration.micro_tokens(), width = model.d_model;
+  privacy::ClippingShape shape{.examples = {.examples = rows / length, .most_rows = length, .rows = rows},
+                               .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
+                               .type = activation_type(configuration)};
+  // Inputs and output gradients: projection, output, up, down of each block; head; embedding.
+  shape.kept_columns = model.layers * (5 * width + architecture.projection_width() + architecture.query_width() +
+                                       architecture.hidden_width() + model.d_mlp) +
+                       width + architecture.vocabulary + width;
+  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].name == "embedding/tokens" && model.tied) shape.tied = i;
+    if (specs[i].name == "embedding/positions" || (specs[i].name == "embedding/tokens" && !model.tied))
+      shape.tables.push_back(i);
+  }
+  return shape;
+}
+
+privacy::Settings clipping_settings(const Configuration& configuration, const Architecture& architecture,
+                                    const parallel::GridShape& grid, kernels::Backend backend) {
+  using privacy::Mode;
+  // Positions from which reading dW_b again costs less than a second weighted product.
+  constexpr std::int64_t kMaterialiseFrom = 340;
+  privacy::Settings settings = configuration.privacy;
+  if (!settings.enabled || settings.mode != Mode::automatic || settings.algorithm == privacy::Algorithm::naive)
+    return settings;
+  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
+  Configuration without = configuration;
+  without.privacy.enabled = false;
+  const std::int64_t rest =
+      measure_step(without, architecture, grid, backend).device_bytes() +
+      training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments())
+          .total();
+  const std::int64_t most =
+      configuration.device.memory > 0 ? static_cast<std::int64_t>(configuration.device.memory * 1e9) - rest : rest;
+  for (const Mode mode : {Mode::materialise, Mode::book_keeping}) {
+    if (mode == Mode::materialise && configuration.data.sequence < kMaterialiseFrom) continue;
+    settings.mode = mode;
+    training::StepArena arena(backend);
+    privacy::Clipping::Buffers(settings, specs, clipping_shape(configuration, architecture), arena);
+    if (arena.device_bytes() <= most) return settings;
+  }
+  settings.mode = Mode::two_pass;
+  return settings;
+}
+
+training::StepArena measure_step(const Configuration& given, const Architecture& architecture,
                                  const parallel::GridShape& grid, kernels::Backend backend) {
   training::StepArena arena(backend);
+  const Configuration configuration = resolved(given, architecture, grid, backend);
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
-  const Staging::Buffers staging(configuration.data.batch_tokens, configuration.data.document_mask, arena);
+  const Staging::Buffers staging(configuration.rank_tokens(), configuration.data.document_mask,
+                                 configuration.privacy.enabled, arena);
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture), arena);
-  const Trainer::Buffers trainer(configuration, arena);
+  const Trainer::Buffers trainer(configuration, architecture, arena);
   const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena,
-                                                  state_buffers(configuration, specs, arena));
+                                                  state_buffers(configuration, specs, arena),
+                                                  training::DataParallel::Buffers(specs, grid, arena));
   arena.purpose("gradients");
   arena.count(training::StepArena::Where::device,
               training::AccumulatingSink::bytes(specs, grid, 0, configuration.micro_tokens()));
+  if (configuration.privacy.enabled)
+    arena.count(
+        training::StepArena::Where::device,
+        privacy::Clipping::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, architecture)));
   return arena;
 }
 
 Trainer::Trainer(const Configuration& configuration, const Architecture& architecture, const parallel::Grid& grid,
                  const kernels::Execution& execution)
-    : configuration_(configuration),
+    : configuration_(resolved(configuration, architecture, grid.shape(), execution.backend)),
       execution_(execution),
       arena_(execution, grid),
       model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
              configuration.moments()),
-      staging_(configuration.data.batch_tokens, configuration.data.document_mask, execution, arena_),
+      staging_(configuration.rank_tokens(), configuration.data.document_mask, execution, arena_,
+               configuration.privacy.enabled),
       transformer_(model_, transformer_settings(configuration, architecture), timers_, arena_),
       sink_(model_.parameters(), execution, configuration.micro_tokens()),
-      buffers_(configuration, arena_),
-      update_(model_.parameters(), sink_, configuration.optimizer, execution,
+      buffers_(configuration_, architecture, arena_),
+      update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
-                  arena_, state_buffers(configuration, model_.parameters().specs(), arena_))),
+                  arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
+                  training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), arena_)),
+              configuration.parallel.overlap),
+      ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
-              [] { return training::StepRunner::ExchangeGroups{}; }),
+              [this] { return training::StepRunner::ExchangeGroups{update_.exchange().exchanges()}; }),
       tuning_(configuration.optimizer, execution, buffers_.tuning) {
+  if (configuration_.privacy.enabled)
+    clipping_.emplace(model_.parameters(), sink_, configuration_.privacy, clipping_shape(configuration_, architecture),
+                      execution, std::move(buffers_.clipping));
   model_.parameters().add_to(registry_);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
@@ -93,6 +165,13 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                    .data = buffers_.loss_scale.data,
                    .on_device = true});
   reset_loss_scale();
+  if (!update_.exchange().active()) return;
+  transformer_.weights_from({.start = [this] { update_.exchange().start_weights(); },
+                             .await =
+                                 [this](std::size_t end) {
+                                   timers_.phase("exchange");
+                                   update_.exchange().await_weights(end);
+                                 }});
 }
 
 void Trainer::initialise() {
@@ -108,16 +187,18 @@ void Trainer::reset_loss_scale() {
   kernels::fence(execution_);
 }
 
-training::StepRunner::Settings Trainer::runner_settings() const {
-  return {.record = configuration_.device.graphs,
-          .runs_ahead = true,
+training::StepRunner::Settings Trainer::runner_settings() {
+  const bool free = !update_.exchange().active() || update_.exchange().leaves_the_host_free();
+  // The number of micro-batches of a private step changes from step to step.
+  return {.record = configuration_.device.graphs && free && !configuration_.privacy.enabled,
+          .runs_ahead = free,
           .skip = configuration_.run.nonfinite == training::NonFinite::skip,
           .skip_at_most = configuration_.run.skip_at_most};
 }
 
 dataset::TokenBatch Trainer::next_batch() {
   const std::int64_t length = configuration_.data.length_at(steps_done() + 1);
-  return staging_.next(configuration_.data.batch_tokens / length, length);
+  return staging_.next(sequences(length).size(), length, sequences(length).begin * length);
 }
 
 kernels::AdamStep Trainer::constants() const {
@@ -135,21 +216,81 @@ void Trainer::step_at_rate(const dataset::TokenBatch& batch, double learning_rat
 
 void Trainer::step(const dataset::TokenBatch& batch, const kernels::AdamStep& constants) {
   timers_.phase("tokens");
-  counted_ = std::max<std::int64_t>(1, batch.counted);
+  std::int64_t counted = batch.counted;
+  if (ranks_.size() > 1) ranks_.sum({&counted, 1});
+  counted_ = std::max<std::int64_t>(1, counted);
   if (batch.length != length_) runner_.change();
   length_ = batch.length;
   runner_.begin(constants);
-  staging_.send(batch);
+  staging_.send(batch, counted);
   runner_.run([this] { compute(); });
+  update_.exchange().end_step();
   timers_.phase("waiting for the device");
   runner_.end([step = steps_done() + 1] { return fmt::format("batch of step {}", step); });
   timers_.stop();
 }
 
+void Trainer::private_step(std::int64_t examples,
+                           const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill) {
+  timers_.phase("tokens");
+  length_ = configuration_.data.sequence;
+  runner_.begin(constants());
+  runner_.run([&] { compute_private(examples, fill); });
+  update_.exchange().end_step();
+  timers_.phase("waiting for the device");
+  runner_.end([step = steps_done() + 1] { return fmt::format("batch of step {}", step); });
+  timers_.stop();
+}
+
+void Trainer::compute_private(std::int64_t examples,
+                              const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill) {
+  update_.exchange().begin_step();
+  device::zero(execution_, buffers_.flags);
+  timers_.phase("weight gradients");
+  clipping_->begin();
+  transformer_.prepare_weights();
+  const std::int64_t micro = configuration_.micro_tokens() / length_;
+  for (std::int64_t first = 0; first < examples; first += micro) {
+    const std::int64_t count = std::min(micro, examples - first);
+    timers_.phase("tokens");
+    // The copies from the slots that are filled next are over.
+    if (++sent_ % Staging::kSlots == 0) kernels::fence(execution_);
+    dataset::TokenBatch batch = staging_.next(count, length_);
+    fill(first, batch);
+    staging_.send_examples(batch);
+    const Tokens all = staging_.tokens(0, count, length_);
+    clipping_->add(
+        {.examples = transformer_.examples(all),
+         .ids = all.ids,
+         .pass = [&](parallel::Range range, training::GradientSink& sink) {
+           const Tokens tokens = staging_.tokens(range.begin, range.size(), length_);
+           transformer_.forward(tokens, runner_.constants());
+           transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);
+           transformer_.backward(tokens, runner_.constants(), sink);
+         }});
+  }
+  timers_.phase("check");
+  kernels::StepFlags* const flags = buffers_.flags.data;
+  update_.form_norm(flags, [&] {
+    clipping_->add_noise(noise_.key, static_cast<std::uint64_t>(steps_done() + 1), noise_.multiplier, noise_.expected);
+  });
+  runner_.guard(flags, nullptr);
+  timers_.phase("update");
+  update_.apply(runner_.constants(), nullptr);
+}
+
+void Trainer::add_objective(Objective objective) {
+  if (static_cast<bool>(objective) != static_cast<bool>(objective_)) runner_.change();
+  objective_ = std::move(objective);
+}
+
 /// The step: everything between the tokens of a batch and the updated parameters.
 void Trainer::compute() {
-  const std::int64_t length = length_, sequences = configuration_.data.batch_tokens / length,
+  update_.exchange().begin_step();
+  const std::int64_t length = length_, sequences = this->sequences(length).size(),
                      micro = configuration_.micro_tokens() / length;
+  const kernels::Array<float> losses = {buffers_.losses.data + this->sequences(length).begin * length,
+                                        sequences * length};
   timers_.phase("weight gradients");
   sink_.clear();
   device::zero(execution_, buffers_.flags);
@@ -160,17 +301,27 @@ void Trainer::compute() {
     kernels::scale_loss(execution_, scale, buffers_.loss_factor.data);
     factor = buffers_.loss_factor.data;
   }
+  transformer_.prepare_weights();
+  if (objective_) objective_(runner_.constants(), sink_);
   for (std::int64_t first = 0; first < sequences; first += micro) {
+    if (first + micro >= sequences && update_.exchange().active())
+      sink_.when_complete([this](std::size_t parameter) {
+        timers_.phase("exchange");
+        update_.exchange().reduce_from(parameter);
+      });
     const Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
     transformer_.forward(tokens, runner_.constants());
-    transformer_.losses_and_gradient(tokens, factor, {buffers_.losses.data + first * length, tokens.rows()}, sink_);
+    transformer_.losses_and_gradient(tokens, factor, {losses.data + first * length, tokens.rows()}, sink_);
     transformer_.backward(tokens, runner_.constants(), sink_);
   }
+  sink_.when_complete({});
   timers_.phase("check");
   kernels::StepFlags* const flags = buffers_.flags.data;
-  kernels::flag_beyond(execution_, {buffers_.losses.data, kernels::Scalar::fp32, sequences, length, length},
-                       kLargestLoss, &flags->not_finite);
   update_.form_norm(flags);
+  gather_losses(length);
+  kernels::flag_beyond(execution_,
+                       {buffers_.losses.data, kernels::Scalar::fp32, buffers_.losses.size / length, length, length},
+                       kLargestLoss, &flags->not_finite);
   runner_.guard(flags, scale);
   timers_.phase("update");
   tuning_.apply(buffers_.losses, staging_.scale(), runner_.constants());
@@ -178,10 +329,30 @@ void Trainer::compute() {
   if (scale != nullptr) kernels::update_loss_scale(execution_, flags, scale);
 }
 
+/// All ranks get the losses of the whole batch: what follows from them is then the same on all.
+void Trainer::gather_losses(std::int64_t length) {
+  if (ranks_.size() == 1) return;
+  std::vector<std::int64_t> bytes;
+  for (std::int64_t r = 0; r < ranks_.size(); ++r)
+    bytes.push_back(4 * length * parallel::part(configuration_.data.batch_tokens / length, ranks_.size(), r).size());
+  update_.exchange().all_gather(buffers_.losses.data, bytes, "losses");
+}
+
+parallel::Range Trainer::sequences(std::int64_t length) const {
+  return parallel::part(configuration_.data.batch_tokens / length, ranks_.size(), ranks_.rank());
+}
+
+parallel::Exchanges Trainer::exchanges() const {
+  parallel::Exchanges all;
+  for (const parallel::Exchanges& group : runner_.exchanges()) all += group;
+  return all;
+}
+
 Trainer::Metrics Trainer::metrics() {
   runner_.settle();
-  std::vector<float> losses(static_cast<std::size_t>(buffers_.losses.size));
-  device::copy(execution_, losses.data(), buffers_.losses.data, buffers_.losses.size * 4, device::Direction::to_host);
+  // Losses of a private step are not kept.
+  std::vector<float> losses(static_cast<std::size_t>(clipping_ ? 0 : buffers_.losses.size));
+  device::copy(execution_, losses.data(), buffers_.losses.data, 4 * std::ssize(losses), device::Direction::to_host);
   kernels::fence(execution_);
   double sum = 0;
   for (const float loss : losses) sum += static_cast<double>(loss);

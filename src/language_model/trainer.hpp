@@ -7,12 +7,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "checkpoint/registry.hpp"
 #include "dataset/tokens/batches.hpp"
 #include "language_model/staging.hpp"
 #include "language_model/transformer.hpp"
+#include "privacy/clipping.hpp"
 #include "report/timers.hpp"
 #include "training/parameter_update.hpp"
 #include "training/step_arena.hpp"
@@ -24,31 +27,63 @@ namespace weft::language_model {
 class Trainer {
  public:
   struct Buffers {
-    Buffers(const Configuration&, training::StepArena&);
+    Buffers(const Configuration&, const Architecture&, training::StepArena&);
     kernels::Array<float> losses;  ///< [tokens of a step] of the last step
     kernels::Array<kernels::StepFlags> flags;
     kernels::Array<kernels::LossScale> loss_scale;  ///< [1] with device.precision = "fp16", else empty
     kernels::Array<float> loss_factor;              ///< [1], likewise: scale / counted targets
     training::StepRunner::Buffers runner;
     training::LearningRateTuning::Buffers tuning;
+    privacy::Clipping::Buffers clipping;  ///< of private training
   };
 
   /// References must outlive the object.
   Trainer(const Configuration&, const Architecture&, const parallel::Grid&, const kernels::Execution&);
 
+  /// What a private step adds to the sum of the clipped gradients, and divides it by.
+  struct Noise {
+    kernels::NoiseKey key = {};
+    double multiplier = 0;  ///< standard deviation / privacy.clip
+    double expected = 1;    ///< examples of a step: the public expectation, never the number that was drawn
+  };
+  /// Of all later steps. Before the first private step.
+  void set_noise(const Noise& noise) { noise_ = noise; }
+
   /// Fresh parameters. A resumed run loads the registry instead.
   void initialise();
 
-  /// Memory of the next step's batch: data.batch_tokens in sequences of the length of that step.
+  /// Memory of this rank's part of the next step's batch: of data.batch_tokens in sequences of the length of that step,
+  /// those from `first_sequence` on.
   dataset::TokenBatch next_batch();
-  /// One step on the batch that `next_batch` returned, filled. Throws Error(numeric) when loss or gradient of this step
-  /// or one of the two before it are not finite (run.nonfinite).
+  std::int64_t first_sequence() const { return sequences(configuration_.data.length_at(steps_done() + 1)).begin; }
+  /// What the ranks have sent to one another since the start.
+  parallel::Exchanges exchanges() const;
+  std::int64_t step_bytes_sent() const { return runner_.step_traffic().bytes_sent; }
+  bool exchanges_are_timed() const { return !update_.exchange().active() || update_.exchange().is_timed(); }
+  /// Time that the computation of the last step waited for exchanges. Its work must be complete.
+  double step_exposed_seconds() const {
+    return exchanges_are_timed() ? runner_.step_traffic().seconds : update_.exchange().idle().seconds();
+  }
+
+  /// One step on the batch that `next_batch` returned, filled. Collective. Throws Error(numeric) when loss or gradient
+  /// of this step or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::TokenBatch&);
-  /// The same with this learning rate instead of the schedule's.
+  /// One step of private training (privacy/clipping.hpp) on `examples` sequences on this rank, which may be none: in
+  /// micro-batches of at most data.micro_tokens, filled by fill(number of the first sequence, batch). No rank waits for
+  /// another between micro-batches, so that ranks may have different numbers of them. Collective. Throws as `step`,
+  /// for a sum that is not finite with its noise.
+  void private_step(std::int64_t examples, const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill);
+  /// The same as `step` with this learning rate instead of the schedule's.
   void step_at_rate(const dataset::TokenBatch&, double learning_rate);
 
+  /// Called in steps before their micro-batches: gives the sink the gradients of a further objective, with forward and
+  /// backward passes of `transformer()`. The gradients of all ranks are added up.
+  using Objective = std::function<void(const kernels::AdamStep*, training::GradientSink&)>;
+  /// Of the steps from now on; empty: none. Waits for the steps before if it changes whether there is one.
+  void add_objective(Objective);
+
   struct Metrics {
-    double loss = 0;  ///< mean over the counted targets, nats
+    double loss = 0;  ///< mean over the counted targets, nats; 0 of a private step
     double learning_rate = 0;
     double gradient_norm = 0;  ///< before clipping
     std::int64_t skipped_steps = 0;
@@ -65,7 +100,9 @@ class Trainer {
   const Model& model() const { return model_; }
   Transformer& transformer() { return transformer_; }
   Staging& staging() { return staging_; }
+  const parallel::Communicator& ranks() const { return ranks_; }  ///< of the data axis
   training::LearningRateTuning& tuning() { return tuning_; }
+  privacy::Clipping& clipping() { return *clipping_; }  ///< of private training
   const training::AccumulatingSink& gradients() const { return sink_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
   std::int64_t length() const { return length_; }  ///< of the sequences of the last step
@@ -79,7 +116,11 @@ class Trainer {
   void reset_loss_scale();
   void step(const dataset::TokenBatch&, const kernels::AdamStep&);
   void compute();
-  training::StepRunner::Settings runner_settings() const;
+  void compute_private(std::int64_t examples,
+                       const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill);
+  training::StepRunner::Settings runner_settings();
+  parallel::Range sequences(std::int64_t length) const;  // of a step, on this rank
+  void gather_losses(std::int64_t length);
 
   const Configuration configuration_;
   const kernels::Execution execution_;
@@ -90,13 +131,27 @@ class Trainer {
   Transformer transformer_;
   training::AccumulatingSink sink_;
   Buffers buffers_;
+  std::optional<privacy::Clipping> clipping_;
+  Noise noise_;
+  std::int64_t sent_ = 0;  // micro-batches of private steps
   training::ParameterUpdate update_;
+  const parallel::Communicator& ranks_;  // of the data axis
   training::StepRunner runner_;
   training::LearningRateTuning tuning_;
   checkpoint::Registry registry_;
   std::int64_t counted_ = 1;  // targets of the last step
   std::int64_t length_ = 0;   // of its sequences
+  Objective objective_;
 };
+
+/// What memory and arithmetic of the clipping follow from.
+privacy::ClippingShape clipping_shape(const Configuration&, const Architecture&);
+
+/// Table [privacy] with the mode that privacy.mode = "auto" means: the one with the least arithmetic of those that need
+/// no more than device.memory, where that is given, and else at most double the memory of a step without privacy. From
+/// sizes alone: the same on all ranks and after a restart.
+privacy::Settings clipping_settings(const Configuration&, const Architecture&, const parallel::GridShape&,
+                                    kernels::Backend);
 
 /// The memory of a step, by purpose: what a Trainer takes. Needs no device.
 training::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,

@@ -3,7 +3,9 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "language_model/initial.hpp"
 #include "parallel/watchdog.hpp"
+#include "privacy/sampling.hpp"
 #include "report/format.hpp"
 #include "storage/token_file.hpp"
 
@@ -24,9 +26,25 @@ checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
 
 }  // namespace
 
-Architecture architecture_of(const Configuration& configuration, const Corpus& corpus) {
-  return {
+Architecture architecture_of(const Configuration& configuration, const Corpus& corpus, const parallel::World& world) {
+  Architecture architecture{
       .model = configuration.language_model, .vocabulary = corpus.vocabulary, .positions = configuration.data.sequence};
+  if (configuration.initial.empty()) return architecture;
+  architecture.vocabulary = InitialModel(configuration, world).vocabulary();
+  if (corpus.vocabulary > architecture.vocabulary)
+    throw collective_error(ExitCode::usage,
+                           "language_model.initial = \"{}\": has a vocabulary of {}, the data of {}; take the "
+                           "tokeniser of the model (data.tokens)",
+                           configuration.initial, architecture.vocabulary, corpus.vocabulary);
+  return architecture;
+}
+
+GenerationSettings sample_settings(const Configuration& configuration, const Architecture& architecture) {
+  return {.architecture = architecture,
+          .type = activation_type(configuration),
+          .new_tokens = configuration.sample.tokens,
+          .temperature = configuration.sample.temperature,
+          .graphs = configuration.device.graphs};
 }
 
 std::string summary(const Corpus& corpus) {
@@ -61,9 +79,15 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
                          const parallel::World& world, const parallel::Grid& grid, const device::Runtime& runtime)
     : configuration_(configuration),
       corpus_(corpus),
+      world_(world),
       execution_(runtime.execution()),
       batches_(corpus.train, configuration.data, static_cast<std::uint64_t>(configuration.run.seed)),
-      trainer_(configuration, architecture_of(configuration, corpus), grid, runtime.execution()) {
+      data_ranks_(grid.axis(parallel::kDataAxis)),
+      trainer_(configuration, architecture_of(configuration, corpus, world), grid, runtime.execution()),
+      sample_arena_(runtime.execution(), grid) {
+  if (configuration.sample.tokens > 0 && corpus.tokenizer)
+    generator_.emplace(sample_settings(configuration, trainer_.model().architecture()), trainer_.transformer(),
+                       execution_, trainer_.timers(), sample_arena_);
   const std::string text = corpus.tokenizer ? corpus.tokenizer->text() : "";
   if (found != nullptr) {
     const std::optional<Tokenizer> stored = stored_tokenizer(*found, world, execution_);
@@ -73,12 +97,35 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
                              "with the data of the run, or start a new one with another --output",
                              found->path.string(), corpus.train.name());
   }
+  if (configuration.privacy.enabled) {
+    const PrivateRecords records = private_records(configuration, corpus.train.size());
+    account_.emplace(configuration.privacy, records.rate(),
+                     privacy::Record{configuration.privacy.unit, configuration.data.sequence + 1, records.count});
+    account_->register_in(trainer_.registry(), world.is_root());
+  }
   tokenizer_.assign(text.begin(), text.end());
   if (!tokenizer_.empty()) trainer_.registry().add(text_tensor(tokenizer_, world.is_root()));
 }
 
+PrivateRecords private_records(const Configuration& configuration, std::int64_t train_tokens) {
+  const PrivateRecords records{
+      .count = dataset::disjoint_windows(train_tokens, configuration.data.sequence),
+      .expected = static_cast<double>(configuration.data.batch_tokens / configuration.data.sequence)};
+  if (records.rate() > 1)
+    throw collective_error(ExitCode::usage,
+                           "data.batch_tokens = {} asks for {} records per step, the training data have {} of {} ids; "
+                           "take fewer tokens per step, or shorter sequences",
+                           configuration.data.batch_tokens, records.expected, records.count,
+                           configuration.data.sequence + 1);
+  return records;
+}
+
 void TrainingRun::initialise() {
   trainer_.initialise();
+  if (account_)
+    account_->begin(static_cast<std::uint64_t>(configuration_.run.seed), configuration_.run.steps, world_.all());
+  if (!configuration_.initial.empty())
+    InitialModel(configuration_, world_).load(trainer_.model().parameters(), world_, execution_);
   if (trainer_.tuning().needs_range_test()) find_learning_rate();
 }
 
@@ -86,10 +133,11 @@ void TrainingRun::initialise() {
 void TrainingRun::find_learning_rate() {
   parallel::note_phase("finding the learning rate");
   const double rate = training::range_test(trainer_.registry(), execution_, [this](double learning_rate) {
+    const std::int64_t first = trainer_.first_sequence();
     dataset::TokenBatch batch = trainer_.next_batch();
-    batches_.fill(token_, 0, batch);
+    batches_.fill(token_, first, batch);
     trainer_.step_at_rate(batch, learning_rate);
-    token_ += batch.rows();
+    token_ += configuration_.data.batch_tokens;
     return trainer_.metrics().loss;
   });
   trainer_.resume_at(0);
@@ -107,24 +155,56 @@ void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
                            "new run with another --output");
   token_ = found->second;
   trainer_.resume_at(step);
+  if (account_) account_->resume(step, configuration_.run.steps, world_.all());
+}
+
+/// The number of records of the step is private: work and position in the data are expectations.
+training::Step TrainingRun::private_step() {
+  const std::int64_t tokens = configuration_.data.batch_tokens;
+  const std::int64_t step = trainer_.steps_done() + 1;
+  const PrivateRecords records = private_records(configuration_, corpus_.train.size());
+  const std::vector<std::int64_t> drawn = privacy::poisson_sample(account_->key(), static_cast<std::uint64_t>(step),
+                                                                  records.count, account_->sample_rate());
+  const parallel::Range own = parallel::part(std::ssize(drawn), data_ranks_.size(), data_ranks_.rank());
+  trainer_.set_noise(
+      {.key = account_->key(), .multiplier = account_->noise_multiplier(), .expected = records.expected});
+  trainer_.private_step(own.size(), [&](std::int64_t first, dataset::TokenBatch& batch) {
+    dataset::fill_disjoint_windows(corpus_.train,
+                                   std::span(drawn).subspan(static_cast<std::size_t>(own.begin + first),
+                                                            static_cast<std::size_t>(batch.sequences)),
+                                   batch);
+  });
+  account_->count_step();
+  token_ += tokens;
+  return {.work = tokens};
 }
 
 training::Step TrainingRun::step() {
+  if (account_) return private_step();
+  const std::int64_t first = trainer_.first_sequence(), tokens = configuration_.data.batch_tokens;
   dataset::TokenBatch batch = trainer_.next_batch();
-  batches_.fill(token_, 0, batch);
+  batches_.fill(token_, first, batch);
   trainer_.step(batch);
-  token_ += batch.rows();
-  return {.work = batch.rows()};
+  token_ += tokens;
+  return {.work = tokens};
+}
+
+training::Communication TrainingRun::communication() const {
+  return {.exchanges = trainer_.exchanges(),
+          .timed = trainer_.exchanges_are_timed(),
+          .step_bytes_sent = trainer_.step_bytes_sent(),
+          .step_exposed_seconds = trainer_.step_exposed_seconds()};
 }
 
 training::Metrics TrainingRun::metrics() {
   const Trainer::Metrics now = trainer_.metrics();
   training::Metrics metrics = {
       {.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(corpus_.train.size())},
-      {.name = "learning_rate", .value = now.learning_rate},
-      {.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true},
-      {.name = "gradient_norm", .value = now.gradient_norm},
-      {.name = "skipped_steps", .value = now.skipped_steps}};
+      {.name = "learning_rate", .value = now.learning_rate}};
+  // The loss on private data, without noise, is not released; the norm is that of the gradient with its noise.
+  if (!account_) metrics.push_back({.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true});
+  metrics.push_back({.name = "gradient_norm", .value = now.gradient_norm});
+  metrics.push_back({.name = "skipped_steps", .value = now.skipped_steps});
   if (now.loss_scale > 0) metrics.push_back({.name = "loss_scale", .value = now.loss_scale});
   if (configuration_.data.sequence_start > 0) metrics.push_back({.name = "sequence", .value = trainer_.length()});
   return metrics;
@@ -134,7 +214,7 @@ const EvaluationResult& TrainingRun::validate() {
   if (validated_step_ != trainer_.steps_done())
     validation_ =
         language_model::evaluate(*corpus_.validation, configuration_.data.sequence, configuration_.micro_tokens(),
-                                 trainer_.transformer(), trainer_.staging(), execution_);
+                                 trainer_.transformer(), trainer_.staging(), execution_, &trainer_.ranks());
   validated_step_ = trainer_.steps_done();
   return *validation_;
 }
@@ -147,18 +227,18 @@ training::Metrics TrainingRun::evaluate() {
   return metrics;
 }
 
-/// A text that begins like the training set.
+/// A text that begins like the training set; of private training with the first token of the vocabulary.
 void TrainingRun::print_sample() {
-  if (configuration_.sample.tokens == 0 || !corpus_.tokenizer) return;
-  std::vector<std::uint32_t> prompt(1);
-  corpus_.train.read(0, prompt);
-  const Sampling sampling{.tokens = configuration_.sample.tokens,
-                          .temperature = configuration_.sample.temperature,
-                          .length = configuration_.data.sequence,
-                          .seed = static_cast<std::uint64_t>(configuration_.run.seed),
-                          .step = static_cast<std::uint64_t>(trainer_.steps_done())};
-  std::vector<std::uint32_t> text = sample(sampling, prompt, trainer_.transformer(), trainer_.staging());
-  text.insert(text.begin(), prompt.begin(), prompt.end());
+  if (!generator_) return;
+  std::vector<std::uint32_t> text(1);
+  if (!account_) corpus_.train.read(0, text);
+  const std::uint32_t prompt = text.front();
+  const GenerationRequest request{.prompt = {&prompt, 1}};
+  generator_->run({&request, 1}, static_cast<std::uint64_t>(configuration_.run.seed),
+                  static_cast<std::uint64_t>(trainer_.steps_done()), [&](std::size_t, const kernels::Drawn& drawn) {
+                    text.push_back(drawn.token);
+                    return true;
+                  });
   log::info("sample after step {}:\n{}", trainer_.steps_done(), printable_lines(corpus_.tokenizer->decode(text)));
 }
 
@@ -169,6 +249,10 @@ void TrainingRun::conclude(report::Json& result) {
   }
   if (configuration_.log.evaluate_every == 0 || trainer_.steps_done() % configuration_.log.evaluate_every != 0)
     print_sample();
+  if (!account_) return;
+  const privacy::Guarantee guarantee = account_->guarantee(world_.all());
+  result["privacy"] = privacy::to_json(guarantee);
+  log::info("{}", privacy::to_text(guarantee));
 }
 
 }  // namespace weft::language_model

@@ -11,21 +11,35 @@
 #include "checkpoint/resume.hpp"
 #include "device/runtime.hpp"
 #include "language_model/evaluation.hpp"
+#include "language_model/generation/generator.hpp"
 #include "language_model/tokenizer/corpus.hpp"
 #include "language_model/trainer.hpp"
+#include "privacy/account.hpp"
 #include "training/trainable.hpp"
 
 namespace weft::language_model {
 
-/// The architecture that a configuration gives for a corpus.
-Architecture architecture_of(const Configuration&, const Corpus&);
+/// The architecture that a configuration gives for a corpus. Collective.
+Architecture architecture_of(const Configuration&, const Corpus&, const parallel::World&);
 
 /// What the model learns from, for the log.
 std::string summary(const Corpus&);
 
+/// Of the samples that a run prints: log.sample_tokens.
+GenerationSettings sample_settings(const Configuration&, const Architecture&);
+
 /// The tokeniser of the model in a checkpoint: the tensor "tokenizer". None: the model was trained on token files
 /// without one. Throws a collective Error(data) if its text is not that of a tokeniser. Collective.
 std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found&, const parallel::World&, const kernels::Execution&);
+
+/// The records of private training: windows of data.sequence + 1 ids that share none, and the probability with which
+/// each joins a step. Throws a collective Error(usage) if steps would have more records than there are.
+struct PrivateRecords {
+  std::int64_t count = 0;
+  double expected = 0;  ///< records of a step
+  double rate() const { return expected / static_cast<double>(count); }
+};
+PrivateRecords private_records(const Configuration&, std::int64_t train_tokens);
 
 class TrainingRun final : public training::Trainable {
  public:
@@ -44,20 +58,28 @@ class TrainingRun final : public training::Trainable {
   void settle() override { trainer_.settle(); }
   training::Metrics metrics() override;
   training::Metrics evaluate() override;
-  training::Communication communication() const override { return {}; }
+  training::Communication communication() const override;
   report::Timers& timers() override { return trainer_.timers(); }
   void conclude(report::Json& result) override;
 
+  Trainer& trainer() { return trainer_; }
+
  private:
+  training::Step private_step();
   void find_learning_rate();
   const EvaluationResult& validate();
   void print_sample();
 
   const Configuration& configuration_;
   const Corpus& corpus_;
+  const parallel::World& world_;
   const kernels::Execution execution_;
   dataset::TokenBatches batches_;
+  const parallel::Communicator& data_ranks_;
   Trainer trainer_;
+  std::optional<privacy::Account> account_;  // of private training
+  training::StepArena sample_arena_;
+  std::optional<Generator> generator_;   // of samples
   std::vector<std::uint8_t> tokenizer_;  // its text
   std::int64_t token_ = 0;               // position in the data: tokens of all steps so far
   std::optional<EvaluationResult> validation_;

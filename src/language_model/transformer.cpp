@@ -2,7 +2,7 @@
 #include "language_model/transformer.hpp"
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -41,18 +41,31 @@ kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows
 
 Transformer::Transformer(const Model& model, const TransformerSettings& settings, report::Timers& timers,
                          training::StepArena& arena)
-    : model_(model), settings_(settings), execution_(model.execution()), timers_(timers), buffers_(settings, arena) {
-  if (settings.rounds_biases(execution_.backend)) prepare_biases();
+    : model_(model),
+      settings_(settings),
+      execution_(model.execution()),
+      timers_(timers),
+      buffers_(settings, arena),
+      linears_(model.linears()) {
+  if (settings.rounds_biases(execution_.backend)) place_biases();
+  if (settings.examples) place_examples();
   if (settings.swaps()) swap_.emplace(execution_, buffers_.swap);
-  for (const Block& block : model.blocks())
-    linears_.insert(linears_.end(), {&block.projection, &block.attention_output, &block.up, &block.down});
-  linears_.push_back(&model.head());
+  kernels::half* half = buffers_.half_weights.data;
+  for (const Linear* linear : linears_) {
+    if (settings.type != Scalar::fp16) break;
+    const AnyMatrix& matrix = linear->matrix;
+    half_weights_.push_back({half, matrix.rows, matrix.columns, matrix.columns});
+    half += matrix.rows * matrix.columns;
+  }
   if (!settings.fp8_forward) return;
   if (const std::string why = kernels::coded_obstacle(execution_.backend); !why.empty())
     throw collective_error(ExitCode::usage, "device.fp8_forward is not available ({}); leave it out", why);
+  for (std::size_t i = 0; i < buffers_.coded_weights.size(); ++i)
+    coded_weights_.push_back(
+        kernels::coded_rows(buffers_.coded_weights[i], linears_[i]->outputs(), linears_[i]->inputs()));
 }
 
-void Transformer::prepare_biases() {
+void Transformer::place_biases() {
   rounded_biases_.resize(model_.parameters().size());
   const device::HostBuffer<kernels::RoundedCopy> copies(buffers_.bias_copies.size);
   kernels::RoundedCopy* copy = copies.data();
@@ -69,50 +82,71 @@ void Transformer::prepare_biases() {
   kernels::fence(execution_);
 }
 
+/// The first rows of the examples, with one row per token, per head of queries, per head of keys. All examples are of
+/// one length: the rest of a short one is padding with gradient 0.
+void Transformer::place_examples() {
+  const std::int64_t count = buffers_.examples.size / 3;
+  for (const std::int64_t per_token : {std::int64_t{1}, settings().heads, settings().kv_heads})
+    for (std::int64_t e = 0; e < count; ++e) examples_.push_back(e * settings_.length * per_token);
+  device::copy(execution_, buffers_.examples.data, examples_.data(), 8 * buffers_.examples.size,
+               device::Direction::to_device);
+  kernels::fence(execution_);
+}
+
+/// Of `rows` rows of whole sequences, per_token of each token: 1 or as many as there are heads of queries or of keys.
+kernels::Examples Transformer::examples(std::int64_t rows, std::int64_t per_token) const {
+  if (!settings_.examples) return {};
+  const std::int64_t count = buffers_.examples.size / 3,
+                     begin = per_token == 1                  ? 0
+                             : per_token == settings().heads ? count
+                                                             : 2 * count,
+                     size = rows / (settings_.length * per_token) + 1;
+  return {.offsets = std::span(examples_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size)),
+          .device_offsets = {buffers_.examples.data + begin, size}};
+}
+
 // --- Forward --------------------------------------------------------------------------------------------------------
+
+void Transformer::prepare_weights() {
+  if (source_.start) source_.start();
+  if (!half_weights_.empty() || !coded_weights_.empty()) await_weights(kNoParameter);
+  timers_.phase("products");
+  for (std::size_t i = 0; i < half_weights_.size(); ++i) {
+    kernels::half* to = half_weights_[i].data;
+    for (std::size_t part = 0; part < linears_[i]->count; ++part) {
+      const kernels::ParameterRows& rows = model_.parameters().matrix(linears_[i]->weight + part);
+      kernels::weights_to_half(execution_, rows, {to, rows.rows, rows.columns, rows.columns});
+      to += rows.rows * rows.columns;
+    }
+  }
+  for (std::size_t i = 0; i < coded_weights_.size(); ++i)
+    kernels::code_rows(execution_, linears_[i]->matrix, linears_[i]->form(), coded_weights_[i]);
+  kernels::round_copies(execution_, buffers_.bias_copies, largest_bias_);
+}
 
 void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
   const bool swaps = swap_.has_value() && step != nullptr;
-  round_weights();
+  await_weights(model_.blocks().front().first);
   embed(tokens, step);
-  timers_.phase("products");
-  kernels::round_copies(execution_, buffers_.bias_copies, largest_bias_);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
+    await_weights(layer + 1 < buffers_.blocks.size() ? model_.blocks()[layer + 1].first : model_.final_norm().weight);
     if (swaps) swap_->before_forward(layer);
     enter(layer, tokens);
     attend(layer, tokens, step);
     finish_attention(layer, tokens, step);
     transform(layer, tokens);
-    finish_mlp(layer, tokens, step);
+    finish_mlp(layer, tokens, step, tap_);
     if (swaps) swap_->after_forward(layer);
-    if (tap_) {
-      const Activations& block = buffers_.blocks[layer];
-      const AnyMatrix& output = settings().normalises_outputs() ? block.mlp_raw : buffers_.sublayer;
-      tap_(static_cast<std::int64_t>(layer), block.mlp_input.rows_from(0, tokens.rows()),
-           output.rows_from(0, tokens.rows()));
-    }
   }
+  await_weights(kNoParameter);
   leave(tokens);
-}
-
-/// The weights of fp16 products: as they are now, after whatever update.
-void Transformer::round_weights() {
-  if (settings_.type != Scalar::fp16) return;
-  timers_.phase("products");
-  for (const Linear* const linear : linears_) {
-    auto* to = static_cast<kernels::half*>(operand(*linear).data);
-    for (std::size_t i = 0; i < linear->count; ++i) {
-      const kernels::ParameterRows& rows = model_.parameters().matrix(linear->weight + i);
-      kernels::weights_to_half(execution_, rows, {to, rows.rows, rows.columns, rows.columns});
-      to += rows.rows * rows.columns;
-    }
-  }
 }
 
 void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step) {
   timers_.phase("embedding");
   const AnyMatrix out = buffers_.blocks.front().residual.rows_from(0, tokens.rows());
   kernels::embed(execution_, model_.token_embedding(), tokens.ids, model_.position_embedding(), tokens.positions, out);
+  scale_embedding(out);
   drop(kEmbedding, tokens, step, out);
 }
 
@@ -138,6 +172,7 @@ void Transformer::attend(std::size_t layer, const Tokens& tokens, const kernels:
   multiply(model_.blocks()[layer].projection, block.attention_input.rows_from(0, n), projected);
   timers_.phase("attention");
   if (transforms_queries()) kernels::query_key(execution_, query_key(layer, tokens), projected, packed, block.inverse);
+  if (attention_hook_ && attention_hook_(static_cast<std::int64_t>(layer), packed, block.mixed.rows_from(0, n))) return;
   const kernels::Attention shape = attention(layer, tokens, step);
   if (shape.kept.size > 0)
     kernels::select_key_blocks(execution_, shape, block_choice(settings()), packed.columns_from(0, queries),
@@ -173,11 +208,13 @@ void Transformer::transform(std::size_t layer, const Tokens& tokens) {
   kernels::mlp_activation(execution_, settings().mlp, block.hidden.rows_from(0, n), block.activated.rows_from(0, n));
 }
 
-void Transformer::finish_mlp(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
+void Transformer::finish_mlp(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step, const Tap& tap) {
   const Activations& block = buffers_.blocks[layer];
   const Block& parameters = model_.blocks()[layer];
   const AnyMatrix raw = parameters.mlp_post_norm ? block.mlp_raw : buffers_.sublayer;
   multiply(parameters.down, block.activated.rows_from(0, tokens.rows()), raw.rows_from(0, tokens.rows()));
+  if (tap)
+    tap(static_cast<std::int64_t>(layer), block.mlp_input.rows_from(0, tokens.rows()), raw.rows_from(0, tokens.rows()));
   finish_sublayer(parameters.mlp_post_norm, raw, block.mlp_post_norm, mlp_site(layer), tokens, step);
 }
 
@@ -215,7 +252,8 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
   head(tokens, [&](std::int64_t begin, const AnyMatrix& logits) {
     timers_.phase("loss");
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
-                                     .softcap = static_cast<float>(settings().logit_softcap)};
+                                     .softcap = static_cast<float>(settings().logit_softcap),
+                                     .temperature = tokens.temperature};
     kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, false);
   });
@@ -225,14 +263,27 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
                                       GradientSink& sink) {
   head(tokens, [&](std::int64_t begin, const AnyMatrix& logits) {
     timers_.phase("loss");
-    const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
-                                     .softcap = static_cast<float>(settings().logit_softcap),
-                                     .scale = scale};
+    const kernels::CrossEntropy loss{
+        .vocabulary = settings_.architecture.vocabulary,
+        .softcap = static_cast<float>(settings().logit_softcap),
+        .scale = scale,
+        .weights = tokens.weights.size == 0 ? tokens.weights
+                                            : kernels::Array<const float>{tokens.weights.data + begin, logits.rows},
+        .temperature = tokens.temperature};
     kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
                            {losses.data + begin, logits.rows}, true);
     multiply_backward(model_.head(), buffers_.final_output.rows_from(begin, logits.rows), logits,
-                      buffers_.input_gradient.rows_from(begin, logits.rows), sink);
+                      buffers_.input_gradient.rows_from(begin, logits.rows), sink, begin);
   });
+}
+
+AnyMatrix Transformer::logits(const Tokens& tokens) {
+  const std::int64_t n = tokens.rows();
+  if (n > buffers_.logits.rows)
+    throw error(ExitCode::internal, "{} rows of logits do not fit a chunk of {}", n, buffers_.logits.rows);
+  const AnyMatrix logits = buffers_.logits.rows_from(0, n).columns_from(0, model_.head().outputs());
+  multiply(model_.head(), buffers_.final_output.rows_from(0, n), logits);
+  return logits;
 }
 
 std::vector<float> Transformer::logits(std::int64_t row) {
@@ -265,6 +316,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
     backward_mlp(layer, tokens, step, sink);
     backward_attention(layer, tokens, step, sink);
     if (swap_) swap_->after_backward(layer);
+    sink.complete_from(model_.blocks()[layer].first);
   }
   backward_embedding(tokens, step, sink);
   sink.end_micro_batch();
@@ -360,8 +412,14 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
                                 query_rows, key_rows, temperature_rows);
     timers_.phase("weight gradients");
     const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
-      // A sink takes at most n rows at a time.
-      for (std::int64_t row = 0; parameter != kNoParameter && row < values.rows; row += n)
+      if (parameter == kNoParameter) return;
+      if (settings_.examples)
+        return sink.take({.form = GradientRows::Form::column_sum,
+                          .parameter = parameter,
+                          .gradients = {values.data, Scalar::fp32, values.rows, values.columns, values.stride},
+                          .examples = examples(values.rows, values.rows / n)});
+      // A sink that adds up takes at most n rows at a time.
+      for (std::int64_t row = 0; row < values.rows; row += n)
         sink.take({.form = GradientRows::Form::column_sum,
                    .parameter = parameter,
                    .gradients = {values.row(row), Scalar::fp32, n, values.columns, values.stride}});
@@ -384,16 +442,19 @@ void Transformer::backward_embedding(const Tokens& tokens, const kernels::AdamSt
   const AnyMatrix gradient = buffers_.residual_gradient.rows_from(0, tokens.rows());
   timers_.phase("embedding");
   drop(kEmbedding, tokens, step, gradient);
+  scale_embedding(gradient);
   sink.take({.form = GradientRows::Form::lookup,
              .parameter = model_.token_table(),
              .gradients = gradient,
-             .ids = tokens.ids});
+             .ids = tokens.ids,
+             .examples = examples(tokens.rows())});
   if (model_.position_table() == kNoParameter) return;
   // Positions are not negative.
   sink.take({.form = GradientRows::Form::lookup,
              .parameter = model_.position_table(),
              .gradients = gradient,
-             .ids = {reinterpret_cast<const std::uint32_t*>(tokens.positions.data), tokens.positions.size}});
+             .ids = {reinterpret_cast<const std::uint32_t*>(tokens.positions.data), tokens.positions.size},
+             .examples = examples(tokens.rows())});
 }
 
 /// The gradient of a sublayer's raw output from that of the residual stream.
@@ -432,10 +493,14 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
                .parameter = norm.weight,
                .inputs = h,
                .gradients = dy,
+               .examples = examples(h.rows),
                .row_shift = of_rows.mean,
                .row_scale = of_rows.inverse});
     if (norm.bias != kNoParameter)
-      sink.take({.form = GradientRows::Form::column_sum, .parameter = norm.bias, .gradients = dy});
+      sink.take({.form = GradientRows::Form::column_sum,
+                 .parameter = norm.bias,
+                 .gradients = dy,
+                 .examples = examples(h.rows)});
     timers_.phase("norms");
     kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
     return;
@@ -455,57 +520,61 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
 }
 
 kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
-  kernels::LinearWeights weights{
-      .matrix = operand(linear), .transposed = linear.transposed, .bias = linear.bias_values};
+  kernels::LinearWeights weights{.matrix = linear.matrix, .transposed = linear.transposed, .bias = linear.bias_values};
+  if (linear.index < half_weights_.size()) {
+    const kernels::Matrix<kernels::half>& half = half_weights_[linear.index];
+    weights.matrix = {half.data, Scalar::fp16, half.rows, half.columns, half.stride};
+  }
   if (linear.bias < rounded_biases_.size()) weights.rounded_bias = rounded_biases_[linear.bias];
   return weights;
 }
 
-/// The matrix of a product in the type that it takes.
-AnyMatrix Transformer::operand(const Linear& linear) const {
-  if (settings_.type != Scalar::fp16) return linear.matrix;
-  kernels::half* data = buffers_.half_weights.data;
-  for (const Linear* const* before = linears_.data(); *before != &linear; ++before)
-    data += (*before)->outputs() * (*before)->inputs();
-  return {data, Scalar::fp16, linear.matrix.rows, linear.matrix.columns, linear.matrix.columns};
-}
-
-void Transformer::multiply_coded(const Linear& linear, AnyMatrix x, AnyMatrix y) {
-  const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns),
-                           weight = kernels::coded_rows(buffers_.coded_weight, linear.outputs(), linear.inputs());
-  kernels::code_rows(execution_, x, kernels::Form::plain, rows);
-  kernels::code_rows(execution_, linear.matrix, linear.form(), weight);
-  kernels::gemm_coded(execution_, rows, weight, y, buffers_.product_workspace);
-}
-
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
-  if (!settings_.fp8_forward || &linear == &model_.head())
+  if (linear.index >= coded_weights_.size())
     return kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
-  multiply_coded(linear, x, y);
-  if (linear.bias != kNoParameter) kernels::add_bias(execution_, y, linear.bias_values);
+  const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns);
+  kernels::code_rows(execution_, x, kernels::Form::plain, rows);
+  kernels::linear_coded(execution_, weights_of(linear), coded_weights_[linear.index], rows, y,
+                        buffers_.product_workspace);
 }
 
 /// The rows of dW = dyᵀ x and db.
-void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy, GradientSink& sink) {
+void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy, GradientSink& sink,
+                                 std::int64_t first_row) {
   timers_.phase("weight gradients");
+  const std::int64_t first_example = settings_.examples ? first_row / settings_.length : 0;
   sink.take({.form = GradientRows::Form::product,
              .parameter = linear.weight,
              .inputs = x,
              .gradients = dy,
+             .examples = examples(dy.rows),
+             .first_example = first_example,
              .count = linear.count});
   if (linear.bias != kNoParameter)
     sink.take({.form = GradientRows::Form::column_sum,
                .parameter = linear.bias,
                .gradients = dy.data == summed_ ? sums_of(buffers_.norm_sums.input, dy.rows) : dy,
+               .examples = examples(dy.rows),
+               .first_example = first_example,
                .count = linear.count});
 }
 
 /// dx = dy W, and the rows of dW and db.
-void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
-  give_gradients(linear, x, dy, sink);
+void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink,
+                                    std::int64_t first_row) {
+  give_gradients(linear, x, dy, sink, first_row);
   timers_.phase("products");
   kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
+}
+
+/// Forward and backward pass. The factor is rounded to the type of the rows, as in the transformers library.
+void Transformer::scale_embedding(AnyMatrix x) {
+  auto factor = static_cast<float>(settings().embedding_scale);
+  if (factor == 1) return;
+  if (x.type == Scalar::bf16) factor = static_cast<float>(kernels::to_bf16(factor));
+  if (x.type == Scalar::fp16) factor = static_cast<float>(kernels::to_half(factor));
+  kernels::scale_rows(execution_, x, factor);
 }
 
 void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::AdamStep* step, AnyMatrix x) {
@@ -515,10 +584,13 @@ void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::
 
 kernels::Attention Transformer::attention(std::size_t layer, const Tokens& tokens,
                                           const kernels::AdamStep* step) const {
-  const bool whole = settings_.gradients && tokens.rows() == settings_.rows;
+  const std::int64_t shorter = settings_.length / tokens.length;
+  const bool whole = settings_.gradients && tokens.rows() == settings_.rows && settings_.length % tokens.length == 0 &&
+                     std::has_single_bit(static_cast<std::uint64_t>(shorter));
   kernels::Attention attention =
       attention_shape(settings(), tokens.sequences, tokens.length,
                       whole ? settings_.attention.implementation : kernels::AttentionImplementation::own);
+  attention.window = settings().window_of(static_cast<std::int64_t>(layer));
   attention.first_key = tokens.first_key;
   if (settings().sparse_blocks > 0) attention.kept = {buffers_.blocks[layer].kept.data, attention.block_pairs()};
   if (step != nullptr && settings().attention_dropout > 0)

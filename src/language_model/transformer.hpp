@@ -35,6 +35,8 @@ struct Tokens {
   kernels::Array<const std::int32_t> positions;  ///< in the sequence, or in its document
   kernels::Array<const std::int32_t> first_key;  ///< first row of the sequence that a row may read; empty: 0
   std::int64_t first_row = 0;                    ///< of row 0 in the whole step; keys the dropout masks
+  kernels::Array<const float> weights = {};      ///< of the losses, in their gradient; empty: 1
+  float temperature = 1;                         ///< of the distribution of the targets, if there are any
 
   std::int64_t rows() const { return sequences * length; }
 };
@@ -51,6 +53,9 @@ struct TransformerSettings {
   std::int64_t shortest = 0;
   MemorySettings memory = {};
   bool gradients = true;  ///< false: forward pass only; one block's activations are held
+  /// Sinks get the rows of each example (GradientRows::examples): of each sequence, all of `length`. The head is then
+  /// applied to whole sequences.
+  bool examples = false;
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
@@ -107,22 +112,40 @@ class Transformer {
     kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
-    kernels::NormSums norm_sums;  ///< of the last norm_backward, [most_norm_blocks(rows), C] each
+    kernels::NormSums norm_sums;            ///< of the last norm_backward, [most_norm_blocks(rows), C] each
+    kernels::Array<std::int64_t> examples;  ///< first rows, [3, sequences + 1] (Transformer::examples)
     kernels::Array<std::byte> attention_workspace, product_workspace;
     kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
-    kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed, once per forward pass
-    /// fp16 activations: the matrices of all products in fp16, as stored: those of the blocks, then the head.
+    kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed
+    /// Weights as products read them: with fp16 activations all in fp16, as stored, one after the other; with
+    /// fp8_forward those of the blocks in codes. In the order of Model::linears.
     kernels::Array<kernels::half> half_weights;
-    kernels::Array<std::byte> coded_rows, coded_weight;  ///< fp8_forward: operands of one product
+    std::vector<kernels::Array<std::byte>> coded_weights;
+    kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product
   };
 
   /// `model`, `timers` and the arena must outlive this object.
   Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&);
 
+  /// Weights that other ranks have updated and that may still be on their way.
+  struct WeightSource {
+    std::function<void()> start;                 ///< by `prepare_weights`: all weights are wanted
+    std::function<void(std::size_t end)> await;  ///< before parameters below `end` are read
+  };
+  void weights_from(WeightSource source) { source_ = std::move(source); }
+
+  /// Forms what products read in place of the parameters: weights in fp16 or 8 bits, biases in bf16. To be called after
+  /// each change of the parameters, before `forward`: once per step, whatever the number of micro-batches.
+  void prepare_weights();
+
   /// The hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
   /// memory.swap_activations, no backward pass afterwards.
   void forward(const Tokens&, const kernels::AdamStep* step);
 
+  /// After `forward`: the input of the head, [rows, C]. Valid until the next call of `forward`.
+  kernels::AnyMatrix hidden_states(const Tokens& tokens) const {
+    return buffers_.final_output.rows_from(0, tokens.rows());
+  }
   /// After `forward`: the loss of each target, [rows].
   void losses(const Tokens&, kernels::Array<float> losses);
   /// The same, with the gradient of the hidden states, and that of the head for the sink. scale: [1], where the kernels
@@ -131,16 +154,29 @@ class Transformer {
   /// After `losses_and_gradient`: everything below the head. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, training::GradientSink&);
 
+  /// After `forward`: logits of all rows, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
+  /// next call of this object.
+  kernels::AnyMatrix logits(const Tokens&);
   /// After `forward`: logits of one row on the host, soft-capped. Waits.
   std::vector<float> logits(std::int64_t row);
 
-  /// Called in the forward pass with input and output of each MLP [rows, C]; for harvesting. Not called again for
-  /// recomputation.
+  /// Called in the forward pass with input and output of each MLP [rows, C], the output before a norm of it. What the
+  /// tap writes to the output takes its place. Not called again for recomputation.
   using Tap =
       std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
   void tap(Tap tap) { tap_ = std::move(tap); }
 
+  /// Called in the forward pass with queries | keys | values [rows, (H + 2 H_kv) d] of a block after norm and rotation,
+  /// and its output of the attention [rows, H d]. True: has formed the output; false: the attention of the model forms
+  /// it. For caches of keys and values.
+  using AttentionHook =
+      std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
+  void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
+
   std::int64_t head_chunk() const { return buffers_.logits.rows; }
+
+  /// The sequences of `tokens` as sinks get them. Empty without TransformerSettings::examples.
+  kernels::Examples examples(const Tokens& tokens) const { return examples(tokens.rows()); }
 
  private:
   // Sites of dropout: the embedding, then two of each block.
@@ -148,13 +184,15 @@ class Transformer {
   static std::uint32_t attention_site(std::size_t layer) { return 1 + 2 * static_cast<std::uint32_t>(layer); }
   static std::uint32_t mlp_site(std::size_t layer) { return 2 + 2 * static_cast<std::uint32_t>(layer); }
 
-  void round_weights();
+  void await_weights(std::size_t end) {
+    if (source_.await) source_.await(end);
+  }
   void embed(const Tokens&, const kernels::AdamStep*);
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void finish_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void transform(std::size_t layer, const Tokens&);
-  void finish_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*);
+  void finish_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, const Tap& tap = {});
   void leave(const Tokens&);
   void recompute(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void backward_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);
@@ -165,24 +203,26 @@ class Transformer {
                  kernels::AnyMatrix y, const kernels::NormStatistics&);
   void normalise_backward(const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&, kernels::AnyMatrix dy,
                           kernels::AnyMatrix dh, bool overwrite, training::GradientSink&);
-  kernels::AnyMatrix operand(const Linear&) const;
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
-  void multiply_coded(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
-                         training::GradientSink&);
-  void give_gradients(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, training::GradientSink&);
+                         training::GradientSink&, std::int64_t first_row = 0);
+  void give_gradients(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, training::GradientSink&,
+                      std::int64_t first_row = 0);
   void finish_sublayer(const std::optional<NormLayer>&, kernels::AnyMatrix raw, const kernels::NormStatistics&,
                        std::uint32_t site, const Tokens&, const kernels::AdamStep*);
   kernels::AnyMatrix sublayer_gradient(const std::optional<NormLayer>&, kernels::AnyMatrix raw,
                                        const kernels::NormStatistics&, std::uint32_t site, const Tokens&,
                                        const kernels::AdamStep*, training::GradientSink&);
+  void scale_embedding(kernels::AnyMatrix x);
   void drop(std::uint32_t site, const Tokens&, const kernels::AdamStep*, kernels::AnyMatrix);
   bool drops(const kernels::AdamStep* step) const { return step != nullptr && settings().dropout > 0; }
   template <class EachChunk>
   void head(const Tokens&, const EachChunk&);
 
   kernels::LinearWeights weights_of(const Linear&) const;
-  void prepare_biases();
+  void place_biases();
+  void place_examples();
+  kernels::Examples examples(std::int64_t rows, std::int64_t per_token = 1) const;
 
   const ModelSettings& settings() const { return settings_.architecture.model; }
   kernels::Attention attention(std::size_t layer, const Tokens&, const kernels::AdamStep*) const;
@@ -200,8 +240,13 @@ class Transformer {
   std::int64_t largest_bias_ = 0;
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   std::optional<ActivationSwap> swap_;
-  std::vector<const Linear*> linears_;  // in the order of Buffers::half_weights
+  std::vector<std::int64_t> examples_;  // buffers_.examples on the host
+  const std::vector<const Linear*> linears_;
+  std::vector<kernels::Matrix<kernels::half>> half_weights_;  // by Linear::index; empty: none
+  std::vector<kernels::CodedRows> coded_weights_;             // likewise, without the head
   Tap tap_;
+  AttentionHook attention_hook_;
+  WeightSource source_;
 };
 
 }  // namespace weft::language_model

@@ -18,26 +18,32 @@ using kernels::Scalar;
 
 kernels::Attention attention_shape(const ModelSettings& model, std::int64_t sequences, std::int64_t length,
                                    kernels::AttentionImplementation implementation) {
-  return {.sequences = sequences,
-          .length = length,
-          .heads = model.heads,
-          .kv_heads = model.kv_heads,
-          .head_size = model.head_size(),
-          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(model.head_size()))),
-          .softcap = static_cast<float>(model.attention_softcap),
-          .window = model.window,
-          .first_key = {},
-          .kept = {},
-          .dropout = {},
-          .implementation = implementation};
+  return {
+      .sequences = sequences,
+      .length = length,
+      .heads = model.heads,
+      .kv_heads = model.kv_heads,
+      .head_size = model.head_size(),
+      .scale = static_cast<float>(model.attention_scale > 0 ? model.attention_scale
+                                                            : 1 / std::sqrt(static_cast<double>(model.head_size()))),
+      .softcap = static_cast<float>(model.attention_softcap),
+      .window = model.window,
+      .first_key = {},
+      .kept = {},
+      .dropout = {},
+      .implementation = implementation};
 }
 
 std::vector<kernels::Attention> attention_shapes(const TransformerSettings& settings) {
   std::vector<kernels::Attention> shapes;
   const std::int64_t shortest = settings.shortest > 0 ? settings.shortest : settings.length;
-  for (std::int64_t length = shortest; length <= settings.length; length *= 2)
+  for (std::int64_t length = shortest; length <= settings.length; length *= 2) {
     shapes.push_back(attention_shape(settings.architecture.model, (settings.rows + length - 1) / length, length,
                                      settings.attention.implementation));
+    if (settings.architecture.model.full_every == 0) continue;
+    shapes.push_back(shapes.back());
+    shapes.back().window = 0;
+  }
   return shapes;
 }
 
@@ -45,11 +51,18 @@ namespace {
 
 constexpr std::int64_t kLogitBytes = std::int64_t{256} << 20;
 
-std::int64_t chunk_rows(const TransformerSettings& settings) {
+/// Rows of a chunk of the head. By default equal chunks: products of a short last one are slow.
+std::int64_t chunk_rows(TransformerSettings settings) {
+  if (settings.examples) {
+    settings.examples = false;
+    return std::max(settings.length, chunk_rows(settings) / settings.length * settings.length);
+  }
+  if (settings.memory.head_chunk > 0) return std::min(settings.memory.head_chunk, settings.rows);
   const std::int64_t row_bytes = aligned_columns(settings.architecture.vocabulary) * kernels::bytes_of(settings.type);
-  const std::int64_t chunk =
-      settings.memory.head_chunk > 0 ? settings.memory.head_chunk : std::max<std::int64_t>(1, kLogitBytes / row_bytes);
-  return std::min(chunk, settings.rows);
+  const std::int64_t most = std::max<std::int64_t>(1, kLogitBytes / row_bytes);
+  if (settings.rows <= most) return settings.rows;
+  const std::int64_t chunks = (settings.rows + most - 1) / most, rows = (settings.rows + chunks - 1) / chunks;
+  return std::min(most, (rows + 7) / 8 * 8);
 }
 
 /// Workspace of the products of a Transformer.
@@ -67,7 +80,7 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
         type == Scalar::fp16
             ? type
             : training::planes_of(spec, settings.policy, backend, training::Moments::none).front().type;
-    add(settings.rows, a.model.d_model, a.model.d_model, weight);
+    add(settings.rows, a.model.d_model, a.query_width(), weight);
     add(settings.rows, a.projection_width(), a.model.d_model, weight);
     add(settings.rows, a.hidden_width(), a.model.d_model, weight);
     add(settings.rows, a.model.d_mlp, a.model.d_model, weight);
@@ -99,6 +112,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .length = configuration.data.sequence,
           .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
+          .examples = configuration.privacy.enabled,
           .attention = attention};
 }
 
@@ -220,6 +234,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     for (kernels::Matrix<float>* sums : {&norm_sums.weight, &norm_sums.bias, &norm_sums.input})
       *sums = {arena.take<float>(kernels::most_norm_blocks(rows) * width).data, kernels::most_norm_blocks(rows), width,
                width};
+    examples = arena.take<std::int64_t>(settings.examples ? 3 * (rows / settings.length + 1) : 0);
     attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
                                  return settings.attention.backward_workspace(execution, attention, settings.type);
                                }));
@@ -228,14 +243,15 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   attention_workspace = arena.take<std::byte>(attention_bytes);
   std::int64_t product_bytes = language_model::product_workspace(settings, arena.backend());
   if (settings.fp8_forward) {
-    std::int64_t row_bytes = 0, weight_bytes = 0;
+    std::int64_t row_bytes = 0;
     for (const auto& [outputs, inputs] : block_products(a)) {
       row_bytes = std::max(row_bytes, kernels::coded_bytes(rows, inputs));
-      weight_bytes = std::max(weight_bytes, kernels::coded_bytes(outputs, inputs));
       product_bytes = std::max(product_bytes, kernels::gemm_coded_workspace(arena.backend(), rows, outputs, inputs));
     }
     coded_rows = arena.take<std::byte>(row_bytes);
-    coded_weight = arena.take<std::byte>(weight_bytes);
+    for (std::int64_t layer = 0; layer < model.layers; ++layer)
+      for (const auto& [outputs, inputs] : block_products(a))
+        coded_weights.push_back(arena.take<std::byte>(kernels::coded_bytes(outputs, inputs)));
   }
   product_workspace = arena.take<std::byte>(product_bytes);
   std::int64_t elements = aligned_columns(a.vocabulary) * width;

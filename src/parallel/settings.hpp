@@ -34,6 +34,7 @@ struct Settings {
   std::int64_t world = 0;   ///< plan for this many ranks; dry run only
   bool nvls = false;        ///< NCCL may use NVLink multicast
   std::int64_t blocks = 4;  ///< blocks of layers whose exchanges overlap with computation; 1: no overlap
+  bool overlap = true;      ///< data axis of language models: exchange while other layers are computed
   ExchangeSettings exchange;
 };
 
@@ -44,6 +45,17 @@ void add_timeout_key(Schema& schema, Settings& parallel) {
       .add("parallel.timeout", parallel.timeout, "the job ends when a rank makes no progress for this long; 0 = never")
       .in("seconds")
       .at_least(0)
+      .free();
+}
+
+/// parallel.overlap, of models that exchange gradients.
+template <class Schema>
+void add_overlap_key(Schema& schema, Settings& parallel) {
+  schema
+      .add("parallel.overlap", parallel.overlap,
+           "between several ranks: gradients and weights are exchanged while other layers are computed; false: after "
+           "the "
+           "backward pass, and before the next step: slower, for measurements")
       .free();
 }
 

@@ -12,6 +12,7 @@
 #include "base/fault.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/nccl.hpp"
+#include "parallel/phases.hpp"
 
 namespace weft::parallel {
 namespace {
@@ -29,6 +30,7 @@ constexpr double kGraceForRoot = 30;
 std::atomic<double> timeout_seconds{600};
 std::atomic<std::int64_t> present_step{0};
 std::atomic<const char*> present_phase{"starting"};
+std::atomic<void (*)(std::string_view)> phase_observer{nullptr};
 
 /// The same pointer for equal names, valid until the process ends: the monitoring thread may read it at any time.
 const char* interned(std::string_view name) {
@@ -59,7 +61,10 @@ void note_step(std::int64_t step) {
 void note_phase(std::string_view phase) {
   present_phase = interned(phase);
   note_progress();
+  if (const auto observer = phase_observer.load(std::memory_order_relaxed)) observer(phase);
 }
+
+void observe_phases(void (*observer)(std::string_view)) { phase_observer = observer; }
 
 HangCause cause_of_hang(const RankPulse& self, std::span<const RankPulse> others, double silence) {
   HangCause cause{self, true};

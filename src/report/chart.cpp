@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "report/format.hpp"
@@ -15,6 +16,16 @@ namespace {
 
 constexpr double kWidth = 560;
 constexpr double kLetter = 6.2;  // approximate width of a letter of the labels
+
+struct Colour {
+  const char *fill, *text;  // of words on it
+};
+constexpr Colour kPalette[] = {
+    {"#1f77b4", "#ffffff"}, {"#e98f35", "#14181c"}, {"#14b814", "#14181c"}, {"#dc1818", "#ffffff"},
+    {"#ac75d1", "#ffffff"}, {"#7a6a29", "#ffffff"}, {"#e935a1", "#ffffff"}, {"#14b897", "#14181c"},
+    {"#8ea923", "#14181c"}, {"#3559e9", "#ffffff"}, {"#ed5a68", "#ffffff"}, {"#1c8731", "#ffffff"},
+    {"#993366", "#ffffff"}, {"#396a65", "#ffffff"}, {"#dc18dc", "#ffffff"}, {"#bf8888", "#14181c"}};
+static_assert(std::size(kPalette) == kColours);
 
 /// Elements of one picture, in units of its view box.
 class Picture {
@@ -144,6 +155,17 @@ class Legend {
 
 constexpr double kLeft = 58, kRight = kWidth - 14, kTop = 46, kBottom = 232, kHeight = 272;
 
+/// Logarithmic when all values are positive and span more than a factor of 30, unless `from_zero`.
+Axis value_axis(Range range, bool from_zero) {
+  if (!from_zero && !range.empty() && range.low > 0 && range.high > 30 * range.low)
+    return logarithmic_axis(range, kBottom, kTop);
+  if (from_zero) {
+    range.take(0);
+    range.high *= 1.05;  // keeps a constant line off the edge
+  }
+  return linear_axis(range, kBottom, kTop, 5, true);
+}
+
 void draw_y_axis(Picture& picture, const Axis& y, const std::string& label) {
   for (const double tick : y.ticks) {
     picture.line(kLeft, y.at(tick), kRight, y.at(tick), tick == y.low ? "axis" : "grid");
@@ -200,7 +222,8 @@ std::string outline(const Axis& x, const Axis& y, const LineChart& chart) {
 
 std::string chart_style() {
   // Blue and orange of equal weight in both themes; distinct in all common kinds of colour vision.
-  return R"(:root { --paper: #ffffff; --card: #f6f7f8; --ink: #1c2126; --faint: #5a646e; --rule: #dde1e5; --blue: #1f6fb2; --orange: #b8560f; }
+  std::string style =
+      R"(:root { --paper: #ffffff; --card: #f6f7f8; --ink: #1c2126; --faint: #5a646e; --rule: #dde1e5; --blue: #1f6fb2; --orange: #b8560f; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14181c; --card: #1c2227; --ink: #e6e9ec; --faint: #a3adb7; --rule: #333b43; --blue: #6db3ea; --orange: #f0a35c; } }
 @media print { :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --faint: #444444; --rule: #cccccc; --blue: #1f6fb2; --orange: #b8560f; } }
 .chart { width: 100%; height: auto; display: block; font: 12px system-ui, sans-serif; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
@@ -222,7 +245,14 @@ std::string chart_style() {
 .diamond { fill: var(--orange); stroke: none; }
 .cell { fill: var(--blue); stroke: var(--paper); stroke-width: 1; }
 .touch { fill: transparent; stroke: none; }
+.overlaid { stroke-width: 1.8; fill: none; stroke-linejoin: round; }
+@media (max-width: 34rem) { .chart { min-width: 32rem; } }
 )";
+  constexpr const char* dashes[] = {"none", "8 3", "2 3", "10 3 2 3"};
+  for (std::size_t i = 0; i < kColours; ++i)
+    style += fmt::format(".line{0} {{ stroke: {1}; stroke-dasharray: {2}; }}\n.dot{0} {{ fill: {1}; }}\n", i,
+                         kPalette[i].fill, dashes[i % std::size(dashes)]);
+  return style;
 }
 
 std::string line_chart(const LineChart& chart) {
@@ -233,16 +263,11 @@ std::string line_chart(const LineChart& chart) {
   if (chart.level >= 0) range.take(chart.level);
   steps.take(chart.x);
   steps.take(0);
-  const bool logarithmic = !chart.from_zero && !range.empty() && range.low > 0 && range.high > 30 * range.low;
-  if (chart.from_zero) {
-    range.take(0);
-    range.high *= 1.05;  // keeps a constant line off the edge
-  }
-  const Axis y = logarithmic ? logarithmic_axis(range, kBottom, kTop) : linear_axis(range, kBottom, kTop, 5, true);
+  const Axis y = value_axis(range, chart.from_zero);
   const Axis x = linear_axis(steps, kLeft, kRight, 6, false, true);
 
   Picture picture;
-  draw_y_axis(picture, y, chart.y_label + (logarithmic ? " (logarithmic)" : ""));
+  draw_y_axis(picture, y, chart.y_label + (y.logarithmic ? " (logarithmic)" : ""));
   draw_x_axis(picture, x, kBottom, chart.x_label);
   Legend legend(picture, kLeft, 32);
   legend.line("curve", chart.line_name);
@@ -267,6 +292,58 @@ std::string line_chart(const LineChart& chart) {
                   fmt::format("{} {}: {}", chart.x_label, short_number(chart.x[i]), short_number(chart.y[i])));
   }
   return picture.end(kHeight, chart.y_label);
+}
+
+std::string overlay(const Overlay& chart) {
+  constexpr std::size_t kMostPoints = 512, kMostTouched = 1200;  // of a line; of all: limits the size of the page
+  constexpr std::size_t kNameLength = 40, kNamesPerRow = 2;
+  const std::size_t drawn = std::min(chart.lines.size(), kColours);
+  Range range, steps;
+  steps.take(0);
+  for (std::size_t i = 0; i < drawn; ++i) {
+    range.take(chart.lines[i].y);
+    steps.take(chart.lines[i].x);
+  }
+  const Axis y = value_axis(range, chart.from_zero);
+  const Axis x = linear_axis(steps, kLeft, kRight, 6, false, true);
+  Picture picture;
+  draw_y_axis(picture, y, chart.y_label + (y.logarithmic ? " (logarithmic)" : ""));
+  draw_x_axis(picture, x, kBottom, chart.x_label);
+  for (std::size_t i = 0; i < drawn; ++i) {
+    const Overlay::Line& line = chart.lines[i];
+    Overlay::Line finite{line.name, {}, {}};
+    for (std::size_t j = 0; j < line.x.size(); ++j)
+      if (std::isfinite(line.y[j])) {
+        finite.x.push_back(line.x[j]);
+        finite.y.push_back(line.y[j]);
+      }
+    const std::size_t points = finite.x.size(), stride = points / kMostPoints + 1;
+    const std::size_t touched = points / (kMostTouched / drawn) + 1;
+    const std::string dot = fmt::format("dot{}", i);
+    Overlay::Line thinned;
+    for (std::size_t j = 0; j < points; ++j)
+      if (j % stride == 0 || j + 1 == points) {
+        thinned.x.push_back(finite.x[j]);
+        thinned.y.push_back(finite.y[j]);
+      }
+    picture.path(polyline(x, y, thinned.x, thinned.y), fmt::format("overlaid line{}", i).c_str());
+    if (points == 1) picture.dot(x.at(finite.x[0]), y.at(finite.y[0]), 3, dot.c_str());
+    for (std::size_t j = 0; j < points; ++j)
+      if (j % touched == 0 || j + 1 == points)
+        picture.dot(x.at(finite.x[j]), y.at(finite.y[j]), 5, "touch",
+                    fmt::format("{}, {} {}: {}", line.name, chart.x_label, short_number(finite.x[j]),
+                                short_number(finite.y[j])));
+  }
+  double below = kHeight + 16;
+  for (std::size_t i = 0; i < drawn; ++i) {
+    const double left = i % kNamesPerRow == 0 ? kLeft : kLeft + (kRight - kLeft) / kNamesPerRow;
+    std::string name = chart.lines[i].name;
+    if (name.size() > kNameLength) name = "…" + name.substr(name.size() - kNameLength + 1);
+    picture.line(left, below - 4, left + 22, below - 4, fmt::format("overlaid line{}", i).c_str(), chart.lines[i].name);
+    picture.text(left + 27, below, "start", "small", name);
+    if (i % kNamesPerRow == kNamesPerRow - 1 || i + 1 == drawn) below += 17;
+  }
+  return picture.end(below, chart.y_label);
 }
 
 std::string bar_chart(const BarChart& chart) {
@@ -440,9 +517,6 @@ std::string time_line(const TimeLine& chart) {
 }
 
 std::string stacked_bars(const StackedBars& chart) {
-  // A part keeps its colour over the cases; neighbours of the palette differ also without colour vision.
-  constexpr const char* palette[] = {"#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
-                                     "#999999", "#004488", "#bb5566", "#ddaa33", "#44aa99", "#882255"};
   std::vector<std::string> names;
   double longest = 0;
   for (const StackedBars::Case& one : chart.cases) {
@@ -450,18 +524,21 @@ std::string stacked_bars(const StackedBars& chart) {
     for (const StackedBars::Part& part : one.parts)
       if (std::find(names.begin(), names.end(), part.name) == names.end()) names.push_back(part.name);
   }
-  const auto colour = [&](const std::string& name) {
+  const auto colour = [&](const std::string& name) -> const Colour& {
     const auto at = std::find(names.begin(), names.end(), name) - names.begin();
-    return palette[static_cast<std::size_t>(at) % std::size(palette)];
+    return kPalette[static_cast<std::size_t>(at) % kColours];
   };
   constexpr double left = 150, width = 620, row = 64, bar = 20, head = 48;
   const double legend = head + row * static_cast<double>(chart.cases.size()) + 16;
   const double height = legend + 22.0 * std::ceil(static_cast<double>(names.size()) / 4) + 16;
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
-      "font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+      "font-family=\"sans-serif\" font-size=\"13\">\n<style>.paper {{ fill: #ffffff; }} text {{ fill: #1c2126; }} "
+      ".faint {{ fill: #5a646e; }}\n@media (prefers-color-scheme: dark) {{ .paper {{ fill: #14181c; }} "
+      "text {{ fill: #e6e9ec; }} .faint {{ fill: #a3adb7; }} }}</style>\n"
+      "<rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n"
       "<text x=\"16\" y=\"24\" font-size=\"15\" font-weight=\"bold\">{2}</text>\n"
-      "<text x=\"16\" y=\"41\" fill=\"#555555\">{3}</text>\n",
+      "<text class=\"faint\" x=\"16\" y=\"41\">{3}</text>\n",
       left + width + 130, height, escaped(chart.title), escaped(chart.subtitle));
   double y = head + 8;
   for (const StackedBars::Case& one : chart.cases) {
@@ -474,12 +551,12 @@ std::string stacked_bars(const StackedBars& chart) {
         const double length = part.value * scale;
         out += fmt::format(
             "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.0f}\" fill=\"{}\"><title>{}</title></rect>\n",
-            x, top, length, bar, colour(part.name), escaped(part.note));
+            x, top, length, bar, colour(part.name).fill, escaped(part.note));
         if (as_shares && length > 34)
           out += fmt::format(
-              "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"11\" fill=\"#ffffff\" text-anchor=\"middle\">{:.0f} "
+              "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"11\" style=\"fill: {}\" text-anchor=\"middle\">{:.0f} "
               "%</text>\n",
-              x + length / 2, top + 14, 100 * part.value / one.total);
+              x + length / 2, top + 14, colour(part.name).text, 100 * part.value / one.total);
         x += length;
       }
       if (!as_shares)
@@ -492,7 +569,7 @@ std::string stacked_bars(const StackedBars& chart) {
     const double x = 16 + 220 * static_cast<double>(i % 4), top = legend + 22 * static_cast<double>(i / 4);
     out += fmt::format(
         "<rect x=\"{0}\" y=\"{1}\" width=\"14\" height=\"14\" fill=\"{2}\"/><text x=\"{3}\" y=\"{4}\">{5}</text>\n", x,
-        top, colour(names[i]), x + 20, top + 12, escaped(names[i]));
+        top, colour(names[i]).fill, x + 20, top + 12, escaped(names[i]));
   }
   return out + "</svg>\n";
 }

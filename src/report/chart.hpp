@@ -8,10 +8,15 @@
 // Values that are not finite are omitted: a line breaks there. Texts are escaped here.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace weft::report {
+
+/// Colours that are told apart on a light and on a dark page: pairs differ by at least 33 in CIE L*a*b*, and each has a
+/// contrast of at least 2.4 with both pages.
+constexpr std::size_t kColours = 16;
 
 /// CSS rules and variables for the classes of the charts, for a <style> element of the page.
 std::string chart_style();
@@ -29,6 +34,19 @@ struct LineChart {
 };
 /// The y axis is logarithmic when all values are positive and span more than a factor of 30, unless `from_zero`.
 std::string line_chart(const LineChart&);
+
+/// Curves of several runs in one picture. Neighbours differ in colour and in dashes; the names are a legend below.
+struct Overlay {
+  struct Line {
+    std::string name;
+    std::vector<double> x, y;  ///< same length; a line connects the finite values
+  };
+  std::string x_label, y_label;  ///< with units
+  std::vector<Line> lines;       ///< at most kColours; later ones are not drawn
+  bool from_zero = false;        ///< the y axis begins at 0
+};
+/// The y axis as in `line_chart`. A line of more than 512 points is drawn by every n-th one and its last.
+std::string overlay(const Overlay&);
 
 /// Vertical bars, one per category; the axis begins at 0.
 struct BarChart {
@@ -78,11 +96,11 @@ struct TimeLine {
 };
 std::string time_line(const TimeLine&);
 
-/// Cases with the parts of their totals, as a standalone SVG document on white. Each case has two bars: its parts on
-/// the scale of the longest case, and its parts as shares of its own total.
+/// Cases with the parts of their totals, as a standalone SVG document in the light or dark theme of its viewer. Each
+/// case has two bars: its parts on the scale of the longest case, and its parts as shares of its own total.
 struct StackedBars {
   struct Part {
-    std::string name;  ///< parts of one name have one colour
+    std::string name;  ///< parts of one name have one colour; more names than kColours share them
     double value = 0;
     std::string note;  ///< tooltip
   };

@@ -8,14 +8,19 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "base/trace.hpp"
 #include "report/format.hpp"
 #include "report/ownership.hpp"
@@ -25,10 +30,10 @@ namespace {
 
 std::atomic<std::int64_t> step_now{-1};
 
-/// Characters that fit into a line of the terminal. A longer status line would wrap and could not be replaced.
-std::size_t columns() {
+/// Characters that fit into a line of the terminal now. A longer line would wrap and could not be replaced.
+std::size_t columns(int descriptor) {
   winsize size{};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 2) return std::string_view::npos;
+  if (ioctl(descriptor, TIOCGWINSZ, &size) != 0 || size.ws_col < 2) return std::string_view::npos;
   return size.ws_col - std::size_t{1};  // some terminals wrap after the last column
 }
 
@@ -51,50 +56,123 @@ class FileSink : public spdlog::sinks::base_sink<std::mutex> {
   Descriptor file_;
 };
 
-/// The state of the sink. base/log.hpp serialises calls of the sink.
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kRedraw{100};
+
+/// True if lines on this descriptor may have colours.
+bool has_colours(int descriptor) {
+  const char* const no_colour = std::getenv("NO_COLOR");
+  return isatty(descriptor) == 1 && (no_colour == nullptr || *no_colour == '\0');
+}
+
+bool is_dumb() {
+  const char* const name = std::getenv("TERM");
+  return name == nullptr || std::string_view(name) == "dumb";
+}
+
+/// The state of the sink.
 struct Output {
+  std::mutex mutex;  // of lines, results and the live line
   int rank = 0;
-  bool terminal = false;
-  bool line_open = false;  // the terminal shows a status line
+  Verbosity verbosity = Verbosity::normal;
+  bool json = false;
+  bool terminal = false;  // there is a live line
+  bool colours_out = false, colours_err = false;
+  std::string line;  // the live one; "" if there is none
+  Clock::time_point start = Clock::now(), drawn;
   std::shared_ptr<spdlog::logger> out, err, file;
   std::filesystem::path errors_to;  // of ranks other than 0: log.txt
 
-  /// The status line stays on the terminal; later lines follow it.
-  void end_status() {
-    if (!line_open) return;
-    std::fputs("\n", stdout);
-    std::fflush(stdout);
-    line_open = false;
+  /// Standard output, or with --json standard error.
+  std::FILE* stream() const { return json ? stderr : stdout; }
+
+  void draw() {
+    if (line.empty()) return;
+    const std::string shown = line.substr(0, columns(fileno(stream())));
+    fmt::print(stream(), "\r{}{}{}\x1b[K", colours_out ? "\x1b[2m" : "", shown, colours_out ? "\x1b[0m" : "");
+    std::fflush(stream());
+  }
+  void erase() {
+    if (line.empty()) return;
+    std::fputs("\r\x1b[K", stream());
+    std::fflush(stream());
+  }
+  /// Calls `print` without the live line.
+  template <class Print>
+  void above_live(Print&& print) {
+    erase();
+    print();
+    draw();
   }
 
-  void write(log::Level level, std::string_view line) {
+  void info(std::string_view text) {
+    above_live([&] { (json ? err : out)->info("{}", text); });
+  }
+
+  void write(log::Level level, std::string_view text) {
+    const std::lock_guard lock(mutex);
     const std::string_view mark = level == log::Level::warning ? "warning: " : "";
     if (rank != 0) {
       // An error reported by main already names its rank.
       const std::string name = fmt::format("rank {}", rank);
       if (level != log::Level::info)
-        err->error("{}{}{}", line.find(name) == std::string_view::npos ? name + ": " : "", mark, line);
-      if (level == log::Level::error && !errors_to.empty()) append_error(line);
+        err->error("{}{}{}", text.find(name) == std::string_view::npos ? name + ": " : "", mark, text);
+      if (level == log::Level::error && !errors_to.empty()) append_error(text);
       return;
     }
-    end_status();
-    if (level == log::Level::info)
-      out->info("{}", line);
-    else
-      err->error("{}{}", mark, line);
-    if (file) file->info("{}{}", mark, line);
+    if (level == log::Level::info) {
+      if (verbosity != Verbosity::quiet) info(text);
+    } else {
+      above_live([&] {
+        // The first word is coloured: "warning:", "error:".
+        const std::string whole = fmt::format("{}{}", mark, text);
+        const std::size_t end = std::min(whole.find(' '), whole.size());
+        const char* const colour = level == log::Level::warning ? "\x1b[33m" : "\x1b[31m";
+        err->error("{}{}{}{}", colours_err ? colour : "", whole.substr(0, end), colours_err ? "\x1b[0m" : "",
+                   whole.substr(end));
+      });
+    }
+    if (file) file->info("{}{}", mark, text);
   }
 
   /// The rank is about to end the job: rank 0 may not be able to say why.
-  void append_error(std::string_view line) const;
+  void append_error(std::string_view text) const;
 
-  void status(std::string_view line) {
+  void result(std::string_view text) {
+    const std::lock_guard lock(mutex);
     if (rank != 0) return;
-    if (file) file->info("{}", line);
-    if (!terminal) return out->info("{}", line);
-    fmt::print("\r{}\x1b[K", line.substr(0, columns()));
-    std::fflush(stdout);
-    line_open = true;
+    above_live([&] { out->info("{}", text); });
+    if (file) file->info("{}", text);
+  }
+
+  void document(std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (rank == 0) above_live([&] { out->info("{}", text); });
+  }
+
+  void status(const Progress& progress) {
+    const std::lock_guard lock(mutex);
+    if (rank != 0) return;
+    if (file) file->info("{}", progress_text(progress));
+    if (verbosity != Verbosity::quiet)
+      info(progress_text(progress, terminal ? columns(fileno(stream())) : std::string::npos));
+  }
+
+  void live(std::int64_t step, std::int64_t steps, double seconds_left) {
+    const std::lock_guard lock(mutex);
+    if (rank != 0 || !terminal || verbosity == Verbosity::quiet) return;
+    const Clock::time_point now = Clock::now();
+    if (!line.empty() && now - drawn < kRedraw) return;
+    drawn = now;
+    line = fmt::format("step {}/{}  {:.0f} %  {} left", step, steps,
+                       100 * static_cast<double>(step) / static_cast<double>(std::max<std::int64_t>(1, steps)),
+                       duration(seconds_left));
+    draw();
+  }
+  void end_live() {
+    const std::lock_guard lock(mutex);
+    erase();
+    line.clear();
   }
 };
 
@@ -122,10 +200,9 @@ void Output::append_error(std::string_view line) const {
 LogSession::LogSession(int rank) {
   output = std::make_unique<Output>();
   output->rank = rank;
-  // mpiexec gives rank 0 a pseudo-terminal as its output wherever that goes, but never as its errors.
-  output->terminal = isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1;
   output->out = make_logger<spdlog::sinks::stdout_sink_mt>("%v");
   output->err = make_logger<spdlog::sinks::stderr_sink_mt>("%v");
+  set_output(Verbosity::normal, false);
   log::set_sink([](log::Level level, std::string_view line) { output->write(level, line); });
 }
 
@@ -133,8 +210,32 @@ LogSession::~LogSession() {
   log::set_sink([](log::Level level, std::string_view line) {
     if (level != log::Level::info) fmt::print(stderr, "{}\n", line);
   });
-  output->end_status();
+  output->end_live();
   output.reset();
+}
+
+void set_output(Verbosity verbosity, bool json) {
+  if (!output) return;
+  const std::lock_guard lock(output->mutex);
+  output->verbosity = verbosity;
+  output->json = json;
+  // mpiexec gives rank 0 a pseudo-terminal as its output wherever that goes, but never as its errors.
+  output->terminal = (json || isatty(STDOUT_FILENO) == 1) && isatty(STDERR_FILENO) == 1 && !is_dumb();
+  output->colours_err = has_colours(STDERR_FILENO) && !is_dumb();
+  output->colours_out = output->terminal && output->colours_err;
+}
+
+void result(std::string_view text) {
+  if (output) output->result(printable_lines(text));
+}
+
+void json_document(std::string_view text) {
+  if (output) output->document(text);
+}
+
+void detail(std::string_view line) {
+  if (!output || output->rank != 0 || output->verbosity != Verbosity::verbose) return;
+  log::info("{:9.3f} s  {}", std::chrono::duration<double>(Clock::now() - output->start).count(), line);
 }
 
 void log_to_file(const std::filesystem::path& path) {
@@ -145,26 +246,51 @@ void log_to_file(const std::filesystem::path& path) {
     output->errors_to = path;
 }
 
-void status(std::string_view line) {
-  if (output) output->status(line);
+void status(const Progress& progress) {
+  if (output) output->status(progress);
 }
 
-std::string progress_text(const Progress& p) {
-  std::string text = fmt::format(
-      "step {}/{}  {}  {} {}/s", p.step, p.steps, p.metrics,
-      std::isfinite(p.per_second) && p.per_second < 1e15 ? grouped(std::llround(p.per_second)) : "?", p.unit);
-  if (p.percent_of_limit >= 0) text += fmt::format("  {:.0f} % of the limit", p.percent_of_limit);
-  if (p.seconds_left >= 0) text += fmt::format("  {} left", duration(p.seconds_left));
-  return text;
+void live(std::int64_t step, std::int64_t steps, double seconds_left) {
+  if (output) output->live(step, steps, seconds_left);
+}
+
+std::string progress_text(const Progress& p, std::size_t columns) {
+  // In the order of the line; those with the highest number are left out first.
+  struct Field {
+    std::string text;
+    int left_out;
+  };
+  std::vector<Field> fields = {{fmt::format("step {}/{}", p.step, p.steps), 0}};
+  int metric = 3;
+  for (std::string_view rest = p.metrics; !rest.empty(); ++metric) {
+    const std::size_t end = std::min(rest.find("  "), rest.size());
+    fields.push_back({std::string(rest.substr(0, end)), metric == 3 ? 0 : metric});
+    rest.remove_prefix(std::min(end + 2, rest.size()));
+  }
+  fields.push_back(
+      {fmt::format("{} {}/s",
+                   std::isfinite(p.per_second) && p.per_second < 1e15 ? grouped(std::llround(p.per_second)) : "?",
+                   p.unit),
+       2});
+  if (p.percent_of_limit >= 0) fields.push_back({fmt::format("{:.0f} % of the limit", p.percent_of_limit), metric});
+  if (p.seconds_left >= 0) fields.push_back({fmt::format("{} left", duration(p.seconds_left)), 1});
+  for (;;) {
+    std::string text;
+    for (const Field& field : fields) text += (text.empty() ? "" : "  ") + field.text;
+    const auto last = std::max_element(fields.begin(), fields.end(),
+                                       [](const Field& a, const Field& b) { return a.left_out < b.left_out; });
+    if (text.size() <= columns) return text;
+    if (last->left_out == 0) return text.substr(0, columns);
+    fields.erase(last);
+  }
 }
 
 std::int64_t current_step() { return step_now.load(std::memory_order_relaxed); }
 void set_current_step(std::int64_t step) {
   step_now.store(step, std::memory_order_relaxed);
-  if (step >= 0)
-    trace::next_step();
-  else
-    trace::end_steps();
+  if (step >= 0) return trace::next_step();
+  trace::end_steps();
+  if (output) output->end_live();
 }
 
 }  // namespace weft::report

@@ -94,6 +94,8 @@ std::string to_html(const Page& page) {
   for (const Section& section : page.sections)
     sections += fmt::format("<section>\n<h2>{}</h2>\n{}</section>\n", escaped(section.title()), section.body());
   return filled(page_template, {{"title", escaped(page.title)},
+                                {"subtitle", page.subtitle.empty() ? "" : "<p>" + escaped(page.subtitle) + "</p>\n"},
+                                {"about", page.subtitle.empty() ? "" : " (" + escaped(page.subtitle) + ")"},
                                 {"kind", escaped(page.kind)},
                                 {"source", escaped(page.source)},
                                 {"chart_style", chart_style()},

@@ -55,6 +55,7 @@ struct Tile {
 
 struct Page {
   std::string title;
+  std::string subtitle = {};                                   ///< what it is about, also in the title of the window
   std::string kind = "weft report";                            ///< in the title of the window
   std::string source = "from the files of the run directory";  ///< what the page was written from
   std::string state, state_detail;  ///< how the run ended: a short statement and what follows it

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "base/log.hpp"
+#include "parallel/affinity.hpp"
 #include "parallel/world.hpp"
 #include "report/build.hpp"
 #include "report/log.hpp"
@@ -80,12 +81,15 @@ void record_start(const parallel::World& world, const std::string& command_line,
   for (int rank = 0; rank < world.size(); ++rank) {
     const std::string host = world.all().broadcast(world.host(), rank);
     const std::string what = world.all().broadcast(device, rank);
+    const std::string cpus = world.all().broadcast(parallel::cpus_text(), rank);
     Json* entry = nullptr;
     for (Json& known : document["hosts"])
       if (known["host"] == host && known["device"] == what) entry = &known;
     if (entry == nullptr)
-      entry = &document["hosts"].emplace_back(Json{{"host", host}, {"device", what}, {"ranks", Json::array()}});
+      entry = &document["hosts"].emplace_back(
+          Json{{"host", host}, {"device", what}, {"ranks", Json::array()}, {"cpus", Json::array()}});
     (*entry)["ranks"].push_back(rank);
+    (*entry)["cpus"].push_back(cpus);
   }
 }
 
@@ -97,6 +101,8 @@ void record_to(const std::filesystem::path& path, std::int64_t lease) {
 }
 
 void record_running(const parallel::World& world) {
+  // All ranks know the path: whichever ends the run can record it, and rank 0 does not write after that.
+  world.all().barrier();
   document["exit"] = {{"code", nullptr}, {"reason", "running"}};
   world.on_root([&] {
     if (ended_by_another_rank(record_path())) return;

@@ -4,8 +4,8 @@
 // it runs; it is written when the run directory is known, and again at the end, also after an error. Names that other
 // programs rely on:
 //
-//   build.{version,revision,modified,compiler,build_type,cuda}   libraries.*   ranks   hosts[].{host,device,ranks[]}
-//   input.<table>.<key>   device.peak_bytes   timings.<phase>.{min,mean,max,count}
+//   build.{version,revision,modified,compiler,build_type,cuda}   libraries.*   ranks
+//   hosts[].{host,device,ranks[],cpus[]} input.<table>.<key>   device.peak_bytes   timings.<phase>.{min,mean,max,count}
 //   result.{step,tokens,tokens_per_second,train,validation,recovery}   exit.{code,reason}   start_number
 //
 // exit.code is null while the run is active; start_number counts the starts of the run from 1. Not thread-safe, unless

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "storage/safetensors.hpp"
 
 namespace weft::storage {
 namespace {
@@ -68,12 +69,31 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b;
 
 }  // namespace
 
-std::string dataset_name(Side side, std::int64_t layer) {
-  return fmt::format("/layer_{}/{}", layer, side == Side::inputs ? "inputs" : "targets");
+std::string dataset_name(Side side, std::int64_t layer, std::string_view layout) {
+  const bool inputs = side == Side::inputs;
+  if (layout == kCltForge) return fmt::format("{}, layer {}", inputs ? "act_in" : "act_out", layer);
+  const char* const name = inputs ? "inputs" : "targets";
+  if (layout == kCrosslayerTranscoder) return fmt::format("/tensor, {} of layer {}", name, layer);
+  return fmt::format("/layer_{}/{}", layer, name);
+}
+
+bool is_crosslayer_transcoder_file(const std::filesystem::path& path) {
+  if (path.extension() != ".h5" && path.extension() != ".hdf5") return false;
+  try {
+    const Lock lock;
+    const Handle file = open_data_file(path);
+    return link_to(file, "tensor") == Link::hard;
+  } catch (const Error&) {  // whoever opens it says why
+    return false;
+  }
 }
 
 ActivationFile::ActivationFile(const std::filesystem::path& path) : path_(path.string()) {
   std::tie(bytes_, modified_) = state_of_file(path_);
+  if (path.extension() == ".safetensors") {
+    read_clt_forge();
+    return;
+  }
   const Lock lock;
   file_ = open_data_file(path_);
   with_damage_as_data_error(path_, [&] { read_headers(); });
@@ -94,6 +114,9 @@ void ActivationFile::read_headers() {
   } catch (const Error& failure) {
     throw error(ExitCode::data, "{}: {}", path_, failure.what());
   }
+
+  if (link_to(file_, "tensor") == Link::hard && link_to(file_, "layer_0") == Link::missing)
+    return read_crosslayer_transcoder();
 
   // HDF5 lists layer_10 before layer_2: probe names in numeric order.
   std::int64_t n_layers = 0;
@@ -125,6 +148,100 @@ void ActivationFile::read_headers() {
   read_token_headers();
   open_name_.clear();
   dataset_ = Handle();
+}
+
+void ActivationFile::read_clt_forge() {
+  const SafetensorsFile file(path_);
+  const SafetensorsEntry* sides[2];
+  for (int side = 0; side < 2; ++side) {
+    const char* const name = side == 0 ? "act_in" : "act_out";
+    const SafetensorsEntry* const entry = sides[side] = file.find(name);
+    if (entry == nullptr)
+      throw error(ExitCode::data, "{}: tensor \"{}\" is missing; is this an activation file of CLT-Forge?", path_,
+                  name);
+    if (entry->shape.size() != 3 || entry->shape != sides[0]->shape)
+      throw error(
+          ExitCode::data,
+          "{}: tensor \"{}\" has another shape than [rows, layers, columns] of \"act_in\"; was the file written "
+          "completely?",
+          path_, name);
+    if (entry->dtype != sides[0]->dtype || !entry->type || *entry->type == Scalar::fp64)
+      throw error(ExitCode::data, "{}: tensor \"{}\" is {} (supported: both F32, F16 or BF16); convert it", path_, name,
+                  printable(entry->dtype));
+  }
+  const std::vector<std::int64_t>& shape = sides[0]->shape;
+  const std::int64_t pitch = shape[0] > 0 ? (sides[0]->end - sides[0]->begin) / shape[0] : 0;
+  set_whole_rows(kCltForge, *sides[0]->type, shape[0], shape[1], shape[2],
+                 {WholeRows{sides[0]->begin, pitch}, WholeRows{sides[1]->begin, pitch}});
+  if (const SafetensorsEntry* const tokens = file.find("tokens")) {
+    if (tokens->dtype != "I64" || tokens->shape != std::vector<std::int64_t>{shape[0]})
+      throw error(ExitCode::data, "{}: tensor \"tokens\" is not a list of {} integers of 64 bits, one per row", path_,
+                  shape[0]);
+    header_.tokens = StoredArray{Scalar::i64, shape[0], tokens->begin};
+    // Texts of equal length follow one another.
+    const std::string directory = std::filesystem::path(path_).parent_path().filename().string();
+    std::int64_t length = 0;
+    const char* const end = directory.data() + directory.size();
+    if (directory.starts_with("ctx_") && std::from_chars(directory.data() + 4, end, length).ptr == end && length > 0 &&
+        shape[0] % length == 0)
+      header_.context_rows = length;
+  }
+}
+
+void ActivationFile::read_crosslayer_transcoder() {
+  const auto refuse = [&](const std::string& why) { return error(ExitCode::data, "{}: /tensor {}", path_, why); };
+  const Handle dataset(H5Dopen2(file_, "tensor", H5P_DEFAULT), H5Dclose, path_ + ": opening /tensor");
+  const std::vector<std::int64_t> shape = shape_of(dataset);
+  if (shape.size() != 4 || shape[1] != 2)
+    throw refuse("is not of shape [rows, 2, layers, columns]; is this an activation file of crosslayer-transcoder?");
+  const Handle type(H5Dget_type(dataset), H5Tclose, path_ + ": reading the type of /tensor");
+  Scalar scalar = Scalar::fp32;
+  if (!scalar_of(type, scalar) || (scalar != Scalar::fp32 && scalar != Scalar::fp16))
+    throw refuse(fmt::format("is {} (supported: fp32 and fp16, little-endian); convert it", type_text(type)));
+  const Handle creation(H5Dget_create_plist(dataset), H5Pclose, path_ + ": reading the properties of /tensor");
+  if (H5Pget_layout(creation) != H5D_CONTIGUOUS || user_block_)
+    throw refuse(
+        "is not stored contiguously (its rows are read in place); rewrite the file: h5repack -f NONE -l tensor:CONTI "
+        "IN OUT");
+  if (H5Pget_external_count(creation) > 0)
+    throw refuse("stores its values in external files (not supported); copy the values into the file");
+  const haddr_t offset = H5Dget_offset(dataset);
+  std::int64_t row_bytes = bytes_of(scalar), all = 0;
+  bool fits = offset != HADDR_UNDEF && offset <= static_cast<haddr_t>(bytes_);
+  for (std::size_t axis = 1; axis < 4; ++axis)
+    fits = fits && !__builtin_mul_overflow(row_bytes, shape[axis], &row_bytes);
+  fits = fits && !__builtin_mul_overflow(row_bytes, shape[0], &all);
+  if (!fits || all > bytes_ - static_cast<std::int64_t>(offset))
+    throw refuse("was never written or ends beyond the file; is it truncated?");
+  const auto first = static_cast<std::int64_t>(offset);
+  set_whole_rows(kCrosslayerTranscoder, scalar, shape[0], shape[2], shape[3],
+                 {WholeRows{first, row_bytes}, WholeRows{first + row_bytes / 2, row_bytes}});
+}
+
+void ActivationFile::set_whole_rows(const char* layout, Scalar type, std::int64_t rows, std::int64_t layers,
+                                    std::int64_t columns, const std::array<WholeRows, 2>& places) {
+  if (rows < 1 || layers < 1 || columns < 1)
+    throw error(ExitCode::data, "{}: has {} rows of {} layers with {} values; was the file written completely?", path_,
+                rows, layers, columns);
+  if (rows > kMostRows || layers > kMostMembers || columns > kMostColumns)
+    throw error(ExitCode::data, "{}: has {} rows of {} layers with {} values (at most {}, {} and {} are accepted)",
+                path_, rows, layers, columns, kMostRows, kMostMembers, kMostColumns);
+  header_.format = layout;
+  header_.whole_rows = places;
+  MatrixHeader matrix;
+  matrix.type = type;
+  matrix.rows = rows;
+  matrix.columns = columns;
+  matrix.direct = true;
+  header_.inputs.assign(static_cast<std::size_t>(layers), matrix);
+  header_.targets = header_.inputs;
+  rows_file_.emplace(path_);
+}
+
+std::int64_t ActivationFile::place_of(Side side, std::int64_t layer, std::int64_t row) const {
+  const WholeRows& rows = (*header_.whole_rows)[side == Side::inputs ? 0 : 1];
+  const MatrixHeader& matrix = header_.inputs[0];
+  return rows.offset + row * rows.pitch + layer * matrix.columns * bytes_of(matrix.type);
 }
 
 void ActivationFile::read_token_headers() {
@@ -278,6 +395,8 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
 }
 
 std::vector<Extent> ActivationFile::extents(Side side, std::int64_t layer) {
+  if (header_.whole_rows)
+    return {{0, header_.inputs[0].rows, place_of(side, layer, 0), (*header_.whole_rows)[0].pitch}};
   const Lock lock;
   return with_damage_as_data_error(path_, [&] { return locate(side, layer); });
 }
@@ -311,6 +430,12 @@ std::vector<Extent> ActivationFile::locate(Side side, std::int64_t layer) {
 }
 
 std::vector<StoredBytes> ActivationFile::ends(Side side, std::int64_t layer, std::int64_t at_most) {
+  if (header_.whole_rows) {  // the same for all layers: of the whole tensor
+    const std::int64_t begin = place_of(side, 0, 0),
+                       end = place_of(side, header_.n_layers(), header_.inputs[0].rows - 1),
+                       piece = std::min(end - begin, at_most);
+    return {{begin, piece}, {end - piece, piece}};
+  }
   const Lock lock;
   if (user_block_) return {};
   return with_damage_as_data_error(path_, [&] { return locate_ends(side, layer, at_most); });
@@ -345,6 +470,8 @@ std::vector<StoredBytes> ActivationFile::locate_ends(Side side, std::int64_t lay
 }
 
 std::optional<StoredBytes> ActivationFile::stored_row(Side side, std::int64_t layer, std::int64_t row) {
+  const MatrixHeader& matrix = header_.matrix(side, layer);
+  if (header_.whole_rows) return StoredBytes{place_of(side, layer, row), matrix.columns * bytes_of(matrix.type)};
   const Lock lock;
   if (user_block_) return std::nullopt;
   return with_damage_as_data_error(path_, [&] { return locate_row(side, layer, row); });
@@ -379,6 +506,12 @@ std::optional<StoredBytes> ActivationFile::locate_row(Side side, std::int64_t la
 
 void ActivationFile::read(Side side, std::int64_t layer, std::int64_t row_begin, std::int64_t rows, std::byte* out,
                           std::int64_t stride) {
+  if (header_.whole_rows) {
+    const MatrixHeader& matrix = header_.matrix(side, layer);
+    for (std::int64_t i = 0; i < rows; ++i)
+      rows_file_->read(out + i * stride, matrix.columns * bytes_of(matrix.type), place_of(side, layer, row_begin + i));
+    return;
+  }
   const Lock lock;
   with_damage_as_data_error(path_, [&] { read_locked(side, layer, row_begin, rows, out, stride); });
 }
@@ -462,10 +595,13 @@ void ActivationFileWriter::append(std::int64_t rows, const std::byte* inputs, co
   rows_ += rows;
 }
 
-void ActivationFileWriter::write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents) {
+void ActivationFileWriter::write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents,
+                                        std::span<const std::int32_t> positions) {
   const Lock lock;
   write_array(file_, path_, "tokens", Scalar::i32, static_cast<std::int64_t>(ids.size()), ids.data());
   write_array(file_, path_, "documents", Scalar::i64, static_cast<std::int64_t>(documents.size()), documents.data());
+  if (!positions.empty())
+    write_array(file_, path_, "positions", Scalar::i32, static_cast<std::int64_t>(positions.size()), positions.data());
 }
 
 void ActivationFileWriter::close() {

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One activation file in HDF5: groups layer_{l} with datasets inputs and targets, [rows, columns]; in Weft's own format
-// also the token id of each row and the rows at which documents begin.
+// One activation file: in HDF5 with groups layer_{l} of datasets inputs and targets, [rows, columns]; in Weft's own
+// format also the token id of each row and the rows at which documents begin. Two layouts of other programs have all
+// layers of a row in one place, uncompressed:
+//
+//   CLT-Forge              NAME.safetensors: act_in, act_out [rows, layers, columns]; tokens [rows], int64
+//   crosslayer-transcoder  HDF5: tensor [rows, 2, layers, columns], contiguous; inputs before targets
 //
 // All sizes in headers are checked against the size of the file, so that callers may allocate memory by them. Memory
 // type and file type of rows are equal: HDF5 converts nothing. Errors name file and dataset.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -14,10 +19,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/array.hpp"
 #include "storage/hdf5.hpp"
+#include "storage/posix_file.hpp"
 #include "storage/stored_array.hpp"
 
 namespace weft::storage {
@@ -27,8 +34,12 @@ inline constexpr const char* kActivationFormat = "weft-activations";
 inline constexpr std::int64_t kActivationFormatWithTokens = 2;
 
 enum class Side { inputs, targets };
-/// "/layer_3/inputs"
-std::string dataset_name(Side side, std::int64_t layer);
+/// Names of the layouts of other programs: ActivationHeader::format of their files.
+inline constexpr const char* kCltForge = "clt-forge";
+inline constexpr const char* kCrosslayerTranscoder = "crosslayer-transcoder";
+
+/// "/layer_3/inputs"; in a layout of another program "act_in, layer 3" or "/tensor, inputs of layer 3".
+std::string dataset_name(Side side, std::int64_t layer, std::string_view layout = "");
 
 /// Header of one dataset.
 struct MatrixHeader {
@@ -42,12 +53,20 @@ struct MatrixHeader {
   bool direct = false;    ///< uncompressed: `extents` can locate its rows
 };
 
+/// Rows of one side with all layers, [layers, columns] each: row r begins at byte offset + r * pitch.
+struct WholeRows {
+  std::int64_t offset = 0, pitch = 0;
+};
+
 struct ActivationHeader {
-  std::string format;  ///< root attribute "format"; "" = none
+  std::string format;  ///< root attribute "format", or the layout of another program; "" = none
   std::int64_t format_version = 0;
   std::string model, hook_inputs, hook_targets;  ///< root attributes; "" = none
   std::vector<MatrixHeader> inputs, targets;     ///< [layer]
-  /// Weft's own format: /tokens, int32, one per row; version 1 may have it, later versions have it.
+  /// Layouts of other programs: where the rows of the inputs and of the targets are.
+  std::optional<std::array<WholeRows, 2>> whole_rows;
+  std::int64_t context_rows = 0;  ///< CLT-Forge: each text has this many rows (from the directory's name); 0 = unknown
+  /// Weft's own format: /tokens, int32, one per row; version 1 may have it, later versions have it. CLT-Forge: int64.
   std::optional<StoredArray> tokens;
   /// From version 2 on: /documents, int64, the first row of each document of this file; at most one per row.
   std::optional<StoredArray> documents;
@@ -63,6 +82,7 @@ struct Extent {
   std::int64_t row_begin = 0;
   std::int64_t rows = 0;
   std::int64_t offset = 0;  ///< byte in the file
+  std::int64_t pitch = 0;   ///< bytes from a row to the next; 0: they follow one another
 };
 
 /// A range of bytes of the file.
@@ -70,6 +90,9 @@ struct StoredBytes {
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
 };
+
+/// True for an HDF5 file of crosslayer-transcoder: files of any name, which other kinds of HDF5 files are told from.
+bool is_crosslayer_transcoder_file(const std::filesystem::path& path);
 
 /// An activation file, open read-only.
 class ActivationFile {
@@ -81,6 +104,8 @@ class ActivationFile {
   const ActivationHeader& header() const { return header_; }
   std::int64_t bytes() const { return bytes_; }
   std::int64_t modified() const { return modified_; }  ///< nanoseconds since 1970
+
+  const char* layout() const { return header_.whole_rows ? header_.format.c_str() : ""; }
 
   /// Location of all rows of a `direct` dataset, ascending.
   std::vector<Extent> extents(Side side, std::int64_t layer);
@@ -99,6 +124,12 @@ class ActivationFile {
  private:
   // Callers hold the lock and convert Error(io) to Error(data).
   void read_headers();
+  void read_clt_forge();
+  void read_crosslayer_transcoder();
+  void set_whole_rows(const char* layout, kernels::Scalar type, std::int64_t rows, std::int64_t layers,
+                      std::int64_t columns, const std::array<WholeRows, 2>& places);
+  /// The first byte of a row of one layer in `whole_rows`.
+  std::int64_t place_of(Side side, std::int64_t layer, std::int64_t row) const;
   void read_token_headers();
   hid_t open(Side side, std::int64_t layer);
   MatrixHeader read_matrix_header(Side side, std::int64_t layer);
@@ -112,6 +143,7 @@ class ActivationFile {
   std::int64_t bytes_ = 0, modified_ = 0;
   bool user_block_ = false;
   Handle file_;
+  std::optional<PosixFile> rows_file_;  // of `whole_rows`
   ActivationHeader header_;
   // The most recently used dataset stays open to keep its chunk cache.
   Handle dataset_, dataset_type_;
@@ -134,8 +166,10 @@ class ActivationFileWriter {
 
   /// Appends rows: inputs and targets [rows, n_layers * d_model] as stored.
   void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
-  /// Token ids of all rows, and the rows at which documents begin: ascending, the first is 0. Once, before `close`.
-  void write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents);
+  /// Token ids of all rows, and the rows at which documents begin: ascending, the first is 0. positions: of each row in
+  /// the window that the model saw; empty: not written. Once, before `close`.
+  void write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents,
+                    std::span<const std::int32_t> positions = {});
   /// Must be called: reports errors that occur on closing.
   void close();
 

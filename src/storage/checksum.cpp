@@ -24,18 +24,16 @@ constexpr std::size_t kDepth = 360;
 /// Modulo 65535; 0 only for 0.
 std::uint64_t reduced(std::uint64_t sum) { return sum == 0 ? 0 : (sum - 1) % 65535 + 1; }
 
-struct Sums {
-  std::uint64_t plain = 0, weighted = 0;
+}  // namespace
 
-  /// Appends `n` words with the given sums.
-  void append(std::uint64_t n, std::uint64_t their_plain, std::uint64_t their_weighted) {
-    weighted = reduced(weighted + n * plain + their_weighted);
-    plain = reduced(plain + their_plain);
-  }
-};
+/// Appends `words` words with the given sums.
+void Fletcher32::append(std::uint64_t words, std::uint64_t plain, std::uint64_t weighted) {
+  weighted_ = reduced(weighted_ + words * plain_ + weighted);
+  plain_ = reduced(plain_ + plain);
+}
 
 /// Appends `depth` * kLanes words. Word k * kLanes + lane has weight (depth - k) * kLanes - lane.
-void append_block(Sums& sums, const unsigned char* data, std::size_t depth) {
+void Fletcher32::append_rows(const unsigned char* data, std::size_t depth) {
   std::uint32_t plain[kLanes] = {}, weighted[kLanes] = {};
   for (std::size_t k = 0; k < depth; ++k) {
     std::uint16_t words[kLanes];
@@ -50,26 +48,37 @@ void append_block(Sums& sums, const unsigned char* data, std::size_t depth) {
     all += plain[lane];
     all_weighted += std::uint64_t{kLanes} * weighted[lane] - std::uint64_t{lane} * plain[lane];
   }
-  sums.append(depth * kLanes, all, all_weighted);
+  append(depth * kLanes, all, all_weighted);
 }
 
-}  // namespace
-
-std::uint32_t fletcher32(const void* data, std::size_t bytes) {
+void Fletcher32::add(const void* data, std::size_t bytes) {
   const auto* next = static_cast<const unsigned char*>(data);
   const unsigned char* const end = next + bytes;
+  const auto append_word = [&](std::uint64_t word) { append(1, word, word); };
+  if (half_ && next < end) {
+    append_word(*half_ + (std::uint64_t{*next++} << 8));
+    half_.reset();
+  }
   constexpr std::size_t kRow = kLanes * sizeof(std::uint16_t);
-  Sums sums;
   while (static_cast<std::size_t>(end - next) >= kRow) {
     const std::size_t depth = std::min(kDepth, static_cast<std::size_t>(end - next) / kRow);
-    append_block(sums, next, depth);
+    append_rows(next, depth);
     next += depth * kRow;
   }
-  for (; next < end; next += 2) {
-    const std::uint64_t word = next[0] + (end - next > 1 ? std::uint64_t{next[1]} << 8 : 0);
-    sums.append(1, word, word);
-  }
-  return static_cast<std::uint32_t>(reduced(sums.weighted * 256) << 16 | reduced(sums.plain * 256));
+  for (; end - next > 1; next += 2) append_word(next[0] + (std::uint64_t{next[1]} << 8));
+  if (next < end) half_ = *next;
+}
+
+std::uint32_t Fletcher32::value() const {
+  Fletcher32 all = *this;
+  if (half_) all.append(1, *half_, *half_);
+  return static_cast<std::uint32_t>(reduced(all.weighted_ * 256) << 16 | reduced(all.plain_ * 256));
+}
+
+std::uint32_t fletcher32(const void* data, std::size_t bytes) {
+  Fletcher32 sum;
+  sum.add(data, bytes);
+  return sum.value();
 }
 
 }  // namespace weft::storage

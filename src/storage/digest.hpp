@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -12,11 +13,23 @@
 #include <string_view>
 #include <vector>
 
+struct evp_md_ctx_st;
+
 namespace weft::storage {
 
-class Writeback;
-
 constexpr std::int64_t kDigestSegment = std::int64_t{64} << 20;
+
+/// Incremental sha256.
+class Sha256 {
+ public:
+  Sha256();
+  void add(const void* data, std::size_t bytes);
+  /// 64 lower-case hex digits. To be called once.
+  std::string hex();
+
+ private:
+  std::unique_ptr<evp_md_ctx_st, void (*)(evp_md_ctx_st*)> context_;
+};
 
 /// 64 lower-case hex digits.
 std::string sha256(std::string_view bytes);
@@ -36,29 +49,6 @@ BlockTag tag_of(const void* data, std::int64_t bytes);
 /// cannot be read, and Error(io) if it is shorter.
 std::vector<std::string> sha256_segments(const std::filesystem::path& path, std::int64_t bytes, std::int64_t begin,
                                          std::int64_t end, int threads, std::vector<BlockTag>* tags = nullptr);
-
-/// Digests a file while it is being written. Threads digest each segment as soon as all its bytes are final, so that
-/// little work remains when the file is complete. Digested segments are written to disk and dropped from the page
-/// cache. Not thread-safe. The destructor cancels unfinished work.
-class FollowingDigests {
- public:
-  /// The file must exist. `disk` is for the same file and must outlive this. Throws Error(io).
-  FollowingDigests(const std::filesystem::path& path, const Writeback& disk);
-  FollowingDigests(const FollowingDigests&) = delete;
-  ~FollowingDigests();
-
-  /// Declares bytes [begin, end) final, each byte at most once. Digests segments in the calling thread if the threads
-  /// are too slow. Throws Error(io) if the file cannot be read or writing to disk failed.
-  void add_final(std::int64_t begin, std::int64_t end);
-
-  /// To be called once, when the file is complete and `bytes` long. Digests the remaining segments and returns all
-  /// digests in order. Throws Error(io) like `add_final`.
-  std::vector<std::string> finish(std::int64_t bytes);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
 
 /// Number of threads for digests: that of the cores, at most 4.
 int digest_threads();

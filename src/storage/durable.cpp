@@ -18,25 +18,6 @@ void sync_file(const std::filesystem::path& path) {
   if (!file.close()) fail_with_errno(path, "closing");
 }
 
-Writeback::Writeback(const std::filesystem::path& path) : path_(path), descriptor_(open_regular(path)) {}
-
-void Writeback::begin(std::int64_t begin, std::int64_t end) const {
-  ::sync_file_range(descriptor_, begin, end - begin, SYNC_FILE_RANGE_WRITE);
-}
-
-void Writeback::release(std::int64_t begin, std::int64_t end) const {
-  constexpr unsigned kAndWait = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-  // A write error is reported either here or by the final fsync, not by both.
-  if (::sync_file_range(descriptor_, begin, end - begin, kAndWait) != 0 &&
-      (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-    fail_with_errno(path_, "writing to the disk");
-  ::posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_DONTNEED);
-}
-
-void Writeback::finish() const {
-  if (::fsync(descriptor_) != 0) fail_with_errno(path_, "fsync");
-}
-
 void sync_directory(const std::filesystem::path& path) {
   const Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory < 0) fail_with_errno(path, "opening");

@@ -17,25 +17,6 @@ void sync_file(const std::filesystem::path& path);
 /// Ignores EINVAL of file systems that cannot sync directories.
 void sync_directory(const std::filesystem::path& path);
 
-/// Writes parts of a file to disk while the rest is still being produced, so that the final fsync is short. Keeps one
-/// descriptor open throughout: Linux reports a write error once, to descriptors that were open at that time.
-class Writeback {
- public:
-  explicit Writeback(const std::filesystem::path& path);
-
-  /// Starts to write bytes [begin, end) to disk. A hint; does not wait.
-  void begin(std::int64_t begin, std::int64_t end) const;
-  /// Waits until these bytes are on disk and drops them from the page cache, which keeps the cache for other data, such
-  /// as the training set. Does nothing if the file system does not support it.
-  void release(std::int64_t begin, std::int64_t end) const;
-  /// fsync of the whole file.
-  void finish() const;
-
- private:
-  std::filesystem::path path_;
-  Descriptor descriptor_;
-};
-
 /// Creates the directory and its missing parents, and syncs each in the directory that holds it.
 void make_directory(const std::filesystem::path& path);
 

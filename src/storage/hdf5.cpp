@@ -103,14 +103,23 @@ Handle open_data_file(const std::filesystem::path& path) {
   }
 }
 
-Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes) {
+Handle creation_access(std::int64_t metadata_bytes) {
   const Lock lock;
-  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");
+  Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "setting HDF5 version bounds");
   check(H5Pset_meta_block_size(access, static_cast<hsize_t>(metadata_bytes)), "setting the size of a metadata block");
+  return access;
+}
+
+Handle create_file(const std::filesystem::path& path, const Handle& access) {
+  const Lock lock;
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "creating file properties");
   check(H5Pset_obj_track_times(creation, false), "disabling time stamps");  // files of the same content are identical
   return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation, access), H5Fclose, "creating " + path.string());
+}
+
+Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes) {
+  return create_file(path, creation_access(metadata_bytes));
 }
 
 Handle bf16_type() {

@@ -70,6 +70,9 @@ auto with_damage_as_data_error(const std::string& path, Read&& read) {
 /// metadata checksums detect bit flips. Metadata are stored in blocks of `metadata_bytes`, the first one at the start
 /// of the file; 2048 is the default of HDF5.
 Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes = 2048);
+/// The two parts of it: the properties, to which a file driver may be added, and the file.
+Handle creation_access(std::int64_t metadata_bytes);
+Handle create_file(const std::filesystem::path& path, const Handle& access);
 
 /// The 16-bit types in files: IEEE half, and bf16 as an HDF5 float (fields 15,7,8,0,7, bias 127).
 Handle bf16_type();

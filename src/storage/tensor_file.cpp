@@ -240,64 +240,65 @@ std::vector<Chunk> chunks_of(const Runs& runs, std::int64_t begin, std::int64_t 
   return chunks;
 }
 
-/// Location of a chunk of which `bytes` bytes are used, according to the index of the file. Requires the lock.
-FileRange located(hid_t dataset, const std::vector<hsize_t>& where, std::int64_t bytes) {
+/// First byte of a chunk of which `bytes` bytes are used, according to the index of the file. Requires the lock.
+std::int64_t located(hid_t dataset, const std::vector<hsize_t>& where, std::int64_t bytes) {
   unsigned skipped_filters = 0;
   haddr_t address = HADDR_UNDEF;
   hsize_t stored = 0;
   check(H5Dget_chunk_info_by_coord(dataset, where.data(), &skipped_filters, &address, &stored), "locating a chunk");
   if (address == HADDR_UNDEF || static_cast<std::int64_t>(stored) < bytes)
     throw error(ExitCode::io, "a chunk was never written (incomplete write)");
-  return {static_cast<std::int64_t>(address), static_cast<std::int64_t>(address + stored)};
+  return static_cast<std::int64_t>(address);
+}
+
+/// The runs of a dataset that `create_dataset` made.
+Runs own_runs(hid_t dataset) {
+  const Lock lock;
+  Runs runs;
+  if (!has_runs(dataset, runs)) throw error(ExitCode::internal, "cannot write a dataset of another layout");
+  return runs;
+}
+
+/// Writes a complete chunk, with its checksum.
+void write_chunk(hid_t dataset, const std::vector<hsize_t>& where, const std::vector<char>& bytes) {
+  constexpr std::uint32_t kAllFiltersApplied = 0;
+  check(H5Dwrite_chunk(dataset, H5P_DEFAULT, kAllFiltersApplied, where.data(), bytes.size(), bytes.data()),
+        "writing rows");
 }
 
 }  // namespace
 
-void prepare_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data,
-                  std::vector<PreparedChunk>& prepared) {
-  Runs runs;
-  {
-    const Lock lock;
-    if (!has_runs(dataset, runs)) throw error(ExitCode::internal, "cannot write a dataset of another layout");
-  }
+void write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data) {
+  const Runs runs = own_runs(dataset);
   const auto chunk_bytes = static_cast<std::size_t>(runs.chunk_bytes());
-  std::vector<Chunk> chunks = chunks_of(runs, begin, count);
-  prepared.resize(chunks.size());
-  for (std::size_t i = 0; i < chunks.size(); ++i) {
-    Chunk& chunk = chunks[i];
+  std::vector<char> bytes(chunk_bytes + kChunkSumBytes);
+  for (const Chunk& chunk : chunks_of(runs, begin, count)) {
     const std::int64_t first = chunk.begin - begin * runs.row_bytes();
     if (first < 0 || chunk.end > (begin + count) * runs.row_bytes())
       throw error(ExitCode::internal, "rows {} to {} are not complete chunks", begin, begin + count);
     const auto used = static_cast<std::size_t>(chunk.end - chunk.begin);
-    const char* const from = static_cast<const char*>(data) + first;
-    std::vector<char>& bytes = prepared[i].bytes;
-    bytes.resize(chunk_bytes + sizeof(std::uint32_t));
-    std::memcpy(bytes.data(), from, used);
+    std::memcpy(bytes.data(), static_cast<const char*>(data) + first, used);
     // The last chunk is zero beyond the dataset, as in files written by HDF5.
     std::memset(bytes.data() + used, 0, chunk_bytes - used);
     const std::uint32_t sum = fletcher32(bytes.data(), chunk_bytes);
+    static_assert(sizeof sum == kChunkSumBytes);
     std::memcpy(bytes.data() + chunk_bytes, &sum, sizeof sum);
-    prepared[i].where = std::move(chunk.where);
-  }
-}
-
-std::vector<FileRange> write_rows(hid_t dataset, const std::vector<PreparedChunk>& chunks) {
-  std::vector<FileRange> written;
-  for (const PreparedChunk& chunk : chunks) {
     const Lock lock;
-    constexpr std::uint32_t kAllFiltersApplied = 0;
-    check(H5Dwrite_chunk(dataset, H5P_DEFAULT, kAllFiltersApplied, chunk.where.data(), chunk.bytes.size(),
-                         chunk.bytes.data()),
-          "writing rows");
-    written.push_back(located(dataset, chunk.where, static_cast<std::int64_t>(chunk.bytes.size())));
+    write_chunk(dataset, chunk.where, bytes);
   }
-  return written;
 }
 
-std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data) {
-  std::vector<PreparedChunk> chunks;
-  prepare_rows(dataset, begin, count, data, chunks);
-  return write_rows(dataset, chunks);
+std::vector<StoredChunk> allocate_chunks(hid_t dataset) {
+  const Runs runs = own_runs(dataset);
+  const std::vector<char> unused(static_cast<std::size_t>(runs.chunk_bytes() + kChunkSumBytes));
+  const auto stored = static_cast<std::int64_t>(unused.size());
+  std::vector<StoredChunk> places;
+  for (const Chunk& chunk : chunks_of(runs, 0, runs.shape[0])) {
+    const Lock lock;
+    write_chunk(dataset, chunk.where, unused);
+    places.push_back({chunk.begin, chunk.end - chunk.begin, located(dataset, chunk.where, stored), stored});
+  }
+  return places;
 }
 
 std::vector<VerifiedFile::Part> locate_rows(hid_t dataset, std::int64_t begin, std::int64_t count, void* data) {
@@ -308,7 +309,7 @@ std::vector<VerifiedFile::Part> locate_rows(hid_t dataset, std::int64_t begin, s
   std::vector<VerifiedFile::Part> parts;
   for (const Chunk& chunk : chunks_of(runs, begin, count)) {
     const std::int64_t from = std::max(first, chunk.begin), to = std::min(last, chunk.end);
-    parts.push_back({located(dataset, chunk.where, chunk.end - chunk.begin).begin + (from - chunk.begin), to - from,
+    parts.push_back({located(dataset, chunk.where, chunk.end - chunk.begin) + (from - chunk.begin), to - from,
                      static_cast<char*>(data) + (from - first)});
   }
   std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
@@ -327,8 +328,7 @@ void require_complete(hid_t dataset, const std::string& name) {
     n_chunks *= (static_cast<hsize_t>(shape[axis]) + chunk[axis] - 1) / chunk[axis];
     chunk_bytes *= chunk[axis];
   }
-  constexpr hsize_t kChecksumBytes = 4;
-  const hsize_t expected = n_chunks * (chunk_bytes + kChecksumBytes);
+  const hsize_t expected = n_chunks * (chunk_bytes + hsize_t{kChunkSumBytes});
   const hsize_t stored = H5Dget_storage_size(dataset);
   if (stored != expected)
     throw error(ExitCode::io, "dataset {} holds {} of {} bytes (incomplete write)", name, stored, expected);

@@ -30,30 +30,26 @@ std::int64_t metadata_bytes(kernels::Scalar type, const std::vector<std::int64_t
 Handle create_dataset(hid_t file, const std::string& name, kernels::Scalar type,
                       const std::vector<std::int64_t>& shape);
 
-/// Bytes [begin, end) of a file.
-struct FileRange {
-  std::int64_t begin, end;
-};
-
 /// Writes rows [begin, begin + count), once each, from contiguous host memory of the dataset's type. `begin` is a
-/// multiple of piece_rows, `count` at most piece_rows. Returns the location of their chunks in the file; these bytes
-/// are final. Throws Error(io).
-std::vector<FileRange> write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data);
+/// multiple of piece_rows, `count` at most piece_rows. Throws Error(io).
+void write_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data);
 
 /// Creates `name` and writes all its rows. Throws Error(io).
 void write_tensor(hid_t file, const std::string& name, kernels::Scalar type, const std::vector<std::int64_t>& shape,
                   const void* data);
 
-/// `write_rows` in two parts, so that the rows of a next call can be prepared in another thread while these are
-/// written: `prepare_rows` copies them into chunks with their checksums, after which `data` is not needed; `write_rows`
-/// writes. The memory of `chunks` is reused.
-struct PreparedChunk {
-  std::vector<hsize_t> where;  ///< its first element
-  std::vector<char> bytes;     ///< as stored
+/// The place of a chunk: bytes [begin, begin + used) of the tensor are at byte `at` of the file. Zeros and the
+/// fletcher32 checksum (4 bytes) of both follow, `stored` bytes in all.
+struct StoredChunk {
+  std::int64_t begin, used, at, stored;
+
+  std::int64_t end() const { return at + stored; }
 };
-void prepare_rows(hid_t dataset, std::int64_t begin, std::int64_t count, const void* data,
-                  std::vector<PreparedChunk>& chunks);
-std::vector<FileRange> write_rows(hid_t dataset, const std::vector<PreparedChunk>& chunks);
+constexpr std::int64_t kChunkSumBytes = 4;
+
+/// Allocates all chunks of a new dataset of a MetadataImage and returns their places, in the order of the tensor.
+/// Throws Error(io).
+std::vector<StoredChunk> allocate_chunks(hid_t dataset);
 
 /// Opens `name`. Throws Error(io) if it does not exist, is reached through a soft or external link, has another type or
 /// shape, or chunks above 64 MiB.

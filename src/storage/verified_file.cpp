@@ -7,15 +7,13 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <exception>
 #include <memory>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "base/error.hpp"
 #include "storage/posix_file.hpp"
 #include "storage/retry.hpp"
+#include "storage/threads.hpp"
 
 namespace weft::storage {
 namespace {
@@ -76,26 +74,6 @@ struct Image {
   }
 };
 
-/// Runs `work` in `threads` threads, this one among them. Throws the first failure of any.
-template <class Work>
-void in_parallel(std::size_t threads, Work&& work) {
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto guarded = [&] {
-    try {
-      work();
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  std::vector<std::thread> helpers;
-  while (helpers.size() + 1 < threads) helpers.emplace_back(guarded);
-  guarded();
-  for (std::thread& helper : helpers) helper.join();
-  if (failure) std::rethrow_exception(failure);
-}
-
 }  // namespace
 
 VerifiedFile::VerifiedFile(std::filesystem::path path, std::int64_t bytes, std::vector<BlockTag> tags)
@@ -148,7 +126,7 @@ void VerifiedFile::read(std::span<const Part> parts) const {
     }
   };
   const std::size_t items = (blocks.size() + kBlocksAtATime - 1) / kBlocksAtATime;
-  in_parallel(std::min(items, static_cast<std::size_t>(digest_threads())), work);
+  in_parallel(std::min<std::int64_t>(static_cast<std::int64_t>(items), digest_threads()), work);
 }
 
 Handle VerifiedFile::open_hdf5(std::int64_t leading) const {

@@ -22,7 +22,6 @@ using kernels::AttentionPass;
 using kernels::AttentionRecord;
 using kernels::AttentionSizes;
 using kernels::Epilogue;
-using kernels::Form;
 using kernels::Scalar;
 using kernels::cuda::GemmRecord;
 using kernels::cuda::GemmShape;
@@ -49,13 +48,14 @@ report::Json to_json(const GemmRecord& record) {
                        {"library", record.library},       {"algorithm", record.algorithm},
                        {"workspace", record.workspace},   {"milliseconds", record.milliseconds}};
   // The names are those of the encoder's product; other forms are marked.
-  if (shape.a_form == Form::transposed) json["input_transposed"] = true;
-  if (shape.b_form == Form::plain) json["weight_transposed"] = false;
+  if (shape.a_form == kernels::Form::transposed) json["input_transposed"] = true;
+  if (shape.b_form == kernels::Form::plain) json["weight_transposed"] = false;
   if (shape.epilogue != Epilogue::Kind::none) {
     json["epilogue"] = kEpilogues[static_cast<std::size_t>(shape.epilogue)].second;
     json["hidden_stride"] = shape.hidden_stride;
   }
   if (shape.tf32) json["tf32"] = true;
+  if (shape.batch.count > 1) json["batch"] = {shape.batch.count, shape.batch.a, shape.batch.b, shape.batch.c};
   return json;
 }
 
@@ -66,7 +66,7 @@ GemmRecord from_json(const report::Json& json) {
   };
   GemmRecord record;
   const auto form = [&](const char* key, bool otherwise) {
-    return json.value(key, otherwise) ? Form::transposed : Form::plain;
+    return json.value(key, otherwise) ? kernels::Form::transposed : kernels::Form::plain;
   };
   record.shape = {.rows = json.at("n_tokens"),
                   .columns = json.at("n_features"),
@@ -82,6 +82,8 @@ GemmRecord from_json(const report::Json& json) {
                   .epilogue = epilogue_named(json.value("epilogue", "none")),
                   .hidden_stride = json.value("hidden_stride", std::int64_t{0}),
                   .tf32 = json.value("tf32", false)};
+  if (const auto batch = json.find("batch"); batch != json.end())
+    record.shape.batch = {batch->at(0), batch->at(1), batch->at(2), batch->at(3)};
   record.gpu = json.at("gpu");
   record.library = json.at("library");
   record.algorithm = json.at("algorithm");
@@ -146,11 +148,20 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
     const GemmShape& shape = record.shape;
     if (shape.input == Scalar::u8) return record;  // products in codes keep the library's first proposal
     const std::int64_t words = kernels::bytes_of(shape.input) / 2;
-    const device::Buffer<std::byte> a =
-        random_rows(execution, shape.a_form == Form::plain ? shape.rows : shape.inner, words * shape.a_stride);
-    const device::Buffer<std::byte> b =
-        random_rows(execution, shape.b_form == Form::plain ? shape.inner : shape.columns, words * shape.b_stride);
-    const device::Buffer<std::byte> c(shape.rows * shape.c_stride * kernels::bytes_of(shape.output)),
+    // Rows of all matrices of a batch.
+    const auto of_batch = [&](std::int64_t rows, std::int64_t stride, std::int64_t distance) {
+      return rows + ((shape.batch.count - 1) * distance + stride - 1) / stride;
+    };
+    const device::Buffer<std::byte> a = random_rows(
+        execution,
+        of_batch(shape.a_form == kernels::Form::plain ? shape.rows : shape.inner, shape.a_stride, shape.batch.a),
+        words * shape.a_stride);
+    const device::Buffer<std::byte> b = random_rows(
+        execution,
+        of_batch(shape.b_form == kernels::Form::plain ? shape.inner : shape.columns, shape.b_stride, shape.batch.b),
+        words * shape.b_stride);
+    const device::Buffer<std::byte> c(of_batch(shape.rows, shape.c_stride, shape.batch.c) * shape.c_stride *
+                                      kernels::bytes_of(shape.output)),
         workspace(kernels::cuda::kGemmWorkspace);
     // What an epilogue reads.
     const device::Buffer<std::byte> bias = random_rows(execution, 1, shape.columns),

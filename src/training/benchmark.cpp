@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/trace.hpp"
@@ -19,10 +20,6 @@
 
 namespace weft::training {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// The value below which `part` of the values are, interpolated; part = 0.5: the median.
 double quantile(std::vector<double> values, double part) {
@@ -100,10 +97,12 @@ class Stopwatch {
   std::vector<std::pair<std::string, std::vector<double>>> phases_;
 };
 
-/// The median of some steps. The host waits only after the last of a few: waiting for each would desynchronise ranks.
-double sample_exposed(BenchmarkSubject& subject) {
+/// The median of some steps, fewer if they are long. The host waits only after the last of a few: waiting for each
+/// would desynchronise ranks.
+double sample_exposed(BenchmarkSubject& subject, double ms_per_step) {
   std::vector<double> seconds;
-  for (int sample = 0; sample < 5; ++sample) {
+  const int samples = ms_per_step < 1000 ? 5 : 1;
+  for (int sample = 0; sample < samples; ++sample) {
     for (int i = 0; i < 3; ++i) subject.step();
     subject.settle();
     seconds.push_back(subject.step_exposed_seconds());
@@ -174,7 +173,7 @@ CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const Be
   if (device::is_asynchronous(subject.execution())) {
     // Where the host does not wait, exchanges are timed in extra steps that wait after each phase.
     result.driver_bytes = device::driver_bytes();
-    exposed = sample_exposed(subject);
+    if (world.size() > 1) exposed = sample_exposed(subject, stopwatch.ms_per_step());
     subject.time_phases(true);
     before_steps = subject.exchanges();
     for (std::int64_t i = 0; i < settings.steps; ++i) stopwatch.timed_step(subject, false);

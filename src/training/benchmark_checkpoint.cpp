@@ -2,6 +2,7 @@
 #include "training/benchmark_checkpoint.hpp"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -30,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kTries = 5;
 constexpr std::int64_t kBlock = std::int64_t{1} << 20;
 
-double median(std::vector<double> values) {
+double median_of_tries(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + kTries / 2, values.end());
   return values[kTries / 2];
 }
@@ -43,6 +45,24 @@ double timed(const parallel::Communicator& world, const std::function<void()>& a
   std::int64_t nanoseconds = (Clock::now() - begin) / std::chrono::nanoseconds(1);
   world.maximum({&nanoseconds, 1});
   return 1e-9 * static_cast<double>(nanoseconds);
+}
+
+/// Processor time of this process so far, in seconds.
+double processor_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// Sum over the ranks of the processor time since `begin`. Collective.
+double processor_seconds_since(double begin, const parallel::Communicator& world) {
+  const auto mine = static_cast<std::int64_t>(1e6 * (processor_seconds() - begin));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(world.size()));
+  world.all_gather(&mine, all.data(), sizeof mine);
+  return 1e-6 * static_cast<double>(std::accumulate(all.begin(), all.end(), std::int64_t{0}));
 }
 
 /// A file as dd would write and read it: conv=fsync, bs=1M.
@@ -121,7 +141,7 @@ double copy_seconds(std::int64_t bytes, const kernels::Execution& execution, con
       device::copy(execution, to.data(), from.data(), part, device::Direction::to_host);
       kernels::fence(execution);
     }));
-  return median(std::move(seconds)) * static_cast<double>(bytes) / static_cast<double>(part);
+  return median_of_tries(std::move(seconds)) * static_cast<double>(bytes) / static_cast<double>(part);
 }
 
 /// Makes steps until `finished` is true on all ranks, which is checked after each. Returns the mean duration of a step.
@@ -196,11 +216,11 @@ void measure_while_training(const fs::path& directory, const checkpoint::Registr
     plain.push_back(1e-9 * static_cast<double>(nanoseconds));
     remove_all(world, directory);
   }
-  result.busy_write_seconds = median(std::move(write));
-  result.busy_durable_seconds = median(std::move(durable));
-  result.busy_plain_seconds = median(std::move(plain));
-  result.step_seconds = median(std::move(quiet_step));
-  result.slow_step_seconds = median(std::move(busy_step));
+  result.busy_write_seconds = median_of_tries(std::move(write));
+  result.busy_durable_seconds = median_of_tries(std::move(durable));
+  result.busy_plain_seconds = median_of_tries(std::move(plain));
+  result.step_seconds = median_of_tries(std::move(quiet_step));
+  result.slow_step_seconds = median_of_tries(std::move(busy_step));
 }
 
 }  // namespace
@@ -221,15 +241,21 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
   for (char& byte : block)
     byte = static_cast<char>((state = state * 6364136223846793005u + 1442695040888963407u) >> 56);
 
-  std::vector<double> write, read, plain_write, plain_read, pause;
+  std::vector<double> write, read, plain_write, plain_read, pause, processor, plain_processor;
   for (int i = 0; i < kTries; ++i) {
     // As in training: polled between steps.
     const auto wait = [](const std::function<bool()>& finished) {
       while (!finished()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };
-    const checkpoint::Report report = write_checkpoint(
-        directory, registry, execution, world, largest, [&] { world.barrier(); }, wait);
+    double begin = 0;
+    const auto before = [&] {
+      world.barrier();
+      begin = processor_seconds();
+    };
+    const checkpoint::Report report = write_checkpoint(directory, registry, execution, world, largest, before, wait);
+    processor.push_back(processor_seconds_since(begin, world));
     write.push_back(report.seconds);
+    result.direct = report.direct;
     pause.push_back(report.pause);
     result.bytes = report.bytes;
     const fs::path step = directory / checkpoint::directory_name(1);
@@ -245,18 +271,22 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
     std::optional<PlainFile> file;
     const std::int64_t bytes = result.bytes / world.size();
     settle(world, largest);
+    begin = processor_seconds();
     plain_write.push_back(timed(world, [&] { file.emplace(path).write(block, bytes); }));
+    plain_processor.push_back(processor_seconds_since(begin, world));
     forget(path);
     settle(world, largest);
     plain_read.push_back(timed(world, [&] { file->read(block, bytes); }));
     file.reset();
     remove_all(world, directory);
   }
-  result.write_seconds = median(std::move(write));
-  result.read_seconds = median(std::move(read));
-  result.plain_write_seconds = median(std::move(plain_write));
-  result.plain_read_seconds = median(std::move(plain_read));
-  result.pause_seconds = median(std::move(pause));
+  result.write_seconds = median_of_tries(std::move(write));
+  result.read_seconds = median_of_tries(std::move(read));
+  result.plain_write_seconds = median_of_tries(std::move(plain_write));
+  result.plain_read_seconds = median_of_tries(std::move(plain_read));
+  result.pause_seconds = median_of_tries(std::move(pause));
+  result.write_processor_seconds = median_of_tries(std::move(processor));
+  result.plain_write_processor_seconds = median_of_tries(std::move(plain_processor));
   measure_while_training(directory, registry, execution, world, block, step, result);
   return result;
 }

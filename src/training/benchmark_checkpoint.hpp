@@ -21,6 +21,9 @@ struct CheckpointResult {
   double plain_write_seconds = 0, plain_read_seconds = 0;  ///< as many bytes and writers: write(2) of 1 MiB and fsync
   double pause_seconds = 0;                                ///< of write_seconds, what training would have waited
   double copy_seconds = 0;                                 ///< one copy of the state into host memory
+  double write_processor_seconds = 0;                      ///< of all ranks, while a checkpoint is written
+  double plain_write_processor_seconds = 0;                ///< the same for plain files; without the kernel's threads
+  bool direct = false;                                     ///< the checkpoint was written past the page cache
 
   /// While the model trains: the shards until they are synced and digested, and plain files as above. A rank writes one
   /// file in a thread and makes steps in another, as in a run.

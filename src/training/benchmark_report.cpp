@@ -27,11 +27,15 @@ std::string text_of(const CheckpointResult& c) {
   return fmt::format(
       "checkpoint of {} by {} rank{} on {} cores: written at {}, verified and read at {}; training pauses {:.1f} ms, "
       "one copy of the state takes {:.1f} ms\n"
+      "written {} the page cache, {:.2f} s of processor time per GB (plain files: {:.2f})\n"
       "while training: written at {:.2f} GB/s, {:.0f} % of plain files with fsync ({:.2f} GB/s); durable after {:.2f} "
       "s, {:.1f} ms/step instead of {:.1f} until then",
       report::binary_bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
       rate(c.write_seconds, c.write_percent()), rate(c.read_seconds, c.read_percent()), 1e3 * c.pause_seconds,
-      1e3 * c.copy_seconds, 1e-9 * static_cast<double>(c.bytes) / c.busy_write_seconds, c.busy_write_percent(),
+      1e3 * c.copy_seconds, c.direct ? "past" : "through",
+      c.write_processor_seconds * 1e9 / static_cast<double>(c.bytes),
+      c.plain_write_processor_seconds * 1e9 / static_cast<double>(c.bytes),
+      1e-9 * static_cast<double>(c.bytes) / c.busy_write_seconds, c.busy_write_percent(),
       1e-9 * static_cast<double>(c.bytes) / c.busy_plain_seconds, c.busy_durable_seconds, 1e3 * c.slow_step_seconds,
       1e3 * c.step_seconds);
 }
@@ -189,6 +193,9 @@ report::Json to_json(const BenchmarkResult& result) {
     json["checkpoint"] = {{"bytes", c.bytes},
                           {"writers", c.writers},
                           {"cores", c.cores},
+                          {"direct", c.direct},
+                          {"write_processor_seconds", c.write_processor_seconds},
+                          {"plain_write_processor_seconds", c.plain_write_processor_seconds},
                           {"write", direction(c.write_seconds, c.plain_write_seconds, c.write_percent())},
                           {"write_while_training",
                            {{"seconds", c.busy_write_seconds},

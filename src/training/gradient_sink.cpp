@@ -19,13 +19,22 @@ std::int64_t aligned(std::int64_t elements) {
   return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
 }
 
-/// Where the gradients of parameters begin, in elements, and the end. Those of one group follow one another, so that
-/// one product can form them.
+/// Where the gradients of parameters begin, in elements. First all matrices, then, from a multiple of kRow on, all
+/// vectors. Those of one group follow one another, so that one product can form them. Where a rank owns a part of its
+/// rows, the gradients of owned rows lie closer together, towards the end of the matrices; never before the held rows
+/// from which they are formed, since a backward pass completes the last parameters first.
 struct Layout {
-  std::vector<std::int64_t> begin;
-  std::int64_t elements = 0;
+  std::vector<std::int64_t> begin;  ///< of the held rows
+  std::vector<std::int64_t> owned;  ///< of the owned rows
+  std::int64_t owned_begin = 0, matrices_end = 0;
+  std::int64_t vectors = 0, vectors_end = 0;
+  std::int64_t elements = 0;   ///< a multiple of kRow
   std::int64_t workspace = 0;  ///< bytes
 };
+
+std::int64_t whole_rows(std::int64_t elements) {
+  return (elements + AccumulatingSink::kRow - 1) / AccumulatingSink::kRow * AccumulatingSink::kRow;
+}
 
 /// Workspace of a parameter's gradient in any form, for rows in fp32 or bf16.
 std::int64_t workspace_bytes(const ParameterSpec& spec, std::int64_t held, std::int64_t max_rows) {
@@ -44,16 +53,35 @@ std::int64_t workspace_bytes(const ParameterSpec& spec, std::int64_t held, std::
 template <class Parts>
 Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, const Parts& parts) {
   Layout layout;
-  std::int64_t end = 0, held_by_group = 0;
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    const bool continues = i > 0 && !specs[i].group.empty() && specs[i].group == specs[i - 1].group;
-    const std::int64_t held = parts(i).held.size();
-    held_by_group = held + (continues ? held_by_group : 0);
-    layout.begin.push_back(continues ? end : aligned(end));
-    end = layout.begin.back() + specs[i].rows_in_memory(held) * specs[i].columns();
-    layout.workspace = std::max(layout.workspace, workspace_bytes(specs[i], held_by_group, max_rows));
+  layout.begin.resize(specs.size());
+  layout.owned.resize(specs.size());
+  std::int64_t end = 0;
+  const auto place = [&](bool matrices) {
+    std::int64_t held_by_group = 0;
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      const ParameterSpec& spec = specs[i];
+      if (spec.is_matrix() != matrices) continue;
+      const bool continues = i > 0 && !spec.group.empty() && spec.group == specs[i - 1].group;
+      const std::int64_t held = parts(i).held.size();
+      held_by_group = held + (continues ? held_by_group : 0);
+      layout.begin[i] = continues ? end : aligned(end);
+      end = layout.begin[i] + spec.rows_in_memory(held) * spec.columns();
+      layout.workspace = std::max(layout.workspace, workspace_bytes(spec, held_by_group, max_rows));
+    }
+  };
+  place(true);
+  layout.owned_begin = layout.matrices_end = end;
+  for (std::size_t i = specs.size(); i-- > 0;) {
+    if (!specs[i].is_matrix()) continue;
+    const std::int64_t held = parts(i).held.size(), owned = parts(i).owned.size();
+    const std::int64_t size = (owned == held ? specs[i].rows_in_memory(held) : owned) * specs[i].columns();
+    layout.owned_begin = std::max(layout.begin[i], (layout.owned_begin - size) / kAlignedElements * kAlignedElements);
+    layout.owned[i] = layout.owned_begin;
   }
-  layout.elements = (end + AccumulatingSink::kRow - 1) / AccumulatingSink::kRow * AccumulatingSink::kRow;
+  layout.vectors = end = whole_rows(end);
+  place(false);
+  layout.vectors_end = end;
+  layout.elements = whole_rows(end);
   return layout;
 }
 
@@ -97,6 +125,10 @@ AccumulatingSink::AccumulatingSink(const Parameters& parameters, const kernels::
   Layout layout =
       layout_of(parameters.specs(), max_rows, [&](std::size_t i) -> const RowParts& { return parameters.parts(i); });
   begin_ = std::move(layout.begin);
+  owned_ = std::move(layout.owned);
+  owned_begin_ = layout.owned_begin;
+  matrices_end_ = layout.matrices_end;
+  vectors_ = {layout.vectors, layout.vectors_end};
   gradients_ = device::Buffer<float>(layout.elements);
   workspace_ = device::Buffer<std::byte>(layout.workspace);
   device::zero(execution_, gradients_.data(), gradients_.bytes());
@@ -114,7 +146,20 @@ std::int64_t AccumulatingSink::elements(std::span<const ParameterSpec> specs, co
   return layout_of(specs, 0, grid, rank).elements;
 }
 
+std::int64_t AccumulatingSink::vector_elements(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
+                                               std::int64_t rank) {
+  const Layout layout = layout_of(specs, 0, grid, rank);
+  return layout.vectors_end - layout.vectors;
+}
+
 void AccumulatingSink::clear() { cleared_.assign(parameters_.size(), true); }
+
+void AccumulatingSink::complete_from(std::size_t first) {
+  if (!when_complete_) return;
+  for (std::size_t i = first; i < cleared_.size(); ++i)
+    if (cleared_[i]) zero(i);
+  when_complete_(first);
+}
 
 void AccumulatingSink::end_micro_batch() {
   for (std::size_t i = 0; i < cleared_.size(); ++i)
@@ -185,17 +230,44 @@ std::int64_t AccumulatingSink::held_by(const GradientRows& rows) const {
   return held;
 }
 
-kernels::Matrix<float> AccumulatingSink::matrix(std::size_t parameter) const {
+kernels::Matrix<float> AccumulatingSink::held(std::size_t parameter) const {
   const std::int64_t columns = parameters_.specs()[parameter].columns();
   return {gradients_.data() + begin_[parameter], parameters_.parts(parameter).held.size(), columns, columns};
+}
+
+kernels::Matrix<float> AccumulatingSink::matrix(std::size_t parameter) const {
+  const std::int64_t columns = parameters_.specs()[parameter].columns();
+  return {gradients_.data() + owned_[parameter], parameters_.parts(parameter).owned.size(), columns, columns};
 }
 
 kernels::Array<float> AccumulatingSink::vector(std::size_t parameter) const {
   return {gradients_.data() + begin_[parameter], parameters_.parts(parameter).held.size()};
 }
 
-kernels::Matrix<const float> AccumulatingSink::all() const {
-  return {gradients_.data(), gradients_.size() / kRow, kRow, kRow};
+kernels::Array<float> AccumulatingSink::vectors() const {
+  return {gradients_.data() + vectors_.begin, vectors_.size()};
+}
+
+void AccumulatingSink::clear_gaps() {
+  std::int64_t end = first_owned_row() * kRow;
+  const auto clear_until = [&](std::int64_t next) {
+    if (next > end) device::zero(execution_, gradients_.data() + end, 4 * (next - end));
+  };
+  for (std::size_t i = 0; i < owned_.size(); ++i) {
+    if (!parameters_.specs()[i].is_matrix()) continue;
+    clear_until(owned_[i]);
+    end = owned_[i] + parameters_.parts(i).owned.size() * parameters_.specs()[i].columns();
+  }
+  clear_until(whole_rows(matrices_end_));
+}
+
+kernels::Matrix<const float> AccumulatingSink::matrix_rows() const {
+  const std::int64_t first = first_owned_row();
+  return {gradients_.data() + first * kRow, whole_rows(matrices_end_) / kRow - first, kRow, kRow};
+}
+
+kernels::Matrix<const float> AccumulatingSink::vector_rows() const {
+  return {gradients_.data() + vectors_.begin, (gradients_.size() - vectors_.begin) / kRow, kRow, kRow};
 }
 
 }  // namespace weft::training

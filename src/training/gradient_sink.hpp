@@ -20,11 +20,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "device/memory.hpp"
 #include "kernels/array.hpp"
+#include "kernels/privacy/examples.hpp"
 #include "training/parameters.hpp"
 
 namespace weft::training {
@@ -39,12 +41,12 @@ struct GradientRows {
     lookup,          ///< ids [n], gradients [n, out]
   } form = Form::product;
   std::size_t parameter = 0;          ///< its number in Parameters
-  kernels::AnyMatrix inputs = {};     ///< X, fp32 or bf16
-  kernels::AnyMatrix gradients = {};  ///< G, fp32 or bf16
+  kernels::AnyMatrix inputs = {};     ///< X, fp32, bf16 or fp16
+  kernels::AnyMatrix gradients = {};  ///< G, fp32, bf16 or fp16
   kernels::Array<const std::uint32_t> ids = {};
-  /// Example e has the rows [examples[e], examples[e + 1]); one element more than examples. Empty where no sink asks
-  /// for examples.
-  kernels::Array<const std::int64_t> examples = {};
+  /// Empty where no sink asks for examples.
+  kernels::Examples examples = {};
+  std::int64_t first_example = 0;  ///< number of example 0 in the micro-batch
   /// Parameters [parameter, parameter + count) whose outputs lie one beside the other take their gradients together:
   /// members of one group (ParameterSpec::group), not transposed.
   std::size_t count = 1;
@@ -61,6 +63,8 @@ class GradientSink {
   /// Takes rows. Work is enqueued on the sink's execution, in the order of the calls; the order is the same in every
   /// step. The one virtual call per operation is made on the host, never in a kernel.
   virtual void take(const GradientRows&) = 0;
+  /// No more rows of this micro-batch are of parameters from `first` on. `first` falls from call to call.
+  virtual void complete_from(std::size_t /*first*/) {}
   /// After the last operation of a micro-batch.
   virtual void end_micro_batch() {}
   /// The memory of rows and ids must stay unchanged until `end_micro_batch`; otherwise it may be reused by work that is
@@ -72,7 +76,7 @@ class GradientSink {
 };
 
 /// Adds the gradients of all micro-batches of a step in fp32. Gradients have the stored shape of their parameters
-/// (parameters.hpp), all held rows. Deterministic: the same rows give the same bits. Products are those of the dense
+/// (parameters.hpp). Deterministic: the same rows give the same bits. Products are those of the dense
 /// library (kernels/gemm/gemm.hpp), so a part of a cut matrix differs from the whole one by rounding.
 class AccumulatingSink final : public GradientSink {
  public:
@@ -87,20 +91,37 @@ class AccumulatingSink final : public GradientSink {
   /// Floats of the gradients of all parameters on a rank, a multiple of kRow.
   static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
 
+  /// Floats of `vectors`.
+  static std::int64_t vector_elements(std::span<const ParameterSpec> specs, const parallel::GridShape&,
+                                      std::int64_t rank);
+
   /// Before the first micro-batch of a step. The first rows of a parameter then overwrite its gradient instead of
   /// adding to it; gradients are defined again after `end_micro_batch`, which clears those that got no rows.
   void clear();
+  /// `then(first)` is called when the gradients of parameters from `first` on are complete: in the last micro-batch of
+  /// a step they may be reduced from there. Null: nothing.
+  void when_complete(std::function<void(std::size_t first)> then) { when_complete_ = std::move(then); }
   /// Throws Error(internal) if the rows do not fit the parameter.
   void take(const GradientRows&) override;
+  void complete_from(std::size_t first) override;
   void end_micro_batch() override;
   bool takes_sums() const override { return true; }
 
-  /// Of a matrix [held, columns].
+  /// Of the owned rows of a matrix, [owned, columns]. Those of a rank that owns only a part of its held rows are formed
+  /// from `held` of all ranks (DataParallel), in descending order of the parameters: they may lie where the gradients
+  /// of the same or a later matrix were.
   kernels::Matrix<float> matrix(std::size_t parameter) const;
+  /// Of all held rows, from the rows that this rank took.
+  kernels::Matrix<float> held(std::size_t parameter) const;
   /// Of a vector [held].
   kernels::Array<float> vector(std::size_t parameter) const;
-  /// The gradients of all parameters, with zeros between them, as rows of kRow numbers: for norms.
-  kernels::Matrix<const float> all() const;
+  /// Of all vectors, with zeros between them.
+  kernels::Array<float> vectors() const;
+  /// Zeros between the gradients of owned rows, where other gradients were.
+  void clear_gaps();
+  /// The gradients of owned rows, and of vectors, with zeros between them, as rows of kRow numbers: for norms.
+  kernels::Matrix<const float> matrix_rows() const;
+  kernels::Matrix<const float> vector_rows() const;
   static constexpr std::int64_t kRow = 4096;
 
  private:
@@ -109,9 +130,13 @@ class AccumulatingSink final : public GradientSink {
   std::int64_t held_by(const GradientRows&) const;
   bool is_first(const GradientRows&);
   void zero(std::size_t parameter);
+  std::int64_t first_owned_row() const { return owned_begin_ / kRow; }
 
-  std::vector<std::int64_t> begin_;  // by parameter, in elements of gradients_
-  std::vector<bool> cleared_;        // by parameter: the next rows overwrite its gradient
+  std::vector<std::int64_t> begin_, owned_;  // by parameter, of held and owned rows, in elements of gradients_
+  std::int64_t owned_begin_ = 0, matrices_end_ = 0;
+  parallel::Range vectors_;    // elements of gradients_
+  std::vector<bool> cleared_;  // by parameter: the next rows overwrite its gradient
+  std::function<void(std::size_t first)> when_complete_;
   device::Buffer<float> gradients_;
   device::Buffer<std::byte> workspace_;  // of products
 };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
 #include "base/log.hpp"
@@ -22,10 +23,6 @@
 
 namespace weft::training {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 report::Json to_json(const Metric& metric) {
   const auto number_or_null = [&](double value) {
@@ -80,8 +77,9 @@ std::string hosts_text() {
   std::string text;
   for (const report::Json& entry : report::run_record()["hosts"]) {
     const auto ranks = entry["ranks"].get<std::vector<std::int64_t>>();
-    text += fmt::format("rank{} {} on {}: {}\n", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
-                        entry["host"].get<std::string>(), entry["device"].get<std::string>());
+    const auto cpus = entry["cpus"].get<std::vector<std::string>>();
+    text += fmt::format("rank{} {} on {}: {}, CPUs {}\n", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                        entry["host"].get<std::string>(), entry["device"].get<std::string>(), fmt::join(cpus, " | "));
   }
   return text;
 }
@@ -185,13 +183,12 @@ void Loop::log_step(double waited_for_data, bool evaluates) {
     report::run_record()["result"]["train"] = result;
   }
   const double seconds_per_step = seconds / static_cast<double>(steps_done_ - logged_step_);
-  report::status(report::progress_text(
-      {.step = steps_done_,
-       .steps = settings_.run.steps,
-       .metrics = progress_of(metrics),
-       .unit = unit_,
-       .per_second = rate,
-       .seconds_left = static_cast<double>(settings_.run.steps - steps_done_) * seconds_per_step}));
+  report::status({.step = steps_done_,
+                  .steps = settings_.run.steps,
+                  .metrics = progress_of(metrics),
+                  .unit = unit_,
+                  .per_second = rate,
+                  .seconds_left = static_cast<double>(settings_.run.steps - steps_done_) * seconds_per_step});
   logged_step_ = steps_done_;
   logged_work_ = work_;
   logged_at_ = Clock::now();
@@ -235,6 +232,9 @@ int Loop::make_steps() {
     if (step % settings_.log.every == 0 || step == steps || evaluates) log_step(std::exchange(waited, 0.0), evaluates);
     const double seconds = seconds_since(begin);
     longest_step = std::max(longest_step, seconds);
+    report::live(steps_done_, steps,
+                 seconds_since(loop_begin) * static_cast<double>(steps - steps_done_) /
+                     static_cast<double>(steps_done_ - first_step_));
     checkpoints_->note_step(seconds);
 
     parallel::note_phase("agreement");
@@ -333,7 +333,10 @@ void Loop::log_stop(int code) const {
 /// Records this start. Collective; throws a collective Error(no_progress).
 void Loop::begin_start() {
   report::run_record()["start_number"] = std::stoll(world_.on_root([&] {
-    return std::to_string(starts_->begin(first_step_, resume_option_, settings_.resume.ignore_no_progress));
+    const std::int64_t number = starts_->begin(first_step_, resume_option_, settings_.resume.ignore_no_progress);
+    if (const report::Json& own = report::run_record(); own.contains("changed"))
+      starts_->note_changes(report::to_text(own["changed"]));
+    return std::to_string(number);
   }));
   report::record_running(world_);
 }

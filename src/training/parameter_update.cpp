@@ -6,24 +6,37 @@
 
 namespace weft::training {
 
-ParameterUpdate::Buffers::Buffers(std::int64_t elements, StepArena& arena, const StateStream::Buffers& state)
+ParameterUpdate::Buffers::Buffers(std::int64_t elements, StepArena& arena, const StateStream::Buffers& state,
+                                  DataParallel::Buffers&& exchange)
     : squares(arena.take<double>(elements / AccumulatingSink::kRow)),
       workspace(arena.take<double>(kernels::total_workspace(elements / AccumulatingSink::kRow))),
       norm(arena.take<double>(2)),
-      state(state) {}
+      state(state),
+      exchange(std::move(exchange)) {}
 
-ParameterUpdate::ParameterUpdate(const Parameters& parameters, const AccumulatingSink& gradients,
-                                 const optimizer::Settings& settings, const kernels::Execution& execution,
-                                 const Buffers& buffers)
-    : parameters_(parameters), gradients_(gradients), settings_(settings), execution_(execution), buffers_(buffers) {
+ParameterUpdate::ParameterUpdate(const Parameters& parameters, AccumulatingSink& gradients,
+                                 const optimizer::Settings& settings, const parallel::Grid& grid,
+                                 const kernels::Execution& execution, Buffers&& buffers, bool overlap)
+    : parameters_(parameters),
+      gradients_(gradients),
+      settings_(settings),
+      execution_(execution),
+      buffers_(std::move(buffers)),
+      exchange_(parameters, gradients, grid, execution, std::move(buffers_.exchange), overlap) {
   device::zero(execution, buffers_.norm);
   if (parameters.moments() == Moments::on_host) state_.emplace(execution, buffers_.state);
 }
 
-void ParameterUpdate::form_norm(kernels::StepFlags* flags) {
+void ParameterUpdate::form_norm(kernels::StepFlags* flags, const std::function<void()>& change) {
+  exchange_.reduce();
+  if (change) change();
   device::zero(execution_, buffers_.squares);
-  kernels::add_row_norms(execution_, gradients_.all(), buffers_.squares);
+  const kernels::Matrix<const float> matrices = gradients_.matrix_rows(), vectors = gradients_.vector_rows();
+  kernels::add_row_norms(execution_, matrices, {buffers_.squares.data, matrices.rows});
+  if (exchange_.is_first())  // all ranks have them
+    kernels::add_row_norms(execution_, vectors, {buffers_.squares.data + matrices.rows, vectors.rows});
   kernels::total(execution_, buffers_.squares, buffers_.workspace, buffers_.norm.data);
+  if (exchange_.active()) exchange_.sum({buffers_.norm.data, 1}, "norm of gradients");
   // The square of an fp32 number is finite in fp64: a sum that is not has a term that is not.
   kernels::flag_not_finite(execution_, buffers_.norm.data, &flags->not_finite);
 }

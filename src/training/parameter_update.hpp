@@ -10,11 +10,13 @@
 // first: norm and clipping are those of the gradient itself.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 
 #include "kernels/optimize/loss_scale.hpp"
 #include "optimizer/settings.hpp"
+#include "training/data_parallel.hpp"
 #include "training/gradient_sink.hpp"
 #include "training/parameters.hpp"
 #include "training/state_stream.hpp"
@@ -26,31 +28,38 @@ class ParameterUpdate {
  public:
   struct Buffers {
     /// elements: AccumulatingSink::elements of the largest rank. state: of parameters with Moments::on_host.
-    Buffers(std::int64_t elements, StepArena&, const StateStream::Buffers& state = {});
+    Buffers(std::int64_t elements, StepArena&, const StateStream::Buffers& state = {}, DataParallel::Buffers&& = {});
     kernels::Array<double> squares;    ///< of the rows of AccumulatingSink::all
     kernels::Array<double> workspace;  ///< of their sum
     kernels::Array<double> norm;       ///< [2]: square of this step's norm; norm of the last step that was not withheld
     StateStream::Buffers state;
+    DataParallel::Buffers exchange;
   };
 
-  /// All references must outlive the object.
-  ParameterUpdate(const Parameters&, const AccumulatingSink&, const optimizer::Settings&, const kernels::Execution&,
-                  const Buffers&);
+  /// All references must outlive the object. overlap: of DataParallel. Collective.
+  ParameterUpdate(const Parameters&, AccumulatingSink&, const optimizer::Settings&, const parallel::Grid&,
+                  const kernels::Execution&, Buffers&&, bool overlap = false);
 
-  /// *flags.not_finite |= 1 if a gradient is not finite.
-  void form_norm(kernels::StepFlags* flags);
-  /// No effect if the step is withheld. `scale`: of the loss whose gradients these are; null: it is not scaled.
+  /// First the gradients of all ranks of the data axis are added up. *flags.not_finite |= 1 if a gradient is not
+  /// finite, on all ranks. `change`: changes the sums in the owned rows and the vectors before their norm is taken, the
+  /// vectors alike on all ranks. Collective.
+  void form_norm(kernels::StepFlags* flags, const std::function<void()>& change = {});
+  /// No effect if the step is withheld. Weights of rows that other ranks own arrive in the next step (DataParallel).
+  /// Collective. `scale`: of the loss whose gradients these are; null: it is not scaled.
   void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr);
 
   /// Of the gradient of the last step before clipping; where the kernels run.
   const double* norm() const { return buffers_.norm.data + 1; }
+  DataParallel& exchange() { return exchange_; }
+  const DataParallel& exchange() const { return exchange_; }
 
  private:
   const Parameters& parameters_;
-  const AccumulatingSink& gradients_;
+  AccumulatingSink& gradients_;
   const optimizer::Settings settings_;
   const kernels::Execution execution_;
-  const Buffers buffers_;
+  Buffers buffers_;
+  DataParallel exchange_;
   std::optional<StateStream> state_;  // in host memory
 };
 

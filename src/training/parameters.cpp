@@ -68,21 +68,6 @@ void by_pieces(parallel::Range rows, std::int64_t columns, std::int64_t elements
   for (std::int64_t row = rows.begin; row < rows.end; row += most) piece(row, std::min(most, rows.end - row));
 }
 
-float initial_value(const Initial& initial, std::uint64_t seed, std::uint64_t element) {
-  const float value = static_cast<float>(initial.value);
-  switch (initial.kind) {
-    case Initial::Kind::constant:
-      return value;
-    case Initial::Kind::uniform: {  // as kernels::initialise_uniform
-      const kernels::Random4 random = kernels::philox(seed, initial.purpose, 0, element / 4);
-      return value * (2.0f * kernels::uniform_float(random.word[element % 4]) - 1.0f);
-    }
-    case Initial::Kind::normal:
-      return static_cast<float>(initial.value * kernels::normal(kernels::philox(seed, initial.purpose, 0, element)));
-  }
-  return value;
-}
-
 /// Bytes per held row and per owned row.
 struct RowBytes {
   std::int64_t weights = 0, moments = 0, row_state = 0;
@@ -451,26 +436,24 @@ void Parameters::initialise(std::uint64_t seed) {
   }
 }
 
-/// Values that are formed on the host, the same bits for any backend.
+/// By way of fp32 rows, which the storage of the matrix then rounds or divides.
 void Parameters::fill(std::size_t parameter, std::uint64_t seed) {
   const ParameterSpec& spec = specs_[parameter];
   const parallel::Range held = parts_[parameter].held;
   const std::int64_t columns = spec.columns();
   if (held.size() == 0) return;
+  const auto element = [&](std::int64_t row) { return spec.first_element + static_cast<std::uint64_t>(row * columns); };
+  if (!spec.is_matrix()) {
+    kernels::initial_values(execution_, spec.initial, seed, element(held.begin), vector(parameter).weight);
+    return;
+  }
   const std::int64_t elements = std::min(std::max(kPieceElements, columns), held.size() * columns);
-  const device::HostBuffer<float> host(elements);
-  const device::Buffer<float> staged(spec.is_matrix() ? elements : 0);
+  const device::Buffer<float> staged(elements);
   by_pieces(held, columns, elements, [&](std::int64_t row, std::int64_t count) {
-    const std::uint64_t first = spec.first_element + static_cast<std::uint64_t>(row * columns);
-    for (std::int64_t i = 0; i < count * columns; ++i)
-      host.data()[i] = initial_value(spec.initial, seed, first + static_cast<std::uint64_t>(i));
-    const std::int64_t local = row - held.begin, bytes = 4 * count * columns;
-    float* const to = spec.is_matrix() ? staged.data() : vector(parameter).weight.data + local;
-    device::copy(execution_, to, host.data(), bytes, device::Direction::to_device);
-    if (spec.is_matrix())
-      kernels::weights_from_float(execution_, matrix(parameter), local, staged.matrix(count, columns));
-    kernels::fence(execution_);
+    kernels::initial_values(execution_, spec.initial, seed, element(row), {staged.data(), count * columns});
+    kernels::weights_from_float(execution_, matrix(parameter), row - held.begin, staged.matrix(count, columns));
   });
+  kernels::fence(execution_);  // before `staged` is freed
 }
 
 void Parameters::add_to(checkpoint::Registry& registry) const {

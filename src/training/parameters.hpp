@@ -33,6 +33,7 @@
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/registry.hpp"
 #include "device/memory.hpp"
+#include "kernels/optimize/initial.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/random.hpp"
 #include "parallel/grid.hpp"
@@ -55,13 +56,8 @@ enum class Update {
   everywhere,  ///< each all held rows, from the same gradient: nothing is gathered. For small vectors
 };
 
-/// Fresh values. A value depends on the seed and the element's global index alone, not on the grid. Uniform values of
-/// matrices are formed by a kernel, all others on the host.
-struct Initial {
-  enum class Kind { constant, uniform, normal } kind = Kind::constant;
-  double value = 0;               ///< the constant; bound of the uniform values in [-value, value]; standard deviation
-  kernels::Purpose purpose = {};  ///< stream of random numbers
-};
+/// Fresh values: the same on any grid.
+using kernels::Initial;
 inline Initial constant(double value) { return {Initial::Kind::constant, value, {}}; }
 inline Initial uniform(double bound, kernels::Purpose purpose) { return {Initial::Kind::uniform, bound, purpose}; }
 inline Initial normal(double deviation, kernels::Purpose purpose) {

@@ -190,6 +190,21 @@ void keep_input(const RunDirectory& directory, const input::Schema& schema, cons
   storage::write_text_atomically(directory.path / "input.toml", input::print(schema));
 }
 
+namespace {
+
+/// Every key that this start has changed: "changed" in run.json, key -> [before, after] as TOML.
+void record_changes(const input::Schema& schema, const checkpoint::Found& found) {
+  report::Json changed = report::Json::object();
+  for (const input::Key& key : schema.keys()) {
+    if (key.path() == "run.output") continue;
+    const input::Value before = input::value_in(schema, key.path(), found.manifest.input, checkpoint::kManifestName);
+    if (before != key.load()) changed[key.path()] = {input::toml_value(before), input::toml_value(key.load())};
+  }
+  if (!changed.empty()) report::run_record()["changed"] = std::move(changed);
+}
+
+}  // namespace
+
 void check_same_run(const input::Schema& schema, const ResumeSettings& settings, const checkpoint::Found& found,
                     const TrainingData& data, const parallel::World& world) {
   std::string refused;
@@ -208,6 +223,7 @@ void check_same_run(const input::Schema& schema, const ResumeSettings& settings,
                            "{} belongs to a run with another input:{}\nrestore them, or start a new run with another "
                            "--output or with --resume never",
                            found.path.string(), refused);
+  record_changes(schema, found);
   if (dataset::same_data(found.manifest.dataset_fingerprint, data.fingerprint)) return;
   if (!data.accept_changed)
     throw collective_error(
@@ -234,7 +250,14 @@ void check_schedule(const optimizer::Settings& now, const RunSettings& run, cons
   };
   const std::string warning = optimizer::schedule_warning(
       now, manifest.step, {before("run.steps"), before("optimizer.schedule_steps")}, {steps, now.schedule_steps});
-  if (!warning.empty()) log::warning("{}", warning);
+  if (!warning.empty()) return log::warning("{}", warning);
+  if (const std::int64_t planned = before("run.steps"); planned != steps)
+    log::info(
+        "run.steps is {}, was {}: the learning rate of the next step is as planned (the schedule extends over {} "
+        "steps), "
+        "and {:.3g} at step {}",
+        steps, planned, optimizer::ScheduleLength{steps, now.schedule_steps}.steps(),
+        optimizer::learning_rate(now, steps, steps), steps);
 }
 
 }  // namespace weft::training

@@ -154,10 +154,9 @@ void Auxiliary::join(const kernels::SparseActivations& of_active) {
   kernels::transpose(execution_, joint_, hits_, buffers_.transpose_workspace);
 }
 
-double Auxiliary::value() const {
-  const double tokens = static_cast<double>(std::max<std::int64_t>(1, forward_.layout().total));
-  return device::read(execution_, buffers_.value.data) * tokens * static_cast<double>(model_.shape().d_model) /
-         (4 * static_cast<double>(configuration_.transcoder.auxk));
+double Auxiliary::value(float factor) const {
+  return device::read(execution_, buffers_.value.data) /
+         (2 * static_cast<double>(factor) * static_cast<double>(configuration_.transcoder.auxk));
 }
 
 }  // namespace weft::transcoder

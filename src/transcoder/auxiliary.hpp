@@ -71,8 +71,9 @@ class Auxiliary {
   const kernels::SparseActivations& joint() const { return joint_; }
   const kernels::FeatureHits& hits() const { return hits_; }
 
-  /// Of the last step, over this rank's own tokens, with its coefficient. Waits for the device.
-  double value() const;
+  /// Of the last step, over this rank's own tokens, with its coefficient; `factor` is that of the gradient rows. Waits
+  /// for the device.
+  double value(float factor) const;
   Selector& selector() { return *selector_; }
   const Selector& selector() const { return *selector_; }
 

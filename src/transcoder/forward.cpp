@@ -118,6 +118,10 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
     segments = arena.take<float>(shape.n_layers * selection.max_features);
     no_bias = arena.take<float>(selection.max_features);
   }
+  if (configuration.transcoder.ranking == Ranking::z_score) {
+    no_bias = arena.take<float>(selection.max_features);
+    moments = FeatureMoments::Buffers(configuration, shape, grid, arena);
+  }
   arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
   arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
 }
@@ -136,6 +140,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       communication_(stream_ ? stream_->execution() : execution),
       exchange_(grid.axis(parallel::kFeatureAxis), communication_, sizes_.largest_message(), sizes_.strategy),
       buffers_(configuration, model.shape(), grid.shape(), max_tokens, arena),
+      moments_(model, execution, buffers_.moments),
       axis_{exchange_,
             execution_,
             communication_,
@@ -198,6 +203,11 @@ std::vector<kernels::Array<const float>> Forward::cuts() {
   return of_layer;
 }
 
+void Forward::gather_inputs() {
+  for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
+  input_gather_.wait(axis_.blocks.size() - 1, execution_);
+}
+
 void Forward::encode() {
   idle_.restart();
   std::vector<kernels::Array<const float>> bias;
@@ -207,6 +217,8 @@ void Forward::encode() {
   blocks_here_ = 0;
   if (ranks_by_decoder())
     encode_by_norm();
+  else if (settings_.ranking == Ranking::z_score)
+    encode_by_z_score();
   else
     select(*selection_, bias, cuts());
 }
@@ -227,6 +239,28 @@ void Forward::encode_by_norm() {
                                           {norms.data + tile.layer * n + tile.feature_begin, tile.feature_count});
                      });
   kernels::unrank(execution_, activations(), norms);
+}
+
+/// Selects by pre-activations in deviations of the batch from their mean.
+void Forward::encode_by_z_score() {
+  const std::int64_t n = model_.n_local(), n_layers = model_.shape().n_layers;
+  timers_.phase("moments");
+  await_inputs(n_layers - 1, execution_);
+  moments_.form(inputs());
+  const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
+  timers_.phase("select");
+  selection_->select(
+      layout_->total, no_bias,
+      [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+        encode_tile(execution, tile, product);
+        const kernels::Array<float> bias = model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
+        const auto of_tile = [&](kernels::Array<const float> all) -> kernels::Array<const float> {
+          return {all.data + tile.layer * n + tile.feature_begin, tile.feature_count};
+        };
+        kernels::standardise_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
+                                  of_tile(moments_.mean()), of_tile(moments_.spread()));
+      });
+  kernels::unstandardise(execution_, activations(), moments_.mean(), moments_.spread());
 }
 
 void Forward::encode_tile(const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {

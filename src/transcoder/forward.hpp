@@ -30,6 +30,7 @@
 #include "training/step_arena.hpp"
 #include "transcoder/exchange/feature_axis.hpp"
 #include "transcoder/exchange/row_gather.hpp"
+#include "transcoder/feature_moments.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/selection/selection.hpp"
 #include "transcoder/settings.hpp"
@@ -89,10 +90,11 @@ class Forward {
     RowGather::Buffers own_inputs;
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
-    kernels::Array<float> cuts;                ///< [L * F_local]; with thresholds
-    kernels::Array<float> norms;               ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
-    kernels::Array<float> segments;            ///< [F_local * L], and
-    kernels::Array<float> no_bias;             ///< [F_local] zeros
+    kernels::Array<float> cuts;      ///< [L * F_local]; with thresholds
+    kernels::Array<float> norms;     ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
+    kernels::Array<float> segments;  ///< [F_local * L], and
+    kernels::Array<float> no_bias;   ///< [F_local] zeros; also with Ranking::z_score, as
+    FeatureMoments::Buffers moments;
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
 
@@ -104,6 +106,8 @@ class Forward {
   void load(const dataset::RawBatch& batch);
   /// True if `encode` needs the decoder's weights.
   bool ranks_by_decoder() const { return settings_.ranking == Ranking::decoder_norm; }
+  /// All inputs of the group, to be used before `encode`, which gathers them again. Collective.
+  void gather_inputs();
   /// Encodes and selects: `activations`. Collective.
   void encode();
   /// Another selection from the same inputs, after `encode`, with other biases (by layer). Collective.
@@ -159,6 +163,7 @@ class Forward {
   void decode(const kernels::SparseActivations&, bool with_skip, const std::function<void(const OwnPart&)>& consume);
   void encode_tile(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product);
   void encode_by_norm();
+  void encode_by_z_score();
   void await_inputs(std::int64_t layer, const kernels::Execution&);
   std::vector<kernels::Array<const float>> cuts();
 
@@ -174,6 +179,7 @@ class Forward {
   kernels::Execution communication_;
   parallel::DeviceCommunicator exchange_;
   Buffers buffers_;
+  FeatureMoments moments_;
   FeatureAxis axis_;
   std::optional<TokenLayout> layout_;
   std::unique_ptr<Selector> selection_;

@@ -45,14 +45,18 @@ kernels::SparsityPenalty Penalties::sparsity() const {
                                    .step = step_};
   if (!of_activations_) return penalty;
   const double steps = static_cast<double>(steps_);
-  penalty.coefficient = {static_cast<float>(settings_.sparsity / static_cast<double>(n_tokens_)),
+  penalty.coefficient = {static_cast<float>(settings_.sparsity / divisor(settings_.sparsity_reduction)),
                          settings_.sparsity_begin * steps, settings_.sparsity_end * steps};
   return penalty;
 }
 
 kernels::PreactivationPenalty Penalties::preactivation() const {
   return {settings_.preactivation_form,
-          static_cast<float>(settings_.preactivation_penalty / static_cast<double>(n_tokens_))};
+          static_cast<float>(settings_.preactivation_penalty / divisor(settings_.preactivation_reduction))};
+}
+
+double Penalties::divisor(Reduction reduction) const {
+  return transcoder::divisor(reduction, n_tokens_, model_.shape().n_layers, model_.shape().n_features);
 }
 
 void Penalties::form(const kernels::SparseActivations& activations, const kernels::FeatureHits& hits,

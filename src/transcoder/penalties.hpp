@@ -4,9 +4,9 @@
 //
 //   loss = reconstruction + lambda(t)/N sum tanh(c a nu) + kappa/N sum q(z)
 //
-// with nu the norm of a feature's decoder row; formulas and gradients: kernels/transcoder/loss/penalty.hpp. The first
-// works on active entries; what it adds to gradients of thresholds, and all of the second, needs every pre-activation
-// and is formed in jump_backward.hpp.
+// (transcoder.sparsity_reduction and preactivation_reduction may replace N) with nu the norm of a feature's decoder
+// row; formulas and gradients: kernels/transcoder/loss/penalty.hpp. The first works on active entries; what it adds to
+// gradients of thresholds, and all of the second, needs every pre-activation and is formed in jump_backward.hpp.
 //
 // A rank works on the features that it updates and the tokens of the whole batch. Norms are those of the decoder before
 // the update of the step.
@@ -57,6 +57,7 @@ class Penalties {
   std::pair<double, double> values() const;
 
  private:
+  double divisor(Reduction) const;
   std::int64_t n_keys() const { return model_.shape().n_layers * model_.owned().size(); }
 
   const ModelSettings settings_;

@@ -8,13 +8,14 @@
 
 #include "base/error.hpp"
 #include "kernels/constants.hpp"
+#include "transcoder/presets.hpp"
 
 namespace weft::transcoder {
 namespace {
 
 // Bounded so that no product of features, layers, widths and bytes of an element exceeds 64 bits.
 constexpr double kMostFeatures = 1 << 28;
-constexpr double kMostAuxiliary = 8192;  // of a token and layer, on a GPU
+constexpr double kMostAuxiliary = 8192;  // per token and layer, on a GPU
 // With less, of a typical weight, in a whole run, and from these epsilons on (1e-2: NMSE 0.96 where 1e-8 gave 0.30
 // after 200 steps of the quickstart; 1e3 is that in units of a loss factor of 1e-5) next to nothing is learned.
 constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2, kUselessEpsilonOfLoss = 1e3;
@@ -55,8 +56,33 @@ std::string empty_budget(const Configuration& configuration, std::int64_t layers
       layers_of_budget > 1 ? fmt::format(" * {} layers", layers_of_budget) : "", model.k * slots, 1 / slots);
 }
 
+/// A key of what a sum is divided by.
+void add_reduction(input::Schema& schema, const char* path, Reduction& member, const std::string& of) {
+  schema
+      .add(path, member,
+           {{"sum", Reduction::sum},
+            {"tokens", Reduction::tokens},
+            {"elements", Reduction::elements},
+            {"layers", Reduction::layers},
+            {"all", Reduction::all}},
+           "what " + of + " is divided by: nothing, N, N E, N L or N L E")
+      .changeable();
+}
+
 void add_keys(input::Schema& schema, ModelSettings& model) {
   schema.table("transcoder", "The model: L layers of features, each of which writes to its own and every later layer.");
+  schema
+      .add("transcoder.preset", model.preset,
+           {{"weft", Preset::weft},
+            {"crosslayer-coding", Preset::crosslayer_coding},
+            {"eleuther", Preset::eleuther},
+            {"goreg", Preset::goreg},
+            {"clt-forge", Preset::clt_forge},
+            {"openmoss", Preset::openmoss},
+            {"anthropic", Preset::anthropic}},
+           "the project whose conventions fill in what the input does not give: normalisation, losses with their "
+           "reductions, thresholds, k, initial weights, optimizer")
+      .changeable();
   schema.add("transcoder.features", model.features, "features per layer")
       .at_least(1)
       .at_most(kMostFeatures)
@@ -78,6 +104,13 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .at_most(kMostFeatures)
       .changeable();
   schema
+      .add("transcoder.k_total", model.k_total,
+           "active features per token over all layers together: k = k_total / layers, in either scope; 0: k as given")
+      .in("features")
+      .at_least(0)
+      .at_most(kMostFeatures)
+      .changeable();
+  schema
       .add("transcoder.k_initial", model.k_initial,
            "batch_topk, topk: active features of the first step, from which they decline to k; 0: k at once")
       .in("features")
@@ -94,9 +127,10 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
            "course from k_initial to k, in whole features: equal differences, or equal ratios")
       .changeable();
   schema
-      .add("transcoder.ranking", model.ranking, {{"value", Ranking::value}, {"decoder_norm", Ranking::decoder_norm}},
-           "batch_topk, topk: what the largest of are active, pre-activations or their products with the norm of the "
-           "feature's decoder row")
+      .add("transcoder.ranking", model.ranking,
+           {{"value", Ranking::value}, {"decoder_norm", Ranking::decoder_norm}, {"z_score", Ranking::z_score}},
+           "batch_topk, topk: what the largest of are active, pre-activations, their products with the norm of the "
+           "feature's decoder row, or their deviations from the mean over the batch in standard deviations")
       .changeable();
   schema
       .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
@@ -112,8 +146,25 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   schema.add("transcoder.decoder_initial", model.decoder_initial,
              {{"uniform", DecoderInitial::uniform}, {"zero", DecoderInitial::zero}},
              "initial decoder weights: uniform within 1 / sqrt(columns of the first decoder), or zero");
+  schema.add(
+      "transcoder.encoder_bias_initial", model.encoder_bias_initial,
+      {{"zero", EncoderBiasInitial::zero}, {"data", EncoderBiasInitial::data}},
+      "initial encoder biases: zero, or such that initially_active features are active on the first batch, each on "
+      "as many tokens as the others");
+  schema
+      .add("transcoder.initially_active", model.initially_active,
+           "encoder_bias_initial = \"data\": features active per token and layer, at most half of all")
+      .in("features")
+      .at_least(1)
+      .at_most(kMostFeatures);
   schema.add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
              "linear: every layer has a matrix that adds a linear map of its input to its target");
+  schema
+      .add("transcoder.decoder_bias", model.decoder_bias,
+           {{"target", DecoderBias::target}, {"pair", DecoderBias::pair}},
+           "pair: as if every pair of layers had a bias of its own; equal ones add up, so that the sum of target layer "
+           "t, counted from 0, moves t + 1 times as far per step")
+      .changeable();
   schema
       .add("transcoder.capacity", model.capacity,
            "relu, jumprelu: room for active features per token and layer, on average over the batch and of equal size "
@@ -154,6 +205,15 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .at_most(1)
       .changeable();
   schema
+      .add(
+          "transcoder.error", model.error,
+          {{"normalised", ErrorForm::normalised}, {"raw", ErrorForm::raw}, {"unexplained", ErrorForm::unexplained}},
+          "the loss of the reconstruction: squared errors of normalised targets, of raw targets, or their sum over the "
+          "variance of the batch's targets, added over layers")
+      .changeable();
+  add_reduction(schema, "transcoder.error_reduction", model.error_reduction,
+                "the sum of squared errors (but \"unexplained\") over N tokens, L layers and E = d_model dimensions");
+  schema
       .add("transcoder.sparsity", model.sparsity,
            "coefficient of the penalty on activations, the mean over tokens of the sum over features of tanh(scale * "
            "activation * norm of the decoder row); 0: none")
@@ -169,6 +229,8 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .more_than(0)
       .at_most(1e6)
       .changeable();
+  add_reduction(schema, "transcoder.sparsity_reduction", model.sparsity_reduction,
+                "that penalty over N tokens, L layers and E = features of each");
   schema
       .add("transcoder.sparsity_begin", model.sparsity_begin,
            "fraction of the run from which the coefficient rises linearly from 0")
@@ -193,6 +255,8 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
            {{"below_threshold", PreactivationForm::below_threshold}, {"negative", PreactivationForm::negative}},
            "what that penalty sums: relu(threshold - z) * norm of the decoder row, or relu(-z)")
       .changeable();
+  add_reduction(schema, "transcoder.preactivation_reduction", model.preactivation_reduction,
+                "that penalty over N tokens, L layers and E = features of each");
   schema
       .add("transcoder.dead_window", model.dead_window,
            "a feature that has not fired for this many tokens counts as dead")
@@ -216,10 +280,26 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .changeable();
 }
 
+void add_resampling(input::Schema& schema, ModelSettings& model) {
+  schema
+      .add("transcoder.resample_every", model.resample_every,
+           "dead features are directed at poorly reconstructed tokens after every so many steps; 0: never")
+      .in("steps")
+      .at_least(0)
+      .at_most(input::kMostSteps)
+      .changeable();
+  schema.add("transcoder.resample_end", model.resample_end, "fraction of the run after which none is resampled")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+}
+
 /// Conditions between keys of several tables, and between those of [transcoder].
 void add_rules(input::Schema& schema, const Configuration& configuration) {
   const ModelSettings& model = configuration.transcoder;
+  schema.rule({"transcoder.preset", "transcoder.activation"}, [&model] { return missing_of_preset(model); });
   schema.rule({"transcoder.k", "transcoder.activation", "transcoder.scope"}, [&model]() -> std::string {
+    if (model.k_total > 0) return {};
     if (model.activation != Activation::topk || model.scope == Scope::all_layers || whole(model.k)) return {};
     return fmt::format(
         "transcoder.k = {} must be whole (activation = \"topk\" counts the features of each token and layer); "
@@ -227,7 +307,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         model.k, std::max(1.0, std::round(model.k)));
   });
   schema.rule({"transcoder.k", "transcoder.features"}, [&model]() -> std::string {
-    if (model.features == 0 || !kernels::activation_keeps_k(model.activation) ||
+    if (model.features == 0 || model.k_total > 0 || !kernels::activation_keeps_k(model.activation) ||
         model.k <= static_cast<double>(model.features))
       return {};
     return fmt::format(
@@ -254,6 +334,11 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
            "features "
            "with one another); leave it out";
   });
+  schema.rule({"transcoder.ranking", "parallel.data"}, [&configuration]() -> std::string {
+    if (configuration.transcoder.ranking != Ranking::z_score || configuration.parallel.data == 1) return {};
+    return "transcoder.ranking = \"z_score\" needs parallel.data = 1 (the moments are those of all tokens of a batch, "
+           "which a data axis divides); put all ranks on the feature axis";
+  });
   schema.rule({"transcoder.bandwidth_initial", "transcoder.activation"}, [&model]() -> std::string {
     if (model.bandwidth_initial == 0 || model.activation == Activation::jumprelu) return {};
     return "transcoder.bandwidth_initial is for transcoder.activation = \"jumprelu\" only; leave it out";
@@ -276,6 +361,21 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                        "(transcoder.pseudo_derivative = \"goreg\" and transcoder.preactivation_penalty revive features "
                        "themselves); leave one of them out";
               });
+  schema.rule({"transcoder.auxk", "transcoder.error"}, [&model]() -> std::string {
+    if (model.auxk == 0 || model.error == ErrorForm::normalised) return {};
+    return "transcoder.auxk is for transcoder.error = \"normalised\" only (dead features reconstruct the error in "
+           "normalised space); leave one of them out";
+  });
+  schema.rule({"transcoder.error_reduction", "transcoder.error"}, [&model]() -> std::string {
+    if (model.error != ErrorForm::unexplained || model.error_reduction == Reduction::elements) return {};
+    return "transcoder.error = \"unexplained\" has a reduction of its own (the variance of the targets); leave "
+           "transcoder.error_reduction out";
+  });
+  schema.rule({"transcoder.k_total", "transcoder.k_initial"}, [&model]() -> std::string {
+    if (model.k_total == 0 || model.k_initial == 0) return {};
+    return "transcoder.k_total does not go with transcoder.k_initial (which counts features of each layer); give "
+           "transcoder.k";
+  });
   schema.rule({"transcoder.k", "data.batch_tokens", "transcoder.activation", "transcoder.scope"},
               [&configuration]() -> std::string {
                 return configuration.transcoder.scope == Scope::layer ? empty_budget(configuration, 1) : "";
@@ -312,6 +412,29 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
 
 }  // namespace
 
+double divisor(Reduction reduction, std::int64_t n_tokens, std::int64_t n_layers, std::int64_t elements) {
+  const double tokens = static_cast<double>(n_tokens), layers = static_cast<double>(n_layers),
+               width = static_cast<double>(elements);
+  switch (reduction) {
+    case Reduction::sum:
+      return 1;
+    case Reduction::tokens:
+      return tokens;
+    case Reduction::elements:
+      return tokens * width;
+    case Reduction::layers:
+      return tokens * layers;
+    case Reduction::all:
+      return tokens * layers * width;
+  }
+  return tokens;
+}
+
+double error_divisor(const ModelSettings& settings, std::int64_t n_tokens, std::int64_t n_layers,
+                     std::int64_t d_model) {
+  return divisor(settings.error_reduction, n_tokens, n_layers, d_model);
+}
+
 double k_at(const ModelSettings& settings, std::int64_t step, std::int64_t steps) {
   const double end = settings.k_end * static_cast<double>(steps), from = settings.k_initial, to = settings.k;
   const double done = static_cast<double>(step - 1);  // the first step has k_initial
@@ -327,6 +450,15 @@ ModelSettings with_largest_k(const ModelSettings& settings) {
   return of;
 }
 
+void resolve_k(Configuration& configuration, std::int64_t n_layers) {
+  ModelSettings& model = configuration.transcoder;
+  if (model.k_total == 0) return;
+  model.k = model.k_total / static_cast<double>(n_layers);
+  if (model.k <= static_cast<double>(model.features) || !kernels::activation_keeps_k(model.activation)) return;
+  throw collective_error(ExitCode::usage, "transcoder.k_total = {} is more than {} layers of {} features; lower it",
+                         model.k_total, n_layers, model.features);
+}
+
 void check_layers(const Configuration& configuration, std::int64_t n_layers) {
   const ModelSettings& model = configuration.transcoder;
   if (n_layers > kernels::kMostLayers)
@@ -336,8 +468,14 @@ void check_layers(const Configuration& configuration, std::int64_t n_layers) {
   if (const std::string problem = empty_budget(configuration, model.scope == Scope::layer ? 1 : n_layers);
       !problem.empty())
     throw Error(ExitCode::usage, problem, KnownTo::all_ranks);
-  const double budget = model.k * static_cast<double>(n_layers);
-  if (model.activation != Activation::topk || model.scope != Scope::all_layers || whole(budget)) return;
+  const double budget = model.k_total > 0 ? model.k_total : model.k * static_cast<double>(n_layers);
+  if (model.activation != Activation::topk) return;
+  if (model.scope == Scope::layer && model.k_total > 0 && !whole(model.k))
+    throw collective_error(ExitCode::usage,
+                           "transcoder.k_total = {} over {} layers is not whole (activation = \"topk\" counts the "
+                           "features of each token and layer); take a multiple of {}, or scope = \"all_layers\"",
+                           model.k_total, n_layers, n_layers);
+  if (model.scope != Scope::all_layers || whole(budget)) return;
   throw collective_error(
       ExitCode::usage,
       "transcoder.k = {} times {} layers = {} must be whole (activation = \"topk\" with scope = \"all_layers\" counts "
@@ -373,6 +511,7 @@ input::Schema schema(Configuration& configuration) {
   training::add_keys(schema, configuration.run);
   dataset::add_keys(schema, configuration.data);
   add_keys(schema, configuration.transcoder);
+  add_resampling(schema, configuration.transcoder);
   optimizer::add_keys(schema, configuration.optimizer, true);
   parallel::add_keys(schema, configuration.parallel);
   device::add_keys(schema, configuration.device, configuration.precision,
@@ -383,6 +522,7 @@ input::Schema schema(Configuration& configuration) {
   training::add_keys(schema, configuration.log);
   training::add_keys(schema, configuration.resume);
   add_rules(schema, configuration);
+  add_preset(schema, configuration.transcoder);
   return schema;
 }
 

@@ -32,16 +32,29 @@ using kernels::SparsityForm;
 enum class Scope { layer, all_layers };
 enum class Decoder { cross_layer, per_layer, tied };
 enum class EncoderInitial { features, width };
+enum class EncoderBiasInitial { zero, data };
 enum class DecoderInitial { uniform, zero };
 enum class Skip { none, linear };
-enum class Ranking { value, decoder_norm };
+enum class Ranking { value, decoder_norm, z_score };
 enum class Decline { linear, exponential };
+/// Whose conventions fill in what the input does not give (presets.hpp).
+enum class Preset { weft, crosslayer_coding, eleuther, goreg, clt_forge, openmoss, anthropic };
+/// The space and measure of the error of a reconstruction, with normalised y~ and raw y: squares of y^~ - y~, squares
+/// of y^ - y, or those over the variance of the batch's targets, layer by layer: the fraction of variance unexplained.
+enum class ErrorForm { normalised, raw, unexplained };
+/// What a sum over tokens, layers and elements (dimensions or features) of a layer is divided by. `elements`: the
+/// tokens and the elements of a layer.
+enum class Reduction { sum, tokens, elements, layers, all };
+/// One bias per target layer, or per pair of layers: t + 1 equal ones add up in the t-th (from 0) target.
+enum class DecoderBias { target, pair };
 
 /// Table [transcoder].
 struct ModelSettings {
+  Preset preset = Preset::weft;
   std::int64_t features = 0;  ///< per layer; required
   Activation activation = Activation::batch_topk;
   double k = 16;                             ///< active per token and layer (batch_topk: on average, may be fractional)
+  double k_total = 0;                        ///< active per token over all layers; 0: k of each
   double k_initial = 0;                      ///< of the first step; 0: k is constant
   double k_end = 0.5;                        ///< fraction of the run from which k holds
   Decline k_decline = Decline::exponential;  ///< between
@@ -49,29 +62,43 @@ struct ModelSettings {
   Scope scope = Scope::layer;
   Decoder decoder = Decoder::cross_layer;
   Skip skip = Skip::none;
+  DecoderBias decoder_bias = DecoderBias::target;
   EncoderInitial encoder_initial = EncoderInitial::features;
   DecoderInitial decoder_initial = DecoderInitial::uniform;
-  std::int64_t capacity = 0;  ///< relu, jumprelu: room for active features per token and layer; 0: for all
+  EncoderBiasInitial encoder_bias_initial = EncoderBiasInitial::zero;
+  std::int64_t initially_active = 10'000;  ///< features per token and layer, with biases from data
+  std::int64_t capacity = 0;               ///< relu, jumprelu: room for active features per token and layer; 0: for all
   JumpForm pseudo_derivative = JumpForm::anthropic;  ///< jumprelu, as the following two
   double threshold = 0.1;                            ///< initial theta
   double bandwidth = 2;
   double bandwidth_initial = 0;  ///< of the first step; 0: the bandwidth is constant
   double bandwidth_end = 0.5;    ///< fraction of the run from which it is `bandwidth`, linear before
-  double sparsity = 0;           ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
+  ErrorForm error = ErrorForm::normalised;
+  Reduction error_reduction = Reduction::elements;
+  double sparsity = 0;  ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
   SparsityForm sparsity_form = SparsityForm::tanh;
-  double sparsity_scale = 4;                    ///< c
+  double sparsity_scale = 4;  ///< c
+  Reduction sparsity_reduction = Reduction::tokens;
   double sparsity_begin = 0, sparsity_end = 1;  ///< fractions of the run: the coefficient rises from 0 between them
   double preactivation_penalty = 0;             ///< coefficient; jumprelu
   PreactivationForm preactivation_form = PreactivationForm::below_threshold;
+  Reduction preactivation_reduction = Reduction::tokens;
   double auxk = 0;                       ///< coefficient of the auxiliary loss of dead features; 0: none
   std::int64_t auxk_features = 512;      ///< of them per token and layer, at most
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
+  std::int64_t resample_every = 0;       ///< steps; 0: dead features are not resampled
+  double resample_end = 0.5;             ///< fraction of the run after which they are not
 };
 
 /// The arithmetic of jumprelu that the settings ask for.
 inline kernels::JumpRule jump_rule(const ModelSettings& settings) {
   return kernels::jump_rule(settings.pseudo_derivative, static_cast<float>(settings.bandwidth));
 }
+
+/// The number by which a sum over n_tokens, all layers and `elements` per layer is divided.
+double divisor(Reduction, std::int64_t n_tokens, std::int64_t n_layers, std::int64_t elements);
+/// That of the squared errors. Twice its inverse is the factor of the gradient rows.
+double error_divisor(const ModelSettings&, std::int64_t n_tokens, std::int64_t n_layers, std::int64_t d_model);
 
 /// k of a step, from 1. Within the decline whole numbers, so that a budget holds for several steps and can be recorded.
 double k_at(const ModelSettings&, std::int64_t step, std::int64_t steps);
@@ -100,6 +127,9 @@ inline device::Settings device_settings(const Configuration& configuration) {
 /// initial values, with the conditions between keys. What depends on the data (layers, widths, the grid of ranks) is
 /// checked where those are known.
 input::Schema schema(Configuration& configuration);
+
+/// With k_total: k of each of n_layers layers.
+void resolve_k(Configuration&, std::int64_t n_layers);
 
 /// The conditions on the number of layers, known from the header of a dataset: at most kernels::kMostLayers, topk over
 /// all layers has a whole budget per token, batch_topk one of at least one feature per batch. Throws a collective

@@ -12,6 +12,7 @@
 #include "kernels/optimize/adam.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/transcoder/decode/pair_bias.hpp"
 #include "kernels/transcoder/decode/tied.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
@@ -44,8 +45,9 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   own_gradient_rows = RowGather::Buffers(sizes, arena);
   activation_gradient = arena.take<float>(entries);
   decoder_bias_gradient = arena.take<float>(sizes.width);
+  if (configuration.transcoder.decoder_bias == DecoderBias::pair) pair_bias = arena.take<float>(sizes.width);
   skip_gradient = arena.take<float>(shape.skip ? sizes.width * shape.d_model : 0);
-  arena.communicator(grid.ranks(), 0);  // of flags and norms
+  arena.communicator(grid.ranks(), ErrorWeights::largest_message(configuration, shape, grid.ranks()));
   loss_sums = arena.take<double>(3 * shape.n_layers);
   step_sums = arena.take<double>(4 * shape.n_layers);
   dead = arena.take<std::int64_t>(1);
@@ -70,8 +72,11 @@ training::StepArena measure_step(const Configuration& configuration, const Shape
   const Trainer::Buffers trainer(configuration, shape, grid, row_bytes, arena);
   const DataAxis::Buffers data_axis(configuration, shape, grid, arena);
   const Auxiliary::Buffers auxiliary(configuration, shape, grid, arena);
+  const ErrorWeights::Buffers error_weights(configuration, shape, grid, arena);
   const Penalties::Buffers penalties(configuration, shape, grid, arena);
   const JumpBackward::Buffers jump(configuration, shape, grid, arena);
+  const InitialBias::Buffers initial_bias(configuration, shape, grid, arena);
+  const Resampling::Buffers resampling(configuration, shape, grid, arena);
   return arena;
 }
 
@@ -91,12 +96,16 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       gradient_gather_(forward_.axis(), "gradient rows", buffers_.own_gradient_rows),
       data_axis_(configuration, model_, grid, execution, arena_),
       auxiliary_(configuration, model_, forward_, data_axis_, grid, execution, arena_),
-      world_(grid.all_on_an_axis(), execution, 0, exchange_strategy(configuration.parallel.exchange)),
+      world_(grid.all_on_an_axis(), execution, ErrorWeights::largest_message(configuration, shape, grid.world().size()),
+             exchange_strategy(configuration.parallel.exchange)),
+      error_weights_(configuration, shape, normalisation_, grid.shape(), world_, execution, arena_),
       norm_(configuration.optimizer, n_keys(), world_, execution, buffers_.norm),
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
       runner_(runner_settings(), execution, timers_, buffers_.runner, [this] { return counted_exchanges(); }),
       penalties_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_),
-      jump_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_) {
+      jump_(configuration, model_, grid.shape(), execution, runner_.constants(), arena_),
+      initial_bias_(configuration, model_, grid.shape(), execution, arena_),
+      resampling_(configuration, model_, grid.shape(), execution, arena_) {
   data_axis_.ranks().mark(&forward_.idle());
   runner_.explain_fault(
       [this](std::int64_t step) { forward_.require_valid_selections(fmt::format("of step {}", step)); });
@@ -143,13 +152,14 @@ void Trainer::step(const dataset::RawBatch& batch) {
   timers_.phase("normalise");
   const kernels::AdamStep constants =
       optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
-                           static_cast<std::uint64_t>(configuration_.run.seed),
-                           kernels::loss_factor(batch.n_tokens, model_.shape().d_model));
+                           static_cast<std::uint64_t>(configuration_.run.seed), 2 / error_divisor(batch.n_tokens));
   learning_rate_ = static_cast<double>(constants.learning_rate);
   keep_k();
   runner_.begin(constants);
   load(batch);
+  if (steps_done() == 0 && initial_bias_.active()) fit_biases();
   runner_.run([this] { compute(); });
+  if (resampling_.is_due(steps_done() + 1)) resample(steps_done() + 1);
   timers_.phase("waiting for the device");
   upload_.finish();
   runner_.end([this, batch, step = steps_done() + 1] {
@@ -157,6 +167,25 @@ void Trainer::step(const dataset::RawBatch& batch) {
   });
   timers_.stop();
   decoder_is_ahead_ = true;
+}
+
+/// Encoder biases from the first batch, before its step.
+void Trainer::fit_biases() {
+  timers_.phase("initial biases");
+  forward_.gather_inputs();
+  if (data_axis_.active()) data_axis_.gather_rows(forward_.all_inputs());
+  initial_bias_.fit(forward_.all_inputs());
+}
+
+/// Of dead features, from the rows of the step before. The decoder of other ranks of the data axis follows with the
+/// next step.
+void Trainer::resample(std::int64_t step) {
+  timers_.phase("resampling");
+  resampling_.run(forward_.all_inputs(), all_gradient_rows(), step);
+  if (!data_axis_.active()) return;
+  data_axis_.gather_weights(model_.encoder());
+  data_axis_.gather_vectors(model_.encoder_biases());
+  if (jump_.active()) data_axis_.gather_vectors(model_.thresholds());
 }
 
 /// Of the next step. Another budget is another graph.
@@ -222,16 +251,25 @@ void Trainer::residual_and_loss() {
                                    width};
   double *const sums = buffers_.loss_sums.data, *const step_sums = buffers_.step_sums.data;
   device::zero(execution_, buffers_.step_sums);
+  error_weights_.form(targets, forward_.layout().total);
   forward_.decode([&](const Forward::OwnPart& part) {
     timers_.phase("loss");
     const std::int64_t first = part.layers.begin * d, columns = part.layers.size() * d, m = part.layers.size();
     const auto of_layers = [&](const float* all) { return kernels::Array<const float>{all + first, columns}; };
-    kernels::residual_and_loss(
-        execution_, part.partial, part.n_parts, targets.rows_from(part.begin, part.count).columns_from(first, columns),
-        of_layers(model_.decoder_bias().weight.data), of_layers(normalisation_.centre.data()),
-        of_layers(normalisation_.standardise.data()), m, gradient_factor(),
-        gradient_gather_.own(forward_.layout(), gradient_rows(), part.block).rows_from(part.begin, part.count),
-        {{sums, m}, {sums + n, m}, {sums + 2 * n, m}}, buffers_.loss_workspace);
+    const kernels::AnyMatrix of_part = targets.rows_from(part.begin, part.count).columns_from(first, columns);
+    const kernels::AnyMatrix rows =
+        gradient_gather_.own(forward_.layout(), gradient_rows(), part.block).rows_from(part.begin, part.count);
+    const kernels::Array<const float> bias = of_layers(model_.decoder_bias().weight.data),
+                                      centre = of_layers(normalisation_.centre.data()),
+                                      standardise = of_layers(normalisation_.standardise.data());
+    const kernels::LossSums loss_sums{{sums, m}, {sums + n, m}, {sums + 2 * n, m}};
+    if (error_weights_.active())
+      kernels::weighted_residual_and_loss(execution_, part.partial, part.n_parts, of_part, bias, centre, standardise,
+                                          of_layers(error_weights_.weights().data), m, gradient_factor(), rows,
+                                          loss_sums, buffers_.loss_workspace);
+    else
+      kernels::residual_and_loss(execution_, part.partial, part.n_parts, of_part, bias, centre, standardise, m,
+                                 gradient_factor(), rows, loss_sums, buffers_.loss_workspace);
     for (std::int64_t sum = 0; sum < 3; ++sum)
       kernels::accumulate(execution_, {sums + sum * n, m}, {step_sums + sum * n + part.layers.begin, m});
   });
@@ -252,8 +290,11 @@ void Trainer::auxiliary_loss() {
       gradient_factor(), auxiliary_rows().rows_from(group.begin, group.size()));
 }
 
-float Trainer::gradient_factor() const {
-  return static_cast<float>(kernels::loss_factor(forward_.layout().total, model_.shape().d_model));
+float Trainer::gradient_factor() const { return static_cast<float>(2 / error_divisor(forward_.layout().total)); }
+
+double Trainer::error_divisor(std::int64_t n_tokens) const {
+  return transcoder::error_divisor(configuration_.transcoder, n_tokens, model_.shape().n_layers,
+                                   model_.shape().d_model);
 }
 
 /// With a data axis, the lists and inputs of the other groups are gathered first.
@@ -340,7 +381,11 @@ void Trainer::whole_gradients() {
   whole_formed_.record(communication);
   if (!norm_.clips()) return;
   whole_formed_.hold_back(execution_);
-  const kernels::Array<const float> bias = buffers_.decoder_bias_gradient;
+  kernels::Array<const float> bias = buffers_.decoder_bias_gradient;
+  if (buffers_.pair_bias.size > 0) {
+    kernels::norm_of_pairs(execution_, bias, model_.shape().d_model, buffers_.pair_bias);
+    bias = buffers_.pair_bias;
+  }
   norm_.set_whole(
       std::array<kernels::Matrix<const float>, 2>{{{bias.data, 1, bias.size, bias.size}, skip_gradient_rows()}});
 }
@@ -420,10 +465,20 @@ void Trainer::backward_and_update() {
   if (norm_.clips() && !norm_.is_exact()) norm_.form(true, runner_.constants());
   timers_.phase("biases");
   whole_formed_.hold_back(execution_);
-  kernels::adam_vector(execution_, model_.decoder_bias(), buffers_.decoder_bias_gradient, runner_.constants());
+  update_decoder_bias();
   if (!model_.shape().skip) return;
   timers_.phase("skip");
   update_skip(execution_, model_.skip(), skip_gradient_rows(), runner_.constants());
+}
+
+void Trainer::update_decoder_bias() {
+  const kernels::ParameterVector& bias = model_.decoder_bias();
+  const kernels::Array<float> before = buffers_.pair_bias;
+  if (before.size > 0)
+    device::copy(execution_, before.data, bias.weight.data, before.size * static_cast<std::int64_t>(sizeof(float)),
+                 device::Direction::on_device);
+  kernels::adam_vector(execution_, bias, buffers_.decoder_bias_gradient, runner_.constants());
+  if (before.size > 0) kernels::extend_update(execution_, before, model_.shape().d_model, bias.weight);
 }
 
 kernels::AnyMatrix Trainer::all_gradient_rows() const {
@@ -461,9 +516,10 @@ TrainingMetrics Trainer::metrics() {
   kernels::count_at_least(execution_, model_.clocks(), configuration_.transcoder.dead_window, buffers_.dead.data);
   own.dead = static_cast<double>(device::read(execution_, buffers_.dead.data));
   const std::int64_t n_tokens = runner_.steps_here() == 0 ? 1 : forward_.layout().total;
-  TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, grid_.world());
+  TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, error_divisor(n_tokens), grid_.world());
   const auto [of_activations, of_preactivations] = penalties_.values();
-  std::array<double, 3> penalties = {of_activations, of_preactivations, auxiliary_.active() ? auxiliary_.value() : 0};
+  std::array<double, 3> penalties = {of_activations, of_preactivations,
+                                     auxiliary_.active() ? auxiliary_.value(gradient_factor()) : 0};
   grid_.world().sum(std::span<double>(penalties));
   metrics.sparsity_penalty = penalties[0];
   metrics.preactivation_penalty = penalties[1];

@@ -19,11 +19,14 @@
 #include "training/step_arena.hpp"
 #include "training/step_runner.hpp"
 #include "transcoder/auxiliary.hpp"
+#include "transcoder/error_weights.hpp"
 #include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/gradient_norm.hpp"
+#include "transcoder/initial_bias.hpp"
 #include "transcoder/jump_backward.hpp"
 #include "transcoder/penalties.hpp"
+#include "transcoder/resampling.hpp"
 #include "transcoder/training_metrics.hpp"
 
 namespace weft::transcoder {
@@ -44,6 +47,7 @@ class Trainer {
     RowGather::Buffers own_gradient_rows;
     kernels::Array<float> activation_gradient;    ///< by position in the sparse activations
     kernels::Array<float> decoder_bias_gradient;  ///< [L * d]
+    kernels::Array<float> pair_bias;              ///< [L * d]; with DecoderBias::pair
     kernels::Array<float> skip_gradient;          ///< [L * d, d]; empty without a skip connection
     kernels::Array<double> loss_sums;             ///< [3 * L], of a chunk
     kernels::Array<double> step_sums;             ///< [4 * L], MetricSums of the last step
@@ -117,6 +121,11 @@ class Trainer {
   kernels::Array<float> preactivation_gradient();
   void backward_and_update();
 
+  void update_decoder_bias();
+  void fit_biases();
+  void resample(std::int64_t step);
+
+  double error_divisor(std::int64_t n_tokens) const;
   float gradient_factor() const;
   kernels::AnyMatrix all_gradient_rows() const;  // [all tokens, L * d]
   kernels::AnyMatrix gradient_rows() const;      // [group tokens, L * d], of them
@@ -153,12 +162,15 @@ class Trainer {
   DataAxis data_axis_;
   Auxiliary auxiliary_;
   parallel::DeviceCommunicator world_;  // flags and norms
+  ErrorWeights error_weights_;
   GradientNorm norm_;
   device::Event rows_complete_, whole_formed_;
   device::Upload upload_;
   training::StepRunner runner_;
   Penalties penalties_;
   JumpBackward jump_;
+  InitialBias initial_bias_;
+  Resampling resampling_;
   checkpoint::Registry registry_;
   bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
   double learning_rate_ = 0;

@@ -19,7 +19,7 @@ double mean(const std::vector<double>& values) {
 double TrainingMetrics::nmse_standardised_mean() const { return mean_over_layers(nmse_standardised); }
 double TrainingMetrics::l0_mean() const { return mean(l0); }
 
-TrainingMetrics reduce_metrics(const MetricSums& own, const Shape& shape, std::int64_t n_tokens,
+TrainingMetrics reduce_metrics(const MetricSums& own, const Shape& shape, std::int64_t n_tokens, double error_divisor,
                                const parallel::Communicator& world) {
   const std::int64_t n = shape.n_layers;
   const double own_entries = std::accumulate(own.sums.begin() + 3 * n, own.sums.end(), 0.0);
@@ -35,7 +35,7 @@ TrainingMetrics reduce_metrics(const MetricSums& own, const Shape& shape, std::i
   const double tokens = static_cast<double>(n_tokens);
   for (std::size_t t = 0; t < static_cast<std::size_t>(n); ++t) {
     const auto at = [&](std::int64_t row) { return sums[static_cast<std::size_t>(row * n) + t]; };
-    metrics.layer_loss.push_back(at(0) / (tokens * static_cast<double>(shape.d_model)));
+    metrics.layer_loss.push_back(at(0) / error_divisor);
     metrics.nmse_standardised.push_back(at(2) > 0 ? at(1) / at(2) : std::numeric_limits<double>::quiet_NaN());
     metrics.l0.push_back(at(3) / tokens);
     metrics.loss += metrics.layer_loss.back();

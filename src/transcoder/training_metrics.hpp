@@ -43,7 +43,9 @@ struct MetricSums {
   std::vector<double> sums;
   double dead = 0;  ///< features
 };
-/// All but gradient_norm, penalties and skipped, over the ranks, for a batch of `n_tokens`. Collective.
-TrainingMetrics reduce_metrics(const MetricSums&, const Shape&, std::int64_t n_tokens, const parallel::Communicator&);
+/// All but gradient_norm, penalties and skipped, over the ranks, for a batch of `n_tokens`. error_divisor: of the
+/// squared errors in the loss. Collective.
+TrainingMetrics reduce_metrics(const MetricSums&, const Shape&, std::int64_t n_tokens, double error_divisor,
+                               const parallel::Communicator&);
 
 }  // namespace weft::transcoder

@@ -33,6 +33,7 @@ def check(weft):
         # 5000 features of two layers: 2 * 16 + 3 * 16 weights each; plus biases, scales and headers.
         assert bytes_of_state < result["bytes"] < 1.5 * bytes_of_state, result
         assert result["writers"] == ranks and result["cores"] >= 1, result
+        assert isinstance(result["direct"], bool) and result["write_processor_seconds"] > 0, result
         busy = result["write_while_training"]
         assert busy["durable_seconds"] >= busy["seconds"] > 0 and busy["ms_per_step"] > 0 and busy["ms_per_step_during"] > 0, busy
         assert "while training: written at" in output, output

@@ -9,7 +9,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <sstream>
 
+#include "commands/options.hpp"
 #include "commands/request.hpp"
 #include "kernels/execution.hpp"
 #include "tests/test.hpp"
@@ -58,58 +61,66 @@ const std::string good = "[data]\ntrain = \"d\"\n[transcoder]\nfeatures = 64\n";
 
 }  // namespace
 
-TEST_CASE("--help is one screen and names every command, option and exit code") {
+TEST_CASE("--help is one screen and names every command and exit code") {
   const Scratch scratch;
   const Outcome help = weft_with(scratch, "--help");
   CHECK(help.code == 0);
   CHECK(help.err == "");
   CHECK(std::count(help.out.begin(), help.out.end(), '\n') <= 40);
-  for (const char* word : {"train INPUT",
-                           "synth INPUT",
-                           "evaluate CHECKPOINT",
-                           "features CHECKPOINT",
-                           "encode CHECKPOINT",
-                           "convert CHECKPOINT",
-                           "inspect PATH",
-                           "benchmark INPUT",
-                           "report RUN",
-                           "export CHECKPOINT",
-                           "import DIR",
-                           "--set",
-                           "--defaults",
-                           "--print-config",
-                           "--dry-run",
-                           "--output",
-                           "--walltime",
-                           "--resume",
-                           "--compare",
-                           "--tune",
-                           "--start-id",
-                           "--help",
-                           "--version",
-                           "0 finished",
-                           "1 internal",
-                           "2 input or usage",
-                           "3 data",
-                           "4 numeric",
-                           "5 communication",
-                           "6 I/O",
-                           "75 stopped",
-                           "93 no progress",
-                           "128+n"})
+  for (const commands::CommandEntry& entry : commands::command_entries()) {
+    const std::string line = fmt::format("weft {} {}", entry.name, entry.subject);
+    CHECK_MESSAGE((help.out.find(line) != std::string::npos) == entry.family().empty(), line);
+  }
+  for (const char* word : {"weft lm COMMAND", "--help", "--version", "0 finished", "1 internal", "2 input or usage",
+                           "3 data", "4 numeric", "5 communication", "6 I/O", "75 stopped", "93 no progress", "128+n"})
     CHECK_MESSAGE(help.out.find(word) != std::string::npos, word);
-  CHECK(weft_with(scratch, "train --help").out == help.out);
-  const Outcome exchange = weft_with(scratch, "export --help");
-  CHECK(exchange.code == 0);
-  for (const char* word : {"--to FORMAT", "--type", "--input-hook", "--output-hook", "--model", "--statistics"})
-    CHECK_MESSAGE(exchange.out.find(word) != std::string::npos, word);
-  CHECK(weft_with(scratch, "import --help").out == exchange.out);
-  const Outcome trained = weft_with(scratch, "evaluate --help");
-  CHECK(trained.code == 0);
-  for (const char* word : {"--data", "--set", "--profile", "--feature", "--top", "--context", "--thresholds", "--type"})
-    CHECK_MESSAGE(trained.out.find(word) != std::string::npos, word);
-  for (const char* other : {"features", "encode", "convert"})
-    CHECK(weft_with(scratch, std::string(other) + " --help").out == trained.out);
+  CHECK(weft_with(scratch, "-h").out == help.out);
+  CHECK(weft_with(scratch, "help").out == help.out);
+  CHECK(weft_with(scratch, "lm --help").out == weft_with(scratch, "help lm").out);
+}
+
+TEST_CASE("the help of a command has its options and no others, in lines of 80 columns") {
+  const Scratch scratch;
+  std::set<std::string> all;
+  commands::Request request;
+  const auto names = [&](const commands::CommandEntry& entry) {
+    const commands::Options options = commands::options_of(entry.command, request);
+    std::set<std::string> own;
+    for (const commands::Option& option : options.list())
+      if (!option.is_argument()) own.emplace(option.long_name());
+    return own;
+  };
+  for (const commands::CommandEntry& entry : commands::command_entries()) all.merge(names(entry));
+  CHECK(all.size() > 40);
+  for (const commands::CommandEntry& entry : commands::command_entries()) {
+    const Outcome help = weft_with(scratch, fmt::format("{} --help", entry.name));
+    CHECK(help.code == 0);
+    CHECK(help.out == weft_with(scratch, fmt::format("help {}", entry.name)).out);
+    std::set<std::string> shown;
+    std::istringstream lines(help.out);
+    for (std::string line; std::getline(lines, line);) {
+      CHECK_MESSAGE(line.size() <= 80, line);
+      // "  --data DIR" and "  -h, --help" begin a row.
+      if (!line.starts_with("  -")) continue;
+      const std::size_t begin = line.find("--");
+      shown.insert(line.substr(begin, line.find(' ', begin) - begin));
+    }
+    CHECK_MESSAGE(shown == names(entry), entry.name);
+  }
+}
+
+TEST_CASE("an unknown command is refused with the nearest one, also in help") {
+  const Scratch scratch;
+  const auto says = [&](const std::string& arguments, const std::string& expected) {
+    const Outcome outcome = weft_with(scratch, arguments);
+    CHECK_MESSAGE(outcome.code == 2, arguments);
+    CHECK(outcome.out == "");
+    CHECK_MESSAGE(outcome.err.find(expected) != std::string::npos, outcome.err);
+  };
+  says("help trian", "unknown command \"trian\" (did you mean \"train\"?)");
+  says("trian --help", "unknown command \"trian\" (did you mean \"train\"?)");
+  says("help lm generat", "unknown command \"generat\" of weft lm (did you mean \"generate\"?)");
+  says("lm", "weft lm needs one of its commands (train, polychromic, evaluate, ");
 }
 
 TEST_CASE("--version names revision and libraries") {
@@ -118,6 +129,7 @@ TEST_CASE("--version names revision and libraries") {
   CHECK(version.code == 0);
   CHECK(version.out.starts_with("weft "));
   for (const char* word : {"MPI", "HDF5", "Kokkos"}) CHECK(version.out.find(word) != std::string::npos);
+  CHECK(weft_with(scratch, "-V").out == version.out);
 }
 
 TEST_CASE("what --print-config prints loads back to the same") {
@@ -152,15 +164,26 @@ TEST_CASE("--defaults loads, for every command that takes an input") {
 TEST_CASE("wrong usage ends with 2 and suggests a correction") {
   const Scratch scratch;
   scratch.file("a.toml", good);
+  // The message refers to the help of the command, where there is one.
   const auto says = [&](const std::string& arguments, const std::string& expected) {
     const Outcome outcome = weft_with(scratch, arguments);
     CHECK_MESSAGE(outcome.code == 2, arguments);
     CHECK(outcome.out == "");
-    CHECK(outcome.err == "error: " + expected + "; see weft --help\n");
+    const std::string command = arguments.substr(0, arguments.find(' '));
+    const bool known = command == "train" || command == "inspect" || command == "evaluate" || command == "export";
+    CHECK(outcome.err == fmt::format("error: {}; see weft {}--help\n", expected, known ? command + " " : ""));
   };
   says("", "no command was given");
   says("trian a.toml", "unknown command \"trian\" (did you mean \"train\"?)");
   says("train a.toml --dryrun", "unknown option \"--dryrun\" of weft train (did you mean \"--dry-run\"?)");
+  says("export a b --to csv", "--to csv is not known (one of circuit-tracer, crosslayer-coding, saelens, sparsify)");
+  says("train a.toml --quiet --verbose", "--quiet and --verbose exclude each other");
+  says("train a.toml --print-config --json", "--json has no effect here (inputs are TOML); leave it out");
+  says("train a.toml --device-memory 141GB",
+       "--device-memory describes another machine (it needs --dry-run); device.memory limits this one's");
+  for (const char* amount : {"much", "141", "-1GB", "1e999GB", "GB"})
+    says(fmt::format("train a.toml --dry-run --device-memory={}", amount),
+         fmt::format("--device-memory {} is no amount of memory (a number with GB or GiB, as in 141GB)", amount));
   says("train --outptu=x a.toml", "unknown option \"--outptu\" of weft train (did you mean \"--output\"?)");
   says("--verison", "unknown option \"--verison\" (did you mean \"--version\"?)");
   says("inspect --resume auto x", "unknown option \"--resume\" of weft inspect");
@@ -326,6 +349,34 @@ TEST_CASE("a run that cannot fit, or is for another machine, is refused before a
       CHECK(cuda.err.find("take precision") == std::string::npos);
     }
   CHECK_FALSE(std::filesystem::exists(there.path / "runs" / "b"));
+}
+
+TEST_CASE("a dry run says whether the run fits, here or on a GPU of another machine") {
+  const Trained there;
+  const auto dry = [&](const std::string& options) { return weft_with(there, "train a.toml --dry-run " + options); };
+  const Outcome here = dry("");
+  CHECK(here.code == 0);
+  CHECK_MESSAGE(here.out.find("\nfits: ") != std::string::npos, here.out);
+  CHECK(here.out.find(" of host memory (") != std::string::npos);
+  const Outcome fits = dry("--device-memory 1GB");
+  CHECK(fits.code == 0);
+  CHECK_MESSAGE(fits.out.find(" of 954 MiB of device memory, per rank (") != std::string::npos, fits.out);
+  // The memory of this machine is not that of the other one.
+  CHECK(fits.out.find("of host memory") == std::string::npos);
+  CHECK(dry("--device-memory 100GB --set transcoder.features=10000000").code == 0);
+  const Outcome large = dry("--device-memory 1GB --set transcoder.features=10000000");
+  CHECK(large.code == 2);
+  CHECK_MESSAGE(large.err.find("what fits: transcoder.features = ") != std::string::npos, large.err);
+  // The batch that the message names does fit.
+  const Outcome wide = dry("--device-memory 0.05GiB --set data.batch_tokens=1048576 --set data.window_rows=1048576");
+  CHECK(wide.code == 2);
+  const std::size_t at = wide.err.find("data.batch_tokens = ", wide.err.find("what fits"));
+  REQUIRE(at != std::string::npos);
+  const std::int64_t batch = std::atoll(wide.err.c_str() + at + 20);
+  CHECK(dry(fmt::format("--device-memory 0.05GiB --set data.batch_tokens={} --set data.window_rows=1048576", batch))
+            .code == 0);
+  const Outcome json = dry("--device-memory 1GB --json");
+  CHECK(json.out.starts_with("{\n  \"fits\": true,\n  \"device_bytes\": "));
 }
 
 TEST_CASE("settings that train nothing are refused or warned about") {

@@ -38,6 +38,55 @@ TEST_CASE("every key has help and accepts its own default") {
   CHECK(message(input::defaults(schema)) == "");
 }
 
+TEST_CASE("a preset fills in what the input does not give, and refuses what it cannot have") {
+  const Configuration c =
+      values("[transcoder]\nfeatures = 48\npreset = 'clt-forge'\nsparsity = 3\n[run]\nsteps = 2000\n");
+  CHECK(c.data.normalise == dataset::Normalise::scalar);
+  CHECK(c.transcoder.activation == transcoder::Activation::jumprelu);
+  CHECK(c.transcoder.pseudo_derivative == transcoder::JumpForm::clt_forge);
+  CHECK(c.transcoder.threshold == 0.03);  // of the pseudo-derivative
+  CHECK(c.transcoder.error_reduction == transcoder::Reduction::tokens);
+  CHECK(c.transcoder.decoder_bias == transcoder::DecoderBias::pair);
+  CHECK(c.transcoder.sparsity == 3);  // as given
+  CHECK(c.optimizer.clip_norm == 1);
+  CHECK(c.optimizer.epsilon == 1e-8);
+  // Without a preset, and with that of Weft, every key has its default.
+  Configuration plain = values("[transcoder]\nfeatures = 48\n"),
+                weft = values("[transcoder]\nfeatures = 48\npreset = 'weft'\n");
+  CHECK(input::print(transcoder::schema(plain)) == input::print(transcoder::schema(weft)));
+  // The resolved input names every value: it gives the same without the preset.
+  for (const char* preset : {"crosslayer-coding", "eleuther", "goreg", "clt-forge", "openmoss", "anthropic"}) {
+    Configuration first =
+        values(std::string("[transcoder]\nfeatures = 48\npreset = '") + preset + "'\n[run]\nsteps = 2000\n");
+    std::string text = input::print(transcoder::schema(first));
+    const std::size_t at = text.find("preset = ");
+    text.replace(at, text.find('\n', at) - at, "preset = \"weft\"");
+    Configuration second = values(text);
+    second.transcoder.preset = first.transcoder.preset;
+    CHECK(input::print(transcoder::schema(first)) == input::print(transcoder::schema(second)));
+  }
+  // GoReg's penalties are those of its jumprelu.
+  CHECK(values("[transcoder]\nfeatures = 48\npreset = 'goreg'\n").transcoder.sparsity == 7e-4);
+  CHECK(values("[transcoder]\nfeatures = 48\npreset = 'goreg'\nactivation = 'topk'\n").transcoder.sparsity == 0);
+  const auto refused = [](const char* preset, const char* activation) {
+    return message(std::string("[transcoder]\nfeatures = 48\npreset = '") + preset + "'\nactivation = '" + activation +
+                   "'\npreactivation_penalty = 0\nranking = 'value'\n[run]\nsteps = 2000\n")
+               .find("is for transcoder.activation") != std::string::npos;
+  };
+  CHECK(refused("crosslayer-coding", "batch_topk"));
+  CHECK(!refused("crosslayer-coding", "relu"));
+  CHECK(refused("eleuther", "batch_topk"));
+  CHECK(message("[transcoder]\nfeatures = 48\npreset = 'openmoss'\nactivation = 'jumprelu'\nranking = "
+                "'value'\n[run]\nsteps = 2000\n")
+            .find("those of Weft do not") != std::string::npos);
+  CHECK(message("[transcoder]\nfeatures = 48\nauxk = 1\nerror = 'raw'\n").find("normalised space") !=
+        std::string::npos);
+  CHECK(
+      message("[transcoder]\nfeatures = 48\nerror_reduction = 'tokens'\nerror = 'unexplained'\n").find("of its own") !=
+      std::string::npos);
+  CHECK(message("[transcoder]\nfeatures = 48\nk_total = 9\nk_initial = 20\n").find("k_initial") != std::string::npos);
+}
+
 TEST_CASE("an input reaches the members") {
   const Configuration c = values(
       "[run]\nsteps = 10\nseed = 3\nnonfinite = 'skip'\n[data]\ntrain = 'd'\nnormalise = 'scalar'\ntargets = 'inputs'\n"

@@ -173,9 +173,6 @@ def commands(repository, weft):
             if done.returncode != expected:
                 problems.append(f"{where}: {arguments[-1]!r} ended with {done.returncode}, expected {expected}:\n{done.stdout}")
 
-        # The README and the guide begin after scripts/quickstart.sh, which leaves these two.
-        for command in ("weft synth inputs/quickstart.toml", "weft train inputs/quickstart.toml"):
-            run("scripts/quickstart.sh", ["bash", "-c", command], 0)
         for page in pages(repository):
             inside = page.parent != repository
             for language, before, begin, content in blocks(page.read_text()):

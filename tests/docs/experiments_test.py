@@ -44,7 +44,16 @@ def main():
         assert row(page, "chunked head").endswith("| time unchanged; memory unchanged |"), row(page, "chunked head")
         assert row(page, "safe").endswith("| 2.00 times the time; 100 % more memory; without graphs (no GPU) |"), row(page, "safe")
         assert "not measured: this version" in row(page, "TF32")
-        assert page.count("Not measured.") == 1                            # there is no gpu.json
+        assert page.count("Not measured.") == 4                            # there is no gpu.json, and no training
+        variant = {"name": "GELU", "settings": [], "ms_per_step": {"128": 5.0}, "loss_at_equal_tokens": [1.5, 1.7], "loss_at_equal_time": [1.75, 1.75]}
+        growing = dict(variant, name="ReLU²", ms_per_step={"64": 4.0, "128": 5.0})
+        trained = {"input": "a.toml", "steps": 1000, "seeds": [1, 2], "settings": ["a.b=1"], "seconds": 5.04, "machine": changed["machine"],
+                   "build": changed["build"], "variants": [variant, growing]}
+        Path(folder, "activations.json").write_text(json.dumps(trained))
+        page = page_of(repository, folder)
+        assert page.count("Not measured.") == 3 and "at equal time (5.0 s)" in page
+        assert "| GELU | 5.00 | 1.6000 ± 0.1000 | 1.7500 ± 0.0000 |" in page
+        assert "| ReLU² | 4.00 (T = 64), 5.00 (T = 128) |" in page
         # Without the baseline no row has figures.
         changed["cases"] = [case for case in changed["cases"] if case["name"] != "baseline"]
         changed["not_measured"].append({"name": "baseline", "reason": "it needs 1 TiB"})

@@ -45,8 +45,9 @@ with tempfile.TemporaryDirectory(prefix="weft_test_") as name:
     repository, folder = Path(sys.argv[1]), Path(name)
     weft = program.Program(sys.argv[2], folder)
     code, = [block for block in re.findall(r"^```python\n(.*?)^```", (repository / "docs/file_formats.md").read_text(), re.S | re.M)
-             if "checkpoints" in block]
+             if "weft.Run" in block]
     (folder / "input.toml").write_text(INPUT)
+    (folder / "tools").symlink_to(repository.resolve() / "tools")
     weft.run("synth", "input.toml")
     found = {}
     for ranks, grid in ((1, 1), (3, 1), (2, 2)):

@@ -130,7 +130,7 @@ def grows_and_resumes(weft):
     # published: after the first change, with the next one ahead.
     more = ("--set", "data.sequence_start=8", "--set", "data.sequence_growth_steps=20", "--set", "data.order=curriculum",
             "--set", "data.curriculum_steps=30", "--set", "language_model.attention_dropout=0.1",
-            "--set", "language_model.sparse_blocks=1")
+            "--set", "language_model.sparse_blocks=1", "--set", "log.sample_tokens=0")
     whole, printed = train(weft, "growing", *more)
     assert "order of the curriculum" in printed, printed
     assert [line["sequence"] for line in program.metrics(whole)] == [8, 8, 16, 16, 32, 32, 32, 32]
@@ -142,6 +142,71 @@ def grows_and_resumes(weft):
     assert shard(killed) == shard(whole), "the resumed run has other bits"
     assert program.metrics_without_times(killed) == program.metrics_without_times(whole)
     assert shard(whole) != shard(weft.folder / "plain")
+
+
+def generates(weft, run):
+    def lines(*arguments):
+        return [json.loads(line) for line in weft.run("lm", "generate", run, "--jsonl", *arguments).splitlines()]
+
+    (weft.folder / "prompts.txt").write_text("The cat\nT\nThe owl did not see the\n")
+    options = ("--max-new-tokens", "40", "--temperature", "0.9", "--top-k", "20", "--top-p", "0.95", "--seed", "7")
+    written = lines("--prompts", "prompts.txt", "--samples", "3", *options)
+    assert [(line["prompt_number"], line["sample"]) for line in written] == [(p, n) for p in (1, 2, 3) for n in (1, 2, 3)], written
+    assert {line["prompt"] for line in written} == {"The cat", "T", "The owl did not see the"}
+    assert all(line["tokens"] == 40 == len(line["text"]) and line["finish"] == "length" for line in written), written
+    assert all(-40 * 10 < line["log_probability"] < 0 for line in written), written
+    assert len({line["text"] for line in written}) == 9, "samples repeat one another"
+    # A sample does not depend on the others, nor on which texts are computed together (longer than the context of 32 each).
+    assert lines("--prompt", "The cat", *options)[0] == written[0]
+    assert lines("--prompt", "The cat", "--samples", "2", *options) == written[:2]
+    # Other products may round differently: log-probabilities agree within fp32, and the draws of this seed do not notice.
+    for other, one in zip(lines("--prompts", "prompts.txt", "--samples", "3", "--rows", "2", *options), written, strict=True):
+        assert other["text"] == one["text"] and abs(other["log_probability"] - one["log_probability"]) < 1e-3, (other, one)
+    assert lines("--prompt", "The cat", *options[:-1], "8")[0]["text"] != written[0]["text"]
+    # The same prompts as JSON lines.
+    (weft.folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("The cat", "T", "The owl did not see the")))
+    assert lines("--prompts", "prompts.jsonl", "--samples", "3", *options) == written
+    # A stop text ends a sample, which is otherwise the same.
+    stop = written[0]["text"][5:7]
+    stopped = lines("--prompt", "The cat", "--stop", "\u20ac", "--stop", stop, *options)[0]
+    assert stopped["text"] == written[0]["text"][:written[0]["text"].index(stop)] and stopped["finish"] == "stop", stopped
+    # Always the most probable token: the seed has no effect.
+    greedy = [lines("--prompt", "The ", "--temperature", "0", "--seed", seed, "--max-new-tokens", "10") for seed in ("1", "2")]
+    assert greedy[0] == greedy[1], greedy
+    printed = weft.run("lm", "generate", run, "--prompt", "The cat", *options)
+    assert printed.strip() == "The cat" + written[0]["text"].rstrip(), printed
+    printed = weft.run("lm", "generate", run, "--prompt", "The cat", "--samples", "2", *options)
+    assert "--- prompt 1, sample 2 (40 tokens, length)" in printed, printed
+
+    (weft.folder / "no_prompt.txt").write_text("")
+    (weft.folder / "empty_line.txt").write_text("The\n\ncat\n")
+    (weft.folder / "long.txt").write_text("The cat\n" + "The cat " * 5 + "\n")
+    (weft.folder / "bad.jsonl").write_text('{"prompt": "The"}\n{"text": "The"}\n')
+    (weft.folder / "broken.jsonl").write_text('{"prompt": "The"\n')
+    (weft.folder / "latin_prompt.txt").write_bytes(b"caf\xe9\n")
+    for arguments, code, words in [
+            ((), 2, "needs one of --prompt TEXT and --prompts FILE"),
+            (("--prompt", "The", "--prompts", "prompts.txt"), 2, "needs one of --prompt TEXT and --prompts FILE"),
+            (("--prompt", ""), 2, "--prompt is empty"),
+            (("--prompt", "The cat " * 5), 2, "40 tokens do not fit the context of the model, which is 32 tokens"),
+            (("--prompts", "long.txt"), 3, "long.txt:2: 40 tokens do not fit the context"),
+            (("--prompt", "The \u20ac"), 3, "--prompt"),
+            (("--prompts", "nowhere.txt"), 2, "nowhere.txt: no such file"),
+            (("--prompts", "no_prompt.txt"), 3, "no_prompt.txt: is empty"),
+            (("--prompts", "empty_line.txt"), 3, "empty_line.txt:2: the prompt is empty"),
+            (("--prompts", "bad.jsonl"), 3, "bad.jsonl:2: not a JSON object"),
+            (("--prompts", "broken.jsonl"), 3, "broken.jsonl:1: not a JSON object"),
+            (("--prompts", "latin_prompt.txt"), 3, "latin_prompt.txt:1"),
+            (("--prompt", "The", "--top-p", "0"), 2, "--top-p 0 is not above 0"),
+            (("--prompt", "The", "--temperature", "-1"), 2, "--temperature -1 is not between"),
+            (("--prompt", "The", "--stop", ""), 2, "--stop is empty"),
+            (("--prompt", "The", "--samples", "0"), 2, "--samples"),
+            (("--prompt", "The", "--set", "language_model.layers=3"), 2, "they define the run")]:
+        printed = weft.run("lm", "generate", run, *arguments, code=code)
+        assert words in printed, (arguments, printed)
+    assert "nowhere" in weft.run("lm", "generate", "nowhere", "--prompt", "The", code=2)
+    printed = weft.run("lm", "train", "plain.toml", "--set", "language_model.sparse_blocks=1", "--output", "new", code=2)
+    assert "log.sample_tokens" in printed, printed
 
 
 def refusals(weft, run):
@@ -183,6 +248,7 @@ def test(weft):
     run = learns_and_reports(weft)
     resumes_bit_for_bit(weft, run)
     evaluates_the_held_out_part(weft)
+    generates(weft, run)
     policies_resume(weft)
     grows_and_resumes(weft)
     refusals(weft, run)

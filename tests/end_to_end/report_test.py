@@ -99,14 +99,44 @@ class Page(HTMLParser):
             assert words in text, f"the page does not say {words!r}"
 
 
-def report(weft, run, *arguments, ranks=None):
-    weft.run("report", run, *arguments, ranks=ranks)
-    text = (run / "report.html").read_text()
+def parsed(path):
+    text = path.read_text()
     assert "http" not in text
     # The same bytes are XML: a stricter reading of nesting, attributes and entities.
     assert text.startswith("<!DOCTYPE html>\n")
-    ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+    root = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+    check_narrow(text, root)
     return Page(text)
+
+
+def check_narrow(text, root):
+    """No browser is needed to know that a window of 400 pixels does not scroll sideways: everything of a fixed width is in a box
+    that scrolls by itself, and long words break."""
+    style = re.search("<style>(.*?)</style>", text, re.S)[1]
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1"/>' in text
+    assert re.search(r"@media \(max-width: \d+rem\) \{ body", style) and "(prefers-color-scheme: dark)" in style
+    rules = {}      # outside @media: what a class or element has
+    for selectors, body in re.findall(r"^([^{}@]+) \{([^{}]*)\}", style, re.M):
+        for selector in selectors.split(","):
+            rules[selector.strip()] = rules.get(selector.strip(), "") + body
+    for box in (".wide", "figure", "pre"):
+        assert "overflow-x: auto" in rules[box], box
+    assert "min-width: 0" in rules["figure"] and "min-width: 0" in rules[".figures > *"], "a cell of the grid would not shrink"
+    for words in ("h1", ".state", "pre"):
+        assert "overflow-wrap: anywhere" in rules[words], words
+    for width in re.findall(r"(?<!max-)(?<!min-)width: (\d+)(?:px|rem)", "".join(rules.values())):
+        assert int(width) <= 3, f"a fixed width of {width}"
+    parent = {child: one for one in root.iter() for child in one}
+    for element in root.iter():
+        if element.tag == "table":
+            assert parent[element].get("class") == "wide", "a table without a box that scrolls"
+        if element.get("class") == "chart":
+            assert parent[element].tag == "figure" and element.get("width") is None and element.get("viewBox")
+
+
+def report(weft, run, *arguments, ranks=None):
+    weft.run("report", run, *arguments, ranks=ranks)
+    return parsed(run / "report.html")
 
 
 def short(value):
@@ -266,6 +296,78 @@ def check_hostile(weft):
     assert len(page.text) < 300_000
 
 
+def check_changes(weft, source):
+    """A restart with other settings: each with the step from which it applies. The validation curve is a line."""
+    run = weft.folder / "changed"
+    weft.run("train", source, "--output", run, "--set", "run.steps=20", "--set", "log.evaluate_every=5")
+    weft.run("train", source, "--output", run, "--set", "run.steps=24", "--set", "log.evaluate_every=2",
+             "--set", "optimizer.learning_rate=1e-3", "--set", "resume.accept_changed=true")
+    weft.run("train", source, "--output", run, "--set", "run.steps=26", "--set", "log.evaluate_every=2",
+             "--set", "optimizer.learning_rate=1e-3", "--set", "resume.accept_changed=true")
+    page = report(weft, run)
+    table = page.text[page.text.index("Settings that changed"):]
+    rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", table[:table.index("</table>")])]
+    found = {(row[0], row[3]): row[1:3] for row in rows if row}
+    assert found == {("run.steps", "20"): ["20", "24"], ("log.evaluate_every", "20"): ["5", "2"],
+                     ("optimizer.learning_rate", "20"): ["0.003", "0.001"], ("run.steps", "24"): ["24", "26"],
+                     ("resume.accept_changed", "20"): ["false", "true"]}, found
+    assert program.record(run)["changed"] == {"run.steps": ["24", "26"]}
+    validation = page.text[page.text.index("<h3>Validation error</h3>"):]
+    curve = re.search('<path d="([^"]*)" class="curve"', validation)[1]
+    assert curve.count("M") == 1 and curve.count("L") == len([one for one in program.metrics(run) if "validation.l0" in one]) - 1, curve
+    # What it is about: in the title of the window, and under the heading.
+    about = "transcoder of synthetic, data data/train, 40 features per layer, batch_topk, k 3.0, learning rate 0.001"
+    assert f"({about})" in page.titles[0] and f"<p>{about}</p>" in page.text, page.titles[0]
+
+
+def check_comparison(weft, source):
+    runs = []
+    for name, settings in (("rate_a", ("optimizer.learning_rate=1e-3",)), ("rate<b>", ("optimizer.learning_rate=1e-2",)),
+                           ("short", ("run.steps=20", "optimizer.learning_rate=1e-2"))):
+        runs.append(weft.folder / "grid" / name)
+        weft.run("train", source, "--output", runs[-1], *(word for one in settings for word in ("--set", one)))
+    # Stopped after a few steps: no validation results, so it is the last row.
+    train_with_fault(weft, source, weft.folder / "grid" / "stopped", "step:0:12:usr1", 75)
+    runs.append(weft.folder / "grid" / "stopped")
+    said = weft.run("report", *runs, "--output", weft.folder / "runs.html")
+    page = parsed(weft.folder / "runs.html")
+    measured = {run.name: program.record(run)["result"].get("validation", {}).get("nmse_standardised_mean", math.inf) for run in runs}
+    best_first = sorted(measured, key=measured.get)
+    assert measured[best_first[-1]] == math.inf and best_first[-1] == "stopped"
+    table = page.text[page.text.index("Settings and results"):]
+    head = re.findall("<th(?: [^>]*)?>(.*?)</th>", table[:table.index("</thead>")])
+    # What differs, and nothing else.
+    assert head[:4] == ["run", "optimizer.learning_rate", "run.steps", "validation NMSE (standardised)"], head
+    rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", table[:table.index("</table>")])][1:]
+    assert [row[0].replace("&lt;", "<").replace("&gt;", ">") for row in rows] == best_first, rows
+    for row, name in zip(rows, best_first):
+        assert row[3] == ("-" if name == "stopped" else short(measured[name])), row
+        assert row[-1] == ("exit code 75" if name == "stopped" else "finished"), row
+    assert [line.split()[0] for line in said.splitlines() if line.split()[0] in measured] == best_first, said
+    # Every run is in the chart of the loss, with its last value at hand.
+    losses = page.text[page.text.index("<h3>Training loss</h3>"):]
+    losses = losses[:losses.index("</figure>")]
+    for position, name in enumerate(best_first):
+        last = program.metrics(weft.folder / "grid" / name)[-1]
+        assert f"{name}, step {last['step']}: {short(last['loss'])}" in page.titles, name
+        assert f'class="overlaid line{position}"' in losses
+    page.says("4 transcoders", "3 of 4 finished", "best run", "differ in optimizer.learning_rate, run.steps")
+    assert "rate<b>" not in page.text
+
+    # A language model is another thing.
+    (weft.folder / "text.txt").write_text("to be or not to be, that is the question. " * 40)
+    model = weft.folder / "model.toml"
+    model.write_text('[run]\nsteps = 2\n[data]\ntrain = "text.txt"\nbatch_tokens = 64\nsequence = 16\n'
+                     "[language_model]\nlayers = 1\nheads = 1\nd_model = 8\n[optimizer]\nwarmup_steps = 1\n[log]\nevery = 1\n")
+    for rate in ("1e-3", "1e-2"):
+        weft.run("lm", "train", model, "--output", weft.folder / f"lm_{rate}", "--set", f"optimizer.learning_rate={rate}")
+    said = weft.run("report", weft.folder / "lm_1e-3", runs[0], code=2)
+    assert "cannot be compared (one of language models, one of transcoders" in said, said
+    weft.run("report", weft.folder / "lm_1e-3", weft.folder / "lm_1e-2")
+    parsed(weft.folder / "comparison.html").says("2 language models", "training loss", "differ in optimizer.learning_rate")
+    assert "no such directory" in weft.run("report", runs[0], weft.folder / "none", code=2)
+
+
 def check_messages(weft, run):
     assert "no such directory; name the directory of a run" in weft.run("report", weft.folder / "nothing", code=2)
     assert "run.json is missing" in weft.run("report", weft.folder / "data", code=2)
@@ -284,6 +386,8 @@ def check(weft):
     run = check_real_run(weft, source)
     check_what_is_missing(weft, source, run)
     check_hostile(weft)
+    check_changes(weft, source)
+    check_comparison(weft, source)
     check_messages(weft, run)
 
 

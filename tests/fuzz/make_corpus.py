@@ -3,6 +3,7 @@
 Inputs of past findings are added by hand, as finding_*."""
 import json
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -147,6 +148,12 @@ def activations():
     h5("activation_bytes", "own_new", new, layers("bf16", own, chunks=(4, 4)))
     h5("activation_bytes", "gzip_new", new, layers("fp32", own, chunks=(5, 4), gzip=True, fletcher=True))
     h5("activation_bytes", "user_block", old, layers("fp32"), userblock_size=512)
+    # The layout of crosslayer-transcoder, and files that are nearly so.
+    for name, shape, kind, storage in (("tensor", (9, 2, 3, 4), "fp32", {}), ("tensor_half", (9, 2, 3, 4), "fp16", {}),
+                                       ("tensor_chunked", (9, 2, 3, 4), "fp32", {"chunks": (3, 2, 3, 4)}),
+                                       ("tensor_sides", (9, 3, 3, 4), "fp32", {}), ("tensor_axes", (9, 2, 12), "fp32", {}),
+                                       ("tensor_type", (9, 2, 3, 4), "fp64", {})):
+        h5("activation_bytes", name, new, lambda file: dataset(file, "tensor", kind, shape, **storage))
     rng = np.random.default_rng(2)
     for i in range(12):
         put("activation_layout", f"random_{i}", rng.integers(0, 256, 60 + 10 * i, dtype=np.uint8).tobytes())
@@ -220,12 +227,69 @@ def weights():
     put("weights_config", "tracer", b"\2" + b"model_name: 'gpt2'\nmodel_kind: cross_layer_transcoder # kind\n"
         b"feature_input_hook: hook_resid_mid\ntranscoders:\n  - a: b\n")
     put("weights_config", "forge", b"\3" + b'{"cross_layer_decoders": true, "model_name": "gpt2"}')
+    put("weights_config", "saelens", b"\5" + json.dumps({"architecture": "jumprelu_transcoder", "d_in": 2, "d_sae": 3, "d_out": 2,
+                                                         "metadata": {"hook_name": "blocks.0.hook_mlp_in"}}).encode())
+    put("weights_config", "sparsify", b"\6" + b'{"d_in": 2, "num_latents": 3, "k": 2, "transcode": false}')
+    model = {"model_type": "llama", "vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+             "intermediate_size": 3, "max_position_embeddings": 4, "rms_norm_eps": 1e-5,
+             "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                              "original_max_position_embeddings": 32}}
+    gemma = {**model, "model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 4,
+             "layer_types": ["sliding_attention"], "rope_scaling": None}
+    put("huggingface", "llama", b"\0" + json.dumps(model).encode())
+    put("huggingface", "gemma2", b"\0" + json.dumps(gemma).encode())
+    put("huggingface", "index", b"\1" + json.dumps({"weight_map": {"model.norm.weight": "a.safetensors"}}).encode())
     put("weights_config", "goreg", b"\4" + b"model:\n  init_args:\n    nonlinearity:\n      class_path: a.JumpReLU\n"
         b"    input_standardizer:\n      class_path: a.LayerwiseInputStandardizer\n    output_standardizer:\n"
         b"      class_path: Standardizer\n  is_folded: false\n")
 
 
+def foreign_activations():
+    def split(rows, kind, size, tokens):
+        side = rows * 3 * 2 * size
+        header = {"act_in": {"dtype": kind, "shape": [rows, 3, 2], "data_offsets": [0, side]},
+                  "act_out": {"dtype": kind, "shape": [rows, 3, 2], "data_offsets": [side, 2 * side]}}
+        values = np.random.default_rng(3).normal(0, 1, 2 * side // 4).astype("<f4").tobytes()
+        if tokens:
+            header["tokens"] = {"dtype": "I64", "shape": [rows], "data_offsets": [2 * side, 2 * side + 8 * rows]}
+            values += np.arange(rows, dtype="<i8").tobytes()
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + values
+    put("foreign_activations", "fp32", split(6, "F32", 4, True))
+    put("foreign_activations", "bf16", split(4, "BF16", 2, False))
+    put("foreign_activations", "odd_texts", split(5, "F32", 4, True))
+
+
+def compressed_activations():
+    def cache(quantization, bits, rows, compression="none", pack=bytes, **changes):
+        n = rows * 2 * 3
+        values = np.random.default_rng(4).integers(0, 256, (n * bits + 7) // 8, dtype=np.uint8).tobytes()
+        meta = {"quantization": quantization, "compression": compression, "symmetric": True, "original_shape_in": [rows, 2, 3],
+                "original_shape_out": [rows, 2, 3], "original_dtype": "torch.bfloat16", "scale_shape_in": [1, 2, 1],
+                "scale_shape_out": [], "has_tokens": True, **changes}
+        items = {"act_in_data": values, "act_in_scale": struct.pack("<2f", 0.5, 2), "act_out_data": values,
+                 "act_out_scale": struct.pack("<f", 1), "tokens": np.arange(rows, dtype="<i8").tobytes()}
+        text = json.dumps(meta).encode()
+        body = struct.pack("<I", len(text)) + text + struct.pack("<I", len(items))
+        for key, value in items.items():
+            value = pack(value)
+            body += struct.pack("<I", len(key)) + key.encode() + struct.pack("<Q", len(value)) + value
+        return body
+
+    def through(*command):
+        return lambda value: subprocess.run(command, input=value, stdout=subprocess.PIPE, check=True).stdout
+    put("compressed_activations", "int8", cache("int8", 8, 5))
+    put("compressed_activations", "int4", cache("int4", 4, 5))
+    put("compressed_activations", "int2", cache("int2", 2, 5))
+    put("compressed_activations", "zstd", cache("int8", 8, 6, "zstd", through("zstd", "-q", "-c")))
+    put("compressed_activations", "lz4", cache("int4", 4, 6, "lz4", through("lz4", "-q", "-c")))
+    put("compressed_activations", "asymmetric", cache("int8", 8, 5, symmetric=False))
+    put("compressed_activations", "huge", cache("int8", 8, 5, "zstd", through("zstd", "-q", "-c"), original_shape_in=[2**37, 2, 3],
+                                                 original_shape_out=[2**37, 2, 3]))
+
+
 if __name__ == "__main__":
     ROOT = Path(sys.argv[1])
-    for write in (inputs, index, metadata, vocabulary, statistics, manifest, activations, shard, tokenizers, tokens, weights):
+    for write in (inputs, index, metadata, vocabulary, statistics, manifest, activations, shard, tokenizers, tokens, weights, foreign_activations,
+                  compressed_activations):
         write()

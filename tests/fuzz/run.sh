@@ -26,7 +26,7 @@ if ! command -v clang++ >/dev/null; then
   exit 2
 fi
 [[ ${#targets[@]} -gt 0 ]] || targets=(input index metadata vocabulary statistics manifest activation_layout shard activation_bytes tokenizer
-  foreign_tokens token_bytes safetensors weights_config)
+  foreign_tokens token_bytes safetensors weights_config huggingface)
 
 cmake --preset fuzz -DWEFT_ENABLE_TESTS=ON >/dev/null
 cmake --build build/fuzz --target "${targets[@]/#/fuzz_}"

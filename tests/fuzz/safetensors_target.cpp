@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "interchange/safetensors.hpp"
+#include "storage/safetensors.hpp"
 #include "tests/fuzz/target.hpp"
 
 using namespace weft;
@@ -14,9 +14,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string path = scratch / "file.safetensors";
   fuzz::write_file(path, data, size);
   fuzz::accepts({ExitCode::data}, [&] {
-    const interchange::SafetensorsFile file(path);
+    const storage::SafetensorsFile file(path);
     std::int64_t covered = 0;
-    for (const interchange::SafetensorsEntry& entry : file.entries()) {
+    for (const storage::SafetensorsEntry& entry : file.entries()) {
       covered += entry.end - entry.begin;
       if (!entry.type) continue;
       std::vector<float> values(static_cast<std::size_t>(entry.elements()));

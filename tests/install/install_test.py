@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cmake --install creates a relocatable tree: the program, the inputs and the job scripts. The installation tests of the Spack recipe
-are run on it as well.
+"""cmake --install creates a relocatable tree: the program, inputs, job scripts, tools, the guide, manual pages, completion in shells and a
+file for environment modules. The installation tests of the Spack recipe are run on it as well.
 
 install_test.py WEFT REPOSITORY BUILD CMAKE
 """
 import filecmp
 import os
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import program
 
@@ -18,19 +21,62 @@ REPOSITORY, BUILD, CMAKE = map(os.path.abspath, sys.argv[2:5])
 
 
 def same_tree(installed, source):
-    compared = filecmp.dircmp(installed, source)
+    compared = filecmp.dircmp(installed, source, ignore=["__pycache__"])
     assert not (compared.left_only or compared.right_only or compared.diff_files or compared.funny_files), compared.report()
     for folder in compared.common_dirs:
         same_tree(os.path.join(installed, folder), os.path.join(source, folder))
 
 
+def check_links(doc):
+    """Links between the installed pages are valid."""
+    for page in doc.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)\s#]+)", page.read_text()):
+            assert re.match(r"[a-z]+:", target) or (page.parent / target).exists(), f"{page}: {target}"
+
+
+def check_module(prefix, version):
+    """The module file, run by Tcl with the commands of a module system replaced: paths below the prefix, wherever that is."""
+    if not shutil.which("tclsh"):
+        print("not checked: the module file (no tclsh)")
+        return
+    path = prefix / "share" / "modulefiles" / "weft" / version
+    script = f"""
+proc module-whatis {{args}} {{}}
+proc conflict {{args}} {{}}
+proc prepend-path {{name value}} {{ puts "$name=$value" }}
+proc setenv {{name value}} {{ puts "$name=$value" }}
+set ModulesCurrentModulefile {{{path}}}
+source {{{path}}}
+"""
+    done = subprocess.run(["tclsh"], input=script, text=True, capture_output=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    variables = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert variables == {"PATH": f"{prefix}/bin", "MANPATH": f"{prefix}/share/man", "XDG_DATA_DIRS": f"{prefix}/share",
+                         "WEFT_ROOT": str(prefix)}, variables
+
+
 def check(weft):
-    prefix = weft.folder / "prefix"
-    subprocess.run([CMAKE, "--install", BUILD, "--prefix", prefix], check=True, stdout=subprocess.DEVNULL)
-    assert sorted(os.listdir(prefix)) == ["bin", "share"] and os.listdir(prefix / "share") == ["weft"]
+    prefix = weft.folder.resolve() / "prefix"
+    first = prefix.with_name("first")
+    subprocess.run([CMAKE, "--install", BUILD, "--prefix", first], check=True, stdout=subprocess.DEVNULL)
+    first.rename(prefix)        # relocatable
+    version = re.search(r"project\(weft VERSION ([\d.]+)", Path(REPOSITORY, "CMakeLists.txt").read_text())[1]
+    assert sorted(os.listdir(prefix)) == ["bin", "share"]
     assert os.listdir(prefix / "bin") == ["weft"]
-    for folder in ("inputs", "jobscripts"):
-        same_tree(prefix / "share" / "weft" / folder, os.path.join(REPOSITORY, folder))
+    share = prefix / "share"
+    assert sorted(os.listdir(share)) == ["bash-completion", "doc", "fish", "man", "modulefiles", "weft", "zsh"], os.listdir(share)
+    for folder in ("inputs", "jobscripts", "tools"):
+        same_tree(share / "weft" / folder, os.path.join(REPOSITORY, folder))
+    same_tree(share / "doc" / "weft" / "docs", os.path.join(REPOSITORY, "docs"))
+    assert (share / "doc" / "weft" / "LICENSE").is_file()
+    check_links(share / "doc" / "weft")
+    for path in ("man/man1/weft.1", "man/man1/weft-train.1", "man/man1/weft-lm-train.1", "bash-completion/completions/weft",
+                 "zsh/site-functions/_weft", "fish/vendor_completions.d/weft.fish"):
+        assert (share / path).stat().st_size > 200, path
+    check_module(prefix, version)
+    for path in prefix.rglob("*"):
+        if path.is_file() and path.parts[-2] != "bin":
+            assert BUILD.encode() not in path.read_bytes(), f"{path} names the build"
 
     # From another folder, through PATH.
     elsewhere = weft.folder / "elsewhere"

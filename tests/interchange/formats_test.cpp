@@ -4,7 +4,9 @@
 #include "interchange/formats.hpp"
 
 #include <cmath>
+#include <cstring>
 #include <fstream>
+#include <iterator>
 
 #include "interchange/fold.hpp"
 #include "kernels/bf16.hpp"
@@ -60,7 +62,7 @@ void check_rows(const RowSource& source, std::int64_t step) {
   REQUIRE(source.contents().sizes.n_features == F);
   REQUIRE(source.contents().sizes.d_model == d);
   for (const auto& [part, layer] : parts_of(source.contents())) {
-    const Extent extent = extent_of(kSizes, part, layer);
+    const Extent extent = extent_of(source.contents(), part, layer);
     for (std::int64_t begin = 0; begin < extent.rows; begin += step) {
       const parallel::Range rows{begin, std::min(extent.rows, begin + step)};
       std::vector<float> values(static_cast<std::size_t>(rows.size() * extent.columns), -1.0f);
@@ -85,10 +87,12 @@ void check_rows(const RowSource& source, std::int64_t step) {
 /// The model above as a source, for writing.
 class Model : public RowSource {
  public:
-  explicit Model(bool thresholds, bool skip = false) : contents_{kSizes, thresholds, skip} {}
+  explicit Model(bool thresholds, bool skip = false)
+      : contents_{.sizes = kSizes, .thresholds = thresholds, .skip = skip} {}
+  explicit Model(Contents contents) : contents_(contents) {}
   const Contents& contents() const override { return contents_; }
   void read(Part part, std::int64_t layer, parallel::Range rows, float* to) const override {
-    const std::int64_t columns = extent_of(kSizes, part, layer).columns;
+    const std::int64_t columns = extent_of(contents_, part, layer).columns;
     for (std::int64_t r = rows.begin; r < rows.end; ++r)
       for (std::int64_t c = 0; c < columns; ++c)
         *to++ = part == Part::encoder        ? encoder(layer, r, c)
@@ -222,7 +226,7 @@ TEST_CASE("clt-forge: one file, or one for each part of the features") {
   }
 }
 
-TEST_CASE("clt-forge without cross-layer decoders: the other strips are zero") {
+TEST_CASE("clt-forge without cross-layer decoders: a per-layer transcoder") {
   const Scratch scratch;
   write_file(scratch.path / "clt_weights.safetensors",
              {{"W_enc", {L, d, F}, [](auto) { return 1.0f; }},
@@ -234,12 +238,13 @@ TEST_CASE("clt-forge without cross-layer decoders: the other strips are zero") {
               {"estimated_norm_scaling_factor_out", {L}, [](auto) { return 1.0f; }}});
   write_text(scratch.path / "clt_cfg.json", R"({"cross_layer_decoders": false})");
   const Opened opened = open_directory(scratch.path);
+  CHECK(opened.rows->contents().per_layer);
   for (std::int64_t s = 0; s < L; ++s) {
-    const std::int64_t columns = (L - s) * d;
+    const std::int64_t columns = d;
     std::vector<float> rows(static_cast<std::size_t>(F * columns));
     opened.rows->read(Part::decoder, s, {0, F}, rows.data());
     for (std::int64_t j = 0; j < F * columns; ++j)
-      CHECK(rows[static_cast<std::size_t>(j)] == (j % columns < d ? decoder(s, s, j / columns, j % columns) : 0.0f));
+      CHECK(rows[static_cast<std::size_t>(j)] == decoder(s, s, j / d, j % d));
     float bias[d];
     opened.rows->read(Part::decoder_bias, s, {0, d}, bias);
     CHECK(bias[1] == decoder_bias(s, 1));
@@ -280,6 +285,19 @@ TEST_CASE("crosslayer-transcoder: decoders by target, standardisers unless folde
   CHECK(has(refusal(ExitCode::usage, [&] { open_directory(scratch.path); }), "SamplewiseInputStandardizer"));
   config("BatchTopK", "Standardizer", "false");
   CHECK(has(refusal(ExitCode::usage, [&] { open_directory(scratch.path); }), "BatchTopK"));
+}
+
+TEST_CASE("crosslayer-transcoder with a decoder per layer") {
+  const Scratch scratch;
+  write_file(scratch.path / "checkpoint.safetensors",
+             {{"encoder.W", {L, d, F}, [](auto j) { return encoder(j / F / d, j % F, j / F % d); }},
+              {"encoder.b", {L, F}, [](auto j) { return encoder_bias(j / F, j % F); }},
+              {"decoder.W", {L, F, d}, [](auto j) { return decoder(j / d / F, j / d / F, j / d % F, j % d); }},
+              {"decoder.b", {L, d}, [](auto j) { return decoder_bias(j / d, j % d); }}});
+  write_text(scratch.path / "config.yaml", "nonlinearity:\n  class_path: a.ReLU\nis_folded: true\n");
+  const Opened opened = open_directory(scratch.path);
+  CHECK(opened.rows->contents().per_layer);
+  check_rows(*opened.rows, 2);
 }
 
 TEST_CASE("written directories read back the same, also rounded to bf16") {
@@ -334,7 +352,7 @@ TEST_CASE("folding: the formulas, with biases of the rounded matrices") {
   for (const kernels::Scalar type : {kernels::Scalar::fp32, kernels::Scalar::bf16}) {
     const FoldedRows folded(model, normalisation, type);
     const auto read = [&](Part part, std::int64_t layer) {
-      const Extent extent = extent_of(kSizes, part, layer);
+      const Extent extent = extent_of(model.contents(), part, layer);
       std::vector<float> values(static_cast<std::size_t>(extent.rows * extent.columns));
       folded.read(part, layer, {0, 1}, values.data());
       folded.read(part, layer, {1, extent.rows}, values.data() + extent.columns);
@@ -375,4 +393,234 @@ TEST_CASE("folding: the formulas, with biases of the rounded matrices") {
       CHECK(read(Part::threshold, l)[2] == theta(l, 2));
     }
   }
+}
+
+namespace {
+
+/// The first `columns` columns of a decoder row are those of the own layer.
+Contents single_layers(bool thresholds, bool skip, std::int64_t k = 0, bool autoencoder = false) {
+  return {
+      .sizes = kSizes, .thresholds = thresholds, .skip = skip, .per_layer = true, .autoencoder = autoencoder, .k = k};
+}
+
+}  // namespace
+
+TEST_CASE("saelens and sparsify: a directory for each layer, read back the same") {
+  struct Case {
+    Format format;
+    Contents contents;
+    const char* architecture;  // of saelens
+  };
+  for (const Case& each : {Case{Format::saelens, single_layers(false, false), "transcoder"},
+                           {Format::saelens, single_layers(false, true), "skip_transcoder"},
+                           {Format::saelens, single_layers(true, false), "jumprelu_transcoder"},
+                           {Format::saelens, single_layers(true, true), "jumprelu_skip_transcoder"},
+                           {Format::saelens, single_layers(false, false, 0, true), "standard"},
+                           {Format::saelens, single_layers(true, false, 0, true), "jumprelu"},
+                           {Format::saelens, single_layers(false, false, 2, true), "topk"},
+                           {Format::sparsify, single_layers(false, false, 2), nullptr},
+                           {Format::sparsify, single_layers(false, true, 2), nullptr},
+                           {Format::sparsify, single_layers(false, false, 2, true), nullptr}}) {
+    const Scratch scratch;
+    write_directory(Model(each.contents), each.format, kExact,
+                    {"gpt2", each.architecture != nullptr ? "blocks.{}.in" : "h.{}.mlp", "h.{}.mlp"},
+                    scratch.path / "new");
+    const Opened opened = open_directory(scratch.path / "new");
+    check_rows(*opened.rows, 2);
+    const Contents& read = opened.rows->contents();
+    CHECK(read.thresholds == each.contents.thresholds);
+    CHECK(read.skip == each.contents.skip);
+    CHECK(read.k == each.contents.k);
+    CHECK(read.per_layer);
+    CHECK(read.autoencoder == each.contents.autoencoder);
+    if (each.architecture != nullptr) {
+      const SortedJson config = json_object(scratch.path / "new/layer_1/cfg.json");
+      CHECK(config["architecture"] == each.architecture);
+      CHECK(config["metadata"]["hook_name"] == "blocks.1.in");
+    } else {
+      CHECK(fs::exists(scratch.path / "new/h.2.mlp/sae.safetensors"));
+    }
+    // One layer alone.
+    const fs::path layer = scratch.path / "new" / (each.architecture != nullptr ? "layer_2" : "h.2.mlp");
+    const Opened alone = open_directory(layer);
+    CHECK(alone.rows->contents().sizes.n_layers == 1);
+    float bias[d];
+    alone.rows->read(Part::decoder_bias, 0, {0, d}, bias);
+    CHECK(bias[1] == decoder_bias(2, 1));
+  }
+}
+
+TEST_CASE("saelens and sparsify: an autoencoder that reads x - b_dec, layers in the order of their numbers") {
+  for (const bool saelens : {true, false}) {
+    const Scratch scratch;
+    constexpr std::int64_t n_layers = 11;
+    for (std::int64_t s = 0; s < n_layers; ++s) {
+      const fs::path layer = scratch.path / fmt::format("layers.{}", s);
+      fs::create_directories(layer);
+      const auto weight = [=](auto j) { return saelens ? encoder(0, j % F, j / F) : encoder(0, j / d, j % d); };
+      write_file(layer / (saelens ? "sae_weights.safetensors" : "sae.safetensors"),
+                 {{saelens ? "W_enc" : "encoder.weight",
+                   saelens ? std::vector<std::int64_t>{d, F} : std::vector<std::int64_t>{F, d}, weight},
+                  {saelens ? "b_enc" : "encoder.bias", {F}, [=](auto) { return static_cast<float>(s); }},
+                  {"W_dec", {F, d}, [=](auto) { return 1.0f; }},
+                  {"b_dec", {d}, [=](auto j) { return static_cast<float>(j); }}});
+      write_text(layer / "cfg.json", saelens ? R"({"architecture": "standard", "d_in": 4, "d_sae": 5})"
+                                             : R"({"d_in": 4, "num_latents": 5, "k": 3})");
+    }
+    const Opened opened = open_directory(scratch.path);
+    CHECK(opened.rows->contents().sizes.n_layers == n_layers);
+    CHECK(opened.rows->contents().autoencoder);
+    CHECK(opened.rows->contents().k == (saelens ? 0 : 3));
+    for (const std::int64_t layer : {2, 10}) {
+      float values[2];
+      opened.rows->read(Part::encoder_bias, layer, {1, 3}, values);
+      for (std::int64_t f = 1; f < 3; ++f) {
+        double shift = 0;
+        for (std::int64_t i = 0; i < d; ++i) shift += static_cast<double>(encoder(0, f, i)) * static_cast<double>(i);
+        CHECK(values[f - 1] == static_cast<float>(static_cast<double>(layer) - shift));
+      }
+    }
+  }
+}
+
+TEST_CASE("saelens and sparsify: what cannot be expressed or read is refused with its name") {
+  const Scratch scratch;
+  const auto refused = [&](const Contents& contents, Format format) {
+    return refusal(ExitCode::usage,
+                   [&] { write_directory(Model(contents), format, kExact, {}, scratch.path / "refused"); });
+  };
+  CHECK(has(refused({.sizes = kSizes}, Format::saelens), "per_layer"));
+  CHECK(has(refused(single_layers(true, false), Format::sparsify), "threshold"));
+  CHECK(has(refused(single_layers(false, false, 2), Format::saelens), "sparsify"));
+  CHECK(!fs::exists(scratch.path / "refused"));
+
+  write_directory(Model(single_layers(false, false, 2)), Format::sparsify, kExact, {}, scratch.path / "sparsify");
+  write_directory(Model(single_layers(true, false)), Format::saelens, kExact, {}, scratch.path / "saelens");
+  const auto changed = [&](const char* directory, const char* key, const SortedJson& value, ExitCode code) {
+    const fs::path path = scratch.path / directory / "cfg.json";
+    const SortedJson good = json_object(path);
+    SortedJson bad = good;
+    bad[key] = value;
+    write_text(path, json_text(bad));
+    const std::string message = refusal(code, [&] { open_directory(path.parent_path().parent_path()); });
+    CHECK_MESSAGE(has(message, scratch.path.string()), message);
+    write_text(path, json_text(good));
+    return message;
+  };
+  CHECK(has(changed("saelens/layer_1", "architecture", "gated", ExitCode::usage), "gated"));
+  CHECK(has(changed("saelens/layer_0", "normalize_activations", "layer_norm", ExitCode::usage), "layer_norm"));
+  CHECK(has(changed("saelens/layer_0", "d_sae", "five", ExitCode::data), "d_sae"));
+  CHECK(has(changed("saelens/layer_2", "d_sae", 6, ExitCode::usage), "layer_2"));
+  CHECK(has(changed("saelens/layer_0", "d_out", 3, ExitCode::usage), "width"));
+  CHECK(has(changed("sparsify/layers.1.mlp", "activation", "groupmax", ExitCode::usage), "groupmax"));
+  CHECK(has(changed("sparsify/layers.0.mlp", "k", -1, ExitCode::data), "\"k\""));
+  CHECK(has(changed("sparsify/layers.0.mlp", "embed_skip", true, ExitCode::usage), "embed_skip"));
+  const fs::path weights = scratch.path / "sparsify/layers.1.mlp/sae.safetensors";
+  fs::resize_file(weights, fs::file_size(weights) - 1);
+  CHECK(has(refusal(ExitCode::data, [&] { open_directory(scratch.path / "sparsify"); }), "layers.1.mlp"));
+}
+
+namespace {
+
+/// Header and values of a safetensors file.
+struct Container {
+  SortedJson header;
+  std::string values;
+
+  explicit Container(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), 8);
+    header = parse_json<SortedJson>(bytes.substr(8, length));
+    values = bytes.substr(8 + length);
+  }
+  void write(const fs::path& path) const {
+    const std::string text = json_text(header);
+    const std::uint64_t length = text.size();
+    std::string head(8, '\0');
+    std::memcpy(head.data(), &length, 8);
+    std::ofstream(path, std::ios::binary) << head << text << values;
+  }
+};
+
+/// Directories of all formats, with the model above.
+void write_all_formats(const fs::path& directory) {
+  write_directory(Model(true, true), Format::circuit_tracer, kExact, {}, directory / "circuit-tracer");
+  write_directory(Model(true), Format::crosslayer_coding, kExact, {}, directory / "crosslayer-coding");
+  write_directory(Model(single_layers(true, true)), Format::saelens, kExact, {}, directory / "saelens");
+  write_directory(Model(single_layers(false, true, 2)), Format::sparsify, kExact, {}, directory / "sparsify");
+  const auto one = [](auto) { return 1.0f; };
+  fs::create_directories(directory / "clt-forge");
+  write_text(directory / "clt-forge/clt_cfg.json", "{}");
+  write_file(directory / "clt-forge/clt_weights.safetensors", {{"W_enc", {L, d, F}, one},
+                                                               {"b_enc", {L, F}, one},
+                                                               {"W_dec", {6, F, d}, one},
+                                                               {"b_dec", {6, d}, one},
+                                                               {"log_threshold", {L, F}, one},
+                                                               {"estimated_norm_scaling_factor_in", {L}, one},
+                                                               {"estimated_norm_scaling_factor_out", {L}, one}});
+  fs::create_directories(directory / "crosslayer-transcoder");
+  write_text(directory / "crosslayer-transcoder/config.yaml",
+             "nonlinearity:\n  class_path: a.JumpReLU\ninput_standardizer:\n  class_path: a.DimensionwiseS\n"
+             "output_standardizer:\n  class_path: a.LayerwiseS\n");
+  write_file(directory / "crosslayer-transcoder/checkpoint.safetensors", {{"encoder.W", {L, d, F}, one},
+                                                                          {"encoder.b", {L, F}, one},
+                                                                          {"decoder.W_0", {1, F, d}, one},
+                                                                          {"decoder.W_1", {2, F, d}, one},
+                                                                          {"decoder.W_2", {3, F, d}, one},
+                                                                          {"decoder.b", {L, d}, one},
+                                                                          {"nonlinearity.theta", {1, L, F}, one},
+                                                                          {"input_standardizer.mean", {L, d}, one},
+                                                                          {"input_standardizer.std", {L, d}, one},
+                                                                          {"output_standardizer.mean", {L}, one},
+                                                                          {"output_standardizer.std", {L}, one}});
+}
+
+}  // namespace
+
+TEST_CASE("every tensor of every format: of another type or shape, missing or cut off, it is named with its file") {
+  const Scratch scratch;
+  write_all_formats(scratch.path);
+  int tensors = 0;
+  for (const fs::directory_entry& format : fs::directory_iterator(scratch.path)) {
+    const auto refused = [&](const std::string& path, const std::string& tensor) {
+      const std::string message = refusal(ExitCode::data, [&] { open_directory(format.path()); });
+      CHECK_MESSAGE(has(message, path), message);
+      CHECK_MESSAGE(has(message, tensor), message);
+    };
+    CHECK(open_directory(format.path()).format == format.path().filename().string());
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(format.path())) {
+      if (entry.path().extension() != ".safetensors") continue;
+      const std::string path = entry.path().string();
+      const Container good(path);
+      for (const auto& [name, described] : good.header.items()) {
+        if (name == "__metadata__") continue;
+        ++tensors;
+        Container bad = good;
+        bad.header[name]["dtype"] = "I32";
+        bad.write(path);
+        refused(path, name);
+        bad = good;
+        std::vector<std::int64_t> shape = described["shape"];
+        shape.push_back(1);
+        bad.header[name]["shape"] = shape;
+        bad.write(path);
+        refused(path, name);
+        bad = good;
+        bad.header.erase(name);
+        bad.header["another"] = described;
+        bad.write(path);
+        // Without thresholds or skip matrix in the first file the others have one too many, which has no counterpart.
+        const bool optional = name == "threshold_0" || name == "W_skip_0" || name == "nonlinearity.theta";
+        if (!optional) refused(path, name);
+      }
+      Container bad = good;
+      bad.values.pop_back();
+      bad.write(path);
+      refused(path, "");
+      good.write(path);
+    }
+  }
+  CHECK(tensors == 3 * 6 + (3 * 2 + 6 * 2 + 1) + 3 * 6 + 3 * 5 + 7 + 11);
 }

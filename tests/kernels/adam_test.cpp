@@ -63,11 +63,11 @@ TEST_CASE("stochastic 8-bit codes are unbiased between all neighbours") {
   }
 }
 
-TEST_CASE("a second moment that is not zero never gets the code zero") {
+TEST_CASE("no second moment of a coded block gets the code zero") {
   for (const std::uint32_t random : {0u, 0xffffu}) {
-    CHECK(code_stochastic_positive(1e-30f, random) == 1);
-    CHECK(code_stochastic_positive(0x1p-10f, random) == 1);
-    CHECK(code_stochastic_positive(0.0f, random) == 0);
+    CHECK(code_stochastic_root(1e-30f, random) == 1);
+    CHECK(code_stochastic_root(0x1p-10f, random) == 1);
+    CHECK(code_stochastic_root(0.0f, random) == 1);
   }
 }
 

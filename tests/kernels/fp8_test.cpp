@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "kernels/language/linear/linear.hpp"
 #include "kernels/optimize/codec.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
@@ -57,20 +58,21 @@ std::vector<float> uneven(std::int64_t rows, std::int64_t columns, std::uint64_t
 }  // namespace
 
 TEST_CASE("a row in codes has the scale of its largest element and the nearest codes, by rows and by columns") {
+  // The definition leaves nothing to rounding: every backend gives its bits.
   for_each_backend([&](const Execution& execution) {
     int margins = 0;
-    for (const std::int64_t columns : {16, 272, 768, 3072, 8208})
+    for (const auto& [rows, columns] : {std::pair{33, 16}, {16, 1040}, {40, 272}, {33, 768}, {8, 3072}, {5, 8208}})
       for (const Scalar type : kRowTypes)
         for (const Form form : {Form::plain, Form::transposed}) {
+          CAPTURE(rows);
           CAPTURE(columns);
-          const std::int64_t rows = columns > 1000 ? 5 : 33;
           const std::vector<float> values = uneven(rows, columns, 1);
           const bool plain = form == Form::plain;
           std::vector<float> given(values.size());
           for (std::int64_t i = 0; i < rows; ++i)
             for (std::int64_t j = 0; j < columns; ++j)
               given[plain ? i * columns + j : j * rows + i] = values[i * columns + j];
-          const Rows from(given, plain ? rows : columns, plain ? columns : rows, type, kMargins[margins++ % 3]);
+          const Rows from(given, plain ? rows : columns, plain ? columns : rows, type, kMargins[margins++ / 2 % 3]);
           const std::vector<float> kept = from.values();
           const Coded coded(execution, from.view(), form);
           const std::vector<std::byte> bytes = coded.memory.values();
@@ -123,6 +125,39 @@ TEST_CASE("products in codes are those of the decoded operands, close to those o
         // Codes of both operands err by up to 2^-4 relative, 2.5 % root mean square each.
         CHECK(relative_error(y.values(), exact) <= 0.08);
       }
+  });
+}
+
+TEST_CASE("a product in codes with a bias is the product plus the bias") {
+  for_each_backend([&](const Execution& execution) {
+    if (!coded_obstacle(execution.backend).empty()) return;
+    const std::int64_t rows = 130, columns = 48, inner = 272;
+    const Rows x(uneven(rows, inner, 1), rows, inner, Scalar::bf16),
+        weight(random_floats(columns * inner, 2), columns, inner, Scalar::bf16);
+    const std::vector<float> values = random_floats(columns, 3);
+    const DeviceArray<float> bias(values);
+    std::vector<bf16> rounded_values;
+    for (const float value : values) rounded_values.push_back(to_bf16(value));
+    const DeviceArray<bf16> rounded(rounded_values);
+    const Coded a(execution, x.view(), Form::plain), b(execution, weight.view(), Form::plain);
+    const DeviceArray<std::byte> workspace(gemm_coded_workspace(execution.backend, rows, columns, inner));
+    const std::vector<double> da = decoded(a), db = decoded(b);
+    for (const bool with_rounded : {false, true}) {
+      CAPTURE(with_rounded);
+      LinearWeights weights{.matrix = weight.view(), .bias = bias.array()};
+      if (with_rounded) weights.rounded_bias = rounded.array();
+      const Rows y(rows, columns, Scalar::bf16);
+      linear_coded(execution, weights, b.view(), a.view(), y.view(), workspace.array());
+      std::vector<double> want;
+      for (std::int64_t i = 0; i < rows; ++i)
+        for (std::int64_t j = 0; j < columns; ++j) {
+          double sum = static_cast<double>(values[j]);
+          for (std::int64_t k = 0; k < inner; ++k) sum += da[i * inner + k] * db[j * inner + k];
+          want.push_back(sum);
+        }
+      // The product and the sum are rounded to bf16, or the bias and the sum.
+      CHECK(relative_error(y.values(), want) <= 6e-3);
+    }
   });
 }
 

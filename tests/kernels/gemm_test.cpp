@@ -158,6 +158,28 @@ TEST_CASE("TF32 changes products of fp32 on a GPU by the rounding of their opera
   });
 }
 
+TEST_CASE("a batch of products is those products, also where matrices of the batch overlap or are the same") {
+  for_each_backend([&](const Execution& execution) {
+    for (const Scalar type : kRowTypes) {
+      const std::int64_t rows = 24, columns = 40, inner = 16, count = 5;
+      const TestMatrix a(random_floats((count + rows) * inner, 1), count + rows, inner, type),
+          b(random_floats(inner * columns, 2), inner, columns, type);
+      const TestMatrix each(std::vector<float>(count * rows * columns), count * rows, columns, Scalar::fp32),
+          together(std::vector<float>(count * rows * columns, std::nanf("")), count * rows, columns, Scalar::fp32);
+      const device::Buffer<std::byte> workspace(gemm_workspace(type, type, Scalar::fp32, rows, columns, inner));
+      // Rows [i, i + rows) of a for product i, the same b for all.
+      for (std::int64_t i = 0; i < count; ++i)
+        gemm(execution, 1.0f, a.view().rows_from(i, rows), Form::plain, b.view(), Form::plain, 0.0f,
+             each.view().rows_from(i * rows, rows), workspace.array());
+      gemm_batched(execution, 1.0f, a.view().rows_from(0, rows), Form::plain, b.view(), Form::plain, 0.0f,
+                   together.view().rows_from(0, rows), {count, inner, 0, rows * columns}, workspace.array());
+      const std::vector<float> want = each.values(), got = together.values();
+      // Each is a sum of 16 products of magnitude at most 1 in fp32, in an order that a library may choose.
+      for (std::size_t i = 0; i < want.size(); ++i) REQUIRE(std::abs(got[i] - want[i]) <= 2 * 16 * 16 * kRoundoff);
+    }
+  });
+}
+
 TEST_CASE("equal products have equal bits, and a workspace that is too small is refused") {
   for_each_backend([&](const Execution& execution) {
     const Operand a(130, 65, Form::plain, Scalar::bf16, 1), b(65, 40, Form::plain, Scalar::bf16, 2);

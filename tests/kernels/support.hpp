@@ -429,8 +429,7 @@ inline bool rounds_as_defined(const Parameters& parameters, const Values& after,
   for (std::int64_t i = 0; i < size; ++i) {
     const std::uint64_t element = view.global_element(i / view.columns, i % view.columns);
     const int part = static_cast<int>(element % kernels::kElementsPerRandom);
-    const kernels::Random4 random =
-        kernels::philox(step.seed, kernels::Purpose::weight_rounding, step.step, element / kernels::kElementsPerRandom);
+    const kernels::Random4 random = kernels::rounding_random(step, element / kernels::kElementsPerRandom);
     const auto rounded = [&](double value, int flip) -> float {
       return kernels::to_bf16_stochastic(static_cast<float>(value), kernels::rounding_bits(random, part ^ flip));
     };
@@ -446,7 +445,7 @@ inline bool rounds_as_defined(const Parameters& parameters, const Values& after,
                   static_cast<float>(exact[i].first_moment) * kernels::inverse_scale(first_scale),
                   kernels::rounding_bits(random, part ^ kernels::kFirstMomentPart))) *
               first_scale;
-      second = kernels::code_to_float(kernels::code_stochastic_positive(
+      second = kernels::code_to_float(kernels::code_stochastic_root(
                    static_cast<float>(std::sqrt(exact[i].second_moment)) * kernels::inverse_scale(second_scale),
                    kernels::rounding_bits(random, part ^ kernels::kSecondMomentPart))) *
                second_scale;

@@ -79,6 +79,16 @@ std::int64_t planned(const std::vector<std::pair<std::string, std::int64_t>>& ro
   return at == rows.end() ? 0 : at->second;
 }
 
+/// 65,536 tokens of sequences of 1,024 in one micro-batch, in bf16.
+Configuration gpt2_small() {
+  Configuration settings;
+  settings.language_model.kv_heads = 12;
+  settings.data.sequence = 1024;
+  settings.data.batch_tokens = 65536;
+  settings.precision = Precision::bf16;
+  return settings;
+}
+
 }  // namespace
 
 TEST_CASE("optimizer state in host memory: the same bits in every policy") {
@@ -124,6 +134,7 @@ TEST_CASE("the losses of a validation are those of kept activations, and trainin
   Run first(configuration()), second(swapped);
   for (Run* run : {&first, &second}) {
     run->steps(1);
+    run->trainer.transformer().prepare_weights();
     run->trainer.transformer().forward(run->trainer.staging().tokens(0, 2, 16), nullptr);
     run->steps(1);
   }
@@ -200,13 +211,61 @@ TEST_CASE("activations per token: a block keeps 2 C bytes with full recomputatio
   }
 }
 
+TEST_CASE("no buffer of the own attention grows with the square of the sequence") {
+  for (const kernels::Backend backend : {kernels::Backend::portable, kernels::Backend::cuda}) {
+    const auto bytes = [&](std::int64_t sequence) {
+      Configuration settings = gpt2_small();
+      settings.data.sequence = sequence;
+      settings.attention.implementation = kernels::AttentionImplementation::own;
+      const Architecture architecture{settings.language_model, 50257, 8192};
+      const training::StepArena step = measure_step(settings, architecture, single_process(), backend);
+      std::int64_t sum = 0;
+      for (const training::StepArena::Bytes& part : step.bytes()) sum += part.device;
+      return sum;
+    };
+    // As many tokens in fewer sequences: the same arrays. A matrix of scores would be 64 times as large.
+    CHECK(bytes(8192) == bytes(1024));
+  }
+}
+
+TEST_CASE("the head takes the logits of a chunk, in the type of the activations") {
+  Configuration settings = gpt2_small();
+  settings.memory.head_chunk = 8192;
+  const auto bytes = [&] { return planned(plan(settings, {settings.language_model, 50257, 1024}, 0).device, "head"); };
+  CHECK(bytes() == std::int64_t{2} * 8192 * 50304);
+  settings.precision = Precision::fp32;
+  CHECK(bytes() == std::int64_t{4} * 8192 * 50304);
+  // By default at most 256 MiB, in chunks of equal size: 25 of them, the last one 2,560 rows.
+  settings.memory.head_chunk = 0;
+  settings.precision = Precision::bf16;
+  CHECK(bytes() == std::int64_t{2} * 2624 * 50304);
+  settings.data.batch_tokens = 2048;
+  CHECK(bytes() == std::int64_t{2} * 2048 * 50304);
+}
+
+TEST_CASE("8-bit moments take 2.03 bytes per parameter, those of embeddings included") {
+  Configuration settings = gpt2_small();
+  settings.optimizer.state = kernels::StatePolicy::eight_bit;
+  const Plan all = plan(settings, {settings.language_model, 50257, 1024}, 0);
+  CHECK(all.parameters == 124439808);
+  const double each = static_cast<double>(planned(all.device, "moments")) / static_cast<double>(all.parameters);
+  // Two codes and two scales per 256 elements; 8 bytes for each element of a vector, 0.1 % of them.
+  CHECK(each >= 2 + 8.0 / 256);
+  CHECK(each <= 2 + 8.0 / 256 + 0.008);
+}
+
+TEST_CASE("the plan compares the tokens of the run with 20 per parameter") {
+  Configuration settings = gpt2_small();
+  settings.run.steps = 1000;
+  const Plan all = plan(settings, {settings.language_model, 50257, 1024}, 0);
+  const std::string text = to_text(all, settings);
+  CAPTURE(text);
+  CHECK(text.find("65,536,000 in this run, 0.0263 of the 2,488,796,160") != std::string::npos);
+}
+
 TEST_CASE("swapping is refused where recomputation costs less time") {
   // GPT-2 small, 65,536 tokens: 1.6 GB of each block each way, 32 ms, against 1.4 ms (one H200).
-  Configuration settings;
-  settings.language_model.kv_heads = 12;
-  settings.data.sequence = 1024;
-  settings.data.batch_tokens = 65536;
-  settings.precision = Precision::bf16;
+  Configuration settings = gpt2_small();
   settings.memory.swap_activations = true;
   const auto plan_of = [&] { return plan(settings, {settings.language_model, 50257, settings.data.sequence}, 0); };
   const Plan small = plan_of();

@@ -96,6 +96,7 @@ class SmallModel {
 
   /// Mean loss of the counted targets.
   double loss() {
+    transformer_.prepare_weights();
     transformer_.forward(tokens(), step_.data());
     transformer_.losses(tokens(), losses_.array());
     return mean_of_losses();
@@ -116,20 +117,49 @@ class SmallModel {
     training::GradientSink& sink = by_rows ? static_cast<training::GradientSink&>(rows_sink) : sink_;
     sink_.clear();
     if (micro == 0) micro = sequences_;
-    for (std::int64_t first = 0; first < sequences_; first += micro) {
-      const Tokens part = tokens(first, std::min(micro, sequences_ - first));
-      transformer_.forward(part, step_.data());
-      transformer_.losses_and_gradient(part, staging_.scale(), {losses_.data() + first * length_, part.rows()}, sink);
-      transformer_.backward(part, step_.data(), sink);
-    }
-    gradients.clear();
-    for (std::size_t i = 0; i < parameters().size(); ++i)
-      gradients.push_back(to_host(parameters().specs()[i].is_matrix() ? sink_.matrix(i).data : sink_.vector(i).data,
-                                  parameters().specs()[i].elements()));
+    transformer_.prepare_weights();
+    for (std::int64_t first = 0; first < sequences_; first += micro)
+      micro_batch(first, std::min(micro, sequences_ - first), sink);
+    gradients = this->gradients();
     return mean_of_losses();
+  }
+  /// The gradient of the head's input, [rows, C], of a model in fp32.
+  std::vector<float> hidden_gradient() {
+    // The first rows that the backward pass hands over below the head are those of the final norm.
+    struct FirstNorm final : training::GradientSink {
+      void take(const training::GradientRows& rows) override {
+        if (rows.form == training::GradientRows::Form::column_product && values.empty())
+          values = to_host(rows.gradients.data, rows.gradients.rows * rows.gradients.columns);
+      }
+      std::vector<float> values;
+    } sink;
+    transformer_.prepare_weights();
+    micro_batch(0, sequences_, sink);
+    return sink.values;
+  }
+  /// What the sequences [first, first + count) alone add to the gradients.
+  std::vector<std::vector<float>> gradient_of(std::int64_t first, std::int64_t count) {
+    sink_.clear();
+    transformer_.prepare_weights();
+    micro_batch(first, count, sink_);
+    return gradients();
   }
 
  private:
+  void micro_batch(std::int64_t first, std::int64_t count, training::GradientSink& sink) {
+    const Tokens part = tokens(first, count);
+    transformer_.forward(part, step_.data());
+    transformer_.losses_and_gradient(part, staging_.scale(), {losses_.data() + first * length_, part.rows()}, sink);
+    transformer_.backward(part, step_.data(), sink);
+  }
+  std::vector<std::vector<float>> gradients() const {
+    std::vector<std::vector<float>> all;
+    for (std::size_t i = 0; i < parameters().size(); ++i)
+      all.push_back(to_host(parameters().specs()[i].is_matrix() ? sink_.matrix(i).data : sink_.vector(i).data,
+                            parameters().specs()[i].elements()));
+    return all;
+  }
+
   const TransformerSettings settings_;
   const std::int64_t sequences_, length_;
   parallel::Grid grid_;

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "input/read.hpp"
 #include "kernels/optimize/loss_scale.hpp"
+#include "language_model/evaluation.hpp"
 #include "language_model/plan.hpp"
 #include "tests/language_model/small_model.hpp"
 
@@ -47,8 +48,8 @@ void fill(dataset::TokenBatch& batch, std::int64_t step) {
 struct Run {
   explicit Run(const Configuration& settings)
       : grid(weft::testing::world(), single_process()),
-        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence}, grid,
-                weft::testing::execution()) {
+        execution{device::planned_backend(device_settings(settings)), weft::testing::execution().stream},
+        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence}, grid, execution) {
     trainer.initialise();
   }
   void step() {
@@ -59,10 +60,11 @@ struct Run {
   std::vector<float> weights() const {
     const kernels::ParameterRows& rows = trainer.model().parameters().matrix(0);
     const device::Buffer<float> staged(rows.rows * rows.columns);
-    kernels::weights_to_float(weft::testing::execution(), rows, 0, staged.matrix(rows.rows, rows.columns));
+    kernels::weights_to_float(execution, rows, 0, staged.matrix(rows.rows, rows.columns));
     return weft::testing::to_host(staged.data(), staged.size());
   }
   parallel::Grid grid;
+  const kernels::Execution execution;
   Trainer trainer;
 };
 
@@ -217,6 +219,26 @@ TEST_CASE("8-bit products in the forward pass change the loss by less than 1 %")
   }
   CHECK(sum_fp8 != sum);
   CHECK(sum_fp8 == doctest::Approx(sum).epsilon(0.01));
+}
+
+TEST_CASE("an evaluation reads the weights as they are after the last update, in every type") {
+  std::vector<std::uint16_t> ids;
+  for (int i = 0; i < 33; ++i) ids.push_back(static_cast<std::uint16_t>(i * i % kVocabulary));
+  const dataset::TokenSet text("text", ids, kVocabulary, 0);
+  for (const char* more : {"", "[device]\nprecision = \"bf16\"\n", "[device]\nprecision = \"fp16\"\n",
+                           "[device]\nprecision = \"bf16\"\nfp8_forward = true\n"}) {
+    CAPTURE(more);
+    Run run(configuration(more));
+    Trainer& trainer = run.trainer;
+    for (int i = 0; i < 3; ++i) run.step();
+    trainer.settle();
+    const auto loss = [&] {
+      return evaluate(text, 16, 32, trainer.transformer(), trainer.staging(), run.execution).loss;
+    };
+    const double first = loss();  // copies from the beginning of the last step would give another loss
+    trainer.transformer().prepare_weights();
+    CHECK(loss() == first);
+  }
 }
 
 TEST_CASE("the plan is what a trainer allocates") {

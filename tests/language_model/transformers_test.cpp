@@ -149,6 +149,7 @@ void compare(const std::string& name, Scalar type, const Tolerance& tolerance) {
   const DeviceArray<float> losses(rows), scale(std::vector<float>{static_cast<float>(1 / counted)});
   const Tokens tokens{fixture.sequences, fixture.length, ids.array(), targets.array(), places.array(), {}, 0};
 
+  transformer.prepare_weights();
   transformer.forward(tokens, nullptr);
   std::vector<float> logits;
   for (std::int64_t row = 0; row < rows; ++row)

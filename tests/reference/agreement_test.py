@@ -50,6 +50,8 @@ CASES = {
     "by decoder norm": dict(activation="batch_topk", k=3.5, ranking="decoder_norm", learning_rate=1e-2),
     "by decoder norm, each token": dict(activation="topk", scope="all_layers", k=3, ranking="decoder_norm",
                                         learning_rate=1e-2),
+    "by z-score": dict(activation="batch_topk", scope="all_layers", k=3.5, ranking="z_score", normalise="scalar"),
+    "by z-score, each token": dict(activation="topk", k=3, ranking="z_score"),
     "jumprelu per layer, skip connection": dict(activation="jumprelu", decoder="per_layer", skip="linear", threshold=0.2,
                                                 bandwidth=1, sparsity=0.2, preactivation_penalty=0.05, clip_norm=0.05),
     "relu, linear penalty": dict(activation="relu", sparsity=0.05, sparsity_form="linear", sparsity_scale=1),

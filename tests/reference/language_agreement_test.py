@@ -33,6 +33,9 @@ CASES = {
     "temperature, squared ReLU, one key head": (
         dict(mlp="relu2", kv_heads=1, qk_norm="scaled", bias=False, attention_softcap=0.7), dict(weight_decay=0.5), dict(micro_tokens=72)),
     "rotary positions with biases": (dict(norm="rms", position="rope"), dict(beta2=0.99), dict(batch_tokens=48)),
+    "Gemma 2: wide heads, scales, full attention in every second block": (
+        dict(LLAMA, mlp="geglu", norm_position="both", kv_heads=2, head_size=16, window=5, full_every=2, attention_scale=0.3,
+             embedding_scale=3.0, rope_factor=4.0, rope_length=16, tied=True), {}, {}),
     "documents": (dict(position="rope", window=9), {}, dict(train="documents.h5", validation="documents.h5", document_mask=True)),
     "documents, learned positions": (dict(LLAMA, position="learned"), {}, dict(train="documents.h5", validation="documents.h5", document_mask=True)),
     "smallest": (dict(layers=1, heads=1, d_model=8, d_mlp=3), dict(clip_norm=0), dict(sequence=1, batch_tokens=1, train="ab.txt", validation="ab.txt")),

@@ -41,11 +41,19 @@ class Settings:
     logit_softcap: float = 0.0         # 0: none
     attention_softcap: float = 0.0     # 0: none
     window: int = 0                    # 0: all earlier tokens
+    full_every: int = 0                # every such block has no window
     head_size: int = 0                 # 0: d_model / heads
+    attention_scale: float = 0.0       # 0: 1 / sqrt(head_size)
+    embedding_scale: float = 1.0
+    rope_factor: float = 1.0           # of long wavelengths
+    rope_length: int = 0               # 0: all are long
+    rope_low: float = 1.0
+    rope_high: float = 4.0
 
     def __post_init__(self):
         self.kv_heads = self.kv_heads or self.heads
         self.head_size = self.head_size or self.d_model // self.heads
+        self.attention_scale = self.attention_scale or self.head_size ** -0.5
 
 
 def shapes(s, vocabulary, sequence):
@@ -155,6 +163,13 @@ def rotate(x, angle):
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
+def rotary_frequencies(s):
+    """Of the pairs of a head. Those with fewer than rope_low periods in rope_length tokens are divided by rope_factor."""
+    f = s.rope_base ** (-2.0 * np.arange(s.head_size // 2) / s.head_size)
+    share = np.clip((s.rope_length * f / (2 * np.pi) - s.rope_low) / (s.rope_high - s.rope_low), 0, 1)
+    return f * ((1 - share) / s.rope_factor + share)
+
+
 # --- The model --------------------------------------------------------------------------------------------------------------
 
 
@@ -248,17 +263,17 @@ class Pass:
         q, k, v = in_heads(q), in_heads(k), in_heads(v)
         q, through_query_norm = self.query_key_norm(block, "query", q)
         k, through_key_norm = self.query_key_norm(block, "key", k)
-        frequencies = s.rope_base ** (-2.0 * np.arange(d // 2) / d) if s.position == "rope" else np.zeros(d // 2)
-        angle = batch.positions[:, :, None, None] * frequencies
+        angle = batch.positions[:, :, None, None] * rotary_frequencies(s)
         if s.position == "rope":
             q, k = rotate(q, angle), rotate(k, angle)
         k_all, v_all = np.repeat(k, group, axis=2), np.repeat(v, group, axis=2)     # [B, T, H, d]
 
         i, j = np.arange(x.shape[1])[:, None], np.arange(x.shape[1])[None, :]
         visible = (j <= i) & (j >= batch.first_key[:, None, :, None])
-        if s.window:
+        layer = int(block.removeprefix("block_"))
+        if s.window and not (s.full_every and (layer + 1) % s.full_every == 0):
             visible &= i - j < s.window
-        scores = np.einsum("bihd,bjhd->bhij", q, k_all) / np.sqrt(d)
+        scores = np.einsum("bihd,bjhd->bhij", q, k_all) * s.attention_scale
         capped, slope = softcap(scores, s.attention_softcap)
         capped = np.where(visible, capped, -np.inf)
         p = np.exp(capped - capped.max(-1, keepdims=True))
@@ -269,7 +284,7 @@ class Pass:
         def backward(dy):
             do = in_heads(through_output(dy))
             dp = np.einsum("bihd,bjhd->bhij", do, v_all)
-            ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * slope / np.sqrt(d)
+            ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * slope * s.attention_scale
             sum_group = lambda g: g.reshape(*g.shape[:2], s.kv_heads, group, d).sum(3)
             dq = np.einsum("bhij,bjhd->bihd", ds, k_all)
             dk = sum_group(np.einsum("bhij,bihd->bjhd", ds, q))
@@ -335,6 +350,7 @@ def forward_backward(s, weights, batch):
     h = weights["embedding/tokens"][batch.ids]
     if s.position == "learned":
         h = h + weights["embedding/positions"][batch.positions]
+    h = s.embedding_scale * h
     steps = []
     for block in (f"block_{layer}" for layer in range(s.layers)):
         for part in ("attention", "mlp"):
@@ -349,6 +365,7 @@ def forward_backward(s, weights, batch):
     dh = dz @ weights[head]
     for through in reversed(steps):
         dh = through(dh)
+    dh = s.embedding_scale * dh
     tokens = np.zeros_like(weights["embedding/tokens"])
     np.add.at(tokens, batch.ids, dh)
     there.add("embedding/tokens", tokens)

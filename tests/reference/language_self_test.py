@@ -26,6 +26,8 @@ CASES = {
     "softcaps": dict(logit_softcap=0.7, attention_softcap=0.4),
     "window": dict(window=3, position="rope"),
     "wide heads": dict(heads=2, head_size=6, position="rope"),
+    "scales": dict(position="rope", attention_scale=0.4, embedding_scale=3.0, rope_factor=4.0, rope_length=5),
+    "full attention in every second block": dict(window=2, full_every=2),
 }
 
 

@@ -33,7 +33,7 @@ class Settings:
     k_decline: str = "exponential"     # exponential | linear, in whole numbers
     bandwidth_initial: float = 0       # likewise of the bandwidth, linear
     bandwidth_end: float = 0.5
-    ranking: str = "value"             # value | decoder_norm: z times the norm of the decoder row
+    ranking: str = "value"             # value | decoder_norm: z times the norm of the decoder row | z_score
     scope: str = "layer"               # layer | all_layers
     decoder: str = "cross_layer"       # cross_layer | per_layer | tied
     skip: str = "none"                 # none | linear
@@ -146,6 +146,8 @@ def ranked(settings, weights, pre_activations):
     """What the largest of are active: of the sign of z."""
     if settings.ranking == "value":
         return pre_activations
+    if settings.ranking == "z_score":    # of the batch, deviation over n - 1; negative z and those below the mean take no part
+        return [np.where(z > 0, (z - z.mean(axis=0)) / (z.std(axis=0, ddof=1) + 1e-6), -1.0) for z in pre_activations]
     return [z * decoder_norms(weights, s) for s, z in enumerate(pre_activations)]
 
 

@@ -5,6 +5,7 @@ layouts (docs/interchange.md).
 A model is a `Weights`: L source layers, F features per layer, d dimensions.
 """
 import json
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,3 +208,83 @@ def write_crosslayer_transcoder(directory, weights, standardizers=None, folded=F
         lines += [f"    {module}:", f"      class_path: crosslayer_transcoder.model.{name}", "      init_args: {}"]
     lines += [f"  is_folded: {str(folded).lower()}"]
     (directory / "config.yaml").write_text("\n".join(lines) + "\n")
+
+
+# --- SAELens and sparsify: one layer per directory ------------------------------------------------------------------------
+
+
+def natural(name):
+    """Numbers inside a name are compared as numbers."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def reconstruct_layers(directory, x):
+    """[N, L, d] of x [N, L, d]: each directory as its program loads and applies it, in the order of their numbers."""
+    directory = Path(directory)
+    kinds = {"sae_weights.safetensors": reconstruct_saelens, "sae.safetensors": reconstruct_sparsify}
+    layers = sorted((path for path in directory.iterdir() if path.is_dir()), key=lambda path: natural(path.name))
+    apply, = {function for name, function in kinds.items() if (layers[0] / name).exists()}
+    return np.stack([apply(layer, x[:, i]) for i, layer in enumerate(layers)], axis=1)
+
+
+def largest(z, k):
+    """z with all but the k largest of each row set to zero, and those below zero."""
+    kept = np.argsort(-z, axis=1, kind="stable")[:, :k]
+    a = np.zeros_like(z)
+    np.put_along_axis(a, kept, np.maximum(np.take_along_axis(z, kept, axis=1), 0), axis=1)
+    return a
+
+
+def reconstruct_saelens(directory, x):
+    config = json.loads((directory / "cfg.json").read_text())
+    tensors = {name: values.astype(np.float64) for name, values in read_safetensors(directory / "sae_weights.safetensors").items()}
+    assert tensors["W_enc"].shape == (config["d_in"], config["d_sae"]) and config["normalize_activations"] == "none"
+    transcoder = config["architecture"].endswith("transcoder")
+    assert ("d_out" in config) == transcoder
+    centred = x - tensors["b_dec"] if not transcoder and config["apply_b_dec_to_input"] else x
+    z = centred @ tensors["W_enc"] + tensors["b_enc"]
+    a = largest(z, config["k"]) if config["architecture"] == "topk" else np.maximum(z, 0)
+    if "jumprelu" in config["architecture"]:
+        a = a * (z > tensors["threshold"])
+    y = a @ tensors["W_dec"] + tensors["b_dec"]
+    return y + x @ tensors["W_skip"].T if "skip" in config["architecture"] else y
+
+
+def reconstruct_sparsify(directory, x):
+    config = json.loads((directory / "cfg.json").read_text())
+    tensors = {name: values.astype(np.float64) for name, values in read_safetensors(directory / "sae.safetensors").items()}
+    n_latents = config["num_latents"] or config["d_in"] * config["expansion_factor"]
+    assert tensors["encoder.weight"].shape == (n_latents, config["d_in"])
+    centred = x if config["transcode"] else x - tensors["b_dec"]
+    y = largest(centred @ tensors["encoder.weight"].T + tensors["encoder.bias"], config["k"]) @ tensors["W_dec"] + tensors["b_dec"]
+    return y + x @ tensors["W_skip"].T if config["skip_connection"] else y
+
+
+def write_saelens(directory, weights, architecture, **config):
+    """weights: of single layers, decoder rows [F, 1, d]; `config` replaces fields of cfg.json."""
+    for i, rows in enumerate(weights.decoder):
+        layer = Path(directory) / f"layer_{i}"
+        layer.mkdir(parents=True)
+        tensors = {"W_enc": weights.encoder[i].T, "b_enc": weights.encoder_bias[i], "W_dec": rows[:, 0],
+                   "b_dec": weights.decoder_bias[i]}
+        if weights.threshold is not None:
+            tensors["threshold"] = weights.threshold[i]
+        write_safetensors(layer / "sae_weights.safetensors", tensors)
+        d_sae, d_in = weights.encoder[i].shape
+        (layer / "cfg.json").write_text(json.dumps({
+            "architecture": architecture, "d_in": d_in, "d_sae": d_sae, "dtype": "float32", "device": "cpu",
+            "apply_b_dec_to_input": True, "normalize_activations": "none", "reshape_activations": "none",
+            "metadata": {"model_name": "gpt2", "hook_name": f"blocks.{i}.hook_mlp_in"}, **config}))
+
+
+def write_sparsify(directory, weights, k, **config):
+    for i, rows in enumerate(weights.decoder):
+        layer = Path(directory) / f"layers.{i}.mlp"
+        layer.mkdir(parents=True)
+        write_safetensors(layer / "sae.safetensors", {
+            "encoder.weight": weights.encoder[i], "encoder.bias": weights.encoder_bias[i], "W_dec": rows[:, 0],
+            "b_dec": weights.decoder_bias[i]})
+        n_latents, d_in = weights.encoder[i].shape
+        (layer / "cfg.json").write_text(json.dumps({
+            "activation": "topk", "expansion_factor": 32, "normalize_decoder": True, "num_latents": n_latents, "k": k,
+            "multi_topk": False, "skip_connection": False, "transcode": False, "d_in": d_in, **config}))

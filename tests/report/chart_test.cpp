@@ -6,7 +6,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "report/format.hpp"
 #include "report/html.hpp"
@@ -91,6 +94,93 @@ TEST_CASE("a chart is valid for all values") {
   CHECK(is_drawn(time_line({})));
   CHECK(is_drawn(
       time_line({.x_label = "step", .last = 0, .spans = {{"a", 0, 0, false, ""}}, .points = {0}, .points_name = "p"})));
+}
+
+namespace {
+
+struct Lab {
+  double lightness, a, b, luminance;
+};
+
+/// CIE L*a*b* (D65) of "#rrggbb".
+Lab lab(const std::string& hex) {
+  double linear[3];
+  for (std::size_t i = 0; i < 3; ++i) {
+    const double value = std::stoi(hex.substr(1 + 2 * i, 2), nullptr, 16) / 255.0;
+    linear[i] = value <= 0.04045 ? value / 12.92 : std::pow((value + 0.055) / 1.055, 2.4);
+  }
+  const auto& [r, g, b] = linear;
+  const auto f = [](double t) { return t > 0.008856 ? std::cbrt(t) : 7.787 * t + 16.0 / 116; };
+  const double x = f((0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047),
+               luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b, y = f(luminance),
+               z = f((0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883);
+  return {116 * y - 16, 500 * (x - y), 200 * (y - z), luminance};
+}
+
+double difference(const Lab& one, const Lab& other) {
+  return std::hypot(one.lightness - other.lightness, one.a - other.a, one.b - other.b);
+}
+
+/// WCAG contrast ratio.
+double contrast(const Lab& one, const Lab& other) {
+  const auto [darker, lighter] = std::minmax(one.luminance, other.luminance);
+  return (lighter + 0.05) / (darker + 0.05);
+}
+
+/// The colours of `pattern#rrggbb` in the text, in their order.
+std::vector<std::string> colours_after(const std::string& text, const std::string& pattern) {
+  std::vector<std::string> found;
+  for (std::size_t at = 0; (at = text.find(pattern + "#", at)) != std::string::npos; ++at)
+    found.push_back(text.substr(at + pattern.size(), 7));
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("sixteen phases have sixteen colours that are told apart on light and on dark pages") {
+  StackedBars bars;
+  bars.cases.push_back({"case", 16, "16 ms", {}});
+  for (int i = 0; i < 16; ++i) bars.cases[0].parts.push_back({"phase " + std::to_string(i), 1, ""});
+  const std::string svg = stacked_bars(bars);
+  std::vector<std::string> fills = colours_after(svg, "height=\"20\" fill=\"");
+  REQUIRE(fills.size() == 32);  // both bars
+  fills.resize(16);
+  for (const std::string& one : fills) {
+    for (const std::string& other : fills)
+      if (&one != &other) CHECK(difference(lab(one), lab(other)) > 30);  // about 2 is just visible
+    for (const char* page : {"#ffffff", "#14181c"}) CHECK(contrast(lab(one), lab(page)) > 2.4);
+  }
+  // Words on a bar.
+  const std::vector<std::string> words = colours_after(svg, "style=\"fill: ");
+  REQUIRE(words.size() == 16);
+  for (std::size_t i = 0; i < 16; ++i) CHECK(contrast(lab(words[i]), lab(fills[i])) > 3);
+  CHECK(svg.find("@media (prefers-color-scheme: dark)") != std::string::npos);
+  // The lines of a comparison have the same colours.
+  for (const std::string& fill : fills) CHECK(chart_style().find("stroke: " + fill) != std::string::npos);
+}
+
+TEST_CASE("an overlay draws every line, thins long ones and keeps their ends") {
+  Overlay chart{.x_label = "step", .y_label = "loss", .lines = {}};
+  for (std::size_t i = 0; i < 20; ++i) {
+    Overlay::Line& line = chart.lines.emplace_back();
+    line.name = "run <" + std::to_string(i) + ">";
+    for (int step = 1; step <= 5000; ++step) {
+      line.x.push_back(step);
+      line.y.push_back(step % 7 == 0 ? kNan : 1.0 + static_cast<double>(i) / step);
+    }
+  }
+  const std::string svg = overlay(chart);
+  CHECK(is_drawn(svg));
+  CHECK(svg.size() < 400'000);
+  for (std::size_t i = 0; i < 16; ++i) {
+    const std::string name = "run &lt;" + std::to_string(i) + "&gt;";
+    CHECK(svg.find(name + ", step 5,000: ") != std::string::npos);
+    CHECK(svg.find("overlaid line" + std::to_string(i) + "\"") != std::string::npos);
+  }
+  CHECK(svg.find("run &lt;16&gt;") == std::string::npos);
+  CHECK(svg.find("<16>") == std::string::npos);
+  CHECK(is_drawn(overlay({})));
+  CHECK(is_drawn(overlay({.x_label = "", .y_label = "", .lines = {{"one", {3}, {kNan}}, {"two", {3}, {2}}}})));
 }
 
 TEST_CASE("a line breaks where a value is not finite, and texts of a chart are escaped") {

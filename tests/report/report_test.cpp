@@ -217,13 +217,16 @@ TEST_CASE("the log file holds every line of rank 0, and is written at once") {
     log::info("one");
     CHECK(contents(path).ends_with(" one\n"));  // before the session ends: an abort would lose nothing
     log::warning("two");
-    report::status("three");
+    report::status({.step = 3, .steps = 9});
+    report::set_output(report::Verbosity::quiet, true);
+    log::info("four");  // not printed, but kept
   }
   const std::string text = contents(path);
   CHECK(text.starts_with("an older line\n"));
   CHECK(text.find(" one\n") != std::string::npos);
   CHECK(text.find(" warning: two\n") != std::string::npos);
-  CHECK(text.find(" three\n") != std::string::npos);
+  CHECK(text.find(" step 3/9  0 steps/s\n") != std::string::npos);
+  CHECK(text.find(" four\n") != std::string::npos);
   const report::LogSession other(1);
   report::log_to_file(scratch.path / "other.txt");
   CHECK_FALSE(fs::exists(scratch.path / "other.txt"));
@@ -245,6 +248,14 @@ TEST_CASE("progress and numbers are formatted for people") {
   progress.seconds_left = 754;
   CHECK(report::progress_text(progress) ==
         "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left");
+  // Whole fields are left out where a line is too long: the last metrics first, the step and the first metric never.
+  CHECK(report::progress_text(progress, 80).size() == 80);
+  CHECK(report::progress_text(progress, 79) ==
+        "step 120/2000  loss 0.4123  NMSE 0.4050  51,900 tokens/s  0:12:34 left");
+  CHECK(report::progress_text(progress, 60) == "step 120/2000  loss 0.4123  51,900 tokens/s  0:12:34 left");
+  CHECK(report::progress_text(progress, 50) == "step 120/2000  loss 0.4123  0:12:34 left");
+  CHECK(report::progress_text(progress, 30) == "step 120/2000  loss 0.4123");
+  CHECK(report::progress_text(progress, 10) == "step 120/2");
   progress.per_second = std::numeric_limits<double>::infinity();
   CHECK(report::progress_text(progress).find("  ? tokens/s") != std::string::npos);
 }

@@ -90,7 +90,7 @@ def problems_of_slurm(text, site=False):
         "USR1 reaches the ranks": re.fullmatch(r"--signal=USR1@\d+" if by_srun else r"--signal=B:USR1@\d+", signal),
         "requeued only on 75 and TERM": re.search(r'elif \[\[ \$code -eq 75 \|\| \$code -eq 143 \]\]; then\n.*\n.*\n  requeue\nfi\n', text),
         "requeued only while RUNNING":
-            re.search(r'\[\[ \$state == RUNNING \]\] \|\| return 0\n +if scontrol requeue "\$SLURM_JOB_ID"', text),
+            re.search(r'\[\[ \$state == RUNNING \]\] \|\| return 0\n +if scontrol requeue "\$job"', text),
         "a chain ends unless stopped or lost": '[[ $code -eq 75 || $code -eq 5 || $code -gt 128 ]] || scancel' in text,
     }
     if by_srun:
@@ -241,6 +241,7 @@ class Rehearsal:
             self.expect(say("cancelled"), run(143, 143, STATE="COMPLETING"), 143, ["squeue"], without=["requeue"])
             self.expect(say("failed"), run(3, 3), 3, without=["requeue"])
             self.expect(say("refused before a record"), run(2, 75, own=False), 2, without=["requeue"])
+            self.expect(say("task of an array"), run(75, 75, SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="3"), 75, ["requeue 7_3"])
             self.expect(say("scheduler unreachable twice"), run(75, 75, FAILURES="2"), 75, ["requeue 7"])
             self.expect(say("scheduler unreachable"), run(75, 75, FAILURES="99"), 75, ["squeue"], without=["requeue"])
             self.expect(say("ten requeues, little progress"), run(75, 75, step=5, SLURM_RESTART_COUNT="10"), 93, without=["requeue"])

@@ -20,7 +20,7 @@ import stand_in
 # Package found by CMake -> Spack package; None: part of every system.
 PACKAGES = {"MPI": "mpi", "HDF5": "hdf5", "OpenSSL": "openssl", "fmt": "fmt", "spdlog": "spdlog", "nlohmann_json": "nlohmann-json",
             "CLI11": "cli11", "tomlplusplus": "tomlplusplus", "Kokkos": "kokkos", "CUDAToolkit": "cuda", "doctest": "doctest",
-            "NCCL": "nccl", "openblas": "openblas", "pcre2": "pcre2", "Threads": None}
+            "NCCL": "nccl", "openblas": "openblas", "pcre2": "pcre2", "kissfft.hh": "kissfft", "Threads": None}
 # Needed, but not searched for by CMake: compilers, build tools, Python for tests.
 OTHERS = {"c", "cxx", "cmake", "python", "py-numpy", "py-h5py"}
 # Variants that are off in these tests.
@@ -54,7 +54,8 @@ def cmake_text(repository):
     return "\n".join(re.sub(r"#.*", "", path.read_text()) for path in files)
 
 
-def check_names(recipe, upstream):
+def check_names(recipe, upstream, own_packages):
+    """`own_packages`: recipes without variants beside that of weft."""
     own = recipe.variants()
     for directive in ("depends_on", "conflicts", "requires"):
         for arguments, options in recipe.of(directive):
@@ -63,6 +64,9 @@ def check_names(recipe, upstream):
             package, _, names = parse(arguments[0])
             if package is None:
                 yield from (f"{directive}(\"{arguments[0]}\") names no variant of weft: {name}" for name in names if name not in own)
+            elif package in own_packages:
+                if names:
+                    yield f"{package} has no variant {names}: its recipe is that of this repository"
             elif package not in upstream["packages"] and package not in upstream["virtuals"]:
                 yield f"{package} is not in upstream.json: add it to record_upstream.py and record again"
             elif package in upstream["packages"]:
@@ -90,6 +94,7 @@ def check_cmake(recipe, text):
         yield f"variants {sorted(own)} are not the options of CMakeLists.txt, {sorted(expected)}"
 
     wanted = dict(re.findall(r"\bfind_package\((\w+)(?:\s+([\d.]+))?", text))
+    wanted.update({name: "" for name in re.findall(r"\bfind_path\(\w+ (\S+\.hh)", text)})
     wanted.update({name: "" for name in re.findall(r"\bfind_library\(\w+ NAMES (\w+)", text)})
     depended = {}
     for arguments, _ in recipe.of("depends_on"):
@@ -198,7 +203,7 @@ def check_configure(repository, recipe, cmake):
         yield f"CMake does not accept the recipe's arguments:\n{done.stdout}"
 
 
-def self_check(recipe, upstream, text):
+def self_check(recipe, upstream, own_packages, text):
     """The checks detect the errors that a concretizer or a user would encounter."""
     def broken(change, to, check, *arguments):
         assert change in recipe.source, change
@@ -207,9 +212,9 @@ def self_check(recipe, upstream, text):
             path.parent.mkdir()
             path.write_text(recipe.source.replace(change, to))
             assert list(check(stand_in.Recipe(path), *arguments)), f"\"{to}\" was not detected"
-    broken('when="~cuda"', 'when="~gpu"', check_names, upstream)
-    broken("+cmake_lang ~wrapper", "+cmake_language ~wrapper", check_names, upstream)
-    broken("nlohmann-json@3.11:", "json@3.11:", check_names, upstream)
+    broken('when="~cuda"', 'when="~gpu"', check_names, upstream, own_packages)
+    broken("+cmake_lang ~wrapper", "+cmake_language ~wrapper", check_names, upstream, own_packages)
+    broken("nlohmann-json@3.11:", "json@3.11:", check_names, upstream, own_packages)
     broken('"WEFT_ENABLE_CUDA", "cuda"', '"WEFT_CUDA", "cuda"', check_cmake, text)
     broken("kokkos@4.5:", "kokkos@4.6:", check_cmake, text)
     broken('depends_on("openssl")', "pass", check_cmake, text)
@@ -224,11 +229,12 @@ def main():
     repository = Path(sys.argv[1]).resolve()
     upstream = json.loads(stand_in.UPSTREAM.read_text())
     recipe = stand_in.Recipe(repository / "spack_repo" / "weft" / "packages" / "weft" / "package.py")
+    own_packages = {path.parent.name for path in recipe.path.parent.parent.glob("*/package.py")} - {"weft"}
     text = cmake_text(repository)
-    found = [*check_names(recipe, upstream), *check_cmake(recipe, text), *check_gpu(recipe, upstream), *check_style(recipe),
+    found = [*check_names(recipe, upstream, own_packages), *check_cmake(recipe, text), *check_gpu(recipe, upstream), *check_style(recipe),
              *check_environment(repository, recipe, upstream)]
     if not found:
-        self_check(recipe, upstream, text)
+        self_check(recipe, upstream, own_packages, text)
     if len(sys.argv) > 2:
         found += check_configure(repository, recipe, sys.argv[2])
     print("\n".join(found) or f"{len(recipe.declared)} directives, no problems")

@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,7 +17,9 @@
 #include "base/file.hpp"
 #include "storage/checksum.hpp"
 #include "storage/digest.hpp"
+#include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
+#include "storage/metadata_image.hpp"
 #include "storage/posix_file.hpp"
 #include "storage/tensor_file.hpp"
 #include "tests/test.hpp"
@@ -137,66 +141,111 @@ TEST_CASE("digests of segments do not depend on the number of threads") {
   CHECK_THROWS_AS(sha256_segments(scratch.path / "absent", bytes, 0, 2, 2), Error);
 }
 
-TEST_CASE("FollowingDigests gives the digests of the complete file, including metadata written on closing") {
-  const Scratch scratch;
-  const std::vector<std::int64_t> shape{40'000'003};  // three datasets: one complete segment and a partial one
-  std::vector<unsigned char> data(static_cast<std::size_t>(shape[0]));
-  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>((i * 2654435761u) >> 13);
-  // Metadata between the data, so that closing rewrites parts of every segment; then all metadata at the start.
-  for (const std::int64_t metadata : {std::int64_t{2048}, 3 * metadata_bytes(kernels::Scalar::u8, shape)}) {
-    const fs::path path = scratch.path / fmt::format("{}.h5", metadata);
-    Handle file = create_file(path, metadata);
-    const Writeback disk(path);
-    FollowingDigests digests(path, disk);
-    std::int64_t final_bytes = 0, first = kDigestSegment;
-    for (const char* name : {"a", "b", "c"}) {
-      Handle dataset = create_dataset(file, name, kernels::Scalar::u8, shape);
-      const std::int64_t piece = piece_rows(kernels::Scalar::u8, shape);
-      for (std::int64_t begin = 0; begin < shape[0]; begin += piece)
-        for (const FileRange& chunk :
-             write_rows(dataset, begin, std::min(piece, shape[0] - begin), data.data() + begin)) {
-          digests.add_final(chunk.begin, chunk.end);
-          final_bytes += chunk.end - chunk.begin;
-          first = std::min(first, chunk.begin);
-        }
-      dataset.close();
-    }
-    file.close();
-    const auto bytes = static_cast<std::int64_t>(fs::file_size(path));
-    CHECK(final_bytes > 3 * shape[0]);
-    CHECK(final_bytes < bytes);
-    CHECK((first + final_bytes == bytes) == (metadata > 2048));  // all metadata at the start
-    REQUIRE(digest_segments(bytes) == 2);
-    CHECK(digests.finish(bytes) == sha256_segments(path, bytes, 0, 2, 2));
-    disk.finish();
-  }
+/// Bytes [begin, end) of a test file.
+void some_bytes(std::int64_t begin, std::int64_t end, char* to) {
+  for (std::int64_t i = begin; i < end; ++i)
+    to[i - begin] = static_cast<char>((static_cast<std::uint64_t>(i) * 2654435761u) >> 13);
 }
 
-TEST_CASE("FollowingDigests stops at the first error and on destruction") {
+TEST_CASE("DigestedFile holds the bytes of its source and gives their digests, with and without the page cache") {
   const Scratch scratch;
   const fs::path path = scratch.path / "data";
-  write_text(path, "abc");
-  const Writeback disk(path);
-  {
-    FollowingDigests digests(path, disk);
-    CHECK(digests.finish(3) == std::vector<std::string>{sha256("abc")});
+  // Nothing; ends inside a page, at a page, at a segment, and after one: the last page is written differently.
+  for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{1}, std::int64_t{4096}, std::int64_t{3 * 4096 - 1},
+                                   (std::int64_t{4} << 20) + 8191, kDigestSegment, kDigestSegment + 4097})
+    for (const auto cache : {DigestedFile::Cache::avoid, DigestedFile::Cache::use}) {
+      CAPTURE(bytes);
+      DigestedFile file(path, bytes, cache);  // replaces the file of the last round
+      const auto digests = file.write(3, [] { return DigestedFile::Source(some_bytes); });
+      file.sync();
+      CHECK((cache == DigestedFile::Cache::avoid || !file.is_direct()));
+      REQUIRE(static_cast<std::int64_t>(fs::file_size(path)) == bytes);
+      CHECK(digests == sha256_segments(path, bytes, 0, digest_segments(bytes), 1));
+      std::vector<char> expected(static_cast<std::size_t>(bytes)), found(expected.size());
+      some_bytes(0, bytes, expected.data());
+      PosixFile(path.string()).read(found.data(), bytes, 0);
+      CHECK(found == expected);
+    }
+}
+
+TEST_CASE("DigestedFile: each segment has a source, called in order; errors are passed on") {
+  const Scratch scratch;
+  const std::int64_t bytes = 3 * kDigestSegment;
+  std::atomic<int> sources{0};
+  DigestedFile file(scratch.path / "data", bytes);
+  file.write(3, [&] {
+    ++sources;
+    return [next = std::int64_t{-1}](std::int64_t begin, std::int64_t end, char* to) mutable {
+      if (next < 0 ? begin % kDigestSegment != 0 : begin != next) throw error(ExitCode::internal, "not in order");
+      next = end;
+      std::memset(to, 1, static_cast<std::size_t>(end - begin));
+    };
+  });
+  CHECK(sources == 3);
+
+  DigestedFile failing(scratch.path / "failing", bytes);
+  const auto write = [&] {
+    failing.write(3, [] {
+      return [](std::int64_t begin, std::int64_t end, char* to) {
+        if (begin >= kDigestSegment) throw error(ExitCode::numeric, "not finite");
+        std::memset(to, 1, static_cast<std::size_t>(end - begin));
+      };
+    });
+  };
+  CHECK_THROWS_WITH_AS(write(), "not finite", Error);
+}
+
+TEST_CASE("MetadataImage: a file completed with its chunks has the bytes that HDF5 writes") {
+  const Scratch scratch;
+  using kernels::Scalar;
+  const std::vector<std::int64_t> wide{7, 400'001}, small{5}, rows{3'000, 123};
+  const auto describe = [&](const Handle& file) {
+    write_attribute(file, "format", "test");
+    write_attribute(file, "step", std::int64_t{7});
+  };
+  std::vector<char> numbers(7 * 400'001);
+  some_bytes(0, static_cast<std::int64_t>(numbers.size()), numbers.data());
+  // All metadata at the start; metadata between the data.
+  for (const std::int64_t metadata : {std::int64_t{1} << 16, std::int64_t{2048}}) {
+    CAPTURE(metadata);
+    const fs::path path = scratch.path / fmt::format("{}.h5", metadata);
+    MetadataImage image;
+    std::vector<StoredChunk> chunks;
+    {
+      Handle file = create_file(path, metadata), described = image.create(path, metadata);
+      for (const Handle* one : {&file, &described}) describe(*one);
+      for (const auto& [name, shape] :
+           {std::pair("a/wide", wide), std::pair("small", small), std::pair("a/rows", rows)}) {
+        write_tensor(file, name, Scalar::u8, shape, numbers.data());
+        Handle dataset = create_dataset(described, name, Scalar::u8, shape);
+        for (const StoredChunk& chunk : allocate_chunks(dataset)) chunks.push_back(chunk);
+        dataset.close();
+      }
+      file.close();
+      described.close();
+    }
+    std::vector<char> written(fs::file_size(path)), completed(static_cast<std::size_t>(image.bytes()));
+    REQUIRE(written.size() == completed.size());
+    PosixFile(path.string()).read(written.data(), image.bytes(), 0);
+    image.copy(0, image.bytes(), completed.data());
+    for (const StoredChunk& chunk : chunks) {
+      char* const to = completed.data() + chunk.at;
+      const auto summed = static_cast<std::size_t>(chunk.stored - kChunkSumBytes);
+      CHECK(std::all_of(to, to + chunk.stored, [](char byte) { return byte == 0; }));  // no raw data in the image
+      std::memcpy(to, numbers.data() + chunk.begin, static_cast<std::size_t>(chunk.used));
+      const std::uint32_t sum = fletcher32(to, summed);
+      std::memcpy(to + summed, &sum, sizeof sum);
+    }
+    CHECK(completed == written);
+    // Any part of the image.
+    std::vector<char> part(1000);
+    for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{65'000}, image.bytes() - 1000}) {
+      image.copy(begin, begin + 1000, part.data());
+      std::vector<char> whole(static_cast<std::size_t>(image.bytes()));
+      image.copy(0, image.bytes(), whole.data());
+      CHECK(std::equal(part.begin(), part.end(), whole.begin() + begin));
+    }
   }
-  {
-    FollowingDigests digests(path, disk);
-    CHECK_THROWS_AS(digests.finish(4), Error);
-  }
-  {
-    FollowingDigests digests(path, disk);  // segments beyond the end of the file
-    CHECK_THROWS_WITH_AS(
-        [&] {
-          for (std::int64_t i = 0; i < 1000; ++i) digests.add_final(i * kDigestSegment, (i + 1) * kDigestSegment);
-          digests.finish(1000 * kDigestSegment);
-        }(),
-        doctest::Contains("truncated"), Error);
-  }
-  fs::resize_file(path, 1000 * kDigestSegment);  // a minute of work unless cancelled
-  FollowingDigests cancelled(path, disk);
-  cancelled.add_final(0, kDigestSegment);
 }
 
 TEST_CASE("text files are replaced atomically and read up to a limit") {
@@ -375,6 +424,10 @@ TEST_CASE("fletcher32 equals the checksum of HDF5's filter") {
       std::uint32_t mask = 0;
       check(H5Dread_chunk(dataset, H5P_DEFAULT, &origin, &mask, stored.data()), "reading");
       const std::uint32_t sum = fletcher32(data.data(), size);
+      Fletcher32 in_parts;  // also inside a word
+      for (std::size_t at = 0, part = 1; at < size; at += part, part = 3 * part + 2)
+        in_parts.add(data.data() + at, std::min<std::size_t>(part, size - at));
+      CHECK(in_parts.value() == sum);
       CAPTURE(kind);
       CAPTURE(size);
       CHECK(std::memcmp(stored.data() + size, &sum, 4) == 0);

@@ -37,6 +37,8 @@ LIBRARIES = [
     (re.compile(r"^spdlog/"), {"base", "report"}),
     (re.compile(r"^openssl/"), {"storage"}),
     (re.compile(r"^pcre2"), {"language_model"}),
+    (re.compile(r"^kissfft"), {"privacy"}),
+    (re.compile(r"^(zstd|lz4frame)\.h$"), {"storage"}),
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')

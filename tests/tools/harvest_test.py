@@ -3,7 +3,7 @@
 
 harvest_test.py [WEFT]
 
-Tiny randomly initialised GPT-2 and Llama models are created here; nothing is downloaded. The expected values are recorded by
+Tiny randomly initialised GPT-2, Llama and BERT models are created here; nothing is downloaded. The expected values are recorded by
 replacing the forward functions of the MLPs, not by the hooks that harvest.py uses, and the files are read bit by bit through h5py.
 Given the path of the program, `weft inspect` and a short training run read the files as well. Skipped without PyTorch or transformers.
 """
@@ -55,8 +55,9 @@ def write_text(folder):
 
 
 def write_model(folder, kind):
-    """A model with random weights, and a tokenizer of whole words. Llama's prepends <s> to each text, GPT-2's nothing."""
-    special = ["<s>", "</s>", "<unk>"] if kind == "llama" else ["<|endoftext|>"]
+    """A model with random weights, and a tokenizer of whole words. Llama's prepends <s> to each text, GPT-2's nothing, that of the encoder
+    puts it between [CLS] and [SEP]."""
+    special = {"llama": ["<s>", "</s>", "<unk>"], "gpt2": ["<|endoftext|>"], "bert": ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]}[kind]
     tokenizer = Tokenizer(models.WordLevel(unk_token=special[-1]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.train_from_iterator([" ".join(f"w{i}" for i in range(40))], trainers.WordLevelTrainer(special_tokens=special))
@@ -64,6 +65,11 @@ def write_model(folder, kind):
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
         fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>",
                                                     unk_token="<unk>")
+    elif kind == "bert":
+        # The class of BERT knows where its special tokens go, as MiniLM's does.
+        (folder / "own").mkdir(parents=True)
+        (folder / "own" / "vocab.txt").write_text("\n".join([*special, *(f"w{i}" for i in range(40))]) + "\n")
+        fast = transformers.BertTokenizerFast(vocab_file=str(folder / "own" / "vocab.txt"))
     else:
         fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=special[0], eos_token=special[0],
                                                     unk_token=special[0])
@@ -73,6 +79,10 @@ def write_model(folder, kind):
         config = transformers.LlamaConfig(vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=LAYERS,
                                           num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64)
         model = transformers.LlamaForCausalLM(config)
+    elif kind == "bert":
+        config = transformers.BertConfig(vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=LAYERS,
+                                         num_attention_heads=2, max_position_embeddings=64)
+        model = transformers.BertModel(config)
     else:
         config = transformers.GPT2Config(vocab_size=vocabulary, n_embd=WIDTH, n_layer=LAYERS, n_head=2, n_positions=64)
         model = transformers.GPT2LMHeadModel(config)
@@ -146,63 +156,67 @@ def run(*arguments, code=0):
     return said.getvalue()
 
 
-def check_documents(directory, tokens, end):
-    """/documents of each file: its first row, and every row after an end-of-text token."""
-    at = 0
-    for number in range(len(list(directory.glob("chunk_*.hdf5")))):
-        with h5py.File(directory / f"chunk_{number}.hdf5", "r") as file:
-            assert file.attrs["format_version"] == 2
-            rows = len(file["tokens"])
-            expected = [row for row in range(rows) if row == 0 or tokens[at + row - 1] == end]
-            assert file["documents"].dtype == np.dtype("<i8") and file["documents"][:].tolist() == expected, number
-            at += rows
+def windows_of(file):
+    """[(begin, end)] of the rows of each window: positions ascend within one."""
+    positions = file["positions"][:]
+    begins = [0, *(row for row in range(1, len(positions)) if positions[row] <= positions[row - 1])]
+    return list(zip(begins, [*begins[1:], len(positions)]))
 
 
-def check_exact(model_folder, directory, text, dtype, module, sides, skip):
+def check_exact(model_folder, directory, text, dtype, module, sides, join=False):
     """Compares every stored bit with the model, run here over the stored tokens in the same batches. `module` per side, and whether
     its input (0) or output (1) was recorded."""
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(model_folder, **harvest.loaded_in(dtype))
-    model = loaded.eval().to(DEVICE)
-    blocks = model.transformer.h if hasattr(model, "transformer") else model.model.layers
+    config = transformers.AutoConfig.from_pretrained(model_folder)
+    kind = transformers.AutoModel if config.model_type == "bert" else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(model_folder, **harvest.loaded_in(dtype)).eval().to(DEVICE)
+    blocks = {"gpt2": lambda: model.transformer.h, "llama": lambda: model.model.layers, "bert": lambda: model.encoder.layer}[config.model_type]()
     taken = {side: recorded(model, blocks, module[side]) for side in ("inputs", "targets")}
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    before, after = {"gpt2": ([], []), "llama": ([tokenizer.bos_token_id], []),
+                     "bert": ([tokenizer.cls_token_id], [tokenizer.sep_token_id])}[config.model_type]
     stored = read(directory)
 
-    # The tokens are those of the text: all documents, an end-of-text token after each.
-    expected = []
+    # The tokens are those of the text, document after document; joined, with an end-of-text token after each.
+    expected, begins = [], []
     for path in text:
         pieces = [json.loads(line)["text"] for line in path.read_text().splitlines()] if path.suffix == ".jsonl" \
             else [path.read_text()]
         for piece in pieces:
-            expected += tokenizer.encode(piece, add_special_tokens=False) + [tokenizer.eos_token_id]
-    body = CONTEXT - skip
+            begins.append(len(expected))
+            expected += tokenizer.encode(piece, add_special_tokens=False) + ([tokenizer.eos_token_id] if join else [])
     rows = len(stored["tokens"])
-    assert rows == len(expected) // body * body and rows > 0, (rows, len(expected))
-    assert stored["tokens"].tolist() == expected[:rows]
-    check_documents(directory, expected[:rows], tokenizer.eos_token_id)
+    # A document that is continued in the next file ends there once: its end-of-text token comes with its end.
+    assert stored["tokens"].tolist() == expected and rows > 0, (rows, len(expected))
     vocabulary = json.loads((directory / "vocabulary.json").read_text())
     assert vocabulary["format"] == "weft-vocabulary" and vocabulary["format_version"] == 1
     assert vocabulary["texts"] == [tokenizer.decode([i]) for i in range(len(tokenizer))]
-    assert stored["positions"].tolist() == list(range(skip, CONTEXT)) * (rows // body)
 
     negatives, at = 0, 0
     for number in range(len(list(directory.glob("chunk_*.hdf5")))):
         with h5py.File(directory / f"chunk_{number}.hdf5", "r") as file:
-            n_windows = len(file["tokens"]) // body
-        for begin in range(0, n_windows, BATCH):
-            count = min(BATCH, n_windows - begin)
-            ids = torch.tensor(stored["tokens"][at:at + count * body].astype(np.int64)).reshape(count, body)
-            if skip:
-                ids = torch.cat([torch.full((count, 1), tokenizer.bos_token_id), ids], dim=1)
+            found, count = windows_of(file), len(file["tokens"])
+            assert file.attrs["format_version"] == 2 and file["documents"].dtype == np.dtype("<i8")
+            assert file["documents"][:].tolist() == [0, *(begin - at for begin in begins if at < begin < at + count)], number
+        longest_body = CONTEXT - len(before) - len(after)
+        assert max(end - begin for begin, end in found) == longest_body
+        if not join:        # no window spans two documents
+            assert not [begin for begin in begins for first, end in found if first < begin - at < end], number
+        for first in range(0, len(found), BATCH):
+            batch = found[first:first + BATCH]
+            ids = [[*before, *stored["tokens"][at + begin:at + end].tolist(), *after] for begin, end in batch]
+            longest = max(map(len, ids))
+            mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids])
+            more = {"attention_mask": mask.to(DEVICE)} if int(mask.min()) == 0 else {}
             with torch.inference_mode():
-                model(ids.to(DEVICE))       # the whole model, including its head
+                model(torch.tensor([one + [tokenizer.pad_token_id or 0] * (longest - len(one)) for one in ids]).to(DEVICE), **more)
             for side in ("inputs", "targets"):
                 for layer in range(LAYERS):
-                    value = taken[side][layer][sides[side]][:, skip:].reshape(-1, WIDTH)
-                    words = stored[f"layer_{layer}/{side}"][at:at + count * body]
-                    assert np.array_equal(words, bits(value)), f"{directory.name}: layer {layer} {side} from row {at}"
+                    value = taken[side][layer][sides[side]]
+                    own = torch.cat([value[row, len(before):len(one) - len(after)] for row, one in enumerate(ids)])
+                    words = stored[f"layer_{layer}/{side}"][at + batch[0][0]:at + batch[-1][1]]
+                    assert np.array_equal(words, bits(own)), f"{directory.name}: layer {layer} {side} from row {at + batch[0][0]}"
                     negatives += int((words < 0).sum())
-            at += count * body
+        at += count
     assert at == rows
     assert negatives > rows, "no negative activations: this test would not detect lost signs"
 
@@ -211,17 +225,20 @@ def check_model(kind, folder, text, weft):
     model = write_model(folder / kind, kind)
     common = ("--text", *text, "--context", CONTEXT, "--batch", BATCH, "--rows-per-file", 11 * CONTEXT, "--device", DEVICE)
     mlp, taken = {"inputs": "mlp", "targets": "mlp"}, {"inputs": 0, "targets": 1}
-    skip = 1 if kind == "llama" else 0
+    if kind == "bert":
+        mlp = {"inputs": "intermediate", "targets": "output.dense"}
+    hooks = ("intermediate.input", "output.dense.output") if kind == "bert" else ("mlp.input", "mlp.output")
 
     # bf16, computed and stored.
     whole = folder / f"{kind}_whole"
     said = run(model, *common, "--output", whole)
-    assert "mlp.input to" in said and (whole / "metadata.json").exists(), said
-    check_exact(model, whole, text, "bf16", mlp, taken, skip)
+    assert f"{hooks[0]} to" in said and (whole / "metadata.json").exists(), said
+    assert "about" in said and "rows/s" in said and "(h:mm:ss)" in said, said
+    check_exact(model, whole, text, "bf16", mlp, taken)
     with h5py.File(whole / "chunk_0.hdf5", "r") as file:
-        place = "transformer.h.{}" if kind == "gpt2" else "model.layers.{}"
-        assert file.attrs["format"] == "weft-activations" and file.attrs["hook_inputs"] == place + ".mlp.input"
-        assert file.attrs["hook_targets"] == place + ".mlp.output"
+        place = {"gpt2": "transformer.h.{}", "llama": "model.layers.{}", "bert": "encoder.layer.{}"}[kind]
+        assert file.attrs["format"] == "weft-activations" and file.attrs["hook_inputs"] == f"{place}.{hooks[0]}"
+        assert file.attrs["hook_targets"] == f"{place}.{hooks[1]}"
         # h5py converts a 16-bit float type to float32: the same values without bit manipulation.
         words = stored_bits(file["layer_1/targets"])
         assert np.array_equal(file["layer_1/targets"][:].astype(np.float32),
@@ -251,16 +268,30 @@ def check_model(kind, folder, text, weft):
     del os.environ["RANK"], os.environ["WORLD_SIZE"]
     assert contents(shared) == reference
 
+    # Two sides, which have every document once between them.
+    sides = {}
+    for split in ("train", "validation"):
+        run(model, *common, "--output", folder / f"{kind}_{split}", "--split", split, "--validation", 0.4)
+        sides[split] = read(folder / f"{kind}_{split}")["tokens"]
+    assert sorted(np.concatenate(list(sides.values()))) == sorted(read(whole)["tokens"]) and min(map(len, sides.values())) > 0
+    # About as many rows as are wanted.
+    run(model, *common, "--output", folder / f"{kind}_few", "--tokens", 300)
+    assert 250 < len(read(folder / f"{kind}_few")["tokens"]) < 400
+    if kind == "bert":
+        return
+    run(model, *common, "--output", folder / f"{kind}_joined", "--join")
+    check_exact(model, folder / f"{kind}_joined", text, "bf16", mlp, taken, join=True)
+
     # The residual stream before the norm instead, computed and stored in fp32.
     norm = "ln_2" if kind == "gpt2" else "post_attention_layernorm"
     residual = folder / f"{kind}_residual"
     run(model, *common, "--output", residual, "--inputs", f"{norm}.input", "--dtype", "fp32")
-    check_exact(model, residual, text, "fp32", {"inputs": norm, "targets": "mlp"}, taken, skip)
+    check_exact(model, residual, text, "fp32", {"inputs": norm, "targets": "mlp"}, taken)
 
     if weft:
         said = subprocess.run([weft, "inspect", whole], capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stdout + said.stderr
-        for words in ("Weft's own layout", place + ".mlp.input", f"{LAYERS} layers, d_model {WIDTH}, ", "rows, bf16",
+        for words in ("Weft's own layout", f"{place}.{hooks[0]}", f"{LAYERS} layers, d_model {WIDTH}, ", "rows, bf16",
                       "ids of all rows", "vocabulary.json", "all values finite"):
             assert words in said.stdout, (words, said.stdout)
         source = folder / f"{kind}.toml"
@@ -275,10 +306,10 @@ def check_messages(folder, text):
     for arguments, words in ((("--inputs", "mlp"), "mlp: not a hook"),
                              (("--inputs", "feed_forward.input"), "block 0 has no module feed_forward (it has ln_1"),
                              (("--targets", "mlp.c_fc.output"), "differ in width"),
-                             (("--tokens", "5"), "less than one window"),
-                             (("--tokens", "1000000"), "the text ends after")):
+                             (("--context", "1", "--bos", "keep", "--tokens", "1"), "no token would be stored")):
         assert words in run(model, *common, *arguments, code=2), arguments
     assert not (folder / "no" / "metadata.json").exists()
+    assert "the text ends after about" in run(model, *common[:-1], folder / "short", "--tokens", "1000000")
 
 
 def main():
@@ -286,11 +317,11 @@ def main():
     with tempfile.TemporaryDirectory(prefix="weft_harvest_") as name:
         folder = Path(name)
         text = write_text(folder)
-        for kind in ("gpt2", "llama"):
+        for kind in ("gpt2", "llama", "bert"):
             check_model(kind, folder, text, weft)
         check_messages(folder, text)
     where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
-    print(f"every stored bit is the model's: GPT-2 and Llama, bf16 and fp32, on {where}; torch {torch.__version__}, "
+    print(f"every stored bit is the model's: GPT-2, Llama and BERT, bf16 and fp32, on {where}; torch {torch.__version__}, "
           f"transformers {transformers.__version__}, h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}"
           + ("; weft reads the files" if weft else ""))
 

@@ -50,7 +50,7 @@ struct Batch {
     device_ids = DeviceArray<std::uint32_t>(ids);
   }
 
-  void give(GradientSink& sink, kernels::Array<const std::int64_t> examples = {}) const {
+  void give(GradientSink& sink, const kernels::Examples& examples = {}) const {
     sink.take({Form::product, kWeight, x.view(), g.view(), {}, examples});
     sink.take({Form::product, kTransposed, x.view(), g.view(), {}, examples});
     sink.take({Form::column_sum, kBias, {}, g.view(), {}, examples});
@@ -124,10 +124,8 @@ class BiasNorms final : public GradientSink {
   std::vector<double> squared_norm;
   void take(const GradientRows& rows) override {
     if (rows.form != Form::column_sum) return;
-    std::vector<std::int64_t> examples(static_cast<std::size_t>(rows.examples.size));
+    const std::span<const std::int64_t> examples = rows.examples.offsets;
     std::vector<float> g(static_cast<std::size_t>(rows.gradients.rows * rows.gradients.columns));
-    device::copy(execution(), examples.data(), rows.examples.data, 8 * std::ssize(examples),
-                 device::Direction::to_host);
     device::copy(execution(), g.data(), rows.gradients.data, 4 * std::ssize(g), device::Direction::to_host);
     kernels::fence(execution());
     for (std::size_t e = 0; e + 1 < examples.size(); ++e) {
@@ -242,9 +240,10 @@ TEST_CASE("the planned bytes are the allocated bytes") {
 
 TEST_CASE("rows carry the boundaries of examples") {
   const Batch batch(6, 7, Scalar::fp32);
-  const DeviceArray<std::int64_t> examples(std::vector<std::int64_t>{0, 1, 1, 4, 6});
+  const std::vector<std::int64_t> offsets = {0, 1, 1, 4, 6};
+  const DeviceArray<std::int64_t> on_device(offsets);
   BiasNorms norms;
-  batch.give(norms, examples.array());
+  batch.give(norms, {.offsets = offsets, .device_offsets = on_device.array()});
   REQUIRE(norms.squared_norm.size() == 4);
   CHECK(norms.squared_norm[1] == 0);  // an example without rows
   const std::vector<float> g = batch.g.values();

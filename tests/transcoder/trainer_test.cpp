@@ -247,6 +247,32 @@ void compare_with_reference(const Configuration& configuration) {
   }
 }
 
+/// Three steps on grids against the same on one rank: sums differ by rounding.
+void equal_on(const Configuration& configuration, const Data& data, const std::vector<parallel::GridShape>& shapes) {
+  const parallel::World& world = testing::world();
+  Run alone(configuration, data, parallel::data_by_feature(1, 1), world.all().split(world.rank(), 0));
+  for (std::int64_t i = 0; i < 3; ++i) alone.step(data, i);
+  for (const parallel::GridShape& shape : shapes) {
+    CAPTURE(shape.text());
+    Run run(configuration, data, shape);
+    for (std::int64_t i = 0; i < 3; ++i) {
+      run.step(data, i);
+      CHECK(run.losses.back() == doctest::Approx(alone.losses[static_cast<std::size_t>(i)]).epsilon(1e-5));
+    }
+    for (const auto& [name, values] : run.parameters()) {
+      CAPTURE(name);
+      const checkpoint::Tensor& whole = *alone.trainer.registry().find(name);
+      const auto* begin = static_cast<const float*>(whole.data);
+      // As against the dense trainer.
+      CHECK(relative_difference(values, std::vector<double>(begin, begin + values.size())) <= 1e-5);
+    }
+  }
+}
+
+void equal_on_every_grid(const Configuration& configuration, const Data& data) {
+  equal_on(configuration, data, grids());
+}
+
 }  // namespace
 
 TEST_CASE("four steps equal the dense float64 trainer, scope layer") {
@@ -535,8 +561,13 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   tied.transcoder.decoder = Decoder::tied;
   Configuration penalised = jumping(JumpForm::anthropic);
   penalised.transcoder.sparsity = penalised.transcoder.preactivation_penalty = 0.1;
+  Configuration measured = clipped;
+  measured.transcoder.resample_every = 2;
+  measured.transcoder.encoder_bias_initial = EncoderBiasInitial::data;
+  measured.transcoder.error = ErrorForm::unexplained;
+  measured.transcoder.decoder_bias = DecoderBias::pair;
   for (const Configuration& configuration :
-       {plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer, jumping(JumpForm::anthropic),
+       {measured, plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer, jumping(JumpForm::anthropic),
         jumping(JumpForm::goreg), penalised, dead, tied})
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
@@ -705,6 +736,64 @@ TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
                         static_cast<std::size_t>(tensor.held.size() * row)) == 0);
       }
     }
+}
+
+TEST_CASE("errors in raw space and unexplained variance, and biases of pairs, train the same on every grid") {
+  const Data data;
+  for (const ErrorForm error : {ErrorForm::raw, ErrorForm::unexplained}) {
+    Configuration configuration = configuration_for(Scope::layer);
+    configuration.transcoder.error = error;
+    configuration.transcoder.decoder_bias = DecoderBias::pair;
+    configuration.transcoder.sparsity = 0.1;
+    configuration.transcoder.sparsity_reduction = Reduction::layers;
+    configuration.optimizer.clip_norm = 0.02;
+    equal_on_every_grid(configuration, data);
+  }
+}
+
+TEST_CASE("resampled features and biases from data are the same on every grid") {
+  const Data data;
+  for (const Activation activation : {Activation::batch_topk, Activation::jumprelu}) {
+    Configuration configuration = configuration_for(Scope::layer);
+    configuration.transcoder.activation = activation;
+    configuration.transcoder.k = 0.5;
+    configuration.transcoder.dead_window = kTokens;
+    configuration.transcoder.resample_every = 1;
+    configuration.transcoder.encoder_bias_initial = EncoderBiasInitial::data;
+    configuration.transcoder.initially_active = 9;
+    equal_on_every_grid(configuration, data);
+  }
+}
+
+TEST_CASE("ranking by z-scores selects the same on every number of ranks on the feature axis") {
+  const Data data;
+  for (const Activation activation : {Activation::batch_topk, Activation::topk}) {
+    Configuration configuration = configuration_for(Scope::all_layers);
+    configuration.transcoder.activation = activation;
+    configuration.transcoder.k = 2;
+    configuration.transcoder.ranking = Ranking::z_score;
+    const parallel::GridShape shape = parallel::data_by_feature(1, testing::world().size());
+    equal_on(configuration, data, {shape});
+    CHECK(measure_step(configuration, shape_of(configuration.transcoder, kLayers, kWidth), shape, kLayers * kWidth * 4,
+                       testing::execution().backend)
+              .device_bytes() == Run(configuration, data, shape).trainer.memory().device_bytes());
+  }
+}
+
+TEST_CASE("k of all layers together is k of each times the layers") {
+  Configuration configuration = configuration_for(Scope::all_layers);
+  configuration.transcoder.k_total = 7.5;
+  resolve_k(configuration, kLayers);
+  CHECK(configuration.transcoder.k == 2.5);
+  configuration.transcoder.activation = Activation::topk;
+  CHECK_THROWS_AS(check_layers(configuration, kLayers), Error);  // 7.5 features of a token
+  configuration.transcoder.k_total = 8;
+  resolve_k(configuration, kLayers);
+  CHECK_NOTHROW(check_layers(configuration, kLayers));
+  configuration.transcoder.scope = Scope::layer;
+  CHECK_THROWS_AS(check_layers(configuration, kLayers), Error);  // 8 / 3 features of a layer
+  configuration.transcoder.k_total = kLayers * kFeatures + 1;
+  CHECK_THROWS_AS(resolve_k(configuration, kLayers), Error);
 }
 
 TEST_CASE("more ranks than features or tokens: some have no work, and the result is the same") {

@@ -16,8 +16,10 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -240,19 +242,24 @@ const Prepared& plan_of(const Execution& execution, const Attention& shape, cons
   return all.emplace_back(std::move(one));
 }
 
-void run(const Execution& execution, const Prepared& plan, std::unordered_map<std::int64_t, void*> tensors,
-         Array<std::byte> workspace) {
+/// Runs a pass on its matrices and `log_sum`. False if the own kernels compute it.
+bool run(const Execution& execution, AttentionPass pass, const Attention& shape,
+         std::initializer_list<std::pair<Tensor, AnyMatrix>> matrices, float* log_sum, Array<std::byte> workspace) {
+  const Scalar type = matrices.begin()->second.type;
+  if (shape.implementation == AttentionImplementation::own || !takes(shape, type)) return false;
+  Call call{.sizes = attention_sizes(pass, shape, type), .scale = shape.scale};
+  std::unordered_map<std::int64_t, void*> tensors{{kLogSum, log_sum}};
+  for (const auto& [tensor, matrix] : matrices) {
+    call.strides[tensor] = matrix.stride;
+    tensors.emplace(tensor, matrix.data);
+  }
+  const Prepared& plan = plan_of(execution, shape, call);
+  if (plan.graph == nullptr) return false;
   if (workspace.size < plan.workspace)
     throw Error(ExitCode::internal, "attention by cuDNN: the workspace is too small");
   if (fe::error_t status = plan.graph->execute(handle_of(execution), tensors, workspace.data); status.is_bad())
     throw Error(ExitCode::internal, "attention by cuDNN failed (" + status.get_message() + ")");
-}
-
-Call call_of(AttentionPass pass, const Attention& shape, Scalar type) {
-  Call call;
-  call.sizes = attention_sizes(pass, shape, type);
-  call.scale = shape.scale;
-  return call;
+  return true;
 }
 
 }  // namespace
@@ -278,47 +285,23 @@ std::string text_of_version(std::int64_t version) {
 
 bool attention(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
                AnyMatrix out, Array<float> log_sum, Array<std::byte> workspace) {
-  if (shape.implementation == AttentionImplementation::own || !takes(shape, queries.type)) return false;
-  Call call = call_of(AttentionPass::forward, shape, queries.type);
-  call.strides[kQueries] = queries.stride;
-  call.strides[kKeys] = keys.stride;
-  call.strides[kValues] = values.stride;
-  call.strides[kOut] = out.stride;
-  const Prepared& plan = plan_of(execution, shape, call);
-  if (plan.graph == nullptr) return false;
-  run(execution, plan,
-      {{kQueries, queries.data}, {kKeys, keys.data}, {kValues, values.data}, {kOut, out.data}, {kLogSum, log_sum.data}},
-      workspace);
-  return true;
+  return run(execution, AttentionPass::forward, shape,
+             {{kQueries, queries}, {kKeys, keys}, {kValues, values}, {kOut, out}}, log_sum.data, workspace);
 }
 
 bool attention_backward(const Execution& execution, const Attention& shape, AnyMatrix queries, AnyMatrix keys,
                         AnyMatrix values, AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient,
                         AnyMatrix dq, AnyMatrix dk, AnyMatrix dv, Array<std::byte> workspace) {
-  if (shape.implementation == AttentionImplementation::own || !takes(shape, queries.type)) return false;
-  Call call = call_of(AttentionPass::backward, shape, queries.type);
-  call.strides[kQueries] = queries.stride;
-  call.strides[kKeys] = keys.stride;
-  call.strides[kValues] = values.stride;
-  call.strides[kOut] = out.stride;
-  call.strides[kOutGradient] = out_gradient.stride;
-  call.strides[kDq] = dq.stride;
-  call.strides[kDk] = dk.stride;
-  call.strides[kDv] = dv.stride;
-  const Prepared& plan = plan_of(execution, shape, call);
-  if (plan.graph == nullptr) return false;
-  run(execution, plan,
-      {{kQueries, queries.data},
-       {kKeys, keys.data},
-       {kValues, values.data},
-       {kOut, out.data},
-       {kLogSum, const_cast<float*>(log_sum.data)},
-       {kOutGradient, out_gradient.data},
-       {kDq, dq.data},
-       {kDk, dk.data},
-       {kDv, dv.data}},
-      workspace);
-  return true;
+  return run(execution, AttentionPass::backward, shape,
+             {{kQueries, queries},
+              {kKeys, keys},
+              {kValues, values},
+              {kOut, out},
+              {kOutGradient, out_gradient},
+              {kDq, dq},
+              {kDk, dk},
+              {kDv, dv}},
+             const_cast<float*>(log_sum.data), workspace);
 }
 
 std::vector<AttentionRecord> records_in_use() {

@@ -5,7 +5,8 @@
 //   lse = max + log sum exp(z - max)     loss = lse - z_y     dz = weight * scale * (softmax(z) - 1_y)
 //
 // Columns from `vocabulary` on are padding: they take no part in the softmax and their gradient is 0. With softcap c,
-// z = c tanh(a / c) of the stored a, and da = dz (1 - (z / c)^2). z_loss adds z_loss * lse^2 to the loss.
+// z = c tanh(a / c) of the stored a, and da = dz (1 - (z / c)^2). With temperature t, z is divided by it after the cap:
+// the distribution from which kernels/language/sample/ draws. z_loss adds z_loss * lse^2 to the loss.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,10 @@ struct CrossEntropy {
   float z_loss = 0;
   const float* scale = nullptr;     ///< [1] where the kernels run: 1 / counted targets of the step, times a loss scale
   Array<const float> weights = {};  ///< [rows] per token, or empty: 1
+  float temperature = 1;            ///< more than 0
 };
 
-/// logits [n, at least vocabulary] fp32 or bf16 become their gradient if `gradient`, else stay. losses [n]: fp32,
+/// logits [n, at least vocabulary] fp32, bf16 or fp16 become their gradient if `gradient`, else stay. losses [n]: fp32,
 /// not scaled by `scale` or `weights`. Targets in [0, vocabulary) or kIgnored: the caller checks them.
 void cross_entropy(const Execution&, const CrossEntropy&, AnyMatrix logits, Array<const std::int32_t> targets,
                    Array<float> losses, bool gradient);

@@ -60,14 +60,18 @@ struct Arguments {
   bool gradient;
 };
 
-__device__ __forceinline__ float capped(float a, float softcap) { return softcap * hyperbolic_tangent(a / softcap); }
+/// The logit before its division by the temperature; softcap 0: as stored.
+__device__ __forceinline__ float capped(float a, float softcap) {
+  return softcap == 0.0f ? a : softcap * hyperbolic_tangent(a / softcap);
+}
 
-template <int kThreads, bool kCapped>
+/// kTransformed: logits have a cap or a temperature.
+template <int kThreads, bool kTransformed>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradients(const __grid_constant__ Arguments a) {
   const std::int64_t row = blockIdx.x;
   const int columns = static_cast<int>(a.logits.columns), vocabulary = static_cast<int>(a.options.vocabulary);
   const int thread = static_cast<int>(threadIdx.x), target = a.targets[row];
-  const float softcap = a.options.softcap;
+  const float softcap = a.options.softcap, inverse_temperature = 1.0f / a.options.temperature;
   if (target == kIgnored) {
     const float zero[8] = {};
     for (int column = thread * 8; a.gradient && column < columns; column += kThreads * 8)
@@ -77,15 +81,15 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
   }
   // Every thread reads the target's logit before the barriers below; the row is overwritten after them.
   float target_logit = load_element(a.logits.data, a.logits.type, row * a.logits.stride + target);
-  if constexpr (kCapped) target_logit = capped(target_logit, softcap);
+  if constexpr (kTransformed) target_logit = inverse_temperature * capped(target_logit, softcap);
 
   SoftmaxSum softmax{-FLT_MAX, 0.0f};
   const auto add = [&](int column, int count) {
     float z[8];
     load_columns_again(a.logits, row, column, z);
-    if constexpr (kCapped) {
+    if constexpr (kTransformed) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) z[i] = capped(z[i], softcap);
+      for (int i = 0; i < 8; ++i) z[i] = inverse_temperature * capped(z[i], softcap);
     }
     softmax.add(z, count);
   };
@@ -105,7 +109,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
   const float largest = softmax.largest, log_sum = logf(softmax.sum), lse = largest + log_sum;
   if (thread == 0) a.losses[row] = (largest - target_logit) + log_sum + a.options.z_loss * lse * lse;
   if (!a.gradient) return;
-  const float factor = *a.options.scale * (a.options.weights.data == nullptr ? 1.0f : a.options.weights[row]);
+  const float weight = *a.options.scale * (a.options.weights.data == nullptr ? 1.0f : a.options.weights[row]);
+  const float factor = kTransformed ? weight * inverse_temperature : weight;
   const float probability = factor * ((1.0f + 2.0f * a.options.z_loss * lse) / softmax.sum);
   const int turns = (columns / 8 + kThreads - 1) / kThreads;
 #pragma unroll 2
@@ -116,9 +121,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
     load_columns(a.logits, row, column, z);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if constexpr (kCapped) {
-        z[i] = capped(z[i], softcap);
-        slope[i] = 1.0f - (z[i] / softcap) * (z[i] / softcap);
+      if constexpr (kTransformed) {
+        const float value = capped(z[i], softcap);
+        slope[i] = softcap == 0.0f ? 1.0f : 1.0f - (value / softcap) * (value / softcap);
+        z[i] = inverse_temperature * value;
       }
       z[i] = fast_exponential(z[i] - largest) * probability;
     }
@@ -127,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
       for (int i = 0; i < 8; ++i)
         if (column + i == target) z[i] -= factor;
     }
-    if constexpr (kCapped) {
+    if constexpr (kTransformed) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) z[i] *= slope[i];
     }
@@ -143,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
 template <int kThreads>
 void launch(const Execution& execution, const Arguments& a) {
   const unsigned rows = static_cast<unsigned>(a.logits.rows);
-  if (a.options.softcap != 0.0f)
+  if (a.options.softcap != 0.0f || a.options.temperature != 1.0f)
     losses_and_gradients<kThreads, true><<<rows, kThreads, 0, stream_of(execution)>>>(a);
   else
     losses_and_gradients<kThreads, false><<<rows, kThreads, 0, stream_of(execution)>>>(a);

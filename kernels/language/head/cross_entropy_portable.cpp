@@ -10,6 +10,12 @@ struct HeadScratch {
   float z[kChunkColumns];
 };
 
+WEFT_HOST_DEVICE inline float capped(float a, float softcap) {
+  return softcap == 0.0f ? a : softcap * hyperbolic_tangent(a / softcap);
+}
+/// The derivative of `capped` from its value.
+WEFT_HOST_DEVICE inline float cap_slope(float z, float softcap) { return 1.0f - (z / softcap) * (z / softcap); }
+
 }  // namespace
 
 void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyMatrix logits,
@@ -27,10 +33,12 @@ void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyM
           once(team, [&] { losses[row] = 0.0f; });
           return;
         }
+        const float inverse_temperature = 1.0f / o.temperature;
+        const bool transformed = o.softcap != 0.0f || o.temperature != 1.0f;
         const auto read = [&](std::int64_t column, int count) -> const float* {
           const float* z = row_chunk(team, logits, row, column, count, buffer);
-          if (o.softcap == 0.0f) return z;
-          for_columns(team, count, [&](int c) { buffer[c] = o.softcap * hyperbolic_tangent(z[c] / o.softcap); });
+          if (!transformed) return z;
+          for_columns(team, count, [&](int c) { buffer[c] = inverse_temperature * capped(z[c], o.softcap); });
           return buffer;
         };
         const float infinity = bits_float(0x7f800000u);
@@ -51,7 +59,7 @@ void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyM
         const float lse = largest + log_sum;
         once(team, [&] { losses[row] = (largest - target_logit) + log_sum + o.z_loss * lse * lse; });
         if (!gradient) return;
-        const float factor = *o.scale * (o.weights.data == nullptr ? 1.0f : o.weights[row]);
+        const float factor = *o.scale * (o.weights.data == nullptr ? 1.0f : o.weights[row]) * inverse_temperature;
         const float probability = (1.0f + 2.0f * o.z_loss * lse) / sum;
         for_chunks(o.vocabulary, o.vocabulary, [&](std::int64_t column, int count) {
           const float* z = read(column, count);
@@ -63,7 +71,7 @@ void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyM
             store_chunk(team, logits, row, column, count, dz);
           else
             store_chunk(team, logits, row, column, count,
-                        [&](int c) { return dz(c) * (1.0f - (z[c] / o.softcap) * (z[c] / o.softcap)); });
+                        [&](int c) { return dz(c) * cap_slope(z[c] * o.temperature, o.softcap); });
         });
         for (std::int64_t column = o.vocabulary; column < logits.columns; column += kChunkColumns)
           store_chunk(team, logits, row, column, smaller(kChunkColumns, logits.columns - column),

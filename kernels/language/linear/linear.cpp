@@ -23,6 +23,14 @@ void linear(const Execution& execution, const LinearWeights& weights, AnyMatrix 
   if (weights.bias.size > 0) add_bias(execution, y, weights.bias);
 }
 
+void linear_coded(const Execution& execution, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
+                  AnyMatrix y, Array<std::byte> workspace) {
+  const Array<const bf16> bias = weights.rounded_bias;
+  if (bias.data != nullptr && gemm_coded_with_bias(execution, x, weight, bias, y, workspace)) return;
+  gemm_coded(execution, x, weight, y, workspace);
+  if (weights.bias.size > 0) add_bias(execution, y, weights.bias);
+}
+
 void linear_backward(const Execution& execution, const LinearWeights& weights, AnyMatrix dy, AnyMatrix dx,
                      Array<std::byte> workspace) {
   gemm(execution, 1, dy, Form::plain, weights.matrix, backward_form(weights), 0, dx, workspace);

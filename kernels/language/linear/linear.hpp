@@ -16,6 +16,7 @@
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/gemm/fp8.hpp"
 
 namespace weft::kernels {
 
@@ -28,6 +29,11 @@ struct LinearWeights {
 
 /// x [n, inputs], y [n, outputs]. Workspace: that of gemm.
 void linear(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y, Array<std::byte> workspace);
+
+/// The same of operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
+/// of `weights`. Workspace: that of gemm_coded.
+void linear_coded(const Execution&, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
+                  AnyMatrix y, Array<std::byte> workspace);
 
 /// dy [n, outputs], dx [n, inputs].
 void linear_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix dx, Array<std::byte> workspace);

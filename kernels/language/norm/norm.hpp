@@ -17,7 +17,7 @@
 // are formed by a GradientSink (training/gradient_sink.hpp): from h, dy, mu and r, or, without reading these again,
 // from the partial sums over blocks of rows that the backward pass leaves.
 //
-// Rows are fp32 or bf16, arithmetic and statistics are fp32. Sums over a row have a fixed order.
+// Rows are fp32, bf16 or fp16, arithmetic and statistics are fp32. Sums over a row have a fixed order.
 #pragma once
 
 #include "kernels/array.hpp"

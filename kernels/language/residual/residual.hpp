@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element-wise sums of rows: the bias of a product, and the residual stream where no norm follows that forms the sum
-// (norm/norm.hpp).
+// Element-wise operations on rows: the bias of a product, the residual stream where no norm follows that forms the sum
+// (norm/norm.hpp), and the scale of an embedding.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -9,10 +9,13 @@
 
 namespace weft::kernels {
 
-/// rows[n, j] += bias[j]. fp32 or bf16, the sum in fp32.
+/// rows[n, j] += bias[j]. fp32, bf16 or fp16, the sum in fp32.
 void add_bias(const Execution&, AnyMatrix rows, Array<const float> bias);
 
-/// sum = x + addend, of equal shapes, each fp32 or bf16. `sum` may be x or addend.
+/// sum = x + addend, of equal shapes, each fp32, bf16 or fp16. `sum` may be x or addend.
 void add_rows(const Execution&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum);
+
+/// rows[n, j] *= factor. fp32, bf16 or fp16, the product in fp32.
+void scale_rows(const Execution&, AnyMatrix rows, float factor);
 
 }  // namespace weft::kernels

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit: memory. Bytes per element in bf16: bias 4, sum of rows 6. The bias comes from the first-level cache.
+// Limit: memory. Bytes per element in bf16: bias 4, sum of rows 6, scale 4. The bias comes from the first-level cache.
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/language/rows_cuda.cuh"
 
@@ -17,6 +17,20 @@ struct Bias {
     load_columns(rows, row, column, value);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) value[i] += __ldg(bias + column + i);
+    store_columns(rows, row, column, value);
+  }
+};
+
+struct Scale {
+  AnyMatrix rows;
+  float factor;
+
+  template <int kWidth>
+  __device__ void step(std::int64_t row, std::int64_t column) const {
+    float value[kWidth];
+    load_columns(rows, row, column, value);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) value[i] *= factor;
     store_columns(rows, row, column, value);
   }
 };
@@ -44,6 +58,10 @@ void add_bias(const Execution& execution, AnyMatrix rows, Array<const float> bia
 void add_rows(const Execution& execution, AnyMatrix x, AnyMatrix addend, AnyMatrix sum) {
   for_vectors(execution, "add_rows", sum.rows, sum.columns, vectors_fit(sum.columns, x, addend, sum),
               Sum{x, addend, sum});
+}
+
+void scale_rows(const Execution& execution, AnyMatrix rows, float factor) {
+  for_vectors(execution, "scale_rows", rows.rows, rows.columns, vectors_fit(rows.columns, rows), Scale{rows, factor});
 }
 
 }  // namespace weft::kernels::cuda

@@ -36,4 +36,16 @@ void add_rows(const Execution& execution, AnyMatrix x, AnyMatrix addend, AnyMatr
       });
 }
 
+void scale_rows(const Execution& execution, AnyMatrix rows, float factor) {
+  for_teams(
+      execution, "scale_rows", rows.rows, sizeof(Scratch), KOKKOS_LAMBDA(const Team& team) {
+        Scratch& buffer = scratch<Scratch>(team);
+        const std::int64_t n = team.league_rank();
+        for_chunks(rows.columns, rows.columns, [&](std::int64_t column, int count) {
+          const float* x = row_chunk(team, rows, n, column, count, buffer.a);
+          store_chunk(team, rows, n, column, count, [&](int c) { return x[c] * factor; });
+        });
+      });
+}
+
 }  // namespace weft::kernels::portable

@@ -40,8 +40,17 @@ struct QueryKey {
   }
 };
 
+/// Longer wavelengths for contexts longer than those of the training (Llama 3.1, 2024; position interpolation, Chen et
+/// al. 2023). Wavelengths above length / low are multiplied by `factor`, those below length / high are not; between
+/// them the frequency f becomes (1 - s) f / factor + s f with s = (length / wavelength - low) / (high - low).
+struct RopeScaling {
+  double factor = 1;        ///< 1: none
+  std::int64_t length = 0;  ///< of the contexts of the training; 0: all wavelengths are multiplied
+  double low = 1, high = 4;
+};
+
 /// The rotary table for positions [0, longest), on the host, in fp64 rounded once: [longest, head_size].
-void rotary_table(double base, std::int64_t head_size, std::int64_t longest, float* table);
+void rotary_table(double base, const RopeScaling&, std::int64_t head_size, std::int64_t longest, float* table);
 
 /// packed -> out, both [rows, columns()]; out may be packed when norm is none. inverse: [rows, inverses_per_row()].
 void query_key(const Execution&, const QueryKey&, AnyMatrix packed, AnyMatrix out, Array<float> inverse);

@@ -5,7 +5,13 @@
 //   y^ = bias + sum over ranks r (in rank order, fp32) of partial[r]         e = y^ - y
 //   loss_t = gradient_factor/2 * sum over tokens and dimensions of e^2        g = gradient_factor * e
 //
-// With gradient_factor = loss_factor this is preset `weft`: the sum over layers of the mean over tokens and dimensions.
+// With gradient_factor = loss_factor this is the sum over layers of the mean over tokens and dimensions. With a weight
+// w[j] per column:
+//
+//   loss_t = gradient_factor/2 * sum over tokens and dimensions of w e^2      g = gradient_factor * w * e
+//
+// w = 1 / scale^2 is the error in raw space; w = N d / V_t, V_t the sum of the squared deviations of the batch's
+// targets of layer t from their mean, gives with loss_factor the fraction of variance unexplained (clt-training).
 #pragma once
 
 #include "kernels/array.hpp"
@@ -45,6 +51,24 @@ void residual_and_loss(const Execution&, AnyMatrix partial, std::int64_t n_parts
                        Array<const float> bias, Array<const float> centre, Array<const float> standardise,
                        std::int64_t n_layers, float gradient_factor, AnyMatrix gradient_rows, LossSums sums,
                        Array<std::byte> workspace);
+
+/// The same with weights [L * d]; squared_error is the sum of w e^2.
+void weighted_residual_and_loss(const Execution&, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
+                                Array<const float> bias, Array<const float> centre, Array<const float> standardise,
+                                Array<const float> weight, std::int64_t n_layers, float gradient_factor,
+                                AnyMatrix gradient_rows, LossSums sums, Array<std::byte> workspace);
+
+/// weight[j] = spread[j]^2.
+void square(const Execution&, Array<const float> spread, Array<float> weight);
+
+/// Moments of the targets of this rank about `centre` [L * d]: out[j] = sum over rows of v = target - centre, and
+/// out[L * d + j] that of v^2; fp64, rows in order.
+void target_moments(const Execution&, AnyMatrix target, Array<const float> centre, Array<double> out);
+
+/// weight[j] = n_tokens d / V_t from the moments of n_parts ranks, one after the other, added in this order; 0 where
+/// V_t is no more than the rounding of the moments. n_tokens: of the batch.
+void unexplained_weights(const Execution&, Array<const double> moments, std::int64_t n_parts, std::int64_t n_tokens,
+                         std::int64_t d_model, Array<float> weight);
 
 /// out[j] = sum over rows of matrix[i, j], fp32 in a fixed order: the gradient of the decoder bias.
 void column_sums(const Execution&, AnyMatrix matrix, Array<float> out);

@@ -22,12 +22,11 @@ struct ColumnScratch {
   float row[kOwnColumns];
 };
 
-}  // namespace
-
-void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
-                       Array<const float> bias, Array<const float> centre, Array<const float> standardise,
-                       std::int64_t n_layers, float gradient_factor, AnyMatrix gradient_rows, LossSums sums,
-                       Array<std::byte> workspace) {
+template <bool kWeighted>
+void form_residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
+                            Array<const float> bias, Array<const float> centre, Array<const float> standardise,
+                            Array<const float> weight, std::int64_t n_layers, float gradient_factor,
+                            AnyMatrix gradient_rows, LossSums sums, Array<std::byte> workspace) {
   const std::int64_t n_tokens = target.rows;
   const std::int64_t d_model = target.columns / n_layers;
   const std::int64_t n_blocks = loss_blocks(n_tokens);
@@ -47,6 +46,7 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
             const float* b = bias.data + column;
             const float* c0 = centre.data + column;
             const float* scale = standardise.data + column;
+            const float* w = kWeighted ? weight.data + column : nullptr;
             float* residual = buffer.residual;
             for (std::int64_t part = 0; part < n_parts; ++part) {
               const float* p = row_chunk(team, partial, part * n_tokens + token, column, count, buffer.part);
@@ -57,11 +57,12 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
             }
             const float* y = row_chunk(team, target, token, column, count, buffer.target);
             for_columns(team, count, [&](int c) { residual[c] = (residual[c] + b[c]) - y[c]; });
-            store_chunk(team, gradient_rows, token, column, count,
-                        [&](int c) { return gradient_factor * residual[c]; });
+            store_chunk(team, gradient_rows, token, column, count, [&](int c) {
+              return kWeighted ? gradient_factor * (w[c] * residual[c]) : gradient_factor * residual[c];
+            });
             error += sum_columns<double>(team, count, [&](int c) {
               const double e = residual[c];
-              return e * e;
+              return kWeighted ? static_cast<double>(w[c]) * e * e : e * e;
             });
             standardised_error += sum_columns<double>(team, count, [&](int c) {
               const double e = residual[c] * scale[c];
@@ -94,6 +95,16 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
       });
 }
 
+}  // namespace
+
+void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
+                       Array<const float> bias, Array<const float> centre, Array<const float> standardise,
+                       std::int64_t n_layers, float gradient_factor, AnyMatrix gradient_rows, LossSums sums,
+                       Array<std::byte> workspace) {
+  form_residual_and_loss<false>(execution, partial, n_parts, target, bias, centre, standardise, {}, n_layers,
+                                gradient_factor, gradient_rows, sums, workspace);
+}
+
 void column_sums(const Execution& execution, AnyMatrix matrix, Array<float> out) {
   const std::int64_t n_teams = (matrix.columns + kOwnColumns - 1) / kOwnColumns;
   for_teams(
@@ -116,3 +127,63 @@ void column_sums(const Execution& execution, AnyMatrix matrix, Array<float> out)
 }
 
 }  // namespace weft::kernels::portable
+
+namespace weft::kernels {
+
+void weighted_residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
+                                Array<const float> bias, Array<const float> centre, Array<const float> standardise,
+                                Array<const float> weight, std::int64_t n_layers, float gradient_factor,
+                                AnyMatrix gradient_rows, LossSums sums, Array<std::byte> workspace) {
+  portable::form_residual_and_loss<true>(execution, partial, n_parts, target, bias, centre, standardise, weight,
+                                         n_layers, gradient_factor, gradient_rows, sums, workspace);
+}
+
+void square(const Execution& execution, Array<const float> spread, Array<float> weight) {
+  for_all(
+      execution, "square", weight.size, KOKKOS_LAMBDA(std::int64_t i) { weight[i] = spread[i] * spread[i]; });
+}
+
+void target_moments(const Execution& execution, AnyMatrix target, Array<const float> centre, Array<double> out) {
+  const std::int64_t width = target.columns;
+  for_all(
+      execution, "target_moments", width, KOKKOS_LAMBDA(std::int64_t j) {
+        double sum = 0.0, squares = 0.0;
+        for (std::int64_t i = 0; i < target.rows; ++i) {
+          const double v = static_cast<double>(static_cast<const float*>(target.data)[i * target.stride + j]) -
+                           static_cast<double>(centre[j]);
+          sum += v;
+          squares += v * v;
+        }
+        out[j] = sum;
+        out[width + j] = squares;
+      });
+}
+
+namespace {
+/// Relative to the squares that it is a difference of: below, there is only their rounding.
+constexpr double kNoVariance = 1e-12;
+}  // namespace
+
+void unexplained_weights(const Execution& execution, Array<const double> moments, std::int64_t n_parts,
+                         std::int64_t n_tokens, std::int64_t d_model, Array<float> weight) {
+  const std::int64_t width = weight.size;
+  for_all(
+      execution, "unexplained_weights", width / d_model, KOKKOS_LAMBDA(std::int64_t layer) {
+        double variance = 0.0, largest = 0.0;
+        for (std::int64_t j = layer * d_model; j < (layer + 1) * d_model; ++j) {
+          double sum = 0.0, squares = 0.0;
+          for (std::int64_t part = 0; part < n_parts; ++part) {
+            sum += moments[part * 2 * width + j];
+            squares += moments[part * 2 * width + width + j];
+          }
+          largest += squares;
+          variance += squares - sum * sum / static_cast<double>(n_tokens);
+        }
+        const double w = variance > kNoVariance * largest
+                             ? static_cast<double>(n_tokens) * static_cast<double>(d_model) / variance
+                             : 0.0;
+        for (std::int64_t j = layer * d_model; j < (layer + 1) * d_model; ++j) weight[j] = static_cast<float>(w);
+      });
+}
+
+}  // namespace weft::kernels

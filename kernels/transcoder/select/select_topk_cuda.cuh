@@ -51,7 +51,7 @@ __device__ int keep_largest(Count* words, int n, int budget) {
 }
 
 /// Merges a tile's rows into the tokens' lists. One block per row; dynamic shared memory: `room` words, a power of two
-/// of at least budget + kThreads * 8.
+/// of at least budget + 1024. It is kept small, so that the limits, which all rows read, stay in the L1 cache.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     keep_best(View view, Piece piece, bool first_of_group, int budget, int room) {
@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(kThreads)
   std::uint32_t bar = old == budget ? key_of_word(words[budget - 1]) : hint;
   __syncthreads();
 
-  const auto look = [&](const uint4& x, int at) {
-#pragma unroll
-    for (int j = 0; j < V::kSize; ++j) {
-      const int column = at * V::kSize + j;
-      if (column >= piece.columns) continue;
+  // Entries of a vector that exceed the bar; `columns`: a bit for each that may.
+  const auto look = [&](const uint4& x, int at, std::uint32_t columns) {
+    for (; columns != 0; columns &= columns - 1) {
+      const int j = __ffs(static_cast<int>(columns)) - 1, column = at * V::kSize + j;
+      if (column >= piece.columns) break;
       const float r = V::get(x, j) + __ldg(piece.bias + column);
       if (r > __uint_as_float(bar)) {
         const int to = atomicAdd(&n_words, 1);
@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   };
+  constexpr std::uint32_t kEach = (1u << V::kSize) - 1;
   // The limits follow from the hint: they exclude nothing that exceeds a bar at or above it.
   const bool limited = bar >= hint && view.threshold[g] < kLargestKey;
   constexpr int kAtOnce = 4;
@@ -101,7 +102,17 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int at = first + i * kThreads + static_cast<int>(threadIdx.x);
-      if (at < vectors && (!limited || V::any(x[i], __ldg(limits + at)))) look(x[i], at);
+      if (at >= vectors) continue;
+      if (!limited) {
+        look(x[i], at, kEach);
+        continue;
+      }
+      const uint4 limit = __ldg(limits + at);
+      if (!V::any(x[i], limit)) continue;
+      std::uint32_t above = 0;
+#pragma unroll
+      for (int j = 0; j < V::kSize; ++j) above |= V::get(x[i], j) > V::get(limit, j) ? 1u << j : 0u;
+      look(x[i], at, above);
     }
   }
   __syncthreads();
@@ -118,8 +129,9 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) n_words = old;
     for (int i = threadIdx.x; i < old; i += kThreads) words[i] = list[i];
     __syncthreads();
-    for (int first = 0; first < vectors; first += kThreads) {
-      const bool full = n_words + kThreads * V::kSize > room;  // the same for the whole block
+    const int chunk = min(kThreads, (room - budget) / V::kSize);
+    for (int first = 0; first < vectors; first += chunk) {
+      const bool full = n_words + chunk * V::kSize > room;  // the same for the whole block
       __syncthreads();
       if (full) {
         const int kept = keep_largest(words, n_words, budget);
@@ -128,7 +140,7 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
       }
       const int at = first + static_cast<int>(threadIdx.x);
-      if (at < vectors) look(products[at], at);
+      if (static_cast<int>(threadIdx.x) < chunk && at < vectors) look(products[at], at, kEach);
       __syncthreads();
     }
     n = n_words;

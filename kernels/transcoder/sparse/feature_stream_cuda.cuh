@@ -15,9 +15,15 @@
 // warps, dW summed over the warps in their order. The assignment of items to warps changes no sum: every result has one
 // owner and a fixed order.
 //
+// State. Of the 8-bit policy, weights and moments come through shared memory too, two features ahead, by the copy
+// engine of the multiprocessor (StateStages): that leaves registers for 16 warps. Of the other policies, whose moments
+// would take more shared memory than there is for as many warps, the weights are loaded one feature ahead into
+// registers.
+//
 // Limit: L2. The rows gathered (512 B x chunks per hit) and the state (8 to 24 B per parameter) both pass through it.
 #pragma once
 
+#include "kernels/bulk_copy_cuda.cuh"
 #include "kernels/constants.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
@@ -199,16 +205,21 @@ __device__ __forceinline__ Unit unit_of(std::int64_t index, int groups) {
   return {pair - target * (target + 1) / 2, target, group};
 }
 
+/// Four lanes sum the 32 partial dots of a hit, so that a warp sums those of eight hits at once. With the stride of 36
+/// neither the stores nor the loads have bank conflicts.
+constexpr int kDotHits = 8;
+constexpr int kDotStride = 36;
+
 /// The rows of a list of hits, through a ring of kRing rows; sums them into dW and, with kDots, dots them with the
 /// weights.
 template <int kChunks, int kRing, bool kDots, bool kFull>
 struct RowStream {
   static_assert((kRing & (kRing - 1)) == 0);
   static constexpr int kRowBytes = kChunks * 512;
-  static constexpr int kSharedBytes = kRing * kRowBytes + (kDots ? kWarp * (kWarp + 1) * 4 : 0);
+  static constexpr int kDotBytes = kDots ? kDotHits * kDotStride * 4 : 0;
 
   std::uint32_t ring;  // of this lane
-  float* dots;         // [32][33]: partial dots of 32 hits by lane
+  float* dots;         // [kDotHits][kDotStride]: partial dots by lane
   const char* rows;    // first row, this lane's first column
   std::int64_t row_bytes;
   const Hit* hits;
@@ -234,6 +245,19 @@ struct RowStream {
         if (kFull || (live >> c & 1)) copy16_async(ring + (at & (kRing - 1)) * kRowBytes + c * 512, from + c * 512);
     }
     commit_copies();
+  }
+  /// The dots of hits [first, next].
+  __device__ __forceinline__ void sum_dots_to(int first) {
+    __syncwarp();
+    const float* own = dots + (lane >> 2) * kDotStride + (lane & 3);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarp; i += 4) sum += own[i];
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    const int hit = first + (lane >> 2);
+    if ((lane & 3) == 0 && hit <= next) __stcs(out + hit, sum);
+    __syncwarp();
   }
   __device__ __forceinline__ void start() {
     next = 0;
@@ -269,19 +293,11 @@ struct RowStream {
         }
       }
       request(token, ahead);
-      if constexpr (kDots) dots[(next & 31) * 33 + lane] = dot0 + dot1;
-      if ((next & 31) == 31 || next + 1 == total) {
-        if constexpr (kDots) {
-          __syncwarp();
-          float even = 0.0f, odd = 0.0f;
-#pragma unroll
-          for (int i = 0; i < kWarp; i += 2) {
-            even += dots[lane * 33 + i];
-            odd += dots[lane * 33 + i + 1];
-          }
-          if (lane <= (next & 31)) __stcs(out + (next & ~31) + lane, even + odd);
-          __syncwarp();
-        }
+      if constexpr (kDots) {
+        dots[(next & (kDotHits - 1)) * kDotStride + lane] = dot0 + dot1;
+        if ((next & (kDotHits - 1)) == kDotHits - 1 || next + 1 == total) sum_dots_to(next & ~(kDotHits - 1));
+      }
+      if ((next & 31) == 31) {
         now = later;
         later = window((next & ~31) + 2 * kWarp);
       }
@@ -289,25 +305,92 @@ struct RowStream {
   }
 };
 
+/// The 8-bit state of the next features of an item, through a private ring of stages in shared memory, each the weights
+/// and both moments of `kChunks * 256` columns of a row. kStages = 0: none.
+template <int kChunks, int kStages>
+struct StateStages {
+  static constexpr int kWeights = kChunks * kBlockColumns * 2, kMoments = kChunks * kBlockColumns;
+  static constexpr int kStageBytes = kWeights + 2 * kMoments;
+  static constexpr int kBytes = kStages * kStageBytes;
+
+  std::uint32_t memory, barriers;
+  std::uint32_t requested, used;  // features since the start of the kernel
+  int lane;
+
+  __device__ __forceinline__ void start(char* stages, char* at, int own_lane) {
+    memory = static_cast<std::uint32_t>(__cvta_generic_to_shared(stages));
+    barriers = static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+    requested = used = 0;
+    lane = own_lane;
+    if (lane == 0)
+      for (int i = 0; i < kStages; ++i) start_barrier(barriers + 8 * i, kBulkCopies ? 1 : kWarp);
+    fence_barriers();
+    __syncwarp();
+  }
+  /// `at`: this lane's first column.
+  __device__ __forceinline__ void request(const StatePointers& p, std::int64_t at) {
+    const std::uint32_t slot = requested % kStages, to = memory + slot * kStageBytes, barrier = barriers + 8 * slot;
+    ++requested;
+    if constexpr (kBulkCopies) {
+      if (lane == 0) {
+        expect_bytes(barrier, kStageBytes);
+        copy_bulk(to, p.weight + at, kWeights, barrier);
+        copy_bulk(to + kWeights, static_cast<const char*>(p.first) + at, kMoments, barrier);
+        copy_bulk(to + kWeights + kMoments, static_cast<const char*>(p.second) + at, kMoments, barrier);
+      }
+    } else {
+      const std::int64_t first = at - lane * kLaneColumns;
+      const auto copy = [&](std::uint32_t shared, const void* global, int bytes) {
+        for (int i = lane * 16; i < bytes; i += kWarp * 16)
+          copy16_async(shared + i, static_cast<const char*>(global) + i);
+      };
+      copy(to, p.weight + first, kWeights);
+      copy(to + kWeights, static_cast<const char*>(p.first) + first, kMoments);
+      copy(to + kWeights + kMoments, static_cast<const char*>(p.second) + first, kMoments);
+      arrive_after_copies(barrier);
+    }
+  }
+  __device__ __forceinline__ std::uint32_t slot() const { return memory + used % kStages * kStageBytes; }
+  __device__ __forceinline__ void wait() const { wait_barrier(barriers + 8 * (used % kStages), used / kStages & 1); }
+  __device__ __forceinline__ uint4 weight(int c) const { return load_shared16(slot() + c * 512 + lane * 16); }
+  __device__ __forceinline__ void load_moments(LaneState<StatePolicy::eight_bit>& state, int c) const {
+    const std::uint32_t at = slot() + kWeights + c * kBlockColumns + lane * kLaneColumns;
+    state.first = load_shared8(at);
+    state.second = load_shared8(at + kMoments);
+  }
+  /// The stage that was waited for may be overwritten.
+  __device__ __forceinline__ void release() {
+    ++used;
+    __syncwarp();
+  }
+};
+
 template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate,
-          class Epilogue>
+          int kStages, class Epilogue>
 __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     stream_features(const __grid_constant__ StreamArguments a, const __grid_constant__ Epilogue epilogue) {
   // Not that of constant_rate: the step may be withheld since (kernels/peers/peers_cuda.hpp).
   if constexpr (kUpdate)
     if (a.step->withheld != 0) return;
   using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
+  using Stages = StateStages<kChunks, kStages>;
+  constexpr bool kStaged = kStages > 0;
+  static_assert(!kStaged || (policy == StatePolicy::eight_bit && kFull && kUpdate));
+  constexpr int kOwnBytes = kRing * Rows::kRowBytes + Stages::kBytes + Rows::kDotBytes;
   extern __shared__ __align__(16) char shared[];
   __shared__ float warp_value_sum[kWarps];
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
-  char* own = shared + warp * Rows::kSharedBytes;
+  char* own = shared + warp * kOwnBytes;
   const int segment_blocks = (a.d_model + kBlockColumns - 1) / kBlockColumns;
 
   Rows rows;
   rows.ring = static_cast<std::uint32_t>(__cvta_generic_to_shared(own)) + lane * 16;
-  rows.dots = reinterpret_cast<float*>(own + kRing * Rows::kRowBytes);
+  rows.dots = reinterpret_cast<float*>(own + kRing * Rows::kRowBytes + Stages::kBytes);
   rows.row_bytes = a.row_bytes;
   rows.lane = lane;
+  Stages stages;
+  if constexpr (kStaged)
+    stages.start(own + kRing * Rows::kRowBytes, shared + kWarps * kOwnBytes + warp * kStages * 8, lane);
 
   // Depends on the unit: the row geometry of its source and this lane's first column.
   std::int64_t columns = 0, column = 0, row_blocks = 0, block_column = 0;
@@ -442,6 +525,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   }
 
   // 2. All other features, one item per warp at a time.
+  if constexpr (kStaged) fence_shared_for_copies();
   const std::uint32_t first_item = static_cast<std::uint32_t>(a.first_item);
   std::uint32_t item = first_item + blockIdx.x * kWarps + warp;
   while (item < a.items) {
@@ -460,10 +544,16 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     std::int64_t at = first * columns + column;
 
     uint4 ahead[kChunks];
+    if constexpr (kStaged) {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      ahead[c] = make_uint4(0, 0, 0, 0);
-      if (live(c)) ahead[c] = load_weight(p, at + c * kBlockColumns);
+      for (int i = 0; i < kStages; ++i)
+        if (i < count) stages.request(p, at + i * columns);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        ahead[c] = make_uint4(0, 0, 0, 0);
+        if (live(c)) ahead[c] = load_weight(p, at + c * kBlockColumns);
+      }
     }
     rows.hits = a.stream.hit + base;
     rows.out =
@@ -488,16 +578,22 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       LaneState<policy> state[kChunks];
+      if constexpr (kStaged) {
+        stages.wait();
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        state[c] = {};
-        state[c].weight = ahead[c];
-        if (kUpdate && live(c)) load_moments(state[c], p, at + c * kBlockColumns);
-      }
-      if (i + 1 < count) {
+        for (int c = 0; c < kChunks; ++c) state[c].weight = stages.weight(c);
+      } else {
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c)
-          if (live(c)) ahead[c] = load_weight(p, at + columns + c * kBlockColumns);
+        for (int c = 0; c < kChunks; ++c) {
+          state[c] = {};
+          state[c].weight = ahead[c];
+          if (kUpdate && live(c)) load_moments(state[c], p, at + c * kBlockColumns);
+        }
+        if (i + 1 < count) {
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c)
+            if (live(c)) ahead[c] = load_weight(p, at + columns + c * kBlockColumns);
+        }
       }
       float weight[kChunks * 8], sum[kChunks * 8];
 #pragma unroll
@@ -528,6 +624,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
         if constexpr (kUpdate) {
 #pragma unroll
           for (int c = 0; c < kChunks; ++c) {
+            if constexpr (kStaged) stages.load_moments(state[c], c);
             if constexpr (policy == StatePolicy::eight_bit) {
               state[c].first_scale = __shfl_sync(kAllLanes, first_scale[c], i);
               state[c].second_scale = __shfl_sync(kAllLanes, second_scale[c], i);
@@ -547,6 +644,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
           }
         }
       }
+      if constexpr (kStaged) {
+        stages.release();
+        if (i + kStages < count) stages.request(p, at + kStages * columns);
+      }
       at += columns;
     }
     if (owns_scales) {
@@ -563,13 +664,16 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 }
 
 template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate,
-          class Epilogue>
+          int kStages = 0, class Epilogue>
 void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Epilogue& epilogue) {
-  constexpr int kShared = kWarps * RowStream<kChunks, kRing, kDecoder, kFull>::kSharedBytes;
+  using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
+  constexpr int kShared =
+      kWarps * (kRing * Rows::kRowBytes + StateStages<kChunks, kStages>::kBytes + Rows::kDotBytes + kStages * 8);
   static_assert(kShared <= kSharedMemory);
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
                 "the sums of a hot feature fit into the memory of the rings");
-  const auto kernel = stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate, Epilogue>;
+  const auto kernel =
+      stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate, kStages, Epilogue>;
   static const int resident = [&] {
     int blocks = 0;
     require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "stream_features");
@@ -580,19 +684,29 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Ep
   require_launch("stream_features");
 }
 
-/// Registers decide how many warps fit: 12 for the small states, 8 for fp32. Measured; see docs/performance.md.
+/// Registers decide how many warps fit: 16 for the 8-bit state (12 with 1024 columns), 12 for bf16, 8 for fp32.
+/// Measured; see docs/performance.md.
 template <StatePolicy policy, bool kDecoder, bool kUpdate, class Epilogue>
 void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamArguments& arguments,
                     const Epilogue& epilogue) {
   constexpr bool kWide = policy == StatePolicy::fp32 && kUpdate;
-  if (!grouping.full)
+  if (!grouping.full) {
     launch_sized<policy, 2, false, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments, epilogue);
-  else if (grouping.chunks == 2)
-    launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments, epilogue);
-  else if (grouping.chunks == 3)
-    launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments, epilogue);
-  else
-    launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments, epilogue);
+  } else if constexpr (policy == StatePolicy::eight_bit && kUpdate) {
+    if (grouping.chunks == 2)
+      launch_sized<policy, 2, true, 8, 4, 4, kDecoder, kUpdate, 2>(queue, arguments, epilogue);
+    else if (grouping.chunks == 3)
+      launch_sized<policy, 3, true, 4, 4, 4, kDecoder, kUpdate, 2>(queue, arguments, epilogue);
+    else
+      launch_sized<policy, 4, true, 4, 4, 3, kDecoder, kUpdate, 2>(queue, arguments, epilogue);
+  } else {
+    if (grouping.chunks == 2)
+      launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments, epilogue);
+    else if (grouping.chunks == 3)
+      launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments, epilogue);
+    else
+      launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments, epilogue);
+  }
 }
 
 template <bool kDecoder, bool kUpdate, class Epilogue>

@@ -18,13 +18,11 @@ class LanguageModelBenchmark final : public BenchmarkFamily {
   training::BenchmarkSettings& settings(Input& input) const override { return input.language_benchmark; }
   const training::RunSettings& run(const Input& input) const override { return input.language.run; }
   device::Settings device(const Input& input) const override { return language_model::device_settings(input.language); }
-  parallel::GridShape grid(const Input&, const parallel::World& world) const override {
-    if (world.size() > 1)
-      throw collective_error(ExitCode::usage,
-                             "weft benchmark of a language model with {} processes (language models are trained by one "
-                             "process so far); start one process",
-                             world.size());
-    return language_model::single_process();
+  parallel::GridShape grid(const Input& input, const parallel::World&) const override {
+    return language_model::grid_shape(input.language);
+  }
+  void use_ranks(Input& input, const parallel::World& world) const override {
+    language_model::use_ranks(input.language, world.size());
   }
   double measure_product(const Input& input, const parallel::Grid& grid,
                          const kernels::Execution& execution) const override {

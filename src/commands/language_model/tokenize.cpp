@@ -20,13 +20,11 @@ namespace {
 
 using language_model::Tokenizer;
 
-/// The symbol that ends a document, where the tokeniser has it.
-constexpr const char* kEndOfText = "<|endoftext|>";
-constexpr const char* kEnds[] = {kEndOfText, "<|end_of_text|>"};
+using language_model::kEndOfText;
 
 void require_consistent(const Request& request) {
   const auto refuse = [](const std::string& why) {
-    return collective_error(ExitCode::usage, "weft lm tokenize: {}; see weft lm --help", why);
+    return collective_error(ExitCode::usage, "weft lm tokenize: {}; see weft lm tokenize --help", why);
   };
   if (request.output.empty()) throw refuse("needs --output DIR");
   if (request.tokens.empty() == (request.train_bpe == 0)) throw refuse("needs one of --tokens and --train-bpe");
@@ -82,10 +80,7 @@ int language_model_tokenize(const Request& request, const parallel::World& world
   world.on_root([&] {
     const Tokenizer tokenizer =
         request.train_bpe > 0 ? trained(request) : language_model::load_tokenizer(request.tokens, {}, "--tokens");
-    std::optional<std::uint32_t> end_of_text;
-    for (const char* name : kEnds)
-      if (const std::int64_t id = tokenizer.special(name); id >= 0 && !end_of_text)
-        end_of_text = static_cast<std::uint32_t>(id);
+    const std::int64_t end_of_text = language_model::end_of_text(tokenizer);
 
     const int threads = device::host_threads({}, world.node_size());
     dataset::TokenWriter writer(request.output, tokenizer.vocabulary_size(), tokenizer.text());
@@ -98,7 +93,7 @@ int language_model_tokenize(const Request& request, const parallel::World& world
         std::vector<std::vector<std::uint32_t>> encoded =
             language_model::encode_parallel(tokenizer, whole, documents, path, threads);
         for (std::size_t i = 0; i < documents.size(); ++i) {
-          if (end_of_text) encoded[i].push_back(*end_of_text);
+          if (end_of_text >= 0) encoded[i].push_back(static_cast<std::uint32_t>(end_of_text));
           writer.append(encoded[i], static_cast<std::int64_t>(documents[i].size()));
         }
         documents.clear();
@@ -113,11 +108,19 @@ int language_model_tokenize(const Request& request, const parallel::World& world
       write();
     }
     const dataset::TokenWriter::Written written = writer.finish();
-    log::info("wrote {}: {} tokens of a vocabulary of {}, {} document{}, {} file{}; {:.3f} bytes per token",
-              request.output, report::grouped(written.tokens), tokenizer.vocabulary_size(),
-              report::grouped(written.documents), written.documents == 1 ? "" : "s", written.files,
-              written.files == 1 ? "" : "s",
-              static_cast<double>(written.text_bytes) / static_cast<double>(written.tokens));
+    print_written(
+        request,
+        fmt::format("wrote {}: {} tokens of a vocabulary of {}, {} document{}, {} file{}; {:.3f} bytes per token",
+                    request.output, report::grouped(written.tokens), tokenizer.vocabulary_size(),
+                    report::grouped(written.documents), written.documents == 1 ? "" : "s", written.files,
+                    written.files == 1 ? "" : "s",
+                    static_cast<double>(written.text_bytes) / static_cast<double>(written.tokens)),
+        {{"output", request.output},
+         {"tokens", written.tokens},
+         {"vocabulary", tokenizer.vocabulary_size()},
+         {"documents", written.documents},
+         {"files", written.files},
+         {"text_bytes", written.text_bytes}});
   });
   return 0;
 }

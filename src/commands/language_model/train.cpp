@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft lm train INPUT: trains a language model.
+// weft lm train INPUT: trains a language model. weft lm polychromic INPUT: trains one further for quality and diversity
+// of sets of answers (language_model/policy/polychromic_run.hpp).
 #include <chrono>
+#include <memory>
+#include <optional>
 
 #include "base/log.hpp"
 #include "commands/commands.hpp"
+#include "commands/shared/dry_run.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
 #include "language_model/plan.hpp"
+#include "language_model/policy/polychromic_run.hpp"
 #include "language_model/training_run.hpp"
+#include "parallel/affinity.hpp"
 #include "report/format.hpp"
 #include "report/run_record.hpp"
 #include "training/algorithms.hpp"
@@ -23,33 +29,43 @@ int language_model_train(const Request& request, const parallel::World& world) {
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
   read_input(request, schema, world);
+  language_model::use_ranks(input.language, world.size());
   const language_model::Configuration& configuration = input.language;
-  if (world.size() > 1)
-    throw collective_error(ExitCode::usage,
-                           "weft lm train with {} processes (language models are trained by one process so far); start "
-                           "one process",
-                           world.size());
   const language_model::Corpus corpus = language_model::load_corpus(configuration.data, world);
   if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
     log::warning("log.evaluate_every = {} has no effect (no validation data, and log.sample_tokens = 0)",
                  configuration.log.evaluate_every);
-  const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus);
+  const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus, world);
   training::use_recorded_algorithms(configuration.device.algorithms, world);
-  const language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
+  language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
+  std::optional<language_model::Prompts> prompts;  // of weft lm polychromic
+  if (request.command == Command::lm_polychromic) {
+    prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
+    language_model::require_polychromic(configuration, architecture, *prompts);
+    language_model::add_polychromic(plan, configuration, *prompts);
+  }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
-  const training::HostShare memory = training::usable_host_memory(world);
-  language_model::require_memory(plan, configuration, memory.bytes, memory.limit,
-                                 static_cast<std::int64_t>(configuration.device.memory * 1e9));
+  const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
+  // With --device-memory the run is planned for another machine, whose host memory is not known.
+  const training::HostShare memory =
+      request.device_memory.empty() ? training::usable_host_memory(world) : training::HostShare{};
+  language_model::require_memory(plan, configuration, memory.bytes, memory.limit, device_memory);
   language_model::require_worthwhile_swapping(plan);
   if (request.dry_run) {
     training::require_usable_output(world, configuration.run.output);
-    log::info("{}", summary);
+    const MemoryNeed need{.device = plan.device_total(),
+                          .device_available = device_memory,
+                          .host = plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()),
+                          .host_available = memory.bytes,
+                          .host_limit = memory.limit};
+    print_result(request, summary + to_text(need), plan_document(plan, need));
     return 0;
   }
 
   // 2. The hardware: that the run fits is known before anything is created.
   training::accept_requests();
-  const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(), world.node_size());
+  const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
+                                parallel::bind_to_cpus(world, configuration.device));
   language_model::require_memory(
       plan, configuration, 0, "",
       training::usable_device_bytes(configuration.device, language_model::kContextBytes, world));
@@ -61,7 +77,10 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed}, world);
-  if (training::is_complete(opened, configuration.run, world)) return 0;
+  if (training::is_complete(opened, configuration.run, world)) {
+    print_run(request, opened.directory.path, 0, world);
+    return 0;
+  }
   training::check_schedule(configuration.optimizer, configuration.run, schema, opened, world);
   training::keep_input(opened.directory, schema, world);
   if (opened.found)
@@ -71,13 +90,20 @@ int language_model_train(const Request& request, const parallel::World& world) {
   log::info("{}{}", training::hosts_text(), summary);
 
   // 4. The model, and its training.
-  const parallel::Grid grid(world, language_model::single_process());
-  language_model::TrainingRun model(configuration, corpus, opened.found ? &*opened.found : nullptr, world, grid,
-                                    runtime);
-  training::Loop loop(model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
+  const parallel::Grid grid(world, language_model::grid_shape(configuration));
+  const checkpoint::Found* const found = opened.found ? &*opened.found : nullptr;
+  std::unique_ptr<training::Trainable> model;
+  if (prompts)
+    model =
+        std::make_unique<language_model::PolychromicRun>(configuration, corpus, *prompts, found, world, grid, runtime);
+  else
+    model = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
+  training::Loop loop(*model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
                       {input::print(schema), request.input_text, library_versions(), corpus.fingerprint}, opened, world,
                       grid.shape(), runtime, start);
-  return loop.run(&profile, plan.device_total());
+  const int code = loop.run(&profile, plan.device_total());
+  print_run(request, opened.directory.path, code, world);
+  return code;
 }
 
 }  // namespace weft::commands

@@ -36,7 +36,7 @@ struct Summary {
 };
 
 /// The records that one point summarises.
-struct Point {
+struct CurvePoint {
   double step = 0;
   std::vector<Summary> values, layers;  // by metric; shorter where later metrics are absent
 
@@ -44,7 +44,7 @@ struct Point {
     if (summaries.size() <= metric) summaries.resize(metric + 1);
     return summaries[metric];
   }
-  void merge(const Point& other) {
+  void merge(const CurvePoint& other) {
     step = std::max(step, other.step);
     for (std::size_t i = 0; i < other.values.size(); ++i) at(values, i).merge(other.values[i]);
     for (std::size_t i = 0; i < other.layers.size(); ++i) at(layers, i).merge(other.layers[i]);
@@ -66,8 +66,8 @@ class Names {
   std::vector<std::string> names_;
 };
 
-Point point_of(const Json& record, double step, Names& names) {
-  Point point;
+CurvePoint point_of(const Json& record, double step, Names& names) {
+  CurvePoint point;
   point.step = step;
   for (const auto& [key, value] : record.items()) {
     const bool by_layer = value.is_array() && key.starts_with(kByLayer);
@@ -75,9 +75,9 @@ Point point_of(const Json& record, double step, Names& names) {
     const std::size_t metric = names.index(by_layer ? std::string_view(key).substr(kByLayer.size()) : key);
     if (metric == kMostMetrics) continue;
     if (by_layer)
-      for (const Json& layer : value) Point::at(point.layers, metric).add(number(layer));
+      for (const Json& layer : value) CurvePoint::at(point.layers, metric).add(number(layer));
     else
-      Point::at(point.values, metric).add(number(value));
+      CurvePoint::at(point.values, metric).add(number(value));
   }
   return point;
 }
@@ -85,24 +85,24 @@ Point point_of(const Json& record, double step, Names& names) {
 /// At most kMostPoints points: beyond that, neighbours are merged and later points take twice as many records.
 class Thinned {
  public:
-  void add(const Point& record) {
+  void add(const CurvePoint& record) {
     if (pending_ == 0) points_.emplace_back();
     points_.back().merge(record);
     pending_ = (pending_ + 1) % records_per_point_;
     if (pending_ != 0 || points_.size() < kMostPoints) return;
     for (std::size_t i = 0; i < points_.size() / 2; ++i) {
-      Point merged = std::move(points_[2 * i]);
+      CurvePoint merged = std::move(points_[2 * i]);
       merged.merge(points_[2 * i + 1]);
       points_[i] = std::move(merged);
     }
     points_.resize(points_.size() / 2);
     records_per_point_ *= 2;
   }
-  const std::vector<Point>& points() const { return points_; }
+  const std::vector<CurvePoint>& points() const { return points_; }
   std::int64_t records_per_point() const { return records_per_point_; }
 
  private:
-  std::vector<Point> points_;
+  std::vector<CurvePoint> points_;
   std::int64_t records_per_point_ = 1, pending_ = 0;
 };
 
@@ -130,10 +130,10 @@ Curves read_curves(const std::filesystem::path& metrics) {
     thinned.add(point_of(record, step, names));
   });
   curves.records_per_point = thinned.records_per_point();
-  for (const Point& point : thinned.points()) curves.step.push_back(point.step);
+  for (const CurvePoint& point : thinned.points()) curves.step.push_back(point.step);
   for (std::size_t metric = 0; metric < names.all().size(); ++metric) {
     Curve& curve = curves.metrics.emplace_back(Curve{names.all()[metric], {}, {}, {}});
-    for (const Point& point : thinned.points()) {
+    for (const CurvePoint& point : thinned.points()) {
       const Summary value = metric < point.values.size() ? point.values[metric] : Summary{};
       const Summary layers = metric < point.layers.size() ? point.layers[metric] : Summary{};
       curve.mean.push_back(value.mean());

@@ -49,9 +49,11 @@ std::vector<StartFact> read_starts(const fs::path& path) {
     const double begin = number(member(line, {"start"})), end = number(member(line, {"end"}));
     if (begin >= 0) {
       if (starts.size() == kMostStarts) starts.erase(starts.begin());
-      starts.push_back({static_cast<std::int64_t>(std::min(begin, 1e15)), -1});
+      starts.push_back({static_cast<std::int64_t>(std::min(begin, 1e15)), -1, nullptr});
     } else if (end >= 0 && !starts.empty()) {
       starts.back().end = static_cast<std::int64_t>(std::min(end, 1e15));
+    } else if (member(line, {"changed"}).is_object() && !starts.empty()) {
+      starts.back().changed = line["changed"];
     }
   });
   return starts;
@@ -112,6 +114,8 @@ std::optional<checkpoint::Found> newest_valid(const fs::path& directory, const p
   return std::nullopt;
 }
 
+}  // namespace
+
 RunFacts read_files(const fs::path& path) {
   if (!fs::is_directory(path))
     throw error(ExitCode::usage, "{}: {}; name the directory of a run (run.output)", path.string(),
@@ -146,8 +150,6 @@ RunFacts read_files(const fs::path& path) {
   return facts;
 }
 
-}  // namespace
-
 const Json& member(const Json& json, std::initializer_list<const char*> names) {
   static const Json nothing;
   const Json* at = &json;
@@ -178,6 +180,12 @@ std::string text_of(const Json& json) {
   if (json.is_string()) return json.get<std::string>();
   if (json.is_null()) return "";
   return report::to_text(json);
+}
+
+std::string name_of(const fs::path& path) {
+  fs::path normal = path.lexically_normal();
+  if (!normal.has_filename()) normal = normal.parent_path();
+  return normal.filename().empty() || normal.filename() == "." ? path.string() : normal.filename().string();
 }
 
 RunFacts gather_facts(const fs::path& path, const parallel::World& world) {

@@ -24,7 +24,8 @@ namespace weft::commands {
 /// One start of the run, from starts.jsonl.
 struct StartFact {
   std::int64_t begin = 0;
-  std::int64_t end = -1;  ///< -1: no orderly end was recorded
+  std::int64_t end = -1;           ///< -1: no orderly end was recorded
+  report::Json changed = nullptr;  ///< key -> [before, after]: keys that differ from those of the start before
 };
 
 /// A checkpoint as its manifest describes it; shards are not opened.
@@ -51,6 +52,9 @@ struct RunFacts {
   std::vector<std::string> notes;           ///< files that could not be used, and why
 };
 
+/// All facts but `newest`: no checkpoint is read. Throws as `gather_facts`, but not collectively.
+RunFacts read_files(const std::filesystem::path& path);
+
 /// Collective; the facts are on rank 0. Throws a collective Error(usage) when `path` is not a run directory, and
 /// Error(data) when its run.json is not the record of a run.
 RunFacts gather_facts(const std::filesystem::path& path, const parallel::World&);
@@ -63,6 +67,8 @@ inline constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 const report::Json& member(const report::Json&, std::initializer_list<const char*> names);
 /// A finite number below 1e100, else NaN.
 double number(const report::Json&);
+/// The last component of the path of a run; the path itself where there is none.
+std::string name_of(const std::filesystem::path& path);
 /// Array -> numbers, at most 256 (layers or bins); empty when it is not an array.
 std::vector<double> numbers(const report::Json&);
 /// A string as it is, null as "", anything else as JSON.

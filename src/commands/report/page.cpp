@@ -68,9 +68,10 @@ std::vector<double> restarts_of(const RunFacts& facts) {
   return restarts;
 }
 
-/// The styles of the family, the common ones, and one for each other metric of the run.
-std::vector<CurveStyle> styles_of(const Curves& curves, const FamilyPart& family) {
-  std::vector<CurveStyle> styles = family.curves;
+}  // namespace
+
+std::vector<CurveStyle> styles_of(const Curves& curves, const std::vector<CurveStyle>& of_family) {
+  std::vector<CurveStyle> styles = of_family;
   const auto has = [&](const std::string& metric) {
     return std::any_of(styles.begin(), styles.end(), [&](const CurveStyle& style) { return style.metric == metric; }) ||
            std::find(std::begin(kNotDrawn), std::end(kNotDrawn), metric) != std::end(kNotDrawn);
@@ -91,9 +92,23 @@ std::vector<CurveStyle> styles_of(const Curves& curves, const FamilyPart& family
   return styles;
 }
 
+namespace {
+
 std::vector<double> scaled(std::vector<double> values, double factor) {
   for (double& value : values) value *= factor;
   return values;
+}
+
+/// Validation measures are in some records only: the points without one are no gaps.
+void keep_measured(report::LineChart& chart) {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < chart.x.size(); ++i) {
+    if (!std::isfinite(chart.y[i])) continue;
+    chart.x[kept] = chart.x[i];
+    chart.y[kept++] = chart.y[i];
+  }
+  chart.x.resize(kept);
+  chart.y.resize(kept);
 }
 
 bool any_finite(const std::vector<double>& values) {
@@ -111,7 +126,7 @@ report::Section training_section(const RunFacts& facts, const FamilyPart& family
   }
   const std::vector<double> restarts = restarts_of(facts);
   section.begin_columns();
-  for (const CurveStyle& style : styles_of(curves, family)) {
+  for (const CurveStyle& style : styles_of(curves, family.curves)) {
     const Curve* const curve = curves.find(style.metric);
     if (curve == nullptr || !any_finite(curve->mean)) continue;
     if (style.skip_if_zero &&
@@ -122,6 +137,7 @@ report::Section training_section(const RunFacts& facts, const FamilyPart& family
     chart.y_label = style.y_label;
     chart.x = curves.step;
     chart.y = scaled(curve->mean, style.factor);
+    if (style.metric.starts_with("validation.")) keep_measured(chart);
     chart.marks = restarts;
     chart.marks_name = "restart";
     chart.from_zero = style.from_zero;
@@ -275,6 +291,27 @@ std::vector<report::Span> spans_of(const RunFacts& facts, std::size_t first) {
   return spans;
 }
 
+/// Settings that a restart changed, with the step from which they apply.
+void add_changes(report::Section& section, const RunFacts& facts) {
+  std::vector<std::vector<std::string>> rows;
+  const Json* last = nullptr;
+  for (std::size_t i = 0; i < facts.starts.size(); ++i) {
+    const Json& changed = facts.starts[i].changed;
+    // A start that died before its first checkpoint is followed by one with the same change.
+    if (!changed.is_object() ||
+        (last != nullptr && *last == changed && facts.starts[i].begin == facts.starts[i - 1].begin))
+      continue;
+    last = &changed;
+    for (const auto& [key, values] : changed.items())
+      if (rows.size() < kMostRows && values.is_array() && values.size() == 2)
+        rows.push_back({key, text_of(values[0]), text_of(values[1]), whole(static_cast<double>(facts.starts[i].begin)),
+                        fmt::format("{}", i + 1)});
+  }
+  if (rows.empty()) return;
+  section.paragraph("Settings that changed when the run was started again:");
+  section.table({"setting", "before", "after", "from step", "start"}, rows, 3);
+}
+
 report::Section starts_section(const RunFacts& facts) {
   report::Section section("Starts and checkpoints");
   const std::size_t first = facts.starts.size() - std::min(facts.starts.size(), kMostStartsDrawn);
@@ -308,6 +345,7 @@ report::Section starts_section(const RunFacts& facts) {
   else
     section.table({"checkpoint", "written (UTC)", "grid", "bytes", "state"}, rows, 5);
   section.end_columns();
+  add_changes(section, facts);
   return section;
 }
 
@@ -409,22 +447,39 @@ std::vector<report::Tile> common_tiles(const RunFacts& facts) {
   return tiles;
 }
 
-/// The last component of the path; the path itself where there is none.
-std::string name_of(const std::filesystem::path& path) {
-  std::filesystem::path normal = path.lexically_normal();
-  if (!normal.has_filename()) normal = normal.parent_path();
-  return normal.filename().empty() || normal.filename() == "." ? path.string() : normal.filename().string();
+}  // namespace
+
+const Family* family_of(const RunFacts& facts) {
+  for (const Family& one : families())
+    if (member(facts.record, {"input", one.table}).is_object()) return &one;
+  return nullptr;
 }
 
-}  // namespace
+std::string state_of(const RunFacts& facts) {
+  const Json& code = member(facts.record, {"exit", "code"});
+  if (!code.is_number()) return "running, or killed";
+  return number(code) == 0 ? "finished" : "exit code " + short_number(number(code));
+}
+
+std::string setting(const RunFacts& facts, const char* table, const char* key, const char* word) {
+  const std::string value = text_of(member(facts.record, {"input", table, key}));
+  return value.empty() ? "" : fmt::format("{} {}", word, value);
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts)
+    if (!part.empty()) text += (text.empty() ? "" : ", ") + part;
+  return text;
+}
 
 std::string report_page(const RunFacts& facts) {
   FamilyPart family;
-  for (const Family& one : families())
-    if (member(facts.record, {"input", one.table}).is_object()) family = one.part(facts);
+  if (const Family* const one = family_of(facts)) family = one->part(facts);
 
   report::Page page;
   page.title = name_of(facts.path);
+  page.subtitle = family.about;
   describe_end(facts, page);
   page.tiles = common_tiles(facts);
   page.tiles.insert(page.tiles.end(), family.tiles.begin(), family.tiles.end());

@@ -26,18 +26,32 @@ struct CurveStyle {
 
 /// What a model family adds to the page.
 struct FamilyPart {
+  std::string about;                      ///< one line: model, data, size, rate
   std::vector<CurveStyle> curves;         ///< drawn first; other metrics follow
   std::vector<report::Tile> tiles;        ///< after those of the run
   std::vector<report::Section> sections;  ///< between the training curves and the time by phase
 };
 
+/// A result by which runs are compared: a number of `result` in run.json, or of evaluation.json.
+struct ResultColumn {
+  std::string name;
+  std::vector<std::string> path;  ///< {"validation", "loss"}: members of `result`
+};
+
 struct Family {
   const char* table;  ///< the table of the input (run.json, `input`) that marks its runs
+  const char* name;   ///< "transcoders"
   FamilyPart (*part)(const RunFacts&);
+  /// Smaller is better in the first one that any of the runs has: runs are sorted by it.
+  std::vector<ResultColumn> results;
 };
 
 /// All families. To add one: a function in a file of its own, and its line in families.cpp.
 const std::vector<Family>& families();
+/// The family of a run; null: its input was not recorded, or is of none.
+const Family* family_of(const RunFacts&);
+/// The styles of the family, the common ones, and one for each other metric of the curves.
+std::vector<CurveStyle> styles_of(const Curves&, const std::vector<CurveStyle>& of_family);
 
 /// One self-contained HTML document (report/page.hpp). Missing information is stated in its place.
 std::string report_page(const RunFacts&);
@@ -46,6 +60,12 @@ std::string report_page(const RunFacts&);
 
 /// "12.3 %"; "not finite".
 std::string percent(double fraction);
+/// How the run ended: "finished", "running", "exit code 75".
+std::string state_of(const RunFacts&);
+/// `word: value` of a key of the input, e.g. "k 8"; "" where the run has none.
+std::string setting(const RunFacts&, const char* table, const char* key, const char* word);
+/// Joins what is not empty by commas.
+std::string joined(const std::vector<std::string>& parts);
 /// Fixed decimals, for columns of a table; "not finite".
 std::string fixed(double value, int decimals);
 /// "1,234,567"; "unknown" when it is not a number.

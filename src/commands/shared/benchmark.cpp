@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "kernels/runtime.hpp"
+#include "parallel/affinity.hpp"
 #include "storage/durable.hpp"
 #include "training/algorithms.hpp"
 #include "training/run_directory.hpp"
@@ -30,6 +31,7 @@ std::unique_ptr<Case> read_case(const Request& request, const Input& input, cons
   Request own = request;
   if (one->obstacle.empty()) own.sets.insert(own.sets.end(), one->sets.begin(), one->sets.end());
   read_input(own, schema(one->input, request.command), world);
+  family.use_ranks(one->input, world);
   return one;
 }
 
@@ -59,6 +61,7 @@ int benchmark(const Request& request, const parallel::World& world) {
       request.command == Command::language_benchmark ? language_model_benchmark() : transcoder_benchmark();
   Input input;
   read_input(request, schema(input, request.command), world);
+  family->use_ranks(input, world);
   const training::BenchmarkSettings& settings = family->settings(input);
   std::vector<std::unique_ptr<Case>> cases;
   for (const std::string& text : settings.cases) cases.push_back(read_case(request, input, text, *family, world));
@@ -70,18 +73,23 @@ int benchmark(const Request& request, const parallel::World& world) {
   training::require_usable_output(world, directory);
   training::use_recorded_algorithms(family->device(input).algorithms, world);  // sizes of workspaces depend on them
   if (request.dry_run) {
+    std::string text;
+    report::Json document = {{"cases", report::Json::array()}};
     for (const std::unique_ptr<Case>& one : cases) {
       if (one->obstacle.empty()) one->obstacle = family->obstacle(one->input, world, true);
-      log::info("{}: {}", one->name,
-                one->obstacle.empty() ? family->plan(one->input) : "not measured, " + one->obstacle);
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "\n", one->name,
+                          one->obstacle.empty() ? family->plan(one->input) : "not measured, " + one->obstacle);
+      document["cases"].push_back({{"name", one->name}, {"measured", one->obstacle.empty()}});
+      if (!one->obstacle.empty()) document["cases"].back()["obstacle"] = one->obstacle;
     }
+    print_result(request, text, document);
     return 0;
   }
   world.on_root([&]() -> std::string { return std::filesystem::create_directories(directory), ""; });
 
   // 2. The machine and its limits.
   const device::Settings device = family->device(input);
-  const device::Runtime runtime(device, world.node_rank(), world.node_size());
+  const device::Runtime runtime(device, world.node_rank(), parallel::bind_to_cpus(world, device));
   const parallel::Grid grid(world, shape);
   training::BenchmarkResult result;
   result.device = runtime.description();
@@ -120,10 +128,11 @@ int benchmark(const Request& request, const parallel::World& world) {
   family->judge(input, result);
 
   // 4. Print, write, compare.
-  log::info("{}", training::to_table(result));
+  const report::Json document = training::to_json(result);
+  print_result(request, training::to_table(result), document);
   std::int64_t slower = 0;
   world.on_root([&]() -> std::string {
-    report::write_json(directory / "benchmark.json", training::to_json(result));
+    report::write_json(directory / "benchmark.json", document);
     storage::write_text_atomically(directory / "benchmark.csv", training::to_csv(result));
     storage::write_text_atomically(directory / "benchmark.svg", training::to_svg(result));
     log::info("results in {}: benchmark.json, benchmark.csv, benchmark.svg", directory.string());

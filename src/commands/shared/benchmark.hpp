@@ -20,6 +20,8 @@ class BenchmarkFamily {
   virtual training::BenchmarkSettings& settings(Input&) const = 0;
   virtual const training::RunSettings& run(const Input&) const = 0;
   virtual device::Settings device(const Input&) const = 0;
+  /// Tells a model whose grid has no keys the number of ranks. Throws a collective Error(usage).
+  virtual void use_ranks(Input&, const parallel::World&) const {}
   /// Throws a collective Error(usage).
   virtual parallel::GridShape grid(const Input&, const parallel::World&) const = 0;
   /// GFLOP/s of a product of the model's sizes. Collective.

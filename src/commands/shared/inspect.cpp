@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft inspect PATH: lists the contents of a dataset, a checkpoint, a run or exported weights, and checks them.
+// weft inspect PATH: lists the contents of a dataset, a checkpoint, a run, exported weights or a language model of
+// Hugging Face, and checks them.
 #include <algorithm>
 #include <filesystem>
 #include <thread>
 
-#include "base/log.hpp"
 #include "base/text.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
+#include "commands/shared/interchange_document.hpp"
 #include "dataset/activations/row_tokens.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "dataset/tokens/token_set.hpp"
 #include "interchange/formats.hpp"
+#include "language_model/exchange/directory.hpp"
 #include "language_model/model.hpp"
 #include "report/format.hpp"
-#include "report/log.hpp"
+#include "report/json.hpp"
 #include "transcoder/model.hpp"
 
 namespace weft::commands {
@@ -64,7 +66,7 @@ std::string check_language_model(const std::filesystem::path& path, const checkp
       report::grouped(training::elements_of(specs)));
 }
 
-void inspect_checkpoint(const std::filesystem::path& path, const parallel::World& world) {
+void inspect_checkpoint(const std::filesystem::path& path, const Request& request, const parallel::World& world) {
   const checkpoint::Found found = checkpoint::open(world.all(), path, checkpoint::Verify::full);
   const checkpoint::Manifest& manifest = found.manifest;
   std::string text =
@@ -73,15 +75,31 @@ void inspect_checkpoint(const std::filesystem::path& path, const parallel::World
                   printable(checkpoint::to_text(manifest.cursor, ", ")), manifest.world, manifest.world == 1 ? "" : "s",
                   printable(checkpoint::to_text(manifest.grid)), printable(manifest.code_revision));
   text += check_parameters(path, manifest) + check_language_model(path, manifest);
+  report::Json tensors = report::Json::array();
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     std::string shape;
     for (const std::int64_t extent : tensor.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(extent);
     total += checkpoint::bytes_of(tensor);
+    tensors.push_back({{"name", tensor.name}, {"type", checkpoint::name_of(tensor.type)}, {"shape", tensor.shape}});
     text += fmt::format("  {:<40}{:>6}  {}\n", printable(tensor.name), checkpoint::name_of(tensor.type), shape);
   }
-  log::info("{}{} tensors, {}; {} shard{}, all digests match", text, manifest.tensors.size(),
-            report::binary_bytes_text(total), manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s");
+  print_result(
+      request,
+      fmt::format("{}{} tensors, {}; {} shard{}, all digests match", text, manifest.tensors.size(),
+                  report::binary_bytes_text(total), manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s"),
+      {{"kind", "checkpoint"},
+       {"path", path.string()},
+       {"format", manifest.format_version},
+       {"step", manifest.step},
+       {"tokens", manifest.tokens},
+       {"cursor", manifest.cursor},
+       {"grid", manifest.grid},
+       {"ranks", manifest.world},
+       {"program", manifest.code_revision},
+       {"bytes", total},
+       {"shards", manifest.shards.size()},
+       {"tensors", tensors}});
 }
 
 void inspect_dataset(const std::string& path, const Request& request, const parallel::World& world) {
@@ -91,23 +109,42 @@ void inspect_dataset(const std::string& path, const Request& request, const para
   settings.input_text.clear();
   read_input(settings, schema, world);
   const dataset::Description description = dataset::describe(world, path, input.configuration.data);
-  log::info("{}", dataset::summary(description));
   const dataset::Statistics statistics =
       dataset::check(world, description, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
-  std::string text = fmt::format("every row read: all values finite{}",
+  const std::vector<std::string> constant = dataset::constant_dimensions(statistics, description);
+  std::string text = fmt::format("{}\nevery row read: all values finite{}", dataset::summary(description),
                                  description.has_statistics ? ", norm_stats.json agrees with the data" : "");
-  for (const std::string& sentence : dataset::constant_dimensions(statistics, description))
-    text += fmt::format("\n  {:<13} {}", "constant", sentence);
+  for (const std::string& sentence : constant) text += fmt::format("\n  {:<13} {}", "constant", sentence);
   if (description.has_tokens)
     text += fmt::format("\n  {:<13} {}", "tokens", world.on_root([&] { return dataset::check_tokens(description); }));
-  log::info("{}", text);
+  print_result(request, text,
+               {{"kind", "dataset"},
+                {"path", description.path},
+                {"rows", description.n_rows},
+                {"layers", description.n_layers},
+                {"d_model", description.d_model},
+                {"type", dataset::name_of(description.dtype)},
+                {"files", description.files.size()},
+                {"model", description.model},
+                {"hook_inputs", description.hook_inputs},
+                {"hook_targets", description.hook_targets},
+                {"tokens", description.has_tokens},
+                {"fingerprint", description.fingerprint},
+                {"constant", constant},
+                {"notes", description.notes}});
 }
 
-void inspect_tokens(const std::string& path, const parallel::World& world) {
+void inspect_tokens(const std::string& path, const Request& request, const parallel::World& world) {
   const dataset::TokenSet set = dataset::open_tokens(world, path);
-  log::info("{}", set.summary());
   world.on_root([&] { set.check(); });
-  log::info("every token read: all ids are in the vocabulary");
+  print_result(request, set.summary() + "\nevery token read: all ids are in the vocabulary",
+               {{"kind", "tokens"},
+                {"path", path},
+                {"tokens", set.size()},
+                {"vocabulary", set.vocabulary()},
+                {"text_bytes", set.text_bytes()},
+                {"files", set.n_files()},
+                {"fingerprint", set.fingerprint()}});
 }
 
 }  // namespace
@@ -122,10 +159,11 @@ int inspect(const Request& request, const parallel::World& world) {
     if (checkpoint::is_run(path)) return "run";
     if (dataset::holds_tokens(request.subject)) return "tokens";
     if (interchange::is_directory_of_weights(path)) return "weights";
+    if (language_model::is_huggingface_directory(path)) return "huggingface";
     return "dataset";
   });
   if (kind == "checkpoint") {
-    inspect_checkpoint(path, world);
+    inspect_checkpoint(path, request, world);
   } else if (kind == "run") {
     const auto found = checkpoint::find(world.all(), path / "checkpoints", "auto", checkpoint::Verify::full,
                                         checkpoint::Leftovers::keep);
@@ -133,11 +171,31 @@ int inspect(const Request& request, const parallel::World& world) {
       throw collective_error(ExitCode::io,
                              "{}: no checkpoint (the run has not written one yet); name a checkpoint or another run",
                              path.string());
-    inspect_checkpoint(found->path, world);
+    inspect_checkpoint(found->path, request, world);
   } else if (kind == "tokens") {
-    inspect_tokens(request.subject, world);
+    inspect_tokens(request.subject, request, world);
+  } else if (kind == "huggingface") {
+    world.on_root([&] {
+      const language_model::HuggingfaceDirectory directory(path);
+      const language_model::HuggingfaceConfig& config = directory.config();
+      print_result(request, directory.summary(),
+                   {{"kind", "huggingface"},
+                    {"path", path.string()},
+                    {"family", language_model::name(config.family)},
+                    {"layers", config.model.layers},
+                    {"d_model", config.model.d_model},
+                    {"heads", config.model.heads},
+                    {"vocabulary", config.vocabulary},
+                    {"positions", config.positions}});
+    });
   } else if (kind == "weights") {
-    world.on_root([&] { log::info("{}", interchange::summary(interchange::open_directory(path), path)); });
+    world.on_root([&] {
+      const interchange::Opened opened = interchange::open_directory(path);
+      report::Json document = document_of(opened);
+      document["kind"] = "weights";
+      document["path"] = path.string();
+      print_result(request, interchange::summary(opened, path), document);
+    });
   } else {
     inspect_dataset(request.subject, request, world);
   }

@@ -1,21 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft report RUN: one HTML page of a run.
-#include "base/log.hpp"
+// weft report RUN: one HTML page of a run. weft report RUN RUN …: one page that compares runs.
+#include "base/json.hpp"
 #include "commands/commands.hpp"
+#include "commands/report/comparison.hpp"
 #include "commands/report/facts.hpp"
 #include "commands/report/page.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::commands {
+namespace {
+
+/// Collective.
+int report_comparison(const Request& request, const parallel::World& world) {
+  world.on_root([&]() -> std::string {
+    std::vector<RunFacts> runs;
+    for (const std::string& path : request.files) runs.push_back(read_files(path));
+    const Comparison comparison = compare(std::move(runs));
+    const std::filesystem::path page = request.output.empty() ? "comparison.html" : request.output;
+    storage::write_text_atomically(page, comparison_page(comparison));
+    print_written(request, fmt::format("{}\n{}: open it in a browser", to_text(comparison), page.string()),
+                  {{"page", page.string()}});
+    return {};
+  });
+  return 0;
+}
+
+}  // namespace
 
 int report(const Request& request, const parallel::World& world) {
+  if (request.files.size() > 1) return report_comparison(request, world);
   const RunFacts facts = gather_facts(request.subject, world);
   world.on_root([&]() -> std::string {
     const std::filesystem::path page = request.output.empty() ? std::filesystem::path(request.subject) / "report.html"
                                                               : std::filesystem::path(request.output);
     storage::write_text_atomically(page, report_page(facts));
-    log::info("{}: open it in a browser", page.string());
+    print_written(request, page.string() + ": open it in a browser", {{"page", page.string()}});
     return {};
   });
   return 0;

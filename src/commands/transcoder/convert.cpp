@@ -6,12 +6,12 @@
 #include <cmath>
 #include <filesystem>
 
-#include "base/log.hpp"
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "commands/commands.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
 #include "report/build.hpp"
 #include "report/format.hpp"
@@ -87,7 +87,8 @@ int convert(const Request& request, const parallel::World& world) {
   const dataset::Description description = dataset::describe(world, path, trained.data);
 
   // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result.
-  const device::Runtime runtime(transcoder::device_settings(trained), world.node_rank(), world.node_size());
+  const device::Runtime runtime(transcoder::device_settings(trained), world.node_rank(),
+                                parallel::bind_to_cpus(world, trained.device));
   parallel::nccl::allow_multicast(trained.parallel.nvls);
   const kernels::Execution& execution = runtime.execution();
   const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
@@ -136,21 +137,22 @@ int convert(const Request& request, const parallel::World& world) {
   if (!written || !written->durable)
     throw collective_error(ExitCode::io, "{}: the converted checkpoint could not be written{}", request.output,
                            written ? " (" + written->failure + ")" : "");
-  log::info(
+  const std::string text = fmt::format(
       "{}: thresholds {}, calibrated on {} tokens of {}, weights and thresholds rounded to {}\n"
       "  {:<10}{:>14}{:>14}\n  {:<10}{:>14.3f}{:>14.3f}\n  {:<10}{:>14.5f}{:>14.5f}",
       written->path.string(), conversion.per_feature ? "per feature" : "per layer", report::grouped(after.tokens), path,
       conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0", mean(before.l0), mean(after.l0), "NMSE",
       mean(before.nmse), mean(after.nmse));
-  if (world.is_root())
-    report::write_json(output / "conversion.json",
-                       {{"checkpoint", found.path.string()},
-                        {"step", found.manifest.step},
-                        {"data", path},
-                        {"thresholds", conversion.per_feature ? "per_feature" : "per_layer"},
-                        {"type", conversion.bf16 ? "bf16" : "fp32"},
-                        {"before", transcoder::to_json(before)},
-                        {"after", transcoder::to_json(after)}});
+  report::Json record = {{"checkpoint", found.path.string()},
+                         {"step", found.manifest.step},
+                         {"data", path},
+                         {"thresholds", conversion.per_feature ? "per_feature" : "per_layer"},
+                         {"type", conversion.bf16 ? "bf16" : "fp32"},
+                         {"before", transcoder::to_json(before)},
+                         {"after", transcoder::to_json(after)}};
+  if (world.is_root()) report::write_json(output / "conversion.json", record);
+  record["output"] = request.output;
+  print_written(request, text, record);
   return 0;
 }
 

@@ -18,8 +18,16 @@ int encode(const Request& request, const parallel::World& world) {
                              [&](const transcoder::SparseRows& rows) { files.append(rows); });
   files.finish();
   const std::int64_t rows = loaded.description.n_rows;
-  log::info("{}: {} activations of {} tokens, {:.2f} per token", request.output, report::grouped(files.entries()),
-            report::grouped(rows), static_cast<double>(files.entries()) / static_cast<double>(rows));
+  const double per_token = static_cast<double>(files.entries()) / static_cast<double>(rows);
+  print_written(request,
+                fmt::format("{}: {} activations of {} tokens, {:.2f} per token", request.output,
+                            report::grouped(files.entries()), report::grouped(rows), per_token),
+                {{"output", request.output},
+                 {"checkpoint", loaded.found.path.string()},
+                 {"data", loaded.data},
+                 {"tokens", rows},
+                 {"activations", files.entries()},
+                 {"activations_per_token", per_token}});
   return 0;
 }
 

@@ -3,7 +3,6 @@
 // weft evaluate CHECKPOINT [--data DIR]: measures the quality of a transcoder on validation data.
 #include <filesystem>
 
-#include "base/log.hpp"
 #include "base/trace.hpp"
 #include "commands/transcoder/loaded.hpp"
 #include "report/format.hpp"
@@ -33,16 +32,17 @@ int evaluate(const Request& request, const parallel::World& world) {
       {"checkpoint", loaded.found.path.string()}, {"step", loaded.found.manifest.step}, {"data", loaded.data}};
   record["validation"] = transcoder::to_json(result);
   record["validation"].update(transcoder::to_json(decoder));
-  log::info("{} (step {}) on {}, {} tokens:\n{}\n{}", loaded.found.path.string(), loaded.found.manifest.step,
-            loaded.data, report::grouped(result.tokens), transcoder::to_table(result),
-            transcoder::to_table(result, decoder));
+  std::string text = fmt::format("{} (step {}) on {}, {} tokens:\n{}\n{}", loaded.found.path.string(),
+                                 loaded.found.manifest.step, loaded.data, report::grouped(result.tokens),
+                                 transcoder::to_table(result), transcoder::to_table(result, decoder));
   if (const auto recovery = transcoder::recovered(loaded.description, loaded.model, loaded.normalisation, world,
                                                   loaded.grid, execution, loaded.runtime.threads())) {
     record["recovery"] = transcoder::to_json(*recovery);
     if (recovery->counted > 0)
-      log::info("planted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
-                100 * recovery->fraction);
+      text += fmt::format("\nplanted features recovered: {} of {} ({:.1f} %)", recovery->recovered, recovery->counted,
+                          100 * recovery->fraction);
   }
+  print_result(request, text, record);
   if (request.output.empty()) return 0;
   world.on_root([&]() -> std::string {
     std::filesystem::create_directories(request.output);

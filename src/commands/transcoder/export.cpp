@@ -2,10 +2,12 @@
 //
 // weft export CHECKPOINT DIR --to FORMAT: the weights of a transcoder, with the normalisation of its activations folded
 // in, in the files of another program.
+#include <cmath>
 #include <filesystem>
 
 #include "base/log.hpp"
 #include "commands/commands.hpp"
+#include "commands/shared/interchange_document.hpp"
 #include "interchange/fold.hpp"
 #include "interchange/formats.hpp"
 #include "transcoder/model.hpp"
@@ -17,8 +19,11 @@ namespace {
 interchange::Format format_of(const std::string& name) {
   if (name == "circuit-tracer") return interchange::Format::circuit_tracer;
   if (name == "crosslayer-coding") return interchange::Format::crosslayer_coding;
-  throw collective_error(ExitCode::usage, "{} (formats: circuit-tracer, crosslayer-coding); name one with --to FORMAT",
-                         name.empty() ? "weft export needs a format" : "--to " + name + ": not a format");
+  if (name == "saelens") return interchange::Format::saelens;
+  if (name == "sparsify") return interchange::Format::sparsify;
+  throw collective_error(
+      ExitCode::usage, "{} (formats: circuit-tracer, crosslayer-coding, saelens, sparsify); name one with --to FORMAT",
+      name.empty() ? "weft export needs a format" : "--to " + name + ": not a format");
 }
 
 interchange::Storage storage_of(const std::string& type, interchange::Format format) {
@@ -27,6 +32,21 @@ interchange::Storage storage_of(const std::string& type, interchange::Format for
   if (type == "fp32") return {Scalar::fp32, Scalar::fp32};
   if (!type.empty()) throw collective_error(ExitCode::usage, "--type {}: not a type of weights (bf16 or fp32)", type);
   return {format == interchange::Format::circuit_tracer ? Scalar::bf16 : Scalar::fp32, Scalar::fp32};
+}
+
+/// What the format is to hold: a per-layer model as such where the format has them.
+interchange::Contents contents_of(const transcoder::Shape& shape, const transcoder::Configuration& configuration,
+                                  interchange::Format format) {
+  interchange::Contents contents{.sizes = {shape.n_layers, shape.d_model, shape.n_features}};
+  if (format != interchange::Format::saelens && format != interchange::Format::sparsify) return contents;
+  contents.per_layer = !shape.cross_layer;
+  contents.autoencoder = configuration.data.targets == dataset::Targets::inputs;
+  const transcoder::ModelSettings& settings = configuration.transcoder;
+  const bool of_a_token = settings.activation == transcoder::Activation::topk &&
+                          settings.ranking == transcoder::Ranking::value &&
+                          (settings.scope == transcoder::Scope::layer || shape.n_layers == 1);
+  if (of_a_token) contents.k = static_cast<std::int64_t>(std::llround(settings.k));
+  return contents;
 }
 
 }  // namespace
@@ -60,13 +80,13 @@ int export_weights(const Request& request, const parallel::World& world) {
   description.d_model = stored->shape.d_model;
   const dataset::Statistics statistics = transcoder::load_statistics(
       world, found, description.n_layers, description.d_model, description.path, kernels::Execution{});
-  const interchange::CheckpointRows trained(world, found,
-                                            {stored->shape.n_layers, stored->shape.d_model, stored->shape.n_features});
-  if (!trained.contents().thresholds && configuration.transcoder.activation != transcoder::Activation::relu)
+  const interchange::CheckpointRows trained(world, found, contents_of(stored->shape, configuration, format));
+  if (!trained.contents().thresholds && trained.contents().k == 0 &&
+      configuration.transcoder.activation != transcoder::Activation::relu)
     throw collective_error(ExitCode::usage,
                            "{}: its features are the largest of a batch or of a token (other programs know ReLU and "
-                           "JumpReLU only); convert "
-                           "the transcoder to JumpReLU first",
+                           "JumpReLU, saelens and sparsify also the k largest of a token and layer); convert the "
+                           "transcoder to JumpReLU first",
                            found.path.string());
 
   // 3. Fold, write.
@@ -74,7 +94,11 @@ int export_weights(const Request& request, const parallel::World& world) {
       trained, dataset::normalisation(statistics, description, configuration.data.normalise), storage.matrices);
   interchange::write_directory(rows, format, storage, {request.model_name, request.input_hook, request.output_hook},
                                request.directory);
-  log::info("{}", interchange::summary(interchange::open_directory(request.directory), request.directory));
+  const interchange::Opened written = interchange::open_directory(request.directory);
+  report::Json document = document_of(written);
+  document["output"] = request.directory;
+  document["checkpoint"] = found.path.string();
+  print_written(request, interchange::summary(written, request.directory), document);
   if (request.model_name.empty() || request.input_hook.empty() || request.output_hook.empty())
     log::warning(
         "{}: does not say of which model and hook points its activations are (a transcoder is of use at these points "

@@ -3,7 +3,6 @@
 // weft features CHECKPOINT --data DIR: what the features of a transcoder respond to and write, as features.h5, as a
 // page for browsing, and as JSON of single features.
 #include <charconv>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -88,7 +87,9 @@ int features(const Request& request, const parallel::World& world) {
     file.emplace(output / "features.h5", facts, vocabulary);
     page.emplace(facts, vocabulary);
   });
-  std::string json;
+  std::string lines;
+  report::Json document = {{"checkpoint", facts.checkpoint}, {"data", facts.data}, {"step", facts.step}};
+  document["features"] = report::Json::array();
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer) {
     const transcoder::LayerCatalogue catalogue = transcoder::gather_layer(
         facts, layer, collection, loaded.model, tokens ? &*tokens : nullptr, loaded.grid, loaded.execution());
@@ -99,7 +100,7 @@ int features(const Request& request, const parallel::World& world) {
       }
       for (const auto& [of_layer, feature] : requested)
         if (of_layer == layer)
-          json += report::to_text(transcoder::to_json(facts, catalogue, feature, vocabulary)) + "\n";
+          document["features"].push_back(transcoder::to_json(facts, catalogue, feature, vocabulary));
     });
   }
   world.on_root([&] {
@@ -110,8 +111,11 @@ int features(const Request& request, const parallel::World& world) {
                 facts.step, report::grouped(facts.tokens), (output / "features.h5").string(),
                 (output / "features.html").string());
     }
-    std::fputs(json.c_str(), stdout);  // one line per feature
   });
+  if (!request.output.empty()) document["output"] = request.output;
+  for (const report::Json& feature : document["features"]) lines += report::to_text(feature) + "\n";
+  if (!lines.empty()) lines.pop_back();
+  if (request.json || !lines.empty()) print_result(request, lines, document);  // without --json a line per feature
   return 0;
 }
 

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft import DIR --output CHECKPOINT: weights that another program has trained, as a checkpoint.
+// weft import DIR --output CHECKPOINT: weights that another program has trained, as a checkpoint; of a compressed cache
+// of activations, a dataset.
 #include <filesystem>
 
-#include "base/log.hpp"
 #include "commands/commands.hpp"
+#include "commands/shared/interchange_document.hpp"
 #include "input/print.hpp"
+#include "interchange/compressed_activations.hpp"
 #include "interchange/formats.hpp"
 #include "report/build.hpp"
+#include "report/format.hpp"
+#include "report/json.hpp"
 
 namespace weft::commands {
 namespace {
@@ -25,11 +29,20 @@ std::vector<input::Override> keys_of(const interchange::Opened& opened) {
                                                         : "none"),
        ""},
       {fmt::format("transcoder.features={}", contents.sizes.n_features), ""},
-      {fmt::format("transcoder.activation={}", contents.thresholds ? "jumprelu" : "relu"), ""},
+      {fmt::format("transcoder.activation={}", contents.k > 0        ? "topk"
+                                               : contents.thresholds ? "jumprelu"
+                                                                     : "relu"),
+       ""},
       {"optimizer.state=fp32", ""},
   };
   if (opened.keeps_equal) keys.push_back({"transcoder.pseudo_derivative=crosslayer-coding", ""});
   if (contents.skip) keys.push_back({"transcoder.skip=linear", ""});
+  if (contents.per_layer) keys.push_back({"transcoder.decoder=per_layer", ""});
+  if (contents.autoencoder) keys.push_back({"data.targets=inputs", ""});
+  if (contents.k > 0) {
+    keys.push_back({fmt::format("transcoder.k={}", contents.k), ""});
+    keys.push_back({"transcoder.scope=layer", ""});
+  }
   return keys;
 }
 
@@ -41,6 +54,21 @@ int import_weights(const Request& request, const parallel::World& world) {
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft import runs on one process (it is bound by the disk); use one");
   require_directory(world, request.subject, "weft import");
+  if (interchange::is_compressed_cache(request.subject)) {
+    const interchange::ConvertedActivations converted = interchange::convert_cache(request.subject, request.output);
+    print_written(request,
+                  fmt::format("{}: activations of CLT-Forge ({}), {} rows of {} layers, d_model {}, in {} "
+                              "files\nwritten as a dataset: {}",
+                              request.subject, converted.stored, report::grouped(converted.rows), converted.n_layers,
+                              converted.d_model, converted.files, request.output),
+                  {{"output", request.output},
+                   {"kind", "dataset"},
+                   {"rows", converted.rows},
+                   {"layers", converted.n_layers},
+                   {"d_model", converted.d_model},
+                   {"files", converted.files}});
+    return 0;
+  }
   const interchange::Opened opened = interchange::open_directory(request.subject, request.statistics);
 
   // The input that a run of this model would have.
@@ -54,7 +82,13 @@ int import_weights(const Request& request, const parallel::World& world) {
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = library_versions();
   interchange::write_checkpoint(*opened.rows, opened.normalised, std::move(manifest), request.output);
-  log::info("{}\nwritten as a checkpoint: {}", interchange::summary(opened, request.subject), request.output);
+  Json document = document_of(opened);
+  document["output"] = request.output;
+  document["kind"] = "checkpoint";
+  print_written(
+      request,
+      fmt::format("{}\nwritten as a checkpoint: {}", interchange::summary(opened, request.subject), request.output),
+      document);
   return 0;
 }
 

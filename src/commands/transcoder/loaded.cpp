@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/transcoder/loaded.hpp"
 
+#include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
 
 namespace weft::commands {
@@ -29,7 +30,8 @@ std::string data_of(const Input& input, const Request& request, const parallel::
 
 device::Runtime start_device(const transcoder::Configuration& configuration, const parallel::World& world) {
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
-  return device::Runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
+  return device::Runtime(transcoder::device_settings(configuration), world.node_rank(),
+                         parallel::bind_to_cpus(world, configuration.device));
 }
 
 }  // namespace

@@ -30,10 +30,14 @@ int synth(const Request& request, const parallel::World& world) {
     dataset::write_synthetic(input.synthetic, device::host_threads(input.configuration.device, 1));
     return {};
   });
-  log::info("wrote {}/train, {}/validation and ground_truth.h5: {} layers, d_model {}, {} planted features per layer",
-            input.synthetic.output, input.synthetic.output, input.synthetic.layers, input.synthetic.d_model,
-            input.synthetic.features);
-  if (profile) profile->conclude(input.synthetic.output, {});
+  const dataset::SyntheticSettings& made = input.synthetic;
+  print_written(
+      request,
+      fmt::format(
+          "wrote {}/train, {}/validation and ground_truth.h5: {} layers, d_model {}, {} planted features per layer",
+          made.output, made.output, made.layers, made.d_model, made.features),
+      {{"output", made.output}, {"layers", made.layers}, {"d_model", made.d_model}, {"features", made.features}});
+  if (profile) profile->conclude(made.output, {});
   return 0;
 }
 

@@ -6,8 +6,10 @@
 
 #include "base/log.hpp"
 #include "commands/commands.hpp"
+#include "commands/shared/dry_run.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
 #include "report/run_record.hpp"
 #include "training/algorithms.hpp"
@@ -50,6 +52,7 @@ int train(const Request& request, const parallel::World& world) {
       without_files
           ? transcoder::Datasets{dataset::imagined(configuration.data.train, configuration.data), std::nullopt}
           : transcoder::describe_datasets(configuration.data, world);
+  transcoder::resolve_k(configuration, data.train.n_layers);
   transcoder::check_layers(configuration, data.train.n_layers);
   if (world.is_root())
     for (const std::string& warning : transcoder::idle_settings(configuration)) log::warning("{}", warning);
@@ -61,31 +64,46 @@ int train(const Request& request, const parallel::World& world) {
   const std::string plan_text = transcoder::to_text(plan, configuration);
   if (const std::string advice = transcoder::grid_advice(plan); !advice.empty() && world.is_root())
     log::warning("{}", advice);
-  // The memory of another machine (parallel.world) is not known; without its data a run is planned, not started.
-  if (configuration.parallel.world == 0) {
+  MemoryNeed need{.device = plan.device_total(), .host = plan.host_total()};
+  // The host memory of another machine is not known; without its data a run is planned, not started.
+  if (configuration.parallel.world == 0 && request.device_memory.empty()) {
     const training::HostShare memory = training::usable_host_memory(world);
+    if (!kernels::kCudaBuild) need.host += need.device;
+    need.host_available = memory.bytes;
+    need.host_limit = memory.limit;
     const std::string problem =
         transcoder::lacks_host_memory(configuration, data.train, shape, memory.bytes, memory.limit);
     if (!problem.empty() && !without_files) throw Error(ExitCode::usage, problem, KnownTo::all_ranks);
     if (!problem.empty() && world.is_root()) log::warning("on this machine: {}", problem);
   }
   if (request.dry_run) {
-    if (configuration.device.memory > 0)
-      transcoder::micro_tokens_that_fit(configuration, data.train, shape,
-                                        static_cast<std::int64_t>(configuration.device.memory * 1e9));
+    transcoder::Plan fitting = plan;
+    if (configuration.device.memory > 0) {
+      need.device_available = static_cast<std::int64_t>(configuration.device.memory * 1e9);
+      transcoder::Configuration smaller = configuration;
+      smaller.data.micro_tokens =
+          transcoder::micro_tokens_that_fit(configuration, data.train, shape, need.device_available);
+      if (smaller.data.micro_tokens != configuration.data.micro_tokens) need.micro_tokens = smaller.data.micro_tokens;
+      fitting = transcoder::plan(smaller, data.train, shape);
+      need.device = fitting.device_total();
+    }
     training::require_usable_output(world, configuration.run.output);
-    log::info("{}{}",
-              without_files ? fmt::format("{}: not there yet; planned for {} layers, d_model {}, in bf16, from "
-                                          "data.layers and data.d_model\n",
-                                          data.train.path, data.train.n_layers, data.train.d_model)
-                            : dataset::summary(data.train),
-              plan_text);
+    print_result(
+        request,
+        fmt::format("{}{}{}",
+                    without_files ? fmt::format("{}: not there yet; planned for {} layers, d_model {}, in bf16, from "
+                                                "data.layers and data.d_model\n",
+                                                data.train.path, data.train.n_layers, data.train.d_model)
+                                  : dataset::summary(data.train),
+                    plan_text, to_text(need)),
+        plan_document(fitting, need));
     return 0;
   }
 
   // 2. The hardware: that the run fits is known before anything is created.
   training::accept_requests();
-  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(), world.node_size());
+  const device::Runtime runtime(transcoder::device_settings(configuration), world.node_rank(),
+                                parallel::bind_to_cpus(world, configuration.device));
   parallel::nccl::allow_multicast(configuration.parallel.nvls);
   const std::int64_t usable = training::usable_device_bytes(configuration.device, transcoder::kContextBytes, world);
   const std::int64_t micro_tokens = usable > 0
@@ -93,6 +111,8 @@ int train(const Request& request, const parallel::World& world) {
                                         : configuration.data.micro_tokens;
 
   // 3. The run directory, and the checkpoint to resume from.
+  report::run_record()["data"] = {
+      {"model", data.train.model}, {"layers", data.train.n_layers}, {"d_model", data.train.d_model}};
   if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
   const training::OpenedRun opened =
       training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, request.take_over, world);
@@ -105,7 +125,10 @@ int train(const Request& request, const parallel::World& world) {
   if (opened.found)
     training::check_same_run(schema, configuration.resume, *opened.found,
                              {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
-  if (training::is_complete(opened, configuration.run, world)) return 0;
+  if (training::is_complete(opened, configuration.run, world)) {
+    print_run(request, opened.directory.path, 0, world);
+    return 0;
+  }
   training::check_schedule(configuration.optimizer, configuration.run, schema, opened, world);
   training::keep_input(opened.directory, schema, world);
   if (opened.found)
@@ -121,7 +144,9 @@ int train(const Request& request, const parallel::World& world) {
   training::Loop loop(model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
                       {input::print(schema), request.input_text, library_versions(), data.train.fingerprint}, opened,
                       world, shape, runtime, start);
-  return loop.run(&profile, plan.device_total());
+  const int code = loop.run(&profile, plan.device_total());
+  print_run(request, opened.directory.path, code, world);
+  return code;
 }
 
 }  // namespace weft::commands

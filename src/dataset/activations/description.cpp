@@ -38,48 +38,75 @@ constexpr std::int64_t kFewestForSigns = 128;
 constexpr std::int64_t kFingerprintBytes = std::int64_t{1} << 20;
 constexpr std::int64_t kMostFiles = 1'000'000;
 
-/// "chunk_12.hdf5" -> 12; -1 for any other name.
-std::int64_t chunk_number(std::string_view name) {
-  if (!name.starts_with("chunk_")) return -1;
-  name.remove_prefix(6);
+bool is_hdf5(std::string_view name) { return name.ends_with(".hdf5") || name.ends_with(".h5"); }
+
+/// PREFIX and a number, "chunk_12.hdf5" -> 12; -1 for any other name.
+std::int64_t number_of(std::string_view name, std::string_view prefix, bool hdf5) {
+  if (!name.starts_with(prefix)) return -1;
+  name.remove_prefix(prefix.size());
   const std::size_t dot = name.find('.');
-  if (dot == std::string_view::npos || (name.substr(dot) != ".hdf5" && name.substr(dot) != ".h5")) return -1;
+  if (dot == std::string_view::npos) return -1;
+  const std::string_view ending = name.substr(dot);
+  if (hdf5 ? ending != ".hdf5" && ending != ".h5" : ending != ".safetensors") return -1;
   name = name.substr(0, dot);
   std::int64_t number = -1;
   const auto [end, status] = std::from_chars(name.data(), name.data() + name.size(), number);
   return status == std::errc() && end == name.data() + name.size() && number >= 0 ? number : -1;
 }
 
-std::vector<std::string> chunk_files(const std::string& directory) {
-  std::error_code failure;
+/// The files with this prefix in the order of their numbers, which have no gap; empty if there is none.
+std::vector<std::string> numbered(const std::string& directory, const std::vector<std::string>& all,
+                                  std::string_view prefix, bool hdf5) {
+  const std::string_view what = prefix.substr(0, prefix.size() - 1);  // "chunk"
   std::map<std::int64_t, std::string> found;
-  for (std::filesystem::directory_iterator entry(directory, failure), end; !failure && entry != end;
-       entry.increment(failure)) {
-    const std::string name = entry->path().filename().string();
-    const std::int64_t number = chunk_number(name);
+  for (const std::string& name : all) {
+    const std::int64_t number = number_of(name, prefix, hdf5);
     if (number < 0) continue;
     const auto [at, fresh] = found.emplace(number, name);
     if (!fresh)
-      throw error(ExitCode::data, "{}: {} and {} are both chunk {} (each number must be unique); remove one of them",
-                  directory, std::min(at->second, name), std::max(at->second, name), number);
+      throw error(ExitCode::data, "{}: {} and {} are both {} {} (each number must be unique); remove one of them",
+                  directory, std::min(at->second, name), std::max(at->second, name), what, number);
   }
-  if (failure)
-    throw error(ExitCode::data, "{}: cannot be listed ({}); is the path of the dataset correct?", directory,
-                failure.message());
-  if (found.empty())
-    throw error(ExitCode::data,
-                "{}: no activations found (no file chunk_*.hdf5 or chunk_*.h5); is the path of the dataset correct?",
-                directory);
   std::vector<std::string> names;
   for (const auto& [number, name] : found) {
     if (number != static_cast<std::int64_t>(names.size()))
       throw error(
           ExitCode::data,
-          "{}: chunk_{} is missing ({} exists; files must be numbered from 0 without a gap); was the dataset copied "
+          "{}: {}_{} is missing ({} exists; files must be numbered from 0 without a gap); was the dataset copied "
           "completely?",
-          directory, names.size(), name);
+          directory, what, names.size(), name);
     names.push_back(name);
   }
+  return names;
+}
+
+/// The files of a dataset in their order.
+std::vector<std::string> activation_files(const std::string& directory) {
+  std::error_code failure;
+  std::vector<std::string> all, names, hdf5;
+  bool compressed = false;
+  for (std::filesystem::directory_iterator entry(directory, failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    all.push_back(entry->path().filename().string());
+    if (is_hdf5(all.back())) hdf5.push_back(all.back());
+    compressed = compressed || (all.back().starts_with("activations_") && all.back().ends_with(".bin"));
+  }
+  if (failure)
+    throw error(ExitCode::data, "{}: cannot be listed ({}); is the path of the dataset correct?", directory,
+                failure.message());
+  names = numbered(directory, all, "chunk_", true);
+  if (names.empty()) names = numbered(directory, all, "activations_split_", false);
+  if (names.empty() && hdf5.size() == 1) names = hdf5;
+  if (names.empty() && compressed)
+    throw error(ExitCode::usage,
+                "{}: its activations are quantised and compressed (they are not read in place); convert them: weft "
+                "import {} --output DIR",
+                directory, directory);
+  if (names.empty())
+    throw error(ExitCode::data,
+                "{}: no activations found (no file chunk_*.hdf5 or chunk_*.h5, no activations_split_*.safetensors, and "
+                "not one HDF5 file); is the path of the dataset correct?",
+                directory);
   if (static_cast<std::int64_t>(names.size()) > kMostFiles)
     throw error(ExitCode::data, "{}: {} files (at most {} are accepted)", directory, names.size(), kMostFiles);
   return names;
@@ -102,6 +129,7 @@ bool negative(const std::byte* value, std::int64_t bytes) {
 /// Checks a few rows of one dataset.
 void check_sample(ActivationFile& file, const std::string& path, Side side, std::int64_t layer, Scalar type) {
   const storage::MatrixHeader& header = file.header().matrix(side, layer);
+  const std::string name = storage::dataset_name(side, layer, file.layout());
   const std::int64_t bytes = kernels::bytes_of(type);
   const std::int64_t rows = std::min(kSampleRows, header.rows);
   std::vector<std::byte> values(static_cast<std::size_t>(rows * header.columns * bytes));
@@ -118,8 +146,8 @@ void check_sample(ActivationFile& file, const std::string& path, Side side, std:
     const std::int64_t n = count * header.columns;
     if (const std::int64_t bad = first_non_finite(type, values.data(), n); bad >= 0)
       throw error(ExitCode::data,
-                  "{}: {} row {}, column {} is not finite; remove the row or regenerate the activations", path,
-                  storage::dataset_name(side, layer), begin + bad / header.columns, bad % header.columns);
+                  "{}: {} row {}, column {} is not finite; remove the row or regenerate the activations", path, name,
+                  begin + bad / header.columns, bad % header.columns);
     seen += n;
     for (std::int64_t i = 0; i < n; ++i) negatives += negative(values.data() + i * bytes, bytes);
   }
@@ -128,7 +156,7 @@ void check_sample(ActivationFile& file, const std::string& path, Side side, std:
         ExitCode::data,
         "{}: {} has no negative value in a sample of {} (known defect: a writer stored signed data in an unsigned "
         "dataset, which turns negative activations into 0); regenerate the activations",
-        path, storage::dataset_name(side, layer), seen);
+        path, name, seen);
 }
 
 /// The files to sample: all uncompressed ones, and as many compressed ones, evenly spaced, as kLargestSample allows.
@@ -210,7 +238,7 @@ Description describe(const std::string& path, const Settings& settings) {
   if (!settings.stored_as.empty() && settings.stored_as != "bf16")
     throw error(ExitCode::usage, "data.stored_as = \"{}\" is not known (valid: \"bf16\", \"\")", settings.stored_as);
 
-  for (const std::string& name : chunk_files(directory)) {
+  for (const std::string& name : activation_files(directory)) {
     FileDescription file;
     file.name = name;
     description.files.push_back(file);
@@ -234,13 +262,15 @@ Description describe(const std::string& path, const Settings& settings) {
       first_path = file_path;
       first_format = header.format;
       description.own_layout = own;
+      description.layout = opened.layout();
       description.model = header.model;
       description.hook_inputs = header.hook_inputs;
       description.hook_targets = header.hook_targets;
       description.has_tokens = header.tokens.has_value();
       description.n_layers = header.n_layers();
       description.d_model = header.inputs[0].columns;
-      description.dtype = value_type(header.inputs[0], settings.stored_as, file_path + ": /layer_0/inputs");
+      description.dtype = value_type(header.inputs[0], settings.stored_as,
+                                     file_path + ": " + storage::dataset_name(Side::inputs, 0, opened.layout()));
     }
     check_same(file_path, "attribute format", header.format, first_format, first_path);
     check_same(file_path, "attribute model", header.model, description.model, first_path);
@@ -259,6 +289,7 @@ Description describe(const std::string& path, const Settings& settings) {
       throw error(ExitCode::data, "{}: has {}, {} has {} (all files must agree); were two datasets mixed?", file_path,
                   token_text(header), first_path, first_tokens);
     if (header.documents) description.n_documents += header.documents->count;
+    if (header.context_rows > 0) description.n_documents += header.inputs[0].rows / header.context_rows;
 
     file.bytes = opened.bytes();
     file.modified = opened.modified();
@@ -266,7 +297,7 @@ Description describe(const std::string& path, const Settings& settings) {
     for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
       for (const Side side : {Side::inputs, Side::targets}) {
         const storage::MatrixHeader& matrix = header.matrix(side, layer);
-        const std::string where = file_path + ": " + storage::dataset_name(side, layer);
+        const std::string where = file_path + ": " + storage::dataset_name(side, layer, opened.layout());
         if (matrix.columns != description.d_model)
           throw error(
               ExitCode::data,
@@ -369,6 +400,7 @@ std::string to_text(const Description& d) {
     files.push_back({file.name, file.bytes, file.rows, file.chunk_rows, file.compressed, file.modified, file.probe});
   return json_text(json{{"path", d.path},
                         {"own_layout", d.own_layout},
+                        {"layout", d.layout},
                         {"model", d.model},
                         {"hook_inputs", d.hook_inputs},
                         {"hook_targets", d.hook_targets},
@@ -391,6 +423,7 @@ Description description_from_text(const std::string& text) {
     Description d;
     d.path = j.at("path");
     d.own_layout = j.at("own_layout");
+    d.layout = j.at("layout");
     d.model = j.at("model");
     d.hook_inputs = j.at("hook_inputs");
     d.hook_targets = j.at("hook_targets");
@@ -420,8 +453,10 @@ std::string summary(const Description& d) {
     shortest = std::min(shortest, file.rows);
     longest = std::max(longest, file.rows);
   }
-  std::string text =
-      fmt::format("{}: activations in {} layout\n", d.path, d.own_layout ? "Weft's own" : "crosslayer-coding's");
+  std::string text = fmt::format("{}: activations in {} layout\n", d.path,
+                                 d.own_layout       ? "Weft's own"
+                                 : d.layout.empty() ? "crosslayer-coding's"
+                                                    : d.layout + "'s");
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("  {:<13} {}\n", name, value);
   };

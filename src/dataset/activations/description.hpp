@@ -7,11 +7,14 @@
 //
 // Two layouts use these files: that of crosslayer-coding, and Weft's own, which is recognised by its root attributes
 // (format = "weft-activations", format_version, model, hook_inputs, hook_targets). The latter may hold the token of
-// each row (row_tokens.hpp).
+// each row (row_tokens.hpp). Two others are read where there is no chunk file (storage/activation_file.hpp):
 //
-// Invariants of a Description: file i is chunk_{i}; all files have the same layers, width and stored type; inputs and
-// targets of all layers of a file have the same number of rows; index and metadata, if present, are consistent with the
-// files; every number was checked against the size of its file. Files are opened read-only.
+//   DIR/activations_split_{i}.safetensors   of CLT-Forge
+//   DIR/NAME.hdf5|h5                        of crosslayer-transcoder, the only such file
+//
+// Invariants of a Description: file i is chunk_{i} or split i; all files have the same layers, width and stored type;
+// inputs and targets of all layers of a file have the same number of rows; index and metadata, if present, are
+// consistent with the files; every number was checked against the size of its file. Files are opened read-only.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +41,7 @@ struct FileDescription {
 struct Description {
   std::string path = {};         ///< the directory
   bool own_layout = false;       ///< Weft's own
+  std::string layout = {};       ///< of another program (storage/activation_file.hpp); "" = own or crosslayer-coding's
   std::string model = {};        ///< "" = unknown
   std::string hook_inputs = {};  ///< "" = unknown: the layout of crosslayer-coding does not store it
   std::string hook_targets = {};

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
@@ -26,9 +27,6 @@ using parallel::Range;
 constexpr std::int64_t kSlots = 2;
 // How long a destructor waits for its thread during stack unwinding. After that MPI_Abort ends both.
 constexpr std::chrono::seconds kUnwindingTimeout{10};
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 /// Fills slots with consecutive batches. Used by one thread at a time.
 class BatchSource {

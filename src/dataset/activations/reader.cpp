@@ -27,14 +27,16 @@ constexpr Side kSides[] = {Side::inputs, Side::targets};
 /// How the rows of one file are read.
 struct Access {
   bool direct = false;
-  std::vector<std::vector<Extent>> extents;  // [side * n_layers + layer]; direct only
+  bool whole_rows = false;                   // all layers of a row are in one place
+  std::vector<std::vector<Extent>> extents;  // direct only: [side * n_layers + layer], or [side] with whole_rows
 };
 
-/// Rows of one dataset of one file, read by one task.
+/// Rows of one dataset of one file, or of all layers of one side, read by one task.
 struct Task {
   std::shared_ptr<PosixFile> file;
   const std::vector<Extent>* extents = nullptr;
   std::int64_t row_begin = 0, rows = 0;
+  std::int64_t bytes = 0;  // of a row
   std::byte* out = nullptr;
 };
 
@@ -68,8 +70,9 @@ struct Reader::State {
     require_described(file, description, index);
     if (!description.files[static_cast<std::size_t>(index)].compressed) {
       located.direct = true;
+      located.whole_rows = file.header().whole_rows.has_value();
       for (const Side side : kSides)
-        for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
+        for (std::int64_t layer = 0; layer < (located.whole_rows ? 1 : description.n_layers); ++layer)
           located.extents.push_back(file.extents(side, layer));
     }
     return access.emplace(index, std::move(located)).first->second;
@@ -86,7 +89,7 @@ struct Reader::State {
 
   /// Reads rows of one dataset directly into the interleaved rows.
   void read_direct(const Task& task) const {
-    const std::int64_t bytes = width(), stride = description.row_bytes();
+    const std::int64_t bytes = task.bytes, stride = description.row_bytes();
     std::vector<iovec> pieces;
     auto extent = std::upper_bound(task.extents->begin(), task.extents->end(), task.row_begin,
                                    [](std::int64_t row, const Extent& e) { return row < e.row_begin; }) -
@@ -94,10 +97,18 @@ struct Reader::State {
     for (std::int64_t done = 0; done < task.rows; ++extent) {
       const std::int64_t skipped = task.row_begin + done - extent->row_begin;
       const std::int64_t count = std::min(task.rows - done, extent->rows - skipped);
-      pieces.resize(static_cast<std::size_t>(count));
-      for (std::int64_t i = 0; i < count; ++i)
-        pieces[static_cast<std::size_t>(i)] = {task.out + (done + i) * stride, static_cast<std::size_t>(bytes)};
-      task.file->read(pieces, extent->offset + skipped * bytes);
+      const std::int64_t pitch = extent->pitch > 0 ? extent->pitch : bytes, first = extent->offset + skipped * pitch;
+      if (pitch == bytes && stride == bytes) {
+        task.file->read(task.out + done * stride, count * bytes, first);
+      } else if (pitch == bytes) {
+        pieces.resize(static_cast<std::size_t>(count));
+        for (std::int64_t i = 0; i < count; ++i)
+          pieces[static_cast<std::size_t>(i)] = {task.out + (done + i) * stride, static_cast<std::size_t>(bytes)};
+        task.file->read(pieces, first);
+      } else {
+        for (std::int64_t i = 0; i < count; ++i)
+          task.file->read(task.out + (done + i) * stride, bytes, first + i * pitch);
+      }
       done += count;
     }
   }
@@ -133,13 +144,15 @@ std::vector<Job> Reader::jobs(std::span<const RowRead> reads) {
       continue;
     }
     const std::shared_ptr<PosixFile> file = state.open(read.file);
+    const std::int64_t n_datasets = access.whole_rows ? 1 : state.description.n_layers,
+                       bytes = access.whole_rows ? state.description.row_bytes() : state.width();
     for (const Side side : kSides)
-      for (std::int64_t layer = 0; layer < state.description.n_layers; ++layer) {
+      for (std::int64_t layer = 0; layer < n_datasets; ++layer) {
         std::byte* out = side == Side::inputs ? read.inputs : read.targets;
         if (out == nullptr) continue;
-        const std::int64_t which = (side == Side::inputs ? 0 : state.description.n_layers) + layer;
+        const std::int64_t which = (side == Side::inputs ? 0 : n_datasets) + layer;
         jobs.push_back([&state, task = Task{file, &access.extents[static_cast<std::size_t>(which)], read.row_begin,
-                                            read.rows, out + layer * state.width()}] { state.read_direct(task); });
+                                            read.rows, bytes, out + layer * bytes}] { state.read_direct(task); });
       }
   }
   if (compressed.empty()) return jobs;
@@ -190,10 +203,10 @@ std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std
 std::string non_finite_text(const Description& description, std::int64_t file, std::int64_t row_begin, bool target,
                             std::int64_t at) {
   const std::int64_t row_values = description.n_layers * description.d_model;
-  return fmt::format(
-      "{}: {} row {}, column {} is not finite", description.file_path(file),
-      storage::dataset_name(target ? Side::targets : Side::inputs, at % row_values / description.d_model),
-      row_begin + at / row_values, at % description.d_model);
+  return fmt::format("{}: {} row {}, column {} is not finite", description.file_path(file),
+                     storage::dataset_name(target ? Side::targets : Side::inputs, at % row_values / description.d_model,
+                                           description.layout),
+                     row_begin + at / row_values, at % description.d_model);
 }
 
 std::string non_finite_text(const Description& description, const RowRead& rows) {

@@ -49,6 +49,8 @@ struct RowTokens::State {
     file.emplace(path);
     ids = *header.tokens;
     documents.assign(1, 0);
+    for (std::int64_t row = header.context_rows; row > 0 && row < rows; row += header.context_rows)
+      documents.push_back(row);
     if (header.documents) {
       documents.resize(static_cast<std::size_t>(header.documents->count));
       file->read(documents.data(), 8 * header.documents->count, header.documents->offset);
@@ -70,7 +72,16 @@ RowTokens::~RowTokens() = default;
 void RowTokens::read(std::int64_t file, std::int64_t begin, std::span<std::int32_t> ids) {
   State& state = *state_;
   state.open(file);
-  state.file->read(ids.data(), static_cast<std::int64_t>(ids.size_bytes()), state.ids.offset + 4 * begin);
+  if (state.ids.type == kernels::Scalar::i32) {
+    state.file->read(ids.data(), static_cast<std::int64_t>(ids.size_bytes()), state.ids.offset + 4 * begin);
+  } else {
+    std::vector<std::int64_t> wide(ids.size());
+    state.file->read(wide.data(), 8 * static_cast<std::int64_t>(ids.size()), state.ids.offset + 8 * begin);
+    // An id that 32 bits do not hold is refused like a negative one.
+    for (std::size_t i = 0; i < ids.size(); ++i)
+      ids[i] =
+          wide[i] < 0 || wide[i] > std::numeric_limits<std::int32_t>::max() ? -1 : static_cast<std::int32_t>(wide[i]);
+  }
   for (std::size_t i = 0; i < ids.size(); ++i)
     if (ids[i] < 0)
       throw error(ExitCode::data, "{}: /tokens row {} is {} (ids are not negative); is the file damaged?",

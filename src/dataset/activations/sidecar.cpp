@@ -26,6 +26,7 @@ std::uint64_t word(const std::byte* bytes, int n) {
 
 /// True if the file exists. A missing one is an unfinished dataset in Weft's own layout, and a note otherwise.
 bool present(Description& description, const std::string& path) {
+  if (!description.layout.empty()) return false;  // those layouts have none
   if (std::filesystem::exists(path)) return true;
   if (description.own_layout)
     throw error(ExitCode::data, "{}: is missing (it is written after all data); was the dataset written completely?",

@@ -111,17 +111,8 @@ void ActivationWriter::append(std::int64_t rows, const std::byte* inputs, const 
   std::int64_t done = 0;
   while (rows > 0) {
     if (!state.file)
-      state.file.emplace(
-          state.path_of(state.rows_per_file.size()),
-          storage::ActivationFileWriter::Shape{settings.n_layers, settings.d_model, settings.dtype,
-                                               std::min(kChunkRows, settings.rows_per_file),
-                                               settings.compression == Compression::gzip ? kGzipLevel : 0},
-          settings.tokens ? storage::kActivationFormatWithTokens : 1,
-          std::map<std::string, std::string>{{"format", storage::kActivationFormat},
-                                             {"model", settings.model},
-                                             {"hook_inputs", settings.hook_inputs},
-                                             {"hook_targets", settings.hook_targets},
-                                             {"software", "weft"}});
+      state.file.emplace(state.path_of(state.rows_per_file.size()), file_shape(settings),
+                         settings.tokens ? storage::kActivationFormatWithTokens : 1, root_attributes(settings));
     const std::int64_t count = std::min(rows, settings.rows_per_file - state.rows_in_file);
     state.file->append(count, inputs, targets);
     if (settings.tokens) {
@@ -141,16 +132,32 @@ void ActivationWriter::append(std::int64_t rows, const std::byte* inputs, const 
 }
 
 void ActivationWriter::finish() {
-  State& state = *state_;
-  const WriterSettings& settings = state.settings;
-  state.close_file();
+  state_->close_file();
+  write_index(state_->settings, state_->rows_per_file);
+  state_->finished = true;
+}
+
+std::map<std::string, std::string> root_attributes(const WriterSettings& settings) {
+  return {{"format", storage::kActivationFormat},
+          {"model", settings.model},
+          {"hook_inputs", settings.hook_inputs},
+          {"hook_targets", settings.hook_targets},
+          {"software", "weft"}};
+}
+
+storage::ActivationFileWriter::Shape file_shape(const WriterSettings& settings) {
+  return {settings.n_layers, settings.d_model, settings.dtype, std::min(kChunkRows, settings.rows_per_file),
+          settings.compression == Compression::gzip ? kGzipLevel : 0};
+}
+
+void write_index(const WriterSettings& settings, std::span<const std::int64_t> rows_of_files) {
   std::string index;
   std::int64_t first_row = 0;
-  for (std::size_t i = 0; i < state.rows_per_file.size(); ++i) {
+  for (std::size_t i = 0; i < rows_of_files.size(); ++i) {
     append_word(index, i, 4);
-    append_word(index, static_cast<std::uint64_t>(state.rows_per_file[i]), 4);
+    append_word(index, static_cast<std::uint64_t>(rows_of_files[i]), 4);
     append_word(index, static_cast<std::uint64_t>(first_row), 8);
-    first_row += state.rows_per_file[i];
+    first_row += rows_of_files[i];
   }
   const char* dtype = settings.dtype == Scalar::fp32   ? "float32"
                       : settings.dtype == Scalar::fp16 ? "float16"
@@ -163,7 +170,6 @@ void ActivationWriter::finish() {
     storage::write_text_atomically(settings.path + "/vocabulary.json", vocabulary_text(settings.vocabulary));
   storage::write_text_atomically(settings.path + "/index.bin", index);
   storage::write_text_atomically(settings.path + "/metadata.json", json_text(metadata, 2) + "\n");
-  state.finished = true;
 }
 
 void store_as(Scalar type, const float* values, std::int64_t n, std::byte* raw) {

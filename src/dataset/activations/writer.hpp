@@ -7,12 +7,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/array.hpp"
+#include "storage/activation_file.hpp"
 
 namespace weft::dataset {
 
@@ -48,6 +50,12 @@ class ActivationWriter {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Of each chunk file of a dataset.
+std::map<std::string, std::string> root_attributes(const WriterSettings&);
+storage::ActivationFileWriter::Shape file_shape(const WriterSettings&);
+/// vocabulary.json, index.bin and metadata.json, which complete a dataset: after all its chunk files. Throws Error(io).
+void write_index(const WriterSettings&, std::span<const std::int64_t> rows_of_files);
 
 /// Converts values [n] to raw values of `type` (fp32, fp16, bf16), rounding to nearest even.
 void store_as(kernels::Scalar type, const float* values, std::int64_t n, std::byte* raw);

@@ -54,8 +54,8 @@ void fill_window(const TokenSet& set, std::int64_t begin, std::int64_t predictio
   }
 }
 
-constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // ids read at a time
-constexpr double kFirstFraction = 0.01;                 // of the windows, at the begin of a curriculum
+constexpr std::int64_t kIdsRead = std::int64_t{1} << 20;  // ids read at a time
+constexpr double kFirstFraction = 0.01;                   // of the windows, at the begin of a curriculum
 
 struct Window {
   std::int64_t difficulty;
@@ -69,8 +69,8 @@ struct Window {
 template <class Piece>
 void for_each_piece(const TokenSet& set, const Piece& piece) {
   std::vector<std::uint32_t> ids;
-  for (std::int64_t begin = 0; begin < set.size(); begin += kPiece) {
-    ids.resize(static_cast<std::size_t>(std::min(kPiece, set.size() - begin)));
+  for (std::int64_t begin = 0; begin < set.size(); begin += kIdsRead) {
+    ids.resize(static_cast<std::size_t>(std::min(kIdsRead, set.size() - begin)));
     set.read(begin, ids);
     piece(begin, ids);
     note_progress();
@@ -129,7 +129,7 @@ TokenBatches::TokenBatches(const TokenSet& set, const TokenSettings& settings, s
 std::int64_t order_bytes(const TokenSettings& settings, std::int64_t tokens, std::int64_t vocabulary) {
   if (settings.order != TokenOrder::curriculum) return 0;
   constexpr std::int64_t kWindowBytes = sizeof(Window) + sizeof(std::uint32_t);
-  return (tokens - 1) / settings.sequence * kWindowBytes + 8 * vocabulary + 4 * kPiece;
+  return (tokens - 1) / settings.sequence * kWindowBytes + 8 * vocabulary + 4 * kIdsRead;
 }
 
 /// Start of the window whose first token has this number in the run.
@@ -179,6 +179,22 @@ void fill_windows(const TokenSet& set, std::int64_t first, TokenBatch& batch) {
   batch.counted = 0;
   for (std::int64_t s = 0; s < batch.sequences; ++s) {
     const std::int64_t begin = (first + s) * batch.length;
+    const std::int64_t predictions = std::clamp<std::int64_t>(set.size() - 1 - begin, 0, batch.length);
+    fill_window(set, begin, predictions, s, batch, window, starts);
+  }
+}
+
+std::int64_t disjoint_windows(std::int64_t ids, std::int64_t length) {
+  return ids / (length + 1) + (ids % (length + 1) >= 2 ? 1 : 0);
+}
+
+void fill_disjoint_windows(const TokenSet& set, std::span<const std::int64_t> windows, TokenBatch& batch) {
+  WEFT_ASSERT(static_cast<std::int64_t>(windows.size()) == batch.sequences);
+  std::vector<std::uint32_t> window;
+  std::vector<std::int64_t> starts;
+  batch.counted = 0;
+  for (std::int64_t s = 0; s < batch.sequences; ++s) {
+    const std::int64_t begin = windows[static_cast<std::size_t>(s)] * (batch.length + 1);
     const std::int64_t predictions = std::clamp<std::int64_t>(set.size() - 1 - begin, 0, batch.length);
     fill_window(set, begin, predictions, s, batch, window, starts);
   }

@@ -81,4 +81,10 @@ std::int64_t evaluation_windows(const TokenSet&, std::int64_t length);
 /// if the batch has `first_key`.
 void fill_windows(const TokenSet&, std::int64_t first, TokenBatch& batch);
 
+/// Records of private training: the set cut into windows of length + 1 ids that share no id; the last one may be
+/// shorter, of at least two ids. One id is in one record, so that a record is removed by removing its text.
+std::int64_t disjoint_windows(std::int64_t ids, std::int64_t length);
+/// Fills sequence s with record windows[s]; batch.sequences == windows.size().
+void fill_disjoint_windows(const TokenSet&, std::span<const std::int64_t> windows, TokenBatch& batch);
+
 }  // namespace weft::dataset

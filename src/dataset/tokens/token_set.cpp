@@ -12,6 +12,7 @@
 #include "base/text.hpp"
 #include "kernels/array.hpp"
 #include "parallel/failure.hpp"
+#include "storage/activation_file.hpp"
 #include "storage/digest.hpp"
 #include "storage/mapped_file.hpp"
 #include "storage/token_file.hpp"
@@ -24,7 +25,7 @@ using kernels::Scalar;
 constexpr std::int64_t kFingerprintBytes = std::int64_t{1} << 20;
 constexpr std::int64_t kSamples = 64;
 constexpr std::int64_t kSampleBytes = 4096;
-constexpr std::int64_t kPiece = std::int64_t{1} << 20;  // ids checked at a time
+constexpr std::int64_t kIdsChecked = std::int64_t{1} << 20;  // ids checked at a time
 
 /// A file of llm.c: 256 int32, then the ids.
 struct ForeignFormat {
@@ -311,9 +312,9 @@ TokenSet TokenSet::part(std::int64_t begin, std::int64_t end, std::int64_t text_
 }
 
 void TokenSet::check() const {
-  std::vector<std::uint32_t> piece(static_cast<std::size_t>(std::min(kPiece, size())));
-  for (std::int64_t begin = 0; begin < size(); begin += kPiece) {
-    read(begin, std::span(piece).first(static_cast<std::size_t>(std::min(kPiece, size() - begin))));
+  std::vector<std::uint32_t> piece(static_cast<std::size_t>(std::min(kIdsChecked, size())));
+  for (std::int64_t begin = 0; begin < size(); begin += kIdsChecked) {
+    read(begin, std::span(piece).first(static_cast<std::size_t>(std::min(kIdsChecked, size() - begin))));
     note_progress();
   }
 }
@@ -377,7 +378,9 @@ bool holds_tokens(const std::string& path) {
   bool tokens = false, activations = false;
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     tokens = tokens || has_extension(entry.path());
-    activations = activations || entry.path().filename().string().starts_with("chunk_");
+    const std::string name = entry.path().filename().string();
+    activations = activations || name.starts_with("chunk_") || name.starts_with("activations_") ||
+                  storage::is_crosslayer_transcoder_file(entry.path());
   }
   return tokens && !activations;
 }

@@ -11,7 +11,7 @@ namespace weft::language_model {
 
 ResidentTokens::ResidentTokens(std::int64_t batches, std::int64_t sequences, std::int64_t length,
                                std::int64_t vocabulary, double zipf, std::uint64_t seed)
-    : sequences_(sequences), length_(length) {
+    : length_(length) {
   std::vector<double> below;  // sum of the frequencies up to and including an id
   double sum = 0;
   for (std::int64_t id = 0; id < vocabulary; ++id)
@@ -34,12 +34,12 @@ ResidentTokens::ResidentTokens(std::int64_t batches, std::int64_t sequences, std
   }
 }
 
-void ResidentTokens::fill(dataset::TokenBatch& batch) {
+void ResidentTokens::fill(dataset::TokenBatch& batch, std::int64_t first) {
   const std::vector<std::uint32_t>& ids = ids_[next_];
   next_ = (next_ + 1) % ids_.size();
   const auto length = static_cast<std::size_t>(length_);
-  for (std::size_t sequence = 0; sequence < static_cast<std::size_t>(sequences_); ++sequence) {
-    const std::uint32_t* const window = ids.data() + sequence * (length + 1);
+  for (std::size_t sequence = 0; sequence < static_cast<std::size_t>(batch.sequences); ++sequence) {
+    const std::uint32_t* const window = ids.data() + (static_cast<std::size_t>(first) + sequence) * (length + 1);
     const std::size_t row = sequence * length;
     std::copy_n(window, length, batch.ids.begin() + static_cast<std::ptrdiff_t>(row));
     std::transform(window + 1, window + 1 + length, batch.targets.begin() + static_cast<std::ptrdiff_t>(row),

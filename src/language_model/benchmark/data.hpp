@@ -17,11 +17,11 @@ class ResidentTokens {
   ResidentTokens(std::int64_t batches, std::int64_t sequences, std::int64_t length, std::int64_t vocabulary,
                  double zipf, std::uint64_t seed);
 
-  /// Copies the next batch, in turn. Of the sizes of the constructor.
-  void fill(dataset::TokenBatch&);
+  /// Copies the windows of the next batch, in turn, from `first` on, as many as the argument has.
+  void fill(dataset::TokenBatch&, std::int64_t first);
 
  private:
-  std::int64_t sequences_, length_;
+  std::int64_t length_;
   std::vector<std::vector<std::uint32_t>> ids_;  // by batch: [sequences, length + 1]
   std::size_t next_ = 0;
 };

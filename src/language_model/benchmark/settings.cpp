@@ -29,6 +29,28 @@ void add_keys(input::Schema& schema, BenchmarkSettings& b) {
            "the attention of training, or the one with the matrix of scores in memory that it is compared with")
       .free();
   schema
+      .add("benchmark.generate_tokens", b.generate_tokens,
+           "a step writes this number of tokens for each sequence, with a cache of keys and values, instead of "
+           "training; "
+           "0 = it trains")
+      .in("tokens")
+      .at_least(0)
+      .at_most(1 << 16)
+      .free();
+  schema.add("benchmark.generate_rows", b.generate_rows, "generate_tokens > 0: sequences that are computed together")
+      .at_least(1)
+      .at_most(1 << 14)
+      .free();
+  schema.add("benchmark.generate_samples", b.generate_samples, "of them, how many continue the same prompt")
+      .at_least(1)
+      .at_most(1 << 14)
+      .free();
+  schema.add("benchmark.generate_prompt", b.generate_prompt, "length of a prompt")
+      .in("tokens")
+      .at_least(1)
+      .at_most(1 << 16)
+      .free();
+  schema
       .add("benchmark.loss_tolerance", b.loss_tolerance,
            "a case is valid if its loss differs from that of the case named baseline by at most this part of it")
       .at_least(0)

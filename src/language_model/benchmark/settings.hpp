@@ -17,8 +17,13 @@ struct BenchmarkSettings : training::BenchmarkSettings {
   std::int64_t vocabulary = 50257;  ///< ids of the batches
   std::int64_t batch_tokens = 0;    ///< tokens per step of the cases with a name; 0: data.batch_tokens
   BenchmarkAttention attention = BenchmarkAttention::flash;
-  double loss_tolerance = 0.01;  ///< relative
-  double peak_tflops = 0;        ///< 0: not stated
+  /// A step generates as many tokens for each sequence instead of training; 0: it trains.
+  std::int64_t generate_tokens = 0;
+  std::int64_t generate_rows = 64;     ///< sequences
+  std::int64_t generate_samples = 1;   ///< of each prompt; divides the sequences
+  std::int64_t generate_prompt = 128;  ///< tokens of a prompt
+  double loss_tolerance = 0.01;        ///< relative
+  double peak_tflops = 0;              ///< 0: not stated
 };
 
 /// The keys of the table, bound to the settings, which must outlive the schema.

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "language_model/benchmark/data.hpp"
+#include "language_model/benchmark/generation.hpp"
 #include "language_model/benchmark/matrix_attention.hpp"
 #include "language_model/benchmark/work.hpp"
 #include "language_model/trainer.hpp"
@@ -41,18 +42,27 @@ class Subject final : public training::BenchmarkSubject {
   void build() override {
     trainer_.emplace(configuration_, architecture_, grid_, execution_);
     trainer_->initialise();
+    trainer_->set_noise({.key = {}, .multiplier = 1, .expected = static_cast<double>(sequences())});
   }
   void step() override {
+    const std::int64_t first = trainer_->first_sequence();
+    if (configuration_.privacy.enabled) {
+      // As many examples as a private step has on average, in every step.
+      const parallel::Communicator& ranks = grid_.axis(parallel::kDataAxis);
+      return trainer_->private_step(
+          parallel::part(sequences(), ranks.size(), ranks.rank()).size(),
+          [&](std::int64_t at, dataset::TokenBatch& batch) { tokens_.fill(batch, first + at); });
+    }
     dataset::TokenBatch batch = trainer_->next_batch();
-    tokens_.fill(batch);
+    tokens_.fill(batch, first);
     trainer_->step(batch);
   }
   void settle() override { trainer_->settle(); }
   report::Timers& timers() override { return trainer_->timers(); }
   checkpoint::Registry& registry() override { return trainer_->registry(); }
   const kernels::Execution& execution() const override { return execution_; }
-  parallel::Exchanges exchanges() const override { return {}; }
-  double step_exposed_seconds() const override { return 0; }
+  parallel::Exchanges exchanges() const override { return trainer_->exchanges(); }
+  double step_exposed_seconds() const override { return trainer_->step_exposed_seconds(); }
   void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
   double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // of token files
@@ -73,6 +83,8 @@ class Subject final : public training::BenchmarkSubject {
   }
 
  private:
+  std::int64_t sequences() const { return configuration_.data.batch_tokens / configuration_.data.sequence; }
+
   const Configuration configuration_;
   const Architecture architecture_;
   const parallel::Grid& grid_;
@@ -84,11 +96,14 @@ class Subject final : public training::BenchmarkSubject {
 }  // namespace
 
 std::string obstacle(const Configuration& configuration, const BenchmarkSettings& settings) {
+  if (settings.generate_tokens > 0) return generation_case_obstacle(configuration, settings);
   if (settings.attention == BenchmarkAttention::flash || configuration.language_model.attention_dropout == 0) return "";
   return "benchmark.attention = \"matrix\" has no language_model.attention_dropout";
 }
 
 Plan plan(const Configuration& configuration, const BenchmarkSettings& settings) {
+  if (settings.generate_tokens > 0)
+    return generation_plan(configuration, settings, architecture_of(configuration, settings));
   return plan(configuration_of(configuration, settings), architecture_of(configuration, settings), 0);
 }
 
@@ -96,6 +111,8 @@ std::unique_ptr<training::BenchmarkSubject> benchmark_subject(const Configuratio
                                                               const BenchmarkSettings& settings,
                                                               const parallel::Grid& grid,
                                                               const kernels::Execution& execution) {
+  if (settings.generate_tokens > 0)
+    return generation_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
   return std::make_unique<Subject>(configuration, settings, grid, execution);
 }
 

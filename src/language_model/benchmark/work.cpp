@@ -57,7 +57,14 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
     // Outputs, input gradients, and outputs computed again (all of a block but the last product).
     const double again = s.again(Recompute::block), sum = 2 * s.matrices() + again * (s.block() - s.down());
     const double slopes = s.slope_in_product ? s.layers * s.hidden : 0;
-    return {s.m * sum * s.w + s.n * s.e * (2 * s.columns() + again * s.block_columns() + slopes), 2 * s.n * sum};
+    // In 8 bits: inputs are read, coded and read as codes; weights are coded once and read as codes.
+    const double inputs = s.layers * (2 * s.width + s.query + s.mlp) + again * (2 * s.width + s.query),
+                 coded = !configuration.fp8_forward
+                             ? 0
+                             : 2 * s.n * inputs + s.layers * s.block() * (s.w + 1) -
+                                   s.m * (s.w - 1) * (s.layers * s.block() + again * (s.block() - s.down()));
+    return {s.m * sum * s.w + s.n * s.e * (2 * s.columns() + again * s.block_columns() + slopes) + coded,
+            2 * s.n * sum};
   }
   if (phase == "weight gradients") return {s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()};
   if (phase == "attention") {

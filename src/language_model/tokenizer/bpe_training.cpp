@@ -14,7 +14,7 @@
 namespace weft::language_model {
 namespace {
 
-constexpr std::uint32_t kNone =
+constexpr std::uint32_t kNoPart =
     UINT32_MAX;  // no neighbour; also the id of a part that was joined to its left neighbour
 
 struct Part {
@@ -26,7 +26,9 @@ struct Pair {
   std::vector<std::uint32_t> at;  // positions of its left part, in the order of their creation; some are out of date
 };
 
-std::uint64_t key_of(std::uint32_t left, std::uint32_t right) { return static_cast<std::uint64_t>(left) << 32 | right; }
+std::uint64_t key_of_pair(std::uint32_t left, std::uint32_t right) {
+  return static_cast<std::uint64_t>(left) << 32 | right;
+}
 
 /// A pair and its count when it was pushed. A pair that became rarer since is found here before its turn.
 struct Candidate {
@@ -41,19 +43,19 @@ class Trainer {
  public:
   explicit Trainer(const std::unordered_map<std::string, std::int64_t>& pieces) {
     for (const auto& [piece, count] : pieces) {
-      if (parts_.size() + piece.size() >= kNone)
+      if (parts_.size() + piece.size() >= kNoPart)
         throw error(ExitCode::data,
                     "the text has more than {} bytes of different pieces; train the vocabulary on a part of it",
                     parts_.size());
       const auto begin = static_cast<std::uint32_t>(parts_.size()),
                  end = begin + static_cast<std::uint32_t>(piece.size());
       for (std::uint32_t i = begin; i < end; ++i)
-        parts_.push_back({static_cast<unsigned char>(piece[i - begin]), i > begin ? i - 1 : kNone,
-                          i + 1 < end ? i + 1 : kNone, static_cast<std::uint32_t>(weights_.size())});
+        parts_.push_back({static_cast<unsigned char>(piece[i - begin]), i > begin ? i - 1 : kNoPart,
+                          i + 1 < end ? i + 1 : kNoPart, static_cast<std::uint32_t>(weights_.size())});
       weights_.push_back(count);
     }
     for (std::uint32_t i = 0; i < parts_.size(); ++i)
-      if (parts_[i].next != kNone) add(parts_[i].id, parts_[parts_[i].next].id, i);
+      if (parts_[i].next != kNoPart) add(parts_[i].id, parts_[parts_[i].next].id, i);
     push_grown();
   }
 
@@ -77,26 +79,26 @@ class Trainer {
 
   /// Replaces the pair by `id` everywhere, from left to right.
   void merge(std::uint32_t left, std::uint32_t right, std::uint32_t id) {
-    std::vector<std::uint32_t> at = std::move(pairs_.at(key_of(left, right)).at);
-    pairs_.erase(key_of(left, right));
+    std::vector<std::uint32_t> at = std::move(pairs_.at(key_of_pair(left, right)).at);
+    pairs_.erase(key_of_pair(left, right));
     std::sort(at.begin(), at.end());
     for (const std::uint32_t i : at) {
       const std::uint32_t j = parts_[i].next;
-      if (parts_[i].id != left || j == kNone || parts_[j].id != right)
+      if (parts_[i].id != left || j == kNoPart || parts_[j].id != right)
         continue;  // joined with another neighbour before
       const std::uint32_t before = parts_[i].previous, after = parts_[j].next;
-      if (before != kNone) {
+      if (before != kNoPart) {
         remove(parts_[before].id, left, i);
         add(parts_[before].id, id, before);
       }
-      if (after != kNone) {
+      if (after != kNoPart) {
         remove(right, parts_[after].id, i);
         add(id, parts_[after].id, i);
         parts_[after].previous = i;
       }
       parts_[i].id = id;
       parts_[i].next = after;
-      parts_[j].id = kNone;
+      parts_[j].id = kNoPart;
     }
     push_grown();
   }
@@ -105,14 +107,14 @@ class Trainer {
   std::int64_t weight(std::uint32_t part) const { return weights_[parts_[part].piece]; }
 
   void add(std::uint32_t left, std::uint32_t right, std::uint32_t at) {
-    Pair& pair = pairs_[key_of(left, right)];
+    Pair& pair = pairs_[key_of_pair(left, right)];
     pair.count += weight(at);
     pair.at.push_back(at);
-    grown_.push_back(key_of(left, right));
+    grown_.push_back(key_of_pair(left, right));
   }
   /// The pair that is being merged is gone already.
   void remove(std::uint32_t left, std::uint32_t right, std::uint32_t at) {
-    if (const auto pair = pairs_.find(key_of(left, right)); pair != pairs_.end()) pair->second.count -= weight(at);
+    if (const auto pair = pairs_.find(key_of_pair(left, right)); pair != pairs_.end()) pair->second.count -= weight(at);
   }
   void push_grown() {
     std::sort(grown_.begin(), grown_.end());
@@ -153,7 +155,7 @@ Bpe train_bpe(const PieceCounts& pieces, std::int64_t size, const std::vector<st
     const auto [token, fresh] = ids.emplace(model.tokens[left] + model.tokens[right], model.tokens.size());
     if (fresh) model.tokens.push_back(token->first);
     // A pair occurs again after its merge where a later merge makes one of its tokens anew.
-    if (learned.insert(key_of(left, right)).second) model.merges.emplace_back(left, right);
+    if (learned.insert(key_of_pair(left, right)).second) model.merges.emplace_back(left, right);
     trainer.merge(left, right, token->second);
     note_progress();
   }

@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "device/runtime.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
+#include "parallel/affinity.hpp"
 #include "parallel/failure.hpp"
 #include "storage/digest.hpp"
 #include "storage/mapped_file.hpp"
@@ -65,9 +66,9 @@ TokenSet encode_text(const std::string& path, const Tokenizer& tokenizer, const 
   world.on_root([&] {
     const storage::MappedFile file(path);
     const std::string_view text = text_of(file);
-    ids = std::move(
-        encode_parallel(tokenizer, text, std::span(&text, 1), path, device::host_threads({}, world.node_size()))
-            .front());
+    ids = std::move(encode_parallel(tokenizer, text, std::span(&text, 1), path,
+                                    device::host_threads({}, parallel::processes_sharing_cpus(world)))
+                        .front());
     bytes = static_cast<std::int64_t>(file.bytes().size());
   });
   return broadcast(path, std::move(ids), tokenizer, bytes, world);
@@ -108,6 +109,11 @@ std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
 }
 
 }  // namespace
+
+std::int64_t end_of_text(const Tokenizer& tokenizer) {
+  const std::int64_t id = tokenizer.special(kEndOfText);
+  return id >= 0 ? id : tokenizer.special("<|end_of_text|>");
+}
 
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key) {
   if (tokens == "bytes") return Tokenizer::bytes(special);

@@ -26,6 +26,11 @@ struct Corpus {
 /// invalid UTF-8, an empty file, a set shorter than a sequence and its last target, and damaged files.
 Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&);
 
+/// The symbol that ends a document in the vocabularies that Weft trains.
+inline constexpr const char* kEndOfText = "<|endoftext|>";
+/// Its id, or that of Llama's "<|end_of_text|>"; -1: the tokeniser has neither.
+std::int64_t end_of_text(const Tokenizer&);
+
 /// "bytes", with special symbols, or the tokeniser file at a path. `key` names the path in messages. Throws
 /// Error(usage) if there is no such file, Error(data) if it is none.
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key);

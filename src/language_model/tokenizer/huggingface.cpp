@@ -183,4 +183,47 @@ class Import {
 
 Bpe bpe_of_huggingface(const json& file, std::string_view source) { return Import(file, source).result(); }
 
+json huggingface_of_bpe(const Bpe& model) {
+  json vocabulary = json::object(), merges = json::array(), added = json::array();
+  for (std::size_t id = 0; id < model.tokens.size(); ++id)
+    if (!model.tokens[id].empty()) vocabulary[to_alphabet(model.tokens[id])] = id;
+  for (const auto& [left, right] : model.merges)
+    merges.push_back(to_alphabet(model.tokens[left]) + " " + to_alphabet(model.tokens[right]));
+  for (const Bpe::Added& token : model.added) {
+    vocabulary[token.content] = token.id;  // that the library gives it this id
+    added.push_back({{"id", token.id},
+                     {"content", token.content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  }
+  json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const json decoder = byte_level;
+  json split = {{"type", "Split"},
+                {"pattern", {{"Regex", published_pattern(model.pattern)}}},
+                {"behavior", "Isolated"},
+                {"invert", false}};
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", added},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}}},
+          {"post_processor", nullptr},
+          {"decoder", decoder},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", model.ignore_merges},
+            {"vocab", vocabulary},
+            {"merges", merges}}}};
+}
+
 }  // namespace weft::language_model

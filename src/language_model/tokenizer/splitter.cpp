@@ -56,6 +56,12 @@ std::string pattern_name(std::string_view pattern) {
   return std::string(pattern);
 }
 
+std::string published_pattern(std::string_view name) {
+  for (const Named& named : kNamed)
+    if (name == named.name) return named.published;
+  return std::string(name);
+}
+
 Splitter::Splitter(std::string_view pattern) : name_(pattern) {
   std::string_view text = pattern;
   for (const Named& named : kNamed)

@@ -39,5 +39,7 @@ class Splitter {
 
 /// The name of a published pattern that has this text, else the text.
 std::string pattern_name(std::string_view pattern);
+/// The inverse.
+std::string published_pattern(std::string_view name);
 
 }  // namespace weft::language_model

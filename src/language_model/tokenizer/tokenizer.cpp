@@ -184,6 +184,11 @@ std::string Tokenizer::text() const {
   return j.dump();
 }
 
+std::string Tokenizer::huggingface_text() const {
+  const auto* const bpe = std::get_if<BpeEncoder>(&model_->kind);
+  return bpe == nullptr ? "" : huggingface_of_bpe(bpe->model()).dump() + "\n";
+}
+
 namespace {
 
 /// Reader of the stored form. Throws Error(data) for whatever is missing or of another type.

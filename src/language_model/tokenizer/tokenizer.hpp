@@ -41,6 +41,8 @@ class Tokenizer {
 
   /// The complete tokeniser as JSON; equal tokenisers have equal texts.
   std::string text() const;
+  /// Of a byte-level BPE: the text of a Hugging Face tokenizer.json with the same ids. "" for other kinds.
+  std::string huggingface_text() const;
 
   /// "character", "bytes" or "bpe".
   std::string_view kind() const;

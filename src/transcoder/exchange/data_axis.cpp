@@ -5,6 +5,7 @@
 
 #include "kernels/convert/convert.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
+#include "training/data_parallel.hpp"
 #include "transcoder/auxiliary.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
 #include "transcoder/forward.hpp"
@@ -34,7 +35,7 @@ std::int64_t updated_bytes(const Configuration& configuration, const Shape& shap
   return bytes;
 }
 
-/// Bytes of the largest matrix on the largest rank: what one call of `gather` moves.
+/// Bytes of the largest matrix on the largest rank: what `gather_updated_rows` moves.
 std::int64_t largest_matrix(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
   std::int64_t largest = 0;
   for (const training::ParameterSpec& spec : parameter_specs(shape)) {
@@ -180,25 +181,14 @@ void DataAxis::gather_rows(kernels::AnyMatrix rows) {
   ranks_.all_gather(rows.data, bytes, "rows of groups");
 }
 
-void DataAxis::gather(parallel::DeviceCommunicator& axis, const kernels::ParameterRows& matrix) {
-  const std::int64_t planes = matrix.weight_rest != nullptr ? 2 : 1;
-  std::vector<std::int64_t> bytes;
-  for (std::int64_t r = 0; r < ranks_.size(); ++r) {
-    const std::int64_t owned = parallel::part(matrix.rows, ranks_.size(), r).size();
-    bytes.push_back(weight_bytes(matrix.policy, owned, matrix.columns) / planes);
-  }
-  axis.all_gather(matrix.weight, bytes, "weights");
-  if (planes > 1) axis.all_gather(matrix.weight_rest, bytes, "weights");
-}
-
 void DataAxis::gather_weights(std::span<const kernels::ParameterRows> matrices) {
-  for (const kernels::ParameterRows& matrix : matrices) gather(ranks_, matrix);
+  for (const kernels::ParameterRows& matrix : matrices) training::gather_updated_rows(ranks_, matrix);
 }
 
 void DataAxis::start_weights(std::span<const kernels::ParameterRows> matrices) {
   updated_.record(execution_);
   updated_.hold_back(stream_.execution());
-  for (const kernels::ParameterRows& matrix : matrices) gather(overlapped_, matrix);
+  for (const kernels::ParameterRows& matrix : matrices) training::gather_updated_rows(overlapped_, matrix);
   gathered_.record(stream_.execution());
 }
 

@@ -109,8 +109,6 @@ class DataAxis {
   const kernels::Execution& communication() const { return stream_.execution(); }
 
  private:
-  void gather(parallel::DeviceCommunicator&, const kernels::ParameterRows& matrix);
-
   const Model& model_;
   kernels::Execution execution_;
   parallel::DeviceCommunicator ranks_;

@@ -54,8 +54,9 @@ std::int64_t largest_message(const SelectionSpec& spec, const SelectionSizes& si
   return 0;
 }
 
-struct Arrays {
-  Arrays(const SelectionSpec& spec, const SelectionSizes& sizes, kernels::Workspace& device, kernels::Workspace&) {
+struct SelectorArrays {
+  SelectorArrays(const SelectionSpec& spec, const SelectionSizes& sizes, kernels::Workspace& device,
+                 kernels::Workspace&) {
     const ShardPosition position{.feature_ranks = spec.grid.size(parallel::kFeatureAxis),
                                  .data_ranks = spec.grid.size(parallel::kDataAxis),
                                  .n_features_total = spec.shape.n_features};
@@ -152,7 +153,7 @@ class DeviceSelector final : public Selector {
                 }};
   }
 
-  PlacedArrays<Arrays> arrays_;
+  PlacedArrays<SelectorArrays> arrays_;
   std::int32_t* fault_ = nullptr;
   std::optional<parallel::DeviceCommunicator> shards_, all_;  // the feature axis; all ranks
   std::optional<DeviceSelection> selection_;
@@ -162,7 +163,7 @@ class DeviceSelector final : public Selector {
 
 void add_device_selector_bytes(const SelectionSpec& spec, SelectionSizes& sizes) {
   const std::int64_t before = sizes.device_bytes;
-  PlacedArrays<Arrays>::add_bytes(spec, sizes);
+  PlacedArrays<SelectorArrays>::add_bytes(spec, sizes);
   sizes.on_gpu_bytes = sizes.device_bytes - before;
   for (const auto& bytes :
        {parallel::DeviceCommunicator::bytes(spec.grid.size(parallel::kFeatureAxis), largest_message(spec, sizes)),

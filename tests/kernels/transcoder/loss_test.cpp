@@ -152,4 +152,73 @@ TEST_CASE("column_sums agrees with float64 over blocks of tokens and of columns"
   });
 }
 
+TEST_CASE("weights of the columns enter the loss and the gradient rows, and nothing else") {
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const Shape& s : kShapes) {
+      CAPTURE(s.d_model);
+      const Inputs in(s, Scalar::fp32, Scalar::fp32);
+      const std::int64_t width = s.n_layers * s.d_model;
+      const std::vector<float> spread = random_floats(width, 6);
+      const DeviceArray<float> spreads(spread), weight(width), bias(in.bias), centre(in.centre),
+          standardise(in.standardise);
+      const DeviceArray<double> a(s.n_layers), b(s.n_layers), c(s.n_layers);
+      const DeviceArray<std::byte> workspace(loss_workspace(s.n_tokens, s.n_layers));
+      const TestMatrix gradient(std::vector<float>(s.n_tokens * width), s.n_tokens, width, Scalar::fp32);
+      square(execution, spreads.array(), weight.array());
+      weighted_residual_and_loss(execution, in.partial.view(), s.n_parts, in.target.view(), bias.array(),
+                                 centre.array(), standardise.array(), weight.array(), s.n_layers, 0.3f, gradient.view(),
+                                 {a.array(), b.array(), c.array()}, workspace.array());
+      // The same residuals, whose gradient rows with a factor of 1 are exact.
+      const Result plain = run(execution, in, 1.0f, Scalar::fp32);
+      const std::vector<float> weights = weight.values(), rows = gradient.values();
+      std::vector<double> expected(s.n_layers);
+      for (std::int64_t i = 0; i < s.n_tokens * width; ++i) {
+        const double w = weights[i % width], e = plain.gradient[i];
+        REQUIRE(std::abs(w - double(spread[i % width]) * double(spread[i % width])) <= kRoundoff * w);
+        // Two products.
+        REQUIRE(std::abs(rows[i] - 0.3f * w * e) <= 3 * kRoundoff * std::abs(0.3 * w * e));
+        expected[i % width / s.d_model] += w * e * e;
+      }
+      const std::vector<double> error = a.values(), standardised = b.values(), targets = c.values();
+      for (std::int64_t t = 0; t < s.n_layers; ++t) {
+        CHECK(error[t] == doctest::Approx(expected[t]).epsilon(1e-12));  // sums in float64
+        // On a GPU the other kernel has another order of sums, partly in fp32.
+        CHECK(standardised[t] == doctest::Approx(plain.standardised_error[t]).epsilon(1e-5));
+        CHECK(targets[t] == doctest::Approx(plain.standardised_target[t]).epsilon(1e-5));
+      }
+    }
+  });
+}
+
+TEST_CASE("weights of the unexplained variance are N d over the variance of all parts") {
+  for_each_backend([&](const kernels::Execution& execution) {
+    const std::int64_t n_layers = 3, d = 37, width = n_layers * d, parts[] = {1, 5, 30}, n = 36;
+    std::vector<float> target = random_floats(n * width, 1), centre = random_floats(width, 2);
+    for (std::int64_t i = 0; i < n * width; ++i)
+      if (i % width >= 2 * d) target[i] = 0.25f;  // the last layer is constant
+    const DeviceArray<float> centres(centre), weight(width);
+    const DeviceArray<double> moments(std::ssize(parts) * 2 * width);
+    std::int64_t begin = 0;
+    for (std::int64_t part = 0; part < std::ssize(parts); begin += parts[part], ++part) {
+      const std::vector<float> rows(target.begin() + begin * width, target.begin() + (begin + parts[part]) * width);
+      const TestMatrix own(rows, parts[part], width, Scalar::fp32);
+      target_moments(execution, own.view(), centres.array(), {moments.array().data + part * 2 * width, 2 * width});
+    }
+    unexplained_weights(execution, moments.array(), std::ssize(parts), n, d, weight.array());
+    const std::vector<float> found = weight.values();
+    for (std::int64_t t = 0; t < n_layers; ++t) {
+      double variance = 0;
+      for (std::int64_t j = t * d; j < (t + 1) * d; ++j) {
+        double mean = 0;
+        for (std::int64_t i = 0; i < n; ++i) mean += target[i * width + j] / double(n);
+        for (std::int64_t i = 0; i < n; ++i)
+          variance += (target[i * width + j] - mean) * (target[i * width + j] - mean);
+      }
+      // Moments in float64, the weight in fp32.
+      CHECK(found[t * d] == doctest::Approx(t < 2 ? double(n) * d / variance : 0.0).epsilon(1e-6));
+      for (std::int64_t j = t * d; j < (t + 1) * d; ++j) CHECK(found[j] == found[t * d]);
+    }
+  });
+}
+
 }  // namespace weft::testing

@@ -3,7 +3,10 @@
 // Kernels of dead features, rankings and tied decoders against plain float64 loops.
 #include <limits>
 
+#include "kernels/transcoder/decode/pair_bias.hpp"
 #include "kernels/transcoder/decode/tied.hpp"
+#include "kernels/transcoder/encode/initial_bias.hpp"
+#include "kernels/transcoder/encode/resample.hpp"
 #include "kernels/transcoder/loss/auxiliary.hpp"
 #include "kernels/transcoder/select/ranking.hpp"
 #include "tests/kernels/support.hpp"
@@ -24,6 +27,158 @@ TEST_CASE("mask_alive keeps the biases of features that have been silent for the
     const std::vector<float> found = masked.values();
     for (std::size_t i = 0; i < bias.size(); ++i)
       CHECK(found[i] == (clocks[i] >= 100 ? bias[i] : -std::numeric_limits<float>::infinity()));
+  });
+}
+
+TEST_CASE("biases from data let so many tokens pass, also with equal values and with some that are not finite") {
+  for_each_backend([&](const Execution& execution) {
+    constexpr std::int64_t kTokens = 101, kFeatures = 5;
+    std::vector<float> z = random_floats(kTokens * kFeatures, 3);
+    for (std::int64_t n = 0; n < kTokens; ++n) {
+      z[n * kFeatures + 1] = 0.5f;                                                     // all equal
+      z[n * kFeatures + 2] = std::numeric_limits<float>::quiet_NaN();                  // none counts
+      if (n % 50 == 0) z[n * kFeatures + 3] = std::numeric_limits<float>::infinity();  // three do not count
+    }
+    for (const std::int64_t active : {0, 1, 30, 97}) {
+      CAPTURE(active);
+      const DeviceArray<float> values(z), bias(kFeatures);
+      bias_of_quantile(execution, values.matrix(kTokens, kFeatures), active, 0.25f, bias.array());
+      const std::vector<float> found = bias.values();
+      for (const std::int64_t f : {0, 3, 4}) {
+        std::int64_t passing = 0;
+        for (std::int64_t n = 0; n < kTokens; ++n)
+          passing +=
+              std::isfinite(z[n * kFeatures + f]) && double(z[n * kFeatures + f]) + double(found[f]) > 0.25 + 1e-6;
+        CHECK(passing == active);
+      }
+      CHECK(found[1] == -0.25f);
+      CHECK(found[2] == 0.0f);
+    }
+  });
+}
+
+TEST_CASE("dead features are directed at tokens in proportion to their squares; others keep their bits") {
+  for_each_backend([&](const Execution& execution) {
+    constexpr std::int64_t kTokens = 50, kFeatures = 4000, kColumns = 300;
+    for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+      std::vector<float> rows = random_floats(kTokens * kColumns, 5);
+      for (std::int64_t i = 0; i < kTokens * kColumns; ++i)
+        rows[i] *= i / kColumns < 10 ? 2.0f : i / kColumns < 20 ? 0.0f : 1.0f;
+      rows[30 * kColumns] = std::numeric_limits<float>::quiet_NaN();
+      const TestMatrix source(rows, kTokens, kColumns, type);
+      std::vector<std::int64_t> clocks(kFeatures, 100);
+      for (std::int64_t f = 0; f < kFeatures; f += 4) clocks[f] = 99;
+      const DeviceArray<std::int64_t> clock(clocks), token(kFeatures);
+      const DeviceArray<double> sums(kTokens);
+      sums_of_squares(execution, source.view(), sums.array());
+      draw_tokens(execution, clock.array(), 100, sums.array(), 7, 20, 3, token.array());
+      const std::vector<std::int64_t> drawn = token.values();
+      std::vector<double> count(3);
+      for (std::int64_t f = 0; f < kFeatures; ++f) {
+        CHECK((drawn[f] < 0) == (f % 4 == 0));
+        if (drawn[f] < 0) continue;
+        REQUIRE(drawn[f] != 30);                     // not finite
+        REQUIRE((drawn[f] < 10 || drawn[f] >= 20));  // zero
+        ++count[drawn[f] < 10 ? 0 : 2];
+      }
+      // 40 to 29 in expectation: 1739 of 3000, with a deviation of 27, besides that of the random rows.
+      CHECK(std::abs(count[0] / 3000 - 40.0 / 69) < 0.05);
+
+      const std::vector<float> old = random_floats(kFeatures * kColumns, 6);
+      const DeviceArray<float> weights(old);
+      direct_rows(execution, token.array(), source.view(), -1.5f, weights.matrix(kFeatures, kColumns));
+      const std::vector<float> found = weights.values(), stored = source.values();
+      for (std::int64_t f = 0; f < kFeatures; ++f) {
+        double square = 0;
+        for (std::int64_t j = 0; drawn[f] >= 0 && j < kColumns; ++j)
+          square += double(stored[drawn[f] * kColumns + j]) * double(stored[drawn[f] * kColumns + j]);
+        for (std::int64_t j = 0; j < kColumns; j += 7) {
+          if (drawn[f] < 0) {
+            REQUIRE(found[f * kColumns + j] == old[f * kColumns + j]);
+            continue;
+          }
+          const double expected = -1.5 / std::sqrt(square) * stored[drawn[f] * kColumns + j];
+          REQUIRE(found[f * kColumns + j] == doctest::Approx(expected).epsilon(1e-6));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("moments of the features from those of the inputs are those of their pre-activations, and rank them") {
+  for_each_backend([&](const Execution& execution) {
+    constexpr std::int64_t kTokens = 83, kFeatures = 19, kWidth = 270;
+    const std::vector<float> x = random_floats(kTokens * kWidth, 1), w = random_floats(kFeatures * kWidth, 2),
+                             b = random_floats(kFeatures, 3);
+    std::vector<float> sums(kWidth), products(kWidth * kWidth), z(kTokens * kFeatures);
+    std::vector<double> exact(kTokens * kFeatures), product(kFeatures * kWidth), mean(kFeatures), deviation(kFeatures);
+    for (std::int64_t i = 0; i < kWidth; ++i) {
+      double sum = 0;
+      for (std::int64_t n = 0; n < kTokens; ++n) sum += x[n * kWidth + i];
+      sums[i] = static_cast<float>(sum);
+      for (std::int64_t j = 0; j < kWidth; ++j) {
+        double both = 0;
+        for (std::int64_t n = 0; n < kTokens; ++n) both += double(x[n * kWidth + i]) * double(x[n * kWidth + j]);
+        products[i * kWidth + j] = static_cast<float>(both);
+      }
+    }
+    for (std::int64_t f = 0; f < kFeatures; ++f) {
+      for (std::int64_t n = 0; n < kTokens; ++n) {
+        for (std::int64_t i = 0; i < kWidth; ++i)
+          exact[n * kFeatures + f] += double(w[f * kWidth + i]) * double(x[n * kWidth + i]);
+        z[n * kFeatures + f] = static_cast<float>(exact[n * kFeatures + f]);
+        exact[n * kFeatures + f] += b[f];
+        mean[f] += exact[n * kFeatures + f] / kTokens;
+      }
+      for (std::int64_t n = 0; n < kTokens; ++n)
+        deviation[f] += std::pow(exact[n * kFeatures + f] - mean[f], 2) / (kTokens - 1);
+      deviation[f] = std::sqrt(deviation[f]);
+    }
+    const DeviceArray<float> sum(sums), both(products), bias(b), means(kFeatures), spreads(kFeatures);
+    const TestMatrix weight(w, kFeatures, kWidth, Scalar::fp32), tile(z, kTokens, kFeatures, Scalar::fp32);
+    centre_products(execution, sum.array(), kTokens, both.matrix(kWidth, kWidth));
+    const std::vector<float> centred = both.values();
+    std::vector<float> wc(kFeatures * kWidth);
+    for (std::int64_t f = 0; f < kFeatures; ++f)
+      for (std::int64_t j = 0; j < kWidth; ++j) {
+        double total = 0;
+        for (std::int64_t i = 0; i < kWidth; ++i) total += double(w[f * kWidth + i]) * double(centred[i * kWidth + j]);
+        wc[f * kWidth + j] = static_cast<float>(total);
+      }
+    const DeviceArray<float> of_weight(wc);
+    feature_moments(execution, weight.view(), bias.array(), of_weight.matrix(kFeatures, kWidth), sum.array(), kTokens,
+                    means.array(), spreads.array());
+    const std::vector<float> m = means.values(), s = spreads.values();
+    standardise_tile(execution, tile.view(), bias.array(), means.array(), spreads.array());
+    const std::vector<float> r = tile.values();
+    for (std::int64_t f = 0; f < kFeatures; ++f) {
+      // Stored sums and products have a rounding each; deviations are about 16, so that these are relative to them.
+      CHECK(std::abs(m[f] - mean[f]) <= 1e-5 * deviation[f]);
+      CHECK(s[f] == doctest::Approx(deviation[f] + 1e-6).epsilon(1e-5));
+      for (std::int64_t n = 0; n < kTokens; ++n) {
+        const double value = exact[n * kFeatures + f], score = (value - mean[f]) / (deviation[f] + 1e-6);
+        if (std::abs(value) < 1e-3 || std::abs(score) < 1e-3) continue;  // within rounding of taking part or not
+        CHECK(std::abs(r[n * kFeatures + f] - (value > 0 && score > 0 ? score : 0)) <= 1e-4);
+      }
+    }
+  });
+}
+
+TEST_CASE("biases of pairs: the sum of t + 1 equal ones, and the norm of their gradients") {
+  for_each_backend([&](const Execution& execution) {
+    constexpr std::int64_t kLayers = 4, kWidth = 37;
+    const std::vector<float> before = random_floats(kLayers * kWidth, 1), after = random_floats(kLayers * kWidth, 2);
+    const DeviceArray<float> old(before), values(after), scaled(kLayers * kWidth);
+    norm_of_pairs(execution, values.array(), kWidth, scaled.array());
+    extend_update(execution, old.array(), kWidth, values.array());
+    const std::vector<float> found = values.values(), norms = scaled.values();
+    for (std::int64_t j = 0; j < kLayers * kWidth; ++j) {
+      const double t = static_cast<double>(j / kWidth), from = before[j], to = after[j];
+      // The difference, the product and the sum.
+      CHECK(std::abs(found[j] - (from + (t + 1) * (to - from))) <=
+            3 * kRoundoff * (std::abs(from) + (t + 1) * (std::abs(from) + std::abs(to))));
+      CHECK(norms[j] == doctest::Approx(std::sqrt(t + 1) * to).epsilon(1e-6));
+    }
   });
 }
 

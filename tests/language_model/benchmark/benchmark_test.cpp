@@ -97,7 +97,7 @@ TEST_CASE("batches are functions of the seed, with ids in range and targets one 
   ResidentTokens tokens(2, sequences, length, vocabulary, 1.0, 5), same(2, sequences, length, vocabulary, 1.0, 5),
       other(2, sequences, length, vocabulary, 1.0, 6);
   const auto ids = [&](ResidentTokens& from) {
-    from.fill(rows.batch());
+    from.fill(rows.batch(), 0);
     return std::vector<std::uint32_t>(rows.batch().ids.begin(), rows.batch().ids.end());
   };
   const std::vector<std::uint32_t> first = ids(tokens), second = ids(tokens);
@@ -107,7 +107,7 @@ TEST_CASE("batches are functions of the seed, with ids in range and targets one 
   CHECK(ids(other) != first);
   CHECK(*std::max_element(first.begin(), first.end()) < vocabulary);
   CHECK(std::set<std::uint32_t>(first.begin(), first.end()).size() > 10);
-  tokens.fill(rows.batch());
+  tokens.fill(rows.batch(), 0);
   const dataset::TokenBatch& batch = rows.batch();
   CHECK(batch.counted == sequences * length);
   for (std::int64_t row = 0; row < batch.rows(); ++row) {
@@ -119,7 +119,7 @@ TEST_CASE("batches are functions of the seed, with ids in range and targets one 
   ResidentTokens equal(1, 40, 100, 1000, 0.0, 5), ranked(1, 40, 100, 1000, 1.0, 5);
   dataset::TokenRows many(40, 100, false);
   const auto count_zero = [&](ResidentTokens& from) {
-    from.fill(many.batch());
+    from.fill(many.batch(), 0);
     return std::count(many.batch().ids.begin(), many.batch().ids.end(), 0u);
   };
   CHECK(count_zero(equal) < 30);

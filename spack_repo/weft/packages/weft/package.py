@@ -17,10 +17,13 @@ class Weft(CMakePackage, CudaPackage):
 
     license("Apache-2.0")
 
-    sanity_check_is_file = [join_path("bin", "weft")]
-    sanity_check_is_dir = [join_path("share", "weft", "inputs"), join_path("share", "weft", "jobscripts")]
+    sanity_check_is_file = [join_path("bin", "weft"), join_path("share", "man", "man1", "weft.1")]
+    sanity_check_is_dir = [join_path("share", "weft", "inputs"), join_path("share", "weft", "jobscripts"),
+                           join_path("share", "doc", "weft", "docs")]
 
-    version("main", branch="main")
+    # Releases are tags; CHANGELOG.md has a section for each.
+    version("main", branch="main", preferred=True)
+    version("0.1.0", tag="v0.1.0")
 
     # Variants are the options of CMakeLists.txt without WEFT_ENABLE_; cuda and cuda_arch are defined by CudaPackage.
     variant("tests", default=False, description="Build the tests")
@@ -42,6 +45,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("openblas")
     depends_on("openssl")
     depends_on("pcre2@10.36: +jit")
+    depends_on("kissfft")
     depends_on("fmt@9:")
     depends_on("spdlog@1.10:")
     depends_on("nlohmann-json@3.11:")

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "commands/report/language_model/answers.hpp"
 #include "report/format.hpp"
 
 namespace weft::commands {
@@ -49,7 +50,36 @@ std::vector<report::Tile> tiles(const RunFacts& facts, const Json& validation) {
   add(member(validation, {"perplexity"}), "perplexity");
   add(member(validation, {"bits_per_byte"}), "bits per byte");
   if (!validation.is_object()) add(member(facts.record, {"result", "train", "loss"}), "training loss, nats per token");
+  add(member(facts.record, {"result", "privacy", "epsilon"}), "epsilon");
   return all;
+}
+
+/// The guarantee of a private run; nothing for others.
+std::vector<report::Section> privacy_sections(const RunFacts& facts) {
+  const Json& settings = member(facts.record, {"input", "privacy"});
+  const Json& enabled = member(settings, {"enabled"});
+  if (!enabled.is_boolean() || !enabled.get<bool>()) return {};
+  report::Section section("Privacy");
+  const Json& result = member(facts.record, {"result", "privacy"});
+  if (!result.is_object()) {
+    section.paragraph("The training is private; epsilon is known when the run has ended.", report::Tone::missing);
+  } else {
+    if (const Json& is_private = member(result, {"private"}); is_private.is_boolean() && !is_private.get<bool>())
+      section.paragraph(
+          "Not private: the noise follows from run.seed (privacy.noise_key = \"test\"). The epsilon is that of the "
+          "same "
+          "run with a secret key.",
+          report::Tone::bad);
+    section.paragraph(fmt::format("Protected: {}.", text_of(member(result, {"protects"}))));
+  }
+  std::vector<std::vector<std::string>> rows;
+  for (const char* name :
+       {"epsilon", "delta", "accountant", "noise_multiplier", "sample_rate", "steps", "records", "clip"})
+    if (const Json& value = member(result, {name}); !value.is_null()) rows.push_back({name, text_of(value)});
+  for (const char* name : {"algorithm", "mode", "scheme", "clip_function", "sampling", "noise_key"})
+    if (const Json& value = member(settings, {name}); !value.is_null()) rows.push_back({name, text_of(value)});
+  section.table({"privacy", "value"}, rows, 1);
+  return {section};
 }
 
 report::Section model_section(const RunFacts& facts, const Json& validation) {
@@ -70,11 +100,25 @@ report::Section model_section(const RunFacts& facts, const Json& validation) {
   return section;
 }
 
+/// "language model (llama), data/text.txt, 6 layers, d_model 384, learning rate 0.001".
+std::string about(const RunFacts& facts) {
+  const std::string preset = text_of(member(facts.record, {"input", "language_model", "preset"}));
+  return joined({"language model" + (preset.empty() ? "" : " (" + preset + ")"),
+                 setting(facts, "data", "train", "data"),
+                 text_of(member(facts.record, {"input", "language_model", "layers"})) + " layers",
+                 setting(facts, "language_model", "d_model", "d_model"),
+                 setting(facts, "optimizer", "learning_rate", "learning rate")});
+}
+
 }  // namespace
 
 FamilyPart language_model_part(const RunFacts& facts) {
   const Json& validation = validation_of(facts);
-  return {curves(validation), tiles(facts, validation), {model_section(facts, validation)}};
+  FamilyPart part{about(facts), curves(validation), tiles(facts, validation), privacy_sections(facts)};
+  for (CurveStyle& style : answer_curves(facts)) part.curves.push_back(std::move(style));
+  if (std::optional<report::Section> answers = answers_section(facts)) part.sections.push_back(*std::move(answers));
+  part.sections.push_back(model_section(facts, validation));
+  return part;
 }
 
 }  // namespace weft::commands

@@ -234,11 +234,24 @@ report::Section decoder_section(const RunFacts& facts) {
   return section;
 }
 
+/// "transcoder of gpt2, data/train, 768 features per layer, batch_topk, k 16, learning rate 0.001".
+std::string about(const RunFacts& facts) {
+  const std::string model = text_of(member(facts.record, {"data", "model"}));
+  return joined({"transcoder" + (model.empty() ? "" : " of " + model), setting(facts, "data", "train", "data"),
+                 text_of(member(facts.record, {"input", "transcoder", "features"})) + " features per layer",
+                 text_of(member(facts.record, {"input", "transcoder", "activation"})),
+                 setting(facts, "transcoder", "k", "k"),
+                 setting(facts, "optimizer", "learning_rate", "learning rate")});
+}
+
 }  // namespace
 
 FamilyPart transcoder_part(const RunFacts& facts) {
   const Validation validation = validation_of(facts);
-  return {curves(facts, validation), tiles(facts, validation), {layers_section(validation), decoder_section(facts)}};
+  return {about(facts),
+          curves(facts, validation),
+          tiles(facts, validation),
+          {layers_section(validation), decoder_section(facts)}};
 }
 
 }  // namespace weft::commands

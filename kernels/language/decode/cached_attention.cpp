@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Connects the implementations in cached_attention_portable.cpp and cached_attention_cuda.cu.
+#include "kernels/language/decode/cached_attention.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "base/error.hpp"
+#include "kernels/dispatch.hpp"
+#include "kernels/language/attention/attention.hpp"
+
+namespace weft::kernels {
+
+namespace portable {
+decltype(kernels::cached_attention) cached_attention;
+decltype(kernels::cached_attention_workspace) cached_attention_workspace;
+}  // namespace portable
+
+namespace cuda {
+decltype(kernels::cached_attention) cached_attention;
+decltype(kernels::cached_attention_workspace) cached_attention_workspace;
+}  // namespace cuda
+
+namespace {
+
+/// True if eight columns from any multiple of eight can be read as 16-byte words.
+bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
+  return std::all_of(matrices.begin(), matrices.end(), [](const AnyMatrix& matrix) {
+    return matrix.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
+  });
+}
+
+}  // namespace
+
+std::int64_t cached_attention_workspace(const Execution& execution, const CachedAttention& shape) {
+  return dispatch<portable::cached_attention_workspace, cuda::cached_attention_workspace>(execution, shape);
+}
+
+void cached_attention(const Execution& execution, const CachedAttention& shape, AnyMatrix queries, AnyMatrix keys,
+                      AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out,
+                      Array<std::byte> workspace) {
+  if (shape.head_size < 8 || shape.head_size % 8 != 0 || shape.head_size > kLargestHead)
+    throw Error(ExitCode::internal, "cached_attention: the head size is not a multiple of 8 up to 256");
+  if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
+    throw Error(ExitCode::internal, "cached_attention: the number of heads is not a multiple of that of key heads");
+  if (shape.sequences.size != queries.rows || shape.positions.size != queries.rows)
+    throw Error(ExitCode::internal, "cached_attention: sequences and positions do not have one entry per row");
+  if (workspace.size < cached_attention_workspace(execution, shape))
+    throw Error(ExitCode::internal, "cached_attention: the workspace is too small");
+  const bool words = are_in_words({queries, keys, values, cached_keys, cached_values, out});
+  const Execution place = words ? execution : Execution{Backend::portable, execution.stream};
+  dispatch<portable::cached_attention, cuda::cached_attention>(place, shape, queries, keys, values, cached_keys,
+                                                               cached_values, out, workspace);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/language/rows_portable.hpp"
+#include "kernels/language/sample/rule.hpp"
+
+namespace weft::kernels::portable {
+namespace {
+
+struct SampleScratch {
+  float z[kChunkColumns];
+};
+
+/// The largest key from which on the sum of `measure` over keys reaches `needed`. sum_from(key): that sum.
+template <class SumFrom>
+KOKKOS_FORCEINLINE_FUNCTION std::uint32_t threshold(std::uint64_t needed, const SumFrom& sum_from) {
+  std::uint32_t key = 0;
+  for (std::uint32_t bit = 0x80000000u; bit != 0; bit /= 2)
+    if (sum_from(key | bit) >= needed) key |= bit;
+  return key;
+}
+
+}  // namespace
+
+void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
+  const SampleRule r = rule;
+  const GrowingSequences s = sequences;
+  for_rows<SampleScratch>(
+      execution, "sample", logits.rows, KOKKOS_LAMBDA(const Team& team, SampleScratch& buffer, std::int64_t row) {
+        const CachedSequence sequence = s.sequences[row];
+        const std::int32_t position = s.positions[row];
+        if (position >= sequence.end) return;
+        const auto each_chunk = [&](auto&& body) {
+          for_chunks(r.vocabulary, r.vocabulary, [&](std::int64_t column, int count) {
+            body(column, count, row_chunk(team, logits, row, column, count, buffer.z));
+          });
+        };
+        const auto sum = [&](auto&& term) {
+          std::uint64_t total = 0;
+          each_chunk([&](std::int64_t, int count, const float* z) {
+            total += sum_columns<std::uint64_t>(team, count, [&](int c) { return term(z[c]); });
+          });
+          return total;
+        };
+        // The largest logit; NaN if there is one.
+        float most = bits_float(0xff800000u);
+        each_chunk([&](std::int64_t, int count, const float* z) {
+          most = max_columns(team, count, most, [&](int c) { return z[c]; });
+        });
+        const bool finite =
+            is_finite_key(logit_key(most)) && sum([](float z) -> std::uint64_t { return z != z ? 1 : 0; }) == 0;
+        if (!finite) {
+          once(team, [&] {
+            const float nan = bits_float(0x7fc00000u);
+            s.drawn(row, position - sequence.prefix) = {0, nan, nan};
+            s.ids[row] = 0;
+            s.positions[row] = position + 1;
+          });
+          return;
+        }
+        LogitWeight weight{0.0f, 1.0f / r.temperature, r.softcap};
+        weight.largest = weight.capped(most);
+        LogitWeight plain = weight;
+        plain.inverse_temperature = 1.0f;
+
+        const std::uint64_t all = sum(plain);
+        std::uint64_t total = r.temperature == 1.0f ? all : sum(weight);
+        KeptLogits kept;
+        if (r.top_k > 0) {
+          const auto count_from = [&](std::uint32_t key) {
+            return sum([&](float z) -> std::uint64_t { return logit_key(z) >= key ? 1 : 0; });
+          };
+          kept.key = threshold(static_cast<std::uint64_t>(r.top_k), count_from);
+          kept.ties = r.top_k - static_cast<std::int64_t>(count_from(kept.key + 1));
+        }
+        const auto weight_from = [&](std::uint32_t key) {
+          return sum([&](float z) -> std::uint64_t { return logit_key(z) >= key ? weight(z) : 0; });
+        };
+        if (r.top_k > 0)
+          total = weight_from(kept.key + 1) + static_cast<std::uint64_t>(kept.ties) * weight(logit_of_key(kept.key));
+        if (r.top_p < 1) {
+          const std::uint64_t needed = needed_weight(r.top_p, total);
+          const std::uint32_t lowest = kept.key;
+          const std::uint32_t key =
+              threshold(needed, [&](std::uint32_t from) { return from <= lowest ? total : weight_from(from); });
+          const std::uint64_t above = weight_from(key + 1), each = weight(logit_of_key(key));
+          const std::int64_t equal =
+              r.top_k > 0 && key == lowest
+                  ? kept.ties
+                  : static_cast<std::int64_t>(sum([&](float z) -> std::uint64_t { return logit_key(z) == key; }));
+          kept = {key, needed_ties(needed, above, each, equal)};
+          total = above + static_cast<std::uint64_t>(kept.ties) * each;
+        }
+
+        // Inversion: the first token with which the sum of weights exceeds the draw.
+        const std::uint64_t target = drawn_weight(s.streams[row], position + 1, total);
+        const std::uint64_t tie_weight = kept.key == 0 ? 0 : weight(logit_of_key(kept.key));
+        std::uint64_t before = 0;
+        std::int64_t ties = 0, token = -1;
+        each_chunk([&](std::int64_t column, int count, const float* z) {
+          if (token >= 0) return;
+          const auto present = static_cast<std::int64_t>(sum_columns<std::uint64_t>(
+              team, count, [&](int c) -> std::uint64_t { return logit_key(z[c]) == kept.key ? 1 : 0; }));
+          const std::int64_t left = kept.ties - ties, taken = present < left ? present : left;
+          const std::uint64_t here =
+              sum_columns<std::uint64_t>(
+                  team, count, [&](int c) -> std::uint64_t { return logit_key(z[c]) > kept.key ? weight(z[c]) : 0; }) +
+              static_cast<std::uint64_t>(taken) * tie_weight;
+          if (before + here <= target) {
+            before += here;
+            ties += taken;
+            return;
+          }
+          team.team_barrier();
+          for (int c = 0; c < count && token < 0; ++c) {
+            const std::uint32_t key = logit_key(z[c]);
+            if (key < kept.key || (key == kept.key && ties++ >= kept.ties)) continue;
+            before += weight(z[c]);
+            if (before > target) {
+              token = column + c;
+              once(team, [&] {
+                s.drawn(row, position - sequence.prefix) = {
+                    static_cast<std::uint32_t>(token),
+                    static_cast<float>(static_cast<double>(plain.capped(z[c]) - plain.largest) -
+                                       log(static_cast<double>(all) * 0x1p-40)),
+                    static_cast<float>(log(static_cast<double>(weight(z[c])) / static_cast<double>(total)))};
+                s.ids[row] = static_cast<std::uint32_t>(token);
+                s.positions[row] = position + 1;
+              });
+            }
+          }
+          team.team_barrier();
+        });
+      });
+}
+
+}  // namespace weft::kernels::portable

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Clipping of per-example gradients: factors c_b from norms, and the clipped sums S = sum over b of c_b dW_b from the
+// same rows as the norms (norms.hpp), or from gradients of examples that were stored.
+//
+// Factors are applied in fp32, to fp32 sums or fp32 copies of the rows, never to rows of 16 bits: rounding there would
+// change the bound. A factor of 0 contributes exactly 0, also where the rows are NaN or infinite. All functions add to
+// fp32 arrays in a fixed order.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/array.hpp"
+#include "kernels/bf16.hpp"
+#include "kernels/execution.hpp"
+#include "kernels/privacy/examples.hpp"
+
+namespace weft::kernels {
+
+/// Factor of a gradient of norm n for the bound C.
+enum class ClipFunction {
+  abadi,      ///< min(1, C / (n + 1e-6)): Abadi et al., arXiv 1607.00133
+  automatic,  ///< C / (n + 0.01): Bu et al., arXiv 2206.07136
+  indicator,  ///< 1 if n <= C, else 0
+};
+
+/// Norms are taken larger by this fraction, which exceeds the error of their fp32 sums: ||c_b g_b|| <= C holds for what
+/// is summed.
+constexpr double kNormMargin = 0x1p-14;
+
+/// The factor of an example, at most that of the exact norm; 0 if the norm is not finite or, by cancellation, negative.
+float clip_factor(double squared_norm, double clip, ClipFunction function);
+
+/// factors[b] from squared norms. `clipped`: if not null, *clipped = number of factors that scale a gradient down.
+void clip_factors(const Execution&, Array<const double> squared_norms, double clip, ClipFunction, Array<float> factors,
+                  std::int64_t* clipped = nullptr);
+
+/// Bytes of workspace of add_clipped_product.
+std::int64_t clipped_product_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes&,
+                                       ProductImplementation = ProductImplementation::library);
+
+/// out [out, in] += sum over b of c_b G_bᵀ X_b.
+void add_clipped_product(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Array<const float> factors,
+                         Matrix<float> out, Array<std::byte> workspace,
+                         ProductImplementation = ProductImplementation::library);
+
+/// Bytes of workspace of add_clipped_column_sums and add_clipped_column_products.
+std::int64_t clipped_columns_workspace(std::int64_t columns, const ExampleSizes&);
+
+/// out[j] += sum over b of c_b sum over t of g[t, j].
+void add_clipped_column_sums(const Execution&, AnyMatrix g, const Examples&, Array<const float> factors,
+                             Array<float> out, Array<std::byte> workspace);
+
+/// out[j] += sum over b of c_b sum over t of (x[t, j] - shift[t]) scale[t] g[t, j].
+void add_clipped_column_products(const Execution&, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                                 Array<const float> scale, const Examples&, Array<const float> factors,
+                                 Array<float> out, Array<std::byte> workspace);
+
+/// Bytes of workspace of add_clipped_lookup.
+std::int64_t clipped_lookup_workspace(std::int64_t columns, const ExampleSizes&);
+
+/// out[ids[t] - first_row] += c_b g[t], in ascending order of t; ids outside the rows of `out` are skipped.
+void add_clipped_lookup(const Execution&, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,
+                        const Examples&, Array<const float> factors, Matrix<float> out, Array<std::byte> workspace);
+
+// Stored gradients of examples: `stored` is [examples, out * in] in bf16. The norm is that of the rounded values, which
+// are the ones that are summed.
+
+/// Bytes of workspace of form_examples.
+std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes&,
+                                     ProductImplementation = ProductImplementation::library);
+
+/// stored[b] = G_bᵀ X_b rounded to nearest. norms[b] += sum of its squares; without data, no norms.
+void form_examples(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Matrix<bf16> stored,
+                   Array<double> norms, Array<std::byte> workspace,
+                   ProductImplementation = ProductImplementation::library);
+
+/// Bytes of workspace of add_lookup_to_examples.
+std::int64_t lookup_to_examples_workspace(const ExampleSizes&);
+
+/// stored[b, ids[t] - first_row] += sum over the equal ids of example b of g[t], formed in fp32 and rounded once: a
+/// tied matrix. A row of the table has g.columns columns. Limit of examples: add_lookup_norms.
+void add_lookup_to_examples(const Execution&, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,
+                            const Examples&, Matrix<bf16> stored, Array<std::byte> workspace);
+
+/// Bytes of workspace of add_stored_norms for rows of `size` elements.
+std::int64_t stored_norms_workspace(std::int64_t examples, std::int64_t size);
+
+/// norms[b] += sum of squares of stored[b].
+void add_stored_norms(const Execution&, Matrix<const bf16> stored, Array<double> norms, Array<std::byte> workspace);
+
+/// out [stored.columns] += sum over b of c_b stored[b].
+void add_clipped_examples(const Execution&, Matrix<const bf16> stored, Array<const float> factors, Array<float> out);
+
+}  // namespace weft::kernels

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "base/error.hpp"
+#include "kernels/gradient/gradient.hpp"
+#include "kernels/portable.hpp"
+#include "kernels/privacy/clipping.hpp"
+#include "kernels/privacy/fused.hpp"
+#include "kernels/privacy/products.hpp"
+
+namespace weft::kernels {
+namespace {
+
+/// Rows that are copied with their factors at a time.
+constexpr std::int64_t kWeighedRows = 4096;
+
+KOKKOS_FORCEINLINE_FUNCTION float factor_of(double squared_norm, double clip, ClipFunction function) {
+  if (!(squared_norm >= 0) || squared_norm > 1.7976931348623157e308) return 0.0f;
+  const double norm = std::sqrt(squared_norm) * (1 + kNormMargin);
+  if (function == ClipFunction::indicator) return norm <= clip ? 1.0f : 0.0f;
+  double factor = function == ClipFunction::abadi ? clip / (norm + 1e-6) : clip / (norm + 0.01);
+  if (function == ClipFunction::abadi && factor > 1) factor = 1;
+  const float rounded = static_cast<float>(factor);
+  if (!is_finite(rounded)) return 0.0f;
+  // Positive floats have the order of their bits.
+  return static_cast<double>(rounded) > factor ? bits_float(float_bits(rounded) - 1) : rounded;
+}
+
+struct RowScratch {
+  float row[kChunkColumns];
+};
+
+/// to[i] = c * from[first + i], or where `exact` 1 * it, in fp32; 0 where c is 0, and for rows outside all examples.
+void weigh_rows(const Execution& execution, AnyMatrix from, std::int64_t first, Array<const std::int64_t> offsets,
+                Array<const float> factors, bool exact, Matrix<float> to) {
+  for_teams(
+      execution, "weigh_rows", to.rows, sizeof(RowScratch), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t i = team.league_rank(), e = example_of(offsets, first + i);
+        const float factor = e < 0 ? 0.0f : factors[e];
+        float* row = to.row(i);
+        RowScratch& buffer = scratch<RowScratch>(team);
+        for (std::int64_t column = 0; column < from.columns; column += kChunkColumns) {
+          const int count = smaller(kChunkColumns, from.columns - column);
+          if (factor == 0.0f) {
+            for_columns(team, count, [&](int c) { row[column + c] = 0.0f; });
+            continue;
+          }
+          const float times = exact ? 1.0f : factor;
+          const float* value = row_chunk(team, from, first + i, column, count, buffer.row);
+          for_columns(team, count, [&](int c) { row[column + c] = times * value[c]; });
+        }
+      });
+}
+
+/// body(first row, rows) for all rows of the examples, kWeighedRows at a time.
+template <class Body>
+void for_row_groups(const Examples& examples, const Body& body) {
+  if (examples.count() == 0) return;
+  for (std::int64_t first = examples.offsets.front(); first < examples.offsets.back(); first += kWeighedRows)
+    body(first, std::min(kWeighedRows, examples.offsets.back() - first));
+}
+
+/// True if the rows are copied with their factors and multiplied in one product: fp32 rows, and on the host all, since
+/// the library there widens rows of 16 bits anyway. Otherwise the gradient of each example is formed and weighed.
+bool weighs_rows(Scalar x, Scalar g) { return !kCudaBuild || x == Scalar::fp32 || g == Scalar::fp32; }
+
+struct WeighedRows {
+  Array<float> x, g;
+  Array<std::byte> library;
+  std::int64_t bytes = 0;
+};
+
+WeighedRows weighed_layout(std::byte* data, std::int64_t in, std::int64_t out, std::int64_t rows) {
+  const std::int64_t most = std::min(kWeighedRows, rows);
+  Workspace workspace(data);
+  WeighedRows work;
+  work.x = workspace.take<float>(most * in);
+  work.g = workspace.take<float>(most * out);
+  work.library = workspace.take<std::byte>(gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, out, in, most));
+  work.bytes = workspace.bytes();
+  return work;
+}
+
+void add_clipped_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                         Array<const float> scale, const Examples& examples, Array<const float> factors,
+                         Array<float> out, Array<std::byte> workspace) {
+  Workspace memory(workspace.data);
+  const std::int64_t count = examples.count();
+  const Matrix<float> sums{memory.take<float>(count * g.columns).data, count, g.columns, g.columns};
+  require_examples(examples, factors.size, memory.bytes(), workspace, "clipped column sums");
+  sum_example_columns(execution, x, g, shift, scale, examples.device_offsets, sums);
+  add_weighed(execution, any_matrix(sums), factors, {out.data, 1, out.size, out.size});
+}
+
+}  // namespace
+
+float clip_factor(double squared_norm, double clip, ClipFunction function) {
+  return factor_of(squared_norm, clip, function);
+}
+
+void clip_factors(const Execution& execution, Array<const double> squared_norms, double clip, ClipFunction function,
+                  Array<float> factors, std::int64_t* clipped) {
+  for_all(
+      execution, "clip_factors", factors.size,
+      KOKKOS_LAMBDA(std::int64_t b) { factors[b] = factor_of(squared_norms[b], clip, function); });
+  if (clipped == nullptr) return;
+  for_all(
+      execution, "count_clipped", 1, KOKKOS_LAMBDA(std::int64_t) {
+        std::int64_t count = 0;
+        for (std::int64_t b = 0; b < factors.size; ++b) count += factors[b] < 1.0f;
+        *clipped = count;
+      });
+}
+
+std::int64_t clipped_product_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
+                                       ProductImplementation implementation) {
+  Workspace fused(nullptr);
+  if (implementation == ProductImplementation::fused) fused.take<float>(fused_sums(in, out, sizes.examples));
+  return std::max(fused.bytes(), weighs_rows(x, g) ? weighed_layout(nullptr, in, out, sizes.rows).bytes
+                                                   : formed_products_layout(nullptr, x, g, in, out, sizes, 0).bytes);
+}
+
+void add_clipped_product(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
+                         Array<const float> factors, Matrix<float> out, Array<std::byte> workspace,
+                         ProductImplementation implementation) {
+  const ExampleSizes sizes = sizes_of(examples);
+  require_examples(examples, factors.size,
+                   clipped_product_workspace(x.type, g.type, x.columns, g.columns, sizes, implementation), workspace,
+                   "clipped sum of products");
+  if (implementation == ProductImplementation::fused &&
+      add_fused_product(execution, x, g, examples, factors, out,
+                        {reinterpret_cast<float*>(workspace.data), fused_sums(x.columns, g.columns, examples.count())}))
+    return;
+  if (!weighs_rows(x.type, g.type)) {
+    const FormedProducts formed =
+        formed_products_layout(workspace.data, x.type, g.type, x.columns, g.columns, sizes, 0);
+    for_formed_products(execution, x, g, examples, 0, formed,
+                        [&](std::int64_t first, std::int64_t count, std::int64_t output, Matrix<const float> values) {
+                          add_weighed(execution, any_matrix(values), {factors.data + first, count},
+                                      {out.row(output), values.columns / x.columns, x.columns, out.stride});
+                        });
+    return;
+  }
+  Execution exact = execution;
+  exact.tf32 = false;
+  const WeighedRows work = weighed_layout(workspace.data, x.columns, g.columns, sizes.rows);
+  for_row_groups(examples, [&](std::int64_t first, std::int64_t rows) {
+    const Matrix<float> left{work.g.data, rows, g.columns, g.columns}, right{work.x.data, rows, x.columns, x.columns};
+    weigh_rows(execution, g, first, examples.device_offsets, factors, false, left);
+    weigh_rows(execution, x, first, examples.device_offsets, factors, true, right);
+    gemm(exact, 1, any_matrix(left), Form::transposed, any_matrix(right), Form::plain, 1, any_matrix(out),
+         work.library);
+  });
+}
+
+std::int64_t clipped_columns_workspace(std::int64_t columns, const ExampleSizes& sizes) {
+  Workspace memory(nullptr);
+  memory.take<float>(sizes.examples * columns);
+  return memory.bytes();
+}
+
+void add_clipped_column_sums(const Execution& execution, AnyMatrix g, const Examples& examples,
+                             Array<const float> factors, Array<float> out, Array<std::byte> workspace) {
+  add_clipped_columns(execution, {}, g, {}, {}, examples, factors, out, workspace);
+}
+
+void add_clipped_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                                 Array<const float> scale, const Examples& examples, Array<const float> factors,
+                                 Array<float> out, Array<std::byte> workspace) {
+  add_clipped_columns(execution, x, g, shift, scale, examples, factors, out, workspace);
+}
+
+std::int64_t clipped_lookup_workspace(std::int64_t columns, const ExampleSizes& sizes) {
+  const std::int64_t most = std::min(kWeighedRows, sizes.rows);
+  Workspace memory(nullptr);
+  memory.take<float>(most * columns);
+  return memory.bytes() + rows_by_id_workspace(most, columns);
+}
+
+void add_clipped_lookup(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,
+                        const Examples& examples, Array<const float> factors, Matrix<float> out,
+                        Array<std::byte> workspace) {
+  const ExampleSizes sizes = sizes_of(examples);
+  require_examples(examples, factors.size, clipped_lookup_workspace(g.columns, sizes), workspace,
+                   "clipped sum of a lookup");
+  Workspace memory(workspace.data);
+  const Array<float> weighed = memory.take<float>(std::min(kWeighedRows, sizes.rows) * g.columns);
+  const Array<std::byte> rest{workspace.data + memory.bytes(), workspace.size - memory.bytes()};
+  for_row_groups(examples, [&](std::int64_t first, std::int64_t rows) {
+    const Matrix<float> copies{weighed.data, rows, g.columns, g.columns};
+    weigh_rows(execution, g, first, examples.device_offsets, factors, false, copies);
+    add_rows_by_id(execution, {ids.data + first, rows}, any_matrix(copies), first_row, out, rest);
+  });
+}
+
+std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
+                                     ProductImplementation implementation) {
+  Workspace fused(nullptr);
+  if (implementation == ProductImplementation::fused) fused.take<double>(fused_direct_parts(in, out, sizes.examples));
+  return std::max(fused.bytes(), formed_products_layout(nullptr, x, g, in, out, sizes, 0).bytes);
+}
+
+void form_examples(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, Matrix<bf16> stored,
+                   Array<double> norms, Array<std::byte> workspace, ProductImplementation implementation) {
+  const ExampleSizes sizes = sizes_of(examples);
+  const std::int64_t in = x.columns;
+  require_examples(examples, stored.rows, form_examples_workspace(x.type, g.type, in, g.columns, sizes, implementation),
+                   workspace, "stored gradients of examples");
+  if (implementation == ProductImplementation::fused) {
+    const std::int64_t size = fused_direct_parts(in, g.columns, examples.count());
+    Array<double> parts;
+    if (norms.data != nullptr) parts = {reinterpret_cast<double*>(workspace.data), size};
+    if (form_fused_products(execution, x, g, examples, -1, stored, parts)) {
+      if (norms.data != nullptr && size > 0) add_parts(execution, size / examples.count(), 1, norms, parts);
+      return;
+    }
+  }
+  const FormedProducts formed = formed_products_layout(workspace.data, x.type, g.type, in, g.columns, sizes, 0);
+  // Also the examples without rows, whose gradients are 0.
+  for_formed_products(execution, x, g, examples, -1, formed,
+                      [&](std::int64_t first, std::int64_t count, std::int64_t output, Matrix<const float> values) {
+                        const Matrix<bf16> to{stored.row(first) + output * in, count, values.columns, stored.stride};
+                        Array<double> of_examples;
+                        if (norms.data != nullptr) of_examples = {norms.data + first, count};
+                        store_rounded(execution, values, to, of_examples, formed.parts);
+                      });
+}
+
+std::int64_t stored_norms_workspace(std::int64_t examples, std::int64_t size) {
+  Workspace memory(nullptr);
+  memory.take<double>(examples * square_parts(size));
+  return memory.bytes();
+}
+
+void add_stored_norms(const Execution& execution, Matrix<const bf16> stored, Array<double> norms,
+                      Array<std::byte> workspace) {
+  Workspace memory(workspace.data);
+  const Array<double> parts = memory.take<double>(stored.rows * square_parts(stored.columns));
+  if (workspace.size < memory.bytes())
+    throw Error(ExitCode::internal, "norms of stored gradients: their workspace is too small");
+  add_squares(execution, any_matrix(stored), norms, parts);
+}
+
+void add_clipped_examples(const Execution& execution, Matrix<const bf16> stored, Array<const float> factors,
+                          Array<float> out) {
+  add_weighed(execution, any_matrix(stored), factors, {out.data, 1, stored.columns, stored.columns});
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared by the kernels of private training: sums per example of what was formed for each example.
+#pragma once
+
+#include "kernels/array.hpp"
+#include "kernels/bf16.hpp"
+#include "kernels/execution.hpp"
+
+namespace weft::kernels {
+
+/// A matrix that is read, as a kernel of any type takes it.
+inline AnyMatrix any_matrix(Matrix<const float> matrix) {
+  return {const_cast<float*>(matrix.data), Scalar::fp32, matrix.rows, matrix.columns, matrix.stride};
+}
+inline AnyMatrix any_matrix(Matrix<const bf16> matrix) {
+  return {const_cast<bf16*>(matrix.data), Scalar::bf16, matrix.rows, matrix.columns, matrix.stride};
+}
+
+/// Values that are summed to one partial sum.
+constexpr std::int64_t kSquareBlock = 4096;
+constexpr std::int64_t square_parts(std::int64_t size) { return (size + kSquareBlock - 1) / kSquareBlock; }
+
+/// norms[b] += weight * sum over the n_parts values of b, in a fixed order.
+void add_parts(const Execution&, std::int64_t n_parts, double weight, Array<double> norms, Array<const double> parts);
+
+/// norms[b] += sum of the squares of row b of `values`, fp32 or bf16, in fp64. parts: [rows * square_parts(columns)].
+void add_squares(const Execution&, AnyMatrix values, Array<double> norms, Array<double> parts);
+
+/// out[i / columns, i % columns] += sum over b of factors[b] * values[b, i], in order, without those of factor 0.
+/// values: fp32 or bf16.
+void add_weighed(const Execution&, AnyMatrix values, Array<const float> factors, Matrix<float> out);
+
+/// to[b] = values[b] rounded to nearest. norms[b] += sum of the squares of the rounded values; without data, no norms.
+void store_rounded(const Execution&, Matrix<const float> values, Matrix<bf16> to, Array<double> norms,
+                   Array<double> parts);
+
+/// norms[b] += weight * sum over i of (a[b, i] + shift) * b[b, i], in fp64: a tile of a Gram sum. parts: as above.
+void add_inner_products(const Execution&, Matrix<const float> a, float shift, Matrix<const float> b, double weight,
+                        Array<double> norms, Array<double> parts);
+
+/// norms[e] += weight * sum over the rows t of example e of values[t - first], in their order.
+void add_row_values(const Execution&, Array<const double> values, Array<const std::int64_t> offsets, std::int64_t first,
+                    double weight, Array<double> norms);
+
+/// Example with this row, by its offsets. Rows outside all examples: -1.
+WEFT_HOST_DEVICE inline std::int64_t example_of(Array<const std::int64_t> offsets, std::int64_t row) {
+  std::int64_t below = 0, above = offsets.size - 1;  // offsets[below] <= row < offsets[above]
+  if (above < 1 || row < offsets[0] || row >= offsets[above]) return -1;
+  while (above - below > 1) {
+    const std::int64_t middle = below + (above - below) / 2;
+    if (offsets[middle] <= row)
+      below = middle;
+    else
+      above = middle;
+  }
+  return below;
+}
+
+/// sums[b, j] = sum over the rows t of example b of (x[t, j] - shift[t]) * scale[t] * g[t, j]; without x of g[t, j].
+void sum_example_columns(const Execution&, AnyMatrix x, AnyMatrix g, Array<const float> shift, Array<const float> scale,
+                         Array<const std::int64_t> offsets, Matrix<float> sums);
+
+}  // namespace weft::kernels

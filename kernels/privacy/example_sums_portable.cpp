@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/gradient/gradient.hpp"
+#include "kernels/portable.hpp"
+#include "kernels/privacy/example_sums.hpp"
+
+namespace weft::kernels {
+
+void add_parts(const Execution& execution, std::int64_t n_parts, double weight, Array<double> norms,
+               Array<const double> parts) {
+  for_teams(
+      execution, "add_parts", norms.size, 0, KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t b = team.league_rank();
+        double total = 0;
+        for (std::int64_t first = 0; first < n_parts; first += kSquareBlock)
+          total += sum_columns<double>(team, smaller(kSquareBlock, n_parts - first),
+                                       [&](int i) { return parts[b * n_parts + first + i]; });
+        once(team, [&] { norms[b] += weight * total; });
+      });
+}
+
+void add_row_values(const Execution& execution, Array<const double> values, Array<const std::int64_t> offsets,
+                    std::int64_t first, double weight, Array<double> norms) {
+  for_teams(
+      execution, "add_row_values", norms.size, 0, KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t e = team.league_rank(), end = offsets[e + 1] - first;
+        double total = 0;
+        for (std::int64_t begin = offsets[e] - first; begin < end; begin += kSquareBlock)
+          total +=
+              sum_columns<double>(team, smaller(kSquareBlock, end - begin), [&](int i) { return values[begin + i]; });
+        once(team, [&] { norms[e] += weight * total; });
+      });
+}
+
+namespace portable {
+namespace {
+
+template <class Value>
+void add_squares_of(const Execution& execution, Matrix<const Value> values, Array<double> norms, Array<double> parts) {
+  const std::int64_t n_parts = square_parts(values.columns);
+  for_teams(
+      execution, "add_squares", values.rows * n_parts, 0, KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t part = team.league_rank(), first = part % n_parts * kSquareBlock;
+        const Value* from = values.row(part / n_parts) + first;
+        const double sum = sum_columns<double>(team, smaller(kSquareBlock, values.columns - first), [&](int i) {
+          const double value = static_cast<double>(static_cast<float>(from[i]));
+          return value * value;
+        });
+        once(team, [&] { parts[part] = sum; });
+      });
+  add_parts(execution, n_parts, 1, norms, parts);
+}
+
+template <class Value>
+void add_weighed_of(const Execution& execution, Matrix<const Value> values, Array<const float> factors,
+                    Matrix<float> out) {
+  const std::int64_t columns = out.columns;
+  for_all(
+      execution, "add_weighed", values.columns, KOKKOS_LAMBDA(std::int64_t i) {
+        float& element = out(i / columns, i % columns);
+        float sum = element;
+        for (std::int64_t b = 0; b < values.rows; ++b)
+          if (factors[b] != 0.0f) sum += factors[b] * static_cast<float>(values(b, i));
+        element = sum;
+      });
+}
+
+template <class Value>
+Matrix<const Value> values_of(const AnyMatrix& matrix) {
+  return {static_cast<const Value*>(matrix.data), matrix.rows, matrix.columns, matrix.stride};
+}
+
+struct ColumnScratch {
+  float total[kChunkColumns], block[kChunkColumns], x[kChunkColumns], g[kChunkColumns];
+};
+
+}  // namespace
+
+void add_squares(const Execution& execution, AnyMatrix values, Array<double> norms, Array<double> parts) {
+  if (values.type == Scalar::fp32)
+    add_squares_of(execution, values_of<float>(values), norms, parts);
+  else
+    add_squares_of(execution, values_of<bf16>(values), norms, parts);
+}
+
+void add_weighed(const Execution& execution, AnyMatrix values, Array<const float> factors, Matrix<float> out) {
+  if (values.type == Scalar::fp32)
+    add_weighed_of(execution, values_of<float>(values), factors, out);
+  else
+    add_weighed_of(execution, values_of<bf16>(values), factors, out);
+}
+
+void store_rounded(const Execution& execution, Matrix<const float> values, Matrix<bf16> to, Array<double> norms,
+                   Array<double> parts) {
+  const std::int64_t n_parts = square_parts(values.columns);
+  const bool with_norms = norms.data != nullptr;
+  for_teams(
+      execution, "store_rounded", values.rows * n_parts, 0, KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t part = team.league_rank(), first = part % n_parts * kSquareBlock;
+        const int count = smaller(kSquareBlock, values.columns - first);
+        const float* from = values.row(part / n_parts) + first;
+        bf16* rounded = to.row(part / n_parts) + first;
+        for_columns(team, count, [&](int i) { rounded[i] = to_bf16(from[i]); });
+        if (!with_norms) return;
+        const double sum = sum_columns<double>(team, count, [&](int i) {
+          const double value = static_cast<double>(static_cast<float>(to_bf16(from[i])));
+          return value * value;
+        });
+        once(team, [&] { parts[part] = sum; });
+      });
+  if (with_norms) add_parts(execution, n_parts, 1, norms, parts);
+}
+
+void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
+                        double weight, Array<double> norms, Array<double> parts) {
+  const std::int64_t n_parts = square_parts(a.columns);
+  for_teams(
+      execution, "add_inner_products", a.rows * n_parts, 0, KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t part = team.league_rank(), first = part % n_parts * kSquareBlock;
+        const float *left = a.row(part / n_parts) + first, *right = b.row(part / n_parts) + first;
+        const double sum = sum_columns<double>(team, smaller(kSquareBlock, a.columns - first), [&](int i) {
+          return (static_cast<double>(left[i]) + static_cast<double>(shift)) * static_cast<double>(right[i]);
+        });
+        once(team, [&] { parts[part] = sum; });
+      });
+  add_parts(execution, n_parts, weight, norms, parts);
+}
+
+void sum_example_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                         Array<const float> scale, Array<const std::int64_t> offsets, Matrix<float> sums) {
+  const std::int64_t chunks = (g.columns + kChunkColumns - 1) / kChunkColumns;
+  for_teams(
+      execution, "sum_example_columns", sums.rows * chunks, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t e = team.league_rank() / chunks, column = team.league_rank() % chunks * kChunkColumns;
+        const int count = smaller(kChunkColumns, g.columns - column);
+        ColumnScratch& buffer = scratch<ColumnScratch>(team);
+        for_columns(team, count, [&](int c) { buffer.total[c] = 0.0f; });
+        // Sums of kRowsPerSum rows, then of those: the error grows with the root of the number of rows at most.
+        for (std::int64_t begin = offsets[e]; begin < offsets[e + 1]; begin += kRowsPerSum) {
+          const std::int64_t end = begin + smaller(kRowsPerSum, offsets[e + 1] - begin);
+          for_columns(team, count, [&](int c) { buffer.block[c] = 0.0f; });
+          for (std::int64_t n = begin; n < end; ++n) {
+            const float* gradient = row_chunk(team, g, n, column, count, buffer.g);
+            if (x.data == nullptr) {
+              for_columns(team, count, [&](int c) { buffer.block[c] += gradient[c]; });
+            } else {
+              const float* value = row_chunk(team, x, n, column, count, buffer.x);
+              const float less = shift.data == nullptr ? 0.0f : shift[n],
+                          times = scale.data == nullptr ? 1.0f : scale[n];
+              for_columns(team, count, [&](int c) { buffer.block[c] += (value[c] - less) * times * gradient[c]; });
+            }
+          }
+          for_columns(team, count, [&](int c) { buffer.total[c] += buffer.block[c]; });
+        }
+        for_columns(team, count, [&](int c) { sums(e, column + c) = buffer.total[c]; });
+      });
+}
+
+}  // namespace portable
+}  // namespace weft::kernels

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The examples of a micro-batch: the units whose gradients differentially private training bounds one by one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/array.hpp"
+
+namespace weft::kernels {
+
+/// Example e has the rows [offsets[e], offsets[e + 1]), which may be none; rows outside all examples are ignored.
+/// Products are launched from the offsets on the host: in a recorded graph they are constants.
+struct Examples {
+  std::span<const std::int64_t> offsets = {};     ///< on the host, one more than examples; empty: no examples
+  Array<const std::int64_t> device_offsets = {};  ///< the same numbers in the memory of the kernels
+
+  std::int64_t count() const { return offsets.empty() ? 0 : static_cast<std::int64_t>(offsets.size()) - 1; }
+  std::int64_t rows_of(std::int64_t e) const { return offsets[e + 1] - offsets[e]; }
+  /// Of the longest example.
+  std::int64_t most_rows() const {
+    std::int64_t most = 0;
+    for (std::int64_t e = 0; e < count(); ++e) most = rows_of(e) > most ? rows_of(e) : most;
+    return most;
+  }
+};
+
+/// What forms the products of examples. Results differ by rounding.
+enum class ProductImplementation {
+  library,  ///< the dense library, into a bounded workspace
+  fused,    ///< tensor-core kernels without it (fused.hpp), where they apply; else the library
+};
+
+/// What the workspace of an operation on examples depends on: bounds that hold for every call.
+struct ExampleSizes {
+  std::int64_t examples = 0;   ///< the most in one call
+  std::int64_t most_rows = 0;  ///< the most of one example
+  std::int64_t rows = 0;       ///< the most of all examples of a call
+};
+
+}  // namespace weft::kernels

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Norms, clipped sums and stored gradients of products by the tensor-core kernels of tiles.hpp, which store nothing of
+// the size of a gradient or of T x T. GPU only.
+//
+// Each function returns false, and enqueues nothing, where these kernels do not apply: on the portable backend, and for
+// rows that are not both bf16 or both fp16, whose widths or strides are not multiples of 8, or that are not aligned to
+// 16 bytes. The caller then uses the dense library. Which is used depends on types, shapes and alignment alone.
+#pragma once
+
+#include "kernels/execution.hpp"
+#include "kernels/privacy/examples.hpp"
+#include "kernels/privacy/tiles.hpp"
+
+namespace weft::kernels {
+
+/// Tiles that are formed side by side, so that few large gradients still occupy a GPU: two for each multiprocessor of
+/// an H200. A constant, so that sums do not depend on the GPU.
+inline constexpr std::int64_t kTilesAtOnce = 264;
+
+/// Parts into which the sum over examples is cut.
+constexpr std::int64_t weighed_slices(std::int64_t in, std::int64_t out, std::int64_t examples) {
+  const std::int64_t tiles = tiles_of(in) * tiles_of(out), slices = tiles == 0 ? 1 : kTilesAtOnce / tiles;
+  return slices < 1 ? 1 : slices < examples ? slices : examples < 1 ? 1 : examples;
+}
+
+/// Elements of `parts` and `sums`.
+constexpr std::int64_t fused_direct_parts(std::int64_t in, std::int64_t out, std::int64_t examples) {
+  return examples * tiles_of(in) * tiles_of(out);
+}
+constexpr std::int64_t fused_gram_parts(std::int64_t most_rows, std::int64_t examples) {
+  return examples * gram_pairs(tiles_of(most_rows));
+}
+constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, std::int64_t examples) {
+  return weighed_slices(in, out, examples) * in * out;
+}
+
+/// parts [examples, tiles]: sums of squares of the tiles of G_bᵀ X_b, of examples of more than `least` rows, else 0.
+/// stored: with data, the gradients rounded to bf16; the squares are then those of the rounded values. Without parts
+/// (no data) no squares.
+bool form_fused_products(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least,
+                         Matrix<bf16> stored, Array<double> parts);
+
+/// parts [examples, pairs of tiles]: sums of (X Xᵀ + bias) ∘ G Gᵀ, twice those off the diagonal.
+bool form_fused_gram(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least, double bias,
+                     Array<double> parts);
+
+/// out += sum over b of c_b G_bᵀ X_b.
+bool add_fused_product(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Array<const float> factors,
+                       Matrix<float> out, Array<float> sums);
+
+}  // namespace weft::kernels

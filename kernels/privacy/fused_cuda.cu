@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Limit: mma.sync, as in attention_cuda.cu. One block of 256 threads per tile of 128 x 128; a block reads 64 KB of rows
+// for 2 x 128 x 128 x 128 operations, and neighbouring blocks of an example share them in the L2 cache. Not measured.
+#include "kernels/language/attention/flash_context_cuda.cuh"
+#include "kernels/privacy/fused.hpp"
+
+namespace weft::kernels::cuda {
+namespace {
+
+enum class Work { direct, gram, weighed };
+
+template <Work work>
+struct ArgumentsOf;
+template <>
+struct ArgumentsOf<Work::direct> {
+  using type = DirectTiles;
+};
+template <>
+struct ArgumentsOf<Work::gram> {
+  using type = GramPairs;
+};
+template <>
+struct ArgumentsOf<Work::weighed> {
+  using type = WeighedTiles;
+};
+
+template <class Number, Work work>
+__global__ void __launch_bounds__(kTileThreads)
+    form_tiles(const __grid_constant__ typename ArgumentsOf<work>::type arguments) {
+#ifdef WEFT_BEFORE_AMPERE
+  __trap();  // no products of bf16; Runtime refuses these GPUs
+#else
+  DeviceContext<Number> context;
+  if constexpr (work == Work::direct)
+    form_direct_tile(context, arguments, blockIdx.x);
+  else if constexpr (work == Work::gram)
+    form_gram_pair(context, arguments, blockIdx.x);
+  else
+    form_weighed_tile(context, arguments, blockIdx.x);
+#endif
+}
+
+template <class Number, Work work>
+void launch_as(const Execution& execution, std::int64_t tasks, const typename ArgumentsOf<work>::type& arguments) {
+  constexpr int kBytes = work == Work::gram ? kColumnProductShared : kRowProductShared;
+  static_assert(kBytes <= kSharedMemory);
+  static const bool once = [] {
+    require(cudaFuncSetAttribute(form_tiles<Number, work>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+            "products of examples: shared memory");
+    return true;
+  }();
+  static_cast<void>(once);
+  if (tasks == 0) return;
+  form_tiles<Number, work><<<static_cast<unsigned>(tasks), kTileThreads, kBytes, stream_of(execution)>>>(arguments);
+  require_launch("products of examples");
+}
+
+template <Work work>
+void launch(const Execution& execution, Scalar type, std::int64_t tasks,
+            const typename ArgumentsOf<work>::type& arguments) {
+  if (type == Scalar::bf16)
+    launch_as<bf16, work>(execution, tasks, arguments);
+  else
+    launch_as<half, work>(execution, tasks, arguments);
+}
+
+bool fits(const AnyMatrix& matrix) {
+  return (matrix.type == Scalar::bf16 || matrix.type == Scalar::fp16) && matrix.columns % 8 == 0 &&
+         matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
+}
+/// Also the number of tasks must be one of blocks.
+bool fits(const AnyMatrix& x, const AnyMatrix& g, std::int64_t tasks) {
+  return x.type == g.type && fits(x) && fits(g) && tasks < std::int64_t{1} << 31;
+}
+
+TileMatrix tiles(const AnyMatrix& matrix) {
+  return {static_cast<const std::uint16_t*>(matrix.data), matrix.columns, matrix.stride};
+}
+
+/// out[i] += sum over slices of sums[s, i], in order.
+__global__ void add_slices(const float* sums, std::int64_t slices, Matrix<float> out) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const std::int64_t size = out.rows * out.columns;
+  if (i >= size) return;
+  float total = 0.0f;
+  for (std::int64_t s = 0; s < slices; ++s) total += sums[s * size + i];
+  out(i / out.columns, i % out.columns) += total;
+}
+
+}  // namespace
+
+bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
+                         std::int64_t least, Matrix<bf16> stored, Array<double> parts) {
+  const std::int64_t tasks = fused_direct_parts(x.columns, g.columns, examples.count());
+  if (!fits(x, g, tasks)) return false;
+  if (stored.data != nullptr && (stored.stride % 2 != 0 || !is_aligned(stored.data, 4))) return false;
+  launch<Work::direct>(
+      execution, x.type, tasks,
+      {tiles(x), tiles(g), examples.device_offsets.data, least, parts.data, stored.data, stored.stride});
+  return true;
+}
+
+bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
+                     double bias, Array<double> parts) {
+  const std::int64_t side = tiles_of(examples.most_rows()),
+                     tasks = fused_gram_parts(examples.most_rows(), examples.count());
+  if (!fits(x, g, tasks)) return false;
+  launch<Work::gram>(execution, x.type, tasks,
+                     {tiles(x), tiles(g), examples.device_offsets.data, least, side, bias, parts.data});
+  return true;
+}
+
+bool add_fused_product(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
+                       Array<const float> factors, Matrix<float> out, Array<float> sums) {
+  const std::int64_t slices = weighed_slices(x.columns, g.columns, examples.count()),
+                     tasks = slices * tiles_of(x.columns) * tiles_of(g.columns);
+  if (!fits(x, g, tasks)) return false;
+  launch<Work::weighed>(
+      execution, x.type, tasks,
+      {tiles(x), tiles(g), examples.device_offsets.data, examples.count(), factors.data, slices, sums.data});
+  const std::int64_t size = out.rows * out.columns;
+  if (size == 0) return true;
+  add_slices<<<blocks_for(size, 256), 256, 0, stream_of(execution)>>>(sums.data, slices, out);
+  require_launch("clipped sum of products");
+  return true;
+}
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+
+#include "base/error.hpp"
+#include "kernels/gradient/rows_by_id.hpp"
+#include "kernels/portable.hpp"
+#include "kernels/privacy/fused.hpp"
+#include "kernels/privacy/norms.hpp"
+#include "kernels/privacy/products.hpp"
+
+namespace weft::kernels {
+namespace {
+
+// Products -----------------------------------------------------------------------------------------------------------
+
+struct PairScratch {
+  float left[kChunkColumns], right[kChunkColumns];
+};
+
+KOKKOS_FORCEINLINE_FUNCTION double row_product(const Team& team, PairScratch& buffer, const AnyMatrix& matrix,
+                                               std::int64_t t, std::int64_t s) {
+  double total = 0;
+  for (std::int64_t column = 0; column < matrix.columns; column += kChunkColumns) {
+    const int count = smaller(kChunkColumns, matrix.columns - column);
+    team.team_barrier();  // the buffers are free again
+    const float* left = row_chunk(team, matrix, t, column, count, buffer.left);
+    const float* right = row_chunk(team, matrix, s, column, count, buffer.right);
+    total += sum_columns<double>(team, count,
+                                 [&](int c) { return static_cast<double>(left[c]) * static_cast<double>(right[c]); });
+  }
+  return total;
+}
+
+/// Of examples of at most kPairwiseRows rows.
+void add_pairwise_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, double bias,
+                        Array<double> norms) {
+  const Array<const std::int64_t> offsets = examples.device_offsets;
+  for_teams(
+      execution, "add_pairwise_norms", examples.count(), sizeof(PairScratch), KOKKOS_LAMBDA(const Team& team) {
+        PairScratch& buffer = scratch<PairScratch>(team);
+        const std::int64_t e = team.league_rank(), begin = offsets[e], end = offsets[e + 1];
+        if (end - begin > kPairwiseRows) return;
+        double total = 0;
+        for (std::int64_t t = begin; t < end; ++t)
+          for (std::int64_t s = begin; s <= t; ++s)
+            total +=
+                (s == t ? 1.0 : 2.0) * (row_product(team, buffer, x, t, s) + bias) * row_product(team, buffer, g, t, s);
+        once(team, [&] { norms[e] += total; });
+      });
+}
+
+struct GramTiles {
+  std::int64_t side = 0;      ///< positions
+  std::int64_t examples = 0;  ///< at a time
+  Array<float> x, g;          ///< [examples, side * side] each
+  Array<double> parts;
+  Array<std::byte> library;
+  std::int64_t bytes = 0;
+};
+
+GramTiles gram_layout(std::byte* data, Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
+                      std::int64_t tile) {
+  GramTiles tiles;
+  tiles.side = std::max<std::int64_t>(1, std::min(tile > 0 ? tile : automatic_tile(sizes.most_rows), sizes.most_rows));
+  const std::int64_t size = tiles.side * tiles.side;
+  tiles.examples = std::clamp<std::int64_t>(kFormedBytes / (8 * size), 1, std::max<std::int64_t>(1, sizes.examples));
+  Workspace workspace(data);
+  tiles.x = workspace.take<float>(tiles.examples * size);
+  tiles.g = workspace.take<float>(tiles.examples * size);
+  tiles.parts = workspace.take<double>(tiles.examples * square_parts(size));
+  tiles.library = workspace.take<std::byte>(
+      std::max(gemm_workspace(x, x, Scalar::fp32, tiles.side, tiles.side, std::max<std::int64_t>(1, in)),
+               gemm_workspace(g, g, Scalar::fp32, tiles.side, tiles.side, std::max<std::int64_t>(1, out))));
+  tiles.bytes = workspace.bytes();
+  return tiles;
+}
+
+void add_direct_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
+                      const FormedProducts& formed, Array<double> norms) {
+  for_formed_products(execution, x, g, examples, kPairwiseRows, formed,
+                      [&](std::int64_t first, std::int64_t count, std::int64_t, Matrix<const float> values) {
+                        add_squares(execution, any_matrix(values), {norms.data + first, count}, formed.parts);
+                      });
+}
+
+/// Tiles i <= j; twice those off the diagonal.
+void add_gram_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
+                    const GramTiles& tiles, bool with_bias, Array<double> norms) {
+  Execution exact = execution;
+  exact.tf32 = false;
+  for_equal_examples(examples, kPairwiseRows, tiles.examples, [&](std::int64_t first, std::int64_t count) {
+    const std::int64_t begin = examples.offsets[first], rows = examples.rows_of(first);
+    for (std::int64_t i = 0; i < rows; i += tiles.side)
+      for (std::int64_t j = i; j < rows; j += tiles.side) {
+        const std::int64_t n_i = std::min(tiles.side, rows - i), n_j = std::min(tiles.side, rows - j);
+        const auto products = [&](const AnyMatrix& matrix, Array<float> out) -> Matrix<const float> {
+          gemm_batched(exact, 1, matrix.rows_from(begin + i, n_i), Form::plain, matrix.rows_from(begin + j, n_j),
+                       Form::transposed, 0, {out.data, Scalar::fp32, n_i, n_j, n_j},
+                       {count, rows * matrix.stride, rows * matrix.stride, n_i * n_j}, tiles.library);
+          return {out.data, count, n_i * n_j, n_i * n_j};
+        };
+        add_inner_products(execution, products(x, tiles.x), with_bias ? 1.0f : 0.0f, products(g, tiles.g),
+                           i == j ? 1.0 : 2.0, {norms.data + first, count}, tiles.parts);
+      }
+  });
+}
+
+std::int64_t fused_parts(std::int64_t in, std::int64_t out, std::int64_t most_rows, std::int64_t examples,
+                         const NormMethod& method) {
+  return method.algorithm == NormAlgorithm::gram ? fused_gram_parts(most_rows, examples)
+                                                 : fused_direct_parts(in, out, examples);
+}
+
+std::int64_t fused_bytes(std::int64_t in, std::int64_t out, const ExampleSizes& sizes, const NormMethod& method) {
+  if (method.implementation == ProductImplementation::library) return 0;
+  Workspace workspace(nullptr);
+  workspace.take<double>(fused_parts(in, out, sizes.most_rows, sizes.examples, method));
+  return workspace.bytes();
+}
+
+bool add_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, bool with_bias,
+                     const NormMethod& method, Array<double> norms, Array<std::byte> workspace) {
+  const std::int64_t size = fused_parts(x.columns, g.columns, examples.most_rows(), examples.count(), method);
+  const Array<double> parts{reinterpret_cast<double*>(workspace.data), size};
+  if (method.algorithm == NormAlgorithm::gram
+          ? !form_fused_gram(execution, x, g, examples, kPairwiseRows, with_bias ? 1 : 0, parts)
+          : !form_fused_products(execution, x, g, examples, kPairwiseRows, {}, parts))
+    return false;
+  add_parts(execution, size / examples.count(), 1, norms, parts);
+  return true;
+}
+
+// Columns ------------------------------------------------------------------------------------------------------------
+
+struct ColumnNorms {
+  Array<float> sums;  ///< [examples, columns]
+  Array<double> parts;
+  std::int64_t bytes = 0;
+};
+
+ColumnNorms column_layout(std::byte* data, std::int64_t columns, std::int64_t examples) {
+  Workspace workspace(data);
+  ColumnNorms out;
+  out.sums = workspace.take<float>(examples * columns);
+  out.parts = workspace.take<double>(examples * square_parts(columns));
+  out.bytes = workspace.bytes();
+  return out;
+}
+
+void add_column_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                      Array<const float> scale, const Examples& examples, Array<double> norms,
+                      Array<std::byte> workspace) {
+  const std::int64_t count = examples.count();
+  const ColumnNorms work = column_layout(workspace.data, g.columns, count);
+  require_examples(examples, norms.size, work.bytes, workspace, "norms of column sums");
+  const Matrix<float> sums{work.sums.data, count, g.columns, g.columns};
+  sum_example_columns(execution, x, g, shift, scale, examples.device_offsets, sums);
+  add_squares(execution, any_matrix(sums), norms, work.parts);
+}
+
+// Tied matrix --------------------------------------------------------------------------------------------------------
+
+/// Rows of the lookup whose columns of the product's gradients are gathered at a time.
+constexpr std::int64_t kGathered = 1024;
+
+struct TiedRows {
+  Array<std::byte> selected;  ///< [rows of an example, kGathered] in g's type
+  Array<std::byte> library;
+  std::int64_t bytes = 0;
+};
+
+TiedRows tied_layout(std::byte* data, Scalar x, Scalar g, std::int64_t columns, std::int64_t most_rows) {
+  Workspace workspace(data);
+  TiedRows out;
+  const std::int64_t rows = std::max<std::int64_t>(1, most_rows), gathered = std::min(kGathered, rows);
+  out.selected = workspace.take<std::byte>(rows * gathered * bytes_of(g));
+  out.library =
+      workspace.take<std::byte>(gemm_workspace(g, x, Scalar::fp32, gathered, std::max<std::int64_t>(1, columns), rows));
+  out.bytes = workspace.bytes();
+  return out;
+}
+
+/// to[s, t] = from[s, ids[t] - first_row], 0 for ids of other ranks.
+template <class Value>
+void gather_columns(const Execution& execution, const AnyMatrix& from, Array<const std::uint32_t> ids,
+                    std::int64_t first_row, const AnyMatrix& to) {
+  const Value* source = static_cast<const Value*>(from.data);
+  Value* target = static_cast<Value*>(to.data);
+  const std::int64_t stride = from.stride, table = from.columns, columns = to.columns;
+  for_all(
+      execution, "gather_columns", to.rows * columns, KOKKOS_LAMBDA(std::int64_t i) {
+        const std::int64_t row = table_row(ids[i % columns], first_row, table);
+        target[i] = row == table ? Value{} : source[i / columns * stride + row];
+      });
+}
+
+}  // namespace
+
+std::int64_t product_norms_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
+                                     const NormMethod& method) {
+  const std::int64_t bytes = method.algorithm == NormAlgorithm::direct
+                                 ? formed_products_layout(nullptr, x, g, in, out, sizes, method.tile).bytes
+                                 : gram_layout(nullptr, x, g, in, out, sizes, method.tile).bytes;
+  return std::max({bytes, column_norms_workspace(out, sizes), fused_bytes(in, out, sizes, method)});
+}
+
+void add_product_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, bool with_bias,
+                       const NormMethod& method, Array<double> norms, Array<std::byte> workspace) {
+  const ExampleSizes sizes = sizes_of(examples);
+  require_examples(examples, norms.size, product_norms_workspace(x.type, g.type, x.columns, g.columns, sizes, method),
+                   workspace, "norms of products");
+  if (sizes.most_rows <= kPairwiseRows) return add_pairwise_norms(execution, x, g, examples, with_bias ? 1 : 0, norms);
+  const bool gram = method.algorithm == NormAlgorithm::gram;
+  const auto add_bias = [&] {
+    if (with_bias && !gram) add_column_norms(execution, {}, g, {}, {}, examples, norms, workspace);
+  };
+  add_pairwise_norms(execution, x, g, examples, with_bias && gram ? 1 : 0, norms);
+  if (method.implementation == ProductImplementation::fused &&
+      add_fused_norms(execution, x, g, examples, with_bias, method, norms, workspace))
+    return add_bias();
+  if (gram) {
+    const GramTiles tiles = gram_layout(workspace.data, x.type, g.type, x.columns, g.columns, sizes, method.tile);
+    return add_gram_norms(execution, x, g, examples, tiles, with_bias, norms);
+  }
+  const FormedProducts formed =
+      formed_products_layout(workspace.data, x.type, g.type, x.columns, g.columns, sizes, method.tile);
+  add_direct_norms(execution, x, g, examples, formed, norms);
+  add_bias();
+}
+
+void form_column_sums(const Execution& execution, AnyMatrix g, const Examples& examples, Matrix<float> sums) {
+  form_column_products(execution, {}, g, {}, {}, examples, sums);
+}
+
+void form_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                          Array<const float> scale, const Examples& examples, Matrix<float> sums) {
+  require_examples(examples, sums.rows, 0, {}, "column sums of examples");
+  sum_example_columns(execution, x, g, shift, scale, examples.device_offsets, sums);
+}
+
+std::int64_t column_norms_workspace(std::int64_t columns, const ExampleSizes& sizes) {
+  return column_layout(nullptr, columns, sizes.examples).bytes;
+}
+
+void add_column_sum_norms(const Execution& execution, AnyMatrix g, const Examples& examples, Array<double> norms,
+                          Array<std::byte> workspace) {
+  add_column_norms(execution, {}, g, {}, {}, examples, norms, workspace);
+}
+
+void add_column_product_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
+                              Array<const float> scale, const Examples& examples, Array<double> norms,
+                              Array<std::byte> workspace) {
+  add_column_norms(execution, x, g, shift, scale, examples, norms, workspace);
+}
+
+std::int64_t tied_rows_workspace(Scalar x, Scalar g, std::int64_t columns, const ExampleSizes& sizes) {
+  return tied_layout(nullptr, x, g, columns, sizes.most_rows).bytes;
+}
+
+void add_tied_rows(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& product,
+                   Array<const std::uint32_t> ids, std::int64_t first_row, const Examples& lookup, Matrix<float> rows,
+                   Array<std::byte> workspace) {
+  const std::int64_t most_rows = std::max(product.most_rows(), lookup.most_rows());
+  const TiedRows work = tied_layout(workspace.data, x.type, g.type, x.columns, most_rows);
+  require_examples(product, lookup.count(), work.bytes, workspace, "rows of a tied matrix");
+  Execution exact = execution;
+  exact.tf32 = false;
+  for (std::int64_t e = 0; e < lookup.count(); ++e) {
+    const std::int64_t n_product = product.rows_of(e);
+    if (n_product == 0) continue;
+    for (std::int64_t t = lookup.offsets[e]; t < lookup.offsets[e + 1]; t += kGathered) {
+      const std::int64_t n = std::min(kGathered, lookup.offsets[e + 1] - t);
+      const AnyMatrix from = g.rows_from(product.offsets[e], n_product),
+                      selected{work.selected.data, g.type, n_product, n, n};
+      const Array<const std::uint32_t> chosen{ids.data + t, n};
+      if (g.type == Scalar::fp32)
+        gather_columns<float>(execution, from, chosen, first_row, selected);
+      else
+        gather_columns<std::uint16_t>(execution, from, chosen, first_row, selected);
+      gemm(exact, 1, selected, Form::transposed, x.rows_from(product.offsets[e], n_product), Form::plain, 1,
+           {rows.row(t), Scalar::fp32, n, x.columns, rows.stride}, work.library);
+    }
+  }
+}
+
+std::int64_t tied_norms_workspace(const ExampleSizes& sizes) {
+  Workspace memory(nullptr);
+  memory.take<double>(sizes.rows);
+  return memory.bytes();
+}
+
+void add_tied_norms(const Execution& execution, AnyMatrix g, Matrix<const float> rows, const Examples& lookup,
+                    Array<double> norms, Array<std::byte> workspace) {
+  Workspace memory(workspace.data);
+  const Array<double> of_rows = memory.take<double>(g.rows);
+  require_examples(lookup, norms.size, memory.bytes(), workspace, "norms of a tied matrix");
+  for_teams(
+      execution, "tied_products", g.rows, sizeof(PairScratch), KOKKOS_LAMBDA(const Team& team) {
+        PairScratch& buffer = scratch<PairScratch>(team);
+        const std::int64_t t = team.league_rank();
+        double total = 0;
+        for (std::int64_t column = 0; column < g.columns; column += kChunkColumns) {
+          const int count = smaller(kChunkColumns, g.columns - column);
+          team.team_barrier();
+          const float* gradient = row_chunk(team, g, t, column, count, buffer.left);
+          const float* other = rows.row(t) + column;
+          total += sum_columns<double>(
+              team, count, [&](int c) { return static_cast<double>(gradient[c]) * static_cast<double>(other[c]); });
+        }
+        once(team, [&] { of_rows[t] = total; });
+      });
+  add_row_values(execution, of_rows, lookup.device_offsets, 0, 2, norms);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft lm export MODEL --output DIR: a language model in the files of the transformers library of Hugging Face.
+#include "base/log.hpp"
+#include "commands/language_model/opened.hpp"
+#include "device/runtime.hpp"
+#include "language_model/plan.hpp"
+#include "parallel/affinity.hpp"
+
+namespace weft::commands {
+namespace {
+
+/// Bytes of a file of weights: as the transformers library divides them.
+constexpr std::int64_t kFileBytes = 5'000'000'000;
+
+}  // namespace
+
+int language_model_export(const Request& request, const parallel::World& world) {
+  // 1. The model, which the library must be able to express.
+  if (request.output.empty())
+    throw collective_error(ExitCode::usage, "weft lm export needs the directory to write: --output DIR");
+  if (world.size() > 1)
+    throw collective_error(ExitCode::usage, "weft lm export runs on one process (it is bound by the disk); use one");
+  Request model_only = request;
+  model_only.output.clear();  // not the run's
+  const OpenedModel opened(model_only, world);
+  language_model::family_of(opened.architecture.model);
+
+  // 2. Its weights. The longest context of rotary positions is a number of config.json alone.
+  language_model::Architecture architecture = opened.architecture;
+  if (opened.directory) architecture.positions = opened.directory->config().positions;
+  const std::int64_t positions = architecture.positions;
+  if (architecture.model.position == language_model::Position::rope) architecture.positions = 1;
+  const device::Runtime runtime(language_model::device_settings(opened.configuration()), world.node_rank(),
+                                parallel::bind_to_cpus(world, opened.configuration().device));
+  const parallel::Grid grid(world, language_model::single_process());
+  const language_model::Model model(architecture, opened.configuration().optimizer.state, grid.shape(), 0,
+                                    runtime.execution(), training::Moments::none);
+  opened.load(model, world, runtime.execution());
+  const std::optional<language_model::Tokenizer> tokenizer = opened.tokenizer(world, runtime.execution());
+
+  // 3. Write, and read what was written.
+  architecture.positions = positions;
+  language_model::write_huggingface(model.parameters(), architecture, tokenizer,
+                                    request.stored_type == "bf16" ? kernels::Scalar::bf16 : kernels::Scalar::fp32,
+                                    kFileBytes, runtime.execution(), request.output);
+  const language_model::HuggingfaceDirectory written(request.output);
+  print_written(request, written.summary(),
+                {{"output", request.output},
+                 {"model", opened.name()},
+                 {"family", language_model::name(written.config().family)},
+                 {"type", request.stored_type == "bf16" ? "bf16" : "fp32"}});
+  if (!tokenizer)
+    log::warning("{}: has no tokeniser (the model was trained on token files without one)", request.output);
+  else if (tokenizer->kind() != "bpe")
+    log::warning("{}: its tokeniser is of kind \"{}\", which Hugging Face does not have; it is in weft_tokenizer.json",
+                 request.output, tokenizer->kind());
+  return 0;
+}
+
+}  // namespace weft::commands

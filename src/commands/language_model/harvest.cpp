@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft lm harvest MODEL --text FILES --output DIR: MLP inputs and outputs of a language model as an activation
+// dataset for weft train.
+#include "language_model/harvest.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/log.hpp"
+#include "commands/language_model/loaded.hpp"
+#include "commands/language_model/texts.hpp"
+#include "dataset/activations/description.hpp"
+#include "report/format.hpp"
+#include "storage/digest.hpp"
+#include "storage/durable.hpp"
+
+namespace weft::commands {
+namespace {
+
+using namespace language_model;
+
+// Rows of a forward pass: large enough for fast products; inputs and outputs of all layers are held for as many.
+constexpr std::int64_t kMostRows = 16384;
+constexpr std::int64_t kRowsPerFile = 65536;
+
+kernels::Scalar stored_type(const Request& request, const Configuration& configuration) {
+  if (request.stored_type.empty()) return activation_type(configuration);
+  return request.stored_type == "bf16"   ? kernels::Scalar::bf16
+         : request.stored_type == "fp16" ? kernels::Scalar::fp16
+                                         : kernels::Scalar::fp32;
+}
+
+/// Recognises the weights: sha256 of the manifest, or of the configuration and the names and sizes of the files of a
+/// directory of Hugging Face.
+std::string identity(const OpenedModel& opened) {
+  if (opened.found) return storage::sha256(checkpoint::to_text(opened.found->manifest));
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(opened.directory->path()))
+    if (entry.path().extension() == ".safetensors")
+      files.push_back(fmt::format("{} {}", entry.path().filename().string(), entry.file_size()));
+  std::sort(files.begin(), files.end());
+  return storage::sha256(
+      fmt::format("{}\n{}", table_of(opened.configuration().language_model), fmt::join(files, "\n")));
+}
+
+HarvestSettings harvest_settings(const Request& request, const Configuration& configuration, std::int64_t tokens) {
+  HarvestSettings settings;
+  settings.length = configuration.data.sequence;
+  settings.windows = (request.rows == 0 ? tokens : request.rows) / settings.length;
+  if (settings.windows == 0 || settings.windows * settings.length > tokens)
+    throw collective_error(ExitCode::usage,
+                           "the text has {} tokens, {} are asked for (whole windows of data.sequence = {} are "
+                           "harvested); give more text{}",
+                           report::grouped(tokens), request.rows == 0 ? "more" : report::grouped(request.rows),
+                           settings.length, request.rows == 0 ? "" : ", or another --tokens");
+  const std::int64_t per_file = request.rows_per_file == 0 ? kRowsPerFile : request.rows_per_file;
+  settings.windows_per_file = std::min(settings.windows, std::max<std::int64_t>(1, per_file / settings.length));
+  settings.together = std::max<std::int64_t>(1, std::min(configuration.micro_tokens(), kMostRows) / settings.length);
+  settings.together = std::min(settings.together, settings.windows_per_file);
+  return settings;
+}
+
+}  // namespace
+
+int language_model_harvest(const Request& request, const parallel::World& world) {
+  if (request.output.empty())
+    throw collective_error(ExitCode::usage, "harvest needs --output DIR (the activations are written there)");
+  // 1. The model, and the text in its tokens.
+  const LoadedLanguageModel loaded(request, world);
+  const Configuration& configuration = loaded.configuration();
+  const Texts texts = load_texts(request, loaded, world);
+  const TextStream stream(texts.sets);
+  const HarvestSettings settings = harvest_settings(request, configuration, stream.size());
+
+  // 2. The dataset: what is there already, and whether the disk holds the rest.
+  const ModelSettings& model = configuration.language_model;
+  const std::string name = loaded.opened.found
+                               ? fmt::format("{}, step {}", request.subject, loaded.opened.found->manifest.step)
+                               : request.subject;
+  dataset::WriterSettings writer;
+  writer.path = request.output;
+  writer.n_layers = model.layers;
+  writer.d_model = model.d_model;
+  writer.dtype = stored_type(request, configuration);
+  writer.rows_per_file = settings.windows_per_file * settings.length;
+  writer.model = name;
+  writer.hook_inputs = kInputHook;
+  writer.hook_targets = kOutputHook;
+  writer.dataset = texts.names;
+  writer.split = texts.split;
+  writer.tokens = true;
+  if (loaded.tokenizer) writer.vocabulary = token_texts(*loaded.tokenizer);
+  dataset::ChunkFiles files(writer, {{"model", name},
+                                     {"checkpoint", identity(loaded.opened)},
+                                     {"text", stream.fingerprint()},
+                                     {"precision", configuration.precision == device::Precision::tf32
+                                                       ? "tf32"
+                                                       : dataset::name_of(activation_type(configuration))},
+                                     {"store", dataset::name_of(writer.dtype)},
+                                     {"context", settings.length},
+                                     {"windows", settings.windows},
+                                     {"windows_per_file", settings.windows_per_file},
+                                     {"batch", settings.together}});
+  const std::int64_t row_bytes = 2 * model.layers * model.d_model * kernels::bytes_of(writer.dtype);
+  // Rank 0 looks, so that all ranks see the same files as missing.
+  const std::string there = world.on_root([&] {
+    std::string present;
+    std::int64_t missing = 0;
+    for (std::int64_t file = 0; file < settings.files(); ++file) {
+      const bool holds = files.holds(file, settings.rows_of(file));
+      present += holds ? '1' : '0';
+      if (!holds) missing += settings.rows_of(file) * row_bytes;
+    }
+    storage::make_directory(request.output);
+    const std::int64_t free = storage::free_bytes(request.output);
+    log::info("{}: {} rows of {} layers, d_model {}, {}: {} in {} files{}; {} free on the disk", request.output,
+              report::grouped(settings.windows * settings.length), model.layers, model.d_model,
+              dataset::name_of(writer.dtype),
+              report::decimal_bytes_text(static_cast<double>(settings.windows * settings.length * row_bytes)),
+              settings.files(),
+              missing == 0 || present.find('1') == present.npos
+                  ? ""
+                  : fmt::format(", of which {} are there", std::count(present.begin(), present.end(), '1')),
+              free < 0 ? "an unknown amount is" : report::decimal_bytes_text(static_cast<double>(free)));
+    if (free >= 0 && missing > free)
+      throw error(ExitCode::io,
+                  "{}: {} are to be written (the disk has {} free); free space, give fewer --tokens, or "
+                  "take --type bf16",
+                  request.output, report::decimal_bytes_text(static_cast<double>(missing)),
+                  report::decimal_bytes_text(static_cast<double>(free)));
+    return present;
+  });
+
+  // 3. The files that are missing, in turn by the ranks.
+  ForwardOnly forward(loaded, settings.together * settings.length);
+  Harvester harvester(settings, stream, model, forward.transformer, forward.staging, loaded.execution());
+  std::int64_t missing = 0;
+  for (std::int64_t file = 0; file < settings.files(); ++file)
+    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % world.size() == world.rank())
+      harvester.write(file, files);
+  world.all().barrier();
+
+  // 4. What completes the dataset.
+  world.on_root([&]() -> std::string {
+    std::vector<std::int64_t> rows;
+    for (std::int64_t file = 0; file < settings.files(); ++file) rows.push_back(settings.rows_of(file));
+    dataset::write_index(writer, rows);
+    return {};
+  });
+  print_written(request,
+                fmt::format("{}: {} of {} files written, {} to {}", request.output, missing, settings.files(),
+                            kInputHook, kOutputHook),
+                {{"output", request.output},
+                 {"model", name},
+                 {"rows", settings.windows * settings.length},
+                 {"layers", model.layers},
+                 {"d_model", model.d_model},
+                 {"type", dataset::name_of(writer.dtype)},
+                 {"files", settings.files()},
+                 {"files_written", missing}});
+  return 0;
+}
+
+}  // namespace weft::commands

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A language model, ready for forward passes: what evaluate and harvest begin with.
+#pragma once
+
+#include <optional>
+
+#include "commands/language_model/opened.hpp"
+#include "device/runtime.hpp"
+#include "language_model/training_run.hpp"
+#include "language_model/transformer.hpp"
+
+namespace weft::commands {
+
+struct LoadedLanguageModel {
+  /// request.subject is the model (opened.hpp). Every rank has the whole model. Collective. Throws as OpenedModel.
+  LoadedLanguageModel(const Request&, const parallel::World&);
+
+  const language_model::Configuration& configuration() const { return opened.configuration(); }
+  const language_model::Architecture& architecture() const { return opened.architecture; }
+  const kernels::Execution& execution() const { return runtime.execution(); }
+
+  const OpenedModel opened;
+  const device::Runtime runtime;
+  const std::optional<language_model::Tokenizer> tokenizer;
+  const parallel::Communicator self;  ///< this rank alone
+  const parallel::Grid grid;
+  const language_model::Model model;  ///< without moments
+};
+
+/// A transformer for forward passes over at most `rows` rows, and the memory of its tokens.
+struct ForwardOnly {
+  ForwardOnly(const LoadedLanguageModel&, std::int64_t rows);
+
+  const language_model::TransformerSettings settings;
+  report::Timers timers;
+  training::StepArena arena;
+  language_model::Transformer transformer;
+  language_model::Staging staging;
+};
+
+}  // namespace weft::commands

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands/language_model/opened.hpp"
+
+#include <algorithm>
+
+#include "language_model/training_run.hpp"
+
+namespace weft::commands {
+namespace {
+
+/// Sequences without --set data.sequence, and tokens that pass the model together.
+constexpr std::int64_t kSequence = 1024, kBatchTokens = 4096;
+
+/// The input of a model that has none, with the request's --set.
+void read_input_of(const language_model::HuggingfaceConfig& config, const Request& request, const input::Schema& schema,
+                   const parallel::World& world) {
+  const std::int64_t sequence = std::min(config.positions, kSequence);
+  const std::string table = language_model::table_of(config.model), name = request.subject + "/config.json";
+  Request own = request;
+  own.subject = name;
+  own.input_text = fmt::format("{}[data]\nsequence = {}\nbatch_tokens = {}\n", table, sequence,
+                               sequence * std::max<std::int64_t>(1, kBatchTokens / sequence));
+  read_input(own, schema, world);
+  for (const input::Change& change : input::changed_keys(schema, table, name))
+    if (change.path.starts_with("language_model.") && change.resume == input::Resume::fixed)
+      throw collective_error(ExitCode::usage, "{}: {} is {}, not {} (the weights belong to it); remove this --set",
+                             name, change.path, change.before, change.after);
+}
+
+}  // namespace
+
+OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
+  const input::Schema schema = commands::schema(input, request.command);
+  if (language_model::is_huggingface_directory(request.subject)) {
+    directory.emplace(request.subject);
+    read_input_of(directory->config(), request, schema, world);
+    architecture = directory->architecture(configuration().data.sequence);
+    architecture.model = configuration().language_model;  // dropout and sparse attention may be set
+    return;
+  }
+  found = open_checkpoint(request.subject, world);
+  require_kind(*found, "embedding/tokens",
+               fmt::format("weft {} is for language models", commands::name(request.command)));
+  commands::read_input_of(*found, request, schema, world);
+  architecture = language_model::stored_architecture(configuration().language_model, configuration().data.sequence,
+                                                     found->manifest.tensors);
+}
+
+std::optional<language_model::Tokenizer> OpenedModel::tokenizer(const parallel::World& world,
+                                                                const kernels::Execution& execution) const {
+  if (found) return language_model::stored_tokenizer(*found, world, execution);
+  std::optional<language_model::Tokenizer> tokenizer = directory->tokenizer();
+  if (tokenizer && tokenizer->vocabulary_size() > architecture.vocabulary)
+    throw collective_error(ExitCode::data, "{}: its tokeniser has {} tokens, its model {}; do they belong together?",
+                           directory->path().string(), tokenizer->vocabulary_size(), architecture.vocabulary);
+  return tokenizer;
+}
+
+void OpenedModel::load(const language_model::Model& model, const parallel::World& world,
+                       const kernels::Execution& execution) const {
+  if (directory) return directory->load(model.parameters(), execution);
+  checkpoint::Registry registry;
+  model.parameters().add_to(registry);
+  checkpoint::load(world.all(), *found, registry, execution, checkpoint::Load::part);
+}
+
+std::string OpenedModel::name() const {
+  return found ? fmt::format("{} (step {})", found->path.string(), found->manifest.step) : directory->path().string();
+}
+
+}  // namespace weft::commands

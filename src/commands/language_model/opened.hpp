@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The language model that a command names: of a run, of a checkpoint, or in a directory of Hugging Face.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "commands/commands.hpp"
+#include "language_model/exchange/directory.hpp"
+#include "language_model/model.hpp"
+
+namespace weft::commands {
+
+struct OpenedModel {
+  /// request.subject is the model. Its input is that of the checkpoint, or one with the model's settings and sequences
+  /// of up to 1024 tokens, with the request's --set. Collective. Throws, known to all ranks, Error(usage), Error(data)
+  /// or Error(io).
+  OpenedModel(const Request&, const parallel::World&);
+
+  const language_model::Configuration& configuration() const { return input.language; }
+  /// None: the model was trained on token files without one, or its directory has none. Collective.
+  std::optional<language_model::Tokenizer> tokenizer(const parallel::World&, const kernels::Execution&) const;
+  /// Fills the weights of a model of this architecture, without moments. Collective.
+  void load(const language_model::Model&, const parallel::World&, const kernels::Execution&) const;
+  /// "PATH (step N)" or "PATH".
+  std::string name() const;
+
+  Input input;
+  std::optional<checkpoint::Found> found;                         ///< or
+  std::optional<language_model::HuggingfaceDirectory> directory;  ///< of Hugging Face
+  language_model::Architecture architecture;                      ///< with positions for data.sequence
+};
+
+}  // namespace weft::commands

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A transcoder in place of the MLPs of a language model (language_model/replacement.hpp).
+#pragma once
+
+#include <string>
+
+#include "commands/language_model/loaded.hpp"
+#include "language_model/replacement.hpp"
+#include "transcoder/forward.hpp"
+#include "transcoder/statistics_state.hpp"
+
+namespace weft::commands {
+
+class TranscoderReplacement {
+ public:
+  /// `path`: a checkpoint or a run of a transcoder with the layers and the width of the model, for batches of at most
+  /// `rows` rows. Normalisation and selection are those of its training; a selection over a batch is made over the rows
+  /// of one forward pass. Collective. Throws a collective Error(usage) if the transcoder does not fit, or if its
+  /// selection in a layer depends on later layers.
+  TranscoderReplacement(const std::string& path, const LoadedLanguageModel&, std::int64_t rows, const parallel::World&);
+
+  language_model::Reconstruction reconstruction();
+  /// Throws a collective Error if a selection was not valid.
+  void require_valid_selections() { forward_.require_valid_selections("of the evaluation"); }
+  const checkpoint::Found& found() const { return found_; }
+
+ private:
+  void form(const kernels::AnyMatrix& inputs, const kernels::Matrix<float>& outputs);
+
+  const kernels::Execution execution_;
+  const checkpoint::Found found_;
+  const Input input_;
+  const parallel::Grid grid_;
+  const transcoder::Shape shape_;
+  const dataset::Statistics statistics_;
+  const transcoder::NormalisationOnDevice normalisation_;
+  const transcoder::Model model_;
+  report::Timers timers_;
+  training::StepArena arena_;
+  transcoder::Forward forward_;
+};
+
+}  // namespace weft::commands

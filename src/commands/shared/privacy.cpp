@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft privacy: the epsilon of a private training, or the noise that an epsilon needs, by each accountant.
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "base/log.hpp"
+#include "commands/commands.hpp"
+#include "language_model/tokenizer/corpus.hpp"
+#include "language_model/training_run.hpp"
+#include "parallel/watchdog.hpp"
+#include "privacy/accountant/accountant.hpp"
+#include "report/format.hpp"
+#include "report/json.hpp"
+
+namespace weft::commands {
+namespace {
+
+using privacy::AccountantKind;
+
+template <class... Args>
+Error wrong_use(fmt::format_string<Args...> format, Args&&... args) {
+  return collective_error(ExitCode::usage, "{}; see weft privacy --help",
+                          fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// What is computed: options that were given, then those of the input.
+struct PrivacyQuestion {
+  double epsilon = 0, noise_multiplier = 0;  // exactly one is not 0
+  double delta = 0, sample_rate = 0;
+  std::int64_t steps = 0;
+  std::vector<AccountantKind> accountants = {};
+  std::string of = {};  // what the input says; "" without one
+};
+
+/// The probability with which a record of the run joins a step, and where the question is not given, the question.
+void add_input(PrivacyQuestion& question, const Request& request, const parallel::World& world) {
+  Input input;
+  Request train = request;
+  train.subject = request.privacy.input;
+  train.input_text = world.on_root([&] { return input::load_text(train.subject); });
+  read_input(train, schema(input, Command::lm_train), world);
+  const language_model::Configuration& run = input.language;
+  const privacy::Settings& given = run.privacy;
+  if (question.epsilon == 0 && question.noise_multiplier == 0) {
+    if (!given.enabled)
+      throw wrong_use(
+          "{}: its training is not private (table [privacy] gives neither epsilon nor noise_multiplier); give "
+          "--epsilon or --noise-multiplier",
+          train.subject);
+    question.epsilon = given.epsilon;
+    question.noise_multiplier = given.noise_multiplier;
+  }
+  if (question.delta == 0) question.delta = given.delta;
+  if (question.steps < 0) question.steps = run.run.steps;
+  if (question.sample_rate < 0) {
+    const language_model::Corpus corpus = language_model::load_corpus(run.data, world);
+    const language_model::PrivateRecords records = language_model::private_records(run, corpus.train.size());
+    question.sample_rate = records.rate();
+    question.of = fmt::format("{}: {:g} of {} sequences per step on average", train.subject, records.expected,
+                              report::grouped(records.count));
+  }
+  if (request.privacy.accountant.empty()) question.accountants = {given.accountant};
+}
+
+PrivacyQuestion question_of(const Request& request, const parallel::World& world) {
+  const PrivacyOptions& given = request.privacy;
+  PrivacyQuestion question{.epsilon = given.epsilon,
+                           .noise_multiplier = given.noise_multiplier,
+                           .delta = given.delta,
+                           .sample_rate = given.sample_rate,
+                           .steps = given.steps};
+  for (const AccountantKind kind : {AccountantKind::prv, AccountantKind::rdp, AccountantKind::gdp})
+    if (given.accountant.empty() || given.accountant == "all" || given.accountant == privacy::name_of(kind))
+      question.accountants.push_back(kind);
+  if (!given.input.empty()) add_input(question, request, world);
+  if ((question.epsilon != 0) == (question.noise_multiplier != 0))
+    throw wrong_use("weft privacy needs one of --epsilon and --noise-multiplier (the other is computed)");
+  if (question.epsilon != 0 && !(question.epsilon > 0 && question.epsilon <= 1e3))
+    throw wrong_use("--epsilon {} is out of range (more than 0, at most 1000)", question.epsilon);
+  if (question.noise_multiplier != 0 && !(question.noise_multiplier >= 0.01 && question.noise_multiplier <= 1e6))
+    throw wrong_use("--noise-multiplier {} is out of range (from 0.01 to 1e6)", question.noise_multiplier);
+  if (!(question.delta > 0 && question.delta < 1))
+    throw wrong_use("weft privacy needs --delta between 0 and 1 (less than 1 / number of records)");
+  if (!(question.sample_rate >= 0 && question.sample_rate <= 1))
+    throw wrong_use("weft privacy needs --sample-rate from 0 to 1 (records of a step on average / all records)");
+  if (question.steps < 0) throw wrong_use("weft privacy needs --steps, 0 or more");
+  return question;
+}
+
+struct AccountantRow {
+  std::string text = {};
+  Json document = {};
+};
+
+AccountantRow answer(const PrivacyQuestion& question, AccountantKind kind) {
+  double noise = question.noise_multiplier;
+  if (noise == 0)
+    noise = privacy::calibrate(kind, question.epsilon, question.delta, question.sample_rate, question.steps);
+  const privacy::Phase phase{question.sample_rate, noise, question.steps};
+  const privacy::History history(&phase, 1);
+  AccountantRow row{.document = {{"accountant", privacy::name_of(kind)}, {"noise_multiplier", noise}}};
+  std::string note;
+  double epsilon = 0;
+  if (kind == AccountantKind::prv) {
+    const privacy::PrvEpsilon found = privacy::prv_epsilon(history, question.delta);
+    epsilon = found.upper;
+    row.document["epsilon"] = epsilon;
+    row.document["lower"] = found.lower;
+    note = fmt::format("an upper bound; the true value is at least {:.5g}", found.lower);
+  } else if (kind == AccountantKind::rdp) {
+    const privacy::RdpEpsilon found = privacy::rdp_epsilon(history, question.delta, privacy::rdp_orders());
+    epsilon = found.epsilon;
+    row.document["epsilon"] = epsilon;
+    row.document["order"] = found.order;
+    note = fmt::format("an upper bound, of order {:g}", found.order);
+  } else {
+    epsilon = privacy::epsilon(kind, history, question.delta);
+    row.document["epsilon"] = epsilon;
+    note = "an approximation, no bound";
+  }
+  row.text = fmt::format("  {:<12}{:<18.6g}{:<10.5g}{}\n", privacy::name_of(kind), noise, epsilon, note);
+  return row;
+}
+
+}  // namespace
+
+int privacy_calculator(const Request& request, const parallel::World& world) {
+  const PrivacyQuestion question = question_of(request, world);
+  parallel::note_phase("computing epsilon");
+  world.on_root([&] {
+    Json document = {{"delta", question.delta}, {"sample_rate", question.sample_rate}, {"steps", question.steps}};
+    if (question.epsilon > 0) document["target_epsilon"] = question.epsilon;
+    std::string text = question.of.empty() ? "" : question.of + "\n";
+    text += fmt::format("{} steps at a sample rate of {:.6g}, delta {:g}; a record is added or removed\n",
+                        question.steps, question.sample_rate, question.delta);
+    text += fmt::format("  {:<12}{:<18}{}\n", "accountant", "noise multiplier", "epsilon");
+    for (const AccountantKind kind : question.accountants) {
+      AccountantRow row;
+      try {
+        row = answer(question, kind);
+      } catch (const Error& failure) {
+        if (question.accountants.size() == 1) throw;
+        row = {fmt::format("  {:<12}{}\n", privacy::name_of(kind), failure.what()),
+               {{"accountant", privacy::name_of(kind)}, {"problem", failure.what()}}};
+      }
+      text += row.text;
+      document["accountants"].push_back(std::move(row.document));
+    }
+    text.pop_back();
+    print_result(request, text, document);
+  });
+  return 0;
+}
+
+}  // namespace weft::commands

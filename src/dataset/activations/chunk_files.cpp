@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataset/activations/chunk_files.hpp"
+
+#include "base/error.hpp"
+#include "storage/durable.hpp"
+
+namespace weft::dataset {
+namespace {
+
+constexpr const char* kContents = "harvest";
+
+/// "context was 128, now 64", for each entry that differs; "" if none does.
+std::string differences(const Json& found, const Json& expected) {
+  std::string text;
+  for (const auto& [key, value] : expected.items())
+    if (const Json was = found.is_object() ? found.value(key, Json()) : Json(); was != value)
+      text += fmt::format("{}{} was {}, now {}", text.empty() ? "" : "; ", key, json_text(was), json_text(value));
+  return text;
+}
+
+std::filesystem::path unfinished(const std::filesystem::path& path) { return path.string() + ".part"; }
+
+}  // namespace
+
+ChunkFiles::ChunkFiles(const WriterSettings& settings, Json contents)
+    : settings_(settings), contents_(std::move(contents)) {}
+
+std::filesystem::path ChunkFiles::path_of(std::int64_t number) const {
+  return settings_.path + fmt::format("/chunk_{}.hdf5", number);
+}
+
+bool ChunkFiles::holds(std::int64_t number, std::int64_t rows) const {
+  const std::filesystem::path path = path_of(number);
+  if (!std::filesystem::exists(path)) return false;
+  const storage::ActivationFile file(path);
+  const storage::Handle root = storage::open_file(path);
+  std::string differ = "it has no attribute \"harvest\"";
+  if (storage::has_attribute(root, kContents))
+    differ = differences(parse_json(storage::read_text_attribute(root, kContents)), contents_);
+  if (const std::int64_t found = file.header().matrix(storage::Side::inputs, 0).rows; differ.empty() && found != rows)
+    differ = fmt::format("it has {} rows, now {}", found, rows);
+  if (!differ.empty())
+    throw error(ExitCode::usage, "{}: belongs to another dataset ({}); choose another --output", path.string(), differ);
+  return true;
+}
+
+void ChunkFiles::begin(std::int64_t number) {
+  number_ = number;
+  storage::make_directory(settings_.path);
+  const std::filesystem::path path = unfinished(path_of(number));
+  std::filesystem::remove(path);
+  std::map<std::string, std::string> attributes = root_attributes(settings_);
+  attributes[kContents] = json_text(contents_);
+  file_.emplace(path, file_shape(settings_), storage::kActivationFormatWithTokens, attributes);
+  ids_.clear();
+  positions_.clear();
+  documents_.assign(1, 0);  // the first row of a file always begins a document
+}
+
+void ChunkFiles::append(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions,
+                        std::span<const std::int64_t> documents, const std::byte* inputs, const std::byte* targets) {
+  const auto before = static_cast<std::int64_t>(ids_.size());
+  for (const std::int64_t row : documents)
+    if (before + row > 0) documents_.push_back(before + row);
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+  positions_.insert(positions_.end(), positions.begin(), positions.end());
+  file_->append(static_cast<std::int64_t>(ids.size()), inputs, targets);
+}
+
+void ChunkFiles::finish() {
+  const std::filesystem::path path = path_of(number_);
+  file_->write_tokens(ids_, documents_, positions_);
+  file_->close();
+  file_.reset();
+  storage::sync_file(unfinished(path));
+  storage::rename_durably(unfinished(path), path);
+}
+
+}  // namespace weft::dataset

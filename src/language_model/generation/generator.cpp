@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/generation/generator.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "base/progress.hpp"
+#include "kernels/runtime.hpp"
+
+namespace weft::language_model {
+namespace {
+
+using kernels::AnyMatrix;
+
+/// Bits of a sample's key below the number of its prompt, and of a position below that.
+constexpr int kPromptShift = 44, kSampleShift = 24;
+
+std::int64_t power_of_two(std::int64_t least) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(least)));
+}
+
+/// Tokens with which a text goes on that has reached the context.
+std::int64_t carried(const GenerationSettings& settings) { return std::max<std::int64_t>(1, settings.context() / 2); }
+bool continues(const GenerationSettings& settings) {
+  return settings.longest_prompt - 1 + settings.new_tokens > settings.context();
+}
+std::int64_t longest_prefix(const GenerationSettings& settings) {
+  return std::max(settings.longest_prompt, continues(settings) ? carried(settings) : 1) - 1;
+}
+std::int64_t n_regions(const GenerationSettings& settings) {
+  if (longest_prefix(settings) == 0) return 0;
+  return continues(settings) ? settings.rows : std::min(settings.rows, settings.prompts);
+}
+/// Positions that a sequence has beside its prefix.
+std::int64_t own_positions(const GenerationSettings& settings) {
+  return std::min(settings.new_tokens, settings.context());
+}
+/// Sequences of a forward pass over prefixes of `length` rows.
+std::int64_t prefill_sequences(const GenerationSettings& settings, std::int64_t length) {
+  return std::max<std::int64_t>(1, settings.prefill_rows / length);
+}
+std::int64_t most_prefill_rows(const GenerationSettings& settings) {
+  const std::int64_t prefix = longest_prefix(settings);
+  return prefix == 0 ? 0 : std::max(settings.prefill_rows, power_of_two(prefix));
+}
+
+kernels::CachedAttention cached_attention_shape(const GenerationSettings& settings) {
+  const kernels::Attention attention =
+      attention_shape(settings.architecture.model, settings.rows, 1, kernels::AttentionImplementation::own);
+  return {.heads = attention.heads,
+          .kv_heads = attention.kv_heads,
+          .head_size = attention.head_size,
+          .scale = attention.scale,
+          .softcap = attention.softcap,
+          .window = attention.window,
+          .longest = settings.context(),
+          .sequences = {nullptr, settings.rows},
+          .positions = {nullptr, settings.rows}};
+}
+
+}  // namespace
+
+std::int64_t GenerationSettings::most_rows() const { return std::max(rows, most_prefill_rows(*this)); }
+
+std::string generation_obstacle(const ModelSettings& model) {
+  return model.sparse_blocks == 0 ? ""
+                                  : "language_model.sparse_blocks chooses keys for blocks of queries, which do not "
+                                    "exist yet while a text is written";
+}
+
+Generator::Buffers::Buffers(const GenerationSettings& settings, training::StepArena& arena) {
+  const std::int64_t columns = settings.architecture.key_width(), own = own_positions(settings),
+                     cached = n_regions(settings) * longest_prefix(settings) + settings.rows * own;
+  arena.purpose("cache of keys and values");
+  const auto take = [&]() -> AnyMatrix {
+    return {arena.take<std::byte>(cached * columns * kernels::bytes_of(settings.type)).data, settings.type, cached,
+            columns, columns};
+  };
+  for (std::int64_t layer = 0; layer < settings.architecture.model.layers; ++layer) {
+    keys.push_back(take());
+    values.push_back(take());
+  }
+  arena.purpose("generation");
+  device = {arena.take<kernels::CachedSequence>(settings.rows), arena.take<kernels::SampleStream>(settings.rows),
+            arena.take<std::int32_t>(settings.rows), arena.take<std::uint32_t>(settings.rows)};
+  host = {arena.take_host<kernels::CachedSequence>(settings.rows),
+          arena.take_host<kernels::SampleStream>(settings.rows), arena.take_host<std::int32_t>(settings.rows),
+          arena.take_host<std::uint32_t>(settings.rows)};
+  drawn = {arena.take<kernels::Drawn>(settings.rows * own).data, settings.rows, own, own};
+  host_drawn = {arena.take_host<kernels::Drawn>(settings.rows * own).data, settings.rows, own, own};
+  const std::int64_t rows = most_prefill_rows(settings);
+  prefill = {arena.take<std::uint32_t>(rows), arena.take<std::int32_t>(rows), arena.take<std::int64_t>(rows)};
+  host_prefill = {arena.take_host<std::uint32_t>(rows), arena.take_host<std::int32_t>(rows),
+                  arena.take_host<std::int64_t>(rows)};
+  workspace = arena.take<std::byte>(
+      kernels::cached_attention_workspace({.backend = arena.backend()}, cached_attention_shape(settings)));
+}
+
+Generator::Generator(const GenerationSettings& settings, Transformer& transformer, const kernels::Execution& execution,
+                     report::Timers& timers, training::StepArena& arena)
+    : settings_(settings),
+      transformer_(transformer),
+      execution_(execution),
+      timers_(timers),
+      buffers_(settings, arena),
+      attention_(cached_attention_shape(settings)),
+      rows_(static_cast<std::size_t>(settings.rows)),
+      regions_(static_cast<std::size_t>(n_regions(settings))),
+      recordable_(settings.graphs && device::Graph::possible(execution)),
+      records_(recordable_) {
+  if (const std::string why = generation_obstacle(settings.architecture.model); !why.empty())
+    throw collective_error(ExitCode::usage, "text of this model cannot be generated ({})", why);
+  attention_.sequences = buffers_.device.sequences;
+  attention_.positions = buffers_.device.positions;
+  device::zero(execution_, buffers_.workspace);
+  for (std::int64_t row = 0; row < settings.rows; ++row) {
+    buffers_.host.sequences[row] = {};
+    buffers_.host.streams[row] = {};
+    buffers_.host.positions[row] = 0;
+    buffers_.host.ids[row] = 0;
+  }
+}
+
+void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t seed, std::uint64_t step,
+                    const Receive& receive) {
+  struct HookEnd {
+    Transformer& transformer;
+    ~HookEnd() { transformer.hook_attention({}); }
+  } const hook_end{transformer_};
+  requests_ = requests;
+  seed_ = seed;
+  step_ = step;
+  rows_.assign(rows_.size(), {});
+  regions_.assign(regions_.size(), {});  // the parameters may have changed
+  continued_.clear();
+  next_ = 0;
+  transformer_.prepare_weights();
+  for (;;) {
+    note_progress();
+    assign();
+    std::int64_t steps = 0;
+    for (const Row& row : rows_)
+      if (row.running) steps = std::max(steps, std::min(left(row), settings_.context() - row.position()));
+    if (steps == 0) break;
+    steps = std::min(steps, device::is_asynchronous(execution_) ? kStepsBetweenChecks : 1);
+    send();
+    for (std::int64_t i = 0; i < steps; ++i) advance();
+    this->receive(steps, receive);
+  }
+  timers_.stop();
+}
+
+std::int64_t Generator::left(const Row& row) const {
+  return settings_.new_tokens - (std::ssize(row.text) - std::ssize(requests_[row.request].prompt));
+}
+
+/// Gives rows without a text the next ones, and computes the prefixes that are not in the cache.
+void Generator::assign() {
+  std::vector<std::size_t> to_compute;
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    Row& row = rows_[i];
+    if (row.running) continue;
+    if (!continued_.empty()) {
+      row.request = continued_.front().request;
+      row.text = std::move(continued_.front().text);
+      row.origin = std::ssize(row.text) - carried(settings_);
+      continued_.pop_front();
+    } else if (next_ < requests_.size()) {
+      row.request = next_++;
+      row.text.assign(requests_[row.request].prompt.begin(), requests_[row.request].prompt.end());
+      row.origin = 0;
+    } else {
+      continue;
+    }
+    row.running = true;
+    row.prefix = row.position();
+    if (row.prefix > 0 && !find_region(row)) to_compute.push_back(i);
+  }
+  prefill(std::move(to_compute));
+}
+
+/// The place of the row's prefix. True if the prefix is there.
+bool Generator::find_region(Row& row) {
+  const std::int64_t prompt = row.origin == 0 ? std::int64_t{requests_[row.request].number} : -1;
+  auto found = regions_.end();
+  if (prompt >= 0)
+    found = std::find_if(regions_.begin(), regions_.end(), [&](const Region& one) { return one.prompt == prompt; });
+  const bool present = found != regions_.end();
+  if (!present)
+    found = std::find_if(regions_.begin(), regions_.end(), [](const Region& one) { return one.users == 0; });
+  found->prompt = prompt;
+  ++found->users;
+  row.region = found - regions_.begin();
+  return present;
+}
+
+/// Computes the prefixes of these rows: those of similar length together, in forward passes of one shape per length.
+void Generator::prefill(std::vector<std::size_t> rows) {
+  const auto length = [&](std::size_t row) { return power_of_two(rows_[row].prefix); };
+  std::stable_sort(rows.begin(), rows.end(), [&](std::size_t a, std::size_t b) { return length(a) < length(b); });
+  for (auto begin = rows.begin(); begin != rows.end();) {
+    const std::int64_t common = length(*begin);
+    auto end = begin;
+    while (end != rows.end() && length(*end) == common && end - begin < prefill_sequences(settings_, common)) ++end;
+    prefill_batch({begin, end}, common);
+    begin = end;
+  }
+}
+
+/// At most prefill_sequences(length) prefixes, each padded to `length` rows: a row reads no rows after it.
+void Generator::prefill_batch(std::span<const std::size_t> rows, std::int64_t length) {
+  const std::int64_t sequences = prefill_sequences(settings_, length);
+  const Buffers::Prefill &host = buffers_.host_prefill, &device = buffers_.prefill;
+  for (std::int64_t i = 0; i < sequences * length; ++i) {
+    const std::int64_t position = i % length;
+    const Row* const row = i / length < std::ssize(rows) ? &rows_[rows[static_cast<std::size_t>(i / length)]] : nullptr;
+    const bool used = row != nullptr && position < row->prefix;
+    host.ids[i] = used ? row->text[static_cast<std::size_t>(row->origin + position)] : 0;
+    host.positions[i] = static_cast<std::int32_t>(std::min(position, settings_.context() - 1));
+    host.rows[i] = used ? row->region * longest_prefix(settings_) + position : -1;
+  }
+  const auto copy = [&]<class T>(kernels::Array<T> to, kernels::Array<T> from) {
+    device::copy(execution_, to.data, from.data, sequences * length * static_cast<std::int64_t>(sizeof(T)),
+                 device::Direction::to_device);
+  };
+  copy(device.ids, host.ids);
+  copy(device.positions, host.positions);
+  copy(device.rows, host.rows);
+  const std::int64_t queries = settings_.architecture.query_width(), keys = settings_.architecture.key_width();
+  transformer_.hook_attention([&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix&) {
+    const auto at = static_cast<std::size_t>(layer);
+    const kernels::Array<const std::int64_t> to{device.rows.data, packed.rows};
+    kernels::store_rows(execution_, packed.columns_from(queries, keys), to, buffers_.keys[at]);
+    kernels::store_rows(execution_, packed.columns_from(queries + keys, keys), to, buffers_.values[at]);
+    return false;
+  });
+  const Tokens tokens{.sequences = sequences,
+                      .length = length,
+                      .ids = {device.ids.data, sequences * length},
+                      .targets = {},
+                      .positions = {device.positions.data, sequences * length},
+                      .first_key = {}};
+  transformer_.forward(tokens, nullptr);
+  kernels::fence(execution_);  // host memory may be filled again
+}
+
+/// One step: the last token of each sequence through the model, and the next one.
+void Generator::compute() {
+  const std::int64_t queries = settings_.architecture.query_width(), keys = settings_.architecture.key_width();
+  transformer_.hook_attention([&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix& mixed) {
+    const auto at = static_cast<std::size_t>(layer);
+    kernels::CachedAttention attention = attention_;
+    attention.window = settings_.architecture.model.window_of(layer);
+    kernels::cached_attention(execution_, attention, packed.columns_from(0, queries),
+                              packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                              buffers_.keys[at], buffers_.values[at], mixed, buffers_.workspace);
+    return true;
+  });
+  const Buffers::State& state = buffers_.device;
+  const Tokens tokens{.sequences = settings_.rows,
+                      .length = 1,
+                      .ids = state.ids,
+                      .targets = {},
+                      .positions = state.positions,
+                      .first_key = {}};
+  transformer_.forward(tokens, nullptr);
+  const AnyMatrix logits = transformer_.logits(tokens);
+  timers_.phase("sampling");
+  kernels::sample(execution_,
+                  {.vocabulary = settings_.architecture.vocabulary,
+                   .softcap = static_cast<float>(settings_.architecture.model.logit_softcap),
+                   .temperature = static_cast<float>(settings_.temperature),
+                   .top_k = settings_.top_k,
+                   .top_p = settings_.top_p},
+                  logits, {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
+}
+
+/// The first step runs as it is, since libraries may allocate; the second is recorded.
+void Generator::advance() {
+  if (!prepared_ || !records_) {
+    prepared_ = true;
+    return compute();
+  }
+  if (!graph_) graph_.emplace().record(execution_, [this] { compute(); });
+  graph_->replay(execution_);
+}
+
+/// The state of all sequences, as it is now.
+void Generator::send() {
+  const Buffers::State &host = buffers_.host, &device = buffers_.device;
+  const std::int64_t prefix = longest_prefix(settings_), own = own_positions(settings_);
+  for (std::int64_t i = 0; i < settings_.rows; ++i) {
+    const Row& row = rows_[static_cast<std::size_t>(i)];
+    host.sequences[i] = {};
+    host.positions[i] = 0;
+    if (!row.running) continue;
+    const GenerationRequest& request = requests_[row.request];
+    host.sequences[i] = {.prefix_begin = row.region * prefix,
+                         .own_begin = std::ssize(regions_) * prefix + i * own,
+                         .prefix = static_cast<std::int32_t>(row.prefix),
+                         .end = static_cast<std::int32_t>(std::min(settings_.context(), row.position() + left(row)))};
+    host.streams[i] = {.seed = seed_,
+                       .step = step_,
+                       .index = (std::uint64_t{request.number} << kPromptShift) +
+                                (std::uint64_t{request.sample} << kSampleShift) +
+                                static_cast<std::uint64_t>(row.origin)};
+    host.positions[i] = static_cast<std::int32_t>(row.position());
+    host.ids[i] = row.text.back();
+  }
+  const auto copy = [&]<class T>(kernels::Array<T> to, kernels::Array<T> from) {
+    device::copy(execution_, to.data, from.data, from.size * static_cast<std::int64_t>(sizeof(T)),
+                 device::Direction::to_device);
+  };
+  copy(device.sequences, host.sequences);
+  copy(device.streams, host.streams);
+  copy(device.positions, host.positions);
+  copy(device.ids, host.ids);
+}
+
+/// The tokens of the last `steps` steps.
+void Generator::receive(std::int64_t steps, const Receive& receive) {
+  const kernels::Matrix<kernels::Drawn>& drawn = buffers_.host_drawn;
+  device::copy(execution_, drawn.data, buffers_.drawn.data,
+               drawn.rows * drawn.columns * static_cast<std::int64_t>(sizeof(kernels::Drawn)),
+               device::Direction::to_host);
+  kernels::fence(execution_);
+  for (std::int64_t i = 0; i < settings_.rows; ++i) {
+    Row& row = rows_[static_cast<std::size_t>(i)];
+    if (!row.running) continue;
+    const std::int64_t first = row.position(), end = std::min({first + steps, first + left(row), settings_.context()});
+    bool wanted = true;
+    for (std::int64_t position = first; position < end && wanted; ++position) {
+      const kernels::Drawn& one = drawn(i, position - row.prefix);
+      if (!std::isfinite(one.log_probability))
+        throw error(ExitCode::numeric,
+                    "the logits of prompt {}, sample {} are not finite (the model has parameters that are not, or too "
+                    "large)",
+                    requests_[row.request].number + 1, requests_[row.request].sample + 1);
+      row.text.push_back(one.token);
+      wanted = receive(row.request, one);
+    }
+    const bool over = !wanted || left(row) == 0;
+    if (!over && row.position() < settings_.context()) continue;
+    if (row.region >= 0) --regions_[static_cast<std::size_t>(row.region)].users;
+    if (!over) continued_.push_back({row.request, std::move(row.text)});
+    row = {};
+  }
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Text that a language model writes, token by token, for a batch of prompts with several samples each.
+//
+// The keys and values of all rows that were computed are kept. A prompt is computed once, all its tokens but the last,
+// by the forward pass of training; its samples read the same rows of the cache. Then each step computes one row per
+// sequence, draws its next token and appends. Sequences that have ended make place for the next ones.
+//
+// A text that reaches the context goes on with the last half of the context as its prompt.
+//
+// What a sample becomes does not depend on the other samples: its random numbers depend on (seed, step, prompt, sample,
+// position), sums on the sequence, and the shapes of products are the same in every step and for prompts of similar
+// length (powers of two), since every step computes `rows` rows, used or not. With another number of rows products may
+// round differently.
+//
+// On a GPU the steps are one recorded graph; the host looks at the tokens every kStepsBetweenChecks steps.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/stream.hpp"
+#include "kernels/language/decode/cached_attention.hpp"
+#include "kernels/language/sample/sample.hpp"
+#include "language_model/transformer.hpp"
+
+namespace weft::language_model {
+
+struct GenerationSettings {
+  Architecture architecture;
+  kernels::Scalar type = kernels::Scalar::fp32;  ///< of the activations
+  std::int64_t rows = 1;                         ///< sequences that are computed together
+  std::int64_t prompts = 1;                      ///< different prompts
+  std::int64_t longest_prompt = 1;               ///< in tokens, at most context()
+  std::int64_t new_tokens = 1;                   ///< of each sample, at most
+  std::int64_t prefill_rows = 0;                 ///< of a forward pass over several prompts; 0: one prompt each
+  double temperature = 1;                        ///< 0: always the most probable token
+  std::int64_t top_k = 0;                        ///< 0: all
+  double top_p = 1;
+  bool graphs = true;
+
+  /// Longest sequence of the model.
+  std::int64_t context() const { return architecture.positions; }
+  /// Rows of the largest forward pass: at least as many must the Transformer take.
+  std::int64_t most_rows() const;
+};
+
+/// Why text of this model cannot be generated; "": it can.
+std::string generation_obstacle(const ModelSettings&);
+
+struct GenerationRequest {
+  std::span<const std::uint32_t> prompt;  ///< at least one token, at most longest_prompt
+  std::uint32_t number = 0;               ///< of the prompt: equal numbers mean equal prompts; below 2^20
+  std::uint32_t sample = 0;               ///< below 2^20
+};
+
+class Generator {
+ public:
+  static constexpr std::int64_t kStepsBetweenChecks = 16;
+
+  struct Buffers {
+    Buffers(const GenerationSettings&, training::StepArena&);
+    std::vector<kernels::AnyMatrix> keys, values;  ///< by layer: [cache rows, H_kv d], prefixes first
+    /// State of the sequences, where the kernels run and on the host.
+    struct State {
+      kernels::Array<kernels::CachedSequence> sequences;
+      kernels::Array<kernels::SampleStream> streams;
+      kernels::Array<std::int32_t> positions;
+      kernels::Array<std::uint32_t> ids;
+    };
+    State device, host;
+    kernels::Matrix<kernels::Drawn> drawn, host_drawn;  ///< [rows, most new positions]
+    /// A forward pass over prompts.
+    struct Prefill {
+      kernels::Array<std::uint32_t> ids;
+      kernels::Array<std::int32_t> positions;
+      kernels::Array<std::int64_t> rows;  ///< of the cache; -1: none
+    };
+    Prefill prefill, host_prefill;
+    kernels::Array<std::byte> workspace;
+  };
+
+  /// The Transformer takes most_rows() rows, and `rows` rows of logits at a time. It is used during `run` only. All
+  /// references must outlive the object.
+  Generator(const GenerationSettings&, Transformer&, const kernels::Execution&, report::Timers&, training::StepArena&);
+
+  /// Called for each token of a request, in order. False: the request ends here.
+  using Receive = std::function<bool(std::size_t request, const kernels::Drawn&)>;
+
+  /// Writes at most new_tokens tokens for each request. seed, step: key of the random numbers. Throws Error(numeric) if
+  /// logits are not finite.
+  void run(std::span<const GenerationRequest>, std::uint64_t seed, std::uint64_t step, const Receive&);
+
+  /// False: from now on steps run eagerly, so that their phases can be timed.
+  void record(bool record) { records_ = record && recordable_; }
+
+ private:
+  struct Row {
+    bool running = false;
+    std::size_t request = 0;
+    std::vector<std::uint32_t> text;  // the prompt, and what was written
+    std::int64_t origin = 0;          // index in `text` of the sequence's position 0
+    std::int64_t prefix = 0;          // positions that were computed together
+    std::int64_t region = -1;         // of the prefix; -1: no prefix
+    /// Of the last token of `text`, which the next step computes.
+    std::int64_t position() const { return std::ssize(text) - origin - 1; }
+  };
+  /// Place of a prefix in the cache.
+  struct Region {
+    std::int64_t prompt = -1;  // number of the prompt; -1: none
+    std::int64_t users = 0;
+  };
+  struct Continued {
+    std::size_t request;
+    std::vector<std::uint32_t> text;
+  };
+
+  std::int64_t left(const Row&) const;  // tokens still to be written
+  void assign();
+  bool find_region(Row&);
+  void prefill(std::vector<std::size_t> rows);
+  void prefill_batch(std::span<const std::size_t> rows, std::int64_t length);
+  void compute();
+  void advance();
+  void send();
+  void receive(std::int64_t steps, const Receive&);
+
+  const GenerationSettings settings_;
+  Transformer& transformer_;
+  const kernels::Execution execution_;
+  report::Timers& timers_;
+  const Buffers buffers_;
+  kernels::CachedAttention attention_;
+  std::span<const GenerationRequest> requests_;  // of `run`, with what follows
+  std::uint64_t seed_ = 0, step_ = 0;
+  std::vector<Row> rows_;
+  std::vector<Region> regions_;
+  std::deque<Continued> continued_;
+  std::size_t next_ = 0;
+  const bool recordable_;
+  bool records_;
+  std::optional<device::Graph> graph_;
+  bool prepared_ = false;  // a step has run eagerly
+};
+
+}  // namespace weft::language_model

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/initial.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "input/read.hpp"
+#include "language_model/training_run.hpp"
+
+namespace weft::language_model {
+namespace {
+
+checkpoint::Found open_initial(const std::string& path, const parallel::World& world) {
+  const bool run = !world.on_root([&] { return std::string(checkpoint::is_run(path) ? "run" : ""); }).empty();
+  if (!run) return checkpoint::open(world.all(), path, checkpoint::Verify::full);
+  auto found = checkpoint::find(world.all(), std::filesystem::path(path) / "checkpoints", "auto",
+                                checkpoint::Verify::full, checkpoint::Leftovers::keep);
+  if (!found)
+    throw collective_error(
+        ExitCode::io, "language_model.initial = \"{}\": no checkpoint yet (the run has not written one); give another",
+        path);
+  return *std::move(found);
+}
+
+}  // namespace
+
+InitialModel::InitialModel(const Configuration& configuration, const parallel::World& world) {
+  if (is_huggingface_directory(configuration.initial)) {
+    directory_.emplace(configuration.initial);
+    vocabulary_ = directory_->config().vocabulary;
+  } else {
+    found_ = open_initial(configuration.initial, world);
+    vocabulary_ =
+        stored_architecture(configuration.language_model, configuration.data.sequence, found_->manifest.tensors)
+            .vocabulary;
+  }
+  require_settings(configuration);
+}
+
+void InitialModel::require_settings(const Configuration& configuration) const {
+  if (directory_) return directory_->require(configuration.language_model);
+  Configuration same = configuration;
+  const input::Schema keys = schema(same);
+  std::string refused;
+  for (const input::Change& change : input::changed_keys(keys, found_->manifest.input, checkpoint::kManifestName))
+    if (change.path.starts_with("language_model.") && change.resume == input::Resume::fixed &&
+        change.path != "language_model.initial" && change.path != "language_model.preset")
+      refused += fmt::format("\n  {} is {}, not {}", change.path, change.before, change.after);
+  if (!refused.empty())
+    throw collective_error(ExitCode::usage,
+                           "language_model.initial = \"{}\": another model than that of [language_model] (the weights "
+                           "belong to it); correct these keys:{}",
+                           configuration.initial, refused);
+}
+
+std::optional<Tokenizer> InitialModel::tokenizer(const parallel::World& world,
+                                                 const kernels::Execution& execution) const {
+  return found_ ? stored_tokenizer(*found_, world, execution) : directory_->tokenizer();
+}
+
+void InitialModel::load(const training::Parameters& parameters, const parallel::World& world,
+                        const kernels::Execution& execution) const {
+  if (directory_) return directory_->load(parameters, execution);
+  // Every parameter has one tensor or more; those of the weights are what a model without moments has.
+  checkpoint::Registry all, weights;
+  parameters.add_to(all);
+  for (const checkpoint::Tensor& tensor : all.tensors()) {
+    const std::string_view name = tensor.name;
+    const bool weight = std::any_of(parameters.specs().begin(), parameters.specs().end(),
+                                    [&](const training::ParameterSpec& spec) { return name == spec.name; });
+    if (weight) weights.add(tensor);
+  }
+  checkpoint::load(world.all(), *found_, weights, execution, checkpoint::Load::part);
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/policy/advantage.hpp"
+
+#include "base/error.hpp"
+
+namespace weft::language_model {
+
+PromptAdvantages set_advantages(const kernels::SetRule& rule, std::span<const double> rewards,
+                                std::span<const double> distances, std::span<const char> present) {
+  const std::size_t answers = rewards.size();
+  if (rule.set_size < 2 || distances.size() != answers * answers || (!present.empty() && present.size() != answers))
+    throw error(ExitCode::internal, "set_advantages: {} distances for {} rewards, sets of {}", distances.size(),
+                answers, rule.set_size);
+  const auto counts = [&](std::size_t i) { return present.empty() || present[i] != 0; };
+  PromptAdvantages out{.distances = std::vector<double>(answers), .advantages = std::vector<double>(answers)};
+  std::vector<double> reward_distances(answers);
+  kernels::SetSums sums;
+  for (std::size_t i = 0; i < answers; ++i) {
+    if (!counts(i)) continue;
+    ++sums.count;
+    for (std::size_t j = 0; j < answers; ++j) {
+      if (!counts(j)) continue;
+      out.distances[i] += distances[i * answers + j];
+      reward_distances[i] += rewards[j] * distances[i * answers + j];
+    }
+    sums.rewards += rewards[i];
+    sums.pairs += out.distances[i] / 2;
+    sums.reward_pairs += rewards[i] * out.distances[i];
+  }
+  out.counted = sums.count;
+  out.diversity = kernels::mean_distance(sums);
+  out.objective = kernels::expected_objective(rule, sums);
+  for (std::size_t i = 0; i < answers; ++i)
+    if (counts(i))
+      out.advantages[i] = kernels::set_advantage(rule, sums, rewards[i], out.distances[i], reward_distances[i]);
+  return out;
+}
+
+}  // namespace weft::language_model

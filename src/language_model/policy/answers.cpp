@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/policy/answers.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "kernels/runtime.hpp"
+#include "language_model/generation/growing_text.hpp"
+#include "storage/digest.hpp"
+
+namespace weft::language_model {
+
+GenerationSettings answer_settings(const Configuration& configuration, const Architecture& architecture,
+                                   std::int64_t prompts, std::int64_t longest_prompt, std::int64_t most_rows) {
+  return {.architecture = architecture,
+          .type = activation_type(configuration),
+          .rows = std::min(prompts * configuration.polychromic.samples, most_rows),
+          .prompts = prompts,
+          .longest_prompt = longest_prompt,
+          .new_tokens = configuration.polychromic.max_new_tokens,
+          .prefill_rows = configuration.micro_tokens(),
+          .temperature = configuration.polychromic.temperature,
+          .graphs = configuration.device.graphs};
+}
+
+std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokenizer, std::vector<Prompt> prompts,
+                                  std::int64_t samples, std::uint64_t seed, std::uint64_t step, std::int64_t first) {
+  const std::vector<std::uint32_t> ends = end_symbols(tokenizer);
+  const auto ends_text = [&](std::uint32_t token) { return std::find(ends.begin(), ends.end(), token) != ends.end(); };
+  std::vector<Answers> answers;
+  for (Prompt& prompt : prompts) {
+    Answers& of_prompt = answers.emplace_back();
+    of_prompt.prompt = std::move(prompt);
+    const auto count = static_cast<std::size_t>(samples);
+    of_prompt.drawn.resize(count);
+    of_prompt.ids.resize(count);
+    of_prompt.log_drawn.resize(count);
+  }
+  std::vector<GenerationRequest> requests;
+  for (std::size_t prompt = 0; prompt < answers.size(); ++prompt)
+    for (std::int64_t sample = 0; sample < samples; ++sample)
+      requests.push_back({.prompt = answers[prompt].prompt.ids,
+                          .number = static_cast<std::uint32_t>(first + static_cast<std::int64_t>(prompt)),
+                          .sample = static_cast<std::uint32_t>(sample)});
+  generator.run(requests, seed, step, [&](std::size_t i, const kernels::Drawn& drawn) {
+    const auto sample = i % static_cast<std::size_t>(samples);
+    Answers& of_prompt = answers[i / static_cast<std::size_t>(samples)];
+    of_prompt.drawn[sample].push_back(drawn.token);
+    of_prompt.log_drawn[sample].push_back(drawn.log_drawn);
+    if (ends_text(drawn.token)) return false;
+    of_prompt.ids[sample].push_back(drawn.token);
+    return true;
+  });
+  return answers;
+}
+
+// --- Judge ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+std::unique_ptr<Reward> make_reward(const PolychromicSettings& settings, MeanLogProbabilities likelihoods) {
+  switch (settings.reward) {
+    case RewardKind::constant:
+      return constant_reward();
+    case RewardKind::likelihood:
+      return likelihood_reward(std::move(likelihoods));
+    case RewardKind::exact:
+      return exact_match_reward();
+    case RewardKind::regex:
+      return regex_reward(settings.reward_pattern);
+    case RewardKind::file:
+      return file_reward(settings.reward_file);
+    case RewardKind::command:
+      return command_reward(settings.reward_command, settings.reward_time_limit);
+  }
+  throw error(ExitCode::internal, "a reward without a function");
+}
+
+}  // namespace
+
+TransformerSettings Judge::forward_settings(const Configuration& configuration, const Architecture& architecture) {
+  return embedding_settings(transformer_settings(configuration, architecture), configuration.micro_tokens());
+}
+
+Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& architecture, std::int64_t answers,
+                        training::StepArena& arena) {
+  arena.purpose("diversity");
+  const std::int64_t width = architecture.model.d_model, samples = configuration.polychromic.samples,
+                     prompts = answers / samples;
+  embeddings = {arena.take<float>(answers * width).data, answers, width, width};
+  rewards = arena.take<double>(answers);
+  workspace = arena.take<double>(kernels::set_advantages_workspace(prompts, samples));
+  advantages = {arena.take<std::int64_t>(prompts), arena.take<double>(prompts), arena.take<double>(prompts),
+                arena.take<double>(answers), arena.take<double>(answers)};
+  host_rewards = arena.take_host<double>(answers);
+  host_advantages = {arena.take_host<std::int64_t>(prompts), arena.take_host<double>(prompts),
+                     arena.take_host<double>(prompts), arena.take_host<double>(answers),
+                     arena.take_host<double>(answers)};
+}
+
+Judge::Judge(const Configuration& configuration, const Architecture& architecture, const Tokenizer& tokenizer,
+             std::int64_t answers, const InitialModel& initial, const parallel::World& world,
+             const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
+             training::StepArena& arena)
+    : settings_(configuration.polychromic),
+      tokenizer_(tokenizer),
+      execution_(execution),
+      timers_(timers),
+      model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
+             training::Moments::none),
+      buffers_(configuration, architecture, answers, arena),
+      transformer_(model_, forward_settings(configuration, architecture), timers, arena),
+      staging_(forward_settings(configuration, architecture).rows, false, execution, arena),
+      embedder_(forward_settings(configuration, architecture), transformer_, staging_, execution, arena),
+      reward_(make_reward(settings_, [this](std::span<const AnsweredPrompt>) { return log_probabilities_; })) {
+  initial.load(model_.parameters(), world, execution);
+  transformer_.prepare_weights();
+}
+
+std::string Judge::digest() const {
+  checkpoint::Registry registry;
+  model_.parameters().add_to(registry);
+  std::string digests;
+  std::string bytes;
+  for (const checkpoint::Tensor& tensor : registry.tensors()) {
+    bytes.resize(static_cast<std::size_t>(tensor.held.size() * tensor.row_bytes()));
+    if (tensor.gather)
+      tensor.gather(tensor.held, bytes.data());
+    else
+      device::copy(execution_, bytes.data(), tensor.data, std::ssize(bytes), device::Direction::to_host);
+    kernels::fence(execution_);
+    digests += storage::sha256(bytes);
+  }
+  return storage::sha256(digests);
+}
+
+void Judge::embed(std::span<const Answers> answers) {
+  std::vector<AnswerIds> texts;
+  std::vector<EmbeddedText> rows;
+  for (const Answers& of_prompt : answers)
+    for (const AnswerIds& ids : of_prompt.ids) {
+      AnswerIds& text = texts.emplace_back(of_prompt.prompt.ids);
+      text.insert(text.end(), ids.begin(), ids.end());
+    }
+  std::size_t row = 0;
+  for (const Answers& of_prompt : answers)
+    for (std::size_t i = 0; i < of_prompt.ids.size(); ++i, ++row)
+      rows.push_back({texts[row], std::ssize(of_prompt.prompt.ids)});
+  log_probabilities_.assign(rows.size(), 0.0);
+  embedder_.embed(rows,
+                  {buffers_.embeddings.data, std::ssize(rows), buffers_.embeddings.columns, buffers_.embeddings.stride},
+                  log_probabilities_);
+}
+
+std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers) {
+  std::vector<AnsweredPrompt> prompts;
+  for (const Answers& of_prompt : answers) {
+    AnsweredPrompt& prompt = prompts.emplace_back();
+    prompt.id = of_prompt.prompt.id;
+    prompt.prompt = of_prompt.prompt.text;
+    prompt.reference = of_prompt.prompt.reference;
+    prompt.prompt_ids = of_prompt.prompt.ids;
+    prompt.answer_ids = of_prompt.ids;
+    for (const AnswerIds& ids : of_prompt.ids) prompt.answers.push_back(valid_utf8(tokenizer_.decode(ids)));
+  }
+  return reward_->scores(prompts);
+}
+
+std::vector<Judgement> Judge::judge(std::span<const Answers> answers, Timing timing) {
+  std::vector<Judgement> judgements(answers.size());
+  if (answers.empty()) return judgements;
+  std::optional<report::Timers::Whole> stage;
+  const auto begin = [&](const char* name) {
+    stage.reset();
+    if (timing == Timing::by_stage) stage.emplace(timers_, name);
+  };
+  begin("embed");
+  embed(answers);
+  begin("reward");
+  const std::vector<std::vector<double>> rewards = scores(answers);
+  begin("diversity and advantage");
+  const std::int64_t prompts = std::ssize(answers), samples = settings_.samples, count = prompts * samples;
+  for (std::int64_t i = 0; i < count; ++i)
+    buffers_.host_rewards[i] = rewards[static_cast<std::size_t>(i / samples)][static_cast<std::size_t>(i % samples)];
+  device::copy(execution_, buffers_.rewards.data, buffers_.host_rewards.data, 8 * count, device::Direction::to_device);
+  const auto first = []<class T>(kernels::Array<T> all, std::int64_t size) {
+    return kernels::Array<T>{all.data, size};
+  };
+  const auto part = [&](const kernels::SetAdvantages& all) -> kernels::SetAdvantages {
+    return {first(all.counts, prompts), first(all.diversity, prompts), first(all.objective, prompts),
+            first(all.distances, count), first(all.advantages, count)};
+  };
+  const kernels::SetAdvantages result = part(buffers_.advantages), host = part(buffers_.host_advantages);
+  kernels::set_advantages(execution_, settings_.set_rule(),
+                          {.prompts = prompts,
+                           .samples = samples,
+                           .embeddings = {buffers_.embeddings.data, kernels::Scalar::fp32, count,
+                                          buffers_.embeddings.columns, buffers_.embeddings.stride},
+                           .rewards = {buffers_.rewards.data, count}},
+                          {buffers_.workspace.data, kernels::set_advantages_workspace(prompts, samples)}, result);
+  const auto read = [&]<class T>(kernels::Array<T> to, kernels::Array<T> from) {
+    device::copy(execution_, to.data, from.data, to.size * static_cast<std::int64_t>(sizeof(T)),
+                 device::Direction::to_host);
+  };
+  read(host.counts, result.counts);
+  read(host.diversity, result.diversity);
+  read(host.objective, result.objective);
+  read(host.distances, result.distances);
+  read(host.advantages, result.advantages);
+  kernels::fence(execution_);
+  for (std::int64_t p = 0; p < prompts; ++p) {
+    const Answers& of_prompt = answers[static_cast<std::size_t>(p)];
+    Judgement& judgement = judgements[static_cast<std::size_t>(p)];
+    judgement.rewards = rewards[static_cast<std::size_t>(p)];
+    judgement.semantic = host.diversity[p];
+    judgement.text = text_diversity(of_prompt.ids);
+    if (settings_.diversity == DiversityMeasure::semantic) {
+      const auto values = [&](kernels::Array<double> all) {
+        return std::vector<double>(all.data + p * samples, all.data + (p + 1) * samples);
+      };
+      judgement.advantages = {host.counts[p], host.diversity[p], host.objective[p], values(host.distances),
+                              values(host.advantages)};
+      continue;
+    }
+    std::vector<char> present;
+    for (const AnswerIds& ids : of_prompt.ids) present.push_back(ids.empty() ? 0 : 1);
+    const PairMetric metric =
+        settings_.diversity == DiversityMeasure::distinct ? PairMetric::distinct : PairMetric::self_bleu;
+    judgement.advantages =
+        set_advantages(settings_.set_rule(), judgement.rewards, pair_distances(metric, of_prompt.ids), present);
+  }
+  return judgements;
+}
+
+}  // namespace weft::language_model

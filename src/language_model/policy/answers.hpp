@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Answers to prompts, and what they are worth.
+//
+// A Judge has the frozen model: the weights with which the training began. It gives each answer its embedding and, as
+// a reward, its likelihood.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/language/diversity/set_advantages.hpp"
+#include "language_model/generation/generator.hpp"
+#include "language_model/initial.hpp"
+#include "language_model/policy/advantage.hpp"
+#include "language_model/policy/diversity.hpp"
+#include "language_model/policy/embedder.hpp"
+#include "language_model/policy/prompts.hpp"
+#include "language_model/policy/reward.hpp"
+
+namespace weft::language_model {
+
+/// The answers to one prompt.
+struct Answers {
+  Prompt prompt;
+  std::vector<AnswerIds> drawn;               ///< as drawn, with the symbol that ends the text if there is one
+  std::vector<AnswerIds> ids;                 ///< without it: what counts as the answer
+  std::vector<std::vector<float>> log_drawn;  ///< of each token of `drawn`, under the distribution it was drawn from
+};
+
+/// What they are worth.
+struct Judgement {
+  std::vector<double> rewards;  ///< [answers]
+  PromptAdvantages advantages;  ///< of the objective's measure of diversity
+  double semantic = 0;          ///< mean distance of pairs of embeddings
+  TextDiversity text;
+};
+
+/// Settings of the generator of `prompts` prompts at a time. most_rows: of logits at a time.
+GenerationSettings answer_settings(const Configuration&, const Architecture&, std::int64_t prompts,
+                                   std::int64_t longest_prompt, std::int64_t most_rows);
+
+/// N answers to each prompt. step: key of the random numbers, with the number of the prompt, `first` + its index.
+std::vector<Answers> draw_answers(Generator&, const Tokenizer&, std::vector<Prompt>, std::int64_t samples,
+                                  std::uint64_t seed, std::uint64_t step, std::int64_t first);
+
+class Judge {
+ public:
+  struct Buffers {
+    Buffers(const Configuration&, const Architecture&, std::int64_t answers, training::StepArena&);
+    kernels::Matrix<float> embeddings;  ///< [answers, C]
+    kernels::Array<double> rewards, workspace;
+    kernels::SetAdvantages advantages;
+    kernels::Array<double> host_rewards;
+    kernels::SetAdvantages host_advantages;
+  };
+
+  /// Judges at most `answers` answers at a time. References must outlive the object. Collective.
+  Judge(const Configuration&, const Architecture&, const Tokenizer&, std::int64_t answers, const InitialModel&,
+        const parallel::World&, const parallel::Grid&, const kernels::Execution&, report::Timers&,
+        training::StepArena&);
+
+  /// by_stage: each stage is a phase of the timers.
+  enum class Timing { none, by_stage };
+  /// One for each prompt, of polychromic.samples answers each.
+  std::vector<Judgement> judge(std::span<const Answers>, Timing);
+
+  /// Of the frozen model; its weights are prepared.
+  Transformer& transformer() { return transformer_; }
+  /// sha256 of the frozen weights.
+  std::string digest() const;
+
+  /// Of a transformer for forward passes of the frozen model.
+  static TransformerSettings forward_settings(const Configuration&, const Architecture&);
+
+ private:
+  void embed(std::span<const Answers>);
+  std::vector<std::vector<double>> scores(std::span<const Answers>);
+
+  const PolychromicSettings settings_;
+  const Tokenizer& tokenizer_;
+  const kernels::Execution execution_;
+  report::Timers& timers_;
+  const Model model_;  // frozen, without moments
+  Buffers buffers_;
+  Transformer transformer_;
+  Staging staging_;
+  Embedder embedder_;
+  std::vector<double> log_probabilities_;  // of the answers in `buffers_`, under the frozen model
+  std::unique_ptr<Reward> reward_;
+};
+
+}  // namespace weft::language_model

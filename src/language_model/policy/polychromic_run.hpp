@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Polychromic fine-tuning as a Trainable (arXiv 2509.25424; for language models arXiv 2604.17654): the steps of a
+// TrainingRun, of which every polychromic.every-th also has the gradient of the objective of sets.
+//
+//   generate    N answers to each of P prompts, with the weights of training (they are shared, not copied)
+//   embed       mean hidden states of the answers under the frozen model
+//   reward      R_i
+//   diversity   distances of pairs, advantages A_i of kernels/language/diversity/set_rule.hpp
+//   backward    L = L_supervised - lambda / P sum_i n / (N - n) A_i sum_t log p(y_it)
+//
+// Of polychromic.epochs steps that use a batch, those after the first weight each token with its ratio of probabilities
+// to those of the first, and not at all beyond the clip (PPO: Schulman et al. 2017). With polychromic.kl the loss also
+// has the mean over answers of sum_t r - log r - 1, r = p_frozen / p (Schulman 2020).
+//
+// All gradients are added up and applied by one update. An empty answer has no part in the sets of its prompt: N is
+// then the number of the others. Prompts are divided over the ranks; which answers are drawn depends on the number of a
+// prompt, not on its rank.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "language_model/plan.hpp"
+#include "language_model/policy/answers.hpp"
+#include "language_model/policy/policy_batch.hpp"
+#include "language_model/training_run.hpp"
+
+namespace weft::language_model {
+
+/// Throws a collective Error(usage) if a run with these settings is not possible.
+void require_polychromic(const Configuration&, const Architecture&, const Prompts&);
+
+/// Adds the memory of a PolychromicRun to the plan of its TrainingRun.
+void add_polychromic(Plan&, const Configuration&, const Prompts&);
+
+/// Sums and counts of measures of answers.
+class AnswerMeasures {
+ public:
+  enum Measure {
+    reward,
+    diversity,
+    objective,
+    distinct_2,
+    self_bleu,
+    length,
+    empty,
+    advantage_square,  // from here on of training only
+    gap,
+    clipped,
+    divergence,
+    kCount
+  };
+
+  AnswerMeasures() : numbers_(2 * kCount) {}
+  void add(Measure, double value);  ///< NaN: not defined, not counted
+  void add(const Answers&, const Judgement&);
+  /// Collective.
+  void sum_over(const parallel::Communicator& ranks) { ranks.sum(std::span<double>(numbers_)); }
+  double mean(Measure) const;  ///< NaN: of nothing
+
+ private:
+  std::vector<double> numbers_;
+};
+
+class PolychromicRun final : public training::Trainable {
+ public:
+  /// As TrainingRun. The prompts must outlive the object.
+  PolychromicRun(const Configuration&, const Corpus&, const Prompts&, const checkpoint::Found* found,
+                 const parallel::World&, const parallel::Grid&, const device::Runtime&);
+
+  std::string work_unit() const override { return base_.work_unit(); }
+  checkpoint::Registry& registry() override { return base_.registry(); }
+  void initialise() override { base_.initialise(); }
+  void resume_at(std::int64_t step, const training::Cursor& cursor) override { base_.resume_at(step, cursor); }
+  training::Cursor cursor() const override { return base_.cursor(); }
+
+  void start() override;
+  training::Step step() override;
+  void settle() override { base_.settle(); }
+  training::Metrics metrics() override;
+  training::Metrics evaluate() override;
+  training::Communication communication() const override { return base_.communication(); }
+  report::Timers& timers() override { return base_.timers(); }
+  void conclude(report::Json& result) override;
+
+ private:
+  bool draws_at(std::int64_t step) const { return step % settings_.every == 0; }
+  bool trains_at(std::int64_t step) const {
+    return (settings_.weight > 0 || settings_.kl > 0) && step >= settings_.every &&
+           step % settings_.every < settings_.epochs;
+  }
+  void draw(std::int64_t step);
+  std::vector<PolicyRow> rows() const;
+  void weigh(bool first_use);
+  void note_probabilities();
+  AnswerMeasures measure(report::Json* samples);
+  report::Json record();
+  void write(const report::Json&) const;
+  void keep_reference(const checkpoint::Found* found);
+
+  const Configuration& configuration_;
+  const PolychromicSettings& settings_;
+  const Prompts& prompts_;
+  const Tokenizer& tokenizer_;
+  const parallel::World& world_;
+  const kernels::Execution execution_;
+  const parallel::Range own_;  // prompts of a batch that are drawn on this rank
+  TrainingRun base_;
+  training::StepArena arena_;
+  Judge judge_;
+  Generator generator_;
+  PolicyBatch batch_;
+  /// The answers of this rank in the present batch: state of the run if several steps use it.
+  struct Present {
+    Present(std::int64_t answers, std::int64_t longest_);
+    void add_to(checkpoint::Registry&, parallel::Range own, std::int64_t all);
+    std::int64_t longest;
+    std::vector<std::uint32_t> tokens;  ///< [answers, longest] prompt, then answer
+    std::vector<std::int64_t> sizes;    ///< [answers, 2] tokens of both
+    std::vector<float> factors;         ///< [answers] lambda / P n / (N - n) A_i
+    std::vector<float> first;           ///< [answers, longest] log p of each token of the answer at the first use
+  } present_;
+  std::vector<std::uint8_t> reference_;        // digest of the frozen weights
+  std::vector<std::vector<float>> log_drawn_;  // of `present_`, after `draw`
+  AnswerMeasures measures_;                    // since the last record
+};
+
+}  // namespace weft::language_model

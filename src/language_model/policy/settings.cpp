@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/policy/settings.hpp"
+
+#include <fmt/format.h>
+
+#include "input/schema.hpp"
+
+namespace weft::language_model {
+namespace {
+
+constexpr double kMostPrompts = 1 << 16, kMostSamples = 1 << 12, kMostTokens = 1 << 20;
+
+void add_sampling_keys(input::Schema& schema, PolychromicSettings& polychromic) {
+  schema
+      .add("polychromic.every", polychromic.every, "a batch of answers every so many steps; other steps are supervised")
+      .in("steps")
+      .at_least(1)
+      .at_most(input::kMostSteps);
+  schema.add("polychromic.prompts", polychromic.prompts, "prompts of a batch of answers, all ranks together")
+      .at_least(1)
+      .at_most(kMostPrompts);
+  schema.add("polychromic.samples", polychromic.samples, "answers per prompt, more than set_size")
+      .at_least(3)
+      .at_most(kMostSamples);
+  schema.add("polychromic.set_size", polychromic.set_size, "answers of a set, whose quality and diversity count")
+      .at_least(2)
+      .at_most(kMostSamples);
+  schema
+      .add("polychromic.temperature", polychromic.temperature,
+           "logits are divided by it: of the distribution from which answers are drawn and whose gradient is formed")
+      .at_least(0.01)
+      .at_most(100);
+  schema.add("polychromic.max_new_tokens", polychromic.max_new_tokens, "length of an answer")
+      .in("tokens")
+      .at_least(1)
+      .at_most(kMostTokens);
+  schema
+      .add("polychromic.prompts_file", polychromic.prompts_file,
+           "prompts, one per line, used in turn; FILE.jsonl: {\"prompt\": TEXT, \"reference\": TEXT} per line; \"\" = "
+           "pieces of the training text at random places")
+      .path_name();
+  schema.add("polychromic.prompt_tokens", polychromic.prompt_tokens, "length of a prompt that is cut from a text")
+      .in("tokens")
+      .at_least(1)
+      .at_most(kMostTokens);
+  schema
+      .add(
+          "polychromic.evaluation_prompts", polychromic.evaluation_prompts,
+          "prompts whose answers are measured before, during (log.evaluate_every) and after the training: the first of "
+          "prompts_file, or cut from the validation text; 0 = none")
+      .at_least(0)
+      .at_most(kMostPrompts)
+      .free();
+}
+
+void add_reward_keys(input::Schema& schema, PolychromicSettings& polychromic) {
+  schema.add("polychromic.reward", polychromic.reward,
+             {{"constant", RewardKind::constant},
+              {"likelihood", RewardKind::likelihood},
+              {"exact", RewardKind::exact},
+              {"regex", RewardKind::regex},
+              {"file", RewardKind::file},
+              {"command", RewardKind::command}},
+             "score of an answer: 1; the geometric mean of its probabilities under the initial model; 1 if it is the "
+             "reference of the prompt; 1 if reward_pattern matches; from reward_file; from reward_command");
+  schema.add("polychromic.reward_pattern", polychromic.reward_pattern, "with reward = \"regex\": a pattern of PCRE2");
+  schema
+      .add("polychromic.reward_file", polychromic.reward_file,
+           "with reward = \"file\": JSON lines {\"prompt\": TEXT, \"answer\": TEXT, \"score\": NUMBER}")
+      .path_name();
+  schema.add("polychromic.reward_command", polychromic.reward_command,
+             "with reward = \"command\": a command of the shell that reads and writes JSON lines");
+  schema.add("polychromic.reward_time_limit", polychromic.reward_time_limit, "its time for a batch of answers")
+      .in("s")
+      .more_than(0)
+      .at_most(1e6)
+      .free();
+}
+
+void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic) {
+  schema
+      .add("polychromic.weight", polychromic.weight,
+           "factor of the objective of sets beside the supervised loss; 0 = answers are measured only")
+      .at_least(0)
+      .at_most(1e6);
+  schema
+      .add("polychromic.epochs", polychromic.epochs,
+           "steps that use a batch of answers, at most every; after the first the ratio of probabilities is clipped "
+           "(PPO)")
+      .in("steps")
+      .at_least(1)
+      .at_most(input::kMostSteps);
+  schema
+      .add(
+          "polychromic.clip", polychromic.clip,
+          "with epochs > 1: a token has no gradient once its probability has changed by this fraction in the direction "
+          "of the advantage")
+      .more_than(0)
+      .at_most(1);
+  schema
+      .add("polychromic.kl", polychromic.kl,
+           "factor of the divergence from the initial model, estimated on the tokens of the answers; 0 = none")
+      .at_least(0)
+      .at_most(1e6);
+  schema.add("polychromic.objective", polychromic.objective,
+             {{"product", SetObjective::product}, {"additive", SetObjective::additive}},
+             "of a set: mean reward times diversity, or mean reward plus diversity_weight times diversity");
+  schema
+      .add("polychromic.diversity_weight", polychromic.diversity_weight,
+           "with objective = \"additive\": factor of the diversity")
+      .at_least(0)
+      .at_most(1e6);
+  schema.add("polychromic.diversity", polychromic.diversity,
+             {{"semantic", DiversityMeasure::semantic},
+              {"distinct", DiversityMeasure::distinct},
+              {"self_bleu", DiversityMeasure::self_bleu}},
+             "distance of two answers: 1 - cosine of their embeddings by the initial model; different bigrams of both; "
+             "1 - BLEU-2 of one against the other");
+}
+
+}  // namespace
+
+void add_keys(input::Schema& schema, PolychromicSettings& polychromic) {
+  schema.table("polychromic", "weft lm polychromic: fine-tuning for quality and diversity of sets of answers.");
+  add_sampling_keys(schema, polychromic);
+  add_reward_keys(schema, polychromic);
+  add_objective_keys(schema, polychromic);
+  schema.rule({"polychromic.set_size", "polychromic.samples"}, [&polychromic]() -> std::string {
+    if (polychromic.samples > polychromic.set_size) return {};
+    return fmt::format(
+        "polychromic.samples = {} is not more than polychromic.set_size = {} (all sets would have the same answers, "
+        "and "
+        "all advantages would be 0); take more samples",
+        polychromic.samples, polychromic.set_size);
+  });
+  schema.rule(
+      {"polychromic.reward", "polychromic.reward_pattern", "polychromic.reward_file", "polychromic.reward_command"},
+      [&polychromic]() -> std::string {
+        struct Argument {
+          const char *kind, *key;
+          bool needed, given;
+        };
+        const RewardKind kind = polychromic.reward;
+        for (const Argument& one :
+             {Argument{"regex", "reward_pattern", kind == RewardKind::regex, !polychromic.reward_pattern.empty()},
+              Argument{"file", "reward_file", kind == RewardKind::file, !polychromic.reward_file.empty()},
+              Argument{"command", "reward_command", kind == RewardKind::command,
+                       !polychromic.reward_command.empty()}}) {
+          if (one.needed && !one.given)
+            return fmt::format("polychromic.reward = \"{}\" needs polychromic.{}; give it", one.kind, one.key);
+          if (one.given && !one.needed)
+            return fmt::format("polychromic.{} has no effect without polychromic.reward = \"{}\"; leave it out",
+                               one.key, one.kind);
+        }
+        return {};
+      });
+  schema.rule({"polychromic.reward", "polychromic.prompts_file"}, [&polychromic]() -> std::string {
+    if (polychromic.reward != RewardKind::exact || polychromic.prompts_file.ends_with(".jsonl")) return {};
+    return "polychromic.reward = \"exact\" needs references, which prompts of a FILE.jsonl have; give such a "
+           "polychromic.prompts_file";
+  });
+  schema.rule({"polychromic.epochs", "polychromic.every"}, [&polychromic]() -> std::string {
+    if (polychromic.epochs <= polychromic.every) return {};
+    return fmt::format(
+        "polychromic.epochs = {} is more than polychromic.every = {} (the next batch of answers would be "
+        "drawn before); take fewer",
+        polychromic.epochs, polychromic.every);
+  });
+  schema.rule({"polychromic.clip", "polychromic.epochs"}, [&polychromic]() -> std::string {
+    if (polychromic.epochs > 1 || polychromic.clip == 0.2) return {};
+    return "polychromic.clip has no effect with epochs = 1 (the ratio of probabilities is 1); leave it out";
+  });
+  schema.rule({"polychromic.diversity_weight", "polychromic.objective"}, [&polychromic]() -> std::string {
+    if (polychromic.objective == SetObjective::additive || polychromic.diversity_weight == 0.5) return {};
+    return "polychromic.diversity_weight has no effect with objective = \"product\"; leave it out";
+  });
+}
+
+}  // namespace weft::language_model

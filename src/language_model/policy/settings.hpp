@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Table [polychromic]: fine-tuning for quality and diversity of sets of answers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/language/diversity/set_rule.hpp"
+
+namespace weft::input {
+class Schema;
+}
+
+namespace weft::language_model {
+
+using kernels::SetObjective;
+
+/// Distance of two answers: of embeddings by the frozen model, or of their tokens (diversity.hpp).
+enum class DiversityMeasure { semantic, distinct, self_bleu };
+/// Score of an answer (reward.hpp).
+enum class RewardKind { constant, likelihood, exact, regex, file, command };
+
+struct PolychromicSettings {
+  std::int64_t every = 5;             ///< steps from one batch of answers to the next
+  std::int64_t prompts = 4;           ///< of a batch of answers, all ranks together
+  std::int64_t samples = 8;           ///< N: answers per prompt
+  std::int64_t set_size = 4;          ///< n: answers of a set, less than N
+  double weight = 0.3;                ///< lambda: factor of the objective beside the supervised loss
+  double temperature = 0.9;           ///< of the distribution that is sampled and trained
+  std::int64_t max_new_tokens = 100;  ///< of an answer
+  std::string prompts_file;           ///< "": prompts are cut from the training text
+  std::int64_t prompt_tokens = 16;    ///< of a prompt that is cut
+  std::int64_t evaluation_prompts = 16;
+  SetObjective objective = SetObjective::product;
+  double diversity_weight = 0.5;  ///< alpha of the additive objective
+  DiversityMeasure diversity = DiversityMeasure::semantic;
+  RewardKind reward = RewardKind::constant;
+  std::string reward_pattern, reward_file, reward_command;
+  double reward_time_limit = 60;  ///< seconds per batch of answers
+  std::int64_t epochs = 1;        ///< steps that use a batch of answers
+  double clip = 0.2;              ///< of the ratio of probabilities, with epochs > 1
+  double kl = 0;                  ///< factor of the divergence from the frozen model
+
+  kernels::SetRule set_rule() const {
+    return {.objective = objective, .set_size = set_size, .diversity_weight = diversity_weight};
+  }
+};
+
+/// Keys and the conditions between them. The settings must outlive the schema.
+void add_keys(input::Schema&, PolychromicSettings&);
+
+}  // namespace weft::language_model

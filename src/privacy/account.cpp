@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "privacy/account.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "parallel/failure.hpp"
+#include "parallel/watchdog.hpp"
+
+namespace weft::privacy {
+namespace {
+
+/// The result of `function` on rank 0, on every rank. Its failure is thrown on every rank.
+template <class Function>
+double from_root(const parallel::Communicator& ranks, Function&& function) {
+  double value = 0;
+  parallel::on_root(ranks, [&] { value = function(); });
+  ranks.broadcast(&value, sizeof value);
+  return value;
+}
+
+/// Adds steps of a kind: to the last phase if that is of this kind.
+void append(std::vector<Phase>& history, const Phase& phase) {
+  if (phase.steps == 0) return;
+  if (!history.empty() && history.back().same_kind(phase))
+    history.back().steps += phase.steps;
+  else
+    history.push_back(phase);
+}
+
+/// Adding or removing one record: what clipping to C bounds to C.
+constexpr const char* kRelation = "add_or_remove";
+constexpr const char* kLimits =
+    "a document that is cut into several records is protected piece by piece; the vocabulary, the number of records "
+    "and validation data are public";
+
+}  // namespace
+
+std::string to_text(const Record& record) {
+  return record.unit == Unit::token ? "token" : fmt::format("sequence of at most {} tokens", record.tokens);
+}
+
+Json to_json(const Guarantee& guarantee) {
+  const Phase& last = guarantee.history.back();
+  Json json = {{"epsilon", guarantee.epsilon},
+               {"delta", guarantee.delta},
+               {"noise_multiplier", last.noise_multiplier},
+               {"sample_rate", last.sample_rate},
+               {"steps", steps_of(guarantee.history)},
+               {"accountant", name_of(guarantee.accountant)},
+               {"clip", guarantee.clip},
+               {"unit", guarantee.record.unit == Unit::token ? "token" : "sequence"},
+               {"records", guarantee.record.count},
+               {"relation", kRelation},
+               {"protects", fmt::format("each {}, added or removed; {}", to_text(guarantee.record), kLimits)},
+               {"private", guarantee.key == KeySource::system}};
+  if (guarantee.history.size() > 1)
+    for (const Phase& phase : guarantee.history)
+      json["history"].push_back(
+          {{"sample_rate", phase.sample_rate}, {"noise_multiplier", phase.noise_multiplier}, {"steps", phase.steps}});
+  return json;
+}
+
+std::string to_text(const Guarantee& guarantee) {
+  const std::string steps = fmt::format("{} steps", steps_of(guarantee.history));
+  if (guarantee.key == KeySource::test)
+    return fmt::format(
+        "privacy: none, the noise follows from run.seed (privacy.noise_key = \"test\"); with a secret key "
+        "{} give epsilon {:.4g} at delta {:g} ({})",
+        steps, guarantee.epsilon, guarantee.delta, name_of(guarantee.accountant));
+  return fmt::format("privacy: epsilon {:.4g} at delta {:g} ({}{}) after {}, for each {}, added or removed",
+                     guarantee.epsilon, guarantee.delta, name_of(guarantee.accountant),
+                     guarantee.accountant == AccountantKind::gdp ? ", an approximation" : "", steps,
+                     to_text(guarantee.record));
+}
+
+Account::Account(const Settings& settings, double sample_rate, const Record& record)
+    : settings_(settings), sample_rate_(sample_rate), record_(record) {}
+
+void Account::register_in(checkpoint::Registry& registry, bool writes) {
+  const auto range = [&](std::size_t size) { return parallel::Range{0, static_cast<std::int64_t>(size)}; };
+  registry.add({.name = "privacy/history",
+                .type = kernels::Scalar::fp64,
+                .shape = {static_cast<std::int64_t>(kMostPhases), 3},
+                .held = range(kMostPhases),
+                .owned = range(writes ? kMostPhases : 0),
+                .data = phases_.data()});
+  registry.add({.name = "privacy/key",
+                .type = kernels::Scalar::u32,
+                .shape = {static_cast<std::int64_t>(key_.size())},
+                .held = range(key_.size()),
+                .owned = range(writes ? key_.size() : 0),
+                .data = key_.data()});
+  registry.make_secret("privacy/key");
+}
+
+std::vector<Phase> Account::history() const {
+  std::vector<Phase> history;
+  for (const StoredPhase& phase : phases_)
+    if (phase.noise_multiplier > 0)
+      history.push_back({phase.sample_rate, phase.noise_multiplier, static_cast<std::int64_t>(phase.steps)});
+  return history;
+}
+
+std::vector<Phase> Account::planned(std::int64_t more) const {
+  std::vector<Phase> all = history();
+  append(all, {sample_rate_, noise_multiplier_, more});
+  return all;
+}
+
+void Account::plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks) {
+  const std::int64_t more = std::max<std::int64_t>(0, steps - done);
+  const double reached =
+      from_root(ranks, [&] { return epsilon(settings_.accountant, planned(more), settings_.delta); });
+  log::info(
+      "privacy: noise multiplier {:.6g}, sample rate {:.4g}, {} records: epsilon {:.4g} at delta {:g} ({}) after {} "
+      "steps, for each {}; {}",
+      noise_multiplier_, sample_rate_, record_.count, reached, settings_.delta, name_of(settings_.accountant),
+      done + more, to_text(record_), kLimits);
+  if (record_.count > 0 && settings_.delta * static_cast<double>(record_.count) >= 1)
+    log::warning("privacy.delta = {:g} is not less than 1 / {} records: publishing a random record would satisfy it",
+                 settings_.delta, record_.count);
+  if (settings_.accountant == AccountantKind::gdp)
+    log::warning("privacy.accountant = \"gdp\" is an approximation: the true epsilon may be larger");
+  if (settings_.noise_key == KeySource::test)
+    log::warning("privacy.noise_key = \"test\": the noise follows from run.seed; this run is not private");
+}
+
+void Account::begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks) {
+  parallel::on_root(ranks, [&] { key_ = new_noise_key(settings_.noise_key, seed); });
+  ranks.broadcast(key_.data(), sizeof key_);
+  phases_ = {};
+  parallel::note_phase("computing the noise multiplier");
+  noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier : from_root(ranks, [&] {
+    return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, steps);
+  });
+  plan(0, steps, ranks);
+}
+
+void Account::resume(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks) {
+  const auto is_usable = [](const StoredPhase& phase) {
+    return phase.sample_rate >= 0 && phase.sample_rate <= 1 && phase.noise_multiplier > 0 &&
+           std::isfinite(phase.noise_multiplier) && phase.steps >= 1 && phase.steps <= 1e15;
+  };
+  std::size_t used = 0;
+  while (used < kMostPhases && is_usable(phases_[used])) ++used;
+  for (std::size_t i = used; i < kMostPhases; ++i)
+    if (phases_[i].noise_multiplier != 0 || phases_[i].steps != 0)
+      throw collective_error(ExitCode::io,
+                             "the checkpoint's tensor \"privacy/history\" is not an account of steps (row {}); resume "
+                             "from another checkpoint",
+                             i);
+  const std::vector<Phase> before = history();
+  if (steps_of(before) != done)
+    throw collective_error(ExitCode::io,
+                           "the checkpoint of step {} accounts for {} private steps (its tensor \"privacy/history\"); "
+                           "resume from another checkpoint",
+                           done, steps_of(before));
+  parallel::note_phase("computing the noise multiplier");
+  const std::int64_t more = std::max<std::int64_t>(0, steps - done);
+  noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier
+                      : before.empty()               ? 0
+                                                     : before.back().noise_multiplier;
+  if (settings_.epsilon > 0)
+    noise_multiplier_ = from_root(ranks, [&] {
+      if (noise_multiplier_ > 0 && epsilon(settings_.accountant, planned(more), settings_.delta) <= settings_.epsilon)
+        return noise_multiplier_;
+      return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, more, before);
+    });
+  plan(done, steps, ranks);
+}
+
+void Account::count_step() {
+  std::vector<Phase> all = planned(1);
+  if (all.size() > kMostPhases)
+    throw collective_error(
+        ExitCode::usage,
+        "the noise or the sample rate of this run has changed {} times (a checkpoint holds no more); "
+        "start a new run",
+        kMostPhases);
+  const Phase& last = all.back();
+  phases_[all.size() - 1] = {last.sample_rate, last.noise_multiplier, static_cast<double>(last.steps)};
+}
+
+Guarantee Account::guarantee(const parallel::Communicator& ranks) const {
+  Guarantee guarantee{.delta = settings_.delta,
+                      .accountant = settings_.accountant,
+                      .clip = settings_.clip,
+                      .key = settings_.noise_key,
+                      .record = record_,
+                      .history = history()};
+  guarantee.epsilon =
+      from_root(ranks, [&] { return epsilon(settings_.accountant, guarantee.history, settings_.delta); });
+  if (guarantee.history.empty()) guarantee.history.push_back({sample_rate_, noise_multiplier_, 0});
+  return guarantee;
+}
+
+}  // namespace weft::privacy

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The account of a private run: its key, its noise multiplier, the steps so far and the guarantee that they give. Its
+// state is part of the checkpoint, so that a resumed run continues the accounting and never repeats or skips a number
+// of the noise.
+//
+// clang-format off
+//   privacy::Account account(settings, rate, record);       rate: probability with which a record joins a step
+//   account.register_in(registry, world.is_root());
+//   account.begin(seed, steps, ranks);                       a new run; or, after the registry has been loaded:
+//   account.resume(step, steps, ranks);
+//   … account.count_step(); …                                after each update, also of an empty batch
+//   result["privacy"] = to_json(account.guarantee(ranks));
+// clang-format on
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/json.hpp"
+#include "checkpoint/registry.hpp"
+#include "parallel/communicator.hpp"
+#include "privacy/accountant/accountant.hpp"
+#include "privacy/noise_key.hpp"
+
+namespace weft::privacy {
+
+/// What a record is.
+struct Record {
+  Unit unit = Unit::sequence;
+  std::int64_t tokens = 0;  ///< of a sequence, at most
+  std::int64_t count = 0;   ///< in the training data; public
+};
+
+/// "sequence of at most 129 tokens"
+std::string to_text(const Record&);
+
+/// What a run guarantees after its steps so far.
+struct Guarantee {
+  double epsilon = 0;
+  double delta = 0;
+  AccountantKind accountant = AccountantKind::prv;
+  double clip = 0;
+  KeySource key = KeySource::system;
+  Record record;
+  std::vector<Phase> history;  ///< at least one phase; its last one has the current rate and noise
+};
+
+/// result.privacy of run.json.
+Json to_json(const Guarantee&);
+/// For the log: the guarantee, and what it protects.
+std::string to_text(const Guarantee&);
+
+class Account {
+ public:
+  /// `settings.enabled`; `sample_rate` in (0, 1].
+  Account(const Settings& settings, double sample_rate, const Record& record);
+  Account(const Account&) = delete;  // the registry refers to its members
+
+  /// Adds the state: privacy/history and, in a shard that its owner alone can read, privacy/key. `writes`: on one rank.
+  void register_in(checkpoint::Registry&, bool writes);
+
+  /// Of a new run of `steps` steps: makes the key, and the noise multiplier from the target. Logs the plan. Throws a
+  /// collective Error(usage) if the target cannot be reached, or the accountant has no result. Collective.
+  void begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks);
+  /// Of a run that has been loaded at step `done` of `steps`. The noise multiplier stays, unless the input has another
+  /// one, or the target would be exceeded: then the remaining steps get more noise. Throws collective errors:
+  /// Error(usage) if no noise suffices, Error(io) if the state does not fit the step. Collective.
+  void resume(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks);
+
+  const kernels::NoiseKey& key() const { return key_; }
+  double noise_multiplier() const { return noise_multiplier_; }
+  double sample_rate() const { return sample_rate_; }
+
+  void count_step();
+  std::vector<Phase> history() const;
+  /// May take seconds on rank 0. Collective.
+  Guarantee guarantee(const parallel::Communicator& ranks) const;
+
+ private:
+  static constexpr std::size_t kMostPhases = 64;
+  struct StoredPhase {
+    double sample_rate, noise_multiplier, steps;
+  };
+  std::vector<Phase> planned(std::int64_t more) const;
+  void plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks);
+
+  const Settings settings_;
+  const double sample_rate_;
+  const Record record_;
+  double noise_multiplier_ = 0;
+  kernels::NoiseKey key_ = {};
+  std::array<StoredPhase, kMostPhases> phases_ = {};  // used ones first: their noise multiplier is not 0
+};
+
+}  // namespace weft::privacy

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The guarantee of a private run: epsilon at a given delta of a composition of steps.
+//
+// A step is the Poisson-subsampled Gaussian mechanism: each record joins with probability q, the sum of contributions
+// of norm at most C gets noise of standard deviation sigma C. Neighbouring data differ by one record that is added or
+// removed. Three accountants:
+//
+//   rdp  Rényi differential privacy: an upper bound (Mironov, Talwar, Zhang 2019, arXiv:1908.10530)
+//   prv  the distribution of the privacy loss, composed by FFT, with bounds of its errors: tight (Gopi, Lee,
+//        Wutschitz 2021, arXiv:2106.02848)
+//   gdp  central limit of many steps: an approximation, no bound (Bu, Dong, Long, Su 2020, arXiv:1911.11607)
+//
+// Functions throw Error(usage) if an accountant has no result, with the reason.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "privacy/settings.hpp"
+
+namespace weft::privacy {
+
+/// Steps of one kind.
+struct Phase {
+  double sample_rate = 0;       ///< q in [0, 1]
+  double noise_multiplier = 0;  ///< sigma > 0
+  std::int64_t steps = 0;       ///< updates of the model, at least 0
+
+  bool same_kind(const Phase& other) const {
+    return sample_rate == other.sample_rate && noise_multiplier == other.noise_multiplier;
+  }
+};
+
+/// All steps of a run, in order.
+using History = std::span<const Phase>;
+
+std::int64_t steps_of(History);
+
+/// Epsilon at `delta` in (0, 1). That of no steps is 0.
+double epsilon(AccountantKind, History, double delta);
+
+struct RdpEpsilon {
+  double epsilon = 0;
+  double order = 0;  ///< with which it was found; 0 without steps
+};
+/// The orders that are tried: 1.1, 1.2, …, 10.9, 12, 13, …, 63, 64, 128, …, 4096; the last ones are for little epsilon.
+std::vector<double> rdp_orders();
+RdpEpsilon rdp_epsilon(History, double delta, std::span<const double> orders);
+/// Rényi divergence of one step at this order, more than 1; infinite if it exceeds the range of fp64.
+double rdp_of_step(double sample_rate, double noise_multiplier, double order);
+
+struct PrvEpsilon {
+  double lower = 0, estimate = 0, upper = 0;  ///< the true value is between lower and upper
+};
+/// Error of epsilon and, relative to delta, of delta that prv allows for.
+constexpr double kPrvEpsilonError = 0.01, kPrvDeltaError = 1e-3;
+PrvEpsilon prv_epsilon(History, double delta);
+
+double gdp_epsilon(History, double delta);
+
+/// The least noise multiplier, to 1 % of the target or 0.01 if that is less, with which `steps` steps at `sample_rate`
+/// after `before` give at most `target`. Throws Error(usage) if none does.
+double calibrate(AccountantKind, double target, double delta, double sample_rate, std::int64_t steps,
+                 History before = {});
+
+std::string_view name_of(AccountantKind);
+
+}  // namespace weft::privacy

@@ -1,0 +1,533 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "privacy/clipping.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/error.hpp"
+#include "kernels/convert/convert.hpp"
+#include "kernels/gradient/gradient.hpp"
+#include "kernels/language/residual/residual.hpp"
+#include "kernels/reduce/reduce.hpp"
+#include "kernels/runtime.hpp"
+
+namespace weft::privacy {
+
+using kernels::AnyMatrix;
+using kernels::Array;
+using kernels::Examples;
+using kernels::Matrix;
+using kernels::Scalar;
+using training::GradientRows;
+using training::ParameterSpec;
+
+namespace {
+
+using Form = GradientRows::Form;
+
+/// Rate of the Gram products relative to direct ones, until it is measured on the machine.
+constexpr double kRelativeRate = 1;
+
+constexpr std::int64_t kAlignment = 256;  // bytes, of kept rows
+
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+/// As the parameter is stored: of a transposed matrix, the gradient is that of a product with its operands exchanged.
+GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
+  if (rows.form == Form::product && spec.transposed()) std::swap(rows.inputs, rows.gradients);
+  return rows;
+}
+
+bool is_table(const ClippingShape& shape, std::size_t parameter) {
+  return std::find(shape.tables.begin(), shape.tables.end(), parameter) != shape.tables.end();
+}
+
+/// each(first parameter, rows of all, columns) for the matrices of products that take their gradients together.
+template <class Each>
+void for_each_product(std::span<const ParameterSpec> specs, const ClippingShape& shape, const Each& each) {
+  for (std::size_t i = 0; i < specs.size();) {
+    std::int64_t out = specs[i].rows();
+    std::size_t next = i + 1;
+    while (next < specs.size() && !specs[i].group.empty() && specs[next].group == specs[i].group)
+      out += specs[next++].rows();
+    if (specs[i].is_matrix() && !is_table(shape, i)) each(i, out, specs[i].columns());
+    i = next;
+  }
+}
+
+/// Where the elements of each parameter begin in an array of an example: vectors and matrices each by themselves.
+std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  std::vector<std::int64_t> begin;
+  std::int64_t vectors = 0, matrices = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    std::int64_t& end = specs[i].is_matrix() ? matrices : vectors;
+    begin.push_back(end);
+    if (!is_table(shape, i)) end += specs[i].elements();
+  }
+  return begin;
+}
+
+kernels::NormMethod method_of(const Settings& settings, std::int64_t in, std::int64_t out, std::int64_t rows) {
+  using kernels::NormAlgorithm;
+  if (settings.algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile};
+  if (settings.algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile};
+  const std::int64_t tile = settings.tile > 0 ? settings.tile : kernels::automatic_tile(rows);
+  return {kernels::choose_algorithm(in, out, rows, tile, kRelativeRate), settings.tile};
+}
+
+AnyMatrix view(const Matrix<float>& matrix) {
+  return {matrix.data, Scalar::fp32, matrix.rows, matrix.columns, matrix.stride};
+}
+
+std::int64_t workspace_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
+                             const ClippingShape& shape) {
+  const kernels::ExampleSizes& sizes = shape.examples;
+  const kernels::ExampleSizes singles{sizes.examples, 1, sizes.examples};
+  std::int64_t bytes = 0, vectors = 0;
+  const auto need = [&](std::int64_t more) { bytes = std::max(bytes, more); };
+  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
+    need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes,
+                                          method_of(settings, in, out, sizes.most_rows)));
+    need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes));
+    if (settings.mode == Mode::materialise) {
+      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes));
+      need(kernels::stored_norms_workspace(sizes.examples, in * out));
+      need(kernels::lookup_to_examples_workspace(sizes));
+    }
+    if (shape.tied == parameter) need(kernels::tied_rows_workspace(shape.type, shape.type, in, sizes));
+  });
+  for (const ParameterSpec& spec : specs) {
+    if (!spec.is_matrix()) vectors += spec.elements();
+    if (spec.is_matrix()) need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
+  }
+  // Vectors of one group come together; all of them are a bound.
+  need(kernels::column_sums_workspace(sizes.most_rows * shape.sum_rows, vectors));
+  need(kernels::column_norms_workspace(vectors, singles));
+  need(kernels::clipped_columns_workspace(vectors, singles));
+  need(kernels::lookup_norms_workspace(sizes));
+  need(kernels::tied_norms_workspace(sizes));
+  return bytes;
+}
+
+const char* name_of(kernels::NormAlgorithm algorithm) {
+  return algorithm == kernels::NormAlgorithm::direct ? "input_length" : "width";
+}
+
+std::int64_t largest_rows(std::span<const ParameterSpec> specs) {
+  std::int64_t rows = 0;
+  for (const ParameterSpec& spec : specs) rows = std::max(rows, spec.is_matrix() ? spec.rows() : 1);
+  return rows;
+}
+
+}  // namespace
+
+ClipParts::ClipParts(std::span<const ParameterSpec> specs, Scheme scheme) {
+  std::map<std::string, std::size_t> parts;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    // Parameters that take their gradients together are one part.
+    const bool together = i > 0 && !specs[i].group.empty() && specs[i].group == specs[i - 1].group;
+    const std::string& name = specs[i].name;
+    std::string part;
+    if (scheme == Scheme::group) part = name.substr(0, name.find('/'));
+    if (scheme == Scheme::per_layer) part = name;
+    this->part.push_back(together ? this->part.back() : parts.emplace(part, parts.size()).first->second);
+  }
+  count = parts.size();
+}
+
+std::string to_text(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  if (settings.algorithm == Algorithm::naive) return "naive, the gradient of each record";
+  std::map<std::string, std::string> by_shape;
+  for_each_product(specs, shape, [&](std::size_t, std::int64_t out, std::int64_t in) {
+    by_shape[fmt::format("{} x {}", out, in)] =
+        name_of(method_of(settings, in, out, shape.examples.most_rows).algorithm);
+  });
+  std::string text;
+  for (const auto& [product, algorithm] : by_shape)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", product, algorithm);
+  return text;
+}
+
+// --- Memory ---------------------------------------------------------------------------------------------------------
+
+Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
+                           training::StepArena& arena) {
+  arena.purpose("clipping");
+  const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
+  if (settings.algorithm == Algorithm::naive) {
+    squares = arena.take<double>(largest_rows(specs));
+    totals =
+        arena.take<double>(static_cast<std::int64_t>(specs.size()) + kernels::total_workspace(largest_rows(specs)));
+    return;
+  }
+  const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
+  norms = arena.take<double>(parts * examples);
+  factors = arena.take<float>(parts * examples);
+  singles = arena.take<std::int64_t>(examples + 1);
+  std::int64_t in_vectors = 0, in_products = 0, kept_columns = 0;
+  for (const ParameterSpec& spec : specs)
+    if (!spec.is_matrix()) in_vectors += spec.elements();
+  for_each_product(specs, shape, [&](std::size_t, std::int64_t out, std::int64_t in) { in_products += out * in; });
+  vectors = arena.take<float>(examples * in_vectors);
+  if (shape.tied && settings.mode != Mode::materialise)
+    tied_rows = arena.take<float>(rows * specs[*shape.tied].columns());
+  if (settings.mode == Mode::materialise) {
+    for (const std::size_t table : shape.tables) kept_columns += specs[table].columns();
+    stored = arena.take<kernels::bf16>(examples * in_products);
+  }
+  if (settings.mode == Mode::book_keeping || settings.release == Release::end) kept_columns = shape.kept_columns;
+  // The head comes in chunks of whole examples, each with its own copies.
+  const auto copies = 2 * (static_cast<std::int64_t>(specs.size()) + examples);
+  if (kept_columns > 0)
+    kept = arena.take<std::byte>(kept_columns * rows * kernels::bytes_of(shape.type) + kAlignment * copies);
+  workspace = arena.take<std::byte>(workspace_bytes(settings, specs, shape));
+}
+
+std::int64_t Clipping::own_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
+                                 const parallel::GridShape& grid, const ClippingShape& shape) {
+  return settings.algorithm == Algorithm::naive
+             ? training::AccumulatingSink::bytes(specs, grid, 0, shape.examples.rows * shape.sum_rows)
+             : 0;
+}
+
+class Clipping::NormSink final : public training::GradientSink {
+ public:
+  explicit NormSink(Clipping& clipping) : clipping_(clipping) {}
+  void take(const GradientRows& rows) override {
+    clipping_.take(as_stored(rows, clipping_.parameters_.specs()[rows.parameter]));
+  }
+
+ private:
+  Clipping& clipping_;
+};
+
+class Clipping::SumSink final : public training::GradientSink {
+ public:
+  explicit SumSink(Clipping& clipping) : clipping_(clipping) {}
+  void take(const GradientRows& rows) override {
+    if (rows.form == Form::product || rows.form == Form::lookup)
+      clipping_.add_clipped(as_stored(rows, clipping_.parameters_.specs()[rows.parameter]));
+  }
+
+ private:
+  Clipping& clipping_;
+};
+
+Clipping::Clipping(const training::Parameters& parameters, training::AccumulatingSink& sum, const Settings& settings,
+                   const ClippingShape& shape, const kernels::Execution& execution, Buffers&& buffers)
+    : parameters_(parameters),
+      sum_(sum),
+      settings_(settings),
+      shape_(shape),
+      execution_(execution),
+      parts_(parameters.specs(), settings.scheme),
+      buffers_(std::move(buffers)),
+      begin_(begins(parameters.specs(), shape)),
+      covered_(parameters.size()) {
+  if (settings.algorithm == Algorithm::naive) {
+    one_.emplace(parameters, execution, shape.examples.rows * shape.sum_rows);
+    return;
+  }
+  for (std::int64_t e = 0; e < buffers_.singles.size; ++e) singles_.push_back(e);
+  device::copy(execution, buffers_.singles.data, singles_.data(), 8 * buffers_.singles.size,
+               device::Direction::to_device);
+  kernels::fence(execution);
+}
+
+Clipping::~Clipping() = default;
+
+// --- A micro-batch --------------------------------------------------------------------------------------------------
+
+void Clipping::begin() {
+  sum_.clear();
+  sum_.end_micro_batch();
+}
+
+void Clipping::add(const MicroBatch& batch) {
+  if (batch.examples.count() == 0) return;
+  if (one_) return add_naive(batch);
+  batch_ = &batch;
+  const parallel::Range all{0, batch.examples.count()};
+  std::fill(covered_.begin(), covered_.end(), Covered());
+  vector_sums_.clear();
+  waiting_.clear();
+  summed_.clear();
+  kept_bytes_ = 0;
+  last_kept_ = {};
+  device::zero(execution_, buffers_.norms);
+  device::zero(execution_, buffers_.tied_rows);
+  NormSink norms(*this);
+  batch.pass(all, norms);
+  for (const GradientRows& rows : waiting_) take_norms(rows);
+  check_coverage();
+  form_factors();
+  add_vectors();
+  switch (settings_.mode) {
+    case Mode::two_pass: {
+      SumSink sum(*this);
+      batch.pass(all, sum);
+      break;
+    }
+    case Mode::materialise:
+      add_stored();
+      [[fallthrough]];
+    default:
+      for (const GradientRows& rows : summed_) add_clipped(rows);
+  }
+  batch_ = nullptr;
+}
+
+void Clipping::check_coverage() const {
+  const std::int64_t examples = batch_->examples.count();
+  for (std::size_t i = 0; i < covered_.size(); ++i) {
+    const bool table = is_table(shape_, i);
+    const std::int64_t by_rows = table ? 0 : examples, by_lookup = table || is_tied(i) ? examples : 0;
+    if (covered_[i].by_rows != by_rows || covered_[i].by_lookup != by_lookup)
+      throw error(ExitCode::internal,
+                  "parameter \"{}\" is not covered by one norm per example ({} of {} from products and sums, {} of {} "
+                  "from lookups); its gradient would not be bounded",
+                  parameters_.specs()[i].name, covered_[i].by_rows, by_rows, covered_[i].by_lookup, by_lookup);
+  }
+}
+
+double Clipping::part_clip() const { return settings_.clip / std::sqrt(static_cast<double>(parts_.count)); }
+
+void Clipping::form_factors() {
+  // Of all parts at once: those of examples that are not there have norm 0, and nothing to scale.
+  kernels::clip_factors(execution_, buffers_.norms, part_clip(), settings_.clip_function, buffers_.factors);
+}
+
+// --- Norms ----------------------------------------------------------------------------------------------------------
+
+/// Rows of the parameters that take their gradients together. Throws Error(internal) if gradients do not have as many
+/// columns: part of a parameter would not be covered.
+std::int64_t Clipping::held_by(const GradientRows& rows) const {
+  std::int64_t held = 0;
+  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i) held += parameters_.specs()[i].rows();
+  const ParameterSpec& spec = parameters_.specs()[rows.parameter];
+  const std::int64_t of_rows = rows.form == Form::lookup ? spec.columns() : held;
+  const bool fits =
+      rows.gradients.columns >= of_rows && (rows.form != Form::product || rows.inputs.columns == spec.columns());
+  if (!fits || rows.examples.count() == 0)
+    throw error(ExitCode::internal, "the rows of parameter \"{}\" are not those of whole examples and of all of it",
+                spec.name);
+  return held;
+}
+
+Array<double> Clipping::norms_of(const GradientRows& rows) const {
+  const auto part = static_cast<std::int64_t>(parts_.part[rows.parameter]);
+  return {buffers_.norms.data + part * shape_.examples.examples + rows.first_example, rows.examples.count()};
+}
+
+Array<const float> Clipping::factors_of(std::size_t parameter, std::int64_t first, std::int64_t count) const {
+  const auto part = static_cast<std::int64_t>(parts_.part[parameter]);
+  return {buffers_.factors.data + part * shape_.examples.examples + first, count};
+}
+
+Examples Clipping::singles(std::int64_t count) const {
+  return {.offsets = std::span(singles_).first(static_cast<std::size_t>(count + 1)),
+          .device_offsets = {buffers_.singles.data, count + 1}};
+}
+
+Matrix<float> Clipping::vectors_of(std::size_t parameter, std::int64_t columns) const {
+  return {buffers_.vectors.data + begin_[parameter] * shape_.examples.examples, batch_->examples.count(), columns,
+          columns};
+}
+
+Matrix<kernels::bf16> Clipping::stored_of(std::size_t parameter, std::int64_t elements) const {
+  return {buffers_.stored.data + begin_[parameter] * shape_.examples.examples, batch_->examples.count(), elements,
+          elements};
+}
+
+void Clipping::take(const GradientRows& rows) {
+  const bool waits = settings_.release == Release::end && (rows.form == Form::product || rows.form == Form::lookup);
+  if (waits)
+    waiting_.push_back(kept(rows));
+  else
+    take_norms(rows);
+}
+
+void Clipping::take_norms(const GradientRows& rows) {
+  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i)
+    (rows.form == Form::lookup ? covered_[i].by_lookup : covered_[i].by_rows) += rows.examples.count();
+  if (rows.form == Form::product) return take_product(rows);
+  if (rows.form == Form::lookup) return take_lookup(rows);
+  take_vector(rows);
+}
+
+void Clipping::take_vector(const GradientRows& rows) {
+  const std::int64_t columns = held_by(rows), examples = rows.examples.count();
+  const Matrix<float> sums = vectors_of(rows.parameter, columns);
+  for (std::int64_t e = 0; e < examples; ++e) {
+    const std::int64_t begin = rows.examples.offsets[static_cast<std::size_t>(e)], count = rows.examples.rows_of(e);
+    const Array<float> out{sums.row(rows.first_example + e), columns};
+    const AnyMatrix g = rows.gradients.rows_from(begin, count);
+    const auto part = [&](const Array<const float>& statistic) -> Array<const float> {
+      return statistic.data == nullptr ? statistic : Array<const float>{statistic.data + begin, count};
+    };
+    if (rows.form == Form::column_sum)
+      kernels::add_column_sums(execution_, g, out, true, buffers_.workspace);
+    else
+      kernels::add_column_products(execution_, rows.inputs.rows_from(begin, count), g, part(rows.row_shift),
+                                   part(rows.row_scale), out, true, buffers_.workspace);
+  }
+  kernels::add_column_sum_norms(execution_,
+                                view({sums.row(rows.first_example), examples, columns, columns}).rows_from(0, examples),
+                                singles(examples), norms_of(rows), buffers_.workspace);
+  vector_sums_.push_back({rows.parameter, columns});
+}
+
+void Clipping::take_product(const GradientRows& rows) {
+  const std::int64_t out = held_by(rows), in = rows.inputs.columns;
+  const AnyMatrix gradients = rows.gradients.columns_from(0, out);
+  if (materialises()) {
+    const Matrix<kernels::bf16> stored = stored_of(rows.parameter, out * in);
+    // Of a tied matrix the norm follows when the lookup has been added.
+    return kernels::form_examples(execution_, rows.inputs, gradients, rows.examples,
+                                  {stored.row(rows.first_example), rows.examples.count(), out * in, out * in},
+                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
+  }
+  kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples, false,
+                             method_of(settings_, in, out, shape_.examples.most_rows), norms_of(rows),
+                             buffers_.workspace);
+  if (is_tied(rows.parameter)) {
+    const auto first = static_cast<std::size_t>(rows.first_example);
+    const Examples lookup{.offsets = batch_->examples.offsets.subspan(first, rows.examples.offsets.size()),
+                          .device_offsets = {batch_->examples.device_offsets.data + first,
+                                             static_cast<std::int64_t>(rows.examples.offsets.size())}};
+    kernels::add_tied_rows(execution_, rows.inputs, gradients, rows.examples, batch_->ids, 0, lookup,
+                           {buffers_.tied_rows.data, buffers_.tied_rows.size / in, in, in}, buffers_.workspace);
+  }
+  if (settings_.mode == Mode::book_keeping) sum_later(rows);
+}
+
+void Clipping::take_lookup(const GradientRows& rows) {
+  const std::int64_t table_rows = held_by(rows), columns = rows.gradients.columns;
+  if (materialises() && is_tied(rows.parameter)) {
+    const Matrix<kernels::bf16> stored = stored_of(rows.parameter, table_rows * columns);
+    kernels::add_lookup_to_examples(execution_, rows.ids, rows.gradients, 0, rows.examples, stored, buffers_.workspace);
+    return kernels::add_stored_norms(execution_, stored, norms_of(rows), buffers_.workspace);
+  }
+  kernels::add_lookup_norms(execution_, rows.ids, rows.gradients, 0, table_rows, rows.examples, norms_of(rows),
+                            buffers_.workspace);
+  if (is_tied(rows.parameter))
+    kernels::add_tied_norms(execution_, rows.gradients,
+                            {buffers_.tied_rows.data, rows.gradients.rows, columns, columns}, rows.examples,
+                            norms_of(rows), buffers_.workspace);
+  if (settings_.mode != Mode::two_pass) sum_later(rows);
+}
+
+AnyMatrix Clipping::keep(const AnyMatrix& rows) {
+  const std::int64_t bytes = rows.rows * rows.columns * kernels::bytes_of(rows.type);
+  if (kept_bytes_ + bytes > buffers_.kept.size)
+    throw error(ExitCode::internal, "{} bytes of kept rows do not fit the planned {}", kept_bytes_ + bytes,
+                buffers_.kept.size);
+  const AnyMatrix copy{buffers_.kept.data + kept_bytes_, rows.type, rows.rows, rows.columns, rows.columns};
+  kernels::copy_rows(execution_, rows, copy);
+  kept_bytes_ = std::min(kept_bytes_ + aligned(bytes), buffers_.kept.size);
+  return copy;
+}
+
+/// With copies of the rows: the backward pass writes over them.
+GradientRows Clipping::kept(GradientRows rows) {
+  if (rows.form == Form::product) {
+    rows.gradients = keep(rows.gradients.columns_from(0, held_by(rows)));
+    rows.inputs = keep(rows.inputs);
+    return rows;
+  }
+  // Tokens and positions have the same gradients.
+  if (last_kept_.from != rows.gradients.data) last_kept_ = {rows.gradients.data, keep(rows.gradients)};
+  rows.gradients = last_kept_.copy;
+  return rows;
+}
+
+void Clipping::sum_later(const GradientRows& rows) {
+  summed_.push_back(settings_.release == Release::end ? rows : kept(rows));
+}
+
+// --- Clipped sums ---------------------------------------------------------------------------------------------------
+
+void Clipping::add_clipped(const GradientRows& rows) {
+  const std::int64_t held = held_by(rows), columns = parameters_.specs()[rows.parameter].columns();
+  const Array<const float> factors = factors_of(rows.parameter, rows.first_example, rows.examples.count());
+  const Matrix<float> sum{sum_.held(rows.parameter).data, held, columns, columns};
+  if (rows.form == Form::product)
+    kernels::add_clipped_product(execution_, rows.inputs, rows.gradients.columns_from(0, held), rows.examples, factors,
+                                 sum, buffers_.workspace);
+  else
+    kernels::add_clipped_lookup(execution_, rows.ids, rows.gradients, 0, rows.examples, factors, sum,
+                                buffers_.workspace);
+}
+
+void Clipping::add_vectors() {
+  const std::int64_t examples = batch_->examples.count();
+  for (const VectorSums& sums : vector_sums_)
+    kernels::add_clipped_column_sums(execution_, view(vectors_of(sums.parameter, sums.columns)), singles(examples),
+                                     factors_of(sums.parameter, 0, examples),
+                                     {sum_.vector(sums.parameter).data, sums.columns}, buffers_.workspace);
+}
+
+void Clipping::add_stored() {
+  const std::int64_t examples = batch_->examples.count();
+  for_each_product(parameters_.specs(), shape_, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
+    kernels::add_clipped_examples(execution_, stored_of(parameter, out * in), factors_of(parameter, 0, examples),
+                                  {sum_.held(parameter).data, out * in});
+  });
+}
+
+/// Explicitly, one example after the other; the factors are formed on the host.
+void Clipping::add_naive(const MicroBatch& batch) {
+  const std::size_t size = parameters_.size();
+  const auto gradient = [&](const training::AccumulatingSink& sink, std::size_t i) -> Matrix<float> {
+    if (parameters_.specs()[i].is_matrix()) return sink.held(i);
+    const Array<float> vector = sink.vector(i);
+    return {vector.data, 1, vector.size, vector.size};
+  };
+  std::vector<double> squares(size), parts(parts_.count);
+  const Array<double> workspace{buffers_.totals.data + size, buffers_.totals.size - static_cast<std::int64_t>(size)};
+  for (std::int64_t e = 0; e < batch.examples.count(); ++e) {
+    one_->clear();
+    batch.pass({e, e + 1}, *one_);
+    for (std::size_t i = 0; i < size; ++i) {
+      const Matrix<float> of_one = gradient(*one_, i);
+      const Array<double> rows{buffers_.squares.data, of_one.rows};
+      device::zero(execution_, rows);
+      kernels::add_row_norms(execution_, of_one, rows);
+      kernels::total(execution_, rows, workspace, buffers_.totals.data + i);
+    }
+    device::copy(execution_, squares.data(), buffers_.totals.data, 8 * static_cast<std::int64_t>(size),
+                 device::Direction::to_host);
+    kernels::fence(execution_);
+    std::fill(parts.begin(), parts.end(), 0.0);
+    for (std::size_t i = 0; i < size; ++i) parts[parts_.part[i]] += squares[i];
+    for (std::size_t i = 0; i < size; ++i) {
+      const float factor = kernels::clip_factor(parts[parts_.part[i]], part_clip(), settings_.clip_function);
+      if (factor == 0) continue;  // also of a gradient that is not finite
+      const Matrix<float> of_one = gradient(*one_, i), sum = gradient(sum_, i);
+      kernels::scale_rows(execution_, view(of_one), factor);
+      kernels::add_rows(execution_, view(sum), view(of_one), view(sum));
+    }
+  }
+}
+
+void Clipping::add_noise(const kernels::NoiseKey& key, std::uint64_t update, double noise_multiplier, double expected) {
+  const double deviation = noise_multiplier * sensitivity();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool is_matrix = parameters_.specs()[i].is_matrix();
+    const training::RowParts& parts = parameters_.parts(i);
+    const Array<float> vector = sum_.vector(i);
+    const Matrix<float> owned = is_matrix ? sum_.matrix(i) : Matrix<float>{vector.data, 1, vector.size, vector.size};
+    // Of a vector every rank has all elements, and takes the same noise.
+    const std::int64_t first = is_matrix ? parts.owned.begin * owned.columns : parts.held.begin;
+    kernels::add_noise(execution_, {owned.data, owned.rows * owned.columns}, deviation,
+                       kernels::noise_stream(key, update, i), static_cast<std::uint64_t>(first));
+    kernels::scale_rows(execution_, view(owned), static_cast<float>(1 / expected));
+  }
+}
+
+}  // namespace weft::privacy

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The secret from which a private run draws its noise and its batches: who knows it can subtract the noise. It is kept
+// in the checkpoint, in a file that its owner alone can read, and is never printed.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/privacy/noise.hpp"
+#include "privacy/settings.hpp"
+
+namespace weft::privacy {
+
+/// 256 bits from the operating system, or of `seed` for KeySource::test. Throws Error(io) if the system has none.
+kernels::NoiseKey new_noise_key(KeySource, std::uint64_t seed);
+
+}  // namespace weft::privacy

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Table [privacy], and what a private run refuses.
+//
+// A private step clips the gradient of every record, sums, and adds noise (DP-SGD, Abadi et al. 2016,
+// arXiv:1607.00133). The guarantee holds for neighbouring data: two training texts of which one has one record more.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "device/settings.hpp"
+#include "kernels/privacy/clipping.hpp"
+
+namespace weft::input {
+class Schema;
+}
+namespace weft::training {
+struct RunSettings;
+}
+namespace weft::optimizer {
+struct Settings;
+}
+namespace weft::dataset {
+struct TokenSettings;
+}
+
+namespace weft::privacy {
+
+using kernels::ClipFunction;
+
+/// How the norm of a record's gradient is formed: by the product over its rows (input_length), by the Gram matrices of
+/// its rows (width), by the cheaper of both per layer (automatic), or from the whole gradient of each record (naive).
+enum class Algorithm { automatic, input_length, width, naive };
+/// Where the clipped sum comes from: rows kept until the factors are known (book_keeping; Bu et al. 2022,
+/// arXiv:2210.00038), a second backward pass (two_pass), or the gradient of each record (materialise).
+enum class Mode { automatic, book_keeping, two_pass, materialise };
+/// What is clipped: the whole gradient to C, or K parts to C / sqrt(K) each, so that their norms together are at most
+/// C: a part per parameter (per_layer) or per block (group).
+enum class Scheme { flat, per_layer, group };
+enum class AccountantKind { prv, rdp, gdp };
+/// A record: what the guarantee protects.
+enum class Unit { sequence, token };
+/// When rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
+enum class Release { eager, end };
+/// Where the key of noise and sampling comes from: the operating system, or run.seed, for tests (not private).
+enum class KeySource { system, test };
+
+/// Table [privacy].
+struct Settings {
+  bool enabled = false;
+  double epsilon = 0;           ///< target; 0: noise_multiplier is given
+  double noise_multiplier = 0;  ///< standard deviation of the noise / clip; 0: epsilon is given
+  double delta = 0;             ///< 0: not given
+  double clip = 1;              ///< C, the largest norm of a record's contribution
+  std::string sampling = "poisson";
+  Algorithm algorithm = Algorithm::automatic;
+  Mode mode = Mode::automatic;
+  std::int64_t tile = 0;  ///< positions per tile of the norm kernels; 0: automatic
+  Scheme scheme = Scheme::flat;
+  ClipFunction clip_function = ClipFunction::abadi;
+  AccountantKind accountant = AccountantKind::prv;
+  Unit unit = Unit::sequence;
+  Release release = Release::eager;
+  KeySource noise_key = KeySource::system;
+};
+
+/// Keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
+void add_keys(input::Schema&, Settings&);
+
+/// What a private run refuses of tables that all model families have: options that couple records or whose choices
+/// depend on training data without noise. The arguments must outlive the schema.
+void add_rules(input::Schema&, const Settings&, const training::RunSettings&, const optimizer::Settings&,
+               const device::Precision&);
+/// The same of the data of a language model.
+void add_rules(input::Schema&, const Settings&, const dataset::TokenSettings&);
+
+}  // namespace weft::privacy

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The same work in several threads: each takes the next item of a list until none is left.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace weft::storage {
+
+/// Runs `work` in `threads` threads, this one among them. Throws the first failure of any.
+template <class Work>
+void in_parallel(std::int64_t threads, Work&& work) {
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto guarded = [&] {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (std::int64_t i = 1; i < threads; ++i) helpers.emplace_back(guarded);
+  guarded();
+  for (std::thread& helper : helpers) helper.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace weft::storage

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weft export and weft import of transcoders of single layers and of autoencoders: what SAELens and sparsify apply reconstructs the
+same as the run, and what they have written evaluates as it should. Applied by NumPy (weights_files.py)."""
+import json
+import shutil
+
+import numpy as np
+
+import files
+import program
+import weights_files as weights_of
+
+LAYERS, WIDTH, FEATURES, K = 3, 16, 40, 4
+
+INPUT = """
+[synthetic]
+output = "{folder}/data"
+layers = 3
+d_model = 16
+features = 32
+k = 3
+tokens = 2000
+validation_tokens = 200
+dtype = "fp32"
+[run]
+steps = 30
+[data]
+train = "{folder}/data/train"
+validation = "{folder}/data/validation"
+batch_tokens = 100
+targets = "{targets}"
+[transcoder]
+features = 40
+decoder = "{decoder}"
+activation = "{activation}"
+k = 4
+skip = "{skip}"
+[optimizer]
+learning_rate = 1e-2
+[device]
+precision = "fp32"
+"""
+
+
+def validation(weft, path, data):
+    weft.run("evaluate", path, "--data", data, "--output", "evaluation")
+    return json.loads((weft.folder / "evaluation/evaluation.json").read_text())["validation"]
+
+
+def nmse(reconstruction, y):
+    return ((reconstruction - y) ** 2).sum(axis=(0, 2)) / ((y - y.mean(axis=0)) ** 2).sum(axis=(0, 2))
+
+
+def exports(weft):
+    x, y = files.read_dataset(weft.folder / "data/validation")
+    for kind, activation, skip, targets, word in (
+            ("saelens", "relu", "none", "outputs", "ReLU"), ("saelens", "relu", "linear", "outputs", "linear skip connection"),
+            ("saelens", "jumprelu", "linear", "outputs", "JumpReLU"), ("saelens", "topk", "none", "inputs", "autoencoder"),
+            ("sparsify", "topk", "linear", "outputs", "TopK of 4"), ("sparsify", "topk", "none", "inputs", "TopK of 4")):
+        name = f"{kind}_{activation}_{skip}_{targets}"
+        run = weft.train(INPUT.format(folder=weft.folder, targets=targets, decoder="per_layer", activation=activation, skip=skip),
+                         name)
+        found = validation(weft, run, "data/validation")
+        exported = weft.folder / f"{name}_exported"
+        text = weft.run("export", run, exported, "--to", kind, "--model", "m", "--input-hook", "blocks.{}.in", "--output-hook",
+                        "h.{}.mlp")
+        assert f"format of {kind}" in text and word in text, text
+        reconstruction = weights_of.reconstruct_layers(exported, x)
+        # Weft's fp32 sums over 200 rows, against float64; which entries are active differs within rounding only.
+        expected = nmse(reconstruction, x if targets == "inputs" else y)
+        assert np.allclose(found["nmse"], expected, rtol=1e-4), (name, found["nmse"], expected)
+
+        imported = weft.folder / f"{name}_imported"
+        weft.run("import", exported, "--output", imported)
+        again = validation(weft, imported, "data/validation")
+        # Folding rounds each weight to fp32.
+        for measure in ("nmse", "explained_variance", "l0"):
+            assert np.allclose(found[measure], again[measure], rtol=1e-4), (name, measure, found[measure], again[measure])
+        weft.run("export", imported, weft.folder / "again", "--to", kind, "--input-hook", "blocks.{}.in", "--output-hook", "h.{}.mlp")
+        for path in exported.glob("*/*.safetensors"):
+            once = weights_of.read_safetensors(path)
+            twice = weights_of.read_safetensors(weft.folder / "again" / path.relative_to(exported))
+            for tensor, values in once.items():
+                # The bias of a centred encoder is subtracted and added again: two roundings of sums of about 1.
+                assert np.allclose(values, twice[tensor], rtol=0, atol=1e-6 if tensor == "encoder.bias" else 0), (path, tensor)
+        shutil.rmtree(weft.folder / "again")
+    # bf16: half a unit in the last place of 8 bits, and a feature of JumpReLU that crosses its threshold appears as a whole.
+    weft.run("export", weft.folder / "saelens_relu_none_outputs", weft.folder / "half", "--to", "saelens", "--type", "bf16")
+    exact = weights_of.reconstruct_layers(weft.folder / "saelens_relu_none_outputs_exported", x)
+    half = weights_of.reconstruct_layers(weft.folder / "half", x)
+    assert 0 < np.linalg.norm(half - exact) / np.linalg.norm(exact) < 2 ** -7
+
+
+def imports(weft):
+    """Models of the other programs, made here; autoencoders read x - b_dec."""
+    generator = np.random.default_rng(3)
+    x, y = files.random_rows(generator, 300, LAYERS, WIDTH)
+    files.write_dataset(weft.folder / "rows", x, y, rows_per_file=300)
+
+    def model(thresholds):
+        weights = weights_of.random_weights(generator, LAYERS, FEATURES, WIDTH, thresholds)
+        weights.decoder = [rows[:, :1] for rows in weights.decoder]
+        return weights
+
+    cases = [("standard", model(False), {}), ("jumprelu", model(True), {}), ("topk", model(False), {"k": K}),
+             ("standard", model(False), {"apply_b_dec_to_input": False}), ("jumprelu_transcoder", model(True), {"d_out": WIDTH})]
+    for i, (architecture, weights, config) in enumerate(cases):
+        weights_of.write_saelens(weft.folder / f"saelens_{i}", weights, architecture, **config)
+    for i, transcode in enumerate((False, True)):
+        weights_of.write_sparsify(weft.folder / f"sparsify_{i}", model(False), K, transcode=transcode)
+    for name, autoencoder in [(f"saelens_{i}", case[0] != "jumprelu_transcoder") for i, case in enumerate(cases)] + [
+            ("sparsify_0", True), ("sparsify_1", False)]:
+        weft.run("import", weft.folder / name, "--output", weft.folder / f"{name}_read")
+        found = validation(weft, weft.folder / f"{name}_read", "rows")
+        expected = nmse(weights_of.reconstruct_layers(weft.folder / name, x), x if autoencoder else y)
+        assert np.allclose(found["nmse"], expected, rtol=1e-4), (name, found["nmse"], expected)
+
+
+def refusals(weft):
+    """What a format does not have is refused with 2 and a way out; a damaged file with 3 and its tensor."""
+    settings = {"folder": weft.folder, "targets": "outputs", "skip": "none"}
+    clt = weft.train(INPUT.format(decoder="cross_layer", activation="relu", **settings), "clt")
+    assert "per_layer" in weft.run("export", clt, "refused", "--to", "saelens", code=2)
+    batch = weft.train(INPUT.format(decoder="per_layer", activation="batch_topk", **settings), "batch")
+    for kind in ("saelens", "sparsify"):
+        assert "JumpReLU" in weft.run("export", batch, "refused", "--to", kind, code=2)
+    assert "threshold" in weft.run("export", "saelens_relu_none_outputs", "refused", "--to", "sparsify", code=2)
+    assert "sparsify" in weft.run("export", "sparsify_topk_linear_outputs", "refused", "--to", "saelens", code=2)
+    shutil.copytree(weft.folder / "saelens_0", weft.folder / "bad")
+    path = weft.folder / "bad/layer_1/sae_weights.safetensors"
+    tensors = weights_of.read_safetensors(path)
+    weights_of.write_safetensors(path, {**tensors, "b_enc": tensors["b_enc"][1:]})
+    text = weft.run("import", "bad", "--output", "refused", code=3)
+    assert "layer_1/sae_weights.safetensors" in text and "b_enc" in text, text
+    assert not (weft.folder / "refused").exists()
+
+
+def test(weft):
+    (weft.folder / "synth.toml").write_text(
+        INPUT.format(folder=weft.folder, targets="outputs", decoder="per_layer", activation="relu", skip="none"))
+    weft.run("synth", "synth.toml")
+    exports(weft)
+    imports(weft)
+    refusals(weft)
+
+
+program.main(test)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Polychromic fine-tuning from the outside: diversity rises, only with a gradient; records, samples, the page; resuming bit for
+bit; refusals.
+
+polychromic_test.py WEFT
+"""
+import json
+
+import program
+
+TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
+               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
+MODEL = """
+[run]
+steps = {steps}
+[data]
+train = "text.txt"
+validation_fraction = 0.2
+tokens = "character"
+batch_tokens = 256
+sequence = 32
+[language_model]
+layers = 2
+heads = 2
+d_model = 32
+{initial}
+[optimizer]
+learning_rate = 3e-3
+schedule = "constant"
+warmup_steps = 4
+[checkpoint]
+every = 6
+keep = 8
+[log]
+every = 2
+evaluate_every = 6
+"""
+POLYCHROMIC = """
+[polychromic]
+every = 2
+prompts = 2
+samples = 6
+set_size = 3
+prompt_tokens = 6
+max_new_tokens = 12
+evaluation_prompts = 8
+"""
+
+
+def tune(weft, name, *sets, code=0, steps=24, ranks=None, arguments=(), extra=""):
+    source = weft.folder / f"{name}.toml"
+    source.write_text(MODEL.format(steps=steps, initial='initial = "base"') + POLYCHROMIC + extra)
+    changes = [argument for one in sets for argument in ("--set", one)]
+    printed = weft.run("lm", "polychromic", source, "--output", weft.folder / name, *changes, *arguments, code=code, ranks=ranks)
+    return weft.folder / name, printed
+
+
+def shard(run, step):
+    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
+
+
+def diversity_rises(weft):
+    """With a gradient of the objective alone (a small supervised loss remains), and not without."""
+    change = {}
+    for weight in (0, 20):
+        run, _ = tune(weft, f"weight_{weight}", f"polychromic.weight={weight}", "optimizer.learning_rate=1e-3")
+        answers = program.record(run)["result"]["answers"]
+        before, after = answers["before"], answers["after"]
+        assert before["step"] == 0 and after["step"] == 24, answers
+        assert all(len(one["answers"]) == 6 for one in before["samples"]) and len(before["samples"]) == 4, before
+        assert json.loads((run / "samples.json").read_text()) == answers
+        assert before["reward"] == after["reward"] == 1, answers  # constant
+        change[weight] = after["diversity"] - before["diversity"]
+        lines = program.metrics(run)
+        assert all(line["answers.diversity"] is not None for line in lines), lines[0]
+        if weight > 0:
+            # fp32: kernels of generation and training differ by rounding.
+            assert max(line["answers.log_probability_gap"] for line in lines) < 1e-4, lines
+        evaluated = [line["step"] for line in lines if "validation.diversity" in line]
+        assert evaluated == [6, 12, 18, 24], evaluated
+        assert lines[-1]["validation.diversity"] == after["diversity"], (lines[-1], after)
+        for stage in ("generate", "embed", "reward", "diversity and advantage"):
+            assert stage in program.record(run)["timings"], stage
+    assert change[20] > change[0] + 0.02, change
+    page = weft.folder / "page.html"
+    weft.run("report", weft.folder / "weight_20", "--output", page)
+    text = page.read_text()
+    assert "Diversity of answers" in text and "before the training" in text
+
+
+def objectives(weft):
+    """Every measure of diversity, objective and reward makes a step."""
+    (weft.folder / "prompts.jsonl").write_text(
+        '{"prompt": "The cat", "reference": " sat"}\n{"prompt": "The dog sat", "reference": " on"}\n')
+    command = weft.folder / "reward.py"
+    command.write_text("import json, sys\nfor line in sys.stdin:\n    given = json.loads(line)\n"
+                       "    print(json.dumps({'scores': [answer.count('e') / 10 for answer in given['answers']]}), flush=True)\n")
+    weights = {}
+    for name, sets in {
+            "distinct": ["polychromic.diversity=distinct"], "bleu": ["polychromic.diversity=self_bleu"],
+            "additive": ["polychromic.objective=additive", "polychromic.diversity_weight=2"],
+            "likelihood": ["polychromic.reward=likelihood"],
+            "epochs": ["polychromic.epochs=2", "optimizer.learning_rate=0.02"], "kl": ["polychromic.kl=1"],
+            "regex": ["polychromic.reward=regex", 'polychromic.reward_pattern="t[eh]"'],
+            "exact": ["polychromic.reward=exact", "polychromic.prompts_file=prompts.jsonl"],
+            "command": ["polychromic.reward=command", f'polychromic.reward_command="/usr/bin/env python3 {command}"']}.items():
+        run, _ = tune(weft, name, *sets, steps=4, extra="")
+        weights[name] = shard(run, 4)
+        line = program.metrics(run)[-1]
+        assert 0 <= line["answers.reward"] <= 1, line
+        if name == "epochs":
+            assert 0 < line["answers.clipped"] < 1, line
+        if name == "kl":
+            assert line["answers.divergence"] > 0, line
+        if name != "exact":  # no answer of this length is the reference
+            assert line["answers.advantage_spread"] > 0, (name, line)
+    assert len(set(weights.values())) == len(weights)
+
+
+def resumes(weft):
+    """The same bits after a resume between two batches answers of its own, and refused with another frozen model."""
+    # Answers of step 4 are used in steps 4 to 7; the checkpoint of step 6 lies in between.
+    sets = ("polychromic.every=4", "polychromic.epochs=4", "polychromic.kl=0.1")
+    whole, _ = tune(weft, "whole", *sets, steps=12)
+    tune(weft, "pieces", "run.steps=6", *sets, steps=12)
+    pieces, printed = tune(weft, "pieces", *sets, steps=12)
+    assert "resuming after step 6" in printed, printed
+    assert shard(whole, 12) == shard(pieces, 12)
+    after = [program.record(run)["result"]["answers"]["after"] for run in (whole, pieces)]
+    assert after[0] == after[1], after
+    weft.run("lm", "train", "base.toml", "--output", weft.folder / "base", "--set", "run.steps=70")
+    _, printed = tune(weft, "pieces", "run.steps=18", *sets, steps=12, code=2)
+    assert "has other weights than when this run began" in printed, printed
+
+
+def ranks_agree(weft):
+    """Answers depend on the number of their prompt, not on their rank."""
+    alone, _ = tune(weft, "alone", steps=4)
+    for ranks in (2, 4):
+        several, _ = tune(weft, f"ranks_{ranks}", steps=4, ranks=ranks)
+        for one, other in zip(program.metrics(alone), program.metrics(several)):
+            for name in ("loss", "answers.diversity", "answers.distinct_2", "answers.objective", "gradient_norm"):
+                # Rounding of sums; a token drawn at the border of two intervals would show as more.
+                assert abs(one[name] - other[name]) <= 1e-4 * abs(one[name]), (ranks, name, one[name], other[name])
+        samples = [json.loads((run / "samples.json").read_text())["before"]["samples"] for run in (alone, several)]
+        assert [one["answers"] for one in samples[0]] == [one["answers"] for one in samples[1]]
+
+
+def refusals(weft):
+    for sets, message in {
+            ("polychromic.samples=3",): "all advantages would be 0",
+            ("polychromic.max_new_tokens=40",): "together they do not fit data.sequence",
+            ('language_model.initial=""',): "without language_model.initial",
+            ("language_model.dropout=0.1",): "answers are drawn without it",
+            ("privacy.epsilon=8", "privacy.delta=1e-5", "privacy.clip=1"): "weft lm polychromic with privacy",
+            ("language_model.d_model=64",): "another model than that of [language_model]",
+            ("polychromic.reward=regex",): "needs polychromic.reward_pattern",
+            ('polychromic.reward_pattern="a"',): "has no effect",
+            ("polychromic.reward=exact",): "needs references",
+            ("polychromic.prompts_file=none.txt",): "no such file",
+            ("polychromic.diversity_weight=1",): "has no effect",
+            ("polychromic.epochs=3",): "is more than polychromic.every",
+            ("polychromic.clip=0.1",): "has no effect",
+            ("polychromic.evry=1",): 'did you mean "every"',
+    }.items():
+        _, printed = tune(weft, "refused", *sets, code=2, steps=4)
+        assert message in printed, (sets, printed)
+        assert not (weft.folder / "refused").exists(), sets
+    (weft.folder / "bad.jsonl").write_text('{"prompt": "The"}\n{"text": "The"}\n')
+    _, printed = tune(weft, "refused", "polychromic.prompts_file=bad.jsonl", code=3, steps=4)
+    assert "bad.jsonl:2" in printed, printed
+    (weft.folder / "empty.txt").write_text("")
+    _, printed = tune(weft, "refused", "polychromic.prompts_file=empty.txt", code=3, steps=4)
+    assert "empty.txt: is empty" in printed, printed
+    # The other text has other characters, in another number.
+    (weft.folder / "other.txt").write_text(TEXT.replace("cat", "CAT"))
+    _, printed = tune(weft, "refused", "data.train=other.txt", code=2, steps=4)
+    assert "tokeniser" in printed, printed
+    _, printed = tune(weft, "dry", steps=4, arguments=["--dry-run"])
+    assert "frozen model" in printed and "answers" in printed, printed
+
+
+def test(weft):
+    (weft.folder / "text.txt").write_text(TEXT)
+    (weft.folder / "base.toml").write_text(MODEL.format(steps=60, initial=""))
+    weft.run("lm", "train", "base.toml", "--output", weft.folder / "base")
+    refusals(weft)
+    objectives(weft)
+    diversity_rises(weft)
+    ranks_agree(weft)
+    resumes(weft)
+
+
+program.main(test)

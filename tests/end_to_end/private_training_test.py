@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private training from the outside: the guarantee, what is not released, resuming bit for bit with the same epsilon,
+several ranks, settings that contradict one another.
+
+private_training_test.py WEFT
+"""
+import os
+import signal
+import subprocess
+
+import program
+
+TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
+               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
+INPUT = """
+[run]
+steps = 20
+[data]
+train = "text.txt"
+validation = "held_out.txt"
+batch_tokens = 256
+micro_tokens = 64
+sequence = 16
+[privacy]
+enabled = true
+epsilon = 8
+delta = 1e-4
+noise_key = "{key}"
+[language_model]
+layers = 1
+heads = 2
+d_model = 16
+[optimizer]
+learning_rate = 3e-3
+warmup_steps = 2
+[checkpoint]
+every = 5
+keep = 4
+[log]
+every = 5
+evaluate_every = 10
+"""
+
+
+def command(weft, name, *arguments, key="test"):
+    source = weft.folder / f"{name}.toml"
+    source.write_text(INPUT.format(key=key))
+    return ["lm", "train", source, "--output", weft.folder / name, *arguments]
+
+
+def shard(run, step=20):
+    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
+
+
+def reports_the_guarantee(weft):
+    printed = weft.run(*command(weft, "plain"))
+    run = weft.folder / "plain"
+    records = (len(TEXT) // 17) + (1 if len(TEXT) % 17 >= 2 else 0)
+    result = program.record(run)["result"]["privacy"]
+    assert 7.9 < result["epsilon"] <= 8 and result["delta"] == 1e-4 and result["steps"] == 20, result
+    assert result["records"] == records and abs(result["sample_rate"] - 16 / records) < 1e-12, result
+    assert result["noise_multiplier"] > 0.3 and result["private"] is False, result
+    assert "clipping: " in printed and "norms: " in printed and "16 expected" in printed, printed
+    for line in program.metrics(run):
+        assert "loss" not in line, "the loss on private data was released"
+        assert line["tokens"] % 256 == 0, "the number of records of a step was released"
+    assert "loss" not in (program.record(run)["result"].get("train") or {})
+    assert program.record(run)["result"]["validation"]["loss"] > 0
+    weft.run("report", run)
+    # Another step, another batch: the same run twice has the same bits, with a key of the system other ones.
+    weft.run(*command(weft, "again"))
+    assert shard(weft.folder / "again") == shard(run)
+    for name in ("secret", "other_secret"):
+        weft.run(*command(weft, name, key="system"))
+        assert program.record(weft.folder / name)["result"]["privacy"]["private"] is True
+        folder = weft.folder / name / "checkpoints" / "step_00000020"
+        assert (folder / "rank_00000.h5").stat().st_mode & 0o077 == 0, "others can read the key"
+    secret, other = (program.record(weft.folder / name)["result"]["validation"]["loss"] for name in ("secret", "other_secret"))
+    assert secret != other, "two runs have the same noise"
+    return run
+
+
+def resumes_bit_for_bit(weft, expected):
+    arguments = command(weft, "killed")
+    # When the checkpoint of step 10 has been published, whatever step the run has reached by then.
+    ended = subprocess.run([weft.binary, *arguments], cwd=weft.folder, env=dict(os.environ, WEFT_FAULT="before-latest:0:10"),
+                           capture_output=True, check=False).returncode
+    assert ended == -signal.SIGKILL, ended
+    printed = weft.run(*arguments)
+    assert "resuming after step 10" in printed, printed
+    assert shard(weft.folder / "killed") == shard(expected), "the resumed run has other bits"
+    assert program.record(weft.folder / "killed")["result"]["privacy"] == program.record(expected)["result"]["privacy"]
+
+
+def ranks_agree(weft, expected):
+    weft.run(*command(weft, "ranks"), ranks=2)
+    one, two = (program.record(run)["result"] for run in (expected, weft.folder / "ranks"))
+    assert one["privacy"] == two["privacy"]
+    # The same batches and noise; sums of another order.
+    assert abs(one["validation"]["loss"] - two["validation"]["loss"]) < 1e-4, (one, two)
+
+
+def modes_agree(weft, expected):
+    loss = program.record(expected)["result"]["validation"]["loss"]
+    for mode in ("privacy.mode=two_pass", "privacy.mode=materialise", "privacy.algorithm=naive"):
+        weft.run(*command(weft, mode, "--set", mode))
+        other = program.record(weft.folder / mode)["result"]["validation"]["loss"]
+        # Stored gradients are rounded to 8 bits; the noise is a thousand times larger.
+        assert abs(other - loss) < (1e-2 if "materialise" in mode else 1e-4), (mode, other, loss)
+
+
+def refusals(weft):
+    for arguments, words in [
+            (("--set", "data.batch_tokens=16384"), "records per step"),
+            (("--set", "privacy.delta=0"), "privacy.delta"),
+            (("--set", "privacy.noise_multiplier=1"), "give one of them"),
+            (("--set", "run.nonfinite=skip"), "private data"),
+            (("--set", "language_model.dropout=0.1"), "place in the batch")]:
+        printed = weft.run(*command(weft, "refused", *arguments), code=2)
+        assert words in printed, (arguments, printed)
+    printed = weft.run(*command(weft, "dry", "--dry-run"))
+    assert "private: " in printed and not (weft.folder / "dry").exists(), printed
+
+
+def test(weft):
+    (weft.folder / "text.txt").write_text(TEXT)
+    (weft.folder / "held_out.txt").write_text(TEXT[1000:1700])
+    run = reports_the_guarantee(weft)
+    resumes_bit_for_bit(weft, run)
+    ranks_agree(weft, run)
+    modes_agree(weft, run)
+    refusals(weft)
+
+
+program.main(test)

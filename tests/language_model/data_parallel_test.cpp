@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Language models on several ranks of the data axis train as on one: the same losses and norms to the rounding of sums,
+// the same bits when repeated, the same decision to withhold a step.
+#include <cmath>
+#include <string>
+
+#include "input/read.hpp"
+#include "kernels/optimize/loss_scale.hpp"
+#include "language_model/evaluation.hpp"
+#include "language_model/plan.hpp"
+#include "language_model/trainer.hpp"
+#include "tests/language_model/small_model.hpp"
+#include "tests/training/registry_bits.hpp"
+
+namespace weft::language_model {
+namespace {
+
+constexpr std::int64_t kVocabulary = 43;
+constexpr int kSteps = 6;
+
+/// Six sequences, not a multiple of four ranks. `model`: further keys of [language_model]; `more`: of [optimizer], then
+/// other tables.
+Configuration configuration(const std::string& model, const std::string& more) {
+  Configuration read;
+  const input::Schema keys = schema(read);
+  input::read(keys,
+              "[run]\nsteps = 60\n[data]\nbatch_tokens = 96\nsequence = 16\nmicro_tokens = 16\n"
+              "[language_model]\nlayers = 2\nheads = 2\nd_model = 32\n" +
+                  model + "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\n" + more,
+              "test.toml");
+  return read;
+}
+
+struct Run {
+  /// On the ranks of `world`.
+  Run(Configuration settings, const parallel::Communicator& world)
+      : grid(world, grid_shape(on(settings, world.size()))),
+        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence}, grid,
+                {device::planned_backend(device_settings(settings)), testing::execution().stream}) {
+    trainer.initialise();
+  }
+  static const Configuration& on(Configuration& settings, std::int64_t n_ranks) {
+    use_ranks(settings, n_ranks);
+    return settings;
+  }
+  void step() {
+    const std::int64_t first = trainer.first_sequence();
+    dataset::TokenBatch batch = trainer.next_batch();
+    batch.counted = 0;
+    for (std::int64_t row = 0; row < batch.rows(); ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      const std::int64_t place = first * batch.length + row, token = place * place + 7 * trainer.steps_done();
+      batch.ids[at] = static_cast<std::uint32_t>(token % kVocabulary);
+      // Ranks count different numbers of targets.
+      const bool counts = place % 5 != 2 && place > 20;
+      batch.targets[at] = counts ? static_cast<std::int32_t>((token + place) % kVocabulary) : kernels::kIgnored;
+      batch.positions[at] = static_cast<std::int32_t>(row % batch.length);
+      batch.counted += counts;
+    }
+    trainer.step(batch);
+  }
+  parallel::Grid grid;
+  Trainer trainer;
+};
+
+struct Case {
+  const char *model, *more;
+  double tolerance;  // of the loss, relative
+};
+
+}  // namespace
+
+TEST_CASE("several ranks learn what one learns") {
+  const parallel::Communicator& world = testing::world().all();
+  const parallel::Communicator alone = world.split(world.rank(), 0);
+  // fp32: sums of other order. bf16 and 8-bit state: an update that rounds otherwise, now and then.
+  for (const Case& one :
+       {Case{"", "", 1e-6}, Case{"preset = \"llama\"\nkv_heads = 1\nqk_norm = \"head\"\n", "", 1e-6},
+        Case{"dropout = 0.2\n", "clip_norm = 0.1\n", 1e-6}, Case{"tied = false\n", "tuning = \"plateau\"\n", 1e-6},
+        Case{"", "[memory]\nrecompute = \"block\"\n", 1e-6}, Case{"", "state = \"bf16\"\n", 1e-3},
+        Case{"", "state = \"8bit\"\n", 1e-3}, Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3}}) {
+    CAPTURE(one.model);
+    CAPTURE(one.more);
+    const Configuration settings = configuration(one.model, one.more);
+    Run together(settings, world), again(settings, world), single(settings, alone);
+    for (int step = 0; step < kSteps; ++step) {
+      for (Run* run : {&together, &again, &single}) run->step();
+      const Trainer::Metrics of_all = together.trainer.metrics(), of_one = single.trainer.metrics();
+      CHECK(of_all.loss == doctest::Approx(of_one.loss).epsilon(one.tolerance));
+      CHECK(of_all.gradient_norm == doctest::Approx(of_one.gradient_norm).epsilon(10 * one.tolerance));
+      CHECK(of_all.loss == again.trainer.metrics().loss);
+    }
+    CHECK(testing::different_tensors(together.trainer.registry(), again.trainer.registry()).empty());
+  }
+}
+
+TEST_CASE("exchanges that overlap with the computation give the same bits") {
+  const parallel::Communicator& world = testing::world().all();
+  for (const char* const more : {"", "[memory]\nrecompute = \"block\"\n", "[device]\nprecision = \"bf16\"\n"}) {
+    CAPTURE(more);
+    Configuration settings = configuration("", more);
+    settings.parallel.overlap = true;
+    Run with(settings, world);
+    settings.parallel.overlap = false;
+    Run without(settings, world);
+    for (int step = 0; step < kSteps; ++step) {
+      for (Run* run : {&with, &without}) run->step();
+      CHECK(with.trainer.metrics().loss == without.trainer.metrics().loss);
+      CHECK(with.trainer.metrics().gradient_norm == without.trainer.metrics().gradient_norm);
+    }
+    for (Run* run : {&with, &without}) run->trainer.transformer().prepare_weights();
+    CHECK(testing::different_tensors(with.trainer.registry(), without.trainer.registry()).empty());
+  }
+}
+
+TEST_CASE("between steps every rank computes with the weights of the last one, and ranks divide an evaluation") {
+  const parallel::Communicator& world = testing::world().all();
+  Run run(configuration("", ""), world);
+  std::vector<std::uint32_t> ids(16 * 21 + 6);  // the last batch and the last window are short
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint32_t>(i * i % kVocabulary);
+  const dataset::TokenSet text("text", std::move(ids), kVocabulary, 1000);
+  const auto measure = [&](const parallel::Communicator* ranks) {
+    return evaluate(text, 16, 16, run.trainer.transformer(), run.trainer.staging(), testing::execution(), ranks);
+  };
+  double last = measure(&world).loss;
+  for (int step = 0; step < 3; ++step) {
+    run.step();
+    const EvaluationResult divided = measure(&world);
+    CHECK(divided.loss != last);
+    last = divided.loss;
+    // Of the whole text on each rank: equal bits only if all ranks have the same weights, and sums the same order.
+    const EvaluationResult alone = measure(nullptr);
+    CHECK(divided.loss == alone.loss);
+    CHECK(divided.tokens == alone.tokens);
+    CHECK(divided.tokens == text.size() - 1);
+    CHECK(divided.bits_per_byte == alone.bits_per_byte);
+    std::vector<double> of_rank(static_cast<std::size_t>(world.size()));
+    world.all_gather(&alone.loss, of_rank.data(), sizeof alone.loss);
+    for (const double loss : of_rank) CHECK(loss == divided.loss);
+  }
+}
+
+TEST_CASE("an overflow on one rank withholds the step on all") {
+  const parallel::Communicator& world = testing::world().all();
+  Run run(configuration("", "[device]\nprecision = \"fp16\"\n"), world);
+  run.step();
+  run.trainer.transformer().prepare_weights();  // those of the other ranks arrive
+  const auto before = testing::bits_of(run.trainer.registry());
+  // A scale at which every gradient overflows.
+  for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors())
+    if (tensor.name == "optimizer/loss_scale") {
+      kernels::LossScale scale;
+      scale.scale = 1e30;
+      device::copy(testing::execution(), tensor.data, &scale, sizeof scale, device::Direction::to_device);
+    }
+  run.step();
+  run.trainer.settle();
+  const auto after = testing::bits_of(run.trainer.registry());
+  for (const char* name : {"embedding/tokens", "embedding/tokens.first_moment", "final_norm/weight"})
+    CHECK(before.at(name) == after.at(name));
+}
+
+TEST_CASE("the plan is what a rank takes") {
+  const parallel::Communicator& world = testing::world().all();
+  Configuration settings = configuration("", "");
+  use_ranks(settings, world.size());
+  const std::int64_t before = device::memory_use().device_bytes;
+  const Run run(settings, world);
+  const Plan planned = plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
+  std::int64_t context = 0, taken = device::memory_use().device_bytes - before;
+  for (const auto& [name, bytes] : planned.device)
+    if (name == "CUDA context and libraries") context = bytes;
+  world.maximum({&taken, 1});
+  CHECK(taken <= planned.device_total() - context);
+  CHECK(static_cast<double>(taken) >= 0.95 * static_cast<double>(planned.device_total() - context));
+}
+
+}  // namespace weft::language_model

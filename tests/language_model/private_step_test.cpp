@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Private steps of a language model: every mode forms the clipped sum of the naive oracle, which has the gradient of
+// each example in memory; one example changes the sum by at most the clip bound; the noise is what the accountant
+// counts on.
+#include <algorithm>
+#include <numeric>
+
+#include "tests/language_model/private_run.hpp"
+
+namespace weft::language_model {
+namespace {
+
+using testing::clipped_sum;
+using testing::private_configuration;
+using testing::PrivateRun;
+using testing::relative_error;
+
+const std::vector<std::int64_t> kExamples = {0, 1, 4, 7, 8, 11, 12};
+
+struct Variant {
+  const char *model, *data;
+};
+constexpr Variant kVariants[] = {
+    {"", ""},  // gpt2: learned positions, tied, biases, gains with shifts
+    {"", "document_mask = true\n"},
+    {"tied = false\nmlp = \"relu2\"\nnorm_position = \"post\"\n", ""},
+    {"preset = \"llama\"\nkv_heads = 1\nqk_norm = \"head\"\n", ""},
+    {"preset = \"llama\"\nqk_norm = \"width\"\nlogit_softcap = 8\n", ""},
+    {"preset = \"llama\"\nqk_norm = \"scaled\"\nnorm_position = \"both\"\ntied = true\nbias = true\n"
+     "embedding_scale = 3\n",
+     ""},
+};
+
+}  // namespace
+
+TEST_CASE("every mode forms the clipped sum of the naive oracle, for every kind of parameter") {
+  for (const Variant& variant : kVariants) {
+    CAPTURE(variant.model);
+    CAPTURE(variant.data);
+    // Norms are 1 to 30 here: some gradients are clipped, some are not.
+    const auto sum = [&](const std::string& privacy) {
+      return clipped_sum(private_configuration(variant.model, "clip = 4\n" + privacy, "", variant.data), kExamples);
+    };
+    const std::vector<float> naive = sum("algorithm = \"naive\"\n");
+    // Norms and sums of other order, in fp32.
+    for (const char* privacy :
+         {"mode = \"two_pass\"\nalgorithm = \"input_length\"\n", "mode = \"two_pass\"\nalgorithm = \"width\"\n",
+          "mode = \"book_keeping\"\n", "mode = \"book_keeping\"\ntile = 3\n",
+          "mode = \"two_pass\"\nrelease = \"end\"\n", "mode = \"book_keeping\"\nrelease = \"end\"\n"}) {
+      CAPTURE(privacy);
+      CHECK(relative_error(sum(privacy), naive) < 1e-5);
+    }
+    // Each element is rounded to 8 bits: 2^-9 relative at most, twice for a tied matrix.
+    CHECK(relative_error(sum("mode = \"materialise\"\n"), naive) < 4e-3);
+  }
+}
+
+TEST_CASE("parts of the parameters are clipped by themselves, to C together") {
+  for (const char* keys : {"scheme = \"per_layer\"\nclip_function = \"abadi\"\n",
+                           "scheme = \"per_layer\"\nclip_function = \"indicator\"\n",
+                           "scheme = \"group\"\nclip_function = \"automatic\"\n"}) {
+    CAPTURE(keys);
+    const auto sum = [&](const std::string& privacy, const std::vector<std::int64_t>& examples) {
+      return clipped_sum(private_configuration("", "clip = 6\n" + std::string(keys) + privacy), examples);
+    };
+    const std::vector<float> naive = sum("algorithm = \"naive\"\n", kExamples);
+    CHECK(testing::norm_of(naive) > 1);
+    for (const char* mode : {"two_pass", "book_keeping"})
+      CHECK(relative_error(sum(std::string("mode = \"") + mode + "\"\n", kExamples), naive) < 1e-5);
+    CHECK(testing::norm_of(sum("mode = \"materialise\"\n", {4})) <= 6);
+  }
+}
+
+TEST_CASE("micro-batches change the clipped sum by rounding only") {
+  Configuration settings = private_configuration("", "mode = \"book_keeping\"\n", "[memory]\nhead_chunk = 20\n");
+  const std::vector<float> three = clipped_sum(settings, kExamples);
+  for (const std::int64_t micro : {16, 32, 96}) {
+    settings.memory.micro_tokens = micro;
+    CHECK(relative_error(clipped_sum(settings, kExamples), three) < 1e-6);
+  }
+  settings.memory.recompute = Recompute::block;
+  CHECK(relative_error(clipped_sum(settings, kExamples), three) < 1e-6);
+}
+
+TEST_CASE("an example contributes at most the bound, and one example more changes the sum by no more") {
+  for (const char* mode : {"two_pass", "book_keeping", "materialise", "auto"})
+    for (const char* precision : {"fp32", "bf16"}) {
+      CAPTURE(mode);
+      CAPTURE(precision);
+      const double clip = 0.7;
+      const Configuration settings =
+          private_configuration("", "clip = 0.7\nmode = \"" + std::string(mode) + "\"\n",
+                                "[device]\nprecision = \"" + std::string(precision) + "\"\n");
+      // Norms are far above the bound, which is then reached up to the margin of norms that are rounded up.
+      const std::vector<float> one = clipped_sum(settings, {7});
+      CHECK(testing::norm_of(one) <= clip);
+      CHECK(testing::norm_of(one) > 0.99 * clip);
+      std::vector<std::int64_t> fewer = kExamples;
+      fewer.erase(fewer.begin() + 3);
+      // The others keep their places in other micro-batches: sums of other order.
+      const std::vector<float> change =
+          testing::difference(clipped_sum(settings, kExamples), clipped_sum(settings, fewer));
+      CHECK(testing::norm_of(change) <= clip * (1 + 1e-3));
+      // Rounding to 8 bits is another one in another product.
+      const bool rounds = std::string(mode) == "materialise" || std::string(precision) == "bf16";
+      CHECK(relative_error(change, one) < (rounds ? 2e-2 : 1e-4));
+    }
+}
+
+TEST_CASE("the loss of an example is the mean over its own targets") {
+  // Example 1 has 6 targets of 16: unclipped, its gradient is that of a step on it alone.
+  Configuration settings = private_configuration("", "clip = 1e6\nmode = \"two_pass\"\n");
+  const std::vector<float> sum = clipped_sum(settings, {1, 3});
+  std::vector<float> alone;
+  for (const std::int64_t example : {1, 3}) {
+    Configuration open = settings;
+    open.privacy.enabled = false;
+    open.data.batch_tokens = open.memory.micro_tokens = 16;
+    PrivateRun run(open, testing::world().all());
+    dataset::TokenBatch batch = run.trainer.next_batch();
+    PrivateRun::fill_example(example, 0, batch);
+    batch.counted = std::count_if(batch.targets.begin(), batch.targets.end(), [](int t) { return t >= 0; });
+    run.trainer.step(batch);
+    const std::vector<float> gradient = run.gradients();
+    alone.resize(gradient.size());
+    for (std::size_t i = 0; i < alone.size(); ++i) alone[i] += gradient[i];
+  }
+  CHECK(relative_error(sum, alone) < 1e-5);
+}
+
+TEST_CASE("an example without a finite gradient is left out, and the others are not changed") {
+  for (const char* mode : {"two_pass", "book_keeping", "materialise"}) {
+    CAPTURE(mode);
+    const Configuration settings =
+        private_configuration("tied = false\n", std::string("mode = \"") + mode + "\"\n", "", "");
+    const auto sum = [&](const std::vector<std::int64_t>& examples) {
+      PrivateRun run(settings, testing::world().all());
+      const training::Parameters& parameters = run.trainer.model().parameters();
+      // The embedding of a token that example 4 alone has.
+      std::vector<float> values = run.get(parameters.index("embedding/tokens"));
+      for (int c = 0; c < 32; ++c) values[20 * 32 + c] = std::numeric_limits<float>::infinity();
+      run.set(parameters.index("embedding/tokens"), values);
+      run.step(examples);
+      return run.gradients();
+    };
+    // 0, 2, 4 in one micro-batch: only 4 has token 20.
+    const std::vector<float> with = sum({0, 2, 4}), without = sum({0, 2});
+    CHECK(std::isfinite(testing::norm_of(with)));
+    CHECK(testing::norm_of(without) > 0);
+    CHECK(relative_error(with, without) < 1e-6);
+  }
+}
+
+TEST_CASE("a step without examples adds noise, and noise has the deviation that is accounted for") {
+  PrivateRun run(private_configuration("", "clip = 3\n"), testing::world().all());
+  const Trainer::Noise noise{.key = {1, 2, 3, 4, 5, 6, 7, 8}, .multiplier = 2, .expected = 5};
+  run.trainer.set_noise(noise);
+  run.step({});
+  CHECK(run.trainer.steps_done() == 1);
+  const std::vector<float> first = run.gradients();
+  // 14,000 elements: the estimate of the deviation has a standard error of 0.6 %.
+  const double deviation = testing::norm_of(first) / std::sqrt(static_cast<double>(first.size()));
+  CHECK(deviation == doctest::Approx(2.0 * 3 / 5).epsilon(0.03));
+  CHECK(std::abs(std::accumulate(first.begin(), first.end(), 0.0)) <
+        5 * deviation * std::sqrt(static_cast<double>(first.size())));
+  run.step({});
+  const std::vector<float> second = run.gradients();
+  // Independent: the difference has twice the variance.
+  CHECK(relative_error(second, first) == doctest::Approx(std::sqrt(2.0)).epsilon(0.03));
+  // With examples, the same noise on their sum.
+  PrivateRun again(private_configuration("", "clip = 3\n"), testing::world().all());
+  again.trainer.set_noise(noise);
+  again.step(kExamples);
+  std::vector<float> sum = clipped_sum(private_configuration("", "clip = 3\n"), kExamples);
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = sum[i] / 5 + first[i];
+  CHECK(relative_error(again.gradients(), sum) < 1e-6);
+}
+
+TEST_CASE("a parameter whose rows do not come is refused") {
+  const Configuration settings = private_configuration();
+  PrivateRun run(settings, testing::world().all());
+  struct Without final : training::GradientSink {
+    Without(training::GradientSink& to_, std::size_t parameter_) : to(to_), parameter(parameter_) {}
+    void take(const training::GradientRows& rows) override {
+      if (rows.parameter != parameter) to.take(rows);
+    }
+    training::GradientSink& to;
+    std::size_t parameter;
+  };
+  const training::Parameters& parameters = run.trainer.model().parameters();
+  Staging& staging = run.trainer.staging();
+  Transformer& transformer = run.trainer.transformer();
+  dataset::TokenBatch batch = staging.next(2, 16);
+  PrivateRun::fill_example(0, 0, batch);
+  PrivateRun::fill_example(1, 1, batch);
+  staging.send_examples(batch);
+  const device::Buffer<float> losses(32);
+  for (std::size_t parameter = 0; parameter <= parameters.size(); ++parameter) {
+    const Tokens all = staging.tokens(0, 2, 16);
+    const privacy::Clipping::MicroBatch micro{.examples = transformer.examples(all),
+                                              .ids = all.ids,
+                                              .pass = [&](parallel::Range, training::GradientSink& sink) {
+                                                Without without(sink, parameter);
+                                                transformer.prepare_weights();
+                                                transformer.forward(all, nullptr);
+                                                transformer.losses_and_gradient(all, staging.scale(), losses.array(),
+                                                                                without);
+                                                transformer.backward(all, nullptr, without);
+                                              }};
+    run.trainer.clipping().begin();
+    if (parameter == parameters.size()) {
+      CHECK_NOTHROW(run.trainer.clipping().add(micro));  // all are there
+      continue;
+    }
+    const std::string& group = parameters.specs()[parameter].group;
+    if (parameter > 0 && !group.empty() && group == parameters.specs()[parameter - 1].group) continue;
+    CAPTURE(parameters.specs()[parameter].name);
+    CHECK_THROWS_AS(run.trainer.clipping().add(micro), Error);
+  }
+}
+
+TEST_CASE("the plan is what a private trainer allocates, and \"auto\" keeps to the memory that is given") {
+  for (const char* privacy : {"mode = \"two_pass\"\n", "mode = \"book_keeping\"\n", "mode = \"materialise\"\n",
+                              "algorithm = \"naive\"\n", "scheme = \"group\"\n"}) {
+    CAPTURE(privacy);
+    const Configuration settings = private_configuration("", privacy);
+    const Plan planned = plan(settings, {settings.language_model, testing::kPrivateVocabulary, 16}, 0);
+    const device::MemoryUse before = device::memory_use();
+    const Trainer trainer(settings, {settings.language_model, testing::kPrivateVocabulary, 16},
+                          parallel::Grid(testing::world(), single_process()),
+                          {device::planned_backend(device_settings(settings)), testing::execution().stream});
+    std::int64_t expected = planned.device_total();
+    for (const auto& [name, bytes] : planned.device)
+      if (name == "CUDA context and libraries") expected -= bytes;
+    CHECK(device::memory_use().device_bytes - before.device_bytes == expected);
+  }
+  Configuration settings = private_configuration();
+  const auto mode = [&] {
+    return clipping_settings(settings, {settings.language_model, testing::kPrivateVocabulary, 16}, single_process(),
+                             testing::execution().backend)
+        .mode;
+  };
+  CHECK(mode() == privacy::Mode::book_keeping);
+  settings.device.memory = 1e-4;
+  CHECK(mode() == privacy::Mode::two_pass);
+  settings.device.memory = 1;
+  settings.data.sequence = settings.data.batch_tokens = settings.memory.micro_tokens = 512;
+  CHECK(mode() == privacy::Mode::materialise);
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The accountants against published values: those of the tests of Opacus and JAX Privacy, to all digits that were
+// given, and of an independent implementation.
+#include "privacy/accountant/accountant.hpp"
+
+#include "base/error.hpp"
+#include "tests/test.hpp"
+
+namespace weft::privacy {
+namespace {
+
+std::vector<double> orders(int first, int last) {
+  std::vector<double> all;
+  for (int order = first; order <= last; ++order) all.push_back(order);
+  return all;
+}
+
+const std::vector<Phase> kLong = {{.04, 1.5, 2250}};
+const std::vector<Phase> kShort = {{.04, 1.5, 2249}};  // 90 epochs with an integer number of steps each
+
+#define CHECK_DIGITS(found, expected, digits)              \
+  do {                                                     \
+    const double found_value = found;                      \
+    CAPTURE(found_value);                                  \
+    CAPTURE(expected);                                     \
+    CHECK(std::abs(found_value - (expected)) <= (digits)); \
+  } while (false)
+
+}  // namespace
+
+TEST_CASE("rdp: divergence of a step, integer and fractional orders") {
+  const std::pair<double, double> expected[] = {
+      {1.5, 1.27253743e-4}, {2, 1.71813422e-4}, {2.5, 2.17575332e-4}, {8, 8.93643908e-4}, {32, 11.2462759}};
+  for (const auto& [order, value] : expected) {
+    CAPTURE(order);
+    CHECK(rdp_of_step(.01, 1, order) == doctest::Approx(value).epsilon(5e-9));  // nine digits
+  }
+  // Without subsampling it is that of the Gaussian mechanism; a record that never joins loses nothing.
+  CHECK(rdp_of_step(1, 2, 3) == 3 / 8.0);
+  CHECK(rdp_of_step(0, 1, 1.5) == 0);
+  // A fractional order between two integers, for any rate and noise: (alpha - 1) rdp(alpha) is convex in alpha and
+  // rdp grows with it.
+  for (const double q : {1e-6, 1e-3, .2, .9, .999})
+    for (const double sigma : {.3, 1., 10., 1e3})
+      for (const double order : {2., 5., 30.}) {
+        CAPTURE(q);
+        CAPTURE(sigma);
+        CAPTURE(order);
+        const double below = rdp_of_step(q, sigma, order), above = rdp_of_step(q, sigma, order + 1);
+        const double between = rdp_of_step(q, sigma, order + .5);
+        const double rounding = 1e-11;  // of ln A, whose terms are about 1, and of the cut series
+        CHECK(between >= below - rounding);
+        CHECK(between <= above + rounding);
+        CHECK((order - .5) * between <= ((order - 1) * below + order * above) / 2 + rounding * order);
+      }
+}
+
+TEST_CASE("rdp: epsilon of compositions") {
+  const std::vector<Phase> two = {{1e-5, 1, 10}, {1e-4, 3, 4}};
+  const RdpEpsilon first = rdp_epsilon(two, 1e-5, orders(2, 32));
+  CHECK_DIGITS(first.epsilon, .336344, 5e-7);
+  CHECK(first.order == 23);
+  const RdpEpsilon grid = rdp_epsilon(kLong, 1e-5, rdp_orders());
+  CHECK_DIGITS(grid.epsilon, 7.32911117143, 1.5e-11);
+  CHECK(grid.order == 3.9);
+  const RdpEpsilon integers = rdp_epsilon(kLong, 1e-5, orders(2, 63));
+  CHECK_DIGITS(integers.epsilon, 7.329877, 5e-7);
+  CHECK(integers.order == 4);
+  const std::vector<Phase> other = {{.1, 3, 512}};
+  CHECK_DIGITS(rdp_epsilon(other, 1e-6, orders(2, 63)).epsilon, 4.05186, 5e-6);
+  CHECK_DIGITS(rdp_epsilon(other, 1e-6, rdp_orders()).epsilon, 4.05097, 5e-6);
+}
+
+TEST_CASE("prv: lower bound, estimate and upper bound") {
+  const PrvEpsilon found = prv_epsilon(kShort, 1e-5);
+  CHECK_DIGITS(found.lower, 6.75669, 1e-5);
+  CHECK_DIGITS(found.estimate, 6.76704, 1e-5);
+  CHECK_DIGITS(found.upper, 6.777395712, 1e-6);
+  CHECK_DIGITS(prv_epsilon(std::vector<Phase>{{.1, 3, 512}}, 1e-6).estimate, 3.7697, 5e-5);
+  CHECK_DIGITS(prv_epsilon(std::vector<Phase>{{.1, 9.66, 512}}, 1e-6).estimate, 1.0002, 5e-5);
+}
+
+TEST_CASE("prv: upper bounds for many rates, noises and numbers of steps") {
+  const std::pair<Phase, double> expected[] = {{{.05, 3, 100}, .767934},     {{.2, .8, 100}, 24.333664},
+                                               {{.2, 1.5, 100}, 8.498978},   {{.001, .8, 1000}, .477771},
+                                               {{.05, 1.5, 1000}, 6.209969}, {{.001, .8, 20'000}, 1.296009},
+                                               {{.001, 3, 50'000}, .309694}};
+  for (const auto& [phase, value] : expected) {
+    CAPTURE(phase.steps);
+    CHECK_DIGITS(prv_epsilon({&phase, 1}, 1e-6).upper, value, 1e-4);
+  }
+}
+
+TEST_CASE("prv: without subsampling it is the Gaussian mechanism, whose epsilon is known exactly") {
+  // n steps with q = 1 are one with sigma / sqrt(n): delta(epsilon) of Dong, Roth and Su is exact.
+  for (const Phase& phase : {Phase{1, 1, 1}, Phase{1, 4, 16}, Phase{1, 30, 400}}) {
+    const double mu = std::sqrt(static_cast<double>(phase.steps)) / phase.noise_multiplier;
+    const PrvEpsilon found = prv_epsilon({&phase, 1}, 1e-5);
+    const auto delta = [&](double epsilon) {
+      const auto below = [](double x) { return .5 * std::erfc(-x / std::sqrt(2.0)); };
+      return below(-epsilon / mu + mu / 2) - std::exp(epsilon) * below(-epsilon / mu - mu / 2);
+    };
+    CAPTURE(mu);
+    CHECK(delta(found.lower) >= 1e-5);
+    CHECK(delta(found.upper) <= 1e-5);
+  }
+}
+
+TEST_CASE("a history of several kinds of steps is composed as a whole") {
+  const std::vector<Phase> whole = {{.01, 1, 300}}, cut = {{.01, 1, 100}, {.01, 1, 0}, {.01, 1, 200}};
+  for (const AccountantKind kind : {AccountantKind::prv, AccountantKind::rdp, AccountantKind::gdp}) {
+    CAPTURE(name_of(kind));
+    // The order of a product and of sums differs: rounding alone.
+    CHECK(epsilon(kind, cut, 1e-6) == doctest::Approx(epsilon(kind, whole, 1e-6)).epsilon(1e-9));
+    const std::vector<Phase> noisy = {{.01, 1, 200}, {.01, 2, 100}}, weak = {{.01, 1, 200}, {.02, 1, 100}};
+    CHECK(epsilon(kind, noisy, 1e-6) < epsilon(kind, whole, 1e-6));
+    CHECK(epsilon(kind, weak, 1e-6) > epsilon(kind, whole, 1e-6));
+  }
+}
+
+TEST_CASE("gdp") { CHECK_DIGITS(gdp_epsilon(kShort, 1e-5), 6.59982, 5e-6); }
+
+TEST_CASE("calibration: the noise for a target") {
+  CHECK_DIGITS(calibrate(AccountantKind::rdp, 8, 1e-5, .04, 2250), 1.4160156, 5e-8);
+  CHECK_DIGITS(calibrate(AccountantKind::rdp, 8, 1e-5, .04, 2000), 1.3562012, 5e-8);
+  CHECK_DIGITS(calibrate(AccountantKind::prv, 8, 1e-5, .04, 2250), 1.3476563, 1e-7);
+  CHECK_DIGITS(calibrate(AccountantKind::prv, 8, 1e-5, .04, 2000), 1.2915039, 5e-8);
+  CHECK_DIGITS(calibrate(AccountantKind::gdp, 8, 1e-5, .04, 2250), 1.3232422, 5e-8);
+  // More than the first guess of 10.
+  const double much = calibrate(AccountantKind::rdp, .05, 1e-6, .1, 10'000);
+  CHECK(much > 10);
+  const Phase with = {.1, much, 10'000};
+  const double reached = epsilon(AccountantKind::rdp, {&with, 1}, 1e-6);
+  CHECK(reached <= .05);
+  CHECK(reached >= .05 * .99);
+}
+
+TEST_CASE("calibration counts the steps that a run has made") {
+  const std::vector<Phase> before = {{.01, 1, 500}};
+  const double rest = calibrate(AccountantKind::rdp, 3, 1e-5, .01, 500, before);
+  std::vector<Phase> all = before;
+  all.push_back({.01, rest, 500});
+  CHECK(epsilon(AccountantKind::rdp, all, 1e-5) <= 3);
+  CHECK(rest > calibrate(AccountantKind::rdp, 3, 1e-5, .01, 500));
+  // Nothing is left: no noise helps.
+  CHECK_THROWS_WITH_AS(calibrate(AccountantKind::rdp, .5, 1e-5, .01, 500, before),
+                       doctest::Contains("the steps so far count too"), Error);
+}
+
+TEST_CASE("extreme values give a result or an error that says why") {
+  const auto one = [](double q, double sigma, std::int64_t steps) { return std::vector<Phase>{{q, sigma, steps}}; };
+  for (const AccountantKind kind : {AccountantKind::prv, AccountantKind::rdp, AccountantKind::gdp}) {
+    CAPTURE(name_of(kind));
+    CHECK(epsilon(kind, {}, 1e-5) == 0);
+    CHECK(epsilon(kind, one(.01, 1, 0), 1e-5) == 0);
+    CHECK(epsilon(kind, one(0, 1, 1000), 1e-5) == 0);
+    CHECK(epsilon(kind, one(1, 1e6, 1), 1e-5) <= .011);  // prv: its error bound
+    CHECK(epsilon(kind, one(.01, 1e6, 1'000'000), 1e-5) <= .011);
+    const double half = epsilon(kind, one(.5, 1, 10), 1e-5), all = epsilon(kind, one(1, 1, 10), 1e-5);
+    CHECK(half < all);
+    // Strictly monotone in all three.
+    CHECK(epsilon(kind, one(.01, 1, 100), 1e-5) < epsilon(kind, one(.01, 1, 200), 1e-5));
+    CHECK(epsilon(kind, one(.01, 1, 100), 1e-5) < epsilon(kind, one(.02, 1, 100), 1e-5));
+    CHECK(epsilon(kind, one(.01, 1, 100), 1e-5) > epsilon(kind, one(.01, 1.1, 100), 1e-5));
+    CHECK(epsilon(kind, one(.01, 1, 100), 1e-5) < epsilon(kind, one(.01, 1, 100), 1e-6));
+  }
+  CHECK(epsilon(AccountantKind::rdp, one(1e-4, 1, 1'000'000), 1e-5) > 0);
+  CHECK(epsilon(AccountantKind::rdp, one(.01, .01, 10), 1e-5) > 1000);
+  CHECK_THROWS_WITH_AS(epsilon(AccountantKind::prv, one(.5, .01, 1000), 1e-5), doctest::Contains("accountant rdp"),
+                       Error);
+  CHECK_THROWS_WITH_AS(epsilon(AccountantKind::prv, one(.001, 1, 1'000'000'000'000), 1e-5),
+                       doctest::Contains("accountant rdp"), Error);
+  CHECK_THROWS_WITH_AS(epsilon(AccountantKind::gdp, one(.5, .01, 10), 1e-5), doctest::Contains("no finite epsilon"),
+                       Error);
+  CHECK_THROWS_WITH_AS(calibrate(AccountantKind::prv, .005, 1e-5, .01, 100), doctest::Contains("error bound"), Error);
+}
+
+}  // namespace weft::privacy

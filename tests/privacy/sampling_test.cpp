@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Poisson sampling: each record joins with the given probability, independently, the same for every caller.
+#include "privacy/sampling.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "tests/test.hpp"
+
+namespace weft::privacy {
+namespace {
+
+constexpr kernels::NoiseKey kKey = {1, 2, 3, 4, 5, 6, 7, 8}, kOther = {1, 2, 3, 4, 5, 6, 7, 9};
+
+}  // namespace
+
+TEST_CASE("records join with the given probability, each as often as any other, pairs independently") {
+  constexpr std::int64_t kRecords = 40, kSteps = 20000;
+  constexpr double kRate = 0.2;
+  std::vector<double> joined(kRecords, 0.0);
+  double together = 0, squares = 0;
+  for (std::int64_t step = 1; step <= kSteps; ++step) {
+    const std::vector<std::int64_t> members = poisson_sample(kKey, static_cast<std::uint64_t>(step), kRecords, kRate);
+    bool zero = false, one = false;
+    std::int64_t last = -1;
+    for (const std::int64_t member : members) {
+      REQUIRE(member > last);
+      REQUIRE(member < kRecords);
+      last = member;
+      ++joined[static_cast<std::size_t>(member)];
+      zero = zero || member == 0;
+      one = one || member == 1;
+    }
+    together += zero && one;
+    const double excess = static_cast<double>(std::ssize(members)) - kRate * kRecords;
+    squares += excess * excess;
+  }
+  // Five standard errors.
+  const double deviation = std::sqrt(kSteps * kRate * (1 - kRate));
+  for (const double count : joined) CHECK(std::abs(count - kSteps * kRate) < 5 * deviation);
+  CHECK(std::abs(together - kSteps * kRate * kRate) < 5 * std::sqrt(kSteps * kRate * kRate));
+  // The size of a batch has the variance of a binomial distribution.
+  CHECK(squares / kSteps == doctest::Approx(kRecords * kRate * (1 - kRate)).epsilon(0.05));
+}
+
+TEST_CASE("a draw depends on the key and the step alone") {
+  const std::vector<std::int64_t> first = poisson_sample(kKey, 3, 1000, 0.1);
+  CHECK(first == poisson_sample(kKey, 3, 1000, 0.1));
+  CHECK(first != poisson_sample(kKey, 4, 1000, 0.1));
+  CHECK(first != poisson_sample(kOther, 3, 1000, 0.1));
+}
+
+TEST_CASE("all records join at a rate of 1; a batch may be empty") {
+  CHECK(poisson_sample(kKey, 1, 5, 1) == std::vector<std::int64_t>{0, 1, 2, 3, 4});
+  CHECK(poisson_sample(kKey, 1, 0, 0.5).empty());
+  bool empty = false;
+  for (std::uint64_t step = 1; step <= 50; ++step) empty = empty || poisson_sample(kKey, step, 10, 0.05).empty();
+  CHECK(empty);  // each with probability 0.6
+}
+
+}  // namespace weft::privacy

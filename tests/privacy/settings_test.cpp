@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Table [privacy]: what enables it, and that each option that would break the guarantee is refused with its reason.
+#include "privacy/settings.hpp"
+
+#include "base/error.hpp"
+#include "input/read.hpp"
+#include "language_model/settings.hpp"
+#include "tests/test.hpp"
+
+namespace weft::privacy {
+namespace {
+
+language_model::Configuration read(const std::string& text) {
+  language_model::Configuration configuration;
+  const input::Schema keys = language_model::schema(configuration);
+  input::read(keys, text, "test.toml");
+  return configuration;
+}
+
+std::string problem(const std::string& text) {
+  try {
+    read(text);
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::usage);
+    return error.what();
+  }
+  return "";
+}
+
+const std::string kPrivate = "[privacy]\nepsilon = 8\ndelta = 1e-5\n";
+
+/// `option` is accepted without privacy (unless it is one of this table), and refused with it for `reason`.
+void check_refused(const std::string& option, const std::string& reason) {
+  CAPTURE(option);
+  const bool is_of_table = option.rfind("[privacy]", 0) == 0;
+  if (!is_of_table) CHECK(problem(option) == "");
+  const std::string text = is_of_table ? kPrivate + option.substr(10) : option + kPrivate;
+  const std::string message = problem(text);
+  CAPTURE(message);
+  CHECK(message.find(reason) != std::string::npos);
+  CHECK(message.find("test.toml:") != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("a target or a noise multiplier enables private training, unless the input says otherwise") {
+  CHECK(!read("").privacy.enabled);
+  CHECK(read(kPrivate).privacy.enabled);
+  CHECK(read("[privacy]\nnoise_multiplier = 1.0\ndelta = 1e-5\n").privacy.enabled);
+  CHECK(!read(kPrivate + "enabled = false\n").privacy.enabled);
+}
+
+TEST_CASE("exactly one of epsilon and noise_multiplier, and delta, are given") {
+  CHECK(problem(kPrivate).empty());
+  CHECK(problem("[privacy]\nenabled = true\ndelta = 1e-5\n").find("without privacy.epsilon") != std::string::npos);
+  CHECK(problem(kPrivate + "noise_multiplier = 1.0\n").find("give one of them") != std::string::npos);
+  CHECK(problem("[privacy]\nepsilon = 8\n").find("without privacy.delta") != std::string::npos);
+  CHECK(problem("[privacy]\nnoise_multiplier = 1e-3\ndelta = 1e-5\n").find("protects nothing") != std::string::npos);
+  for (const char* wrong : {"epsilon = -1", "delta = 1.0", "clip = 0", "tile = -1", "noise_multiplier = nan",
+                            "epsilon = inf", "clip = \"large\""}) {
+    CAPTURE(wrong);
+    CHECK(!problem(std::string("[privacy]\nenabled = true\n") + wrong + "\n").empty());
+  }
+}
+
+TEST_CASE("what couples records, or depends on private data without noise, is refused in a private run") {
+  check_refused("[run]\nnonfinite = \"skip\"\n", "whether a step is skipped would depend on private data");
+  check_refused("[device]\nprecision = \"fp16\"\n", "skips steps depending on private data");
+  check_refused("[optimizer]\ntuning = \"plateau\"\n", "would follow the loss on private data");
+  check_refused("[optimizer]\ntuning = \"range\"\n", "would follow the loss on private data");
+  check_refused("[data]\norder = \"curriculum\"\ncurriculum_steps = 10\n", "statistics of private data");
+  check_refused("[data]\norder = \"sequential\"\n", "the guarantee depends on it");
+  check_refused("[data]\nsequence_start = 64\nsequence_growth_steps = 10\n", "what is protected, would change");
+  check_refused("[language_model]\ndropout = 0.1\n", "drawn by the place in the batch");
+  check_refused("[language_model]\nattention_dropout = 0.1\n", "drawn by the place in the batch");
+  check_refused("[privacy]\nsampling = \"shuffled\"\n", "their epsilon would be too small");
+  check_refused("[privacy]\nunit = \"token\"\n", "attention couples the tokens");
+  check_refused("[privacy]\nalgorithm = \"naive\"\nmode = \"two_pass\"\n", "no effect");
+}
+
+}  // namespace weft::privacy
