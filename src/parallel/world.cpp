@@ -9,10 +9,32 @@
 #include "base/fault.hpp"
 
 namespace weft::parallel {
+namespace {
 
-World::Session::Session(int* argc, char*** argv) {
+bool started_by_launcher() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
+    if (std::getenv(name) != nullptr) return true;
+  return false;
+}
+
+/// MPI_Init_thread. Processes that no launcher started may share one session directory of Open MPI 4 (always with
+/// ess_singleton_isolated): one that ends removes it while another one creates it, and the start of that one fails. A
+/// process that is alone needs no such directory. The variable is not left to programs that this one starts: mpirun
+/// needs the directory.
+int init_thread(int* argc, char*** argv) {
+  constexpr const char* variable = "OMPI_MCA_orte_create_session_dirs";
+  const bool without_directory = !started_by_launcher() && std::getenv(variable) == nullptr;
+  if (without_directory) setenv(variable, "0", 1);
   int provided = 0;
   MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided);
+  if (without_directory) unsetenv(variable);
+  return provided;
+}
+
+}  // namespace
+
+World::Session::Session(int* argc, char*** argv) {
+  const int provided = init_thread(argc, argv);
   if (provided < MPI_THREAD_MULTIPLE) {
     // The prefetch thread exchanges rows while the main thread trains: a lower level would corrupt memory.
     std::fprintf(stderr, "this MPI library offers no MPI_THREAD_MULTIPLE; use one built with thread support\n");
