@@ -335,7 +335,7 @@ def check_comparison(weft, source):
     best_first = sorted(measured, key=measured.get)
     assert measured[best_first[-1]] == math.inf and best_first[-1] == "stopped"
     table = page.text[page.text.index("Settings and results"):]
-    head = re.findall("<th(?: [^>]*)?>(.*?)</th>", table[:table.index("</thead>")])
+    head = [name.replace("<wbr/>", "") for name in re.findall("<th(?: [^>]*)?>(.*?)</th>", table[:table.index("</thead>")])]
     # What differs, and nothing else.
     assert head[:4] == ["run", "optimizer.learning_rate", "run.steps", "validation NMSE (standardised)"], head
     rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", table[:table.index("</table>")])][1:]

@@ -57,6 +57,9 @@ const std::vector<CurveStyle>& common_curves() {
 /// Numbers of a record that locate the step; they do not measure training.
 constexpr const char* kNotDrawn[] = {"step", "tokens", "epoch", "seconds", "data_wait_seconds", "skipped_steps"};
 
+constexpr std::string_view kValidation = "validation.";
+bool is_of_validation(const std::string& metric) { return metric.starts_with(kValidation); }
+
 /// Steps at which the run was started again, ascending.
 std::vector<double> restarts_of(const RunFacts& facts) {
   std::vector<double> restarts;
@@ -80,12 +83,13 @@ std::vector<CurveStyle> styles_of(const Curves& curves, const std::vector<CurveS
     if (!has(style.metric)) styles.push_back(style);
   for (const Curve& curve : curves.metrics) {
     if (has(curve.metric)) continue;
-    std::string name = curve.metric;
+    const bool of_validation = is_of_validation(curve.metric);
+    std::string name = of_validation ? curve.metric.substr(kValidation.size()) : curve.metric;
     std::replace(name.begin(), name.end(), '_', ' ');
     styles.push_back({.metric = curve.metric,
-                      .title = name,
+                      .title = of_validation ? "Validation: " + name : name,
                       .y_label = name,
-                      .caption = "As logged.",
+                      .caption = of_validation ? "On the validation data (log.evaluate_every)." : "As logged.",
                       .line_name = "mean over layers",
                       .band_name = "lowest to highest layer"});
   }
@@ -137,7 +141,7 @@ report::Section training_section(const RunFacts& facts, const FamilyPart& family
     chart.y_label = style.y_label;
     chart.x = curves.step;
     chart.y = scaled(curve->mean, style.factor);
-    if (style.metric.starts_with("validation.")) keep_measured(chart);
+    if (is_of_validation(style.metric)) keep_measured(chart);
     chart.marks = restarts;
     chart.marks_name = "restart";
     chart.from_zero = style.from_zero;
@@ -404,10 +408,10 @@ report::Section input_section(const RunFacts& facts) {
   const Json& input = member(facts.record, {"input"});
   if (!facts.input.empty()) {
     section.paragraph("Every key as the run used it (input.toml).");
-    section.listing(facts.input);
+    section.listing(facts.input, report::Listing::columns);
   } else if (input.is_object()) {
     section.paragraph("Every key, from run.json (input.toml is missing: the run ended before it began to train).");
-    section.listing(report::to_text(input, 2));
+    section.listing(report::to_text(input, 2), report::Listing::columns);
   } else {
     section.paragraph("The input was not recorded: the run ended before it was accepted.", report::Tone::missing);
   }

@@ -130,7 +130,9 @@ int run_jobs(const Request& request, std::vector<Job>& jobs) {
       while (next < jobs.size() && jobs[next].finished) ++next;
       if (stop != 0 || next == jobs.size()) continue;
       slot.job = &jobs[next++];
-      slot.process = start_process(command_of(request, *slot.job), gpu_of_slot(i), slot.job->log);
+      std::vector<std::string> variables = gpu_of_slot(i);
+      variables.push_back(tied_to_this_process());
+      slot.process = start_process(command_of(request, *slot.job), variables, slot.job->log);
       ++running;
       log::info("{}: started", slot.job->point.name);
     }
