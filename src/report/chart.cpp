@@ -166,10 +166,22 @@ Axis value_axis(Range range, bool from_zero) {
   return linear_axis(range, kBottom, kTop, 5, true);
 }
 
+/// The tick with as many digits as tell it from its neighbours.
+std::string tick_text(const Axis& axis, double tick) {
+  if (axis.logarithmic || axis.ticks.size() < 2 || tick == 0) return short_number(tick);
+  const auto power_of = [](double value) {
+    return static_cast<int>(std::floor(std::log10(std::abs(value) * (1 + 1e-9))));
+  };
+  const int last_digit = power_of(axis.ticks[1] - axis.ticks[0]), digits = power_of(tick) - last_digit;
+  if (digits < 3 || std::abs(tick) >= 1e15) return short_number(tick);
+  if (last_digit >= 0) return grouped(std::llround(tick));
+  return last_digit < -9 ? fmt::format("{:.{}e}", tick, digits) : fmt::format("{:.{}f}", tick, -last_digit);
+}
+
 void draw_y_axis(Picture& picture, const Axis& y, const std::string& label) {
   for (const double tick : y.ticks) {
     picture.line(kLeft, y.at(tick), kRight, y.at(tick), tick == y.low ? "axis" : "grid");
-    picture.text(kLeft - 7, y.at(tick) + 4, "end", "small", short_number(tick));
+    picture.text(kLeft - 7, y.at(tick) + 4, "end", "small", tick_text(y, tick));
   }
   picture.text(0, 12, "start", "label", label);
 }
@@ -179,7 +191,7 @@ void draw_x_axis(Picture& picture, const Axis& x, double y, const std::string& l
   for (const double tick : x.ticks) {
     picture.line(x.at(tick), y, x.at(tick), y + 4, "axis");
     const bool at_the_end = x.at(tick) > kRight - 20;
-    picture.text(at_the_end ? kRight : x.at(tick), y + 18, at_the_end ? "end" : "middle", "small", short_number(tick));
+    picture.text(at_the_end ? kRight : x.at(tick), y + 18, at_the_end ? "end" : "middle", "small", tick_text(x, tick));
   }
   picture.text(kRight, y + 36, "end", "label", label);
 }

@@ -71,7 +71,7 @@ void Section::figure(std::string_view title, std::string_view svg, std::string_v
 
 void Section::table(const std::vector<std::string>& head, const std::vector<std::vector<std::string>>& rows,
                     std::size_t numbers_from) {
-  body_ += "<div class=\"wide\"><table>\n";
+  body_ += head.empty() ? "<div class=\"wide\"><table class=\"facts\">\n" : "<div class=\"wide\"><table>\n";
   if (!head.empty()) body_ += "<thead>" + table_row(head, Row::head, numbers_from) + "</thead>\n";
   body_ += "<tbody>\n";
   for (const auto& row : rows) body_ += table_row(row, Row::body, numbers_from);

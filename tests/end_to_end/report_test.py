@@ -370,10 +370,11 @@ def check_comparison(weft, source):
 
 def check_messages(weft, run):
     assert "no such directory; name the directory of a run" in weft.run("report", weft.folder / "nothing", code=2)
+    assert "is no directory; create it" in weft.run("report", run, "--output", weft.folder / "nothing" / "page.html", code=2)
+    assert "is a directory (the page is a file)" in weft.run("report", run, "--output", weft.folder, code=2)
     assert "run.json is missing" in weft.run("report", weft.folder / "data", code=2)
     assert "not a directory" in weft.run("report", run / "run.json", code=2)
     assert "weft report needs its RUN" in weft.run("report", code=2)
-    assert "no/page.html" in weft.run("report", run, "--output", weft.folder / "no" / "page.html", code=6)
     for damaged in ("{", "[]", '{"exi": 1}', "", '{"exit": ' + "[" * 100_000 + "]" * 100_000 + "}"):
         (run / "run.json").write_text(damaged)
         assert "not the record of a run" in weft.run("report", run, code=3)

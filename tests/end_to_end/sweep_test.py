@@ -202,7 +202,7 @@ def check_messages(weft, source):
                              (("--grid", "transcoder.k=2,,3", "--output", "x"), "a value is empty"),
                              (("--grid", "transcoder.k=2,2", "--output", "x"), "the value 2 is repeated"),
                              (("--grid", "transcoder.k=2", "--grid", "transcoder.k=3", "--output", "x"), "given twice"),
-                             (("--grid", "transcoder.kk=2", "--output", "x"), 'unknown key "kk"'),
+                             (("--grid", "transcoder.kk=2", "--output", "x"), '--grid transcoder.kk=2: unknown key "kk"'),
                              (("--grid", "transcoder.k=2", "--output", "run"), "is the directory of a run"),
                              (("--grid", "transcoder.k=2,-3", "--output", "x"), "out of range")):
         said = weft.run("sweep", source, *arguments, code=2)

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "checkpoint/directory.hpp"
@@ -57,8 +58,8 @@ const std::vector<CurveStyle>& common_curves() {
 /// Numbers of a record that locate the step; they do not measure training.
 constexpr const char* kNotDrawn[] = {"step", "tokens", "epoch", "seconds", "data_wait_seconds", "skipped_steps"};
 
-constexpr std::string_view kValidation = "validation.";
-bool is_of_validation(const std::string& metric) { return metric.starts_with(kValidation); }
+/// Metrics of a group, as "validation.loss", are in some records only.
+bool is_grouped(const std::string& metric) { return metric.find('.') != std::string::npos; }
 
 /// Steps at which the run was started again, ascending.
 std::vector<double> restarts_of(const RunFacts& facts) {
@@ -83,13 +84,18 @@ std::vector<CurveStyle> styles_of(const Curves& curves, const std::vector<CurveS
     if (!has(style.metric)) styles.push_back(style);
   for (const Curve& curve : curves.metrics) {
     if (has(curve.metric)) continue;
-    const bool of_validation = is_of_validation(curve.metric);
-    std::string name = of_validation ? curve.metric.substr(kValidation.size()) : curve.metric;
+    // "answers.empty_fraction" is the title "Answers: empty fraction".
+    std::string name = curve.metric, title;
     std::replace(name.begin(), name.end(), '_', ' ');
+    const std::size_t dot = name.find('.');
+    if (is_grouped(curve.metric)) title = name.substr(0, dot) + ": ";
+    name = name.substr(dot + 1);
+    title += name;
+    title[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(title[0])));
     styles.push_back({.metric = curve.metric,
-                      .title = of_validation ? "Validation: " + name : name,
+                      .title = title,
                       .y_label = name,
-                      .caption = of_validation ? "On the validation data (log.evaluate_every)." : "As logged.",
+                      .caption = "As logged.",
                       .line_name = "mean over layers",
                       .band_name = "lowest to highest layer"});
   }
@@ -103,7 +109,7 @@ std::vector<double> scaled(std::vector<double> values, double factor) {
   return values;
 }
 
-/// Validation measures are in some records only: the points without one are no gaps.
+/// Points without a value are no gaps.
 void keep_measured(report::LineChart& chart) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < chart.x.size(); ++i) {
@@ -141,7 +147,7 @@ report::Section training_section(const RunFacts& facts, const FamilyPart& family
     chart.y_label = style.y_label;
     chart.x = curves.step;
     chart.y = scaled(curve->mean, style.factor);
-    if (is_of_validation(style.metric)) keep_measured(chart);
+    if (is_grouped(style.metric)) keep_measured(chart);
     chart.marks = restarts;
     chart.marks_name = "restart";
     chart.from_zero = style.from_zero;
