@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/contract.hpp"
 #include "base/trace.hpp"
 #include "device/ranges.hpp"
@@ -37,13 +38,13 @@ class DeviceCommunicator::Measured {
     if (axis.staged_) kernels::fence(axis.execution_);
     if (axis.observer_ != nullptr) axis.observer_->before(axis.execution_, *axis.ranks_);
     if (axis.idle_ != nullptr) axis.idle_->begin(axis.execution_);
-    begin_ = std::chrono::steady_clock::now();
+    begin_ = Clock::now();
   }
   ~Measured() {
     if (axis_.idle_ != nullptr) axis_.idle_->end(axis_.execution_);
     if (axis_.observer_ != nullptr) axis_.observer_->after(axis_.execution_);
     if (!axis_.is_timed()) return;
-    const auto end = std::chrono::steady_clock::now();
+    const auto end = Clock::now();
     traffic_.seconds += std::chrono::duration<double>(end - begin_).count();
     if (trace::on()) trace::record(trace::Row::exchanges, name_, begin_, end);
   }
@@ -53,7 +54,7 @@ class DeviceCommunicator::Measured {
   const char* const name_;
   const device::Range range_;
   Traffic& traffic_;
-  std::chrono::steady_clock::time_point begin_;
+  Clock::time_point begin_;
 };
 
 DeviceCommunicator::Bytes DeviceCommunicator::bytes(std::int64_t n_ranks, std::int64_t largest_message) {

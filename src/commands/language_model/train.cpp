@@ -2,10 +2,10 @@
 //
 // weft lm train INPUT: trains a language model. weft lm polychromic INPUT: trains one further for quality and diversity
 // of sets of answers (language_model/policy/polychromic_run.hpp).
-#include <chrono>
 #include <memory>
 #include <optional>
 
+#include "base/clock.hpp"
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "commands/shared/dry_run.hpp"
@@ -24,7 +24,7 @@
 namespace weft::commands {
 
 int language_model_train(const Request& request, const parallel::World& world) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   // 1. The input and the text: every error that can be found before work starts.
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
