@@ -11,8 +11,8 @@
 #include "commands/commands.hpp"
 #include "commands/language_model/loaded.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
+#include "language_model/json_lines.hpp"
 #include "language_model/policy/embedder.hpp"
-#include "language_model/policy/json_lines.hpp"
 #include "report/json.hpp"
 
 namespace weft::commands {

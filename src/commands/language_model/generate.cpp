@@ -11,10 +11,10 @@
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
 #include "language_model/generation/growing_text.hpp"
+#include "language_model/json_lines.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"
 #include "parallel/affinity.hpp"
-#include "storage/mapped_file.hpp"
 
 namespace weft::commands {
 namespace {
@@ -38,31 +38,18 @@ struct Prompt {
 
 /// One per line; in a file NAME.jsonl each line is an object with a string "prompt".
 std::vector<Prompt> read_prompts(const std::string& path) {
-  if (!std::filesystem::exists(path))
-    throw error(ExitCode::usage, "--prompts {}: no such file; correct the path", path);
-  const storage::MappedFile file(path);
-  std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   const bool objects = path.ends_with(".jsonl");
   std::vector<Prompt> prompts;
-  for (std::int64_t line = 1; !rest.empty(); ++line) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    std::string_view text = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (text.ends_with('\r')) text.remove_suffix(1);
-    Prompt prompt{std::string(text), fmt::format("{}:{}", path, line)};
-    if (objects) {
-      const Json object = parse_json(text);
-      if (!object.is_object() || !object.contains("prompt") || !object["prompt"].is_string())
-        throw error(ExitCode::data, "{}: not a JSON object with a string \"prompt\"; correct the line", prompt.source);
-      prompt.text = object["prompt"].get<std::string>();
-    }
+  language_model::each_line(path, "--prompts", [&](std::string_view line, const std::string& source) {
+    Prompt prompt{std::string(line), source};
+    if (objects) prompt.text = language_model::string_of(language_model::object_of(line, source), "prompt", source);
     if (prompt.text.empty())
-      throw error(ExitCode::data, "{}: the prompt is empty (a text begins with at least one token); remove the line",
-                  prompt.source);
+      throw error(ExitCode::data, "{}: the prompt is empty (a text begins with at least one token); {}", source,
+                  objects ? "add a string \"prompt\", or remove the line" : "remove the line");
     prompts.push_back(std::move(prompt));
     if (std::ssize(prompts) >= kMostTexts)
       throw error(ExitCode::data, "{}: more than {} prompts; divide the file", path, kMostTexts - 1);
-  }
+  });
   return prompts;
 }
 

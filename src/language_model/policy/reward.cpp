@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "language_model/policy/json_lines.hpp"
+#include "language_model/json_lines.hpp"
 
 namespace weft::language_model {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files of JSON objects, one per line.
+// Files of lines, and of JSON objects, one per line.
 #pragma once
 
 #include <filesystem>
