@@ -11,7 +11,7 @@
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
 #include "language_model/generation/growing_text.hpp"
-#include "language_model/json_lines.hpp"
+#include "language_model/lines.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"
 #include "parallel/affinity.hpp"
@@ -36,20 +36,11 @@ struct Prompt {
   std::vector<std::uint32_t> ids = {};
 };
 
-/// One per line; in a file NAME.jsonl each line is an object with a string "prompt".
 std::vector<Prompt> read_prompts(const std::string& path) {
-  const bool objects = path.ends_with(".jsonl");
   std::vector<Prompt> prompts;
-  language_model::each_line(path, "--prompts", [&](std::string_view line, const std::string& source) {
-    Prompt prompt{std::string(line), source};
-    if (objects) prompt.text = language_model::string_of(language_model::object_of(line, source), "prompt", source);
-    if (prompt.text.empty())
-      throw error(ExitCode::data, "{}: the prompt is empty (a text begins with at least one token); {}", source,
-                  objects ? "add a string \"prompt\", or remove the line" : "remove the line");
-    prompts.push_back(std::move(prompt));
-    if (std::ssize(prompts) >= kMostTexts)
-      throw error(ExitCode::data, "{}: more than {} prompts; divide the file", path, kMostTexts - 1);
-  });
+  for (language_model::PromptLine& line :
+       language_model::prompt_lines(language_model::text_of_file(path, "--prompts"), path))
+    prompts.push_back({std::move(line.text), std::move(line.source)});
   return prompts;
 }
 

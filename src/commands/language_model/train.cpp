@@ -42,6 +42,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (request.command == Command::lm_polychromic) {
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
     language_model::require_polychromic(configuration, architecture, *prompts);
+    language_model::require_reward(configuration.polychromic, world);
     language_model::add_polychromic(plan, configuration, *prompts);
   }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
