@@ -209,7 +209,8 @@ void add_initial_key(input::Schema& schema, Configuration& configuration) {
           "language_model.initial", configuration.initial,
           "run, checkpoint or directory of Hugging Face whose weights the training begins with; the keys of this table "
           "are those of its model, as weft inspect prints them; \"\" = random weights")
-      .path_name();
+      .path_name()
+      .free();
 }
 
 void add_device_keys(input::Schema& schema, Configuration& configuration) {

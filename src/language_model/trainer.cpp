@@ -98,6 +98,9 @@ privacy::Settings clipping_settings(const Configuration& configuration, const Ar
   return settings;
 }
 
+/// Of all tokens of a step, fp32.
+std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
+
 training::StepArena measure_step(const Configuration& given, const Architecture& architecture,
                                  const parallel::GridShape& grid, kernels::Backend backend) {
   training::StepArena arena(backend);
@@ -107,9 +110,9 @@ training::StepArena measure_step(const Configuration& given, const Architecture&
                                  configuration.privacy.enabled, arena);
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture), arena);
   const Trainer::Buffers trainer(configuration, architecture, arena);
-  const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena,
-                                                  state_buffers(configuration, specs, arena),
-                                                  training::DataParallel::Buffers(specs, grid, arena));
+  const training::ParameterUpdate::Buffers update(
+      training::AccumulatingSink::elements(specs, grid, 0), arena, state_buffers(configuration, specs, arena),
+      training::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
   arena.purpose("gradients");
   arena.count(training::StepArena::Where::device,
               training::AccumulatingSink::bytes(specs, grid, 0, configuration.micro_tokens()));
@@ -136,7 +139,8 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
-                  training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), arena_)),
+                  training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
+                                                  arena_)),
               configuration.parallel.overlap),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,

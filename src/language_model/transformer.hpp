@@ -137,6 +137,12 @@ class Transformer {
   /// Forms what products read in place of the parameters: weights in fp16 or 8 bits, biases in bf16. To be called after
   /// each change of the parameters, before `forward`: once per step, whatever the number of micro-batches.
   void prepare_weights();
+  /// The same, and later work waits for all weights: for work between steps. Some ranks may have none, and a replayed
+  /// graph contains no wait.
+  void complete_weights() {
+    prepare_weights();
+    await_weights(kNoParameter);
+  }
 
   /// The hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
   /// memory.swap_activations, no backward pass afterwards.

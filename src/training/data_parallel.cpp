@@ -23,7 +23,7 @@ std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel
 }
 
 /// The largest matrix, as weights or as gradients.
-std::int64_t largest_message(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
+std::int64_t largest_exchange(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
   std::int64_t bytes = received_bytes(specs, grid);
   for (const ParameterSpec& spec : specs)
     if (spec.is_matrix())
@@ -45,12 +45,13 @@ void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels:
 }
 
 DataParallel::Buffers::Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
-                               StepArena& arena) {
+                               std::int64_t gathered_bytes, StepArena& arena) {
   const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
   if (n_ranks == 1) return;
   arena.purpose("exchange of gradients");
   received = arena.exchange(parallel::kDataAxis, received_bytes(specs, grid));
-  arena.communicator(n_ranks, largest_message(specs, grid));
+  largest_message = std::max(gathered_bytes, largest_exchange(specs, grid));
+  arena.communicator(n_ranks, largest_message);
 }
 
 DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradients, const parallel::Grid& grid,
@@ -67,7 +68,7 @@ DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradi
     stream_.emplace(execution);
     arrived_.resize(parameters.size());
   }
-  ranks_.emplace(grid.axis(parallel::kDataAxis), communication(), largest_message(parameters.specs(), grid.shape()));
+  ranks_.emplace(grid.axis(parallel::kDataAxis), communication(), buffers_.largest_message);
 }
 
 void DataParallel::begin_step() {

@@ -74,8 +74,11 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
   for (std::size_t i = specs.size(); i-- > 0;) {
     if (!specs[i].is_matrix()) continue;
     const std::int64_t held = parts(i).held.size(), owned = parts(i).owned.size();
-    const std::int64_t size = (owned == held ? specs[i].rows_in_memory(held) : owned) * specs[i].columns();
-    layout.owned_begin = std::max(layout.begin[i], (layout.owned_begin - size) / kAlignedElements * kAlignedElements);
+    const std::int64_t size = owned * specs[i].columns();
+    // A matrix that is owned whole is its held rows: nothing moves it.
+    layout.owned_begin =
+        owned == held ? layout.begin[i]
+                      : std::max(layout.begin[i], (layout.owned_begin - size) / kAlignedElements * kAlignedElements);
     layout.owned[i] = layout.owned_begin;
   }
   layout.vectors = end = whole_rows(end);

@@ -149,6 +149,16 @@ TEST_CASE("--version names revision and libraries") {
   CHECK(weft_with(scratch, "-V").out == version.out);
 }
 
+TEST_CASE("a process that no launcher started needs no session directory of MPI") {
+  // Open MPI 4 with ess_singleton_isolated has one such directory for all of them: the end of one can break the start
+  // of another.
+  const Scratch scratch;
+  const Outcome version =
+      shell(scratch, "OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=/proc '" WEFT_PROGRAM "' --version");
+  CHECK(version.code == 0);
+  CHECK(version.err == "");
+}
+
 TEST_CASE("what --print-config prints loads back to the same") {
   const Scratch scratch;
   const std::string input = scratch.file("a.toml", good + "k = 7.25\n[optimizer]\nlearning_rate = 0.1\n");

@@ -86,6 +86,20 @@ def check_failures(weft, source):
     assert len(table(folder)) == 1
     assert "no such directory" in next(folder.glob("*none.log")).read_text()
 
+    # A process that cannot be started is such a point as well: here its log is a directory.
+    folder = weft.folder / "without_log"
+    (folder / "k=2.log").mkdir(parents=True)
+    said = weft.run("sweep", source, "--grid", "transcoder.k=2,3", "--output", folder, "--jobs", 2, code=6)
+    assert "k=2.log: cannot be written" in said and not (folder / "k=2").exists(), said
+    assert program.record(folder / "k=3")["exit"]["code"] == 0 and len(table(folder)) == 1
+
+
+def check_threads(weft, source):
+    """Processes side by side share the cores, unless the input or a point gives their number."""
+    folder = weft.folder / "threads"
+    weft.run("sweep", source, "--grid", "device.threads=1,2", "--output", folder, "--jobs", 2)
+    assert [program.record(folder / f"threads={n}")["input"]["device"]["threads"] for n in (1, 2)] == [1, 2]
+
 
 def check_stop(weft, source):
     """A request to stop reaches the runs, which write checkpoints; the next start resumes them."""
@@ -219,6 +233,7 @@ def check(weft):
     check_messages(weft, source)
     check_grid(weft, source)
     check_failures(weft, source)
+    check_threads(weft, source)
     check_stop(weft, source)
     check_kill(weft, source)
     check_language_models(weft)

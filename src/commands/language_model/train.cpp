@@ -2,10 +2,10 @@
 //
 // weft lm train INPUT: trains a language model. weft lm polychromic INPUT: trains one further for quality and diversity
 // of sets of answers (language_model/policy/polychromic_run.hpp).
-#include <chrono>
 #include <memory>
 #include <optional>
 
+#include "base/clock.hpp"
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "commands/shared/dry_run.hpp"
@@ -24,7 +24,7 @@
 namespace weft::commands {
 
 int language_model_train(const Request& request, const parallel::World& world) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   // 1. The input and the text: every error that can be found before work starts.
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
@@ -42,6 +42,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (request.command == Command::lm_polychromic) {
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
     language_model::require_polychromic(configuration, architecture, *prompts);
+    language_model::require_reward(configuration.polychromic, world);
     language_model::add_polychromic(plan, configuration, *prompts);
   }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);

@@ -2,6 +2,7 @@
 //
 // weft report RUN: one HTML page of a run. weft report RUN RUN …: one page that compares runs.
 #include "base/json.hpp"
+#include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "commands/report/comparison.hpp"
 #include "commands/report/facts.hpp"
@@ -31,8 +32,10 @@ int report_comparison(const Request& request, const parallel::World& world) {
     const Comparison comparison = compare(std::move(runs));
     const std::filesystem::path page = request.output.empty() ? "comparison.html" : request.output;
     write_page(page, comparison_page(comparison));
-    print_written(request, fmt::format("{}\n{}: open it in a browser", to_text(comparison), page.string()),
-                  {{"page", page.string()}});
+    log::info("{}: open it in a browser", page.string());
+    Json document = to_json(comparison);
+    document["page"] = page.string();
+    print_result(request, to_text(comparison), document);
     return {};
   });
   return 0;

@@ -64,6 +64,8 @@ pid_t start_process(const std::vector<std::string>& arguments, const std::vector
     all.push_back(nullptr);
     return all;
   };
+  if (!log.empty() && !std::ofstream(log, std::ios::app))  // the error of the new process would not name the file
+    throw error(ExitCode::io, "{}: cannot be written ({}); check the directory", log.string(), std::strerror(errno));
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);

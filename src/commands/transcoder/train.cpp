@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft train INPUT: trains a transcoder.
-#include <chrono>
 #include <filesystem>
 
+#include "base/clock.hpp"
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "commands/shared/dry_run.hpp"
@@ -30,7 +30,7 @@ bool plans_without_files(const Request& request, const dataset::Settings& data, 
 }  // namespace
 
 int train(const Request& request, const parallel::World& world) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   // 1. The input, the headers of the data, the grid of ranks: every error that can be found before work starts.
   Input input;
   const input::Schema schema = commands::schema(input, request.command);

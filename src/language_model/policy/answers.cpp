@@ -78,6 +78,10 @@ std::unique_ptr<Reward> make_reward(const PolychromicSettings& settings, MeanLog
 
 }  // namespace
 
+void require_reward(const PolychromicSettings& settings, const parallel::World& world) {
+  world.on_root([&] { make_reward(settings, {}); });
+}
+
 TransformerSettings Judge::forward_settings(const Configuration& configuration, const Architecture& architecture) {
   return embedding_settings(transformer_settings(configuration, architecture), configuration.micro_tokens());
 }
