@@ -121,6 +121,26 @@ def check_stop(weft, source):
     assert program.record(folder / "k=3")["result"]["step"] == reached + 3
 
 
+def check_kill(weft, source):
+    """A sweep that is killed takes its run with it: the run stops as on request, and the same command continues it."""
+    folder = weft.folder / "killed"
+    command = [str(weft.binary), "sweep", str(source), "--grid", "transcoder.k=2", "--output", str(folder)]
+    with subprocess.Popen([*command, "--set", "run.steps=1000000"], stdout=subprocess.DEVNULL) as running:
+        run = folder / "k=2"
+        while not (run / "metrics.jsonl").exists() or len(program.metrics(run)) < 2:
+            assert running.poll() is None
+            time.sleep(0.02)
+        running.kill()
+    deadline = time.monotonic() + 60
+    while program.record(run)["exit"]["code"] is None:
+        assert time.monotonic() < deadline, "the run of a killed sweep goes on"
+        time.sleep(0.05)
+    record = program.record(run)
+    assert record["exit"]["code"] == 143 and record["result"]["step"] > 0, record["exit"]
+    weft.run(*command[1:], "--set", f"run.steps={record['result']['step'] + 3}")
+    assert program.record(run)["start_number"] == 2
+
+
 def check_language_models(weft):
     (weft.folder / "text.txt").write_text("to be or not to be, that is the question. " * 40)
     source = weft.folder / "model.toml"
@@ -196,7 +216,7 @@ def check_messages(weft, source):
                              (("--grid", "transcoder.k=2,,3", "--output", "x"), "a value is empty"),
                              (("--grid", "transcoder.k=2,2", "--output", "x"), "the value 2 is repeated"),
                              (("--grid", "transcoder.k=2", "--grid", "transcoder.k=3", "--output", "x"), "given twice"),
-                             (("--grid", "transcoder.kk=2", "--output", "x"), 'unknown key "kk"'),
+                             (("--grid", "transcoder.kk=2", "--output", "x"), '--grid transcoder.kk=2: unknown key "kk"'),
                              (("--grid", "transcoder.k=2", "--output", "run"), "is the directory of a run"),
                              (("--grid", "transcoder.k=2,-3", "--output", "x"), "out of range")):
         said = weft.run("sweep", source, *arguments, code=2)
@@ -215,6 +235,7 @@ def check(weft):
     check_failures(weft, source)
     check_threads(weft, source)
     check_stop(weft, source)
+    check_kill(weft, source)
     check_language_models(weft)
     check_submission(weft, source)
 

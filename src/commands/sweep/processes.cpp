@@ -2,11 +2,15 @@
 #include "commands/sweep/processes.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -18,6 +22,8 @@ namespace weft::commands {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kParent = "WEFT_PARENT";  // the process that a run of a sweep belongs to
 
 /// As this process was started: the MPI library adds variables that would connect its processes to this one.
 std::vector<std::string> first_environment() {
@@ -81,6 +87,15 @@ pid_t start_process(const std::vector<std::string>& arguments, const std::vector
     throw error(ExitCode::io, "{}: cannot be started ({}); is it installed?", arguments.front(),
                 std::strerror(failure));
   return process;
+}
+
+std::string tied_to_this_process() { return fmt::format("{}={}", kParent, getpid()); }
+
+void stop_with_parent() {
+  const char* const parent = std::getenv(kParent);
+  if (parent == nullptr) return;
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (std::to_string(getppid()) != parent) raise(SIGTERM);  // it has ended before the request
 }
 
 int wait_for(pid_t process) {

@@ -55,7 +55,7 @@ std::vector<Job> prepare(const Request& request, const parallel::World& world) {
     const fs::path run = fs::path(request.output) / point.name;
     Job& job = jobs.emplace_back(Job{point, run, run.string() + ".toml", run.string() + ".log"});
     Request own = request;
-    own.sets.insert(own.sets.end(), point.sets.begin(), point.sets.end());
+    own.point = point.sets;
     own.output = run.string();
     Input input;
     const input::Schema keys = schema(input, of_language_model(request) ? Command::lm_train : Command::train);
@@ -130,8 +130,10 @@ int run_jobs(const Request& request, std::vector<Job>& jobs) {
       while (next < jobs.size() && jobs[next].finished) ++next;
       if (stop != 0 || next == jobs.size()) continue;
       Job& job = jobs[next++];
+      std::vector<std::string> variables = gpu_of_slot(i);
+      variables.push_back(tied_to_this_process());
       try {
-        slot.process = start_process(command_of(request, job), gpu_of_slot(i), job.log);
+        slot.process = start_process(command_of(request, job), variables, job.log);
       } catch (const Error& failure) {  // as a point that fails: the others go on
         job.code = static_cast<int>(failure.code());
         ++ended_jobs;
@@ -159,11 +161,17 @@ std::string quoted_for_shell(const std::string& text) {
   return out + "'";
 }
 
+/// A shipped job script: in the repository, or where the program is installed.
+fs::path shipped_script(const std::string& name) {
+  const fs::path here = fs::path("jobscripts") / name;
+  const fs::path installed = own_program().parent_path().parent_path() / "share/weft/jobscripts" / name;
+  return !fs::exists(here) && fs::exists(installed) ? installed : here;
+}
+
 /// The job script with the lines that take input and run of its array index from points.txt.
 std::string job_script(const Request& request, const fs::path& points) {
-  const fs::path path = !request.script.empty() ? request.script
-                        : request.slurm         ? "jobscripts/slurm.sbatch"
-                                                : "jobscripts/pbs.pbs";
+  const fs::path path =
+      !request.script.empty() ? fs::path(request.script) : shipped_script(request.slurm ? "slurm.sbatch" : "pbs.pbs");
   if (!fs::is_regular_file(path))
     throw error(ExitCode::usage, "{}: no such file (the job script of this site); name it with --script",
                 path.string());

@@ -60,6 +60,8 @@ std::vector<report::Section> privacy_sections(const RunFacts& facts) {
   const Json& enabled = member(settings, {"enabled"});
   if (!enabled.is_boolean() || !enabled.get<bool>()) return {};
   report::Section section("Privacy");
+  section.paragraph("There is no curve of the training loss: it is not recorded, because no noise protects it.",
+                    report::Tone::faint);
   const Json& result = member(facts.record, {"result", "privacy"});
   if (!result.is_object()) {
     section.paragraph("The training is private; epsilon is known when the run has ended.", report::Tone::missing);
@@ -95,7 +97,7 @@ report::Section model_section(const RunFacts& facts, const Json& validation) {
   std::vector<std::vector<std::string>> rows;
   if (const Json& settings = member(facts.record, {"input", "language_model"}); settings.is_object())
     for (const auto& [key, value] : settings.items())
-      if (rows.size() < kMostRows) rows.push_back({key, text_of(value)});
+      if (rows.size() < kMostRows && !text_of(value).empty()) rows.push_back({key, text_of(value)});
   if (!rows.empty()) section.table({"language_model", "value"}, rows, 1);
   return section;
 }
@@ -103,8 +105,10 @@ report::Section model_section(const RunFacts& facts, const Json& validation) {
 /// "language model (llama), data/text.txt, 6 layers, d_model 384, learning rate 0.001".
 std::string about(const RunFacts& facts) {
   const std::string preset = text_of(member(facts.record, {"input", "language_model", "preset"}));
-  return joined({"language model" + (preset.empty() ? "" : " (" + preset + ")"),
-                 setting(facts, "data", "train", "data"),
+  const bool is_private = member(facts.record, {"input", "privacy", "enabled"}) == Json(true);
+  const bool is_polychromic = member(facts.record, {"result", "answers"}).is_object();
+  return joined({"language model" + (preset.empty() ? "" : " (" + preset + ")"), is_private ? "private" : "",
+                 is_polychromic ? "polychromic" : "", setting(facts, "data", "train", "data"),
                  text_of(member(facts.record, {"input", "language_model", "layers"})) + " layers",
                  setting(facts, "language_model", "d_model", "d_model"),
                  setting(facts, "optimizer", "learning_rate", "learning rate")});
