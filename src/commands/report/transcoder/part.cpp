@@ -198,7 +198,8 @@ report::Section decoder_section(const RunFacts& facts) {
   try {
     if (!facts.newest) throw error(ExitCode::io, "{}", facts.newest_problem);
     const double window = number(member(facts.record, {"input", "transcoder", "dead_window"}));
-    mass = decoder_mass(*facts.newest, window > 0 ? static_cast<std::int64_t>(std::min(window, 1e15)) : 0);
+    mass =
+        decoder_mass(*facts.newest, *facts.alone, window > 0 ? static_cast<std::int64_t>(std::min(window, 1e15)) : 0);
   } catch (const Error& failure) {
     section.paragraph(fmt::format("No decoder weights: {}.", failure.what()), report::Tone::missing);
     return section;
