@@ -80,10 +80,7 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
   }
   if (settings.algorithm != privacy::Algorithm::naive)
     text +=
-        fmt::format("  clipping: {}{}\n",
-                    settings.mode == privacy::Mode::two_pass       ? "two_pass, a second backward pass"
-                    : settings.mode == privacy::Mode::book_keeping ? "book_keeping, rows are kept"
-                                                                   : "materialise, gradients of records in bf16",
+        fmt::format("  clipping: {}{}\n", privacy::to_text(settings.mode),
                     configuration.privacy.mode != privacy::Mode::automatic ? ""
                     : configuration.device.memory > 0 ? " (the one with least work within device.memory)"
                                                       : " (the one with least work that at most doubles the memory)");

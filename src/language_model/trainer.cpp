@@ -197,6 +197,7 @@ training::StepRunner::Settings Trainer::runner_settings() {
   return {.record = configuration_.device.graphs && free && !configuration_.privacy.enabled,
           .runs_ahead = free,
           .skip = configuration_.run.nonfinite == training::NonFinite::skip,
+          .may_skip = !configuration_.privacy.enabled,
           .skip_at_most = configuration_.run.skip_at_most};
 }
 

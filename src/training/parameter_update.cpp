@@ -41,11 +41,13 @@ void ParameterUpdate::form_norm(kernels::StepFlags* flags, const std::function<v
   kernels::flag_not_finite(execution_, buffers_.norm.data, &flags->not_finite);
 }
 
-void ParameterUpdate::apply(kernels::AdamStep* step, const kernels::LossScale* scale) {
+void ParameterUpdate::apply(kernels::AdamStep* step, const kernels::LossScale* scale, const OwnUpdate& own) {
   kernels::unscale_and_clip(execution_, buffers_.norm.data, settings_.clip_norm, scale, buffers_.norm.data + 1, step);
   if (state_) state_->begin();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_.specs()[i].is_matrix())
+    const bool is_matrix = parameters_.specs()[i].is_matrix();
+    if (!is_matrix && own && own(i, gradients_.vector(i))) continue;
+    if (!is_matrix)
       kernels::adam_vector(execution_, parameters_.owned_vector(i), gradients_.vector(i), step);
     else if (state_)
       state_->update(parameters_.owned_matrix(i), gradients_.matrix(i), step);

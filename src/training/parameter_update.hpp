@@ -46,7 +46,9 @@ class ParameterUpdate {
   void form_norm(kernels::StepFlags* flags, const std::function<void()>& change = {});
   /// No effect if the step is withheld. Weights of rows that other ranks own arrive in the next step (DataParallel).
   /// Collective. `scale`: of the loss whose gradients these are; null: it is not scaled.
-  void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr);
+  /// `own`: true for a vector that it has updated itself, from this gradient.
+  using OwnUpdate = std::function<bool(std::size_t parameter, kernels::Array<const float> gradient)>;
+  void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr, const OwnUpdate& own = {});
 
   /// Of the gradient of the last step before clipping; where the kernels run.
   const double* norm() const { return buffers_.norm.data + 1; }

@@ -65,6 +65,8 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
                 decoder_initial = shape.decoder_initial == DecoderInitial::zero
                                       ? training::constant(0)
                                       : uniform_in_root(shape.decoder_columns(0), kernels::Purpose::decoder_initial);
+  const training::Update of_vectors =
+      shape.vectors_everywhere ? training::Update::everywhere : training::Update::own_rows;
   // Elements are numbered through all encoders, then through all decoders: part of the checkpoint contract.
   std::uint64_t encoder_element = 0, decoder_element = static_cast<std::uint64_t>(shape.n_layers * n_features * d);
   std::vector<ParameterSpec> specs;
@@ -80,6 +82,7 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
     specs.push_back({.name = fmt::format("encoder_{}/bias", s),
                      .shape = {n_features},
                      .cut = by_feature,
+                     .update = of_vectors,
                      .group = "encoder_bias",
                      .export_name = fmt::format("b_enc_{}", s),
                      .row_state = {{"tokens_since_fired", kernels::Scalar::i64}}});
@@ -87,6 +90,7 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
       specs.push_back({.name = fmt::format("encoder_{}/threshold", s),
                        .shape = {n_features},
                        .cut = by_feature,
+                       .update = of_vectors,
                        .initial = training::constant(*shape.threshold),
                        .group = "threshold",
                        .export_name = fmt::format("threshold_{}", s)});

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "kernels/constants.hpp"
 #include "transcoder/presets.hpp"
+#include "transcoder/private/settings.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -569,6 +570,7 @@ input::Schema schema(Configuration& configuration) {
   add_keys(schema, configuration.transcoder);
   add_resampling(schema, configuration.transcoder);
   optimizer::add_keys(schema, configuration.optimizer, true);
+  privacy::add_keys(schema, configuration.privacy);
   parallel::add_keys(schema, configuration.parallel);
   device::add_keys(schema, configuration.device, configuration.precision,
                    {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
@@ -578,6 +580,7 @@ input::Schema schema(Configuration& configuration) {
   training::add_keys(schema, configuration.log);
   training::add_keys(schema, configuration.resume);
   add_rules(schema, configuration);
+  add_private_keys(schema, configuration);
   add_preset(schema, configuration.transcoder);
   return schema;
 }

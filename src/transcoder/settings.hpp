@@ -16,6 +16,7 @@
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
+#include "privacy/settings.hpp"
 #include "training/settings.hpp"
 
 namespace weft::transcoder {
@@ -116,6 +117,7 @@ struct Configuration {
   dataset::Settings data;
   ModelSettings transcoder;
   optimizer::Settings optimizer;
+  privacy::Settings privacy;
   parallel::Settings parallel;
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision

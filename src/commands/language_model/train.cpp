@@ -75,9 +75,10 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
   const training::OpenedRun opened =
       training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, request.take_over, world);
-  if (opened.found)
-    training::check_same_run(schema, configuration.resume, *opened.found,
-                             {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed}, world);
+  const bool changed =
+      opened.found &&
+      training::check_same_run(schema, configuration.resume, *opened.found,
+                               {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed}, world);
   if (training::is_complete(opened, configuration.run, world)) {
     print_run(request, opened.directory.path, 0, world);
     return 0;
@@ -97,8 +98,11 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (prompts)
     model =
         std::make_unique<language_model::PolychromicRun>(configuration, corpus, *prompts, found, world, grid, runtime);
-  else
-    model = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
+  else {
+    auto run = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
+    if (changed) run->note_change();
+    model = std::move(run);
+  }
   training::Loop loop(*model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
                       {input::print(schema), request.input_text, library_versions(), corpus.fingerprint}, opened, world,
                       grid.shape(), runtime, start);
