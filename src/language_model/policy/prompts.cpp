@@ -13,7 +13,7 @@
 namespace weft::language_model {
 namespace {
 
-constexpr std::int64_t kLargestFile = std::int64_t{256} << 20, kMostPrompts = std::int64_t{1} << 20;
+constexpr std::int64_t kLargestFile = std::int64_t{256} << 20, kMostPromptsInFile = std::int64_t{1} << 20;
 /// Steps in the keys of random places: those of sequences of training have 0 (dataset/tokens/batches.cpp).
 constexpr std::uint64_t kEvaluationStep = 1, kTrainingStep = 2;
 constexpr const char* kKey = "polychromic.prompts_file";
@@ -54,8 +54,8 @@ std::vector<Prompt> prompts_of(std::string_view rest, const std::string& path, c
       throw error(ExitCode::data, "{}: the prompt is empty (a text begins with at least one token); remove the line",
                   prompt.id);
     prompts.push_back(std::move(prompt));
-    if (std::ssize(prompts) > kMostPrompts)
-      throw error(ExitCode::data, "{}: more than {} prompts; divide the file", path, kMostPrompts);
+    if (std::ssize(prompts) > kMostPromptsInFile)
+      throw error(ExitCode::data, "{}: more than {} prompts; divide the file", path, kMostPromptsInFile);
   }
   if (prompts.empty()) throw error(ExitCode::data, "{}: no prompt; give a file with some", path);
   return prompts;
