@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "language_model/adapters.hpp"
+
 namespace weft::language_model {
 
 using training::Cut;
@@ -116,6 +118,7 @@ std::vector<ParameterSpec> parameter_specs(const Architecture& architecture) {
     specs.specs.back().row_multiple = kHeadRows;
   }
   training::number_elements(specs.specs);
+  if (architecture.lora.rank > 0) add_adapters(specs.specs, architecture);
   return std::move(specs.specs);
 }
 
@@ -126,7 +129,9 @@ std::int64_t parameters_of(const Architecture& architecture) {
 double flops_per_token(const Architecture& architecture, std::int64_t length) {
   const ModelSettings& model = architecture.model;
   const double attention = static_cast<double>(model.layers) * static_cast<double>(length * architecture.query_width());
-  return 6.0 * static_cast<double>(parameters_of(architecture)) + 6.0 * attention;
+  const std::vector<ParameterSpec> specs = parameter_specs(architecture);
+  return 4.0 * static_cast<double>(training::elements_of(specs)) +
+         2.0 * static_cast<double>(training::trained_elements_of(specs)) + 6.0 * attention;
 }
 
 }  // namespace weft::language_model

@@ -25,6 +25,7 @@ struct Architecture {
   ModelSettings model;
   std::int64_t vocabulary = 0;
   std::int64_t positions = 0;  ///< longest sequence: rows of the table of learned positions
+  LoraSettings lora = {};      ///< adapters of the model's linear layers (adapters.hpp)
 
   std::int64_t query_width() const { return model.heads * model.head_size(); }
   std::int64_t key_width() const { return model.kv_heads * model.head_size(); }
@@ -42,11 +43,11 @@ std::string block_name(std::int64_t layer);
 /// biases 0, norms 1.
 std::vector<training::ParameterSpec> parameter_specs(const Architecture&);
 
-/// Number of parameters.
+/// Number of parameters, with those of adapters.
 std::int64_t parameters_of(const Architecture&);
 
-/// Floating-point operations per token of forward and backward pass in sequences of `length`: 6 for each parameter, and
-/// 6 layers * length * query_width for causal attention, which counts only scores that are used.
+/// Floating-point operations per token of forward and backward pass in sequences of `length`: 6 for each parameter, 4
+/// for a frozen one, and 6 layers * length * query_width for causal attention, which counts only scores that are used.
 double flops_per_token(const Architecture&, std::int64_t length);
 
 }  // namespace weft::language_model

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/plan.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -29,7 +29,7 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   std::string weights, moments;
   for (const training::ParameterSpec& spec : parameter_specs(plan.architecture)) {
-    if (!spec.is_matrix()) continue;
+    if (!spec.is_matrix() || spec.frozen) continue;
     for (const training::Plane& plane :
          training::planes_of(spec, configuration.optimizer.state, backend, configuration.moments())) {
       const std::string type(checkpoint::name_of(plane.type));
@@ -168,6 +168,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   Plan plan;
   plan.architecture = architecture;
   plan.parameters = training::elements_of(specs);
+  plan.trained = training::trained_elements_of(specs);
   plan.train_tokens = train_tokens;
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
@@ -264,6 +265,9 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
       report::binary_bytes_text(plan.disk_bytes));
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
   text += types_text(plan, configuration) + attention_text(plan, configuration);
+  if (const LoraSettings& lora = plan.architecture.lora; lora.rank > 0)
+    text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen\n",
+                        lora.rank, fmt::join(lora.targets, ", "), report::grouped(plan.trained));
   text += "  activations by memory.recompute:";
   for (const auto& [name, bytes] : plan.activations)
     text += fmt::format("{} {} {}", name == plan.activations.front().first ? "" : ",", name,

@@ -449,6 +449,7 @@ input::Schema schema(Configuration& configuration) {
   privacy::add_rules(schema, configuration.privacy, configuration.run, configuration.optimizer,
                      configuration.precision);
   privacy::add_rules(schema, configuration.privacy, configuration.data);
+  add_keys(schema, configuration.lora, configuration.language_model, configuration.privacy.enabled);
   add_keys(schema, configuration.memory);
   schema.table("parallel", "The processes of the run.");
   parallel::add_timeout_key(schema, configuration.parallel);

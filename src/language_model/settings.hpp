@@ -15,6 +15,7 @@
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rope/query_key.hpp"
+#include "language_model/adapter_settings.hpp"
 #include "language_model/policy/settings.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
@@ -111,6 +112,7 @@ struct Configuration {
   dataset::TokenSettings data;
   ModelSettings language_model;
   std::string initial;  ///< language_model.initial: the model with the initial weights (initial.hpp); "": none
+  LoraSettings lora;
   optimizer::Settings optimizer;
   privacy::Settings privacy;
   MemorySettings memory;

@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "language_model/exchange/peft.hpp"
 #include "language_model/initial.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/sampling.hpp"
@@ -14,7 +15,9 @@ namespace {
 
 constexpr const char* kTokenizer = "tokenizer";
 
-checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
+}  // namespace
+
+checkpoint::Tensor tokenizer_tensor(std::vector<std::uint8_t>& text, bool writes) {
   const auto size = static_cast<std::int64_t>(text.size());
   return {.name = kTokenizer,
           .type = kernels::Scalar::u8,
@@ -24,11 +27,17 @@ checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
           .data = text.data()};
 }
 
-}  // namespace
-
 Architecture architecture_of(const Configuration& configuration, const Corpus& corpus, const parallel::World& world) {
-  Architecture architecture{
-      .model = configuration.language_model, .vocabulary = corpus.vocabulary, .positions = configuration.data.sequence};
+  Architecture architecture{.model = configuration.language_model,
+                            .vocabulary = corpus.vocabulary,
+                            .positions = configuration.data.sequence,
+                            .lora = configuration.lora};
+  if (configuration.initial.empty() && configuration.lora.rank > 0)
+    throw collective_error(ExitCode::usage,
+                           "lora.rank = {} without language_model.initial (random weights would stay as they are); "
+                           "name the model to adapt",
+                           configuration.lora.rank);
+  if (!configuration.lora.initial.empty()) require_peft(architecture, configuration.lora.initial);
   if (configuration.initial.empty()) return architecture;
   architecture.vocabulary = InitialModel(configuration, world).vocabulary();
   if (corpus.vocabulary > architecture.vocabulary)
@@ -67,7 +76,7 @@ std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found& found, const 
                              found.path.string(), kTokenizer);
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tensor.shape[0]));
     checkpoint::Registry registry;
-    registry.add(text_tensor(bytes, world.rank() == 0));
+    registry.add(tokenizer_tensor(bytes, world.rank() == 0));
     checkpoint::load(world.all(), found, registry, execution, checkpoint::Load::part);
     return Tokenizer::from_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
                                 fmt::format("{}, tensor \"{}\"", found.path.string(), kTokenizer));
@@ -105,7 +114,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
     account_->register_in(trainer_.registry(), world.is_root());
   }
   tokenizer_.assign(text.begin(), text.end());
-  if (!tokenizer_.empty()) trainer_.registry().add(text_tensor(tokenizer_, world.is_root()));
+  if (!tokenizer_.empty()) trainer_.registry().add(tokenizer_tensor(tokenizer_, world.is_root()));
 }
 
 PrivateRecords private_records(const Configuration& configuration, std::int64_t train_tokens) {
@@ -134,6 +143,8 @@ void TrainingRun::initialise() {
           "these weights reveal about the data that they were trained on, which must not be the private ones",
           configuration_.initial);
   }
+  if (!configuration_.lora.initial.empty())
+    load_peft(trainer_.model().parameters(), trainer_.model().architecture(), execution_, configuration_.lora.initial);
   if (trainer_.tuning().needs_range_test()) find_learning_rate();
 }
 

@@ -32,6 +32,9 @@ GenerationSettings sample_settings(const Configuration&, const Architecture&);
 /// without one. Throws a collective Error(data) if its text is not that of a tokeniser. Collective.
 std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found&, const parallel::World&, const kernels::Execution&);
 
+/// The tensor that stored_tokenizer reads. `text` is its memory and must outlive the registry.
+checkpoint::Tensor tokenizer_tensor(std::vector<std::uint8_t>& text, bool writes);
+
 /// The records of private training: windows of data.sequence + 1 ids that share none, and the probability with which
 /// each joins a step. Throws a collective Error(usage) if steps would have more records than there are.
 struct PrivateRecords {

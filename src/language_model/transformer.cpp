@@ -126,6 +126,8 @@ void Transformer::prepare_weights() {
 
 void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
   const bool swaps = swap_.has_value() && step != nullptr;
+  first_row_ = tokens.first_row;
+  step_ = step;
   await_weights(model_.blocks().front().first);
   embed(tokens, step);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
@@ -308,6 +310,8 @@ std::vector<float> Transformer::logits(std::int64_t row) {
 
 void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
   const std::int64_t n = tokens.rows();
+  first_row_ = tokens.first_row;
+  step_ = step;
   normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
                      buffers_.input_gradient.rows_from(0, n), buffers_.residual_gradient.rows_from(0, n), true, sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
@@ -361,11 +365,12 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
   AnyMatrix hidden = block.hidden.rows_from(0, n);
   const AnyMatrix gradient = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
   const kernels::LinearWeights down = weights_of(parameters.down);
-  if (settings().mlp == MlpActivation::gelu &&
+  if (settings().mlp == MlpActivation::gelu && !adapts(parameters.down) &&
       kernels::linear_gelu_backward(execution_, down, output, hidden, gradient, buffers_.product_workspace)) {
     hidden = gradient;
   } else {
     kernels::linear_backward(execution_, down, output, gradient, buffers_.product_workspace);
+    adapt_backward(parameters.down, block.activated.rows_from(0, n), output, gradient, sink);
     timers_.phase("activation");
     kernels::mlp_activation_backward(execution_, settings().mlp, hidden, gradient, hidden);
   }
@@ -486,6 +491,11 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const kernels::NormStatistics& statistics,
                                      AnyMatrix dy, AnyMatrix dh, bool overwrite, GradientSink& sink) {
   const kernels::NormStatistics of_rows = first(statistics, h.rows);
+  if (model_.parameters().specs()[norm.weight].frozen) {
+    summed_ = nullptr;
+    timers_.phase("norms");
+    return kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+  }
   if (!sink.takes_sums()) {
     summed_ = nullptr;
     timers_.phase("weight gradients");
@@ -531,12 +541,15 @@ kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
 
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
-  if (linear.index >= coded_weights_.size())
-    return kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
-  const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns);
-  kernels::code_rows(execution_, x, kernels::Form::plain, rows);
-  kernels::linear_coded(execution_, weights_of(linear), coded_weights_[linear.index], rows, y,
-                        buffers_.product_workspace);
+  if (linear.index >= coded_weights_.size()) {
+    kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
+  } else {
+    const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns);
+    kernels::code_rows(execution_, x, kernels::Form::plain, rows);
+    kernels::linear_coded(execution_, weights_of(linear), coded_weights_[linear.index], rows, y,
+                          buffers_.product_workspace);
+  }
+  adapt(linear, x, y);
 }
 
 /// The rows of dW = dyᵀ x and db.
@@ -566,6 +579,7 @@ void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix
   give_gradients(linear, x, dy, sink, first_row);
   timers_.phase("products");
   kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
+  adapt_backward(linear, x, dy, dx, sink);
 }
 
 /// Forward and backward pass. The factor is rounded to the type of the rows, as in the transformers library.

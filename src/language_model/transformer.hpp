@@ -56,6 +56,7 @@ struct TransformerSettings {
   /// Sinks get the rows of each example (GradientRows::examples): of each sequence, all of `length`. The head is then
   /// applied to whole sequences.
   bool examples = false;
+  bool adapters = true;  ///< false: those of the model are left out, it is its base
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
@@ -122,6 +123,8 @@ class Transformer {
     kernels::Array<kernels::half> half_weights;
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product
+    // Of the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
+    kernels::AnyMatrix adapter_rows, adapter_gradient, adapter_input;
   };
 
   /// `model`, `timers` and the arena must outlive this object.
@@ -212,6 +215,13 @@ class Transformer {
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&, std::int64_t first_row = 0);
+  void adapt(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
+  void adapt_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
+                      training::GradientSink&);
+  bool adapts(const Linear& linear) const { return settings_.adapters && linear.adapter != kNoParameter; }
+  kernels::AnyMatrix adapter_rows(const Linear&, kernels::AnyMatrix input);
+  kernels::AnyMatrix adapter_input(const Linear&, kernels::AnyMatrix x);
+  void drop_adapter(const Linear&, kernels::AnyMatrix);
   void give_gradients(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, training::GradientSink&,
                       std::int64_t first_row = 0);
   void finish_sublayer(const std::optional<NormLayer>&, kernels::AnyMatrix raw, const kernels::NormStatistics&,
@@ -244,6 +254,9 @@ class Transformer {
   Buffers buffers_;
   std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
   std::int64_t largest_bias_ = 0;
+  /// Of the present forward or backward pass: what draws the masks of adapters' dropout.
+  std::int64_t first_row_ = 0;
+  const kernels::AdamStep* step_ = nullptr;
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   std::optional<ActivationSwap> swap_;
   std::vector<std::int64_t> examples_;  // buffers_.examples on the host

@@ -19,10 +19,10 @@ std::int64_t aligned(std::int64_t elements) {
   return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
 }
 
-/// Where the gradients of parameters begin, in elements. First all matrices, then, from a multiple of kRow on, all
-/// vectors. Those of one group follow one another, so that one product can form them. Where a rank owns a part of its
-/// rows, the gradients of owned rows lie closer together, towards the end of the matrices; never before the held rows
-/// from which they are formed, since a backward pass completes the last parameters first.
+/// Where the gradients of the trained parameters begin, in elements. First all matrices, then, from a multiple of kRow
+/// on, all vectors. Those of one group follow one another, so that one product can form them. Where a rank owns a part
+/// of its rows, the gradients of owned rows lie closer together, towards the end of the matrices; never before the held
+/// rows from which they are formed, since a backward pass completes the last parameters first.
 struct Layout {
   std::vector<std::int64_t> begin;  ///< of the held rows
   std::vector<std::int64_t> owned;  ///< of the owned rows
@@ -60,7 +60,7 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
     std::int64_t held_by_group = 0;
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const ParameterSpec& spec = specs[i];
-      if (spec.is_matrix() != matrices) continue;
+      if (spec.frozen || spec.is_matrix() != matrices) continue;
       const bool continues = i > 0 && !spec.group.empty() && spec.group == specs[i - 1].group;
       const std::int64_t held = parts(i).held.size();
       held_by_group = held + (continues ? held_by_group : 0);
@@ -72,7 +72,7 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
   place(true);
   layout.owned_begin = layout.matrices_end = end;
   for (std::size_t i = specs.size(); i-- > 0;) {
-    if (!specs[i].is_matrix()) continue;
+    if (specs[i].frozen || !specs[i].is_matrix()) continue;
     const std::int64_t held = parts(i).held.size(), owned = parts(i).owned.size();
     const std::int64_t size = owned * specs[i].columns();
     // A matrix that is owned whole is its held rows: nothing moves it.
@@ -155,7 +155,10 @@ std::int64_t AccumulatingSink::vector_elements(std::span<const ParameterSpec> sp
   return layout.vectors_end - layout.vectors;
 }
 
-void AccumulatingSink::clear() { cleared_.assign(parameters_.size(), true); }
+void AccumulatingSink::clear() {
+  cleared_.resize(parameters_.size());
+  for (std::size_t i = 0; i < cleared_.size(); ++i) cleared_[i] = !parameters_.specs()[i].frozen;
+}
 
 void AccumulatingSink::complete_from(std::size_t first) {
   if (!when_complete_) return;
@@ -188,6 +191,7 @@ bool AccumulatingSink::is_first(const GradientRows& rows) {
 
 void AccumulatingSink::take(const GradientRows& rows) {
   const ParameterSpec& spec = parameters_.specs()[rows.parameter];
+  if (spec.frozen) return;
   const parallel::Range held = parameters_.parts(rows.parameter).held;
   if (const std::string why = misfit(rows, spec, held_by(rows)); !why.empty())
     throw error(ExitCode::internal, "gradient rows do not fit parameter \"{}\" ({})", spec.name, why);
@@ -257,7 +261,7 @@ void AccumulatingSink::clear_gaps() {
     if (next > end) device::zero(execution_, gradients_.data() + end, 4 * (next - end));
   };
   for (std::size_t i = 0; i < owned_.size(); ++i) {
-    if (!parameters_.specs()[i].is_matrix()) continue;
+    if (parameters_.specs()[i].frozen || !parameters_.specs()[i].is_matrix()) continue;
     clear_until(owned_[i]);
     end = owned_[i] + parameters_.parts(i).owned.size() * parameters_.specs()[i].columns();
   }

@@ -75,20 +75,21 @@ class GradientSink {
   virtual bool takes_sums() const { return false; }
 };
 
-/// Adds the gradients of all micro-batches of a step in fp32. Gradients have the stored shape of their parameters
-/// (parameters.hpp). Deterministic: the same rows give the same bits. Products are those of the dense
-/// library (kernels/gemm/gemm.hpp), so a part of a cut matrix differs from the whole one by rounding.
+/// Adds the gradients of all micro-batches of a step in fp32; those of frozen parameters are not formed. Gradients have
+/// the stored shape of their parameters (parameters.hpp). Deterministic: the same rows give the same bits. Products are
+/// those of the dense library (kernels/gemm/gemm.hpp), so a part of a cut matrix differs from the whole one by
+/// rounding.
 class AccumulatingSink final : public GradientSink {
  public:
-  /// Allocates gradients for all parameters on the device and clears them. `max_rows`: the most rows that one `take`
-  /// brings. `parameters` must outlive the sink.
+  /// Allocates gradients for all trained parameters on the device and clears them. `max_rows`: the most rows that one
+  /// `take` brings. `parameters` must outlive the sink.
   AccumulatingSink(const Parameters& parameters, const kernels::Execution&, std::int64_t max_rows);
 
   /// What the constructor allocates on a rank.
   static std::int64_t bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
                             std::int64_t max_rows);
 
-  /// Floats of the gradients of all parameters on a rank, a multiple of kRow.
+  /// Floats of the gradients of all trained parameters on a rank, a multiple of kRow.
   static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
 
   /// Floats of `vectors`.
@@ -101,7 +102,7 @@ class AccumulatingSink final : public GradientSink {
   /// `then(first)` is called when the gradients of parameters from `first` on are complete: in the last micro-batch of
   /// a step they may be reduced from there. Null: nothing.
   void when_complete(std::function<void(std::size_t first)> then) { when_complete_ = std::move(then); }
-  /// Throws Error(internal) if the rows do not fit the parameter.
+  /// No effect for a frozen parameter. Throws Error(internal) if the rows do not fit the parameter.
   void take(const GradientRows&) override;
   void complete_from(std::size_t first) override;
   void end_micro_batch() override;

@@ -45,9 +45,9 @@ void ParameterUpdate::apply(kernels::AdamStep* step, const kernels::LossScale* s
   kernels::unscale_and_clip(execution_, buffers_.norm.data, settings_.clip_norm, scale, buffers_.norm.data + 1, step);
   if (state_) state_->begin();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool is_matrix = parameters_.specs()[i].is_matrix();
-    if (!is_matrix && own && own(i, gradients_.vector(i))) continue;
-    if (!is_matrix)
+    const ParameterSpec& spec = parameters_.specs()[i];
+    if (spec.frozen || (!spec.is_matrix() && own && own(i, gradients_.vector(i)))) continue;
+    if (!spec.is_matrix())
       kernels::adam_vector(execution_, parameters_.owned_vector(i), gradients_.vector(i), step);
     else if (state_)
       state_->update(parameters_.owned_matrix(i), gradients_.matrix(i), step);

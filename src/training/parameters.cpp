@@ -165,6 +165,12 @@ std::int64_t elements_of(std::span<const ParameterSpec> specs) {
                          [](std::int64_t sum, const ParameterSpec& spec) { return sum + spec.elements(); });
 }
 
+std::int64_t trained_elements_of(std::span<const ParameterSpec> specs) {
+  return std::accumulate(specs.begin(), specs.end(), std::int64_t{0}, [](std::int64_t sum, const ParameterSpec& spec) {
+    return sum + (spec.frozen ? 0 : spec.elements());
+  });
+}
+
 std::vector<Plane> planes_of(const ParameterSpec& spec, StatePolicy policy, kernels::Backend backend, Moments moments) {
   policy = spec.policy.value_or(policy);
   const std::int64_t columns = spec.columns();
@@ -175,7 +181,7 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StatePolicy policy, kern
   } else {
     planes.push_back({Part::weight, "weight", spec.is_matrix() ? weight_type(policy) : Scalar::fp32, columns});
   }
-  if (moments != Moments::none) {
+  if (moments != Moments::none && !spec.frozen) {
     for (const char* key : {"first_moment", "second_moment"})
       planes.push_back({Part::moment, key, spec.is_matrix() ? moment_type(policy) : Scalar::fp32, columns});
     if (spec.is_matrix() && policy == StatePolicy::eight_bit)
@@ -326,7 +332,7 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
   if (!spec.is_matrix()) {
     view.vector.weight = {floats("weight"), parts.held.size()};
     view.owned_vector.weight = {view.vector.weight.data + before, parts.owned.size()};
-    if (moments_ != Moments::none) {
+    if (moments_ != Moments::none && !spec.frozen) {
       view.owned_vector.first_moment = {floats("first_moment"), parts.owned.size()};
       view.owned_vector.second_moment = {floats("second_moment"), parts.owned.size()};
     }

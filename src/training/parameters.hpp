@@ -82,6 +82,8 @@ struct ParameterSpec {
   /// Global index of the first element. Keys the initial values and stochastic rounding: ranges of matrices must not
   /// overlap (`number_elements`).
   std::uint64_t first_element = 0;
+  /// Keeps its values: no gradient, no moments, no update. Its weights are in checkpoints as those of all.
+  bool frozen = false;
   bool weight_decay = false;  ///< decoupled weight decay applies. By convention to matrices, not to vectors
   /// Parameters of one group lie one after the other in one allocation, in list order; "": an allocation of its own.
   std::string group = {};
@@ -108,8 +110,9 @@ struct ParameterSpec {
 
 /// Gives the elements of all parameters consecutive global indices, in list order.
 void number_elements(std::span<ParameterSpec> specs);
-/// Elements of all parameters.
+/// Elements of all parameters; of those that are trained.
 std::int64_t elements_of(std::span<const ParameterSpec> specs);
+std::int64_t trained_elements_of(std::span<const ParameterSpec> specs);
 
 /// Training needs moments, evaluation does not.
 enum class Moments {

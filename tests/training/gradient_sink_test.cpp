@@ -22,13 +22,15 @@ using Form = GradientRows::Form;
 constexpr std::int64_t kIn = 300, kOut = 70, kIds = 11, kWidth = 260;  // more than one chunk of columns
 enum Parameter : std::size_t { kWeight, kTransposed, kBias, kGain, kEmbedding, kParameters };
 
-Parameters make_parameters(const parallel::GridShape& grid = {}, std::int64_t rank = 0) {
+Parameters make_parameters(const parallel::GridShape& grid = {}, std::int64_t rank = 0,
+                           std::span<const Parameter> frozen = {}) {
   const Cut rows{0, parallel::kTensorAxis}, columns{1, parallel::kTensorAxis};
   std::vector<ParameterSpec> specs = {{.name = "weight", .shape = {kOut, kIn}, .cut = rows},
                                       {.name = "transposed", .shape = {kOut, kIn}, .cut = columns},
                                       {.name = "bias", .shape = {kOut}},
                                       {.name = "gain", .shape = {kIn}},
                                       {.name = "embedding", .shape = {kIds, kWidth}, .cut = rows}};
+  for (const Parameter parameter : frozen) specs[parameter].frozen = true;
   number_elements(specs);
   return Parameters(std::move(specs), StatePolicy::bf16, grid, rank, execution(), Moments::none);
 }
@@ -199,6 +201,22 @@ TEST_CASE("a cleared gradient is that of the next rows, or zero where there are 
     else
       CHECK(std::ranges::all_of(got, [](float value) { return value == 0.0f; }));
   }
+}
+
+TEST_CASE("frozen parameters have no gradients, and those of the others stay the same") {
+  const Parameter frozen[] = {kWeight, kGain, kEmbedding};
+  const Parameters all = make_parameters(), some = make_parameters({}, 0, frozen);
+  const Batch batch(40, 5, Scalar::fp32);
+  AccumulatingSink expected(all, execution(), batch.n), sink(some, execution(), batch.n);
+  batch.give(expected);
+  batch.give(sink);
+  for (const Parameter p : {kTransposed, kBias}) CHECK((values(sink, some, p) == values(expected, all, p)));
+  // The matrix, then the vector, each in whole rows of kRow.
+  CHECK(AccumulatingSink::elements(some.specs(), {}, 0) == 6 * AccumulatingSink::kRow + AccumulatingSink::kRow);
+  CHECK(AccumulatingSink::vector_elements(some.specs(), {}, 0) == kOut);
+  sink.clear();
+  sink.end_micro_batch();
+  for (const float value : values(sink, some, kTransposed)) CHECK(value == 0);
 }
 
 TEST_CASE("a rank forms the gradients of its part") {

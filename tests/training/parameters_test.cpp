@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -223,6 +224,37 @@ TEST_CASE("the plan's bytes are the allocated bytes, on every rank of every grid
             const StateBytes planned = largest_state_bytes(family.specs, grid, policy, execution().backend, moments);
             CHECK(planned.total() + planned.host == largest);
           });
+}
+
+TEST_CASE("frozen parameters have weights and no moments, in the plan, in memory and in checkpoints") {
+  std::vector<ParameterSpec> specs = transformer_block(), trained;
+  for (ParameterSpec& spec : specs) {
+    spec.frozen = spec.name != "block_0/up" && spec.name != "block_0/up_bias";
+    if (!spec.frozen) trained.push_back(spec);
+  }
+  CHECK(trained_elements_of(specs) == elements_of(trained));
+  for (const StatePolicy policy : kPolicies) {
+    const auto bytes = [&](std::span<const ParameterSpec> of) {
+      return state_bytes(of, {}, 0, policy, execution().backend, Moments::held);
+    };
+    CHECK(bytes(specs).moments == bytes(trained).moments);
+    CHECK(bytes(specs).weights == bytes(transformer_block()).weights);
+    const Parameters parameters(specs, policy, {}, 0, execution(), Moments::held);
+    CHECK(parameters.bytes() == bytes(specs));
+    checkpoint::Registry registry;
+    parameters.add_to(registry);
+    std::vector<std::string> names;
+    for (const checkpoint::Tensor& tensor : registry.tensors()) names.push_back(tensor.name);
+    const auto has = [&](const std::string& name) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    CHECK(has("embedding"));
+    CHECK(!has("embedding.first_moment"));
+    CHECK(!has("block_0/down_bias.second_moment"));
+    CHECK(has("block_0/up.first_moment"));
+    CHECK(has("block_0/up_bias.second_moment"));
+    CHECK(registry.tensors().size() == tensors_of(specs, policy, Moments::held).size());
+  }
 }
 
 TEST_CASE("every rank registers the tensors that the specs name, and each row is written once") {
