@@ -59,7 +59,7 @@ class Model {
 
   void initialise(std::uint64_t seed) { parameters_.initialise(seed); }
 
-  const Architecture& architecture() const { return architecture_; }
+  const Architecture& architecture() const { return architecture_; }  ///< of the whole model, on any grid
   const training::Parameters& parameters() const { return parameters_; }
   const kernels::Execution& execution() const { return execution_; }
 
@@ -84,7 +84,7 @@ class Model {
   Linear linear(const std::string& prefix, std::initializer_list<const char*> names) const;
   Block block(std::int64_t layer) const;
 
-  const Architecture architecture_;
+  const Architecture architecture_, part_;
   const kernels::Execution execution_;
   training::Parameters parameters_;
   device::Buffer<float> rotary_;
