@@ -17,7 +17,7 @@ std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel
   const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
   std::int64_t part = 0;
   for (const ParameterSpec& spec : specs) {
-    const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over));
+    const std::int64_t held = most_held_rows(spec, grid);
     if (is_exchanged(spec)) part = std::max(part, parallel::largest_part(held, n_ranks) * spec.columns());
   }
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank)
@@ -29,8 +29,7 @@ std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel
 std::int64_t largest_exchange(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
   std::int64_t bytes = received_bytes(specs, grid);
   for (const ParameterSpec& spec : specs)
-    if (is_exchanged(spec))
-      bytes = std::max(bytes, 4 * parallel::largest_part(spec.rows(), grid.size(spec.cut.over)) * spec.columns());
+    if (is_exchanged(spec)) bytes = std::max(bytes, 4 * most_held_rows(spec, grid) * spec.columns());
   return bytes;
 }
 

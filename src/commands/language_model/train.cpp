@@ -29,7 +29,8 @@ int language_model_train(const Request& request, const parallel::World& world) {
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
   read_input(request, schema, world);
-  language_model::use_ranks(input.language, world.size());
+  language_model::use_ranks(input.language,
+                            parallel::ranks_of_grid(input.language.parallel, world.size(), request.dry_run));
   const language_model::Configuration& configuration = input.language;
   const language_model::Corpus corpus = language_model::load_corpus(configuration.data, world);
   if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
@@ -47,9 +48,10 @@ int language_model_train(const Request& request, const parallel::World& world) {
   }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
   const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
-  // With --device-memory the run is planned for another machine, whose host memory is not known.
-  const training::HostShare memory =
-      request.device_memory.empty() ? training::usable_host_memory(world) : training::HostShare{};
+  // With --device-memory or parallel.world the run is planned for another machine, whose host memory is not known.
+  const training::HostShare memory = request.device_memory.empty() && configuration.parallel.world == 0
+                                         ? training::usable_host_memory(world)
+                                         : training::HostShare{};
   language_model::require_memory(plan, configuration, memory.bytes, memory.limit, device_memory);
   language_model::require_worthwhile_swapping(plan);
   if (request.dry_run) {

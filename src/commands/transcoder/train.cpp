@@ -38,14 +38,9 @@ int train(const Request& request, const parallel::World& world) {
   const input::Schema schema = commands::schema(input, request.command);
   read_input(request, schema, world);
   transcoder::Configuration& configuration = input.configuration;
-  if (configuration.parallel.world > 0 && !request.dry_run)
-    throw collective_error(ExitCode::usage,
-                           "parallel.world = {} only plans (this is no --dry-run); leave it out, and start the ranks "
-                           "with mpirun or srun",
-                           configuration.parallel.world);
-  const std::int64_t ranks = configuration.parallel.world > 0 ? configuration.parallel.world : world.size();
   const parallel::GridShape shape = parallel::grid_shape(
-      configuration.parallel.data, {std::string(parallel::kFeatureAxis), configuration.parallel.feature}, ranks);
+      configuration.parallel.data, {std::string(parallel::kFeatureAxis), configuration.parallel.feature},
+      parallel::ranks_of_grid(configuration.parallel, world.size(), request.dry_run));
   if (configuration.privacy.enabled) transcoder::require_private_grid(shape);
   const bool without_files = plans_without_files(request, configuration.data, world);
   if (!without_files) require_directory(world, configuration.data.train, "data.train");
@@ -149,7 +144,8 @@ int train(const Request& request, const parallel::World& world) {
   const parallel::Grid grid(world, shape);
   std::unique_ptr<training::Trainable> model;
   if (configuration.privacy.enabled)
-    model = std::make_unique<transcoder::PrivateTrainingRun>(configuration, data, opened, changed, world, grid, runtime);
+    model =
+        std::make_unique<transcoder::PrivateTrainingRun>(configuration, data, opened, changed, world, grid, runtime);
   else
     model = std::make_unique<transcoder::TrainingRun>(configuration, data, opened, world, grid, runtime);
   training::Loop loop(*model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},

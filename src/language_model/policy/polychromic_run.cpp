@@ -121,6 +121,11 @@ void require_polychromic(const Configuration& configuration, const Architecture&
         "weft lm polychromic with privacy (the gradient of the answers is not clipped per record: the guarantee would "
         "not "
         "hold); set privacy.enabled to false");
+  if (configuration.parallel.tensor > 1)
+    refuse(
+        fmt::format("weft lm polychromic with parallel.tensor = {} (answers are drawn by a rank that has the whole "
+                    "model); take parallel.tensor = 1",
+                    configuration.parallel.tensor));
   if (configuration.precision == Precision::fp16)
     refuse(
         "weft lm polychromic with device.precision = \"fp16\" (the gradient of the objective has no loss scale); take "
