@@ -398,7 +398,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                     model.dropout > 0 ? "dropout" : "attention_dropout");
               });
   schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp", "language_model.qk_norm",
-               "privacy.enabled", "device.fp8_forward", "log.sample_tokens"},
+               "privacy.enabled", "lora.rank", "device.fp8_forward", "log.sample_tokens"},
               [&configuration, &model] { return obstacle_to_tensor_axis(configuration, {.model = model}); });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
