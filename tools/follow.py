@@ -17,8 +17,8 @@ The targets, each of which alone needs its library:
   csv [DIR]         DIR/RUN.csv, or RUN/metrics.csv; replaced as a whole, so that it is always complete
 
 Can be stopped and started again: CSV files are written anew; what TensorBoard or W&B have received is noted in .follow_TARGET.json
-(in DIR, for wandb in the current directory), and only newer steps are handed over. Both keep what they were given first: of a step that
-is written again they have the later line only where they show the last one of a step.
+(in DIR, for wandb in the current directory), and only newer steps are handed over. W&B keeps the first line of a step, TensorBoard also
+has the later one if the step was written again while this program ran.
 
 Layers are columns "l0.3" (layer_l0 of layer 3), members of a group "communication.bytes_sent". Exit codes: 0 done, 2 usage.
 """
@@ -142,12 +142,14 @@ def names_of(paths):
 
 
 class Csv:
+    """As all targets: put(run, new) hands over the steps `new` of a run, as far as the target has not got them, and returns them."""
+
     def __init__(self, where):
         self.directory = Path(where) if where else None
         if self.directory:
             self.directory.mkdir(parents=True, exist_ok=True)
 
-    def put(self, run, _new):
+    def put(self, run, new):
         path = self.directory / f"{run.name}.csv" if self.directory else run.path / "metrics.csv"
         rows = [flat(run.steps[step]) for step in sorted(run.steps)]
         columns = list(dict.fromkeys(["step", *(name for row in rows for name in row)]))
@@ -156,6 +158,7 @@ class Csv:
         writer.writeheader()
         writer.writerows(rows)
         replace(path, text.getvalue())
+        return new
 
     def close(self):
         pass
@@ -172,12 +175,15 @@ class Sent:
             self.last = {}
         self.handed = {}
 
+    def last_of(self, run):
+        return self.last.get(str(run.path.resolve()), -1)
+
     def unsent(self, run, new):
         """Of the new steps those to hand over: after the last one of an earlier start, or written again since."""
         key = str(run.path.resolve())
         first = key not in self.handed
         self.handed[key] = True
-        return [step for step in new if not first or step > self.last.get(key, -1)]
+        return [step for step in new if not first or step > self.last_of(run)]
 
     def note(self, run, step):
         self.last[str(run.path.resolve())] = step
@@ -232,7 +238,7 @@ class TensorBoard:
     def put(self, run, new):
         steps = self.sent.unsent(run, new)
         if not steps:
-            return
+            return steps
         if run.name not in self.writers:
             self.writers[run.name] = self.make(str(self.directory / run.name))
         writer = self.writers[run.name]
@@ -242,6 +248,7 @@ class TensorBoard:
                     writer.add_scalar(name.replace("validation.", "validation/", 1), value, step)
         writer.flush()
         self.sent.note(run, steps[-1])
+        return steps
 
     def close(self):
         for writer in self.writers.values():
@@ -259,18 +266,19 @@ class Wandb:
 
     def put(self, run, new):
         import hashlib
-        steps = self.sent.unsent(run, new)
+        # W&B's own step, the axis of its charts, cannot go back: it would drop a step that is written again.
+        steps = [step for step in new if step > self.sent.last_of(run)]
         if not steps:
-            return
+            return steps
         if run.name not in self.runs:
             key = hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]
             self.runs[run.name] = self.wandb.init(project=self.project, name=run.name, id=key, resume="allow", config=run.input(),
                                                   reinit="create_new")
         for step in steps:
-            # W&B's own step cannot go back; the step of the training is the axis.
             values = {name: value for name, value in flat(run.steps[step]).items() if math.isfinite(value)}
-            self.runs[run.name].log(values)
+            self.runs[run.name].log(values, step=step, commit=True)
         self.sent.note(run, steps[-1])
+        return steps
 
     def close(self):
         for run in self.runs.values():
@@ -297,9 +305,8 @@ def follow(paths, target, every, once):
         while True:
             ended = [run.ended() for run in runs]       # before reading: the last lines are then there
             for run in runs:
-                if new := run.read():
-                    target.put(run, new)
-                    print(f"{run.name}: {len(new)} new records, up to step {new[-1]}", flush=True)
+                if (new := run.read()) and (handed := target.put(run, new)):
+                    print(f"{run.name}: {len(handed)} new records, up to step {handed[-1]}", flush=True)
             if once or all(ended):
                 return
             time.sleep(every)

@@ -6,16 +6,15 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string_view>
 #include <vector>
 
-namespace weft::trace {
+#include "base/clock.hpp"
 
-using Clock = std::chrono::steady_clock;
+namespace weft::trace {
 
 inline constexpr int kWarmupSteps = 3;  ///< the first prepares what is made on first use, the second records a graph
 inline constexpr int kSteps = 20;

@@ -69,7 +69,7 @@ void Checkpoints::start(Manifest manifest) {
     note_shared(shared_.finish());
     shared_.start(std::move(manifest));
   }
-  interval_->note_start(Interval::Clock::now());
+  interval_->note_start(Clock::now());
 }
 
 void Checkpoints::finish() {
@@ -130,7 +130,7 @@ void Checkpoints::note_step(double seconds) { interval_->note_step(seconds, busy
 
 bool Checkpoints::due_after(std::int64_t step) const { return settings_.every > 0 && step % settings_.every == 0; }
 
-bool Checkpoints::requested() { return interval_->due(Interval::Clock::now()); }
+bool Checkpoints::requested() { return interval_->due(Clock::now()); }
 
 report::Json Checkpoints::record() const {
   const Cost& cost = interval_->cost();

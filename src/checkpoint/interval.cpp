@@ -18,7 +18,7 @@ namespace weft::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-using Clock = Interval::Clock;
+using Clock = Clock;
 double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }

@@ -8,11 +8,11 @@
 // Before the first checkpoint of a run they are estimated from the bytes of the state and the write speed of the disk.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <string>
 
+#include "base/clock.hpp"
 #include "checkpoint/settings.hpp"
 #include "parallel/communicator.hpp"
 
@@ -38,8 +38,6 @@ double best_interval(double delay, double between_failures);
 /// checkpoint through the agreement of each step.
 class Interval {
  public:
-  using Clock = std::chrono::steady_clock;
-
   Interval(const Settings& settings, const Cost& known);
 
   /// A step took `seconds`; `writing`: a checkpoint was in progress.

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/fault.hpp"
 #include "base/file.hpp"
 #include "base/json.hpp"
@@ -32,8 +33,6 @@
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kPrefix = "lease.";
 constexpr std::size_t kMostDigits = 15;

@@ -21,7 +21,6 @@
 // used, which NFS and Lustre define; no flock.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
@@ -29,6 +28,7 @@
 #include <string>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "checkpoint/manifest.hpp"
 #include "parallel/communicator.hpp"
 
@@ -98,7 +98,7 @@ class Lease {
   // The lease that a contender watches.
   std::int64_t seen_fence_ = 0;
   std::string seen_;
-  std::chrono::steady_clock::time_point waiting_since_, seen_since_;
+  Clock::time_point waiting_since_, seen_since_;
   bool waiting_ = false, renewed_ = false, announced_ = false;
 
   std::mutex mutex_;  // of mine_.renewals and mine_.resumed_*

@@ -75,6 +75,7 @@ struct Request {
   std::vector<std::string> files;  ///< lm tokenize: FILES; lm harvest: --text FILES; report: RUNs
   std::string input_text;          ///< contents of INPUT, for the commands that take one
   std::vector<std::string> sets;   ///< --set table.key=value, in order
+  std::vector<std::string> point;  ///< sweep: table.key=value of one point, after those
   bool print_config = false;
   bool defaults = false;
   bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/log.hpp"
+#include "commands/sweep/processes.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/nccl.hpp"
 #include "report/json.hpp"
@@ -83,6 +84,7 @@ bool prints_its_result(const Request& request) {
 }  // namespace
 
 int run(const Request& request, const parallel::World& world) {
+  stop_with_parent();
   const int code = call(request, world);
   if (prints_its_result(request)) world.on_root([] { require_printed(); });
   return code;

@@ -85,13 +85,13 @@ struct Subject {
   const char* help;
 };
 constexpr Subject subjects[] = {
-    {"INPUT", "a TOML file; --defaults prints a commented template"},
+    {"INPUT", "a TOML file; weft train --defaults and weft lm train --defaults print a commented template"},
     {"CHECKPOINT", "a checkpoint, or a run, which stands for its newest one"},
     {"MODEL",
      "a checkpoint, a run, which stands for its newest one, or a directory of Hugging Face with a GPT-2, Llama, Qwen3, "
      "OLMo 2 or Gemma 2"},
     {"PATH", "what to inspect: its kind is recognised"},
-    {"RUN", "a run directory"},
+    {"RUN", "a run directory; several are compared"},
     {"DIR", "a directory of another program"},
     {"FILES", "text files"},
     {"FILE", "the answers"},
@@ -248,7 +248,7 @@ Options options_of(Command command, Request& request) {
     options.add("--jobs", request.jobs, "N", "runs at a time (default 1)").between(1, 1024);
     options.flag("--slurm", request.slurm, "submit the points as an array of jobs of Slurm");
     options.flag("--pbs", request.pbs, "the same for PBS");
-    options.add("--script", request.script, "FILE", "their job script (default: the one in jobscripts/)");
+    options.add("--script", request.script, "FILE", "their job script (default: slurm.sbatch or pbs.pbs of jobscripts/)");
   }
   if (command == Command::benchmark) {
     options.add("--compare", request.compare, "FILE",

@@ -130,13 +130,33 @@ Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bo
   }
   // The dashes are no part of the name: they would make any two options look alike.
   const std::string dashes = first[0] == '-' ? "--" : "";
-  const std::string hint =
+  std::string hint =
       input::nearest(std::string_view(first).substr(std::min(first.find_first_not_of('-'), first.size())), known);
+  // "weft generate" is "weft lm generate".
+  if (chosen == nullptr && !of_family)
+    for (const CommandEntry& entry : command_entries())
+      if (entry.family() == kLanguageModels && entry.word() == first) hint = entry.name;
   return usage(chosen, "unknown {} \"{}\"{}{}", dashes.empty() ? "command" : "option", first,
                chosen != nullptr ? fmt::format(" of weft {}", chosen->name)
                : of_family       ? fmt::format(" of weft {}", kLanguageModels)
                                  : "",
                hint.empty() ? "" : fmt::format(" (did you mean \"{}{}\"?)", dashes, hint));
+}
+
+/// The text of the input. Throws Error(usage) if it is one of another kind of model. Collective.
+std::string read_input_text(const Request& request, const parallel::World& world) {
+  const std::string text = world.on_root([&] { return input::load_text(request.subject); });
+  const bool transcoder = input::has_table(text, "transcoder"), language = input::has_table(text, "language_model");
+  const bool wants_language = request.command == Command::lm_train || request.command == Command::lm_polychromic;
+  if (wants_language && transcoder && !language)
+    throw collective_error(ExitCode::usage,
+                           "{0}: is an input of a transcoder (it has a table [transcoder]); weft train {0}",
+                           request.subject);
+  if (request.command == Command::train && language && !transcoder)
+    throw collective_error(ExitCode::usage,
+                           "{0}: is an input of a language model (it has a table [language_model]); weft lm train {0}",
+                           request.subject);
+  return text;
 }
 
 /// The keys of all families: those of transcoders, then the tables of language models that differ from them.
@@ -242,7 +262,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   if (!request.walltime.empty() && !training::parse_walltime(request.walltime))
     throw usage(chosen, "--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
   if (chosen->takes_input && !request.subject.empty() && !request.defaults)
-    request.input_text = world.on_root([&] { return input::load_text(request.subject); });
+    request.input_text = read_input_text(request, world);
   if (request.command == Command::benchmark && input::has_table(request.input_text, "language_model"))
     request.command = Command::language_benchmark;
 
@@ -289,6 +309,7 @@ input::Schema schema(Input& input, Command command) {
 std::vector<input::Override> overrides(const Request& request) {
   std::vector<input::Override> all;
   for (const std::string& set : request.sets) all.push_back({set, ""});
+  for (const std::string& set : request.point) all.push_back({set, "--grid " + set});
   if (!request.output.empty())
     all.push_back(input::override_text(request.command == Command::synth ? "synthetic.output" : "run.output",
                                        request.output, "--output " + request.output));

@@ -48,7 +48,7 @@ struct TimedRange {
 struct Timing {
   kernels::Execution compute;
   Event origin = make_event();
-  trace::Clock::time_point origin_on_host;
+  Clock::time_point origin_on_host;
   std::vector<TimedRange> ranges = std::vector<TimedRange>(kMostRanges);
   std::size_t used = 0;
   std::vector<std::size_t> open;  // index of each open range, kNotTimed for one that is not timed
@@ -110,7 +110,7 @@ void DeviceTrace::settle() {
   if (timing->used > 0) return;
   check(cudaEventRecord(timing->origin.get(), static_cast<cudaStream_t>(timing->compute.stream)), "recording an event");
   check(cudaEventSynchronize(timing->origin.get()), "waiting for the GPU");
-  timing->origin_on_host = trace::Clock::now();
+  timing->origin_on_host = Clock::now();
 }
 
 void DeviceTrace::collect() {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 
 #ifdef WEFT_ENABLE_CUDA
@@ -136,7 +137,7 @@ Stream::~Stream() = default;
 
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 

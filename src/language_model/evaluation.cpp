@@ -64,7 +64,7 @@ EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std
                      together = std::max<std::int64_t>(1, rows / length);
   std::vector<double> losses(static_cast<std::size_t>(windows));
   EvaluationResult result;
-  transformer.prepare_weights();
+  transformer.complete_weights();
   for (std::int64_t first = 0; first < windows; first += together) {
     if (!is_own_batch(first / together, ranks)) continue;
     note_progress();

@@ -58,6 +58,16 @@ void InitialModel::require_settings(const Configuration& configuration) const {
                            configuration.initial, refused);
 }
 
+bool InitialModel::is_private() const {
+  if (!found_) return false;
+  Configuration any;
+  const input::Schema keys = schema(any);
+  const auto value = [&](const char* key) {
+    return input::value_in(keys, key, found_->manifest.input, checkpoint::kManifestName);
+  };
+  return std::get<bool>(value("privacy.enabled")) && std::get<std::string>(value("privacy.noise_key")) == "system";
+}
+
 std::optional<Tokenizer> InitialModel::tokenizer(const parallel::World& world,
                                                  const kernels::Execution& execution) const {
   return found_ ? stored_tokenizer(*found_, world, execution) : directory_->tokenizer();

@@ -9,6 +9,7 @@ namespace weft::language_model {
 Model::Model(const Architecture& architecture, kernels::StatePolicy policy, const parallel::GridShape& grid,
              std::int64_t rank, const kernels::Execution& execution, training::Moments moments)
     : architecture_(architecture),
+      part_(part_of(architecture, grid.size(parallel::kTensorAxis), grid.index_of(rank, parallel::kTensorAxis))),
       execution_(execution),
       parameters_(parameter_specs(architecture), policy, grid, rank, execution, moments),
       rotary_(rotary_elements(architecture)),
@@ -67,8 +68,8 @@ Block Model::block(std::int64_t layer) const {
   block.query_norm = find(attention + "query_norm/weight");
   block.key_norm = find(attention + "key_norm/weight");
   block.temperature = find(attention + "temperature");
-  block.query_key = {.heads = model.heads,
-                     .kv_heads = model.kv_heads,
+  block.query_key = {.heads = part_.model.heads,
+                     .kv_heads = part_.model.kv_heads,
                      .head_size = model.head_size(),
                      .norm = model.qk_norm,
                      .epsilon = static_cast<float>(model.norm_epsilon),

@@ -70,7 +70,7 @@ class Model {
 
   void initialise(std::uint64_t seed) { parameters_.initialise(seed); }
 
-  const Architecture& architecture() const { return architecture_; }
+  const Architecture& architecture() const { return architecture_; }  ///< of the whole model, on any grid
   const training::Parameters& parameters() const { return parameters_; }
   const kernels::Execution& execution() const { return execution_; }
 
@@ -98,7 +98,7 @@ class Model {
   Block block(std::int64_t layer) const;
   Adapter adapter(const Linear&) const;
 
-  const Architecture architecture_;
+  const Architecture architecture_, part_;
   const kernels::Execution execution_;
   training::Parameters parameters_;
   device::Buffer<float> rotary_;

@@ -141,10 +141,10 @@ struct Configuration {
   }
 };
 
-/// parallel.data ranks (no key: all of the job) by one.
+/// parallel.data groups (no key: all of the job) of parallel.tensor ranks.
 parallel::GridShape grid_shape(const Configuration&);
-/// Every rank of a job of `n_ranks` becomes a rank of the data axis. Throws a collective Error(usage) if a step has
-/// fewer sequences.
+/// A job of `n_ranks` has as many groups of parallel.tensor ranks as it can. Throws a collective Error(usage) if ranks
+/// are left over, or if a step has fewer sequences than groups.
 void use_ranks(Configuration&, std::int64_t n_ranks);
 
 /// Table [device] as the runtime takes it.

@@ -109,7 +109,8 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
   if (configuration.privacy.enabled) {
     const PrivateRecords records = private_records(configuration, corpus.train.size());
     account_.emplace(configuration.privacy, records.rate(),
-                     privacy::Record{configuration.privacy.unit, configuration.data.sequence + 1, records.count});
+                     privacy::Record{configuration.privacy.unit, configuration.data.sequence + 1, records.count},
+                     configuration.initial);
     account_->register_in(trainer_.registry(), world.is_root());
   }
   tokenizer_.assign(text.begin(), text.end());
@@ -133,8 +134,15 @@ void TrainingRun::initialise() {
   trainer_.initialise();
   if (account_)
     account_->begin(static_cast<std::uint64_t>(configuration_.run.seed), configuration_.run.steps, world_.all());
-  if (!configuration_.initial.empty())
-    InitialModel(configuration_, world_).load(trainer_.model().parameters(), world_, execution_);
+  if (!configuration_.initial.empty()) {
+    const InitialModel initial(configuration_, world_);
+    initial.load(trainer_.model().parameters(), world_, execution_);
+    if (account_ && world_.is_root() && !initial.is_private())
+      log::warning(
+          "language_model.initial = \"{}\" was not trained privately, as far as is known: no guarantee covers what "
+          "these weights reveal about the data that they were trained on, which must not be the private ones",
+          configuration_.initial);
+  }
   if (!configuration_.lora.initial.empty())
     load_peft(trainer_.model().parameters(), trainer_.model().architecture(), execution_, configuration_.lora.initial);
   if (trainer_.tuning().needs_range_test()) find_learning_rate();
@@ -166,7 +174,9 @@ void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
                            "new run with another --output");
   token_ = found->second;
   trainer_.resume_at(step);
-  if (account_) account_->resume(step, configuration_.run.steps, world_.all());
+  if (account_)
+    account_->resume(static_cast<std::uint64_t>(configuration_.run.seed), step, configuration_.run.steps, changed_,
+                     world_.all());
 }
 
 /// The number of records of the step is private: work and position in the data are expectations.

@@ -65,6 +65,9 @@ class TrainingRun final : public training::Trainable {
   report::Timers& timers() override { return trainer_.timers(); }
   void conclude(report::Json& result) override;
 
+  /// Before `resume_at`: the input has changed in a way that changes later steps (training::check_same_run).
+  void note_change() { changed_ = true; }
+
   Trainer& trainer() { return trainer_; }
 
  private:
@@ -84,6 +87,7 @@ class TrainingRun final : public training::Trainable {
   training::StepArena sample_arena_;
   std::optional<Generator> generator_;   // of samples
   std::vector<std::uint8_t> tokenizer_;  // its text
+  bool changed_ = false;
   std::int64_t token_ = 0;               // position in the data: tokens of all steps so far
   std::optional<EvaluationResult> validation_;
   std::int64_t validated_step_ = -1;

@@ -111,10 +111,13 @@ std::array<std::pair<std::int64_t, std::int64_t>, 4> block_products(const Archit
 
 }  // namespace
 
-TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture) {
+TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture,
+                                         const parallel::GridShape& grid, std::int64_t rank) {
   AttentionKernels attention = configuration.attention;
   if (library_attention(configuration)) attention.implementation = configuration.device.attention;
-  return {.architecture = architecture,
+  const std::int64_t tensor = grid.size(parallel::kTensorAxis);
+  return {.architecture =
+              tensor == 1 ? architecture : part_of(architecture, tensor, grid.index_of(rank, parallel::kTensorAxis)),
           .type = activation_type(configuration),
           .fp8_forward = configuration.fp8_forward,
           .policy = configuration.optimizer.state,
@@ -224,6 +227,8 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   const std::int64_t chunk = chunk_rows(settings), stride = aligned_columns(a.vocabulary);
   logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk, stride,
             stride};
+
+  softmax_parts = arena.take<kernels::SoftmaxPart>(a.tensor_ranks > 1 ? chunk : 0);
 
   const kernels::Execution execution{.backend = arena.backend()};
   std::int64_t attention_bytes = largest([&](const kernels::Attention& attention) {

@@ -5,7 +5,9 @@
 #include <numeric>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/contract.hpp"
+#include "base/error.hpp"
 #include "base/trace.hpp"
 #include "device/ranges.hpp"
 #include "kernels/reduce/reduce.hpp"
@@ -37,13 +39,13 @@ class DeviceCommunicator::Measured {
     if (axis.staged_) kernels::fence(axis.execution_);
     if (axis.observer_ != nullptr) axis.observer_->before(axis.execution_, *axis.ranks_);
     if (axis.idle_ != nullptr) axis.idle_->begin(axis.execution_);
-    begin_ = std::chrono::steady_clock::now();
+    begin_ = Clock::now();
   }
   ~Measured() {
     if (axis_.idle_ != nullptr) axis_.idle_->end(axis_.execution_);
     if (axis_.observer_ != nullptr) axis_.observer_->after(axis_.execution_);
     if (!axis_.is_timed()) return;
-    const auto end = std::chrono::steady_clock::now();
+    const auto end = Clock::now();
     traffic_.seconds += std::chrono::duration<double>(end - begin_).count();
     if (trace::on()) trace::record(trace::Row::exchanges, name_, begin_, end);
   }
@@ -53,7 +55,7 @@ class DeviceCommunicator::Measured {
   const char* const name_;
   const device::Range range_;
   Traffic& traffic_;
-  std::chrono::steady_clock::time_point begin_;
+  Clock::time_point begin_;
 };
 
 DeviceCommunicator::Bytes DeviceCommunicator::bytes(std::int64_t n_ranks, std::int64_t largest_message) {
@@ -83,6 +85,12 @@ DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels:
     gathered_ = device::Buffer<double>(sizes.gathered / static_cast<std::int64_t>(sizeof(double)));
 }
 
+void DeviceCommunicator::require_room(std::int64_t bytes, const char* name) const {
+  if (bytes > largest_message_)
+    throw error(ExitCode::internal, "exchange of {}: {} bytes, where at most {} were announced", name, bytes,
+                largest_message_);
+}
+
 void DeviceCommunicator::all_gather(void* all, std::span<const std::int64_t> bytes, const char* name) {
   const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank())));
   all_gather(static_cast<std::byte*>(all) + begin, all, bytes, name);
@@ -95,12 +103,12 @@ void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const 
     if (own != all) device::copy(execution_, all, own, own_bytes, Direction::on_device);
     return;
   }
+  require_room(total(bytes), name);
   const Measured measured(*this, name, own_bytes * (size() - 1));
   if (std::byte* const place = static_cast<std::byte*>(all) + begin; is_direct(all)) {
     if (own != place) device::copy(execution_, place, own, own_bytes, Direction::on_device);
     return write_to_all(place, own_bytes, own, own_bytes, 1);
   } else if (bounce_.data() != nullptr) {
-    WEFT_ASSERT(total(bytes) <= largest_message_);
     if (own != place) device::copy(execution_, place, own, own_bytes, Direction::on_device);
     write_to_all(bounce_.data() + begin, own_bytes, own, own_bytes, 1);
     // No further barrier: the next exchange begins with one, which orders it after these copies on every rank.
@@ -159,6 +167,7 @@ void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64
   const Measured measured(*this, name, total(send_bytes) - send_bytes[static_cast<std::size_t>(rank())]);
   if (gpus_ != nullptr) return gpus_->all_to_all(send, send_bytes, receive, receive_bytes, execution_.stream);
   if (!staged_) return ranks_->all_to_all(send, send_bytes, receive, receive_bytes);
+  require_room(std::max(total(send_bytes), total(receive_bytes)), name);
   device::copy(execution_, staged_send_.data(), send, total(send_bytes), Direction::to_host);
   kernels::fence(execution_);
   ranks_->all_to_all(staged_send_.data(), send_bytes, staged_receive_.data(), receive_bytes);

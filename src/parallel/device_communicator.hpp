@@ -101,6 +101,9 @@ class DeviceCommunicator {
 
  private:
   class Measured;
+  /// Throws Error(internal) if a call is larger than the constructor was told: it would write beyond the memory of a
+  /// peer.
+  void require_room(std::int64_t bytes, const char* name) const;
   bool is_direct(const void* receive) const { return is_direct() && peers_->has(receive); }
   bool is_direct_reduction(std::int64_t bytes) const { return is_direct() && bytes <= Peers::Channel::kMostReduced; }
   void write_to_all(void* place, std::int64_t pitch, const void* from, std::int64_t row_bytes, std::int64_t rows);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
 #include "base/log.hpp"
@@ -42,8 +43,6 @@ void warn_staged(const Communicator& ranks, const std::string& why) {
 #ifdef WEFT_ENABLE_NCCL
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr auto kCreationTimeout = std::chrono::seconds(300);
 constexpr auto kDestructionTimeout = std::chrono::seconds(10);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "base/clock.hpp"
 #include "base/trace.hpp"
 #include "parallel/communicator.hpp"
 
@@ -39,13 +40,13 @@ Exchanges Exchanges::since(const Exchanges& earlier) const {
 }
 
 TimedExchange::TimedExchange(Exchanges& exchanges, std::string_view name, std::int64_t bytes_sent)
-    : traffic_(exchanges.of(name)), name_(name), begin_(std::chrono::steady_clock::now()) {
+    : traffic_(exchanges.of(name)), name_(name), begin_(Clock::now()) {
   traffic_.bytes_sent += bytes_sent;
   ++traffic_.calls;
 }
 
 TimedExchange::~TimedExchange() {
-  const auto end = std::chrono::steady_clock::now();
+  const auto end = Clock::now();
   traffic_.seconds += std::chrono::duration<double>(end - begin_).count();
   if (trace::on()) trace::record(trace::Row::exchanges, name_, begin_, end);
 }

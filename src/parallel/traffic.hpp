@@ -4,11 +4,12 @@
 // per step.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/clock.hpp"
 
 namespace weft::parallel {
 
@@ -62,7 +63,7 @@ class TimedExchange {
  private:
   Traffic& traffic_;
   std::string_view name_;  // of the caller, that outlives this object
-  std::chrono::steady_clock::time_point begin_;
+  Clock::time_point begin_;
 };
 
 /// Means over the ranks, per step.

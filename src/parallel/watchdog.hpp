@@ -16,7 +16,6 @@
 // The time during which a process is suspended (scheduler, debugger) does not count.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -27,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/progress.hpp"
 #include "parallel/communicator.hpp"
 
@@ -48,8 +48,8 @@ struct RankPulse {
   std::uint64_t progress = 0;  ///< of that rank; from rank 0: of all ranks
   std::int64_t step = 0;
   std::string host, phase;
-  std::chrono::steady_clock::time_point at;  ///< of its last message
-  bool left = false;                         ///< that was its last one: it waits for the end of the program
+  Clock::time_point at;  ///< of its last message
+  bool left = false;     ///< that was its last one: it waits for the end of the program
 };
 
 /// The rank that keeps a job from making progress, as known to `self` at its time `at`: the one that has been silent
@@ -77,7 +77,6 @@ class Watchdog {
   void disconnect();
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Pulse;  // the message
   struct Line;   // to and from one rank
 

@@ -15,7 +15,7 @@ namespace weft::report {
 namespace {
 
 constexpr double kWidth = 560;
-constexpr double kLetter = 6.2;  // approximate width of a letter of the labels
+constexpr double kLetter = 7.6;  // approximate width of a letter of the labels at their largest, on a narrow page
 
 struct Colour {
   const char *fill, *text;  // of words on it
@@ -147,13 +147,13 @@ class Legend {
  private:
   void words(const std::string& name) {
     picture_.text(x_ + 23, y_, "start", "small", name);
-    x_ += 38 + kLetter * static_cast<double>(name.size());
+    x_ += 34 + kLetter * static_cast<double>(name.size());
   }
   Picture& picture_;
   double x_, y_;
 };
 
-constexpr double kLeft = 58, kRight = kWidth - 14, kTop = 46, kBottom = 232, kHeight = 272;
+constexpr double kLeft = 62, kRight = kWidth - 14, kTop = 46, kBottom = 232, kHeight = 272;
 
 /// Logarithmic when all values are positive and span more than a factor of 30, unless `from_zero`.
 Axis value_axis(Range range, bool from_zero) {
@@ -166,10 +166,22 @@ Axis value_axis(Range range, bool from_zero) {
   return linear_axis(range, kBottom, kTop, 5, true);
 }
 
+/// The tick with as many digits as tell it from its neighbours.
+std::string tick_text(const Axis& axis, double tick) {
+  if (axis.logarithmic || axis.ticks.size() < 2 || tick == 0) return short_number(tick);
+  const auto power_of = [](double value) {
+    return static_cast<int>(std::floor(std::log10(std::abs(value) * (1 + 1e-9))));
+  };
+  const int last_digit = power_of(axis.ticks[1] - axis.ticks[0]), digits = power_of(tick) - last_digit;
+  if (digits < 3 || std::abs(tick) >= 1e15) return short_number(tick);
+  if (last_digit >= 0) return grouped(std::llround(tick));
+  return last_digit < -9 ? fmt::format("{:.{}e}", tick, digits) : fmt::format("{:.{}f}", tick, -last_digit);
+}
+
 void draw_y_axis(Picture& picture, const Axis& y, const std::string& label) {
   for (const double tick : y.ticks) {
     picture.line(kLeft, y.at(tick), kRight, y.at(tick), tick == y.low ? "axis" : "grid");
-    picture.text(kLeft - 7, y.at(tick) + 4, "end", "small", short_number(tick));
+    picture.text(kLeft - 7, y.at(tick) + 4, "end", "small", tick_text(y, tick));
   }
   picture.text(0, 12, "start", "label", label);
 }
@@ -179,7 +191,7 @@ void draw_x_axis(Picture& picture, const Axis& x, double y, const std::string& l
   for (const double tick : x.ticks) {
     picture.line(x.at(tick), y, x.at(tick), y + 4, "axis");
     const bool at_the_end = x.at(tick) > kRight - 20;
-    picture.text(at_the_end ? kRight : x.at(tick), y + 18, at_the_end ? "end" : "middle", "small", short_number(tick));
+    picture.text(at_the_end ? kRight : x.at(tick), y + 18, at_the_end ? "end" : "middle", "small", tick_text(x, tick));
   }
   picture.text(kRight, y + 36, "end", "label", label);
 }
@@ -246,7 +258,7 @@ std::string chart_style() {
 .cell { fill: var(--blue); stroke: var(--paper); stroke-width: 1; }
 .touch { fill: transparent; stroke: none; }
 .overlaid { stroke-width: 1.8; fill: none; stroke-linejoin: round; }
-@media (max-width: 34rem) { .chart { min-width: 32rem; } }
+@media (max-width: 34rem) { .chart text.small, .chart text.in, .chart text.over { font-size: 14px; } .chart text.label { font-size: 15px; } }
 )";
   constexpr const char* dashes[] = {"none", "8 3", "2 3", "10 3 2 3"};
   for (std::size_t i = 0; i < kColours; ++i)
@@ -269,7 +281,7 @@ std::string line_chart(const LineChart& chart) {
   Picture picture;
   draw_y_axis(picture, y, chart.y_label + (y.logarithmic ? " (logarithmic)" : ""));
   draw_x_axis(picture, x, kBottom, chart.x_label);
-  Legend legend(picture, kLeft, 32);
+  Legend legend(picture, 0, 32);
   legend.line("curve", chart.line_name);
   if (!chart.low.empty()) legend.box("band", chart.band_name);
   if (chart.level >= 0) legend.line("level", chart.level_name);
@@ -296,11 +308,13 @@ std::string line_chart(const LineChart& chart) {
 
 std::string overlay(const Overlay& chart) {
   constexpr std::size_t kMostPoints = 512, kMostTouched = 1200;  // of a line; of all: limits the size of the page
-  constexpr std::size_t kNameLength = 40, kNamesPerRow = 2;
+  constexpr std::size_t kNameLength = 60;
   const std::size_t drawn = std::min(chart.lines.size(), kColours);
   Range range, steps;
   steps.take(0);
+  std::size_t longest = 1;
   for (std::size_t i = 0; i < drawn; ++i) {
+    longest = std::max(longest, chart.lines[i].name.size());
     range.take(chart.lines[i].y);
     steps.take(chart.lines[i].x);
   }
@@ -334,14 +348,15 @@ std::string overlay(const Overlay& chart) {
                     fmt::format("{}, {} {}: {}", line.name, chart.x_label, short_number(finite.x[j]),
                                 short_number(finite.y[j])));
   }
+  const std::size_t names_per_row = 27 + kLetter * static_cast<double>(longest) < kWidth / 2 ? 2 : 1;
   double below = kHeight + 16;
   for (std::size_t i = 0; i < drawn; ++i) {
-    const double left = i % kNamesPerRow == 0 ? kLeft : kLeft + (kRight - kLeft) / kNamesPerRow;
+    const double left = i % names_per_row == 0 ? 0 : kWidth / 2;
     std::string name = chart.lines[i].name;
     if (name.size() > kNameLength) name = "…" + name.substr(name.size() - kNameLength + 1);
     picture.line(left, below - 4, left + 22, below - 4, fmt::format("overlaid line{}", i).c_str(), chart.lines[i].name);
     picture.text(left + 27, below, "start", "small", name);
-    if (i % kNamesPerRow == kNamesPerRow - 1 || i + 1 == drawn) below += 17;
+    if (i % names_per_row == names_per_row - 1 || i + 1 == drawn) below += 17;
   }
   return picture.end(below, chart.y_label);
 }
@@ -355,7 +370,7 @@ std::string bar_chart(const BarChart& chart) {
   const Axis y = linear_axis(range, kBottom, kTop, 5, true);
   Picture picture;
   draw_y_axis(picture, y, chart.y_label);
-  Legend legend(picture, kLeft, 32);
+  Legend legend(picture, 0, 32);
   if (chart.level >= 0) legend.line("level", chart.level_name);
   const auto n = static_cast<double>(std::max<std::size_t>(1, chart.values.size()));
   const double slot = (kRight - kLeft) / n;
@@ -372,7 +387,8 @@ std::string bar_chart(const BarChart& chart) {
     if (std::isfinite(value)) {
       picture.box(middle - width / 2, std::min(y.at(value), y.at(0)), width, std::abs(y.at(0) - y.at(value)), "bar",
                   fmt::format("{} {}: {}", chart.x_label, name, short_number(value)));
-      if (slot > 34) picture.text(middle, std::min(y.at(value), y.at(0)) - 4, "middle", "small", short_number(value));
+      if (slot > 5 * kLetter)
+        picture.text(middle, std::min(y.at(value), y.at(0)) - 4, "middle", "small", short_number(value));
     } else {
       picture.text(middle, y.at(0) - 4, "middle", "small", "?");
     }
@@ -404,7 +420,7 @@ std::string horizontal_bars(const HorizontalBars& chart) {
   picture.text(0, 12, "start", "label", chart.x_label);
   double top = 24;
   if (!chart.limit_name.empty() || !chart.whisker_name.empty()) {
-    Legend legend(picture, left, 32);
+    Legend legend(picture, 0, 32);
     if (!chart.limit_name.empty()) {
       legend.box("bar", chart.limit_name);
       legend.box("pale", "the rest");
@@ -456,7 +472,7 @@ std::string heat_map(const HeatMap& map) {
       const double value = map.values[row][column], x = left + cell * static_cast<double>(column);
       if (!std::isfinite(value)) continue;
       picture.box(x, y, cell, cell, "cell", map.notes[row][column], shade(value));
-      if (cell >= 34)
+      if (cell >= 5 * kLetter)
         picture.text(x + cell / 2, y + cell / 2 + 4, "middle", shade(value) > 0.55 ? "over" : "in",
                      short_number(value));
     }

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
@@ -56,7 +57,6 @@ class FileSink : public spdlog::sinks::base_sink<std::mutex> {
   Descriptor file_;
 };
 
-using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kRedraw{100};
 
 /// True if lines on this descriptor may have colours.

@@ -27,10 +27,20 @@ const char* class_of(Tone tone) {
   return "";
 }
 
-std::string table_row(const std::vector<std::string>& cells, const char* element, std::size_t numbers_from) {
+enum class Row { head, body };
+
+/// Names in the head, as of settings, may be broken after a dot or an underscore.
+std::string breakable(const std::string& text) {
+  std::string out;
+  for (const char c : text) out += c == '.' || c == '_' ? std::string(1, c) + "<wbr/>" : std::string(1, c);
+  return out;
+}
+
+std::string table_row(const std::vector<std::string>& cells, Row row, std::size_t numbers_from) {
   std::string text = "<tr>";
   for (std::size_t i = 0; i < cells.size(); ++i)
-    text += fmt::format("<{0}{1}>{2}</{0}>", element, i >= numbers_from ? " class=\"n\"" : "", escaped(cells[i]));
+    text += fmt::format("<{0}{1}>{2}</{0}>", row == Row::head ? "th" : "td", i >= numbers_from ? " class=\"n\"" : "",
+                        row == Row::head ? breakable(escaped(cells[i])) : escaped(cells[i]));
   return text + "</tr>\n";
 }
 
@@ -61,14 +71,17 @@ void Section::figure(std::string_view title, std::string_view svg, std::string_v
 
 void Section::table(const std::vector<std::string>& head, const std::vector<std::vector<std::string>>& rows,
                     std::size_t numbers_from) {
-  body_ += "<div class=\"wide\"><table>\n";
-  if (!head.empty()) body_ += "<thead>" + table_row(head, "th", numbers_from) + "</thead>\n";
+  body_ += head.empty() ? "<div class=\"wide\"><table class=\"facts\">\n" : "<div class=\"wide\"><table>\n";
+  if (!head.empty()) body_ += "<thead>" + table_row(head, Row::head, numbers_from) + "</thead>\n";
   body_ += "<tbody>\n";
-  for (const auto& row : rows) body_ += table_row(row, "td", numbers_from);
+  for (const auto& row : rows) body_ += table_row(row, Row::body, numbers_from);
   body_ += "</tbody></table></div>\n";
 }
 
-void Section::listing(std::string_view text) { body_ += fmt::format("<pre>{}</pre>\n", escaped(text)); }
+void Section::listing(std::string_view text, Listing form) {
+  body_ += fmt::format("<pre{}>{}</pre>\n", form == Listing::columns ? " class=\"columns\"" : "", escaped(text));
+}
+
 void Section::application(const Json& data, std::string_view script) {
   // Inside an element of script, HTML interprets nothing but its end tag, and XML the usual characters.
   std::string json;

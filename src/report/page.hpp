@@ -19,6 +19,9 @@ namespace weft::report {
 /// bad: something failed or is damaged; missing: explains why a part of the page is absent.
 enum class Tone { plain, faint, bad, missing };
 
+/// columns: short lines, in as many columns as fit the page.
+enum class Listing { plain, columns };
+
 class Section {
  public:
   explicit Section(std::string title) : title_(std::move(title)) {}
@@ -30,7 +33,7 @@ class Section {
   void table(const std::vector<std::string>& head, const std::vector<std::vector<std::string>>& rows,
              std::size_t numbers_from);
   /// Text with its line breaks, in a fixed-width font.
-  void listing(std::string_view text);
+  void listing(std::string_view text, Listing form = Listing::plain);
 
   /// A part that `script` draws (JavaScript without "]]>"): it finds the data in `data` and its element in `root`.
   void application(const Json& data, std::string_view script);

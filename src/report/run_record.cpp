@@ -7,6 +7,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "base/clock.hpp"
 #include "base/log.hpp"
 #include "parallel/affinity.hpp"
 #include "parallel/world.hpp"
@@ -20,7 +21,7 @@ Json document = Json::object();
 std::mutex file_mutex;
 std::filesystem::path file;        // guarded by the mutex: `record_path` is called by other threads
 std::int64_t number_of_lease = 0;  // likewise
-const auto program_start = std::chrono::steady_clock::now();
+const auto program_start = Clock::now();
 
 std::string now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}",
@@ -32,7 +33,7 @@ void set_end(Json& record, int code, const std::string& reason) {
   record["exit"] = {{"code", code}, {"reason", reason}};
   if (current_step() >= 0) record["exit"]["step"] = current_step();
   record["ended"] = now();
-  record["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count();
+  record["seconds"] = seconds_since(program_start);
 }
 
 std::int64_t lease_number() {

@@ -4,13 +4,13 @@
 // of a step add up to the step. Profilers (device/ranges.hpp) and --profile (base/trace.hpp) show them too.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "report/json.hpp"
 
 namespace weft::parallel {
@@ -79,8 +79,6 @@ class Timers {
     double seconds = 0;
     std::int64_t count = 0;
   };
-  using Clock = std::chrono::steady_clock;
-
   void switch_to(int phase);
 
   std::function<void()> before_switch_;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "parallel/signals.hpp"
@@ -20,7 +21,7 @@ constexpr auto kPollInterval = std::chrono::milliseconds(500);
 }  // namespace
 
 StopAgreement::StopAgreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
-                             std::chrono::steady_clock::time_point start)
+                             Clock::time_point start)
     : world_(world.duplicate()), run_directory_(std::move(run_directory)), walltime_(walltime), start_(start) {}
 
 bool StopAgreement::requested_by_file(const char* name) {
@@ -36,7 +37,7 @@ Decision StopAgreement::step(std::span<const std::int64_t> phases, double margin
   const parallel::Signals::Requested requested = parallel::Signals::requested();
   std::int64_t stop = requested.stop, checkpoint = checkpoint_due ? 1 : requested.checkpoint;
   if (world_.rank() == 0) {
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = Clock::now();
     if (now - looked_ > kPollInterval) {
       looked_ = now;
       stop_file_ = stop_file_ || requested_by_file("STOP");

@@ -6,13 +6,13 @@
 // and no step waits.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <filesystem>
 #include <span>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "parallel/communicator.hpp"
 
 namespace weft::training {
@@ -29,7 +29,7 @@ class StopAgreement {
   /// `walltime`: seconds from `start` that the job may last; 0 = no limit. Files STOP and CHECKPOINT in `run_directory`
   /// are requests like signals; rank 0 looks for them and removes them. Collective.
   StopAgreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
-                std::chrono::steady_clock::time_point start);
+                Clock::time_point start);
 
   /// At the end of each step. `phases`: of the checkpoints, completed by this rank. `margin`: seconds before the wall
   /// limit at which to stop. `checkpoint`: this rank asks for one. Returns what was posted two steps ago.
@@ -48,7 +48,7 @@ class StopAgreement {
   parallel::Communicator world_;
   std::filesystem::path run_directory_;
   double walltime_;
-  std::chrono::steady_clock::time_point start_, looked_;
+  Clock::time_point start_, looked_;
   bool stop_file_ = false, checkpoint_file_ = false, out_of_time_ = false;
   std::deque<parallel::Communicator::PendingMaximum> pending_;
 };

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
@@ -26,8 +27,6 @@
 namespace weft::training {
 namespace fs = std::filesystem;
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int kTries = 5;
 constexpr std::int64_t kBlock = std::int64_t{1} << 20;
@@ -153,7 +152,7 @@ double steps_until(const parallel::Communicator& world, const std::function<void
     step();
     std::int64_t all = finished() ? 1 : 0;
     world.minimum({&all, 1});
-    if (all == 1) return std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(steps);
+    if (all == 1) return seconds_since(begin) / static_cast<double>(steps);
   }
 }
 

@@ -17,7 +17,7 @@ std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel
   const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
   std::int64_t part = 0;
   for (const ParameterSpec& spec : specs) {
-    const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over));
+    const std::int64_t held = most_held_rows(spec, grid);
     if (is_exchanged(spec)) part = std::max(part, parallel::largest_part(held, n_ranks) * spec.columns());
   }
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank)
@@ -26,11 +26,10 @@ std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel
 }
 
 /// The largest matrix, as weights or as gradients.
-std::int64_t largest_message(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
+std::int64_t largest_exchange(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
   std::int64_t bytes = received_bytes(specs, grid);
   for (const ParameterSpec& spec : specs)
-    if (is_exchanged(spec))
-      bytes = std::max(bytes, 4 * parallel::largest_part(spec.rows(), grid.size(spec.cut.over)) * spec.columns());
+    if (is_exchanged(spec)) bytes = std::max(bytes, 4 * most_held_rows(spec, grid) * spec.columns());
   return bytes;
 }
 
@@ -48,12 +47,13 @@ void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels:
 }
 
 DataParallel::Buffers::Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
-                               StepArena& arena) {
+                               std::int64_t gathered_bytes, StepArena& arena) {
   const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
   if (n_ranks == 1) return;
   arena.purpose("exchange of gradients");
   received = arena.exchange(parallel::kDataAxis, received_bytes(specs, grid));
-  arena.communicator(n_ranks, largest_message(specs, grid));
+  largest_message = std::max(gathered_bytes, largest_exchange(specs, grid));
+  arena.communicator(n_ranks, largest_message);
 }
 
 DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradients, const parallel::Grid& grid,
@@ -70,7 +70,7 @@ DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradi
     stream_.emplace(execution);
     arrived_.resize(parameters.size());
   }
-  ranks_.emplace(grid.axis(parallel::kDataAxis), communication(), largest_message(parameters.specs(), grid.shape()));
+  ranks_.emplace(grid.axis(parallel::kDataAxis), communication(), buffers_.largest_message);
 }
 
 void DataParallel::begin_step() {

@@ -21,7 +21,7 @@
 // are the same.
 //
 // Contributions are added in rank order, in fp32: the same bits in every run and on every rank. With D ranks and P
-// elements of matrices a rank sends 4 P (D - 1) / D bytes of gradients, and as many of fp32 weights (2 P … of bf16).
+// elements of matrices a rank sends 4 P (D - 1) / D bytes of gradients, and as many of fp32 weights (half for bf16).
 // Vectors are few: every rank receives them from all and updates all of them.
 #pragma once
 
@@ -46,8 +46,10 @@ class DataParallel {
   /// Empty when the axis has one rank.
   struct Buffers {
     Buffers() = default;
-    Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape&, StepArena&);
+    /// gathered_bytes: the most that `all_gather` brings together.
+    Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t gathered_bytes, StepArena&);
     parallel::ExchangeBuffer received;  ///< [data ranks, largest part] fp32: a matrix, or all vectors
+    std::int64_t largest_message = 0;   ///< bytes
   };
 
   /// References must outlive the object. Collective.
@@ -55,11 +57,11 @@ class DataParallel {
                bool overlap);
 
   bool active() const { return ranks_.has_value(); }
-  /// True if rank 0 of the axis: of what all ranks have, it counts once.
+  /// True on rank 0 of the axis, which alone counts what is the same on all its ranks.
   bool is_first() const { return !active() || ranks_->rank() == 0; }
 
-  /// The gradients of the owned rows become the sums over all ranks; the others are then undefined. Matrices from
-  /// `first` on; all. Collective.
+  /// The gradients of the owned rows become the sums over all ranks; the others are then undefined. reduce_from: of the
+  /// matrices with number >= first. reduce: of those that remain, and of all vectors. Collective.
   void reduce_from(std::size_t first);
   void reduce();
 
@@ -106,7 +108,7 @@ class DataParallel {
   bool changed_ = false;                // weights, since they were gathered
   bool in_step_ = false;                // waits count as idle time of the step
   std::size_t complete_;                // gradients from here on are reduced
-  std::size_t awaited_;                 // weights below are there
+  std::size_t awaited_;                 // the computation waits for the weights of parameters below
 };
 
 }  // namespace weft::training

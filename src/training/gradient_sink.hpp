@@ -118,6 +118,13 @@ class AccumulatingSink final : public GradientSink {
   kernels::Array<float> vector(std::size_t parameter) const;
   /// Of all vectors, with zeros between them.
   kernels::Array<float> vectors() const;
+  /// Of the vectors of which each rank of the tensor axis has a part of the gradient (ParameterSpec::partial_gradient).
+  kernels::Array<float> partial_vectors() const;
+  static std::int64_t partial_elements(std::span<const ParameterSpec> specs, const parallel::GridShape&,
+                                       std::int64_t rank);
+  /// On a grid that cuts parameters: which of the rows of `matrix_rows` and, numbered after them, `vector_rows` are of
+  /// parameters that nothing cuts. All ranks of the tensor axis have them, with the same gradients.
+  std::vector<parallel::Range> repeated_rows() const;
   /// Zeros between the gradients of owned rows, where other gradients were.
   void clear_gaps();
   /// The gradients of owned rows, and of vectors, with zeros between them, as rows of kRow numbers: for norms.
@@ -135,8 +142,9 @@ class AccumulatingSink final : public GradientSink {
 
   std::vector<std::int64_t> begin_, owned_;  // by parameter, of held and owned rows, in elements of gradients_
   std::int64_t owned_begin_ = 0, matrices_end_ = 0;
-  parallel::Range vectors_;    // elements of gradients_
-  std::vector<bool> cleared_;  // by parameter: the next rows overwrite its gradient
+  parallel::Range vectors_, partial_;      // elements of gradients_
+  std::vector<parallel::Range> repeated_;  // likewise
+  std::vector<bool> cleared_;              // by parameter: the next rows overwrite its gradient
   std::function<void(std::size_t first)> when_complete_;
   device::Buffer<float> gradients_;
   device::Buffer<std::byte> workspace_;  // of products

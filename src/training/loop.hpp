@@ -12,11 +12,11 @@
 // clang-format on
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
 
+#include "base/clock.hpp"
 #include "checkpoint/checkpoints.hpp"
 #include "checkpoint/settings.hpp"
 #include "checkpoint/starts.hpp"
@@ -58,15 +58,13 @@ class Loop {
   /// Loads the state of `opened.found` into the model, or initialises it. `start`: begin of the job, from which
   /// run.walltime counts. All references must outlive the loop. Collective.
   Loop(Trainable&, const LoopSettings&, Origin, const OpenedRun&, const parallel::World&, const parallel::GridShape&,
-       const device::Runtime&, std::chrono::steady_clock::time_point start);
+       const device::Runtime&, Clock::time_point start);
 
   /// Makes the steps, then the conclusion. Returns the exit code: 0 = finished, requeue, no_progress, 128 + signal.
   /// Collective. `profile`: concluded after the steps. `planned_device_bytes`: for the record; 0 = unknown.
   int run(Profile* profile = nullptr, std::int64_t planned_device_bytes = 0);
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   int make_steps();
   void log_step(double waited_for_data, bool evaluates);
   void begin_start();

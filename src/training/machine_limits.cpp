@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/machine_limits.hpp"
 
-#include <chrono>
 #include <span>
 
+#include "base/clock.hpp"
 #include "device/memory.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/limits/limits.hpp"
@@ -17,13 +17,12 @@ using kernels::Scalar;
 /// Seconds of the shortest of several tries: a limit is the best that the machine can do.
 template <class Action>
 double shortest(const kernels::Execution& execution, int tries, Action&& action) {
-  using Clock = std::chrono::steady_clock;
   double best = 0;
   for (int i = 0; i < tries; ++i) {
     const Clock::time_point begin = Clock::now();
     action();
     kernels::fence(execution);
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double seconds = seconds_since(begin);
     if (i == 1 || (i > 1 && seconds < best)) best = seconds;  // the first try touches the memory
   }
   return best;

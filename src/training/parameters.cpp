@@ -120,6 +120,8 @@ void check(std::span<const ParameterSpec> specs) {
       refuse("its shape has no elements");
     if (spec.cut.axis < 0 || spec.cut.axis >= std::ssize(spec.shape)) refuse("the axis that is cut does not exist");
     if (spec.cut.over == parallel::kDataAxis) refuse("weights are complete along the data axis; cut another axis");
+    if (spec.cut.unit < 1 || spec.rows() % spec.cut.unit != 0) refuse("the unit of its cut does not divide its rows");
+    if (spec.partial_gradient && (spec.is_matrix() || !spec.cut.over.empty())) refuse("it is no vector without a cut");
     if (spec.columns() % segment_of(spec) != 0) refuse("its segment does not divide its columns");
     if (spec.row_multiple < 1 || (spec.row_multiple > 1 && (!spec.is_matrix() || !spec.group.empty())))
       refuse("only a matrix without a group may be followed by rows of zeros");
@@ -221,9 +223,15 @@ std::string first_difference(std::span<const checkpoint::TensorEntry> found,
   return "";
 }
 
+std::int64_t most_held_rows(const ParameterSpec& spec, const parallel::GridShape& grid) {
+  return parallel::largest_part(spec.rows() / spec.cut.unit, grid.size(spec.cut.over)) * spec.cut.unit;
+}
+
 RowParts row_parts(const ParameterSpec& spec, const parallel::GridShape& grid, std::int64_t rank) {
   RowParts parts;
-  parts.held = parallel::part(spec.rows(), grid.size(spec.cut.over), grid.index_of(rank, spec.cut.over));
+  const parallel::Range units =
+      parallel::part(spec.rows() / spec.cut.unit, grid.size(spec.cut.over), grid.index_of(rank, spec.cut.over));
+  parts.held = {units.begin * spec.cut.unit, units.end * spec.cut.unit};
   parts.owned = parts.held;
   const bool own_rows = spec.update == Update::own_rows;
   if (own_rows) {

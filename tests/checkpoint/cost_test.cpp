@@ -157,7 +157,7 @@ TEST_CASE("the interval follows the measured delay, and a checkpoint is requeste
   Interval interval(settings, {.duration = 2, .delay = 2, .measured = false});
   CHECK(interval.seconds() == doctest::Approx(best_interval(2, 36000)));
   CHECK(lines.count("estimated") == 1);
-  const auto begin = Interval::Clock::now();
+  const auto begin = Clock::now();
   interval.note_start(begin);
   CHECK(!interval.due(begin + 100s));
   CHECK(interval.due(begin + 400s));

@@ -121,6 +121,23 @@ TEST_CASE("an unknown command is refused with the nearest one, also in help") {
   says("trian --help", "unknown command \"trian\" (did you mean \"train\"?)");
   says("help lm generat", "unknown command \"generat\" of weft lm (did you mean \"generate\"?)");
   says("lm", "weft lm needs one of its commands (train, polychromic, evaluate, ");
+  says("generate", "unknown command \"generate\" (did you mean \"lm generate\"?)");
+}
+
+TEST_CASE("an input of the other kind of model is named as such") {
+  const Scratch scratch;
+  scratch.file("model.toml", "[language_model]\nlayers = 1\n");
+  scratch.file("transcoder.toml", "[transcoder]\nfeatures = 8\n");
+  for (const auto& [arguments, expected] :
+       {std::pair{
+            "train model.toml",
+            "model.toml: is an input of a language model (it has a table [language_model]); weft lm train model.toml"},
+        {"lm train transcoder.toml",
+         "transcoder.toml: is an input of a transcoder (it has a table [transcoder]); weft train transcoder.toml"}}) {
+    const Outcome outcome = weft_with(scratch, arguments);
+    CHECK_MESSAGE(outcome.code == 2, arguments);
+    CHECK_MESSAGE(outcome.err.find(expected) != std::string::npos, outcome.err);
+  }
 }
 
 TEST_CASE("--version names revision and libraries") {
@@ -130,6 +147,16 @@ TEST_CASE("--version names revision and libraries") {
   CHECK(version.out.starts_with("weft "));
   for (const char* word : {"MPI", "HDF5", "Kokkos"}) CHECK(version.out.find(word) != std::string::npos);
   CHECK(weft_with(scratch, "-V").out == version.out);
+}
+
+TEST_CASE("a process that no launcher started needs no session directory of MPI") {
+  // Open MPI 4 with ess_singleton_isolated has one such directory for all of them: the end of one can break the start
+  // of another.
+  const Scratch scratch;
+  const Outcome version =
+      shell(scratch, "OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=/proc '" WEFT_PROGRAM "' --version");
+  CHECK(version.code == 0);
+  CHECK(version.err == "");
 }
 
 TEST_CASE("what --print-config prints loads back to the same") {

@@ -110,8 +110,15 @@ def check(weft):
     assert tuned["result"]["step"] == 4, tuned
     calculated = document("privacy", "--noise-multiplier", 1, "--delta", 1e-5, "--sample-rate", 0.01, "--steps", 10, "--accountant", "rdp")[0]
     assert calculated["accountants"][0]["epsilon"] > 0, calculated
-    swept = document("sweep", "input.toml", "--grid", "transcoder.k=2,3", "--output", "swept")[0]
-    assert (weft.folder / swept["directory"] / "sweep.json").is_file()
+    sweep = ("sweep", "input.toml", "--grid", "transcoder.k=2,3", "--output", "swept")
+    assert [point["finished"] for point in document(*sweep, "--dry-run")[0]["points"]] == [False, False]
+    swept = document(*sweep)[0]
+    assert len(swept["runs"]) == 2 and (weft.folder / swept["directory"] / "sweep.json").is_file()
+    compared = document("report", "swept/k=2", "swept/k=3", "--output", "compared.html")[0]
+    assert compared["runs"] == swept["runs"] and (weft.folder / compared["page"]).is_file(), compared
+    # --quiet keeps results.
+    table = subprocess.run([weft.binary, *sweep, "--quiet"], cwd=weft.folder, capture_output=True, text=True, check=True)
+    assert table.stdout.count("finished") == 2 and table.stderr == "", table
 
     # Every command of the program is above.
     commands = {line.split()[1] for line in weft.run("--help").splitlines() if line.startswith("weft ")} - {"lm", "help"}

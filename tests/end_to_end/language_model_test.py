@@ -194,7 +194,7 @@ def generates(weft, run):
             (("--prompts", "nowhere.txt"), 2, "nowhere.txt: no such file"),
             (("--prompts", "no_prompt.txt"), 3, "no_prompt.txt: is empty"),
             (("--prompts", "empty_line.txt"), 3, "empty_line.txt:2: the prompt is empty"),
-            (("--prompts", "bad.jsonl"), 3, "bad.jsonl:2: not a JSON object"),
+            (("--prompts", "bad.jsonl"), 3, "bad.jsonl:2: the prompt is empty"),
             (("--prompts", "broken.jsonl"), 3, "broken.jsonl:1: not a JSON object"),
             (("--prompts", "latin_prompt.txt"), 3, "latin_prompt.txt:1"),
             (("--prompt", "The", "--top-p", "0"), 2, "--top-p 0 is not above 0"),

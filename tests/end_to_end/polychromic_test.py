@@ -131,6 +131,10 @@ def resumes(weft):
     weft.run("lm", "train", "base.toml", "--output", weft.folder / "base", "--set", "run.steps=70")
     _, printed = tune(weft, "pieces", "run.steps=18", *sets, steps=12, code=2)
     assert "has other weights than when this run began" in printed, printed
+    # The checkpoint that it began with, wherever it is now.
+    (weft.folder / "base" / "checkpoints" / "step_00000060").rename(weft.folder / "moved")
+    _, printed = tune(weft, "pieces", "run.steps=13", "language_model.initial=moved", *sets, steps=12)
+    assert "resuming after step 12" in printed, printed
 
 
 def ranks_agree(weft):
@@ -159,6 +163,8 @@ def refusals(weft):
             ("polychromic.reward=exact",): "needs references",
             ("polychromic.prompts_file=none.txt",): "no such file",
             ("polychromic.diversity_weight=1",): "has no effect",
+            ("polychromic.reward=regex", 'polychromic.reward_pattern="(("'): "cannot be compiled",
+            ("polychromic.reward=file", "polychromic.reward_file=none.jsonl"): "none.jsonl",
             ("polychromic.epochs=3",): "is more than polychromic.every",
             ("polychromic.clip=0.1",): "has no effect",
             ("polychromic.evry=1",): 'did you mean "every"',
@@ -169,6 +175,12 @@ def refusals(weft):
     (weft.folder / "bad.jsonl").write_text('{"prompt": "The"}\n{"text": "The"}\n')
     _, printed = tune(weft, "refused", "polychromic.prompts_file=bad.jsonl", code=3, steps=4)
     assert "bad.jsonl:2" in printed, printed
+    # Before the training begins, not when the prompt is drawn.
+    (weft.folder / "unanswered.jsonl").write_text('{"prompt": "The", "reference": "cat"}\n{"prompt": "The"}\n')
+    (weft.folder / "number.jsonl").write_text('{"prompt": "The", "reference": 4}\n')
+    for file, message in (("unanswered.jsonl", 'unanswered.jsonl:2: has no "reference"'), ("number.jsonl", 'number.jsonl:1: "reference" is not a string')):
+        _, printed = tune(weft, "refused", "polychromic.reward=exact", f"polychromic.prompts_file={file}", code=3, steps=4, ranks=2)
+        assert message in printed and "MPI_ABORT" not in printed and not (weft.folder / "refused").exists(), printed
     (weft.folder / "empty.txt").write_text("")
     _, printed = tune(weft, "refused", "polychromic.prompts_file=empty.txt", code=3, steps=4)
     assert "empty.txt: is empty" in printed, printed

@@ -335,7 +335,7 @@ def check_comparison(weft, source):
     best_first = sorted(measured, key=measured.get)
     assert measured[best_first[-1]] == math.inf and best_first[-1] == "stopped"
     table = page.text[page.text.index("Settings and results"):]
-    head = re.findall("<th(?: [^>]*)?>(.*?)</th>", table[:table.index("</thead>")])
+    head = [name.replace("<wbr/>", "") for name in re.findall("<th(?: [^>]*)?>(.*?)</th>", table[:table.index("</thead>")])]
     # What differs, and nothing else.
     assert head[:4] == ["run", "optimizer.learning_rate", "run.steps", "validation NMSE (standardised)"], head
     rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", table[:table.index("</table>")])][1:]
@@ -370,10 +370,11 @@ def check_comparison(weft, source):
 
 def check_messages(weft, run):
     assert "no such directory; name the directory of a run" in weft.run("report", weft.folder / "nothing", code=2)
+    assert "is no directory; create it" in weft.run("report", run, "--output", weft.folder / "nothing" / "page.html", code=2)
+    assert "is a directory (the page is a file)" in weft.run("report", run, "--output", weft.folder, code=2)
     assert "run.json is missing" in weft.run("report", weft.folder / "data", code=2)
     assert "not a directory" in weft.run("report", run / "run.json", code=2)
     assert "weft report needs its RUN" in weft.run("report", code=2)
-    assert "no/page.html" in weft.run("report", run, "--output", weft.folder / "no" / "page.html", code=6)
     for damaged in ("{", "[]", '{"exi": 1}', "", '{"exit": ' + "[" * 100_000 + "]" * 100_000 + "}"):
         (run / "run.json").write_text(damaged)
         assert "not the record of a run" in weft.run("report", run, code=3)

@@ -86,6 +86,20 @@ def check_failures(weft, source):
     assert len(table(folder)) == 1
     assert "no such directory" in next(folder.glob("*none.log")).read_text()
 
+    # A process that cannot be started is such a point as well: here its log is a directory.
+    folder = weft.folder / "without_log"
+    (folder / "k=2.log").mkdir(parents=True)
+    said = weft.run("sweep", source, "--grid", "transcoder.k=2,3", "--output", folder, "--jobs", 2, code=6)
+    assert "k=2.log: cannot be written" in said and not (folder / "k=2").exists(), said
+    assert program.record(folder / "k=3")["exit"]["code"] == 0 and len(table(folder)) == 1
+
+
+def check_threads(weft, source):
+    """Processes side by side share the cores, unless the input or a point gives their number."""
+    folder = weft.folder / "threads"
+    weft.run("sweep", source, "--grid", "device.threads=1,2", "--output", folder, "--jobs", 2)
+    assert [program.record(folder / f"threads={n}")["input"]["device"]["threads"] for n in (1, 2)] == [1, 2]
+
 
 def check_stop(weft, source):
     """A request to stop reaches the runs, which write checkpoints; the next start resumes them."""
@@ -105,6 +119,26 @@ def check_stop(weft, source):
     weft.run(*command[1:], "--set", f"run.steps={reached + 3}")
     assert program.record(first)["result"]["step"] == reached + 3 and program.record(first)["start_number"] == 2
     assert program.record(folder / "k=3")["result"]["step"] == reached + 3
+
+
+def check_kill(weft, source):
+    """A sweep that is killed takes its run with it: the run stops as on request, and the same command continues it."""
+    folder = weft.folder / "killed"
+    command = [str(weft.binary), "sweep", str(source), "--grid", "transcoder.k=2", "--output", str(folder)]
+    with subprocess.Popen([*command, "--set", "run.steps=1000000"], stdout=subprocess.DEVNULL) as running:
+        run = folder / "k=2"
+        while not (run / "metrics.jsonl").exists() or len(program.metrics(run)) < 2:
+            assert running.poll() is None
+            time.sleep(0.02)
+        running.kill()
+    deadline = time.monotonic() + 60
+    while program.record(run)["exit"]["code"] is None:
+        assert time.monotonic() < deadline, "the run of a killed sweep goes on"
+        time.sleep(0.05)
+    record = program.record(run)
+    assert record["exit"]["code"] == 143 and record["result"]["step"] > 0, record["exit"]
+    weft.run(*command[1:], "--set", f"run.steps={record['result']['step'] + 3}")
+    assert program.record(run)["start_number"] == 2
 
 
 def check_language_models(weft):
@@ -182,7 +216,7 @@ def check_messages(weft, source):
                              (("--grid", "transcoder.k=2,,3", "--output", "x"), "a value is empty"),
                              (("--grid", "transcoder.k=2,2", "--output", "x"), "the value 2 is repeated"),
                              (("--grid", "transcoder.k=2", "--grid", "transcoder.k=3", "--output", "x"), "given twice"),
-                             (("--grid", "transcoder.kk=2", "--output", "x"), 'unknown key "kk"'),
+                             (("--grid", "transcoder.kk=2", "--output", "x"), '--grid transcoder.kk=2: unknown key "kk"'),
                              (("--grid", "transcoder.k=2", "--output", "run"), "is the directory of a run"),
                              (("--grid", "transcoder.k=2,-3", "--output", "x"), "out of range")):
         said = weft.run("sweep", source, *arguments, code=2)
@@ -199,7 +233,9 @@ def check(weft):
     check_messages(weft, source)
     check_grid(weft, source)
     check_failures(weft, source)
+    check_threads(weft, source)
     check_stop(weft, source)
+    check_kill(weft, source)
     check_language_models(weft)
     check_submission(weft, source)
 

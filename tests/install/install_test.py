@@ -55,7 +55,15 @@ source {{{path}}}
                          "WEFT_ROOT": str(prefix)}, variables
 
 
+def check_configures(folder):
+    """The build of docs/README.md: it needs none of the packages that scripts/setup.sh installs for the tests alone."""
+    done = subprocess.run([CMAKE, "-S", REPOSITORY, "-B", folder / "configured", "-G", "Ninja", "-DCMAKE_DISABLE_FIND_PACKAGE_doctest=ON"],
+                          text=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+
+
 def check(weft):
+    check_configures(weft.folder)
     prefix = weft.folder.resolve() / "prefix"
     first = prefix.with_name("first")
     subprocess.run([CMAKE, "--install", BUILD, "--prefix", first], check=True, stdout=subprocess.DEVNULL)

@@ -8,6 +8,7 @@
 #include "input/read.hpp"
 #include "kernels/optimize/loss_scale.hpp"
 #include "language_model/evaluation.hpp"
+#include "language_model/generation/generator.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
 #include "tests/language_model/small_model.hpp"
@@ -112,7 +113,7 @@ TEST_CASE("exchanges that overlap with the computation give the same bits") {
       CHECK(with.trainer.metrics().loss == without.trainer.metrics().loss);
       CHECK(with.trainer.metrics().gradient_norm == without.trainer.metrics().gradient_norm);
     }
-    for (Run* run : {&with, &without}) run->trainer.transformer().prepare_weights();
+    for (Run* run : {&with, &without}) run->trainer.transformer().complete_weights();
     CHECK(testing::different_tensors(with.trainer.registry(), without.trainer.registry()).empty());
   }
 }
@@ -144,11 +145,47 @@ TEST_CASE("between steps every rank computes with the weights of the last one, a
   }
 }
 
+TEST_CASE("text that is generated between steps is that of the last weights") {
+  // Its steps are replayed and contain no wait for the weights of other ranks.
+  const parallel::Communicator& world = testing::world().all();
+  std::vector<std::uint32_t> tokens[2];
+  for (const bool overlap : {true, false}) {
+    Configuration settings = configuration("", "");
+    settings.parallel.overlap = overlap;
+    Run run(settings, world);
+    const GenerationSettings of_text{
+        .architecture = {settings.language_model, kVocabulary, settings.data.sequence}, .rows = 2, .new_tokens = 12};
+    training::StepArena arena(testing::execution(), run.grid);
+    report::Timers timers;
+    Generator generator(of_text, run.trainer.transformer(), testing::execution(), timers, arena);
+    const std::uint32_t prompt = 5;
+    const std::vector<GenerationRequest> requests = {{.prompt = {&prompt, 1}}, {.prompt = {&prompt, 1}, .sample = 1}};
+    for (std::uint64_t step = 0; step < kSteps; ++step) {
+      run.step();
+      generator.run(requests, 1, step, [&](std::size_t, const kernels::Drawn& drawn) {
+        tokens[overlap].push_back(drawn.token);
+        return true;
+      });
+    }
+  }
+  CHECK(tokens[0] == tokens[1]);
+}
+
+TEST_CASE("a step has room for the losses of a batch that is larger than every matrix") {
+  const parallel::Communicator& world = testing::world().all();
+  Configuration settings = configuration("", "");
+  settings.data.batch_tokens = 6144;  // the largest matrix has 4096 elements
+  settings.memory.micro_tokens = 1536;
+  Run run(settings, world);
+  run.step();
+  CHECK(std::isfinite(run.trainer.metrics().loss));
+}
+
 TEST_CASE("an overflow on one rank withholds the step on all") {
   const parallel::Communicator& world = testing::world().all();
   Run run(configuration("", "[device]\nprecision = \"fp16\"\n"), world);
   run.step();
-  run.trainer.transformer().prepare_weights();  // those of the other ranks arrive
+  run.trainer.transformer().complete_weights();  // those of the other ranks arrive
   const auto before = testing::bits_of(run.trainer.registry());
   // A scale at which every gradient overflows.
   for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors())

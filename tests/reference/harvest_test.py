@@ -154,6 +154,23 @@ def resumes(weft, run):
     assert contents(weft.folder / "whole") == whole
 
 
+def recognises_weights(weft, run):
+    """Other weights in files of the same names and sizes are another model: its activations are not mixed with those there."""
+    weft.run("lm", "export", run, "--output", weft.folder / "directory")
+    harvest(weft, "directory", "of_directory", "--text", "first.txt", "--rows-per-file", 100)
+    before = contents(weft.folder / "of_directory")
+    weights = weft.folder / "directory" / "model.safetensors"
+    stored = bytearray(weights.read_bytes())
+    stored[-1] ^= 1
+    weights.write_bytes(stored)
+    (weft.folder / "of_directory" / "chunk_1.hdf5").unlink()
+    assert "belongs to another dataset" in harvest(weft, "directory", "of_directory", "--text", "first.txt", "--rows-per-file", 100, code=2)
+    stored[-1] ^= 1
+    weights.write_bytes(stored)
+    harvest(weft, "directory", "of_directory", "--text", "first.txt", "--rows-per-file", 100)
+    assert contents(weft.folder / "of_directory") == before
+
+
 def is_read(weft, run):
     """`weft train` and `weft features` take the files; the parts of the run's own text need no --text."""
     for split in ("train", "validation"):
@@ -220,6 +237,7 @@ def test(weft):
     for position, run in runs.items():
         agrees_with_the_reference(weft, run, position)
     resumes(weft, runs["pre"])
+    recognises_weights(weft, runs["pre"])
     replaces(weft, runs["pre"], is_read(weft, runs["pre"]))
     refusals(weft, runs["pre"])
 

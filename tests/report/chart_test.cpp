@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report/format.hpp"
@@ -57,6 +59,31 @@ TEST_CASE("numbers have three significant digits") {
   CHECK(decimal_bytes_text(999) == "999 B");
   CHECK(decimal_bytes_text(999'900) == "1 MB");
   CHECK(decimal_bytes_text(2.82e9) == "2.82 GB");
+}
+
+TEST_CASE("ticks that are close to each other have different texts") {
+  for (const auto& [low, high] : {std::pair{2.7102, 2.7208},
+                                  {0.7561, 0.7577},
+                                  {1.8e-7, 1.9e-7},
+                                  {0.0, 1.0},
+                                  {-3.0, 5.0},
+                                  {100'500.0, 102'000.0},
+                                  {-1.0003, -1.0},
+                                  {5.0, 5.0}}) {
+    LineChart line;
+    line.x = {0, 1};
+    line.y = {low, high};
+    std::vector<std::string> ticks;
+    const std::string svg = line_chart(line);
+    const std::regex tick(
+        "text-anchor=\"end\" class=\"small\">([^<]*)<");  // the y axis, then the last tick of the x axis
+    for (std::sregex_iterator at(svg.begin(), svg.end(), tick), end; at != end; ++at) ticks.push_back((*at)[1]);
+    ticks.pop_back();
+    CAPTURE(low);
+    CHECK(ticks.size() >= 3);
+    std::sort(ticks.begin(), ticks.end());
+    CHECK(std::adjacent_find(ticks.begin(), ticks.end()) == ticks.end());
+  }
 }
 
 TEST_CASE("a chart is valid for all values") {

@@ -126,6 +126,39 @@ def check_names_and_messages(weft):
     tool(weft.folder / "written", "--to", "csv", "--once", env=environment)
 
 
+FAKE_WANDB = """
+import json
+class Run:
+    def log(self, values, step, commit):
+        with open("logged.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps([step, values, commit]) + "\\n")
+    def finish(self):
+        pass
+def init(id, **_):
+    with open("ids", "a", encoding="utf-8") as file:
+        file.write(id + "\\n")
+    return Run()
+"""
+
+
+def check_wandb(weft):
+    """A library that notes what it is given: over two starts each step once and under its own number, which is W&B's axis."""
+    folder, run = weft.folder / "wandb", weft.folder / "followed"
+    for made in (folder, run):
+        made.mkdir()
+    (folder / "wandb.py").write_text(FAKE_WANDB)
+    lines = (weft.folder / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for part in (lines[:30], lines, lines):
+        (run / "metrics.jsonl").write_text("".join(part))
+        said = tool(run, "--to", "wandb", "--once", cwd=folder, env=dict(os.environ, PYTHONPATH=str(folder)))
+    assert said == "", "nothing is handed over twice: " + said
+    logged = [json.loads(line) for line in (folder / "logged.jsonl").read_text().splitlines()]
+    rows = expected(run)
+    assert [step for step, _, _ in logged] == [row["step"] for row in rows]
+    assert [values["loss"] for _, values, _ in logged] == [row["loss"] for row in rows] and all(commit for _, _, commit in logged)
+    assert len(set((folder / "ids").read_text().split())) == 1, "another start is another run of W&B"
+
+
 def check_tensorboard(weft):
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -145,6 +178,7 @@ def check(weft):
     check_lines(weft)
     check_names_and_messages(weft)
     check_training(weft)
+    check_wandb(weft)
     print("csv while a run trains" + ("" if check_tensorboard(weft) else "; event files were not tested: tensorboard is not installed"))
 
 

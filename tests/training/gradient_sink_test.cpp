@@ -246,6 +246,17 @@ TEST_CASE("a rank forms the gradients of its part") {
   }
 }
 
+TEST_CASE("the gradients of a matrix that a rank owns whole are those of its held rows") {
+  // Members of a group follow one another without alignment: here 48 numbers after a multiple of 64.
+  std::vector<ParameterSpec> specs = {{.name = "gate", .shape = {6, 8}, .group = "gate_up"},
+                                      {.name = "up", .shape = {6, 8}, .group = "gate_up"},
+                                      {.name = "down", .shape = {8, 6}}};
+  number_elements(specs);
+  const Parameters parameters(std::move(specs), StatePolicy::bf16, {}, 0, execution(), Moments::none);
+  const AccumulatingSink sink(parameters, execution(), 10);
+  for (std::size_t i = 0; i < parameters.size(); ++i) CHECK(sink.matrix(i).data == sink.held(i).data);
+}
+
 TEST_CASE("the planned bytes are the allocated bytes") {
   const parallel::GridShape grid({{"data", 2}, {"tensor", 3}});
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank) {

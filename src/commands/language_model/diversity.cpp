@@ -11,8 +11,8 @@
 #include "commands/commands.hpp"
 #include "commands/language_model/loaded.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
+#include "language_model/lines.hpp"
 #include "language_model/policy/embedder.hpp"
-#include "language_model/policy/json_lines.hpp"
 #include "report/json.hpp"
 
 namespace weft::commands {
@@ -57,7 +57,8 @@ std::vector<Answered> read_answers(const std::string& path) {
   std::vector<Answered> prompts;
   std::map<std::string, std::size_t> places;
   const bool objects = path.ends_with(".jsonl");
-  language_model::each_line(path, "FILE", [&](std::string_view line, const std::string& source) {
+  const std::string text = language_model::text_of_file(path, "FILE");
+  language_model::each_line(text, path, [&](std::string_view line, const std::string& source) {
     if (objects) return add_object(language_model::object_of(line, source), source, prompts, places);
     if (first_invalid(line) != line.npos) throw error(ExitCode::data, "{}: not UTF-8; correct the line", source);
     if (prompts.empty()) prompts.push_back({"", "", {}, source});

@@ -11,10 +11,10 @@
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
 #include "language_model/generation/growing_text.hpp"
+#include "language_model/lines.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"
 #include "parallel/affinity.hpp"
-#include "storage/mapped_file.hpp"
 
 namespace weft::commands {
 namespace {
@@ -36,33 +36,11 @@ struct Prompt {
   std::vector<std::uint32_t> ids = {};
 };
 
-/// One per line; in a file NAME.jsonl each line is an object with a string "prompt".
 std::vector<Prompt> read_prompts(const std::string& path) {
-  if (!std::filesystem::exists(path))
-    throw error(ExitCode::usage, "--prompts {}: no such file; correct the path", path);
-  const storage::MappedFile file(path);
-  std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  const bool objects = path.ends_with(".jsonl");
   std::vector<Prompt> prompts;
-  for (std::int64_t line = 1; !rest.empty(); ++line) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    std::string_view text = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (text.ends_with('\r')) text.remove_suffix(1);
-    Prompt prompt{std::string(text), fmt::format("{}:{}", path, line)};
-    if (objects) {
-      const Json object = parse_json(text);
-      if (!object.is_object() || !object.contains("prompt") || !object["prompt"].is_string())
-        throw error(ExitCode::data, "{}: not a JSON object with a string \"prompt\"; correct the line", prompt.source);
-      prompt.text = object["prompt"].get<std::string>();
-    }
-    if (prompt.text.empty())
-      throw error(ExitCode::data, "{}: the prompt is empty (a text begins with at least one token); remove the line",
-                  prompt.source);
-    prompts.push_back(std::move(prompt));
-    if (std::ssize(prompts) >= kMostTexts)
-      throw error(ExitCode::data, "{}: more than {} prompts; divide the file", path, kMostTexts - 1);
-  }
+  for (language_model::PromptLine& line :
+       language_model::prompt_lines(language_model::text_of_file(path, "--prompts"), path))
+    prompts.push_back({std::move(line.text), std::move(line.source)});
   return prompts;
 }
 

@@ -33,17 +33,25 @@ kernels::Scalar stored_type(const Request& request, const Configuration& configu
                                          : kernels::Scalar::fp32;
 }
 
-/// Recognises the weights: sha256 of the manifest, or of the configuration and the names and sizes of the files of a
-/// directory of Hugging Face.
-std::string identity(const OpenedModel& opened) {
+/// Recognises the weights: sha256 of the manifest, or of the configuration and the weights of a directory of Hugging
+/// Face, which rank 0 reads. Collective.
+std::string identity(const OpenedModel& opened, const parallel::World& world) {
   if (opened.found) return storage::sha256(checkpoint::to_text(opened.found->manifest));
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(opened.directory->path()))
-    if (entry.path().extension() == ".safetensors")
-      files.push_back(fmt::format("{} {}", entry.path().filename().string(), entry.file_size()));
-  std::sort(files.begin(), files.end());
-  return storage::sha256(
-      fmt::format("{}\n{}", table_of(opened.configuration().language_model), fmt::join(files, "\n")));
+  return world.on_root([&] {
+    std::string parts = table_of(opened.configuration().language_model);
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(opened.directory->path()))
+      if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
+    for (const std::filesystem::path& file : files) {
+      const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(file));
+      parts += fmt::format("\n{} {} {}", file.filename().string(), bytes,
+                           fmt::join(storage::sha256_segments(file, bytes, 0, storage::digest_segments(bytes),
+                                                              storage::digest_threads()),
+                                     " "));
+    }
+    return storage::sha256(parts);
+  });
 }
 
 HarvestSettings harvest_settings(const Request& request, const Configuration& configuration, std::int64_t tokens) {
@@ -94,7 +102,7 @@ int language_model_harvest(const Request& request, const parallel::World& world)
   writer.tokens = true;
   if (loaded.tokenizer) writer.vocabulary = token_texts(*loaded.tokenizer);
   dataset::ChunkFiles files(writer, {{"model", name},
-                                     {"checkpoint", identity(loaded.opened)},
+                                     {"checkpoint", identity(loaded.opened, world)},
                                      {"text", stream.fingerprint()},
                                      {"precision", configuration.precision == device::Precision::tf32
                                                        ? "tf32"

@@ -2,10 +2,10 @@
 //
 // weft lm train INPUT: trains a language model. weft lm polychromic INPUT: trains one further for quality and diversity
 // of sets of answers (language_model/policy/polychromic_run.hpp).
-#include <chrono>
 #include <memory>
 #include <optional>
 
+#include "base/clock.hpp"
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "commands/shared/dry_run.hpp"
@@ -24,12 +24,13 @@
 namespace weft::commands {
 
 int language_model_train(const Request& request, const parallel::World& world) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   // 1. The input and the text: every error that can be found before work starts.
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
   read_input(request, schema, world);
-  language_model::use_ranks(input.language, world.size());
+  language_model::use_ranks(input.language,
+                            parallel::ranks_of_grid(input.language.parallel, world.size(), request.dry_run));
   const language_model::Configuration& configuration = input.language;
   const language_model::Corpus corpus = language_model::load_corpus(configuration.data, world);
   if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
@@ -42,13 +43,15 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (request.command == Command::lm_polychromic) {
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
     language_model::require_polychromic(configuration, architecture, *prompts);
+    language_model::require_reward(configuration.polychromic, world);
     language_model::add_polychromic(plan, configuration, *prompts);
   }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
   const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
-  // With --device-memory the run is planned for another machine, whose host memory is not known.
-  const training::HostShare memory =
-      request.device_memory.empty() ? training::usable_host_memory(world) : training::HostShare{};
+  // With --device-memory or parallel.world the run is planned for another machine, whose host memory is not known.
+  const training::HostShare memory = request.device_memory.empty() && configuration.parallel.world == 0
+                                         ? training::usable_host_memory(world)
+                                         : training::HostShare{};
   language_model::require_memory(plan, configuration, memory.bytes, memory.limit, device_memory);
   language_model::require_worthwhile_swapping(plan);
   if (request.dry_run) {
@@ -74,9 +77,10 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
   const training::OpenedRun opened =
       training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, request.take_over, world);
-  if (opened.found)
-    training::check_same_run(schema, configuration.resume, *opened.found,
-                             {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed}, world);
+  const bool changed =
+      opened.found &&
+      training::check_same_run(schema, configuration.resume, *opened.found,
+                               {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed}, world);
   if (training::is_complete(opened, configuration.run, world)) {
     print_run(request, opened.directory.path, 0, world);
     return 0;
@@ -96,8 +100,11 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (prompts)
     model =
         std::make_unique<language_model::PolychromicRun>(configuration, corpus, *prompts, found, world, grid, runtime);
-  else
-    model = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
+  else {
+    auto run = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
+    if (changed) run->note_change();
+    model = std::move(run);
+  }
   training::Loop loop(*model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
                       {input::print(schema), request.input_text, library_versions(), corpus.fingerprint}, opened, world,
                       grid.shape(), runtime, start);

@@ -22,8 +22,10 @@ constexpr std::size_t kMostKeys = 24;  // columns of settings
 
 /// Results that runs of every family have.
 const std::vector<ResultColumn>& common_results() {
-  static const std::vector<ResultColumn> all = {
-      {"steps", {"step"}}, {"tokens", {"tokens"}}, {"tokens per second", {"tokens_per_second"}}};
+  static const std::vector<ResultColumn> all = {{"epsilon", {"privacy", "epsilon"}},
+                                                {"steps", {"step"}},
+                                                {"tokens", {"tokens"}},
+                                                {"tokens per second", {"tokens_per_second"}}};
   return all;
 }
 
@@ -33,10 +35,25 @@ const Json& follow(const Json& from, const std::vector<std::string>& path) {
   return *at;
 }
 
+double own_result_of(const RunFacts& facts, const std::vector<std::string>& path) {
+  return number(follow(member(facts.record, {"result"}), path));
+}
+
 /// The run's own result, else that of evaluation.json, whose members have the same names.
 double result_of(const RunFacts& facts, const std::vector<std::string>& path) {
-  const double own = number(follow(member(facts.record, {"result"}), path));
+  const double own = own_result_of(facts, path);
   return std::isfinite(own) ? own : number(follow(facts.evaluation, path));
+}
+
+/// "": the run has the results itself, or none. Results of `weft evaluate` can be of any data.
+std::string note_on_evaluation(const RunFacts& facts, const std::vector<ResultColumn>& columns) {
+  std::string names;
+  for (const ResultColumn& column : columns)
+    if (!std::isfinite(own_result_of(facts, column.path)) && std::isfinite(result_of(facts, column.path)))
+      names += (names.empty() ? "" : ", ") + column.name;
+  return names.empty()
+             ? ""
+             : fmt::format("{}: of evaluation.json, on {}", names, text_of(member(facts.evaluation, {"data"})));
 }
 
 /// "table.key" -> value, of all tables of the input but for the directory of the run.
@@ -100,7 +117,8 @@ report::Section table_section(const Comparison& comparison) {
   report::Section section("Settings and results");
   const auto [head, rows] = table_of(comparison);
   section.paragraph(comparison.results.empty() ? "No run has a result yet."
-                                               : fmt::format("Sorted by {}.", comparison.results.front()));
+                    : comparison.ranked        ? fmt::format("Sorted by {}.", comparison.results.front())
+                                               : "No run has a validation or training loss: sorted by name.");
   if (comparison.keys.empty())
     section.paragraph("The inputs are the same, but for the directory.", report::Tone::faint);
   else if (comparison.keys.size() > kMostKeys)
@@ -183,6 +201,9 @@ Comparison compare(std::vector<RunFacts> runs) {
                         [&](const RunFacts& run) { return std::isfinite(result_of(run, column.path)); });
   });
   for (const ResultColumn& column : columns) comparison.results.push_back(column.name);
+  comparison.ranked =
+      !columns.empty() && std::any_of(comparison.family->results.begin(), comparison.family->results.end(),
+                                      [&](const ResultColumn& one) { return one.name == columns[0].name; });
   for (std::size_t i = 0; i < runs.size(); ++i) {
     Comparison::Run& run = comparison.runs.emplace_back();
     run.name = names[i];
@@ -190,10 +211,12 @@ Comparison compare(std::vector<RunFacts> runs) {
     for (const std::string& key : comparison.keys) run.settings.push_back(settings[i][key]);
     for (const ResultColumn& column : columns) run.results.push_back(result_of(runs[i], column.path));
     run.facts = std::move(runs[i]);
+    if (std::string note = note_on_evaluation(run.facts, columns); !note.empty())
+      run.facts.notes.push_back(std::move(note));
   }
   std::sort(comparison.runs.begin(), comparison.runs.end(), [&](const Comparison::Run& a, const Comparison::Run& b) {
-    const bool has_a = !a.results.empty() && std::isfinite(a.results[0]),
-               has_b = !b.results.empty() && std::isfinite(b.results[0]);
+    const bool has_a = comparison.ranked && std::isfinite(a.results[0]),
+               has_b = comparison.ranked && std::isfinite(b.results[0]);
     if (has_a != has_b) return has_a;
     if (has_a && a.results[0] != b.results[0]) return a.results[0] < b.results[0];
     return a.name < b.name;
@@ -214,7 +237,7 @@ std::string comparison_page(const Comparison& comparison) {
                            std::count_if(comparison.runs.begin(), comparison.runs.end(),
                                          [](const Comparison::Run& run) { return run.state == "finished"; }),
                            comparison.runs.size());
-  if (!best.results.empty() && std::isfinite(best.results.front()))
+  if (comparison.ranked && std::isfinite(best.results.front()))
     page.tiles = {{best.name, "best run"}, {short_number(best.results.front()), comparison.results.front()}};
   for (const Comparison::Run& run : comparison.runs)
     for (const std::string& note : run.facts.notes) page.notes.push_back(run.name + ": " + note);
@@ -284,7 +307,7 @@ report::Json to_json(const Comparison& comparison) {
     runs.push_back(std::move(one));
   }
   return {{"family", comparison.family->table},
-          {"sorted_by", comparison.results.empty() ? Json() : Json(comparison.results.front())},
+          {"sorted_by", comparison.ranked ? Json(comparison.results.front()) : Json()},
           {"runs", std::move(runs)}};
 }
 

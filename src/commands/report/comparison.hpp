@@ -21,8 +21,9 @@ struct Comparison {
   };
   const Family* family = nullptr;
   std::vector<std::string> keys;     ///< of the input, "table.key": those that differ between runs
-  std::vector<std::string> results;  ///< names, those that any run has; smaller is better in the first
-  std::vector<Run> runs;             ///< by the first result, then by name; runs without it last
+  std::vector<std::string> results;  ///< names, those that any run has
+  bool ranked = false;               ///< the first result is a loss or an error: smaller is better
+  std::vector<Run> runs;             ///< if ranked by the first result, runs without it last; then by name
 };
 
 /// At least one run. Throws a collective Error(usage) if runs belong to different families, whose losses measure

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "checkpoint/directory.hpp"
@@ -57,6 +58,9 @@ const std::vector<CurveStyle>& common_curves() {
 /// Numbers of a record that locate the step; they do not measure training.
 constexpr const char* kNotDrawn[] = {"step", "tokens", "epoch", "seconds", "data_wait_seconds", "skipped_steps"};
 
+/// Metrics of a group, as "validation.loss", are in some records only.
+bool is_grouped(const std::string& metric) { return metric.find('.') != std::string::npos; }
+
 /// Steps at which the run was started again, ascending.
 std::vector<double> restarts_of(const RunFacts& facts) {
   std::vector<double> restarts;
@@ -80,10 +84,16 @@ std::vector<CurveStyle> styles_of(const Curves& curves, const std::vector<CurveS
     if (!has(style.metric)) styles.push_back(style);
   for (const Curve& curve : curves.metrics) {
     if (has(curve.metric)) continue;
-    std::string name = curve.metric;
+    // "answers.empty_fraction" is the title "Answers: empty fraction".
+    std::string name = curve.metric, title;
     std::replace(name.begin(), name.end(), '_', ' ');
+    const std::size_t dot = name.find('.');
+    if (is_grouped(curve.metric)) title = name.substr(0, dot) + ": ";
+    name = name.substr(dot + 1);
+    title += name;
+    title[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(title[0])));
     styles.push_back({.metric = curve.metric,
-                      .title = name,
+                      .title = title,
                       .y_label = name,
                       .caption = "As logged.",
                       .line_name = "mean over layers",
@@ -99,7 +109,7 @@ std::vector<double> scaled(std::vector<double> values, double factor) {
   return values;
 }
 
-/// Validation measures are in some records only: the points without one are no gaps.
+/// Points without a value are no gaps.
 void keep_measured(report::LineChart& chart) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < chart.x.size(); ++i) {
@@ -137,7 +147,7 @@ report::Section training_section(const RunFacts& facts, const FamilyPart& family
     chart.y_label = style.y_label;
     chart.x = curves.step;
     chart.y = scaled(curve->mean, style.factor);
-    if (style.metric.starts_with("validation.")) keep_measured(chart);
+    if (is_grouped(style.metric)) keep_measured(chart);
     chart.marks = restarts;
     chart.marks_name = "restart";
     chart.from_zero = style.from_zero;
@@ -404,10 +414,10 @@ report::Section input_section(const RunFacts& facts) {
   const Json& input = member(facts.record, {"input"});
   if (!facts.input.empty()) {
     section.paragraph("Every key as the run used it (input.toml).");
-    section.listing(facts.input);
+    section.listing(facts.input, report::Listing::columns);
   } else if (input.is_object()) {
     section.paragraph("Every key, from run.json (input.toml is missing: the run ended before it began to train).");
-    section.listing(report::to_text(input, 2));
+    section.listing(report::to_text(input, 2), report::Listing::columns);
   } else {
     section.paragraph("The input was not recorded: the run ended before it was accepted.", report::Tone::missing);
   }

@@ -86,6 +86,9 @@ PrivacyQuestion question_of(const Request& request, const parallel::World& world
   if (!(question.sample_rate >= 0 && question.sample_rate <= 1))
     throw wrong_use("weft privacy needs --sample-rate from 0 to 1 (records of a step on average / all records)");
   if (question.steps < 0) throw wrong_use("weft privacy needs --steps, 0 or more");
+  if (question.epsilon != 0 && (question.steps == 0 || question.sample_rate == 0))
+    throw wrong_use("--epsilon has no noise multiplier as its answer where no record is used; give {}",
+                    question.steps == 0 ? "--steps above 0" : "a --sample-rate above 0");
   return question;
 }
 
@@ -136,12 +139,13 @@ int privacy_calculator(const Request& request, const parallel::World& world) {
     text += fmt::format("{} steps at a sample rate of {:.6g}, delta {:g}; a record is added or removed\n",
                         question.steps, question.sample_rate, question.delta);
     text += fmt::format("  {:<12}{:<18}{}\n", "accountant", "noise multiplier", "epsilon");
+    std::size_t failed = 0;
     for (const AccountantKind kind : question.accountants) {
       AccountantRow row;
       try {
         row = answer(question, kind);
       } catch (const Error& failure) {
-        if (question.accountants.size() == 1) throw;
+        if (++failed == question.accountants.size()) throw;
         row = {fmt::format("  {:<12}{}\n", privacy::name_of(kind), failure.what()),
                {{"accountant", privacy::name_of(kind)}, {"problem", failure.what()}}};
       }

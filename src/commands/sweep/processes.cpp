@@ -2,11 +2,15 @@
 #include "commands/sweep/processes.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -18,6 +22,8 @@ namespace weft::commands {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kParent = "WEFT_PARENT";  // the process that a run of a sweep belongs to
 
 /// As this process was started: the MPI library adds variables that would connect its processes to this one.
 std::vector<std::string> first_environment() {
@@ -58,6 +64,8 @@ pid_t start_process(const std::vector<std::string>& arguments, const std::vector
     all.push_back(nullptr);
     return all;
   };
+  if (!log.empty() && !std::ofstream(log, std::ios::app))  // the error of the new process would not name the file
+    throw error(ExitCode::io, "{}: cannot be written ({}); check the directory", log.string(), std::strerror(errno));
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);
@@ -79,6 +87,15 @@ pid_t start_process(const std::vector<std::string>& arguments, const std::vector
     throw error(ExitCode::io, "{}: cannot be started ({}); is it installed?", arguments.front(),
                 std::strerror(failure));
   return process;
+}
+
+std::string tied_to_this_process() { return fmt::format("{}={}", kParent, getpid()); }
+
+void stop_with_parent() {
+  const char* const parent = std::getenv(kParent);
+  if (parent == nullptr) return;
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (std::to_string(getppid()) != parent) raise(SIGTERM);  // it has ended before the request
 }
 
 int wait_for(pid_t process) {

@@ -23,6 +23,12 @@ bool is_launched();
 pid_t start_process(const std::vector<std::string>& arguments, const std::vector<std::string>& variables,
                     const std::filesystem::path& log);
 
+/// A variable for `start_process`, which makes `stop_with_parent` of that process take effect.
+std::string tied_to_this_process();
+/// If the environment has that variable: this process receives SIGTERM when the process that started it has ended,
+/// also when that was killed. A training run then writes its checkpoint and stops.
+void stop_with_parent();
+
 /// Exit code of a process, or 128 + the signal that ended it.
 int wait_for(pid_t process);
 /// Likewise, without waiting; -1 while it runs.

@@ -35,6 +35,7 @@ struct Job {
   Point point;
   fs::path run, input, log;
   std::string resolved = {};  // the text of `input`
+  std::int64_t threads = 0;   // device.threads; 0 = as many as this process may use
   bool finished = false;
   int code = -1;  // of this start; -1: not started
 };
@@ -54,7 +55,7 @@ std::vector<Job> prepare(const Request& request, const parallel::World& world) {
     const fs::path run = fs::path(request.output) / point.name;
     Job& job = jobs.emplace_back(Job{point, run, run.string() + ".toml", run.string() + ".log"});
     Request own = request;
-    own.sets.insert(own.sets.end(), point.sets.begin(), point.sets.end());
+    own.point = point.sets;
     own.output = run.string();
     Input input;
     const input::Schema keys = schema(input, of_language_model(request) ? Command::lm_train : Command::train);
@@ -72,6 +73,7 @@ std::vector<Job> prepare(const Request& request, const parallel::World& world) {
                     run.string(), changed);
       job.finished = is_finished(run, std::get<std::int64_t>(keys.find("run.steps")->load()));
       job.resolved = input::print(keys);
+      job.threads = std::get<std::int64_t>(keys.find("device.threads")->load());
       return {};
     });
   }
@@ -91,9 +93,7 @@ std::vector<std::string> command_of(const Request& request, const Job& job) {
     words.push_back(word);
   // Processes side by side share the cores.
   const auto cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
-  const bool given = std::any_of(request.sets.begin(), request.sets.end(),
-                                 [](const std::string& set) { return set.starts_with("device.threads"); });
-  if (request.jobs > 1 && !given)
+  if (request.jobs > 1 && job.threads == 0)
     words.push_back(fmt::format("--set=device.threads={}", std::max<std::int64_t>(1, cores / request.jobs)));
   return words;
 }
@@ -129,12 +129,22 @@ int run_jobs(const Request& request, std::vector<Job>& jobs) {
       }
       while (next < jobs.size() && jobs[next].finished) ++next;
       if (stop != 0 || next == jobs.size()) continue;
-      slot.job = &jobs[next++];
-      slot.process = start_process(command_of(request, *slot.job), gpu_of_slot(i), slot.job->log);
+      Job& job = jobs[next++];
+      std::vector<std::string> variables = gpu_of_slot(i);
+      variables.push_back(tied_to_this_process());
+      try {
+        slot.process = start_process(command_of(request, job), variables, job.log);
+      } catch (const Error& failure) {  // as a point that fails: the others go on
+        job.code = static_cast<int>(failure.code());
+        ++ended_jobs;
+        log::warning("[{}/{}] {}: {}", ended_jobs, left, job.point.name, failure.what());
+        continue;
+      }
+      slot.job = &job;
       ++running;
-      log::info("{}: started", slot.job->point.name);
+      log::info("{}: started", job.point.name);
     }
-    if (running == 0) return stop;
+    if (running == 0 && (stop != 0 || next == jobs.size())) return stop;
     if (const auto requested = static_cast<int>(parallel::Signals::requested().stop); requested != 0 && stop == 0) {
       stop = requested;
       log::info("stopping: each run writes a checkpoint; the same command continues the sweep");
@@ -151,11 +161,17 @@ std::string quoted_for_shell(const std::string& text) {
   return out + "'";
 }
 
+/// A shipped job script: in the repository, or where the program is installed.
+fs::path shipped_script(const std::string& name) {
+  const fs::path here = fs::path("jobscripts") / name;
+  const fs::path installed = own_program().parent_path().parent_path() / "share/weft/jobscripts" / name;
+  return !fs::exists(here) && fs::exists(installed) ? installed : here;
+}
+
 /// The job script with the lines that take input and run of its array index from points.txt.
 std::string job_script(const Request& request, const fs::path& points) {
-  const fs::path path = !request.script.empty() ? request.script
-                        : request.slurm         ? "jobscripts/slurm.sbatch"
-                                                : "jobscripts/pbs.pbs";
+  const fs::path path =
+      !request.script.empty() ? fs::path(request.script) : shipped_script(request.slurm ? "slurm.sbatch" : "pbs.pbs");
   if (!fs::is_regular_file(path))
     throw error(ExitCode::usage, "{}: no such file (the job script of this site); name it with --script",
                 path.string());
@@ -208,7 +224,19 @@ void submit(const Request& request, const std::vector<Job>& jobs) {
   if (const int code = wait_for(start_process(command, {}, "")); code != 0)
     throw error(ExitCode::usage, "{} ended with {} (its message is above); {} can be submitted by hand", command[0],
                 code, script.string());
-  log::info("{} points submitted; when they have ended, the same command writes the table", n);
+  print_result(request, fmt::format("{} points submitted; when they have ended, the same command writes the table", n),
+               {{"directory", request.output}, {"submitted", n}});
+}
+
+/// Of a dry run, and if no point has a result.
+void print_points(const Request& request, const std::vector<Job>& jobs) {
+  std::string text;
+  Json points = Json::array();
+  for (const Job& job : jobs) {
+    text += fmt::format("{}{}{}", text.empty() ? "" : "\n", job.run.string(), job.finished ? ": finished" : "");
+    points.push_back({{"name", job.point.name}, {"path", job.run.string()}, {"finished", job.finished}});
+  }
+  print_result(request, text, {{"directory", request.output}, {"points", std::move(points)}});
 }
 
 /// The table of all points that have run, and the files of the comparison.
@@ -217,16 +245,16 @@ void conclude(const Request& request, const std::vector<Job>& jobs) {
   for (const Job& job : jobs)
     if (fs::exists(job.run / "run.json"))
       if (RunFacts facts = read_files(job.run); family_of(facts) != nullptr) runs.push_back(std::move(facts));
-  if (runs.empty()) return;
+  if (runs.empty()) return print_points(request, jobs);
   const fs::path directory = request.output;
   const Comparison comparison = compare(std::move(runs));
   storage::write_text_atomically(directory / "sweep.csv", to_csv(comparison));
   report::write_json(directory / "sweep.json", to_json(comparison));
   storage::write_text_atomically(directory / "sweep.html", comparison_page(comparison));
-  print_written(
-      request,
-      fmt::format("{}\nresults in {}: sweep.csv, sweep.json, sweep.html", to_text(comparison), directory.string()),
-      {{"directory", directory.string()}});
+  log::info("results in {}: sweep.csv, sweep.json, sweep.html", directory.string());
+  Json document = to_json(comparison);
+  document["directory"] = directory.string();
+  print_result(request, to_text(comparison), document);
 }
 
 }  // namespace
@@ -249,7 +277,7 @@ int sweep(const Request& request, const parallel::World& world) {
   const auto left = std::count_if(jobs.begin(), jobs.end(), [](const Job& job) { return !job.finished; });
   log::info("{} points, {} finished", jobs.size(), static_cast<std::int64_t>(jobs.size()) - left);
   if (request.dry_run) {
-    for (const Job& job : jobs) log::info("{}{}", job.run.string(), job.finished ? ": finished" : "");
+    print_points(request, jobs);
     return 0;
   }
   // 2. What is not finished, here or as jobs.
@@ -258,7 +286,7 @@ int sweep(const Request& request, const parallel::World& world) {
     return 0;
   }
   const int stop = run_jobs(request, jobs);
-  // 3. The comparison. The first failure is the result; else a stop.
+  // 3. The comparison. A stop is the result; else the first failure.
   conclude(request, jobs);
   int code = stop;
   for (const Job& job : jobs)

@@ -59,6 +59,12 @@ int convert(const Request& request, const parallel::World& world) {
         "{}: transcoder.ranking is not \"value\" (thresholds are placed on pre-activations); convert "
         "one that was trained with \"value\"",
         found.path.string());
+  if (trained.transcoder.decoder_affine)
+    throw collective_error(
+        ExitCode::usage,
+        "{}: transcoder.decoder_affine is on (with offsets a feature does not begin at its threshold); convert "
+        "one that was trained without",
+        found.path.string());
   if (request.output.empty())
     throw collective_error(ExitCode::usage,
                            "weft convert needs --output DIR (the converted checkpoint is written there)");

@@ -2,12 +2,12 @@
 #include "dataset/activations/row_exchange.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <iterator>
 #include <numeric>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/trace.hpp"
 
 namespace weft::dataset {
@@ -136,11 +136,11 @@ Traffic RowExchange::deliver(const Window& window, const Segment& segment, Batch
     windows_.run(jobs, [&] {
       if (stage < 1 || stage > n_pieces_) return;
       const Piece& piece = pieces[(stage - 1) % 3];
-      const auto began = std::chrono::steady_clock::now();
+      const auto began = Clock::now();
       const trace::Scope scope(trace::Row::reader, "exchange rows");
       ranks.all_to_all(send_[(stage - 1) % 2].data(), piece.send_bytes, receive_[(stage - 1) % 2].data(),
                        piece.receive_bytes);
-      traffic.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+      traffic.seconds += seconds_since(began);
       traffic.bytes += std::accumulate(piece.send_bytes.begin(), piece.send_bytes.end(), std::int64_t{0});
     });
   }

@@ -225,10 +225,11 @@ void read_windows(Keys& keys, ModelSettings& model, const std::vector<bool>& by_
     slides.clear();
     if (!types->is_array()) throw keys.damaged("\"layer_types\" is not a list");
     for (const SortedJson& type : *types) {
-      if (type != "full_attention" && type != "sliding_attention")
+      const std::string name = type.is_string() ? type.get<std::string>() : "";
+      if (name != "full_attention" && name != "sliding_attention")
         throw keys.lacking("\"layer_types\" has {} (full_attention and sliding_attention are supported)",
                            printable(json_text(type)));
-      slides.push_back(type == "sliding_attention");
+      slides.push_back(name == "sliding_attention");
     }
     if (std::ssize(slides) != model.layers)
       throw keys.damaged("\"layer_types\" has {} entries for {} layers", slides.size(), model.layers);

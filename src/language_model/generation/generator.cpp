@@ -136,7 +136,7 @@ void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t s
   regions_.assign(regions_.size(), {});  // the parameters may have changed
   continued_.clear();
   next_ = 0;
-  transformer_.prepare_weights();
+  transformer_.complete_weights();
   for (;;) {
     note_progress();
     assign();

@@ -85,6 +85,10 @@ std::unique_ptr<const Model> own_model(const Model& trained, const Configuration
 
 }  // namespace
 
+void require_reward(const PolychromicSettings& settings, const parallel::World& world) {
+  world.on_root([&] { make_reward(settings, {}); });
+}
+
 TransformerSettings Judge::forward_settings(const Configuration& configuration, const Architecture& architecture) {
   TransformerSettings settings = transformer_settings(configuration, architecture);
   settings.adapters = false;

@@ -48,6 +48,10 @@ GenerationSettings answer_settings(const Configuration&, const Architecture&, st
 std::vector<Answers> draw_answers(Generator&, const Tokenizer&, std::vector<Prompt>, std::int64_t samples,
                                   std::uint64_t seed, std::uint64_t step, std::int64_t first);
 
+/// The pattern can be compiled, the file can be read. Collective; throws what the functions of reward.hpp throw, on all
+/// ranks.
+void require_reward(const PolychromicSettings&, const parallel::World&);
+
 class Judge {
  public:
   struct Buffers {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "base/progress.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -192,10 +193,12 @@ Json to_json(const TextDiversity& diversity) {
 std::vector<double> pair_distances(PairMetric metric, std::span<const AnswerIds> answers) {
   const std::size_t count = answers.size();
   std::vector<double> distances(count * count);
-  for (std::size_t i = 0; i < count; ++i)
+  for (std::size_t i = 0; i < count; ++i) {
+    note_progress();
     for (std::size_t j = 0; j < i; ++j)
       if (!answers[i].empty() && !answers[j].empty())
         distances[i * count + j] = distances[j * count + i] = pair_distance(metric, answers[i], answers[j]);
+  }
   return distances;
 }
 

@@ -121,6 +121,11 @@ void require_polychromic(const Configuration& configuration, const Architecture&
         "weft lm polychromic with privacy (the gradient of the answers is not clipped per record: the guarantee would "
         "not "
         "hold); set privacy.enabled to false");
+  if (configuration.parallel.tensor > 1)
+    refuse(
+        fmt::format("weft lm polychromic with parallel.tensor = {} (answers are drawn by a rank that has the whole "
+                    "model); take parallel.tensor = 1",
+                    configuration.parallel.tensor));
   if (configuration.precision == Precision::fp16)
     refuse(
         "weft lm polychromic with device.precision = \"fp16\" (the gradient of the objective has no loss scale); take "
@@ -349,7 +354,7 @@ void PolychromicRun::weigh(bool first_use) {
   batch_.fill(rows);
   if (first_use && settings_.kl == 0) return;
   const report::Timers::Whole timed(base_.timers(), "policy forward");
-  base_.trainer().transformer().prepare_weights();
+  base_.trainer().transformer().complete_weights();
   batch_.score(base_.trainer().transformer());
   const std::vector<std::vector<float>> now = batch_.log_probabilities();
   std::vector<std::vector<float>> frozen;
@@ -419,7 +424,7 @@ AnswerMeasures PolychromicRun::measure(report::Json* samples) {
   const std::int64_t at_once = largest_prompts(configuration_);
   AnswerMeasures measures;
   report::Json texts = report::Json::array();
-  base_.trainer().transformer().prepare_weights();  // on ranks without a prompt too: it may be collective
+  base_.trainer().transformer().complete_weights();  // on ranks without a prompt too: it may be collective
   for (std::int64_t begin = own.begin; begin < own.end; begin += at_once) {
     std::vector<Prompt> prompts;
     for (std::int64_t number = begin; number < std::min(begin + at_once, own.end); ++number)

@@ -2,62 +2,34 @@
 #include "language_model/policy/prompts.hpp"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "base/error.hpp"
-#include "base/json.hpp"
 #include "kernels/random.hpp"
 #include "language_model/generation/growing_text.hpp"
-#include "storage/mapped_file.hpp"
+#include "language_model/lines.hpp"
 
 namespace weft::language_model {
 namespace {
 
-constexpr std::int64_t kLargestFile = std::int64_t{256} << 20, kMostPromptsInFile = std::int64_t{1} << 20;
 /// Steps in the keys of random places: those of sequences of training have 0 (dataset/tokens/batches.cpp).
 constexpr std::uint64_t kEvaluationStep = 1, kTrainingStep = 2;
-constexpr const char* kKey = "polychromic.prompts_file";
 
-std::string text_of_file(const std::string& path) {
-  if (!std::filesystem::is_regular_file(path))
-    throw error(ExitCode::usage, "{} = \"{}\": no such file; correct the path", kKey, path);
-  const storage::MappedFile file(path);
-  if (std::ssize(file.bytes()) > kLargestFile)
-    throw error(ExitCode::data, "{}: {} bytes (a file of prompts has at most {}); divide it", path, file.bytes().size(),
-                kLargestFile);
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
-std::string string_in(const Json& object, const char* name) {
-  return object.contains(name) && object[name].is_string() ? object[name].get<std::string>() : "";
-}
-
-std::vector<Prompt> prompts_of(std::string_view rest, const std::string& path, const Tokenizer& tokenizer) {
-  const bool objects = path.ends_with(".jsonl");
+std::vector<Prompt> prompts_of(std::string_view text, const PolychromicSettings& settings, const Tokenizer& tokenizer) {
   std::vector<Prompt> prompts;
-  for (std::int64_t line = 1; !rest.empty(); ++line) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    std::string_view text = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (text.ends_with('\r')) text.remove_suffix(1);
-    Prompt prompt{.id = fmt::format("{}:{}", path, line), .text = std::string(text), .reference = "", .ids = {}};
-    if (objects) {
-      const Json object = parse_json(text);
-      if (!object.is_object() || string_in(object, "prompt").empty())
-        throw error(ExitCode::data,
-                    "{}: not a JSON object with a string \"prompt\" that is not empty; correct the line", prompt.id);
-      prompt.text = string_in(object, "prompt");
-      prompt.reference = string_in(object, "reference");
-    }
+  for (PromptLine& line : prompt_lines(text, settings.prompts_file)) {
+    if (settings.reward == RewardKind::exact && line.reference.empty())
+      throw error(ExitCode::data,
+                  "{}: has no \"reference\" (polychromic.reward = \"exact\" compares answers with it); add one, or use "
+                  "another reward",
+                  line.source);
+    Prompt prompt{
+        .id = std::move(line.source), .text = std::move(line.text), .reference = std::move(line.reference), .ids = {}};
     prompt.ids = tokenizer.encode(prompt.text, prompt.id);
     if (prompt.ids.empty())
-      throw error(ExitCode::data, "{}: the prompt is empty (a text begins with at least one token); remove the line",
+      throw error(ExitCode::data, "{}: the prompt has no token (a text begins with at least one); remove the line",
                   prompt.id);
     prompts.push_back(std::move(prompt));
-    if (std::ssize(prompts) > kMostPromptsInFile)
-      throw error(ExitCode::data, "{}: more than {} prompts; divide the file", path, kMostPromptsInFile);
   }
-  if (prompts.empty()) throw error(ExitCode::data, "{}: no prompt; give a file with some", path);
   return prompts;
 }
 
@@ -71,11 +43,9 @@ Prompts::Prompts(const PolychromicSettings& settings, const Corpus& corpus, std:
                            "{}: token files without a tokeniser (prompts and answers are texts); give data.tokens",
                            corpus.train.name());
   if (!settings.prompts_file.empty()) {
-    const auto parse = [&](std::string_view text) {
-      return prompts_of(text, settings.prompts_file, *corpus.tokenizer);
-    };
+    const auto parse = [&](std::string_view text) { return prompts_of(text, settings, *corpus.tokenizer); };
     const std::string text = world.on_root([&] {
-      std::string own = text_of_file(settings.prompts_file);
+      std::string own = text_of_file(settings.prompts_file, "polychromic.prompts_file");
       parse(own);  // its errors become those of all ranks
       return own;
     });

@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "language_model/policy/json_lines.hpp"
+#include "language_model/lines.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -135,22 +135,24 @@ class RegexReward final : public Reward {
 class FileReward final : public Reward {
  public:
   explicit FileReward(const std::string& path) : path_(path) {
-    each_line(path, "the file of scores", [&](std::string_view line, const std::string& source) {
-      const SortedJson object = object_of(line, source);
-      const auto score = object.find("score");
-      if (!object.contains("prompt") || score == object.end() || !score->is_number() ||
-          !std::isfinite(score->get<double>()))
-        throw error(
-            ExitCode::data,
-            "{}: needs a string \"prompt\" and a finite number \"score\" (and a string \"answer\"); correct the "
-            "line",
-            source);
-      const std::string prompt = string_of(object, "prompt", source), answer = string_of(object, "answer", source);
-      const bool added = object.contains("answer")
-                             ? scores_.emplace(std::pair(prompt, answer), score->get<double>()).second
-                             : others_.emplace(prompt, score->get<double>()).second;
-      if (!added) throw error(ExitCode::data, "{}: a second score for the same prompt and answer; remove one", source);
-    });
+    each_line(
+        text_of_file(path, "polychromic.reward_file"), path, [&](std::string_view line, const std::string& source) {
+          const SortedJson object = object_of(line, source);
+          const auto score = object.find("score");
+          if (!object.contains("prompt") || score == object.end() || !score->is_number() ||
+              !std::isfinite(score->get<double>()))
+            throw error(
+                ExitCode::data,
+                "{}: needs a string \"prompt\" and a finite number \"score\" (and a string \"answer\"); correct the "
+                "line",
+                source);
+          const std::string prompt = string_of(object, "prompt", source), answer = string_of(object, "answer", source);
+          const bool added = object.contains("answer")
+                                 ? scores_.try_emplace({prompt, answer}, score->get<double>()).second
+                                 : others_.try_emplace(prompt, score->get<double>()).second;
+          if (!added)
+            throw error(ExitCode::data, "{}: a second score for the same prompt and answer; remove one", source);
+        });
   }
   Scores scores(std::span<const AnsweredPrompt> prompts) override {
     return each_answer(prompts, [&](const AnsweredPrompt& prompt, std::size_t i) {

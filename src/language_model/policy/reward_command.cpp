@@ -19,6 +19,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/progress.hpp"
 #include "base/text.hpp"
 #include "language_model/policy/reward.hpp"
 
@@ -171,11 +172,13 @@ class CommandReward final : public Reward {
     std::vector<std::string> lines;
     if (count == 0) return lines;
     if (!program_) program_.emplace(command_);
+    require_silence();
     const WithoutPipeSignal without_signal;
     const Clock::time_point deadline =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time_limit_));
     std::string received;
     while (lines.size() < count) {
+      note_progress();  // this loop has a time limit of its own
       const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
       pollfd files[] = {{program_->output(), POLLIN, 0}, {request.empty() ? -1 : program_->input(), POLLOUT, 0}};
       const int ready = left < 0 ? 0 : poll(files, 2, static_cast<int>(std::min<long long>(left + 1, 1000)));
@@ -197,12 +200,20 @@ class CommandReward final : public Reward {
       }
       if (files[0].revents != 0) receive(received, lines, count);
     }
-    if (lines.size() > count || !received.empty() || !request.empty()) {
-      program_.reset();
-      throw failed(ExitCode::data, "writes more than one line per line that it reads; it must write {} only",
-                   kAnswerForm);
-    }
+    if (lines.size() > count || !received.empty() || !request.empty()) throw wrote_too_much();
     return lines;
+  }
+
+  /// Between batches the program writes nothing: it would be taken for the next answer.
+  void require_silence() {
+    pollfd output = {program_->output(), POLLIN, 0};
+    if (poll(&output, 1, 0) > 0 && (output.revents & POLLIN) != 0) throw wrote_too_much();
+  }
+
+  Error wrote_too_much() {
+    program_.reset();
+    return failed(ExitCode::data, "writes more than one line per line that it reads; it must write {} only",
+                  kAnswerForm);
   }
 
   /// What the program has written, divided into lines.
@@ -237,6 +248,11 @@ class CommandReward final : public Reward {
     if (!object.is_object() || scores == object.end() || !scores->is_array())
       throw failed(ExitCode::data, "writes \"{}\" for prompt \"{}\"; it must write {}", printable(line, 100),
                    printable(prompt.id, 60), kAnswerForm);
+    if (const auto id = object.find("id"); id != object.end() && *id != prompt.id)
+      throw failed(ExitCode::data,
+                   "writes the scores of \"{}\" where those of prompt \"{}\" are next; it must write one line per line "
+                   "that it reads, in this order",
+                   printable(json_text(*id), 60), printable(prompt.id, 60));
     if (scores->size() != prompt.answers.size())
       throw failed(ExitCode::data, "returns {} scores for {} answers to prompt \"{}\"; one per answer is needed",
                    scores->size(), prompt.answers.size(), printable(prompt.id, 60));

@@ -167,11 +167,13 @@ void add_keys(input::Schema& schema, PolychromicSettings& polychromic) {
         polychromic.epochs, polychromic.every);
   });
   schema.rule({"polychromic.clip", "polychromic.epochs"}, [&polychromic]() -> std::string {
-    if (polychromic.epochs > 1 || polychromic.clip == 0.2) return {};
+    if (polychromic.epochs > 1 || polychromic.clip == PolychromicSettings{}.clip) return {};
     return "polychromic.clip has no effect with epochs = 1 (the ratio of probabilities is 1); leave it out";
   });
   schema.rule({"polychromic.diversity_weight", "polychromic.objective"}, [&polychromic]() -> std::string {
-    if (polychromic.objective == SetObjective::additive || polychromic.diversity_weight == 0.5) return {};
+    if (polychromic.objective == SetObjective::additive ||
+        polychromic.diversity_weight == PolychromicSettings{}.diversity_weight)
+      return {};
     return "polychromic.diversity_weight has no effect with objective = \"product\"; leave it out";
   });
 }

@@ -68,7 +68,7 @@ function matches(feature) {
 function draw() {
   const found = data.features.filter(matches).sort(orders[order.value]);
   const more = Math.max(0, found.length - ROWS);
-  count.textContent = found.length + ' features' + (more ? ', the first ' + ROWS + ' are listed' : '');
+  count.textContent = found.length + ' features' + (more ? ', the first ' + ROWS + ' are listed' : '') + '; select one to see its examples';
   wide.textContent = '';
   const table = element('table', null, wide);
   const head = element('tr', null, element('thead', null, table));
@@ -80,7 +80,7 @@ function draw() {
     row.style.cursor = 'pointer';
     row.onclick = () => show(feature);
     element('td', feature[LAYER], row, 'n');
-    element('td', feature[INDEX], row, 'n');
+    element('a', feature[INDEX], element('td', null, row, 'n')).href = '#details';
     element('td', number(feature[FIRED] / data.tokens), row, 'n');
     element('td', number(feature[MEAN]), row, 'n');
     element('td', number(strongest(feature)), row, 'n');

@@ -3,6 +3,7 @@
 // Rewards: their values, and the messages for files, patterns and programs that are wrong.
 #include "language_model/policy/reward.hpp"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -166,8 +167,24 @@ TEST_CASE("command: what is wrong with it is said") {
         "while read -r line; do echo '{\"scores\": [1]}'; done");
   fails(ExitCode::data, "not a finite number for answer 2",
         "while read -r line; do echo '{\"scores\": [1, null]}'; done");
+  fails(ExitCode::data, "the scores of \"\"b\"\" where those of prompt \"a\" are next",
+        "while read -r line; do echo '{\"id\": \"b\", \"scores\": [1, 2]}'; done");
   fails(ExitCode::data, "more than one line per line",
         "read -r line; printf '{\"scores\": [1, 2]}\\n{\"scores\": [1]}\\nmore\\n'; cat > /dev/null");
+}
+
+TEST_CASE("command: a line after the last answer of a batch is not taken for the first of the next") {
+  const Folder folder;
+  const std::string file = folder.file("written");
+  const auto reward =
+      command_reward("read -r a; read -r b; echo '{\"scores\": [1, 2]}'; echo '{\"scores\": [3]}'; read -r wait < " +
+                         folder.file("go") + "; echo '{\"scores\": [4, 5]}'; : > " + file + "; cat > /dev/null",
+                     600);
+  REQUIRE(mkfifo(folder.file("go").c_str(), 0600) == 0);
+  CHECK(reward->scores(two_prompts()) == Scores{{1, 2}, {3}});
+  std::ofstream(folder.file("go")) << "go\n";
+  while (!std::filesystem::exists(file)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  check_error(ExitCode::data, "more than one line per line", [&] { reward->scores(two_prompts()); });
 }
 
 /// True if no process of this number runs (a zombie does not).

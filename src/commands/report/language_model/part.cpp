@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "commands/report/language_model/answers.hpp"
+#include "commands/report/privacy_section.hpp"
 #include "report/format.hpp"
 
 namespace weft::commands {
@@ -54,34 +55,6 @@ std::vector<report::Tile> tiles(const RunFacts& facts, const Json& validation) {
   return all;
 }
 
-/// The guarantee of a private run; nothing for others.
-std::vector<report::Section> privacy_sections(const RunFacts& facts) {
-  const Json& settings = member(facts.record, {"input", "privacy"});
-  const Json& enabled = member(settings, {"enabled"});
-  if (!enabled.is_boolean() || !enabled.get<bool>()) return {};
-  report::Section section("Privacy");
-  const Json& result = member(facts.record, {"result", "privacy"});
-  if (!result.is_object()) {
-    section.paragraph("The training is private; epsilon is known when the run has ended.", report::Tone::missing);
-  } else {
-    if (const Json& is_private = member(result, {"private"}); is_private.is_boolean() && !is_private.get<bool>())
-      section.paragraph(
-          "Not private: the noise follows from run.seed (privacy.noise_key = \"test\"). The epsilon is that of the "
-          "same "
-          "run with a secret key.",
-          report::Tone::bad);
-    section.paragraph(fmt::format("Protected: {}.", text_of(member(result, {"protects"}))));
-  }
-  std::vector<std::vector<std::string>> rows;
-  for (const char* name :
-       {"epsilon", "delta", "accountant", "noise_multiplier", "sample_rate", "steps", "records", "clip"})
-    if (const Json& value = member(result, {name}); !value.is_null()) rows.push_back({name, text_of(value)});
-  for (const char* name : {"algorithm", "mode", "scheme", "clip_function", "sampling", "noise_key"})
-    if (const Json& value = member(settings, {name}); !value.is_null()) rows.push_back({name, text_of(value)});
-  section.table({"privacy", "value"}, rows, 1);
-  return {section};
-}
-
 report::Section model_section(const RunFacts& facts, const Json& validation) {
   report::Section section("Model");
   if (validation.is_object())
@@ -95,7 +68,7 @@ report::Section model_section(const RunFacts& facts, const Json& validation) {
   std::vector<std::vector<std::string>> rows;
   if (const Json& settings = member(facts.record, {"input", "language_model"}); settings.is_object())
     for (const auto& [key, value] : settings.items())
-      if (rows.size() < kMostRows) rows.push_back({key, text_of(value)});
+      if (rows.size() < kMostRows && !text_of(value).empty()) rows.push_back({key, text_of(value)});
   if (!rows.empty()) section.table({"language_model", "value"}, rows, 1);
   return section;
 }
@@ -103,8 +76,10 @@ report::Section model_section(const RunFacts& facts, const Json& validation) {
 /// "language model (llama), data/text.txt, 6 layers, d_model 384, learning rate 0.001".
 std::string about(const RunFacts& facts) {
   const std::string preset = text_of(member(facts.record, {"input", "language_model", "preset"}));
-  return joined({"language model" + (preset.empty() ? "" : " (" + preset + ")"),
-                 setting(facts, "data", "train", "data"),
+  const bool is_private = member(facts.record, {"input", "privacy", "enabled"}) == Json(true);
+  const bool is_polychromic = member(facts.record, {"result", "answers"}).is_object();
+  return joined({"language model" + (preset.empty() ? "" : " (" + preset + ")"), is_private ? "private" : "",
+                 is_polychromic ? "polychromic" : "", setting(facts, "data", "train", "data"),
                  text_of(member(facts.record, {"input", "language_model", "layers"})) + " layers",
                  setting(facts, "language_model", "d_model", "d_model"),
                  setting(facts, "optimizer", "learning_rate", "learning rate")});
