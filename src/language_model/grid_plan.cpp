@@ -34,7 +34,7 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
   std::int64_t bytes = 4 * configuration.data.batch_tokens / ranks;  // losses
   bytes += 4 * training::AccumulatingSink::vector_elements(specs, grid, last);
   for (const training::ParameterSpec& spec : specs) {
-    if (!spec.is_matrix()) continue;
+    if (!spec.is_matrix() || spec.frozen) continue;
     const std::int64_t rows = training::row_parts(spec, grid, last).held.size();
     bytes += (4 * rows * spec.columns() +
               training::weight_bytes(spec.policy.value_or(configuration.optimizer.state), rows, spec.columns())) /
