@@ -38,7 +38,8 @@ struct Shape {
   bool tied = false;            ///< its row is one vector, written to all of these layers; with cross_layer
   EncoderInitial encoder_initial = EncoderInitial::features;
   DecoderInitial decoder_initial = DecoderInitial::uniform;
-  bool vectors_everywhere = false;  ///< every rank of the data axis updates all biases and thresholds (private training)
+  /// Every rank of the data axis updates all encoder biases and thresholds (private training).
+  bool vectors_everywhere = false;
   /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.
   std::optional<double> threshold = {};
 

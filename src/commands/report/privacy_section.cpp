@@ -20,7 +20,8 @@ std::vector<report::Section> privacy_sections(const RunFacts& facts) {
   } else {
     if (const Json& is_private = member(result, {"private"}); is_private.is_boolean() && !is_private.get<bool>())
       section.paragraph(
-          "Not private: the noise follows from run.seed (privacy.noise_key = \"test\"). The epsilon is that of the same "
+          "Not private: the noise follows from run.seed (privacy.noise_key = \"test\"). The epsilon is that of the "
+          "same "
           "run with a secret key.",
           report::Tone::bad);
     section.paragraph(fmt::format("Protected: {}.", text_of(member(result, {"protects"}))));
@@ -29,7 +30,8 @@ std::vector<report::Section> privacy_sections(const RunFacts& facts) {
   for (const char* name :
        {"epsilon", "delta", "accountant", "noise_multiplier", "sample_rate", "steps", "records", "clip"})
     if (const Json& value = member(result, {name}); !value.is_null()) rows.push_back({name, text_of(value)});
-  for (const char* name : {"algorithm", "mode", "scheme", "clip_function", "sampling", "unit", "record_rows", "noise_key"})
+  for (const char* name :
+       {"algorithm", "mode", "scheme", "clip_function", "sampling", "unit", "record_rows", "noise_key"})
     if (const Json& value = member(settings, {name}); !value.is_null()) rows.push_back({name, text_of(value)});
   section.table({"privacy", "value"}, rows, 1);
   return {section};

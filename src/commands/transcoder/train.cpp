@@ -149,7 +149,8 @@ int train(const Request& request, const parallel::World& world) {
   const parallel::Grid grid(world, shape);
   std::unique_ptr<training::Trainable> model;
   if (configuration.privacy.enabled)
-    model = std::make_unique<transcoder::PrivateTrainingRun>(configuration, data, opened, changed, world, grid, runtime);
+    model =
+        std::make_unique<transcoder::PrivateTrainingRun>(configuration, data, opened, changed, world, grid, runtime);
   else
     model = std::make_unique<transcoder::TrainingRun>(configuration, data, opened, world, grid, runtime);
   training::Loop loop(*model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
