@@ -248,7 +248,8 @@ Options options_of(Command command, Request& request) {
     options.add("--jobs", request.jobs, "N", "runs at a time (default 1)").between(1, 1024);
     options.flag("--slurm", request.slurm, "submit the points as an array of jobs of Slurm");
     options.flag("--pbs", request.pbs, "the same for PBS");
-    options.add("--script", request.script, "FILE", "their job script (default: slurm.sbatch or pbs.pbs of jobscripts/)");
+    options.add("--script", request.script, "FILE",
+                "their job script (default: slurm.sbatch or pbs.pbs of jobscripts/)");
   }
   if (command == Command::benchmark) {
     options.add("--compare", request.compare, "FILE",
