@@ -9,6 +9,7 @@
 
 #include "input/read.hpp"
 #include "language_model/evaluation.hpp"
+#include "language_model/grid_plan.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
 #include "tests/language_model/small_model.hpp"
@@ -208,20 +209,31 @@ TEST_CASE("an evaluation has the loss of one rank") {
   }
 }
 
-TEST_CASE("the plan is what the largest rank takes") {
+TEST_CASE("the plan is what the largest rank takes, and sends in a step") {
   const parallel::Communicator& world = testing::world().all();
-  for (const std::int64_t tensor : tensor_sizes()) {
-    CAPTURE(tensor);
-    const std::int64_t before = device::memory_use().device_bytes;
-    const Run run(configuration("", ""), world, tensor);
-    const Plan planned = plan(run.settings, {run.settings.language_model, kVocabulary, run.settings.data.sequence}, 0);
-    std::int64_t context = 0, taken = device::memory_use().device_bytes - before;
-    for (const auto& [name, bytes] : planned.device)
-      if (name == "CUDA context and libraries") context = bytes;
-    world.maximum({&taken, 1});
-    CHECK(taken <= planned.device_total() - context);
-    CHECK(static_cast<double>(taken) >= 0.95 * static_cast<double>(planned.device_total() - context));
-  }
+  for (const char* const more : {"", "[memory]\nrecompute = \"block\"\n"})
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(tensor);
+      CAPTURE(std::string(more));
+      const std::int64_t before = device::memory_use().device_bytes;
+      Run run(configuration("", more), world, tensor);
+      const Architecture architecture{run.settings.language_model, kVocabulary, run.settings.data.sequence};
+      const Plan planned = plan(run.settings, architecture, 0);
+      std::int64_t context = 0, taken = device::memory_use().device_bytes - before;
+      for (const auto& [name, bytes] : planned.device)
+        if (name == "CUDA context and libraries") context = bytes;
+      world.maximum({&taken, 1});
+      CHECK(taken <= planned.device_total() - context);
+      CHECK(static_cast<double>(taken) >= 0.95 * static_cast<double>(planned.device_total() - context));
+      if (world.size() == 1) continue;
+      for (int step = 0; step < 2; ++step) run.step();  // the second sends the weights of the first
+      run.trainer.settle();
+      std::int64_t sent = run.trainer.step_bytes_sent();
+      world.maximum({&sent, 1});
+      // Rows are divided unevenly; the norm is not counted.
+      CHECK(static_cast<double>(sent) ==
+            doctest::Approx(static_cast<double>(bytes_sent(run.settings, architecture))).epsilon(0.03));
+    }
 }
 
 TEST_CASE("what cannot be divided is refused with its name") {

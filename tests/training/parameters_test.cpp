@@ -373,6 +373,18 @@ TEST_CASE("views: held and owned rows, groups in one allocation") {
   CHECK_THROWS_AS(decoder.group("absent"), Error);
 }
 
+TEST_CASE("a cut keeps the rows of a unit together: heads of 8 rows, 25 on 2 ranks are 12 and 13") {
+  const parallel::GridShape grid = grid_of(1, parallel::kTensorAxis, 2);
+  for (const int axis : {0, 1}) {
+    ParameterSpec spec{.name = "a", .shape = {200, 200}, .cut = {axis, parallel::kTensorAxis, 8}};
+    CHECK(row_parts(spec, grid, 0).held.begin == 0);
+    CHECK(row_parts(spec, grid, 0).held.end == 96);
+    CHECK(row_parts(spec, grid, 1).held.begin == 96);
+    CHECK(row_parts(spec, grid, 1).held.end == 200);
+    CHECK(most_held_rows(spec, grid) == 104);
+  }
+}
+
 TEST_CASE("specs that contradict each other are refused") {
   const auto refused = [](std::vector<ParameterSpec> specs) {
     try {
@@ -389,6 +401,10 @@ TEST_CASE("specs that contradict each other are refused") {
   CHECK(refused({{.name = "a", .shape = {3}, .cut = {1, parallel::kTensorAxis}}}).find("does not exist") !=
         std::string::npos);
   CHECK(refused({{.name = "a", .shape = {3}, .cut = {0, parallel::kDataAxis}}}).find("data axis") != std::string::npos);
+  CHECK(refused({{.name = "a", .shape = {3, 4}, .cut = {0, parallel::kTensorAxis, 2}}}).find("unit") !=
+        std::string::npos);
+  CHECK(refused({{.name = "a", .shape = {3}, .cut = {0, parallel::kTensorAxis}, .partial_gradient = true}})
+            .find("vector without a cut") != std::string::npos);
   CHECK(refused({{.name = "a", .shape = {3}, .group = "g"}, {.name = "b", .shape = {3, 2}, .group = "g"}})
             .find("one group") != std::string::npos);
   CHECK(refused({{.name = "a", .shape = {2, 3, 4}}}).find("axis") != std::string::npos);
