@@ -335,6 +335,12 @@ class Transcoder:
             self._tensors[name] = self.checkpoint[name]
         return self._tensors[name]
 
+    def _stored_decoder(self, s):
+        """The tensors whose rows of a feature form its decoder row: tied per target one for each layer, else one."""
+        if f"decoder_{s}/target_weight" in self.checkpoint:
+            return [f"decoder_{t}/target_weight" for t in range(s, self.n_layers)]
+        return [next(name for name in (f"decoder_{s}/weight", f"decoder_{s}/tied_weight") if name in self.checkpoint)]
+
     def _targets(self, s):
         """The layers that the features of layer s write to."""
         rows = self.checkpoint.shapes.get(f"decoder_{s}/weight")
@@ -443,7 +449,7 @@ class Transcoder:
         """What the largest of are active; values <= 0 never are."""
         ranking, xp = self.settings.get("ranking", "value"), _library(like)
         if ranking == "decoder_norm":
-            norms = [(self._of(like, self._stored_decoder(s)) ** 2).sum(1) ** 0.5 for s in range(self.n_layers)]
+            norms = [sum((self._of(like, name) ** 2).sum(1) for name in self._stored_decoder(s)) ** 0.5 for s in range(self.n_layers)]
             return z * xp.stack(norms, 0)
         if ranking == "z_score":
             mean = z.mean(0)

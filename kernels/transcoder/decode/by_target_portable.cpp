@@ -75,10 +75,12 @@ void gradient_by_source(const Execution& execution, const SparseActivations& of_
   const SparseActivations of = of_entries;
   const std::int64_t n_layers = of.n_layers, n_features = of.n_features;
   for_all(
-      execution, "gradient_by_source", of.n_tokens, KOKKOS_LAMBDA(std::int64_t token) {
-        const std::int64_t first = of.row_offsets[token];
-        for (std::int64_t i = first; i < of.row_offsets[token + 1]; ++i) {
-          const std::int64_t source = of.key[i] / n_features, f = of.key[i] - source * n_features;
+      execution, "gradient_by_source", of.n_tokens * n_layers, KOKKOS_LAMBDA(std::int64_t row) {
+        const std::int64_t token = row / n_layers, source = row % n_layers, first = of.row_offsets[token];
+        // The list of a target has all entries of the sources up to it.
+        const std::int64_t past = first + begin[row + 1] - begin[row];
+        for (std::int64_t i = source == 0 ? first : first + begin[row] - begin[row - 1]; i < past; ++i) {
+          const std::int64_t f = of.key[i] - source * n_features;
           float sum = 0.0f;
           for (std::int64_t target = source; target < n_layers; ++target) {
             const float part = delta[begin[token * n_layers + target] + i - first];
