@@ -11,6 +11,7 @@
 #include "language_model/exchange/directory.hpp"
 #include "language_model/settings.hpp"
 #include "parallel/world.hpp"
+#include "training/parameters.hpp"
 
 namespace weft::language_model {
 

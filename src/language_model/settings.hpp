@@ -20,7 +20,7 @@
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
 #include "privacy/settings.hpp"
-#include "training/parameters.hpp"
+#include "training/moments.hpp"
 #include "training/settings.hpp"
 
 namespace weft::language_model {

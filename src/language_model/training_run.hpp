@@ -88,7 +88,7 @@ class TrainingRun final : public training::Trainable {
   std::optional<Generator> generator_;   // of samples
   std::vector<std::uint8_t> tokenizer_;  // its text
   bool changed_ = false;
-  std::int64_t token_ = 0;               // position in the data: tokens of all steps so far
+  std::int64_t token_ = 0;  // position in the data: tokens of all steps so far
   std::optional<EvaluationResult> validation_;
   std::int64_t validated_step_ = -1;
 };

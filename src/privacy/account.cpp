@@ -68,7 +68,8 @@ Json to_json(const Guarantee& guarantee) {
                {"unit", guarantee.record.unit == Unit::token ? "token" : "sequence"},
                {"records", guarantee.record.count},
                {"relation", kRelation},
-               {"protects", fmt::format("each {}, added or removed; {}", to_text(guarantee.record), limits(guarantee.record, guarantee.initial))},
+               {"protects", fmt::format("each {}, added or removed; {}", to_text(guarantee.record),
+                                        limits(guarantee.record, guarantee.initial))},
                {"private", guarantee.key == KeySource::system}};
   if (guarantee.history.size() > 1)
     for (const Phase& phase : guarantee.history)
@@ -144,8 +145,7 @@ void Account::plan(std::int64_t done, std::int64_t steps, const parallel::Commun
 }
 
 void Account::make_key(std::uint64_t seed, std::int64_t done, const parallel::Communicator& ranks) {
-  parallel::on_root(
-      ranks, [&] { key_ = new_noise_key(settings_.noise_key, seed, static_cast<std::uint64_t>(done)); });
+  parallel::on_root(ranks, [&] { key_ = new_noise_key(settings_.noise_key, seed, static_cast<std::uint64_t>(done)); });
   ranks.broadcast(key_.data(), sizeof key_);
 }
 

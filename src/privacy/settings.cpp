@@ -111,17 +111,14 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .at_least(0)
       .at_most(kLargestTile)
       .changeable();
-  schema
-      .add("privacy.scheme", privacy.scheme,
-           {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},
-           "what is clipped: the whole gradient (flat), each parameter (per_layer) or each block (group); the parts "
-           "together have at most the norm clip");
-  schema
-      .add("privacy.clip_function", privacy.clip_function,
-           {{"abadi", ClipFunction::abadi},
-            {"automatic", ClipFunction::automatic},
-            {"indicator", ClipFunction::indicator}},
-           "factor of a gradient of norm n: min(1, clip / n); clip / (n + 0.01); 1, or 0 if n is more than clip");
+  schema.add("privacy.scheme", privacy.scheme,
+             {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},
+             "what is clipped: the whole gradient (flat), each parameter (per_layer) or each block (group); the parts "
+             "together have at most the norm clip");
+  schema.add(
+      "privacy.clip_function", privacy.clip_function,
+      {{"abadi", ClipFunction::abadi}, {"automatic", ClipFunction::automatic}, {"indicator", ClipFunction::indicator}},
+      "factor of a gradient of norm n: min(1, clip / n); clip / (n + 0.01); 1, or 0 if n is more than clip");
   schema.add("privacy.accountant", privacy.accountant,
              {{"prv", AccountantKind::prv}, {"rdp", AccountantKind::rdp}, {"gdp", AccountantKind::gdp}},
              "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
@@ -168,9 +165,8 @@ void add_rules(input::Schema& schema, const Settings& privacy, const dataset::To
     return "data.order = \"sequential\" with privacy.enabled (each step draws every record with the same probability: "
            "the guarantee depends on it); leave it out";
   });
-  schema.rule({"data.accept_changed", "privacy.enabled"}, [&privacy, &data] {
-    return privacy.enabled && data.accept_changed ? kChangedData : std::string();
-  });
+  schema.rule({"data.accept_changed", "privacy.enabled"},
+              [&privacy, &data] { return privacy.enabled && data.accept_changed ? kChangedData : std::string(); });
   schema.rule({"data.sequence_start", "privacy.enabled"}, [&privacy, &data]() -> std::string {
     if (!privacy.enabled || data.sequence_start == 0) return {};
     return "data.sequence_start with privacy.enabled (a record is a sequence: its length, and with it what is "
@@ -184,9 +180,8 @@ void add_rules(input::Schema& schema, const Settings& privacy, const dataset::To
 }
 
 void add_rules(input::Schema& schema, const Settings& privacy, const dataset::Settings& data) {
-  schema.rule({"data.accept_changed", "privacy.enabled"}, [&privacy, &data] {
-    return privacy.enabled && data.accept_changed ? kChangedData : std::string();
-  });
+  schema.rule({"data.accept_changed", "privacy.enabled"},
+              [&privacy, &data] { return privacy.enabled && data.accept_changed ? kChangedData : std::string(); });
 }
 
 }  // namespace weft::privacy

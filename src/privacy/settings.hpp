@@ -24,7 +24,7 @@ struct Settings;
 namespace weft::dataset {
 struct Settings;
 struct TokenSettings;
-}
+}  // namespace weft::dataset
 
 namespace weft::privacy {
 

@@ -153,7 +153,7 @@ class Legend {
   double x_, y_;
 };
 
-constexpr double kLeft = 62, kRight = kWidth - 14, kTop = 46, kBottom = 232, kHeight = 272;
+constexpr double kLeft = 70, kRight = kWidth - 14, kTop = 46, kBottom = 232, kHeight = 272;
 
 /// Logarithmic when all values are positive and span more than a factor of 30, unless `from_zero`.
 Axis value_axis(Range range, bool from_zero) {

@@ -37,6 +37,7 @@
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/random.hpp"
 #include "parallel/grid.hpp"
+#include "training/moments.hpp"
 
 namespace weft::training {
 
@@ -117,15 +118,6 @@ void number_elements(std::span<ParameterSpec> specs);
 /// Elements of all parameters; of those that are trained.
 std::int64_t elements_of(std::span<const ParameterSpec> specs);
 std::int64_t trained_elements_of(std::span<const ParameterSpec> specs);
-
-/// Training needs moments, evaluation does not.
-enum class Moments {
-  none,
-  held,
-  /// Optimizer state in host memory: the moments of matrices, and the low halves of fp32 weights that are kept as two
-  /// planes. What products read and all of the vectors stay where the kernels run.
-  on_host
-};
 
 /// The tensors of a model in the order of its checkpoints.
 std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, kernels::StatePolicy, Moments);

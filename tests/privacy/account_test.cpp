@@ -275,7 +275,8 @@ TEST_CASE("an account that does not fit its checkpoint is refused") {
     const checkpoint::Tensor* history = damaged.registry.find("privacy/history");
     REQUIRE(history != nullptr);
     static_cast<double*>(history->data)[wrong == 1e300 ? 2 : 0] = wrong;
-    CHECK(failure_of([&] { damaged.account.resume(1, 5, 10, false, ranks()); }).find("is not an account") != std::string::npos);
+    CHECK(failure_of([&] { damaged.account.resume(1, 5, 10, false, ranks()); }).find("is not an account") !=
+          std::string::npos);
   }
 }
 

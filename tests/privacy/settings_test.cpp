@@ -54,8 +54,8 @@ TEST_CASE("a target or a noise multiplier enables private training, unless the i
 TEST_CASE("a resumed run cannot change what its guarantee depends on") {
   language_model::Configuration configuration;
   const input::Schema keys = language_model::schema(configuration);
-  for (const char* name : {"enabled", "epsilon", "noise_multiplier", "delta", "clip", "sampling", "scheme", "clip_function",
-                           "accountant", "unit", "noise_key"}) {
+  for (const char* name : {"enabled", "epsilon", "noise_multiplier", "delta", "clip", "sampling", "scheme",
+                           "clip_function", "accountant", "unit", "noise_key"}) {
     CAPTURE(name);
     REQUIRE(keys.find(std::string("privacy.") + name) != nullptr);
     CHECK(keys.find(std::string("privacy.") + name)->resume == input::Resume::fixed);

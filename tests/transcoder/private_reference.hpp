@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The gradients of records of a transcoder in float64, one record after the other, written from the formulas alone: no
-// code shared with Weft. Parameters and gradients are one vector each: of every layer W_enc [F, d], b_enc [F], theta [F]
-// (where there are thresholds), W_dec [F, (L - s) d] or [F, d]; then b_dec [L d].
+// code shared with Weft. Parameters and gradients are one vector each: of every layer W_enc [F, d], b_enc [F], theta
+// [F] (where there are thresholds), W_dec [F, (L - s) d] or [F, d]; then b_dec [L d].
 #pragma once
 
 #include <algorithm>
@@ -69,8 +69,7 @@ struct PrivateReference {
     for (std::int64_t s = 0; s < n_layers; ++s)
       for (std::int64_t f = 0; f < features; ++f) {
         double value = parameters[at(begin_of(s).bias + f)];
-        for (std::int64_t i = 0; i < d; ++i)
-          value += x[s * d + i] * parameters[at(begin_of(s).encoder + f * d + i)];
+        for (std::int64_t i = 0; i < d; ++i) value += x[s * d + i] * parameters[at(begin_of(s).encoder + f * d + i)];
         z[at(s * features + f)] = value;
       }
     activate(z, a);
@@ -119,8 +118,7 @@ struct PrivateReference {
       std::vector<std::int64_t> order;
       for (std::int64_t i = begin; i < begin + group; ++i) order.push_back(i);
       std::stable_sort(order.begin(), order.end(), [&](std::int64_t i, std::int64_t j) { return z[at(i)] > z[at(j)]; });
-      for (std::int64_t i = 0; i < std::min(k, group); ++i)
-        a[at(order[at(i)])] = std::max(0.0, z[at(order[at(i)])]);
+      for (std::int64_t i = 0; i < std::min(k, group); ++i) a[at(order[at(i)])] = std::max(0.0, z[at(order[at(i)])]);
     }
   }
 };

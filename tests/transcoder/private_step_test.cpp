@@ -162,8 +162,7 @@ TEST_CASE("noise is that of one rank, drawn once per update, and steps give the 
     // No sums: the same bits; and the deviation that is accounted for, of 1,000 elements.
     const std::vector<double> first = together.gradients();
     CHECK(first == single.gradients());
-    CHECK(norm_of(first) / std::sqrt(static_cast<double>(first.size())) ==
-          doctest::Approx(1.5 * 0.8 / 4).epsilon(0.1));
+    CHECK(norm_of(first) / std::sqrt(static_cast<double>(first.size())) == doctest::Approx(1.5 * 0.8 / 4).epsilon(0.1));
     for (PrivateSteps* run : {&together, &single}) {
       run->step(kRecords);
       run->step({1, 3});
@@ -195,8 +194,7 @@ TEST_CASE("records lie in one file each, and a rank with a part of the features 
 }
 
 TEST_CASE("the plan is what a private trainer allocates") {
-  for (const char* privacy :
-       {"mode = \"two_pass\"\n", "", "mode = \"materialise\"\n", "algorithm = \"naive\"\n"}) {
+  for (const char* privacy : {"mode = \"two_pass\"\n", "", "mode = \"materialise\"\n", "algorithm = \"naive\"\n"}) {
     CAPTURE(privacy);
     const Configuration settings = private_configuration(kVariants[4].keys, std::string(kSequence) + privacy);
     const Shape shape = shape_of(settings.transcoder, kPrivateLayers, kPrivateWidth);
@@ -204,9 +202,9 @@ TEST_CASE("the plan is what a private trainer allocates") {
     const std::int64_t before = device::memory_use().device_bytes;
     const PrivateSteps run(settings, testing::world().all());
     const std::int64_t taken = device::memory_use().device_bytes - before;
-    const training::StateBytes state = training::state_bytes(
-        parameter_specs(private_shape(shape)), grid, testing::world().rank(), kernels::StatePolicy::fp32,
-        testing::execution().backend, Moments::held);
+    const training::StateBytes state =
+        training::state_bytes(parameter_specs(private_shape(shape)), grid, testing::world().rank(),
+                              kernels::StatePolicy::fp32, testing::execution().backend, Moments::held);
     const training::StepArena planned =
         measure_private_step(settings, shape, grid, 4 * kPrivateColumns, testing::execution().backend);
     // Of the normalisation, which no plan counts: 8 vectors. On several ranks a plan is of the largest one.

@@ -30,15 +30,15 @@ inline double random_normal(std::uint64_t stream, std::int64_t index) {
 
 /// `model`: keys of [transcoder]; `privacy`: of [privacy], clip = 0.8 unless it says otherwise; `more`: other tables.
 inline Configuration private_configuration(const std::string& model, const std::string& privacy = "",
-                                    const std::string& more = "") {
+                                           const std::string& more = "") {
   Configuration read;
   const input::Schema keys = schema(read);
   input::read(keys,
               "[run]\nsteps = 20\n[data]\ntrain = \"x\"\nvalidation = \"y\"\nbatch_tokens = 24\nmicro_tokens = 9\n"
               "[transcoder]\nfeatures = 13\n" +
-                  model +
-                  "[privacy]\nenabled = true\nnoise_multiplier = 1\ndelta = 1e-5\nnoise_key = \"test\"\n" + privacy +
-                  (privacy.find("clip =") == std::string::npos ? "clip = 0.8\n" : "") + "[optimizer]\nlearning_rate = 1e-2\n" + more,
+                  model + "[privacy]\nenabled = true\nnoise_multiplier = 1\ndelta = 1e-5\nnoise_key = \"test\"\n" +
+                  privacy + (privacy.find("clip =") == std::string::npos ? "clip = 0.8\n" : "") +
+                  "[optimizer]\nlearning_rate = 1e-2\n" + more,
               "test.toml");
   return read;
 }
@@ -121,9 +121,8 @@ struct PrivateSteps {
       std::vector<double> values(static_cast<std::size_t>(spec.elements()));
       const bool is_matrix = spec.is_matrix();
       const kernels::Matrix<float> owned = trainer.gradients().matrix(i);
-      const std::vector<float> own = is_matrix
-                                         ? to_host(owned.data, owned.rows * owned.columns)
-                                         : to_host(trainer.gradients().vector(i).data, spec.elements());
+      const std::vector<float> own = is_matrix ? to_host(owned.data, owned.rows * owned.columns)
+                                               : to_host(trainer.gradients().vector(i).data, spec.elements());
       const std::int64_t begin = is_matrix ? held.parts(i).owned.begin * owned.columns : 0;
       for (std::size_t e = 0; e < own.size(); ++e)
         values[static_cast<std::size_t>(begin) + e] = static_cast<double>(own[e]);

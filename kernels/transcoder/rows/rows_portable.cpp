@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/transcoder/rows/rows.hpp"
-
 #include "kernels/portable.hpp"
+#include "kernels/transcoder/rows/rows.hpp"
 #include "kernels/transcoder/select/rule.hpp"
 
 namespace weft::kernels {
@@ -20,8 +19,8 @@ void keep_largest(const Execution& execution, std::int64_t k, Matrix<float> z) {
         float* row = z.row(team.league_rank());
         const int columns = static_cast<int>(z.columns);
         const auto reaching = [&](std::uint32_t key) {
-          return sum_columns<std::int64_t>(
-              team, columns, [&](int f) -> std::int64_t { return selection_key(row[f]) >= key ? 1 : 0; });
+          return sum_columns<std::int64_t>(team, columns,
+                                           [&](int f) -> std::int64_t { return selection_key(row[f]) >= key ? 1 : 0; });
         };
         // The largest key that at least k values reach, bit by bit; 1 if fewer than k are positive.
         std::uint32_t kth = 0;

@@ -106,10 +106,11 @@ function bars(title, rows, parent) {
 function show(feature) {
   details.textContent = '';
   element('h2', 'Layer ' + feature[LAYER] + ', feature ' + feature[INDEX], details);
+  element('a', 'back to the list', element('p', null, details)).href = '#application';
   element('p', 'Fired on ' + feature[FIRED] + ' of ' + data.tokens + ' tokens; mean activation ' + number(feature[MEAN]) + '.', details);
   for (const [activation, row, position, ids] of feature[EXAMPLES]) {
     const line = element('p', null, details);
-    element('span', number(activation) + '  row ' + row + (position === -1 ? '' : ', position ' + position) + '  ', line, 'state');
+    element('span', number(activation) + '  row ' + row + (position === -1 ? '' : ', position ' + position) + ': ', line, 'state');
     ids.forEach((id, i) => {
       if (id !== -1) element(i === data.context ? 'mark' : 'span', textOf(id), line).title = 'id ' + id;
     });

@@ -72,8 +72,7 @@ void ExamplePass::load(AnyMatrix inputs, AnyMatrix targets) {
                           wide(buffers_.targets, rows), buffers_.flag.data);
 }
 
-void ExamplePass::run(Range rows, const kernels::Examples& examples, std::int64_t step,
-                      training::GradientSink& sink) {
+void ExamplePass::run(Range rows, const kernels::Examples& examples, std::int64_t step, training::GradientSink& sink) {
   encode(rows, step);
   decode(rows);
   backward(rows, examples, step, sink);
@@ -100,10 +99,10 @@ kernels::JumpRule ExamplePass::jump_rule_at(std::int64_t step) const {
   const ModelSettings& settings = configuration_.transcoder;
   kernels::JumpRule rule = jump_rule(settings);
   if (settings.bandwidth_initial > 0)
-    rule.bandwidth = kernels::Ramp{rule.bandwidth, 1,
-                                   settings.bandwidth_end * static_cast<double>(configuration_.run.steps),
-                                   static_cast<float>(settings.bandwidth_initial)}
-                         .at(static_cast<std::uint64_t>(step));
+    rule.bandwidth =
+        kernels::Ramp{rule.bandwidth, 1, settings.bandwidth_end * static_cast<double>(configuration_.run.steps),
+                      static_cast<float>(settings.bandwidth_initial)}
+            .at(static_cast<std::uint64_t>(step));
   return rule;
 }
 

@@ -3,7 +3,8 @@
 // Forward and backward pass of a transcoder over the rows of examples, that hands the rows from which gradients are
 // formed to a GradientSink:
 //
-//   z_s = x_s W_enc,sᵀ + b_s     a_s = f(z_s)     y^_t = sum over s <= t of a_s W_dec,s[t] + b_t     g = factor (y^ - y)
+//   z_s = x_s W_enc,sᵀ + b_s     a_s = f(z_s)     y^_t = sum over s <= t of a_s W_dec,s[t] + b_t     g = factor (y^ -
+//   y)
 //
 //   W_dec,s    product     inputs g[:, targets of s], gradients a_s         dW = a_sᵀ g
 //   W_enc,s    product     inputs x_s, gradients dz_s                       dW = dz_sᵀ x_s
@@ -49,8 +50,8 @@ class ExamplePass {
   /// Takes the rows of a micro-batch as stored, where the kernels reach them. A value that is not finite is of no
   /// consequence for other rows.
   void load(kernels::AnyMatrix inputs, kernels::AnyMatrix targets);
-  /// On rows [begin, end) of the micro-batch, which `examples` delimits. `step`: of the run, from 1. May be called again
-  /// with the same rows, and gives the same bits.
+  /// On rows [begin, end) of the micro-batch, which `examples` delimits. `step`: of the run, from 1. May be called
+  /// again with the same rows, and gives the same bits.
   void run(parallel::Range rows, const kernels::Examples& examples, std::int64_t step, training::GradientSink&);
 
  private:

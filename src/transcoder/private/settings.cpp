@@ -46,11 +46,11 @@ std::string refusal(const Configuration& configuration) {
     return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
            "which are public: statistics of the training data would be released without noise); give it";
   // What could be private, and is not written.
-  const char* missing = model.ranking != Ranking::value                         ? "transcoder.ranking = \"decoder_norm\""
-                        : model.error != ErrorForm::normalised                  ? "transcoder.error = \"raw\""
-                        : model.skip != Skip::none                              ? "transcoder.skip"
-                        : model.decoder_bias != DecoderBias::target             ? "transcoder.decoder_bias = \"pair\""
-                        : configuration.precision != Precision::fp32            ? "device.precision = \"bf16\""
+  const char* missing = model.ranking != Ranking::value              ? "transcoder.ranking = \"decoder_norm\""
+                        : model.error != ErrorForm::normalised       ? "transcoder.error = \"raw\""
+                        : model.skip != Skip::none                   ? "transcoder.skip"
+                        : model.decoder_bias != DecoderBias::target  ? "transcoder.decoder_bias = \"pair\""
+                        : configuration.precision != Precision::fp32 ? "device.precision = \"bf16\""
                         : model.decoder != Decoder::cross_layer && model.decoder != Decoder::per_layer
                             ? "this transcoder.decoder"
                             : nullptr;
@@ -173,10 +173,10 @@ std::string private_text(const Configuration& configuration, const Shape& shape,
   std::string text;
   if (train.n_rows > 0) {
     const RecordTable records(train, record_rows(configuration));
-    text += fmt::format("  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
-                        report::grouped(records.count()), record_rows(configuration),
-                        record_rows(configuration) == 1 ? "" : "s", sample_rate(configuration, records),
-                        expected_records(configuration));
+    text += fmt::format(
+        "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
+        report::grouped(records.count()), record_rows(configuration), record_rows(configuration) == 1 ? "" : "s",
+        sample_rate(configuration, records), expected_records(configuration));
   }
   if (settings.algorithm != privacy::Algorithm::naive)
     text += fmt::format("  clipping: {}\n", privacy::to_text(settings.mode));

@@ -9,8 +9,8 @@
 //                                                                                   of record_rows tokens
 //
 // so that the mean over records is the mean over tokens of a step without privacy. Nothing may couple records, and
-// nothing may follow from the training data but the noisy sum: normalisation and measures come from the validation data,
-// which are public.
+// nothing may follow from the training data but the noisy sum: normalisation and measures come from the validation
+// data, which are public.
 #pragma once
 
 #include <cstdint>

@@ -55,12 +55,12 @@ training::StepArena measure_private_step(const Configuration& given, const Shape
   const PrivateTrainer::Buffers trainer(configuration, shape, row_bytes, arena);
   arena.purpose("gradients");
   const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena, {},
-                                                  training::DataParallel::Buffers(specs, grid, arena));
+                                                  training::DataParallel::Buffers(specs, grid, 0, arena));
   arena.purpose("gradients");
-  arena.count(training::StepArena::Where::device,
-              training::AccumulatingSink::bytes(specs, grid, 0, rows) +
-                  privacy::Clipping::own_bytes(configuration.privacy, specs, grid,
-                                               clipping_shape(configuration, shape)));
+  arena.count(
+      training::StepArena::Where::device,
+      training::AccumulatingSink::bytes(specs, grid, 0, rows) +
+          privacy::Clipping::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
   return arena;
 }
 
@@ -83,7 +83,7 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
-                  arena_, {}, training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), arena_))),
+                  arena_, {}, training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), 0, arena_))),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
               [this] { return training::StepRunner::ExchangeGroups{update_.exchange().exchanges()}; }) {
   model_.add_to(registry_);
@@ -133,8 +133,7 @@ void PrivateTrainer::compute(std::span<const std::int64_t> lengths,
     kernels::fence(execution_);  // the copies of the micro-batch before are over
     std::int64_t* const offsets = buffers_.host_offsets.data;
     offsets[0] = 0;
-    for (std::int64_t i = 0; i < count; ++i)
-      offsets[i + 1] = offsets[i] + lengths[static_cast<std::size_t>(first + i)];
+    for (std::int64_t i = 0; i < count; ++i) offsets[i + 1] = offsets[i] + lengths[static_cast<std::size_t>(first + i)];
     const std::int64_t rows = offsets[count], bytes = rows * width * kernels::bytes_of(stored_);
     read(first, count, {buffers_.host_inputs.data, buffers_.host_targets.data});
     if constexpr (kernels::kCudaBuild) {

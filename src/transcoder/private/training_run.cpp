@@ -26,8 +26,8 @@ PrivateTrainingRun::PrivateTrainingRun(const Configuration& configuration, const
       statistics_(opened.found
                       ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, data.train.path,
                                         runtime.execution())
-                      : dataset::statistics(world, *data.validation, (opened.directory.path / "statistics.txt").string(),
-                                            runtime.threads())),
+                      : dataset::statistics(world, *data.validation,
+                                            (opened.directory.path / "statistics.txt").string(), runtime.threads())),
       trainer_(configuration, shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
                dataset::normalisation(statistics_, *data.validation, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.dtype),
@@ -46,9 +46,10 @@ void PrivateTrainingRun::initialise() {
 void PrivateTrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
   const auto found = cursor.find("token");
   if (found == cursor.end())
-    throw collective_error(ExitCode::io,
-                           "the checkpoint's cursor has no \"token\" (it is not of a private run); start a new run with "
-                           "another --output");
+    throw collective_error(
+        ExitCode::io,
+        "the checkpoint's cursor has no \"token\" (it is not of a private run); start a new run with "
+        "another --output");
   token_ = found->second;
   trainer_.resume_at(step);
   account_.resume(static_cast<std::uint64_t>(configuration_.run.seed), step, configuration_.run.steps, changed_,
@@ -61,12 +62,12 @@ training::Step PrivateTrainingRun::step() {
   const std::vector<std::int64_t> drawn = privacy::poisson_sample(account_.key(), static_cast<std::uint64_t>(step),
                                                                   records_.count(), account_.sample_rate());
   const parallel::Range part = grid_.part(parallel::kDataAxis, std::ssize(drawn));
-  const auto own = std::span(drawn).subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+  const auto own =
+      std::span(drawn).subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
   std::vector<std::int64_t> lengths;
   for (const std::int64_t record : own) lengths.push_back(records_.rows_of(record).count);
-  trainer_.set_noise({.key = account_.key(),
-                      .multiplier = account_.noise_multiplier(),
-                      .expected = expected_records(configuration_)});
+  trainer_.set_noise(
+      {.key = account_.key(), .multiplier = account_.noise_multiplier(), .expected = expected_records(configuration_)});
   trainer_.step(lengths, [&](std::int64_t first, std::int64_t count, PrivateTrainer::Rows rows) {
     read(own.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)), rows);
   });
@@ -81,8 +82,8 @@ void PrivateTrainingRun::read(std::span<const std::int64_t> records, PrivateTrai
   std::int64_t at = 0;
   for (const std::int64_t record : records) {
     const RecordTable::Rows of = records_.rows_of(record);
-    reads.push_back({of.file, of.begin, of.count, rows.inputs + at,
-                     data_.train.targets_are_inputs ? nullptr : rows.targets + at});
+    reads.push_back(
+        {of.file, of.begin, of.count, rows.inputs + at, data_.train.targets_are_inputs ? nullptr : rows.targets + at});
     at += of.count * row_bytes;
   }
   reader_.read(reads);
@@ -91,8 +92,7 @@ void PrivateTrainingRun::read(std::span<const std::int64_t> records, PrivateTrai
 
 training::Metrics PrivateTrainingRun::metrics() {
   const PrivateTrainer::Metrics now = trainer_.metrics();
-  return {{.name = "epoch",
-           .value = static_cast<double>(token_) / static_cast<double>(data_.train.n_rows)},
+  return {{.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(data_.train.n_rows)},
           {.name = "learning_rate", .value = now.learning_rate},
           {.name = "gradient_norm", .value = now.gradient_norm, .progress = "noisy gradient {:.3g}"}};
 }
@@ -101,9 +101,8 @@ const EvaluationResult& PrivateTrainingRun::validate() {
   if (validated_step_ == trainer_.steps_done()) return *validation_;
   trainer_.settle();
   trainer_.forward().selection().keep(configuration_.transcoder.k);
-  validation_ =
-      transcoder::evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(), world_,
-                           grid_, runtime_.execution(), configuration_.data.batch_tokens);
+  validation_ = transcoder::evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(),
+                                     world_, grid_, runtime_.execution(), configuration_.data.batch_tokens);
   validated_step_ = trainer_.steps_done();
   return *validation_;
 }

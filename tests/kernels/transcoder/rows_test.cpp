@@ -47,7 +47,8 @@ TEST_CASE("keep_largest keeps the k largest positive values of a row, of equal o
         std::vector<float> expected(row, row + kStride);
         std::fill_n(expected.begin(), kColumns, 0.0f);
         for (std::int64_t i = 0; i < std::min<std::int64_t>(k, std::ssize(order)); ++i)
-          expected[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = row[order[static_cast<std::size_t>(i)]];
+          expected[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] =
+              row[order[static_cast<std::size_t>(i)]];
         // What lies between the rows is not touched.
         REQUIRE(std::equal(expected.begin(), expected.end(), result.begin() + n * kStride,
                            [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }));
