@@ -20,10 +20,26 @@ std::int64_t sums_of_activations(const Configuration& configuration) {
   return 2 + 4 * model.layers + recomputed * (model.normalises_outputs() ? 2 : 1);
 }
 
+/// Columns of the rows of adapters that are added up in a block and micro-batch: of what is divided by inputs in each
+/// forward pass, and again in the backward pass; of the others in the backward pass.
+std::int64_t adapter_columns(const Configuration& configuration) {
+  const ModelSettings& model = configuration.language_model;
+  std::int64_t sums = 0;
+  for (const LoraTarget& target : lora_targets(model)) {
+    if (!configuration.lora.adapts(target.name)) continue;
+    const bool by_input = target.name == "output" || target.name == "down";
+    const bool recomputed = configuration.memory.recompute == Recompute::block &&
+                            (target.name == "output" || (target.name == "down" && model.normalises_outputs()));
+    sums += 1 + (by_input ? 1 : 0) + (recomputed ? 1 : 0);
+  }
+  return sums * configuration.lora.rank;
+}
+
 std::int64_t sent_over_tensor_axis(const Configuration& configuration, const Architecture& architecture) {
   const std::int64_t ranks = configuration.parallel.tensor, rows = configuration.rank_tokens();
-  const std::int64_t row_bytes = architecture.model.d_model * kernels::bytes_of(activation_type(configuration));
-  return (ranks - 1) * (sums_of_activations(configuration) * 2 * rows * row_bytes / ranks +
+  const std::int64_t columns = sums_of_activations(configuration) * architecture.model.d_model +
+                               architecture.model.layers * adapter_columns(configuration);
+  return (ranks - 1) * (columns * 2 * rows * kernels::bytes_of(activation_type(configuration)) / ranks +
                         rows * static_cast<std::int64_t>(sizeof(kernels::SoftmaxPart)));
 }
 

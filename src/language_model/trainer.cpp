@@ -66,7 +66,7 @@ training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& confi
   return {grid,
           activation_type(configuration),
           rows,
-          architecture.model.d_model,
+          std::max(architecture.model.d_model, kMostAdapters * architecture.lora.rank),
           std::max(rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
                    4 * training::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last)),
           arena};

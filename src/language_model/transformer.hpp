@@ -74,6 +74,9 @@ TransformerSettings transformer_settings(const Configuration&, const Architectur
 /// Rows of logits and rounded biases begin at multiples of 128 elements: products are faster with aligned rows.
 constexpr std::int64_t aligned_columns(std::int64_t columns) { return (columns + 127) / 128 * 128; }
 
+/// Adapters of one product, at most: of query, key and value.
+constexpr std::int64_t kMostAdapters = 3;
+
 /// The attention of a block, without what depends on the tokens.
 kernels::Attention attention_shape(const ModelSettings&, std::int64_t sequences, std::int64_t length,
                                    kernels::AttentionImplementation);
@@ -225,6 +228,7 @@ class Transformer {
   void adapt_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                       training::GradientSink&);
   bool adapts(const Linear& linear) const { return settings_.adapters && linear.adapter != kNoParameter; }
+  kernels::AnyMatrix thin_rows(kernels::AnyMatrix memory, const Linear&, std::int64_t rows) const;
   kernels::AnyMatrix adapter_rows(const Linear&, kernels::AnyMatrix input);
   kernels::AnyMatrix adapter_input(const Linear&, kernels::AnyMatrix x);
   void drop_adapter(const Linear&, kernels::AnyMatrix);

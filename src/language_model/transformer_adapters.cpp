@@ -6,7 +6,10 @@
 //   backward   g = s dy B           dx += M (g A)      dA = gᵀ (M x)      dB = dyᵀ h
 //
 // The backward pass forms h again: one thin product costs less than keeping the rows of all blocks. The A of query, key
-// and value, and of gate and up, have one input and are one product.
+// and value, and of gate and up, have one input: forward they are one product.
+//
+// On the tensor axis A is divided by its inputs where W is, and B by its outputs. h is then a sum over the ranks, or g
+// is: both are thin. All ranks add the same rows to y, or to dx.
 #include "kernels/convert/convert.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/residual/residual.hpp"
@@ -44,13 +47,20 @@ AnyMatrix Transformer::adapter_input(const Linear& linear, AnyMatrix x) {
   return input;
 }
 
+/// Contiguous memory for h or g of all parts.
+AnyMatrix Transformer::thin_rows(AnyMatrix memory, const Linear& linear, std::int64_t rows) const {
+  const std::int64_t columns = model_.adapters()[linear.adapter].a.outputs();
+  return {memory.data, memory.type, rows, columns, columns};
+}
+
 /// h, of all parts.
 AnyMatrix Transformer::adapter_rows(const Linear& linear, AnyMatrix input) {
   const kernels::LinearWeights a = weights_of(model_.adapters()[linear.adapter].a);
-  const std::int64_t columns = model_.adapters()[linear.adapter].a.outputs();
-  const AnyMatrix rows = buffers_.adapter_rows.rows_from(0, input.rows).columns_from(0, columns);
+  const AnyMatrix rows = thin_rows(buffers_.adapter_rows, linear, input.rows);
   kernels::gemm(execution_, settings_.architecture.lora.scale(), input, Form::plain, a.matrix, forward_form(a), 0, rows,
                 buffers_.product_workspace);
+  if (linear.transposed) sum_over_ranks(rows);
+  timers_.phase("adapters");
   return rows;
 }
 
@@ -77,7 +87,7 @@ void Transformer::adapt_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy
   const Adapter& adapter = model_.adapters()[linear.adapter];
   const std::int64_t rank = settings_.architecture.lora.rank;
   const AnyMatrix input = adapter_input(linear, x), rows = adapter_rows(linear, input);
-  const AnyMatrix gradient = buffers_.adapter_gradient.rows_from(0, x.rows).columns_from(0, adapter.a.outputs());
+  const AnyMatrix gradient = thin_rows(buffers_.adapter_gradient, linear, x.rows);
   std::int64_t column = 0;
   for (const Adapter::Part& part : adapter.parts) {
     const kernels::LinearWeights b = weights_of(part.b);
@@ -90,11 +100,14 @@ void Transformer::adapt_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy
                .gradients = of_outputs});
     column += rank;
   }
-  sink.take({.form = GradientRows::Form::product,
-             .parameter = adapter.a.weight,
-             .inputs = input,
-             .gradients = gradient,
-             .count = adapter.a.count});
+  if (!linear.transposed) sum_over_ranks(gradient);
+  timers_.phase("adapters");
+  // One by one: the gradients of matrices that all ranks have do not follow one another (AccumulatingSink).
+  for (std::size_t i = 0; i < adapter.a.count; ++i)
+    sink.take({.form = GradientRows::Form::product,
+               .parameter = adapter.a.weight + i,
+               .inputs = input,
+               .gradients = gradient.columns_from(static_cast<std::int64_t>(i) * rank, rank)});
   const kernels::LinearWeights a = weights_of(adapter.a);
   const bool drops = input.data != x.data;
   kernels::gemm(execution_, 1, gradient, Form::plain, a.matrix, backward_form(a), drops ? 0 : 1, drops ? input : dx,

@@ -65,9 +65,6 @@ std::int64_t chunk_rows(TransformerSettings settings) {
   return std::min(most, (rows + 7) / 8 * 8);
 }
 
-/// Adapters of one product: of query, key and value.
-constexpr std::int64_t kMostParts = 3;
-
 /// Workspace of the products of a Transformer.
 std::int64_t product_workspace(const TransformerSettings& settings, kernels::Backend backend) {
   const Architecture& a = settings.architecture;
@@ -91,7 +88,7 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
     if (settings.adapters)
       for (const LoraTarget& target : lora_targets(a.model)) {
         if (!a.lora.adapts(target.name)) continue;
-        for (std::int64_t parts = 1; parts <= kMostParts; ++parts)
+        for (std::int64_t parts = 1; parts <= kMostAdapters; ++parts)
           add(settings.rows, parts * a.lora.rank, target.inputs, weight);
         add(settings.rows, target.outputs, a.lora.rank, weight);
       }
@@ -257,8 +254,8 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   }
   if (a.lora.rank > 0 && settings.adapters) {
     arena.purpose("adapters");
-    adapter_rows = take(kMostParts * a.lora.rank);
-    if (settings.gradients) adapter_gradient = take(kMostParts * a.lora.rank);
+    adapter_rows = take(kMostAdapters * a.lora.rank);
+    if (settings.gradients) adapter_gradient = take(kMostAdapters * a.lora.rank);
     if (settings.gradients && a.lora.dropout > 0)
       adapter_input = take(std::max({model.d_model, a.query_width(), model.d_mlp}));
   }

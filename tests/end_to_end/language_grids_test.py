@@ -94,8 +94,9 @@ def the_plan_compares_grids(weft):
 def refusals(weft):
     for key, value, ranks, why in (("parallel.tensor", 2, 3, "start a multiple of 2"), ("parallel.tensor", 6, 6, "kv_heads = 5"),
                                    ("log.sample_tokens", 5, 2, "log.sample_tokens"), ("parallel.world", 4, 2, "--dry-run"),
-                                   ("language_model.qk_norm", '"width"', 2, "qk_norm")):
+                                   ("language_model.qk_norm", '"width"', 2, "qk_norm"), ("lora.dropout", 0.1, 2, "lora.dropout")):
         options = ("--set", "parallel.tensor=2") if key != "parallel.tensor" else ()
+        options += ("--set", "lora.rank=2") if key == "lora.dropout" else ()
         text = weft.run("lm", "train", "input.toml", "--output", "refused", *options, "--set", f"{key}={value}", ranks=ranks, code=2)
         assert why in text, text
 

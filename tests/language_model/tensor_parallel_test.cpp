@@ -45,7 +45,7 @@ struct Run {
   Run(const Configuration& given, const parallel::Communicator& world, std::int64_t tensor)
       : settings(on(given, world.size(), tensor)),
         grid(world, grid_shape(settings)),
-        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence}, grid,
+        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence, settings.lora}, grid,
                 {device::planned_backend(device_settings(settings)), testing::execution().stream}) {
     trainer.initialise();
   }
@@ -96,6 +96,8 @@ TEST_CASE("every grid learns what one rank learns, with the same bits when repea
         Case{"qk_norm = \"scaled\"\ntied = false\nmlp = \"relu2\"\nnorm_position = \"post\"\n", "", 1e-6},
         Case{"dropout = 0.2\nattention_dropout = 0.1\n", "", 1e-6},
         Case{"", "[memory]\nrecompute = \"block\"\nhead_chunk = 27\n", 1e-6, 3, 32},
+        Case{"", "[lora]\nrank = 16\nalpha = 64\n", 1e-6},
+        Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 1e-6},
         Case{"", "state = \"bf16\"\n", 1e-3}, Case{"", "state = \"8bit\"\n", 1e-3},
         Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3},
         Case{"preset = \"llama\"\n", "[device]\nprecision = \"fp16\"\n", 1e-3}}) {

@@ -94,7 +94,7 @@ std::vector<float> values_of(const training::Parameters& parameters, const Param
   return values;
 }
 
-/// The inverse.
+/// The inverse, for the rows of this rank.
 void set_values(const training::Parameters& parameters, const ParameterSpec& spec, const std::vector<float>& values,
                 const kernels::Execution& execution) {
   std::vector<float> stored = values;
@@ -105,8 +105,11 @@ void set_values(const training::Parameters& parameters, const ParameterSpec& spe
             values[static_cast<std::size_t>(j * spec.rows() + i)];
   const device::Buffer<float> staged(spec.elements());
   device::copy(execution, staged.data(), stored.data(), staged.bytes(), device::Direction::to_device);
-  kernels::weights_from_float(execution, parameters.matrix(parameters.index(spec.name)), 0,
-                              staged.matrix(spec.rows(), spec.columns()));
+  const std::size_t at = parameters.index(spec.name);
+  const parallel::Range held = parameters.parts(at).held;
+  kernels::weights_from_float(
+      execution, parameters.matrix(at), 0,
+      {staged.data() + held.begin * spec.columns(), held.size(), spec.columns(), spec.columns()});
   kernels::fence(execution);
 }
 
