@@ -42,7 +42,11 @@ VARIANTS.update({
     "topk, auxiliary loss": DEAD,
     "topk, k declines, auxiliary loss": {**DECLINE, **DEAD},
     "batch_topk by decoder norm, layer": {"transcoder.activation": "batch_topk", "transcoder.ranking": "decoder_norm"},
-    "topk, tied decoders": {"transcoder.decoder": "tied"},
+    "topk, tied per source": {"transcoder.decoder": "tied"},
+    "topk, tied per target": {"transcoder.decoder": "tied_target"},
+    "topk, tied per target, offsets and scales": {"transcoder.decoder": "tied_target", "transcoder.decoder_affine": "true",
+                                                  "transcoder.decoder_scale_initial": 0.1},
+    "topk, low rank (96 of 384)": {"transcoder.decoder": "low_rank", "transcoder.rank": 96},
     # Coefficients by which about 16 features are active; what a run reaches is in the column L0.
     "relu, linear penalty": {"transcoder.activation": "relu", "transcoder.sparsity": 0.01, "transcoder.sparsity_form": "linear",
                              "transcoder.sparsity_scale": 1, "transcoder.sparsity_end": 0.5},

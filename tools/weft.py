@@ -291,7 +291,8 @@ class Transcoder:
             raise ValueError(f"{self.checkpoint.path}: not a transcoder (it has no tensor encoder_0/weight)")
         self.n_layers = sum(re.fullmatch(r"encoder_\d+/weight", name) is not None for name in shapes)
         self.n_features, self.d_model = shapes["encoder_0/weight"]
-        known = re.compile(r"(encoder_\d+/(weight|bias|threshold|tokens_since_fired)|decoder_\d+/(tied_)?weight|decoder_bias|"
+        known = re.compile(r"(encoder_\d+/(weight|bias|threshold|tokens_since_fired)|decoder_\d+/(tied_|target_|factor_|basis_)?weight|"
+                           r"decoder_\d+/(offset|scale)_\d+|decoder_bias|"
                            r"skip_\d+/weight)(\.\w+)?|(statistics|selection|optimizer|run|auxiliary|resampling|features)/.*")
         unknown = [name for name in shapes if not known.fullmatch(name)]
         if unknown:
@@ -317,26 +318,46 @@ class Transcoder:
         return self._tensor(name) if name in self.checkpoint else None
 
     def decoder(self, layer):
-        """[F, targets, d_model]: what each feature writes, in normalised space, to layers `layer`, `layer` + 1, …"""
+        """[F, targets, d_model]: what each feature writes, in normalised space, to layers `layer`, `layer` + 1, … per unit of
+        activation (with `transcoder.decoder_affine` of the activation plus an offset)"""
         return self.decoder_rows(layer, slice(None))
 
     def decoder_rows(self, layer, features):
         """The same of some features (a slice or a list), without reading the others."""
-        tied = f"decoder_{layer}/tied_weight"
-        if tied in self.checkpoint:
-            rows = self.checkpoint.rows(tied, features)
-            return np.repeat(rows[:, None], self.n_layers - layer, axis=1)
-        rows = self.checkpoint.rows(f"decoder_{layer}/weight", features)
-        return rows.reshape(len(rows), -1, self.d_model)
+        if f"decoder_{layer}/weight" in self.checkpoint:
+            rows = self.checkpoint.rows(f"decoder_{layer}/weight", features)
+            return rows.reshape(len(rows), -1, self.d_model)
+        return np.stack([self._pair(layer, t, lambda name: self.checkpoint.rows(name, features), self._tensor)
+                         for t in self._targets(layer)], axis=1)
 
     def _tensor(self, name):
         if name not in self._tensors:
             self._tensors[name] = self.checkpoint[name]
         return self._tensors[name]
 
-    def _stored_decoder(self, layer):
-        tied = f"decoder_{layer}/tied_weight"
-        return tied if tied in self.checkpoint else f"decoder_{layer}/weight"
+    def _stored_decoder(self, s):
+        """The tensors whose rows of a feature form its decoder row: tied per target one for each layer, else one."""
+        if f"decoder_{s}/target_weight" in self.checkpoint:
+            return [f"decoder_{t}/target_weight" for t in range(s, self.n_layers)]
+        return [next(name for name in (f"decoder_{s}/weight", f"decoder_{s}/tied_weight") if name in self.checkpoint)]
+
+    def _targets(self, s):
+        """The layers that the features of layer s write to."""
+        rows = self.checkpoint.shapes.get(f"decoder_{s}/weight")
+        return range(s, s + rows[1] // self.d_model if rows else self.n_layers)
+
+    def _pair(self, s, t, by_feature, whole):
+        """[F, d_model]: what the features of layer s write to layer t. by_feature and whole read a tensor, the former some rows."""
+        if f"decoder_{s}/weight" in self.checkpoint:
+            return by_feature(f"decoder_{s}/weight")[:, (t - s) * self.d_model:(t - s + 1) * self.d_model]
+        if f"decoder_{s}/tied_weight" in self.checkpoint:
+            return by_feature(f"decoder_{s}/tied_weight")
+        if f"decoder_{s}/factor_weight" in self.checkpoint:
+            basis = whole(f"decoder_{t}/basis_weight")
+            rank = len(basis) // (t + 1)
+            return by_feature(f"decoder_{s}/factor_weight")[:, (t - s) * rank:(t - s + 1) * rank] @ basis[s * rank:(s + 1) * rank]
+        rows = by_feature(f"decoder_{t}/target_weight")
+        return rows * by_feature(f"decoder_{s}/scale_{t}")[:, None] if f"decoder_{s}/scale_{t}" in self.checkpoint else rows
 
     def scaling(self, side):
         """(mean, scale) [L, d_model] float64 of "inputs" or "targets": normalised = (raw - mean) * scale."""
@@ -364,12 +385,13 @@ class Transcoder:
         """Raw reconstructions [rows, L, d_model] of activations [rows, L, F]; x: the inputs, needed with a skip connection."""
         shape = (self.n_layers, self.d_model)
         y = [self._of(a, "decoder_bias").reshape(shape)[t] + 0 * a[:, 0, :1] for t in range(self.n_layers)]
+        of = lambda name: self._of(a, name)
         for s in range(self.n_layers):
-            name = self._stored_decoder(s)
-            matrix = self._of(a, name)
-            for t in range(s, self.n_layers if name.endswith("tied_weight") else s + matrix.shape[1] // self.d_model):
-                columns = slice(None) if name.endswith("tied_weight") else slice((t - s) * self.d_model, (t - s + 1) * self.d_model)
-                y[t] = y[t] + a[:, s] @ matrix[:, columns]
+            for t in self._targets(s):
+                amount = a[:, s]
+                if f"decoder_{s}/offset_{t}" in self.checkpoint:
+                    amount = amount + (amount != 0) * of(f"decoder_{s}/offset_{t}")
+                y[t] = y[t] + amount @ self._pair(s, t, of, of)
         if "skip_0/weight" in self.checkpoint:
             if x is None:
                 raise ValueError("a transcoder with a skip connection needs the inputs: decode(a, x)")
@@ -427,7 +449,7 @@ class Transcoder:
         """What the largest of are active; values <= 0 never are."""
         ranking, xp = self.settings.get("ranking", "value"), _library(like)
         if ranking == "decoder_norm":
-            norms = [(self._of(like, self._stored_decoder(s)) ** 2).sum(1) ** 0.5 for s in range(self.n_layers)]
+            norms = [sum((self._of(like, name) ** 2).sum(1) for name in self._stored_decoder(s)) ** 0.5 for s in range(self.n_layers)]
             return z * xp.stack(norms, 0)
         if ranking == "z_score":
             mean = z.mean(0)

@@ -37,8 +37,8 @@ void store_rounded(const Execution& execution, Matrix<const float> values, Matri
 }
 
 void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
-                        double weight, Array<double> norms, Array<double> parts) {
-  dispatch<portable::add_inner_products, cuda::add_inner_products>(execution, a, shift, b, weight, norms, parts);
+                        double weight, double error, Array<double> norms, Array<double> parts) {
+  dispatch<portable::add_inner_products, cuda::add_inner_products>(execution, a, shift, b, weight, error, norms, parts);
 }
 
 void sum_example_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,

@@ -35,9 +35,15 @@ void add_weighed(const Execution&, AnyMatrix values, Array<const float> factors,
 void store_rounded(const Execution&, Matrix<const float> values, Matrix<bf16> to, Array<double> norms,
                    Array<double> parts);
 
-/// norms[b] += weight * sum over i of (a[b, i] + shift) * b[b, i], in fp64: a tile of a Gram sum. parts: as above.
+/// norms[b] += weight * sum over i of at_most((a[b, i] + shift) * b[b, i], error), in fp64: a tile of a Gram sum.
+/// parts: as above.
 void add_inner_products(const Execution&, Matrix<const float> a, float shift, Matrix<const float> b, double weight,
-                        Array<double> norms, Array<double> parts);
+                        double error, Array<double> norms, Array<double> parts);
+
+/// A value of the given relative error, as large as it can be.
+WEFT_HOST_DEVICE inline double at_most(double value, double error) {
+  return value + error * (value < 0 ? -value : value);
+}
 
 /// norms[e] += weight * sum over the rows t of example e of values[t - first], in their order.
 void add_row_values(const Execution&, Array<const double> values, Array<const std::int64_t> offsets, std::int64_t first,

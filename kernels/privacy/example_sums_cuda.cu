@@ -55,9 +55,10 @@ __global__ void __launch_bounds__(kThreads) store_values(const __grid_constant__
 
 __global__ void __launch_bounds__(kThreads)
     multiply_values(const __grid_constant__ Matrix<const float> a, float shift,
-                    const __grid_constant__ Matrix<const float> b, double* parts) {
+                    const __grid_constant__ Matrix<const float> b, double error, double* parts) {
   sum_part(a.columns, parts, [&](std::int64_t row, std::int64_t i) {
-    return (static_cast<double>(a(row, i)) + static_cast<double>(shift)) * static_cast<double>(b(row, i));
+    return at_most((static_cast<double>(a(row, i)) + static_cast<double>(shift)) * static_cast<double>(b(row, i)),
+                   error);
   });
 }
 
@@ -167,9 +168,9 @@ void store_rounded(const Execution& execution, Matrix<const float> values, Matri
 }
 
 void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
-                        double weight, Array<double> norms, Array<double> parts) {
+                        double weight, double error, Array<double> norms, Array<double> parts) {
   if (a.rows == 0 || a.columns == 0) return;
-  multiply_values<<<parts_of(a.rows, a.columns), kThreads, 0, stream_of(execution)>>>(a, shift, b, parts.data);
+  multiply_values<<<parts_of(a.rows, a.columns), kThreads, 0, stream_of(execution)>>>(a, shift, b, error, parts.data);
   require_launch("add_inner_products");
   add_parts(execution, square_parts(a.columns), weight, norms, parts);
 }

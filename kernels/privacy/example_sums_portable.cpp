@@ -111,14 +111,15 @@ void store_rounded(const Execution& execution, Matrix<const float> values, Matri
 }
 
 void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
-                        double weight, Array<double> norms, Array<double> parts) {
+                        double weight, double error, Array<double> norms, Array<double> parts) {
   const std::int64_t n_parts = square_parts(a.columns);
   for_teams(
       execution, "add_inner_products", a.rows * n_parts, 0, KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t part = team.league_rank(), first = part % n_parts * kSquareBlock;
         const float *left = a.row(part / n_parts) + first, *right = b.row(part / n_parts) + first;
         const double sum = sum_columns<double>(team, smaller(kSquareBlock, a.columns - first), [&](int i) {
-          return (static_cast<double>(left[i]) + static_cast<double>(shift)) * static_cast<double>(right[i]);
+          return at_most((static_cast<double>(left[i]) + static_cast<double>(shift)) * static_cast<double>(right[i]),
+                         error);
         });
         once(team, [&] { parts[part] = sum; });
       });

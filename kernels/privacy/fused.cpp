@@ -13,7 +13,8 @@ bool form_fused_products(const Execution&, AnyMatrix, AnyMatrix, const Examples&
                          Array<double>) {
   return false;
 }
-bool form_fused_gram(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, double, Array<double>) {
+bool form_fused_gram(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, double, double,
+                     Array<double>) {
   return false;
 }
 bool add_fused_product(const Execution&, AnyMatrix, AnyMatrix, const Examples&, Array<const float>, Matrix<float>,
@@ -36,8 +37,9 @@ bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, c
 }
 
 bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
-                     double bias, Array<double> parts) {
-  return dispatch<portable::form_fused_gram, cuda::form_fused_gram>(execution, x, g, examples, least, bias, parts);
+                     double bias, double error, Array<double> parts) {
+  return dispatch<portable::form_fused_gram, cuda::form_fused_gram>(execution, x, g, examples, least, bias, error,
+                                                                    parts);
 }
 
 bool add_fused_product(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,

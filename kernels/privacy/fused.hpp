@@ -41,9 +41,10 @@ constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, std::int64_
 bool form_fused_products(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least,
                          Matrix<bf16> stored, Array<double> parts);
 
-/// parts [examples, pairs of tiles]: sums of (X Xᵀ + bias) ∘ G Gᵀ, twice those off the diagonal.
+/// parts [examples, pairs of tiles]: sums of (X Xᵀ + bias) ∘ G Gᵀ with their error (at_most), twice those off the
+/// diagonal.
 bool form_fused_gram(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least, double bias,
-                     Array<double> parts);
+                     double error, Array<double> parts);
 
 /// out += sum over b of c_b G_bᵀ X_b.
 bool add_fused_product(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Array<const float> factors,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "base/error.hpp"
@@ -84,6 +85,11 @@ void add_direct_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, cons
                       });
 }
 
+/// Relative error of a product of two fp32 inner products: the roundings of their sums add up at random.
+double gram_error(std::int64_t in, std::int64_t out) {
+  return 0x1p-24 * std::sqrt(static_cast<double>(std::max(in, out)));
+}
+
 /// Tiles i <= j; twice those off the diagonal.
 void add_gram_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                     const GramTiles& tiles, bool with_bias, Array<double> norms) {
@@ -101,7 +107,8 @@ void add_gram_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const 
           return {out.data, count, n_i * n_j, n_i * n_j};
         };
         add_inner_products(execution, products(x, tiles.x), with_bias ? 1.0f : 0.0f, products(g, tiles.g),
-                           i == j ? 1.0 : 2.0, {norms.data + first, count}, tiles.parts);
+                           i == j ? 1.0 : 2.0, gram_error(x.columns, g.columns), {norms.data + first, count},
+                           tiles.parts);
       }
   });
 }
@@ -124,7 +131,8 @@ bool add_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const
   const std::int64_t size = fused_parts(x.columns, g.columns, examples.most_rows(), examples.count(), method);
   const Array<double> parts{reinterpret_cast<double*>(workspace.data), size};
   if (method.algorithm == NormAlgorithm::gram
-          ? !form_fused_gram(execution, x, g, examples, kPairwiseRows, with_bias ? 1 : 0, parts)
+          ? !form_fused_gram(execution, x, g, examples, kPairwiseRows, with_bias ? 1 : 0,
+                             gram_error(x.columns, g.columns), parts)
           : !form_fused_products(execution, x, g, examples, kPairwiseRows, {}, parts))
     return false;
   add_parts(execution, size / examples.count(), 1, norms, parts);

@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "kernels/language/attention/flash_tiles.hpp"
+#include "kernels/privacy/example_sums.hpp"
 
 namespace weft::kernels {
 
@@ -229,6 +230,7 @@ struct GramPairs {
   std::int64_t least;  ///< as above
   std::int64_t side;   ///< tiles of the longest example
   double bias;         ///< added to the entries of X Xᵀ
+  double error;        ///< relative, of a product of entries: what is summed is the most that it can be
   double* parts;       ///< [examples, gram_pairs(side)]
 };
 
@@ -250,8 +252,9 @@ WEFT_FLASH_INLINE void form_gram_pair(Context& context, const GramPairs& a, std:
     add_product_over_columns(context, a.g, first, second, end, of_g);
 #pragma unroll
     for (int k = 0; k < 64; ++k)
-      sum += (static_cast<double>(of_x[k / 16][k / 4 % 4][k % 4]) + a.bias) *
-             static_cast<double>(of_g[k / 16][k / 4 % 4][k % 4]);
+      sum += at_most((static_cast<double>(of_x[k / 16][k / 4 % 4][k % 4]) + a.bias) *
+                         static_cast<double>(of_g[k / 16][k / 4 % 4][k % 4]),
+                     a.error);
     if (i != j) sum *= 2;
   }
   const double total = sum_over_block(context, sum);

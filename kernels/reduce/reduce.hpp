@@ -13,6 +13,10 @@ namespace weft::kernels {
 /// normalised space. partial [n_parts * out.rows, columns] fp32 or bf16.
 void reconstruct(const Execution&, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias, Matrix<float> out);
 
+/// out[n, j] = sum over parts of parts[p * out.rows + n, j], in their order, in fp32. Both of one type, fp32, bf16 or
+/// fp16; parts [n_parts * out.rows, out.columns].
+void sum_parts(const Execution&, AnyMatrix parts, std::int64_t n_parts, AnyMatrix out);
+
 /// out[j] = sum over rows of rows[i, j], in their order, in fp32.
 void sum_rows(const Execution&, Matrix<const float> rows, Array<float> out);
 

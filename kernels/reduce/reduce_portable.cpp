@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
 #include "kernels/portable.hpp"
 #include "kernels/reduce/reduce.hpp"
 
@@ -19,7 +21,34 @@ void reconstruct_as(const Execution& execution, AnyMatrix partial, std::int64_t 
       });
 }
 
+template <class T>
+void sum_parts_as(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, AnyMatrix out) {
+  const Matrix<const T> parts{static_cast<const T*>(partial.data), partial.rows, partial.columns, partial.stride};
+  const Matrix<T> sums{static_cast<T*>(out.data), out.rows, out.columns, out.stride};
+  for_all(
+      execution, "sum_parts", out.rows * out.columns, KOKKOS_LAMBDA(std::int64_t element) {
+        const std::int64_t n = element / sums.columns, j = element % sums.columns;
+        float sum = static_cast<float>(parts(n, j));
+        for (std::int64_t p = 1; p < n_parts; ++p) sum += static_cast<float>(parts(p * sums.rows + n, j));
+        if constexpr (std::is_same_v<T, bf16>)
+          sums(n, j) = to_bf16(sum);
+        else if constexpr (std::is_same_v<T, half>)
+          sums(n, j) = to_half(sum);
+        else
+          sums(n, j) = sum;
+      });
+}
+
 }  // namespace
+
+void sum_parts(const Execution& execution, AnyMatrix parts, std::int64_t n_parts, AnyMatrix out) {
+  if (out.type == Scalar::bf16)
+    sum_parts_as<bf16>(execution, parts, n_parts, out);
+  else if (out.type == Scalar::fp16)
+    sum_parts_as<half>(execution, parts, n_parts, out);
+  else
+    sum_parts_as<float>(execution, parts, n_parts, out);
+}
 
 void reconstruct(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias,
                  Matrix<float> out) {

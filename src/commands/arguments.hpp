@@ -30,6 +30,7 @@ enum class Command {
   lm_evaluate,
   lm_harvest,
   lm_export,
+  lm_merge,
   lm_generate,
   lm_diversity,
   lm_tokenize,
@@ -103,8 +104,9 @@ struct Request {
   std::string statistics;       ///< import: "" or FILE (norm_stats.json)
   std::string command_line;     ///< as given, for the record
 
-  // lm evaluate, lm harvest, lm diversity
+  // lm evaluate, lm harvest, lm diversity, lm export
   std::string transcoder;          ///< evaluate: "" or CHECKPOINT
+  bool adapters = false;           ///< export: the adapters alone
   std::string model;               ///< diversity: "" or MODEL
   std::string split;               ///< harvest: "" or train | validation
   std::int64_t rows = 0;           ///< harvest: --tokens; 0 = all

@@ -56,6 +56,8 @@ int call(const Request& request, const parallel::World& world) {
       return language_model_harvest(request, world);
     case Command::lm_export:
       return language_model_export(request, world);
+    case Command::lm_merge:
+      return language_model_merge(request, world);
     case Command::lm_generate:
       return language_model_generate(request, world);
     case Command::lm_diversity:
@@ -137,6 +139,19 @@ void require_kind(const checkpoint::Found& found, std::string_view tensor, std::
     if (entry.name == tensor) return;
   throw collective_error(ExitCode::usage, "{}: belongs to another kind of model (it has no tensor \"{}\"); {}",
                          found.path.string(), tensor, advice);
+}
+
+void require_new_directory(const parallel::World& world, const std::string& path) {
+  namespace fs = std::filesystem;
+  const bool taken =
+      !world
+           .on_root([&] {
+             return std::string(fs::exists(path) && !(fs::is_directory(path) && fs::is_empty(path)) ? "taken" : "");
+           })
+           .empty();
+  if (taken)
+    throw collective_error(ExitCode::usage,
+                           "{}: exists (nothing is overwritten); name a new directory, or remove this one", path);
 }
 
 void read_input_of(const checkpoint::Found& found, const Request& request, const input::Schema& schema,

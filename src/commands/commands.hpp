@@ -31,6 +31,7 @@ int language_model_train(const Request& request, const parallel::World& world);
 int language_model_evaluate(const Request& request, const parallel::World& world);
 int language_model_harvest(const Request& request, const parallel::World& world);
 int language_model_export(const Request& request, const parallel::World& world);
+int language_model_merge(const Request& request, const parallel::World& world);
 int language_model_generate(const Request& request, const parallel::World& world);
 int language_model_diversity(const Request& request, const parallel::World& world);
 int language_model_tokenize(const Request& request, const parallel::World& world);
@@ -49,6 +50,9 @@ void print_run(const Request& request, const std::filesystem::path& directory, i
 
 /// Throws a collective Error(usage) unless `path` is a directory. `origin`: the key or option that names it.
 void require_directory(const parallel::World& world, const std::string& path, std::string_view origin);
+
+/// Throws a collective Error(usage) if `path` exists and is not an empty directory.
+void require_new_directory(const parallel::World& world, const std::string& path);
 
 /// The checkpoint at `path`: a step directory, or the newest one of a run. Verified. Collective.
 checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world);

@@ -64,7 +64,11 @@ constexpr CommandEntry entries[] = {
      "Writes MLP inputs and outputs of a language model on a text as an activation dataset for weft train. An "
      "interrupted harvest resumes with the same command."},
     {Command::lm_export, "lm export", "MODEL", false, "a model in the files of Hugging Face",
-     "Writes a language model in the files of the transformers library of Hugging Face."},
+     "Writes a language model in the files of the transformers library of Hugging Face. Adapters ([lora]) are merged "
+     "into its weights; with --adapters they alone are written, in the files of PEFT."},
+    {Command::lm_merge, "lm merge", "CHECKPOINT", false, "a checkpoint with its adapters merged into the weights",
+     "Writes a checkpoint of a language model without adapters ([lora]): they are added to the weights, which can then "
+     "be trained further, as a whole or with new adapters."},
     {Command::lm_generate, "lm generate", "MODEL", false, "text that the model writes",
      "Continues prompts with text that a language model writes."},
     {Command::lm_diversity, "lm diversity", "FILE", false, "how much the answers to each prompt differ",
@@ -192,9 +196,11 @@ Options options_of(Command command, Request& request) {
     options.add("--rows-per-file", request.rows_per_file, "N", "rows of a file, about (default 65536)")
         .between(1, 1 << 30);
   }
-  if (command == Command::lm_export)
+  if (command == Command::lm_export) {
+    options.flag("--adapters", request.adapters, "the adapters of a run with [lora] alone, in the files of PEFT");
     options.add("--type", request.stored_type, "TYPE", "storage of the weights, bf16 or fp32 (default fp32)")
         .one_of({"bf16", "fp32"});
+  }
   if (command == Command::lm_generate) {
     GenerateOptions& generate = request.generate;
     options.add("--prompt", generate.prompt, "TEXT", "the beginning of the text, or");
@@ -285,6 +291,7 @@ Options options_of(Command command, Request& request) {
   if (command == Command::import_weights) output("DIR", "the checkpoint, or the dataset");
   if (command == Command::lm_harvest) output("DIR", "the dataset");
   if (command == Command::lm_export) output("DIR", "the directory to write");
+  if (command == Command::lm_merge) output("DIR", "a new directory: receives the checkpoint");
   if (command == Command::lm_tokenize) output("DIR", "receives the token files and tokenizer.json (data.tokens)");
   if (is_training(command)) {
     options.add("--resume", request.resume, "auto|never|PATH",

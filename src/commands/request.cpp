@@ -282,8 +282,9 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
 
 input::Schema schema(Input& input, Command command) {
   if (command == Command::lm_train || command == Command::lm_evaluate || command == Command::lm_harvest ||
-      command == Command::lm_export || command == Command::lm_generate || command == Command::lm_diversity ||
-      command == Command::lm_polychromic || command == Command::language_benchmark) {
+      command == Command::lm_export || command == Command::lm_merge || command == Command::lm_generate ||
+      command == Command::lm_diversity || command == Command::lm_polychromic ||
+      command == Command::language_benchmark) {
     input::Schema keys = language_model::schema(input.language);
     language_model::add_keys(keys, input.language_benchmark);
     if (command == Command::lm_train || command == Command::lm_polychromic)

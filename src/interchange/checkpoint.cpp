@@ -55,8 +55,9 @@ checkpoint::Tensor produced(std::string name, Scalar type, std::vector<std::int6
 
 }  // namespace
 
-CheckpointRows::CheckpointRows(const parallel::World& world, const checkpoint::Found& found, const Contents& contents)
-    : world_(world), found_(found) {
+CheckpointRows::CheckpointRows(const parallel::Communicator& alone, const checkpoint::Found& found,
+                               const Contents& contents)
+    : alone_(alone), found_(found) {
   contents_ = {.sizes = contents.sizes,
                .thresholds = find(found.manifest, name_of(Part::threshold, 0)) != nullptr,
                .skip = find(found.manifest, name_of(Part::skip, 0)) != nullptr,
@@ -66,39 +67,85 @@ CheckpointRows::CheckpointRows(const parallel::World& world, const checkpoint::F
 }
 
 void CheckpointRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
-  const std::int64_t columns = extent_of(contents_, part, layer).columns;
-  const std::string name = name_of(part, layer);
+  const std::int64_t columns = extent_of(contents_, part, layer).columns, d = contents_.sizes.d_model;
+  if (part == Part::decoder_bias)
+    read_rows(name_of(part, layer), {layer * d + rows.begin, layer * d + rows.end}, 1, to);
+  else if (part != Part::decoder)
+    read_rows(name_of(part, layer), rows, columns, to);
+  else
+    read_decoder(layer, rows, columns, to);
+}
+
+/// The vectors of all targets, one after the other, whatever the checkpoint stores (transcoder.decoder).
+void CheckpointRows::read_decoder(std::int64_t layer, parallel::Range rows, std::int64_t columns, float* to) const {
+  const std::int64_t d = contents_.sizes.d_model, targets = columns / d;
+  const auto entry = [&](const char* matrix) {
+    return find(found_.manifest, fmt::format("decoder_{}/{}", layer, matrix));
+  };
+  const auto copy = [&](const std::vector<float>& vectors, std::int64_t target) {
+    for (std::int64_t i = 0; i < rows.size(); ++i)
+      std::copy_n(vectors.data() + i * d, d, to + i * columns + target * d);
+  };
+  std::vector<float> vectors(static_cast<std::size_t>(rows.size() * d));
+  if (entry("tied_weight") != nullptr) {
+    read_rows(fmt::format("decoder_{}/tied_weight", layer), rows, d, vectors.data());
+    for (std::int64_t t = 0; t < targets; ++t) copy(vectors, t);
+  } else if (entry("target_weight") != nullptr) {
+    for (std::int64_t t = 0; t < targets; ++t) {
+      read_rows(fmt::format("decoder_{}/target_weight", layer + t), rows, d, vectors.data());
+      if (const TensorEntry* const scale = entry(fmt::format("scale_{}", layer + t).c_str()); scale != nullptr) {
+        std::vector<float> scales(static_cast<std::size_t>(rows.size()));
+        read_rows(scale->name, rows, 1, scales.data());
+        for (std::size_t i = 0; i < vectors.size(); ++i) vectors[i] *= scales[i / static_cast<std::size_t>(d)];
+      }
+      copy(vectors, t);
+    }
+  } else if (const TensorEntry* const factor = entry("factor_weight"); factor != nullptr && factor->shape.size() == 2) {
+    const std::int64_t width = factor->shape[1], r = width / targets;
+    std::vector<float> factors(static_cast<std::size_t>(rows.size() * width)), basis(static_cast<std::size_t>(r * d));
+    read_rows(factor->name, rows, width, factors.data());
+    for (std::int64_t t = 0; t < targets; ++t) {
+      read_rows(fmt::format("decoder_{}/basis_weight", layer + t), {layer * r, (layer + 1) * r}, d, basis.data());
+      for (std::int64_t i = 0; i < rows.size(); ++i) {
+        float* const out = std::fill_n(to + i * columns + t * d, d, 0.0f) - d;
+        for (std::int64_t k = 0; k < r; ++k)
+          for (std::int64_t j = 0; j < d; ++j)
+            out[j] +=
+                factors[static_cast<std::size_t>(i * width + t * r + k)] * basis[static_cast<std::size_t>(k * d + j)];
+      }
+    }
+  } else if (const TensorEntry* const stored = entry("weight");
+             stored != nullptr && targets > 1 && stored->shape.size() == 2 && stored->shape[1] == d) {
+    // Asked for all strips, a per-layer transcoder has only the one of its own layer.
+    read_rows(stored->name, rows, d, vectors.data());
+    std::fill_n(to, rows.size() * columns, 0.0f);
+    copy(vectors, 0);
+  } else {
+    read_rows(name_of(Part::decoder, layer), rows, columns, to);
+  }
+}
+
+void CheckpointRows::read_rows(const std::string& name, parallel::Range rows, std::int64_t columns, float* to) const {
   const TensorEntry* const entry = find(found_.manifest, name);
   if (entry == nullptr)
     throw error(ExitCode::usage, "{}: has no tensor {} (is it a transcoder?)", found_.path.string(), name);
   std::int64_t stored_columns = 1;
   for (std::size_t axis = 1; axis < entry->shape.size(); ++axis) stored_columns *= entry->shape[axis];
-  // Asked for all strips, a per-layer transcoder has only the one of its own layer.
-  const bool narrow = part == Part::decoder && stored_columns == contents_.sizes.d_model;
-  if ((stored_columns != columns && !narrow) || (entry->type != Scalar::fp32 && entry->type != Scalar::bf16))
+  if (stored_columns != columns || entry->shape.empty() || entry->shape[0] < rows.end ||
+      (entry->type != Scalar::fp32 && entry->type != Scalar::bf16))
     throw error(ExitCode::usage, "{}: tensor {} has an unexpected shape or type (is it a cross-layer transcoder?)",
                 found_.path.string(), name);
-  const parallel::Range stored_rows =
-      part == Part::decoder_bias
-          ? parallel::Range{layer * contents_.sizes.d_model + rows.begin, layer * contents_.sizes.d_model + rows.end}
-          : rows;
-  const std::int64_t n = rows.size() * stored_columns;
-  std::vector<float> wide(narrow && columns != stored_columns ? static_cast<std::size_t>(n) : 0);
-  std::vector<kernels::bf16> half(entry->type == Scalar::bf16 ? static_cast<std::size_t>(n) : 0);
-  float* const values = wide.empty() ? to : wide.data();
+  std::vector<kernels::bf16> half(entry->type == Scalar::bf16 ? static_cast<std::size_t>(rows.size() * columns)
+                                                              : std::size_t{0});
   checkpoint::Registry registry;
   registry.add({.name = name,
                 .type = entry->type,
                 .shape = entry->shape,
-                .held = stored_rows,
-                .owned = stored_rows,
-                .data = half.empty() ? static_cast<void*>(values) : half.data()});
-  checkpoint::load(world_.all(), found_, registry, {}, checkpoint::Load::part);
-  std::copy(half.begin(), half.end(), values);
-  if (wide.empty()) return;
-  std::fill_n(to, rows.size() * columns, 0.0f);
-  for (std::int64_t i = 0; i < rows.size(); ++i)
-    std::copy_n(wide.data() + i * stored_columns, stored_columns, to + i * columns);
+                .held = rows,
+                .owned = rows,
+                .data = half.empty() ? static_cast<void*>(to) : half.data()});
+  checkpoint::load(alone_, found_, registry, {}, checkpoint::Load::part);
+  std::copy(half.begin(), half.end(), to);
 }
 
 Normalised not_normalised(const Sizes& sizes) {

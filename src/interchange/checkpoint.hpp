@@ -19,14 +19,18 @@ namespace weft::interchange {
 class CheckpointRows : public RowSource {
  public:
   /// The checkpoint must have been verified. `contents`: those of its model, but thresholds and skip, which it shows.
-  /// Of a per-layer model without `per_layer` the other strips of a decoder row are zero. For one process.
-  CheckpointRows(const parallel::World&, const checkpoint::Found&, const Contents& contents);
+  /// Tied decoders are read as a copy for each target, with its scale, low-rank ones as their products; of a per-layer
+  /// model without `per_layer` the other strips of a decoder row are zero. `alone`: of this process.
+  CheckpointRows(const parallel::Communicator& alone, const checkpoint::Found&, const Contents& contents);
 
   const Contents& contents() const override { return contents_; }
   void read(Part part, std::int64_t layer, parallel::Range rows, float* to) const override;
 
  private:
-  const parallel::World& world_;
+  void read_decoder(std::int64_t layer, parallel::Range rows, std::int64_t columns, float* to) const;
+  void read_rows(const std::string& name, parallel::Range rows, std::int64_t columns, float* to) const;
+
+  const parallel::Communicator& alone_;
   const checkpoint::Found& found_;
   Contents contents_;
 };

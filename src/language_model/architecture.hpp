@@ -25,6 +25,9 @@ struct Architecture {
   ModelSettings model;
   std::int64_t vocabulary = 0;
   std::int64_t positions = 0;  ///< longest sequence: rows of the table of learned positions
+  LoraSettings lora = {};      ///< adapters of the model's linear layers (adapters.hpp)
+  /// Of a part of a model (part_of): its ranks, its number, the first of its tokens and of its heads of queries.
+  std::int64_t tensor_ranks = 1, tensor_rank = 0, first_token = 0, first_head = 0;
 
   std::int64_t query_width() const { return model.heads * model.head_size(); }
   std::int64_t key_width() const { return model.kv_heads * model.head_size(); }
@@ -37,16 +40,25 @@ struct Architecture {
 std::string block_name(std::int64_t layer);
 
 /// Matrices are [outputs, inputs]. Over the axis "tensor", query, key, value, gate and up are cut by outputs, the
-/// attention's output and down by inputs, embedding and head by the vocabulary (Shoeybi et al. 2019). Weights are
-/// normal with deviation 0.02, those that write to the residual stream divided by sqrt(2 layers) (Radford et al. 2019);
-/// biases 0, norms 1.
+/// attention's output and down by inputs, embedding and head by the vocabulary (Shoeybi et al. 2019); heads that share
+/// a head of keys stay together. Weights are normal with deviation 0.02, those that write to the residual stream
+/// divided by sqrt(2 layers) (Radford et al. 2019); biases 0, norms 1.
 std::vector<training::ParameterSpec> parameter_specs(const Architecture&);
 
-/// Number of parameters.
+/// What rank `rank` of `n_ranks` of the tensor axis has of the model: whole heads of keys with their heads of queries,
+/// a part of the width of the MLP and of the vocabulary. Sizes of its products and buffers; the residual stream is
+/// whole.
+Architecture part_of(const Architecture&, std::int64_t n_ranks, std::int64_t rank);
+/// Why the model cannot be divided over so many ranks of the tensor axis; "" if it can. vocabulary 0: not known yet.
+std::string obstacle_to_division(const Architecture&, std::int64_t n_ranks);
+/// The same with everything else that does not go with parallel.tensor.
+std::string obstacle_to_tensor_axis(const Configuration&, const Architecture&);
+
+/// Number of parameters, with those of adapters.
 std::int64_t parameters_of(const Architecture&);
 
-/// Floating-point operations per token of forward and backward pass in sequences of `length`: 6 for each parameter, and
-/// 6 layers * length * query_width for causal attention, which counts only scores that are used.
+/// Floating-point operations per token of forward and backward pass in sequences of `length`: 6 for each parameter, 4
+/// for a frozen one, and 6 layers * length * query_width for causal attention, which counts only scores that are used.
 double flops_per_token(const Architecture&, std::int64_t length);
 
 }  // namespace weft::language_model

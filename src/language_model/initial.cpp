@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "input/read.hpp"
+#include "language_model/adapters.hpp"
 #include "language_model/training_run.hpp"
 
 namespace weft::language_model {
@@ -30,9 +31,13 @@ InitialModel::InitialModel(const Configuration& configuration, const parallel::W
     vocabulary_ = directory_->config().vocabulary;
   } else {
     found_ = open_initial(configuration.initial, world);
-    vocabulary_ =
-        stored_architecture(configuration.language_model, configuration.data.sequence, found_->manifest.tensors)
-            .vocabulary;
+    vocabulary_ = stored_architecture(configuration, found_->manifest.tensors).vocabulary;
+    for (const checkpoint::TensorEntry& tensor : found_->manifest.tensors)
+      if (tensor.name.ends_with("/lora_a"))
+        throw collective_error(ExitCode::usage,
+                               "language_model.initial = \"{}\": has adapters (training begins with whole weights); "
+                               "merge them with weft lm merge",
+                               configuration.initial);
   }
   require_settings(configuration);
 }
@@ -53,6 +58,16 @@ void InitialModel::require_settings(const Configuration& configuration) const {
                            configuration.initial, refused);
 }
 
+bool InitialModel::is_private() const {
+  if (!found_) return false;
+  Configuration any;
+  const input::Schema keys = schema(any);
+  const auto value = [&](const char* key) {
+    return input::value_in(keys, key, found_->manifest.input, checkpoint::kManifestName);
+  };
+  return std::get<bool>(value("privacy.enabled")) && std::get<std::string>(value("privacy.noise_key")) == "system";
+}
+
 std::optional<Tokenizer> InitialModel::tokenizer(const parallel::World& world,
                                                  const kernels::Execution& execution) const {
   return found_ ? stored_tokenizer(*found_, world, execution) : directory_->tokenizer();
@@ -61,13 +76,15 @@ std::optional<Tokenizer> InitialModel::tokenizer(const parallel::World& world,
 void InitialModel::load(const training::Parameters& parameters, const parallel::World& world,
                         const kernels::Execution& execution) const {
   if (directory_) return directory_->load(parameters, execution);
-  // Every parameter has one tensor or more; those of the weights are what a model without moments has.
+  // Every parameter has one tensor or more; those of the weights are what a model without moments has. Adapters keep
+  // their first values.
   checkpoint::Registry all, weights;
   parameters.add_to(all);
   for (const checkpoint::Tensor& tensor : all.tensors()) {
     const std::string_view name = tensor.name;
-    const bool weight = std::any_of(parameters.specs().begin(), parameters.specs().end(),
-                                    [&](const training::ParameterSpec& spec) { return name == spec.name; });
+    const bool weight =
+        std::any_of(parameters.specs().begin(), parameters.specs().end(),
+                    [&](const training::ParameterSpec& spec) { return name == spec.name && !is_adapter(spec); });
     if (weight) weights.add(tensor);
   }
   checkpoint::load(world.all(), *found_, weights, execution, checkpoint::Load::part);

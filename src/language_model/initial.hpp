@@ -22,6 +22,8 @@ class InitialModel {
   InitialModel(const Configuration&, const parallel::World&);
 
   std::int64_t vocabulary() const { return vocabulary_; }
+  /// Its own training was private, as its checkpoint says.
+  bool is_private() const;
   /// None: the model was trained on token files without one, or its directory has none. Collective.
   std::optional<Tokenizer> tokenizer(const parallel::World&, const kernels::Execution&) const;
   /// Fills the weights of a model of this architecture; moments stay as they are. Collective. Throws a collective

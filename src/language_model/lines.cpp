@@ -15,7 +15,7 @@ constexpr std::int64_t kLargestTextFile = std::int64_t{256} << 20, kMostPromptLi
 
 std::string text_of_file(const std::string& path, std::string_view origin) {
   if (!std::filesystem::exists(path))
-    throw error(ExitCode::usage, "{} = \"{}\": no such file; correct the path", origin, path);
+    throw error(ExitCode::usage, "{}: no such file ({}); correct the path", path, origin);
   const storage::MappedFile file(path);
   if (std::ssize(file.bytes()) > kLargestTextFile)
     throw error(ExitCode::data, "{}: {} bytes (at most {} are read); divide the file", path, file.bytes().size(),

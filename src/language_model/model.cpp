@@ -9,6 +9,7 @@ namespace weft::language_model {
 Model::Model(const Architecture& architecture, kernels::StatePolicy policy, const parallel::GridShape& grid,
              std::int64_t rank, const kernels::Execution& execution, training::Moments moments)
     : architecture_(architecture),
+      part_(part_of(architecture, grid.size(parallel::kTensorAxis), grid.index_of(rank, parallel::kTensorAxis))),
       execution_(execution),
       parameters_(parameter_specs(architecture), policy, grid, rank, execution, moments),
       rotary_(rotary_elements(architecture)),
@@ -31,7 +32,16 @@ Model::Model(const Architecture& architecture, kernels::StatePolicy policy, cons
   std::size_t index = 0;
   for (Block& block : blocks_)
     for (Linear* linear : {&block.projection, &block.attention_output, &block.up, &block.down}) linear->index = index++;
-  head_.index = index;
+  head_.index = index++;
+  for (Block& block : blocks_)
+    for (Linear* linear : {&block.projection, &block.attention_output, &block.up, &block.down}) {
+      Adapter adapter = this->adapter(*linear);
+      if (adapter.parts.empty()) continue;
+      adapter.a.index = index++;
+      for (Adapter::Part& part : adapter.parts) part.b.index = index++;
+      linear->adapter = adapters_.size();
+      adapters_.push_back(std::move(adapter));
+    }
 }
 
 std::vector<const Linear*> Model::linears() const {
@@ -39,6 +49,10 @@ std::vector<const Linear*> Model::linears() const {
   for (const Block& block : blocks_)
     all.insert(all.end(), {&block.projection, &block.attention_output, &block.up, &block.down});
   all.push_back(&head_);
+  for (const Adapter& adapter : adapters_) {
+    all.push_back(&adapter.a);
+    for (const Adapter::Part& part : adapter.parts) all.push_back(&part.b);
+  }
   return all;
 }
 
@@ -54,8 +68,8 @@ Block Model::block(std::int64_t layer) const {
   block.query_norm = find(attention + "query_norm/weight");
   block.key_norm = find(attention + "key_norm/weight");
   block.temperature = find(attention + "temperature");
-  block.query_key = {.heads = model.heads,
-                     .kv_heads = model.kv_heads,
+  block.query_key = {.heads = part_.model.heads,
+                     .kv_heads = part_.model.kv_heads,
                      .head_size = model.head_size(),
                      .norm = model.qk_norm,
                      .epsilon = static_cast<float>(model.norm_epsilon),
@@ -116,14 +130,42 @@ Linear Model::linear(const std::string& prefix, std::initializer_list<const char
   return linear;
 }
 
+/// Those of the parameters of a product, without parts if none has one.
+Adapter Model::adapter(const Linear& linear) const {
+  const std::span<const training::ParameterSpec> specs = parameters_.specs();
+  const auto matrix_of = [&](const std::string& name) -> Linear {
+    const std::size_t weight = find(name);
+    return {.weight = weight, .matrix = matrix(weight), .transposed = specs[weight].transposed()};
+  };
+  Adapter adapter;
+  std::int64_t output = 0;
+  for (std::size_t i = linear.weight; i < linear.weight + linear.count; ++i) {
+    const std::string name = specs[i].name.substr(0, specs[i].name.rfind('/'));
+    if (find(name + "/lora_a") != kNoParameter) {
+      Linear a = matrix_of(name + "/lora_a");
+      if (adapter.parts.empty()) {
+        adapter.a = std::move(a);
+      } else {  // follows in memory
+        ++adapter.a.count;
+        adapter.a.matrix.rows += a.matrix.rows;
+      }
+      adapter.parts.push_back({matrix_of(name + "/lora_b"), output});
+    }
+    output += linear.transposed ? linear.outputs() : parameters_.matrix(i).rows;
+  }
+  return adapter;
+}
+
 std::int64_t rotary_elements(const Architecture& architecture) {
   if (architecture.model.position != Position::rope) return 0;
   return architecture.positions * architecture.model.head_size();
 }
 
-Architecture stored_architecture(const ModelSettings& model, std::int64_t sequence,
-                                 std::span<const checkpoint::TensorEntry> tensors) {
-  Architecture architecture{.model = model, .vocabulary = 0, .positions = sequence};
+Architecture stored_architecture(const Configuration& configuration, std::span<const checkpoint::TensorEntry> tensors) {
+  Architecture architecture{.model = configuration.language_model,
+                            .vocabulary = 0,
+                            .positions = configuration.data.sequence,
+                            .lora = configuration.lora};
   for (const checkpoint::TensorEntry& tensor : tensors)
     if (tensor.name == "embedding/tokens" && tensor.shape.size() == 2) architecture.vocabulary = tensor.shape[0];
   if (architecture.vocabulary == 0)

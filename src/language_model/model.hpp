@@ -24,6 +24,7 @@ struct Linear {
   std::size_t bias = kNoParameter;
   std::size_t count = 1;                         ///< parameters of the product
   std::size_t index = 0;                         ///< in Model::linears
+  std::size_t adapter = kNoParameter;            ///< in Model::adapters
   kernels::AnyMatrix matrix;                     ///< as stored: [outputs, inputs]
   bool transposed = false;                       ///< stored as [inputs, outputs]
   kernels::Array<const float> bias_values = {};  ///< [outputs], or empty
@@ -31,6 +32,16 @@ struct Linear {
   std::int64_t outputs() const { return transposed ? matrix.columns : matrix.rows; }
   std::int64_t inputs() const { return transposed ? matrix.rows : matrix.columns; }
   kernels::Form form() const { return transposed ? kernels::Form::transposed : kernels::Form::plain; }
+};
+
+/// The low-rank adapters of a product (adapters.hpp). Its parameters have one each, or some of them.
+struct Adapter {
+  Linear a;  ///< of all parts, one below the other: [parts * rank, inputs]
+  struct Part {
+    Linear b;
+    std::int64_t first_output = 0;  ///< of the product
+  };
+  std::vector<Part> parts = {};
 };
 
 struct NormLayer {
@@ -59,7 +70,7 @@ class Model {
 
   void initialise(std::uint64_t seed) { parameters_.initialise(seed); }
 
-  const Architecture& architecture() const { return architecture_; }
+  const Architecture& architecture() const { return architecture_; }  ///< of the whole model, on any grid
   const training::Parameters& parameters() const { return parameters_; }
   const kernels::Execution& execution() const { return execution_; }
 
@@ -73,7 +84,9 @@ class Model {
   std::span<const Block> blocks() const { return blocks_; }
   const NormLayer& final_norm() const { return final_norm_; }
   const Linear& head() const { return head_; }
-  /// All products: those of the blocks in the order of the forward pass, then the head.
+  /// Empty without adapters.
+  std::span<const Adapter> adapters() const { return adapters_; }
+  /// All products: those of the blocks in the order of the forward pass, then the head, then those of adapters.
   std::vector<const Linear*> linears() const;
 
  private:
@@ -83,8 +96,9 @@ class Model {
   std::optional<NormLayer> norm(const std::string& name) const;
   Linear linear(const std::string& prefix, std::initializer_list<const char*> names) const;
   Block block(std::int64_t layer) const;
+  Adapter adapter(const Linear&) const;
 
-  const Architecture architecture_;
+  const Architecture architecture_, part_;
   const kernels::Execution execution_;
   training::Parameters parameters_;
   device::Buffer<float> rotary_;
@@ -92,6 +106,7 @@ class Model {
   std::vector<Block> blocks_;
   NormLayer final_norm_;
   Linear head_;
+  std::vector<Adapter> adapters_;
 };
 
 /// Elements of the table of rotary positions.
@@ -99,7 +114,6 @@ std::int64_t rotary_elements(const Architecture&);
 
 /// Architecture of the model in a checkpoint, from its input and its tensors. Throws a collective Error(io) if they are
 /// not those of a language model.
-Architecture stored_architecture(const ModelSettings&, std::int64_t sequence,
-                                 std::span<const checkpoint::TensorEntry> tensors);
+Architecture stored_architecture(const Configuration&, std::span<const checkpoint::TensorEntry> tensors);
 
 }  // namespace weft::language_model

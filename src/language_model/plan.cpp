@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/plan.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "base/error.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
+#include "language_model/grid_plan.hpp"
 #include "language_model/trainer.hpp"
 #include "language_model/training_run.hpp"
 #include "report/format.hpp"
@@ -24,12 +25,18 @@ std::int64_t total(const std::vector<std::pair<std::string, std::int64_t>>& part
 /// arXiv 2203.15556).
 constexpr std::int64_t kTokensPerParameter = 20;
 
+/// Of the last rank, whose parts are the largest.
+TransformerSettings largest_part(const Configuration& configuration, const Architecture& architecture) {
+  const parallel::GridShape grid = grid_shape(configuration);
+  return transformer_settings(configuration, architecture, grid, grid.ranks() - 1);
+}
+
 /// "weights fp32, moments fp32, …": a moment that is stored in another type than intended shows here.
 std::string types_text(const Plan& plan, const Configuration& configuration) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   std::string weights, moments;
   for (const training::ParameterSpec& spec : parameter_specs(plan.architecture)) {
-    if (!spec.is_matrix()) continue;
+    if (!spec.is_matrix() || spec.frozen) continue;
     for (const training::Plane& plane :
          training::planes_of(spec, configuration.optimizer.state, backend, configuration.moments())) {
       const std::string type(checkpoint::name_of(plane.type));
@@ -54,7 +61,7 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
 /// "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels, where there is no choice.
 std::string attention_text(const Plan& plan, const Configuration& configuration) {
   if (device::planned_backend(device_settings(configuration)) != kernels::Backend::cuda) return {};
-  const kernels::Attention full = attention_shapes(transformer_settings(configuration, plan.architecture)).back();
+  const kernels::Attention full = attention_shapes(largest_part(configuration, plan.architecture)).back();
   const auto name = [&](kernels::AttentionPass pass) -> std::string {
     if constexpr (kernels::kCudnnBuild)
       if (kernels::planned_attention(pass, full, activation_type(configuration)) ==
@@ -80,10 +87,7 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
   }
   if (settings.algorithm != privacy::Algorithm::naive)
     text +=
-        fmt::format("  clipping: {}{}\n",
-                    settings.mode == privacy::Mode::two_pass       ? "two_pass, a second backward pass"
-                    : settings.mode == privacy::Mode::book_keeping ? "book_keeping, rows are kept"
-                                                                   : "materialise, gradients of records in bf16",
+        fmt::format("  clipping: {}{}\n", privacy::to_text(settings.mode),
                     configuration.privacy.mode != privacy::Mode::automatic ? ""
                     : configuration.device.memory > 0 ? " (the one with least work within device.memory)"
                                                       : " (the one with least work that at most doubles the memory)");
@@ -98,7 +102,7 @@ constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::
 /// What a Transformer takes with another memory.recompute.
 Transformer::Buffers transformer_buffers(const Configuration& configuration, const Architecture& architecture,
                                          Recompute recompute, bool swap, training::StepArena& arena) {
-  TransformerSettings settings = transformer_settings(configuration, architecture);
+  TransformerSettings settings = largest_part(configuration, architecture);
   settings.memory.recompute = recompute;
   settings.memory.swap_activations = swap;
   return {settings, arena};
@@ -125,7 +129,9 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
   for (const training::ParameterSpec& spec : parameter_specs(architecture))
     if (spec.name.starts_with(block_name(0))) block += static_cast<double>(spec.elements());
   const double attention = static_cast<double>(configuration.data.sequence * architecture.query_width());
-  cost.forward_seconds = 2 * (block + attention) * static_cast<double>(configuration.micro_tokens()) / products;
+  const double shared = static_cast<double>(configuration.parallel.tensor);
+  cost.forward_seconds =
+      2 / shared * (block + attention) * static_cast<double>(configuration.micro_tokens()) / products;
   // The backward pass takes twice as long as the forward pass, and as long again for what it recomputes.
   const auto added = [&](std::int64_t copied, bool recomputes) {
     const double copy = static_cast<double>(copied) / kCopyRate, forward = cost.forward_seconds;
@@ -163,6 +169,8 @@ std::int64_t Plan::device_total() const { return total(device); }
 std::int64_t Plan::host_total() const { return total(host); }
 
 Plan plan(const Configuration& configuration, const Architecture& architecture, std::int64_t train_tokens) {
+  if (const std::string why = obstacle_to_tensor_axis(configuration, architecture); !why.empty())
+    throw collective_error(ExitCode::usage, "{}", why);
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   const parallel::GridShape grid = grid_shape(configuration);
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
@@ -171,6 +179,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   Plan plan;
   plan.architecture = architecture;
   plan.parameters = training::elements_of(specs);
+  plan.trained = training::trained_elements_of(specs);
   plan.train_tokens = train_tokens;
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
@@ -267,6 +276,9 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
       report::binary_bytes_text(plan.disk_bytes));
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
   text += types_text(plan, configuration) + attention_text(plan, configuration);
+  if (const LoraSettings& lora = plan.architecture.lora; lora.rank > 0)
+    text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen\n",
+                        lora.rank, fmt::join(lora.targets, ", "), report::grouped(plan.trained));
   text += "  activations by memory.recompute:";
   for (const auto& [name, bytes] : plan.activations)
     text += fmt::format("{} {} {}", name == plan.activations.front().first ? "" : ",", name,
@@ -283,6 +295,7 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   text += fmt::format(
       "  tokens: {} in this run, {:.3g} of the {} with which this size makes the best use of its computation\n",
       report::grouped(run), static_cast<double>(run) / static_cast<double>(best), report::grouped(best));
+  text += grids_text(configuration, plan.architecture);
   if (configuration.privacy.enabled) text += private_text(plan, configuration);
   if (plan.train_tokens > 0)
     text += fmt::format("  the training set has {} tokens: {:.3g} epochs\n", report::grouped(plan.train_tokens),

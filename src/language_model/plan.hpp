@@ -35,6 +35,7 @@ struct SwapCost {
 struct Plan {
   Architecture architecture;
   std::int64_t parameters = 0;
+  std::int64_t trained = 0;                                  ///< of these; the others are frozen
   std::vector<std::pair<std::string, std::int64_t>> device;  ///< bytes by purpose: weights, moments, activations, …
   std::vector<std::pair<std::string, std::int64_t>> host;
   std::int64_t checkpoint_bytes = 0;

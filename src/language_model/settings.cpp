@@ -6,6 +6,7 @@
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/language/attention/attention.hpp"
 #include "language_model/activation_swap.hpp"
+#include "language_model/architecture.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -396,6 +397,9 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                     "record more would change the gradients of the others); take 0",
                     model.dropout > 0 ? "dropout" : "attention_dropout");
               });
+  schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp", "language_model.qk_norm",
+               "privacy.enabled", "device.fp8_forward", "lora.dropout", "log.sample_tokens"},
+              [&configuration, &model] { return obstacle_to_tensor_axis(configuration, {.model = model}); });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
     return "optimizer.clip_mode = \"previous\" is for transcoders (a language model has its gradient in memory before "
@@ -411,19 +415,45 @@ bool library_attention(const Configuration& configuration) {
          !configuration.data.document_mask && model.head_size() <= kernels::cudnn::kLargestLibraryHead;
 }
 
+std::string obstacle_to_tensor_axis(const Configuration& configuration, const Architecture& architecture) {
+  const std::int64_t ranks = configuration.parallel.tensor;
+  if (ranks == 1) return {};
+  const auto refusal = [&](const char* key, const char* why) {
+    return fmt::format("parallel.tensor = {} with {} ({}); take parallel.tensor = 1", ranks, key, why);
+  };
+  if (configuration.privacy.enabled)
+    return refusal("privacy.enabled", "norms of records are formed on one rank, from whole matrices");
+  if (configuration.lora.dropout > 0)
+    return refusal("lora.dropout > 0", "masks follow the columns of whole inputs, of which a rank has some");
+  if (configuration.fp8_forward) return refusal("device.fp8_forward", "a row is scaled by all of its columns");
+  if (configuration.sample.tokens > 0)
+    return refusal("log.sample_tokens > 0",
+                   "tokens are drawn by a rank that has the logits of the whole vocabulary; weft lm generate reads any "
+                   "checkpoint");
+  return obstacle_to_division(architecture, ranks);
+}
+
 parallel::GridShape grid_shape(const Configuration& configuration) {
-  return parallel::GridShape(
-      {{std::string(parallel::kDataAxis), configuration.parallel.data}, {std::string(parallel::kTensorAxis), 1}});
+  return parallel::GridShape({{std::string(parallel::kDataAxis), configuration.parallel.data},
+                              {std::string(parallel::kTensorAxis), configuration.parallel.tensor}});
 }
 
 void use_ranks(Configuration& configuration, std::int64_t n_ranks) {
-  const std::int64_t sequences = configuration.data.batch_tokens / configuration.data.sequence;
-  if (n_ranks > sequences)
+  const std::int64_t sequences = configuration.data.batch_tokens / configuration.data.sequence,
+                     tensor = configuration.parallel.tensor;
+  if (n_ranks % tensor != 0)
     throw collective_error(ExitCode::usage,
-                           "{} ranks for the {} sequences of a step (data.batch_tokens = {}, data.sequence = {}: each "
-                           "rank needs one); start fewer ranks",
-                           n_ranks, sequences, configuration.data.batch_tokens, configuration.data.sequence);
-  configuration.parallel.data = n_ranks;
+                           "{} ranks do not divide into groups of parallel.tensor = {} (a group has one copy of the "
+                           "model); start a multiple of {} ranks",
+                           n_ranks, tensor, tensor);
+  if (n_ranks / tensor > sequences)
+    throw collective_error(ExitCode::usage,
+                           "{} {} for the {} sequences of a step (data.batch_tokens = {}, data.sequence = {}: each "
+                           "{} needs one); start fewer ranks",
+                           n_ranks / tensor, tensor == 1 ? "ranks" : "groups of ranks", sequences,
+                           configuration.data.batch_tokens, configuration.data.sequence,
+                           tensor == 1 ? "rank" : "group");
+  configuration.parallel.data = n_ranks / tensor;
 }
 
 Configuration::Configuration() {
@@ -449,9 +479,12 @@ input::Schema schema(Configuration& configuration) {
   privacy::add_rules(schema, configuration.privacy, configuration.run, configuration.optimizer,
                      configuration.precision);
   privacy::add_rules(schema, configuration.privacy, configuration.data);
+  add_keys(schema, configuration.lora, configuration.language_model, configuration.privacy.enabled);
   add_keys(schema, configuration.memory);
   schema.table("parallel", "The processes of the run.");
   parallel::add_timeout_key(schema, configuration.parallel);
+  parallel::add_tensor_key(schema, configuration.parallel);
+  parallel::add_world_key(schema, configuration.parallel);
   parallel::add_overlap_key(schema, configuration.parallel);
   add_device_keys(schema, configuration);
   device::add_attention_key(schema, configuration.device, configuration.precision);

@@ -15,6 +15,7 @@
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rope/query_key.hpp"
+#include "language_model/adapter_settings.hpp"
 #include "language_model/policy/settings.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
@@ -111,6 +112,7 @@ struct Configuration {
   dataset::TokenSettings data;
   ModelSettings language_model;
   std::string initial;  ///< language_model.initial: the model with the initial weights (initial.hpp); "": none
+  LoraSettings lora;
   optimizer::Settings optimizer;
   privacy::Settings privacy;
   MemorySettings memory;
@@ -139,10 +141,10 @@ struct Configuration {
   }
 };
 
-/// parallel.data ranks (no key: all of the job) by one.
+/// parallel.data groups (no key: all of the job) of parallel.tensor ranks.
 parallel::GridShape grid_shape(const Configuration&);
-/// Every rank of a job of `n_ranks` becomes a rank of the data axis. Throws a collective Error(usage) if a step has
-/// fewer sequences.
+/// A job of `n_ranks` has as many groups of parallel.tensor ranks as it can. Throws a collective Error(usage) if ranks
+/// are left over, or if a step has fewer sequences than groups.
 void use_ranks(Configuration&, std::int64_t n_ranks);
 
 /// Table [device] as the runtime takes it.

@@ -34,6 +34,14 @@ training::StateStream::Buffers state_buffers(const Configuration& configuration,
   return buffers;
 }
 
+std::optional<training::TensorAxis> tensor_axis(const Configuration& configuration, const Architecture& architecture,
+                                                const parallel::Grid& grid, const kernels::Execution& execution,
+                                                training::StepArena& arena) {
+  if (grid.size(parallel::kTensorAxis) == 1) return std::nullopt;
+  return std::optional<training::TensorAxis>(std::in_place, grid, execution,
+                                             Trainer::tensor_buffers(configuration, architecture, grid.shape(), arena));
+}
+
 }  // namespace
 
 Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture& architecture,
@@ -49,6 +57,19 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture
   if (configuration.privacy.enabled)
     clipping = privacy::Clipping::Buffers(configuration.privacy, parameter_specs(architecture),
                                           clipping_shape(configuration, architecture), arena);
+}
+
+training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration,
+                                                      const Architecture& architecture, const parallel::GridShape& grid,
+                                                      training::StepArena& arena) {
+  const std::int64_t rows = configuration.micro_tokens(), last = grid.ranks() - 1;
+  return {grid,
+          activation_type(configuration),
+          rows,
+          std::max(architecture.model.d_model, kMostAdapters * architecture.lora.rank),
+          std::max(rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
+                   4 * training::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last)),
+          arena};
 }
 
 privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& architecture) {
@@ -108,14 +129,16 @@ training::StepArena measure_step(const Configuration& given, const Architecture&
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   const Staging::Buffers staging(configuration.rank_tokens(), configuration.data.document_mask,
                                  configuration.privacy.enabled, arena);
-  const Transformer::Buffers transformer(transformer_settings(configuration, architecture), arena);
+  const std::int64_t last = grid.ranks() - 1;  // its parts are the largest
+  const training::TensorAxis::Buffers tensor = Trainer::tensor_buffers(configuration, architecture, grid, arena);
+  const Transformer::Buffers transformer(transformer_settings(configuration, architecture, grid, last), arena);
   const Trainer::Buffers trainer(configuration, architecture, arena);
   const training::ParameterUpdate::Buffers update(
-      training::AccumulatingSink::elements(specs, grid, 0), arena, state_buffers(configuration, specs, arena),
+      training::AccumulatingSink::elements(specs, grid, last), arena, state_buffers(configuration, specs, arena),
       training::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
   arena.purpose("gradients");
   arena.count(training::StepArena::Where::device,
-              training::AccumulatingSink::bytes(specs, grid, 0, configuration.micro_tokens()));
+              training::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens()));
   if (configuration.privacy.enabled)
     arena.count(
         training::StepArena::Where::device,
@@ -132,7 +155,9 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
              configuration.moments()),
       staging_(configuration.rank_tokens(), configuration.data.document_mask, execution, arena_,
                configuration.privacy.enabled),
-      transformer_(model_, transformer_settings(configuration, architecture), timers_, arena_),
+      tensor_(tensor_axis(configuration, architecture, grid, execution, arena_)),
+      transformer_(model_, transformer_settings(configuration, architecture, grid.shape(), grid.world().rank()),
+                   timers_, arena_, tensor_ ? &*tensor_ : nullptr),
       sink_(model_.parameters(), execution, configuration.micro_tokens()),
       buffers_(configuration_, architecture, arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
@@ -141,10 +166,13 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
                   training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
                                                   arena_)),
-              configuration.parallel.overlap),
+              configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
-              [this] { return training::StepRunner::ExchangeGroups{update_.exchange().exchanges()}; }),
+              [this] {
+                return training::StepRunner::ExchangeGroups{update_.exchange().exchanges(),
+                                                            tensor_ ? tensor_->exchanges() : parallel::Exchanges()};
+              }),
       tuning_(configuration.optimizer, execution, buffers_.tuning) {
   if (configuration_.privacy.enabled)
     clipping_.emplace(model_.parameters(), sink_, configuration_.privacy, clipping_shape(configuration_, architecture),
@@ -192,11 +220,13 @@ void Trainer::reset_loss_scale() {
 }
 
 training::StepRunner::Settings Trainer::runner_settings() {
-  const bool free = !update_.exchange().active() || update_.exchange().leaves_the_host_free();
+  const bool free = (!update_.exchange().active() || update_.exchange().leaves_the_host_free()) &&
+                    (!tensor_ || tensor_->leaves_the_host_free());
   // The number of micro-batches of a private step changes from step to step.
   return {.record = configuration_.device.graphs && free && !configuration_.privacy.enabled,
           .runs_ahead = free,
           .skip = configuration_.run.nonfinite == training::NonFinite::skip,
+          .may_skip = !configuration_.privacy.enabled,
           .skip_at_most = configuration_.run.skip_at_most};
 }
 
@@ -228,7 +258,7 @@ void Trainer::step(const dataset::TokenBatch& batch, const kernels::AdamStep& co
   runner_.begin(constants);
   staging_.send(batch, counted);
   runner_.run([this] { compute(); });
-  update_.exchange().end_step();
+  end_exchanges();
   timers_.phase("waiting for the device");
   runner_.end([step = steps_done() + 1] { return fmt::format("batch of step {}", step); });
   timers_.stop();
@@ -240,7 +270,7 @@ void Trainer::private_step(std::int64_t examples,
   length_ = configuration_.data.sequence;
   runner_.begin(constants());
   runner_.run([&] { compute_private(examples, fill); });
-  update_.exchange().end_step();
+  end_exchanges();
   timers_.phase("waiting for the device");
   runner_.end([step = steps_done() + 1] { return fmt::format("batch of step {}", step); });
   timers_.stop();
@@ -248,7 +278,7 @@ void Trainer::private_step(std::int64_t examples,
 
 void Trainer::compute_private(std::int64_t examples,
                               const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill) {
-  update_.exchange().begin_step();
+  begin_exchanges();
   device::zero(execution_, buffers_.flags);
   timers_.phase("weight gradients");
   clipping_->begin();
@@ -283,6 +313,17 @@ void Trainer::compute_private(std::int64_t examples,
   update_.apply(runner_.constants(), nullptr);
 }
 
+/// Exchanges of evaluations, between steps, do not count as idle time of a step.
+void Trainer::begin_exchanges() {
+  update_.exchange().begin_step();
+  if (tensor_) tensor_->mark(&update_.exchange().idle());
+}
+
+void Trainer::end_exchanges() {
+  update_.exchange().end_step();
+  if (tensor_) tensor_->mark(nullptr);
+}
+
 void Trainer::add_objective(Objective objective) {
   if (static_cast<bool>(objective) != static_cast<bool>(objective_)) runner_.change();
   objective_ = std::move(objective);
@@ -290,7 +331,7 @@ void Trainer::add_objective(Objective objective) {
 
 /// The step: everything between the tokens of a batch and the updated parameters.
 void Trainer::compute() {
-  update_.exchange().begin_step();
+  begin_exchanges();
   const std::int64_t length = length_, sequences = this->sequences(length).size(),
                      micro = configuration_.micro_tokens() / length;
   const kernels::Array<float> losses = {buffers_.losses.data + this->sequences(length).begin * length,

@@ -36,6 +36,9 @@ class Trainer {
     training::LearningRateTuning::Buffers tuning;
     privacy::Clipping::Buffers clipping;  ///< of private training
   };
+  /// What ranks of the tensor axis exchange.
+  static training::TensorAxis::Buffers tensor_buffers(const Configuration&, const Architecture&,
+                                                      const parallel::GridShape&, training::StepArena&);
 
   /// References must outlive the object.
   Trainer(const Configuration&, const Architecture&, const parallel::Grid&, const kernels::Execution&);
@@ -59,7 +62,9 @@ class Trainer {
   /// What the ranks have sent to one another since the start.
   parallel::Exchanges exchanges() const;
   std::int64_t step_bytes_sent() const { return runner_.step_traffic().bytes_sent; }
-  bool exchanges_are_timed() const { return !update_.exchange().active() || update_.exchange().is_timed(); }
+  bool exchanges_are_timed() const {
+    return (!update_.exchange().active() || update_.exchange().is_timed()) && (!tensor_ || tensor_->is_timed());
+  }
   /// Time that the computation of the last step waited for exchanges. Its work must be complete.
   double step_exposed_seconds() const {
     return exchanges_are_timed() ? runner_.step_traffic().seconds : update_.exchange().idle().seconds();
@@ -115,6 +120,8 @@ class Trainer {
   kernels::AdamStep constants() const;
   void reset_loss_scale();
   void step(const dataset::TokenBatch&, const kernels::AdamStep&);
+  void begin_exchanges();
+  void end_exchanges();
   void compute();
   void compute_private(std::int64_t examples,
                        const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill);
@@ -128,6 +135,7 @@ class Trainer {
   training::StepArena arena_;
   Model model_;
   Staging staging_;
+  std::optional<training::TensorAxis> tensor_;  // empty: one rank has the whole model
   Transformer transformer_;
   training::AccumulatingSink sink_;
   Buffers buffers_;

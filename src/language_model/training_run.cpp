@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "language_model/exchange/peft.hpp"
 #include "language_model/initial.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/sampling.hpp"
@@ -14,7 +15,9 @@ namespace {
 
 constexpr const char* kTokenizer = "tokenizer";
 
-checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
+}  // namespace
+
+checkpoint::Tensor tokenizer_tensor(std::vector<std::uint8_t>& text, bool writes) {
   const auto size = static_cast<std::int64_t>(text.size());
   return {.name = kTokenizer,
           .type = kernels::Scalar::u8,
@@ -24,11 +27,17 @@ checkpoint::Tensor text_tensor(std::vector<std::uint8_t>& text, bool writes) {
           .data = text.data()};
 }
 
-}  // namespace
-
 Architecture architecture_of(const Configuration& configuration, const Corpus& corpus, const parallel::World& world) {
-  Architecture architecture{
-      .model = configuration.language_model, .vocabulary = corpus.vocabulary, .positions = configuration.data.sequence};
+  Architecture architecture{.model = configuration.language_model,
+                            .vocabulary = corpus.vocabulary,
+                            .positions = configuration.data.sequence,
+                            .lora = configuration.lora};
+  if (configuration.initial.empty() && configuration.lora.rank > 0)
+    throw collective_error(ExitCode::usage,
+                           "lora.rank = {} without language_model.initial (random weights would stay as they are); "
+                           "name the model to adapt",
+                           configuration.lora.rank);
+  if (!configuration.lora.initial.empty()) require_peft(architecture, configuration.lora.initial);
   if (configuration.initial.empty()) return architecture;
   architecture.vocabulary = InitialModel(configuration, world).vocabulary();
   if (corpus.vocabulary > architecture.vocabulary)
@@ -67,7 +76,7 @@ std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found& found, const 
                              found.path.string(), kTokenizer);
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tensor.shape[0]));
     checkpoint::Registry registry;
-    registry.add(text_tensor(bytes, world.rank() == 0));
+    registry.add(tokenizer_tensor(bytes, world.rank() == 0));
     checkpoint::load(world.all(), found, registry, execution, checkpoint::Load::part);
     return Tokenizer::from_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
                                 fmt::format("{}, tensor \"{}\"", found.path.string(), kTokenizer));
@@ -100,11 +109,12 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
   if (configuration.privacy.enabled) {
     const PrivateRecords records = private_records(configuration, corpus.train.size());
     account_.emplace(configuration.privacy, records.rate(),
-                     privacy::Record{configuration.privacy.unit, configuration.data.sequence + 1, records.count});
+                     privacy::Record{configuration.privacy.unit, configuration.data.sequence + 1, records.count},
+                     configuration.initial);
     account_->register_in(trainer_.registry(), world.is_root());
   }
   tokenizer_.assign(text.begin(), text.end());
-  if (!tokenizer_.empty()) trainer_.registry().add(text_tensor(tokenizer_, world.is_root()));
+  if (!tokenizer_.empty()) trainer_.registry().add(tokenizer_tensor(tokenizer_, world.is_root()));
 }
 
 PrivateRecords private_records(const Configuration& configuration, std::int64_t train_tokens) {
@@ -124,8 +134,17 @@ void TrainingRun::initialise() {
   trainer_.initialise();
   if (account_)
     account_->begin(static_cast<std::uint64_t>(configuration_.run.seed), configuration_.run.steps, world_.all());
-  if (!configuration_.initial.empty())
-    InitialModel(configuration_, world_).load(trainer_.model().parameters(), world_, execution_);
+  if (!configuration_.initial.empty()) {
+    const InitialModel initial(configuration_, world_);
+    initial.load(trainer_.model().parameters(), world_, execution_);
+    if (account_ && world_.is_root() && !initial.is_private())
+      log::warning(
+          "language_model.initial = \"{}\" was not trained privately, as far as is known: no guarantee covers what "
+          "these weights reveal about the data that they were trained on, which must not be the private ones",
+          configuration_.initial);
+  }
+  if (!configuration_.lora.initial.empty())
+    load_peft(trainer_.model().parameters(), trainer_.model().architecture(), execution_, configuration_.lora.initial);
   if (trainer_.tuning().needs_range_test()) find_learning_rate();
 }
 
@@ -155,7 +174,9 @@ void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
                            "new run with another --output");
   token_ = found->second;
   trainer_.resume_at(step);
-  if (account_) account_->resume(step, configuration_.run.steps, world_.all());
+  if (account_)
+    account_->resume(static_cast<std::uint64_t>(configuration_.run.seed), step, configuration_.run.steps, changed_,
+                     world_.all());
 }
 
 /// The number of records of the step is private: work and position in the data are expectations.

@@ -32,6 +32,9 @@ GenerationSettings sample_settings(const Configuration&, const Architecture&);
 /// without one. Throws a collective Error(data) if its text is not that of a tokeniser. Collective.
 std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found&, const parallel::World&, const kernels::Execution&);
 
+/// The tensor that stored_tokenizer reads. `text` is its memory and must outlive the registry.
+checkpoint::Tensor tokenizer_tensor(std::vector<std::uint8_t>& text, bool writes);
+
 /// The records of private training: windows of data.sequence + 1 ids that share none, and the probability with which
 /// each joins a step. Throws a collective Error(usage) if steps would have more records than there are.
 struct PrivateRecords {
@@ -62,6 +65,9 @@ class TrainingRun final : public training::Trainable {
   report::Timers& timers() override { return trainer_.timers(); }
   void conclude(report::Json& result) override;
 
+  /// Before `resume_at`: the input has changed in a way that changes later steps (training::check_same_run).
+  void note_change() { changed_ = true; }
+
   Trainer& trainer() { return trainer_; }
 
  private:
@@ -81,7 +87,8 @@ class TrainingRun final : public training::Trainable {
   training::StepArena sample_arena_;
   std::optional<Generator> generator_;   // of samples
   std::vector<std::uint8_t> tokenizer_;  // its text
-  std::int64_t token_ = 0;               // position in the data: tokens of all steps so far
+  bool changed_ = false;
+  std::int64_t token_ = 0;  // position in the data: tokens of all steps so far
   std::optional<EvaluationResult> validation_;
   std::int64_t validated_step_ = -1;
 };

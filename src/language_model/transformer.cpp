@@ -40,12 +40,13 @@ kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows
 }  // namespace
 
 Transformer::Transformer(const Model& model, const TransformerSettings& settings, report::Timers& timers,
-                         training::StepArena& arena)
+                         training::StepArena& arena, training::TensorAxis* tensor)
     : model_(model),
       settings_(settings),
       execution_(model.execution()),
       timers_(timers),
       buffers_(settings, arena),
+      tensor_(tensor),
       linears_(model.linears()) {
   if (settings.rounds_biases(execution_.backend)) place_biases();
   if (settings.examples) place_examples();
@@ -126,6 +127,8 @@ void Transformer::prepare_weights() {
 
 void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
   const bool swaps = swap_.has_value() && step != nullptr;
+  first_row_ = tokens.first_row;
+  step_ = step;
   await_weights(model_.blocks().front().first);
   embed(tokens, step);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
@@ -145,7 +148,10 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
 void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step) {
   timers_.phase("embedding");
   const AnyMatrix out = buffers_.blocks.front().residual.rows_from(0, tokens.rows());
-  kernels::embed(execution_, model_.token_embedding(), tokens.ids, model_.position_embedding(), tokens.positions, out);
+  const Architecture& part = settings_.architecture;
+  kernels::embed(execution_, model_.token_embedding(), part.first_token, tokens.ids,
+                 part.tensor_rank == 0 ? model_.position_embedding() : AnyMatrix{}, tokens.positions, out);
+  sum_over_ranks(out);
   scale_embedding(out);
   drop(kEmbedding, tokens, step, out);
 }
@@ -254,8 +260,7 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
     const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
                                      .softcap = static_cast<float>(settings().logit_softcap),
                                      .temperature = tokens.temperature};
-    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
-                           {losses.data + begin, logits.rows}, false);
+    cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, false);
   });
 }
 
@@ -270,11 +275,25 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
         .weights = tokens.weights.size == 0 ? tokens.weights
                                             : kernels::Array<const float>{tokens.weights.data + begin, logits.rows},
         .temperature = tokens.temperature};
-    kernels::cross_entropy(execution_, loss, logits, {tokens.targets.data + begin, logits.rows},
-                           {losses.data + begin, logits.rows}, true);
+    cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
     multiply_backward(model_.head(), buffers_.final_output.rows_from(begin, logits.rows), logits,
                       buffers_.input_gradient.rows_from(begin, logits.rows), sink, begin);
   });
+}
+
+/// Of the vocabulary of all ranks.
+void Transformer::cross_entropy(kernels::CrossEntropy loss, AnyMatrix logits,
+                                kernels::Array<const std::int32_t> targets, kernels::Array<float> losses,
+                                bool gradient) {
+  if (tensor_ != nullptr) {
+    loss.first_token = settings_.architecture.first_token;
+    const kernels::Array<kernels::SoftmaxPart> own{buffers_.softmax_parts.data, logits.rows};
+    kernels::softmax_parts(execution_, loss, logits, targets, own);
+    timers_.phase("exchange");
+    loss.parts = tensor_->gather(own, "softmax");
+    timers_.phase("loss");
+  }
+  kernels::cross_entropy(execution_, loss, logits, targets, losses, gradient);
 }
 
 AnyMatrix Transformer::logits(const Tokens& tokens) {
@@ -308,6 +327,8 @@ std::vector<float> Transformer::logits(std::int64_t row) {
 
 void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
   const std::int64_t n = tokens.rows();
+  first_row_ = tokens.first_row;
+  step_ = step;
   normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
                      buffers_.input_gradient.rows_from(0, n), buffers_.residual_gradient.rows_from(0, n), true, sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
@@ -361,11 +382,12 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
   AnyMatrix hidden = block.hidden.rows_from(0, n);
   const AnyMatrix gradient = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
   const kernels::LinearWeights down = weights_of(parameters.down);
-  if (settings().mlp == MlpActivation::gelu &&
+  if (settings().mlp == MlpActivation::gelu && !adapts(parameters.down) &&
       kernels::linear_gelu_backward(execution_, down, output, hidden, gradient, buffers_.product_workspace)) {
     hidden = gradient;
   } else {
     kernels::linear_backward(execution_, down, output, gradient, buffers_.product_workspace);
+    adapt_backward(parameters.down, block.activated.rows_from(0, n), output, gradient, sink);
     timers_.phase("activation");
     kernels::mlp_activation_backward(execution_, settings().mlp, hidden, gradient, hidden);
   }
@@ -486,6 +508,11 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const kernels::NormStatistics& statistics,
                                      AnyMatrix dy, AnyMatrix dh, bool overwrite, GradientSink& sink) {
   const kernels::NormStatistics of_rows = first(statistics, h.rows);
+  if (model_.parameters().specs()[norm.weight].frozen) {
+    summed_ = nullptr;
+    timers_.phase("norms");
+    return kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+  }
   if (!sink.takes_sums()) {
     summed_ = nullptr;
     timers_.phase("weight gradients");
@@ -521,22 +548,37 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
 
 kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
   kernels::LinearWeights weights{.matrix = linear.matrix, .transposed = linear.transposed, .bias = linear.bias_values};
+  // What ranks multiply by their parts of the inputs is added up: one of them adds the bias.
+  if (linear.transposed && settings_.architecture.tensor_rank > 0) weights.bias = {};
   if (linear.index < half_weights_.size()) {
     const kernels::Matrix<kernels::half>& half = half_weights_[linear.index];
     weights.matrix = {half.data, Scalar::fp16, half.rows, half.columns, half.stride};
   }
-  if (linear.bias < rounded_biases_.size()) weights.rounded_bias = rounded_biases_[linear.bias];
+  if (weights.bias.size > 0 && linear.bias < rounded_biases_.size())
+    weights.rounded_bias = rounded_biases_[linear.bias];
   return weights;
 }
 
+/// rows [n, C], to which each rank of the tensor axis contributes, become their sums.
+void Transformer::sum_over_ranks(AnyMatrix rows) {
+  if (tensor_ == nullptr) return;
+  timers_.phase("exchange");
+  tensor_->sum(rows, "activations");
+}
+
+/// y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs, so that y is a sum over the ranks.
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
-  if (linear.index >= coded_weights_.size())
-    return kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
-  const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns);
-  kernels::code_rows(execution_, x, kernels::Form::plain, rows);
-  kernels::linear_coded(execution_, weights_of(linear), coded_weights_[linear.index], rows, y,
-                        buffers_.product_workspace);
+  if (linear.index >= coded_weights_.size()) {
+    kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
+    if (linear.transposed) sum_over_ranks(y);
+  } else {
+    const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns);
+    kernels::code_rows(execution_, x, kernels::Form::plain, rows);
+    kernels::linear_coded(execution_, weights_of(linear), coded_weights_[linear.index], rows, y,
+                          buffers_.product_workspace);
+  }
+  adapt(linear, x, y);
 }
 
 /// The rows of dW = dyᵀ x and db.
@@ -560,12 +602,14 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
                .count = linear.count});
 }
 
-/// dx = dy W, and the rows of dW and db.
+/// dx = dy W, and the rows of dW and db. A matrix that is divided by its outputs gives a sum over the ranks.
 void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink,
                                     std::int64_t first_row) {
   give_gradients(linear, x, dy, sink, first_row);
   timers_.phase("products");
   kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
+  if (!linear.transposed) sum_over_ranks(dx);
+  adapt_backward(linear, x, dy, dx, sink);
 }
 
 /// Forward and backward pass. The factor is rounded to the type of the rows, as in the transformers library.
@@ -595,7 +639,7 @@ kernels::Attention Transformer::attention(std::size_t layer, const Tokens& token
   if (settings().sparse_blocks > 0) attention.kept = {buffers_.blocks[layer].kept.data, attention.block_pairs()};
   if (step != nullptr && settings().attention_dropout > 0)
     attention.dropout = {static_cast<float>(settings().attention_dropout), static_cast<std::uint32_t>(layer),
-                         tokens.first_row, step};
+                         tokens.first_row, settings_.architecture.first_head, step};
   return attention;
 }
 

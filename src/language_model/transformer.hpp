@@ -18,12 +18,14 @@
 #include "kernels/bf16.hpp"
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/embedding/embedding.hpp"
+#include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/linear/linear.hpp"
 #include "language_model/activation_swap.hpp"
 #include "language_model/model.hpp"
 #include "report/timers.hpp"
 #include "training/gradient_sink.hpp"
 #include "training/step_arena.hpp"
+#include "training/tensor_axis.hpp"
 
 namespace weft::language_model {
 
@@ -43,7 +45,7 @@ struct Tokens {
 
 /// Sizes and types of a Transformer.
 struct TransformerSettings {
-  Architecture architecture;
+  Architecture architecture;                     ///< of the part of this rank (part_of)
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of activations, their gradients and logits
   bool fp8_forward = false;                      ///< products of the blocks in 8 bits (kernels/gemm/fp8.hpp)
   kernels::StatePolicy policy = kernels::StatePolicy::fp32;
@@ -56,6 +58,7 @@ struct TransformerSettings {
   /// Sinks get the rows of each example (GradientRows::examples): of each sequence, all of `length`. The head is then
   /// applied to whole sequences.
   bool examples = false;
+  bool adapters = true;  ///< false: those of the model are left out, it is its base
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
@@ -64,11 +67,15 @@ struct TransformerSettings {
     return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.bias;
   }
 };
-/// Those of a training run.
-TransformerSettings transformer_settings(const Configuration&, const Architecture&);
+/// Those of a training run: of `rank` of a grid, by default of one process. `architecture`: of the whole model.
+TransformerSettings transformer_settings(const Configuration&, const Architecture&, const parallel::GridShape& = {},
+                                         std::int64_t rank = 0);
 
 /// Rows of logits and rounded biases begin at multiples of 128 elements: products are faster with aligned rows.
 constexpr std::int64_t aligned_columns(std::int64_t columns) { return (columns + 127) / 128 * 128; }
+
+/// Adapters of one product, at most: of query, key and value.
+constexpr std::int64_t kMostAdapters = 3;
 
 /// The attention of a block, without what depends on the tokens.
 kernels::Attention attention_shape(const ModelSettings&, std::int64_t sequences, std::int64_t length,
@@ -115,17 +122,22 @@ class Transformer {
     kernels::NormSums norm_sums;            ///< of the last norm_backward, [most_norm_blocks(rows), C] each
     kernels::Array<std::int64_t> examples;  ///< first rows, [3, sequences + 1] (Transformer::examples)
     kernels::Array<std::byte> attention_workspace, product_workspace;
-    kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
-    kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed
+    kernels::Array<kernels::SoftmaxPart> softmax_parts;  ///< [rows of a chunk] of a part of the vocabulary
+    kernels::Array<kernels::bf16> rounded_biases;        ///< of all products, where their kernels take them in bf16
+    kernels::Array<kernels::RoundedCopy> bias_copies;    ///< how they are formed
     /// Weights as products read them: with fp16 activations all in fp16, as stored, one after the other; with
     /// fp8_forward those of the blocks in codes. In the order of Model::linears.
     kernels::Array<kernels::half> half_weights;
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product
+    // Of the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
+    kernels::AnyMatrix adapter_rows, adapter_gradient, adapter_input;
   };
 
-  /// `model`, `timers` and the arena must outlive this object.
-  Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&);
+  /// `model`, `timers`, the arena and `tensor` must outlive this object. tensor: the ranks that have the other parts of
+  /// the model; null if this one has all of it. All calls that compute are then collective over them.
+  Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&,
+              training::TensorAxis* tensor = nullptr);
 
   /// Weights that other ranks have updated and that may still be on their way.
   struct WeightSource {
@@ -212,6 +224,14 @@ class Transformer {
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&, std::int64_t first_row = 0);
+  void adapt(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
+  void adapt_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
+                      training::GradientSink&);
+  bool adapts(const Linear& linear) const { return settings_.adapters && linear.adapter != kNoParameter; }
+  kernels::AnyMatrix thin_rows(kernels::AnyMatrix memory, const Linear&, std::int64_t rows) const;
+  kernels::AnyMatrix adapter_rows(const Linear&, kernels::AnyMatrix input);
+  kernels::AnyMatrix adapter_input(const Linear&, kernels::AnyMatrix x);
+  void drop_adapter(const Linear&, kernels::AnyMatrix);
   void give_gradients(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, training::GradientSink&,
                       std::int64_t first_row = 0);
   void finish_sublayer(const std::optional<NormLayer>&, kernels::AnyMatrix raw, const kernels::NormStatistics&,
@@ -224,6 +244,9 @@ class Transformer {
   bool drops(const kernels::AdamStep* step) const { return step != nullptr && settings().dropout > 0; }
   template <class EachChunk>
   void head(const Tokens&, const EachChunk&);
+  void cross_entropy(kernels::CrossEntropy, kernels::AnyMatrix logits, kernels::Array<const std::int32_t> targets,
+                     kernels::Array<float> losses, bool gradient);
+  void sum_over_ranks(kernels::AnyMatrix rows);
 
   kernels::LinearWeights weights_of(const Linear&) const;
   void place_biases();
@@ -242,8 +265,12 @@ class Transformer {
   const kernels::Execution execution_;
   report::Timers& timers_;
   Buffers buffers_;
+  training::TensorAxis* const tensor_;
   std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
   std::int64_t largest_bias_ = 0;
+  /// Of the present forward or backward pass: what draws the masks of adapters' dropout.
+  std::int64_t first_row_ = 0;
+  const kernels::AdamStep* step_ = nullptr;
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   std::optional<ActivationSwap> swap_;
   std::vector<std::int64_t> examples_;  // buffers_.examples on the host

@@ -85,6 +85,13 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
     add(settings.rows, a.hidden_width(), a.model.d_model, weight);
     add(settings.rows, a.model.d_mlp, a.model.d_model, weight);
     add(chunk_rows(settings), a.vocabulary, a.model.d_model, weight);
+    if (settings.adapters)
+      for (const LoraTarget& target : lora_targets(a.model)) {
+        if (!a.lora.adapts(target.name)) continue;
+        for (std::int64_t parts = 1; parts <= kMostAdapters; ++parts)
+          add(settings.rows, parts * a.lora.rank, target.inputs, weight);
+        add(settings.rows, target.outputs, a.lora.rank, weight);
+      }
     break;  // matrices are stored alike
   }
   return bytes;
@@ -101,10 +108,13 @@ std::array<std::pair<std::int64_t, std::int64_t>, 4> block_products(const Archit
 
 }  // namespace
 
-TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture) {
+TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture,
+                                         const parallel::GridShape& grid, std::int64_t rank) {
   AttentionKernels attention = configuration.attention;
   if (library_attention(configuration)) attention.implementation = configuration.device.attention;
-  return {.architecture = architecture,
+  const std::int64_t tensor = grid.size(parallel::kTensorAxis);
+  return {.architecture =
+              tensor == 1 ? architecture : part_of(architecture, tensor, grid.index_of(rank, parallel::kTensorAxis)),
           .type = activation_type(configuration),
           .fp8_forward = configuration.fp8_forward,
           .policy = configuration.optimizer.state,
@@ -215,6 +225,8 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk, stride,
             stride};
 
+  softmax_parts = arena.take<kernels::SoftmaxPart>(a.tensor_ranks > 1 ? chunk : 0);
+
   const kernels::Execution execution{.backend = arena.backend()};
   std::int64_t attention_bytes = largest([&](const kernels::Attention& attention) {
     const std::int64_t choice = model.sparse_blocks == 0 ? 0 : kernels::select_key_blocks_workspace(attention);
@@ -227,10 +239,11 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     if (model.dropout > 0 || model.normalises_outputs()) output_gradient = take(width);
     wide_gradient = take(std::max(model.d_mlp, a.query_width()));
     projection_gradient = take(a.projection_width());
-    const bool has_weights = model.qk_norm == QueryKeyNorm::head || model.qk_norm == QueryKeyNorm::width;
+    const bool trained = a.lora.rank == 0;
+    const bool has_weights = trained && (model.qk_norm == QueryKeyNorm::head || model.qk_norm == QueryKeyNorm::width);
     query_rows = arena.take<float>(has_weights ? rows * a.query_width() : 0);
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
-    temperature_rows = arena.take<float>(model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
+    temperature_rows = arena.take<float>(trained && model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
     for (kernels::Matrix<float>* sums : {&norm_sums.weight, &norm_sums.bias, &norm_sums.input})
       *sums = {arena.take<float>(kernels::most_norm_blocks(rows) * width).data, kernels::most_norm_blocks(rows), width,
                width};
@@ -238,6 +251,13 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
                                  return settings.attention.backward_workspace(execution, attention, settings.type);
                                }));
+  }
+  if (a.lora.rank > 0 && settings.adapters) {
+    arena.purpose("adapters");
+    adapter_rows = take(kMostAdapters * a.lora.rank);
+    if (settings.gradients) adapter_gradient = take(kMostAdapters * a.lora.rank);
+    if (settings.gradients && a.lora.dropout > 0)
+      adapter_input = take(std::max({model.d_model, a.query_width(), model.d_mlp}));
   }
   arena.purpose("workspaces");
   attention_workspace = arena.take<std::byte>(attention_bytes);
@@ -256,6 +276,9 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   product_workspace = arena.take<std::byte>(product_bytes);
   std::int64_t elements = aligned_columns(a.vocabulary) * width;
   for (const auto& [outputs, inputs] : block_products(a)) elements += model.layers * outputs * inputs;
+  if (settings.adapters)
+    for (const LoraTarget& target : lora_targets(a.model))
+      if (a.lora.adapts(target.name)) elements += model.layers * a.lora.rank * (target.outputs + target.inputs);
   half_weights = arena.take<kernels::half>(settings.type == Scalar::fp16 ? elements : 0);
   if (settings.rounds_biases(arena.backend())) {
     rounded_biases =

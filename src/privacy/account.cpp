@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstring>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -34,9 +34,21 @@ void append(std::vector<Phase>& history, const Phase& phase) {
 
 /// Adding or removing one record: what clipping to C bounds to C.
 constexpr const char* kRelation = "add_or_remove";
-constexpr const char* kLimits =
-    "a document that is cut into several records is protected piece by piece; the vocabulary, the number of records "
-    "and validation data are public";
+
+/// What is not covered.
+std::string limits(const Record& record, const std::string& initial) {
+  std::string text = record.unit == Unit::token
+                         ? "the tokens of a document are protected one by one, not together; the number of records"
+                         : "a document that is cut into several records is protected piece by piece; the vocabulary, "
+                           "the number of records";
+  text += " and validation data are public";
+  if (!initial.empty())
+    text += fmt::format(
+        "; the weights that training began with ({}) are not covered: they have the guarantee of their own training, "
+        "if it was private, and if it used the same data, both epsilons add up",
+        initial);
+  return text;
+}
 
 }  // namespace
 
@@ -56,7 +68,8 @@ Json to_json(const Guarantee& guarantee) {
                {"unit", guarantee.record.unit == Unit::token ? "token" : "sequence"},
                {"records", guarantee.record.count},
                {"relation", kRelation},
-               {"protects", fmt::format("each {}, added or removed; {}", to_text(guarantee.record), kLimits)},
+               {"protects", fmt::format("each {}, added or removed; {}", to_text(guarantee.record),
+                                        limits(guarantee.record, guarantee.initial))},
                {"private", guarantee.key == KeySource::system}};
   if (guarantee.history.size() > 1)
     for (const Phase& phase : guarantee.history)
@@ -72,14 +85,15 @@ std::string to_text(const Guarantee& guarantee) {
         "privacy: none, the noise follows from run.seed (privacy.noise_key = \"test\"); with a secret key "
         "{} give epsilon {:.4g} at delta {:g} ({})",
         steps, guarantee.epsilon, guarantee.delta, name_of(guarantee.accountant));
-  return fmt::format("privacy: epsilon {:.4g} at delta {:g} ({}{}) after {}, for each {}, added or removed",
+  return fmt::format("privacy: epsilon {:.4g} at delta {:g} ({}{}) after {}, for each {}, added or removed{}",
                      guarantee.epsilon, guarantee.delta, name_of(guarantee.accountant),
                      guarantee.accountant == AccountantKind::gdp ? ", an approximation" : "", steps,
-                     to_text(guarantee.record));
+                     to_text(guarantee.record),
+                     guarantee.initial.empty() ? "" : "; without the weights that training began with");
 }
 
-Account::Account(const Settings& settings, double sample_rate, const Record& record)
-    : settings_(settings), sample_rate_(sample_rate), record_(record) {}
+Account::Account(const Settings& settings, double sample_rate, const Record& record, std::string initial)
+    : settings_(settings), sample_rate_(sample_rate), record_(record), initial_(std::move(initial)) {}
 
 void Account::register_in(checkpoint::Registry& registry, bool writes) {
   const auto range = [&](std::size_t size) { return parallel::Range{0, static_cast<std::int64_t>(size)}; };
@@ -120,7 +134,7 @@ void Account::plan(std::int64_t done, std::int64_t steps, const parallel::Commun
       "privacy: noise multiplier {:.6g}, sample rate {:.4g}, {} records: epsilon {:.4g} at delta {:g} ({}) after {} "
       "steps, for each {}; {}",
       noise_multiplier_, sample_rate_, record_.count, reached, settings_.delta, name_of(settings_.accountant),
-      done + more, to_text(record_), kLimits);
+      done + more, to_text(record_), limits(record_, initial_));
   if (record_.count > 0 && settings_.delta * static_cast<double>(record_.count) >= 1)
     log::warning("privacy.delta = {:g} is not less than 1 / {} records: publishing a random record would satisfy it",
                  settings_.delta, record_.count);
@@ -130,9 +144,13 @@ void Account::plan(std::int64_t done, std::int64_t steps, const parallel::Commun
     log::warning("privacy.noise_key = \"test\": the noise follows from run.seed; this run is not private");
 }
 
-void Account::begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks) {
-  parallel::on_root(ranks, [&] { key_ = new_noise_key(settings_.noise_key, seed); });
+void Account::make_key(std::uint64_t seed, std::int64_t done, const parallel::Communicator& ranks) {
+  parallel::on_root(ranks, [&] { key_ = new_noise_key(settings_.noise_key, seed, static_cast<std::uint64_t>(done)); });
   ranks.broadcast(key_.data(), sizeof key_);
+}
+
+void Account::begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks) {
+  make_key(seed, 0, ranks);
   phases_ = {};
   parallel::note_phase("computing the noise multiplier");
   noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier : from_root(ranks, [&] {
@@ -141,7 +159,8 @@ void Account::begin(std::uint64_t seed, std::int64_t steps, const parallel::Comm
   plan(0, steps, ranks);
 }
 
-void Account::resume(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks) {
+void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, bool changed,
+                     const parallel::Communicator& ranks) {
   const auto is_usable = [](const StoredPhase& phase) {
     return phase.sample_rate >= 0 && phase.sample_rate <= 1 && phase.noise_multiplier > 0 &&
            std::isfinite(phase.noise_multiplier) && phase.steps >= 1 && phase.steps <= 1e15;
@@ -171,6 +190,11 @@ void Account::resume(std::int64_t done, std::int64_t steps, const parallel::Comm
         return noise_multiplier_;
       return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, more, before);
     });
+  const Phase next{sample_rate_, noise_multiplier_, 1};
+  if (changed || (!before.empty() && !before.back().same_kind(next))) {
+    log::info("privacy: the steps from here on are others than planned; they draw noise and records from a new key");
+    make_key(seed, done, ranks);
+  }
   plan(done, steps, ranks);
 }
 
@@ -192,6 +216,7 @@ Guarantee Account::guarantee(const parallel::Communicator& ranks) const {
                       .clip = settings_.clip,
                       .key = settings_.noise_key,
                       .record = record_,
+                      .initial = initial_,
                       .history = history()};
   guarantee.epsilon =
       from_root(ranks, [&] { return epsilon(settings_.accountant, guarantee.history, settings_.delta); });

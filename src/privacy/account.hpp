@@ -8,7 +8,7 @@
 //   privacy::Account account(settings, rate, record);       rate: probability with which a record joins a step
 //   account.register_in(registry, world.is_root());
 //   account.begin(seed, steps, ranks);                       a new run; or, after the registry has been loaded:
-//   account.resume(step, steps, ranks);
+//   account.resume(seed, step, steps, changed, ranks);
 //   … account.count_step(); …                                after each update, also of an empty batch
 //   result["privacy"] = to_json(account.guarantee(ranks));
 // clang-format on
@@ -45,6 +45,7 @@ struct Guarantee {
   double clip = 0;
   KeySource key = KeySource::system;
   Record record;
+  std::string initial;         ///< weights of another training that the run began with; "" = none
   std::vector<Phase> history;  ///< at least one phase; its last one has the current rate and noise
 };
 
@@ -55,8 +56,8 @@ std::string to_text(const Guarantee&);
 
 class Account {
  public:
-  /// `settings.enabled`; `sample_rate` in (0, 1].
-  Account(const Settings& settings, double sample_rate, const Record& record);
+  /// `settings.enabled`; `sample_rate` in (0, 1]. `initial`: see Guarantee.
+  Account(const Settings& settings, double sample_rate, const Record& record, std::string initial = {});
   Account(const Account&) = delete;  // the registry refers to its members
 
   /// Adds the state: privacy/history and, in a shard that its owner alone can read, privacy/key. `writes`: on one rank.
@@ -66,9 +67,12 @@ class Account {
   /// collective Error(usage) if the target cannot be reached, or the accountant has no result. Collective.
   void begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks);
   /// Of a run that has been loaded at step `done` of `steps`. The noise multiplier stays, unless the input has another
-  /// one, or the target would be exceeded: then the remaining steps get more noise. Throws collective errors:
-  /// Error(usage) if no noise suffices, Error(io) if the state does not fit the step. Collective.
-  void resume(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks);
+  /// one, or the target would be exceeded: then the remaining steps get more noise. The same noise must never cover two
+  /// different gradients, whose difference it would reveal: if the steps from here on are not those that an interrupted
+  /// run may have made already (`changed`: by the input; or by noise or sample rate), they get a new key. Throws
+  /// collective errors: Error(usage) if no noise suffices, Error(io) if the state does not fit the step. Collective.
+  void resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, bool changed,
+              const parallel::Communicator& ranks);
 
   const kernels::NoiseKey& key() const { return key_; }
   double noise_multiplier() const { return noise_multiplier_; }
@@ -85,11 +89,13 @@ class Account {
     double sample_rate, noise_multiplier, steps;
   };
   std::vector<Phase> planned(std::int64_t more) const;
+  void make_key(std::uint64_t seed, std::int64_t done, const parallel::Communicator& ranks);
   void plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks);
 
   const Settings settings_;
   const double sample_rate_;
   const Record record_;
+  const std::string initial_;
   double noise_multiplier_ = 0;
   kernels::NoiseKey key_ = {};
   std::array<StoredPhase, kMostPhases> phases_ = {};  // used ones first: their noise multiplier is not 0

@@ -11,7 +11,6 @@
 
 #include "base/error.hpp"
 #include "kernels/convert/convert.hpp"
-#include "kernels/gradient/gradient.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
@@ -106,7 +105,6 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
     if (spec.is_matrix()) need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
   }
   // Vectors of one group come together; all of them are a bound.
-  need(kernels::column_sums_workspace(sizes.most_rows * shape.sum_rows, vectors));
   need(kernels::column_norms_workspace(vectors, singles));
   need(kernels::clipped_columns_workspace(vectors, singles));
   need(kernels::lookup_norms_workspace(sizes));
@@ -138,6 +136,19 @@ ClipParts::ClipParts(std::span<const ParameterSpec> specs, Scheme scheme) {
     this->part.push_back(together ? this->part.back() : parts.emplace(part, parts.size()).first->second);
   }
   count = parts.size();
+}
+
+const char* to_text(Mode mode) {
+  switch (mode) {
+    case Mode::two_pass:
+      return "two_pass, a second backward pass";
+    case Mode::materialise:
+      return "materialise, gradients of records in bf16";
+    case Mode::book_keeping:
+    case Mode::automatic:
+      break;
+  }
+  return "book_keeping, rows are kept";
 }
 
 std::string to_text(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
@@ -363,22 +374,13 @@ void Clipping::take_norms(const GradientRows& rows) {
 void Clipping::take_vector(const GradientRows& rows) {
   const std::int64_t columns = held_by(rows), examples = rows.examples.count();
   const Matrix<float> sums = vectors_of(rows.parameter, columns);
-  for (std::int64_t e = 0; e < examples; ++e) {
-    const std::int64_t begin = rows.examples.offsets[static_cast<std::size_t>(e)], count = rows.examples.rows_of(e);
-    const Array<float> out{sums.row(rows.first_example + e), columns};
-    const AnyMatrix g = rows.gradients.rows_from(begin, count);
-    const auto part = [&](const Array<const float>& statistic) -> Array<const float> {
-      return statistic.data == nullptr ? statistic : Array<const float>{statistic.data + begin, count};
-    };
-    if (rows.form == Form::column_sum)
-      kernels::add_column_sums(execution_, g, out, true, buffers_.workspace);
-    else
-      kernels::add_column_products(execution_, rows.inputs.rows_from(begin, count), g, part(rows.row_shift),
-                                   part(rows.row_scale), out, true, buffers_.workspace);
-  }
-  kernels::add_column_sum_norms(execution_,
-                                view({sums.row(rows.first_example), examples, columns, columns}).rows_from(0, examples),
-                                singles(examples), norms_of(rows), buffers_.workspace);
+  const Matrix<float> of_call{sums.row(rows.first_example), examples, columns, columns};
+  if (rows.form == Form::column_sum)
+    kernels::form_column_sums(execution_, rows.gradients.columns_from(0, columns), rows.examples, of_call);
+  else
+    kernels::form_column_products(execution_, rows.inputs, rows.gradients, rows.row_shift, rows.row_scale,
+                                  rows.examples, of_call);
+  kernels::add_column_sum_norms(execution_, view(of_call), singles(examples), norms_of(rows), buffers_.workspace);
   vector_sums_.push_back({rows.parameter, columns});
 }
 

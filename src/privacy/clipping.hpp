@@ -59,6 +59,8 @@ struct ClippingShape {
   std::optional<std::size_t> tied = {};
 };
 
+/// "two_pass, a second backward pass". Not of Mode::automatic.
+const char* to_text(Mode);
 /// Which algorithm forms the norms of each product: "512 x 128 width, …".
 std::string to_text(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 

@@ -10,10 +10,11 @@
 
 namespace weft::privacy {
 
-kernels::NoiseKey new_noise_key(KeySource source, std::uint64_t seed) {
+kernels::NoiseKey new_noise_key(KeySource source, std::uint64_t seed, std::uint64_t step) {
   kernels::NoiseKey key{};
   if (source == KeySource::test) {
-    for (std::size_t i = 0; i < key.size(); ++i) key[i] = kernels::philox(seed, kernels::Purpose::test, 0, i).word[0];
+    for (std::size_t i = 0; i < key.size(); ++i)
+      key[i] = kernels::philox(seed, kernels::Purpose::test, step, i).word[0];
     return key;
   }
   ssize_t got;

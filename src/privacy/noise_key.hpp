@@ -11,7 +11,8 @@
 
 namespace weft::privacy {
 
-/// 256 bits from the operating system, or of `seed` for KeySource::test. Throws Error(io) if the system has none.
-kernels::NoiseKey new_noise_key(KeySource, std::uint64_t seed);
+/// 256 bits from the operating system, or for KeySource::test of `seed` and `step`, after which the key is used. Throws
+/// Error(io) if the system has none.
+kernels::NoiseKey new_noise_key(KeySource, std::uint64_t seed, std::uint64_t step = 0);
 
 }  // namespace weft::privacy

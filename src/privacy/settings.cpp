@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "dataset/settings.hpp"
 #include "dataset/tokens/settings.hpp"
 #include "input/schema.hpp"
 #include "optimizer/settings.hpp"
@@ -15,6 +16,10 @@ namespace {
 constexpr double kLargestEpsilon = 1e3, kLargestNoise = 1e6, kLargestClip = 1e6;
 constexpr double kSmallestNoise = 1e-2;
 constexpr double kLargestTile = 1 << 16;
+
+const std::string kChangedData =
+    "data.accept_changed = true with privacy.enabled (the steps so far are accounted for the records of the data that "
+    "the run began with; records of others are cut in other places); leave it out, or start a new run";
 
 void add_value_rules(input::Schema& schema, const Settings& privacy) {
   schema.rule({"privacy.epsilon", "privacy.noise_multiplier"}, [&privacy]() -> std::string {
@@ -53,20 +58,20 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
 
 }  // namespace
 
+// A resumed run must not change what its guarantee depends on: such keys are neither changeable nor free. algorithm,
+// mode, tile and release change speed, memory and rounding only.
 void add_keys(input::Schema& schema, Settings& privacy) {
   schema.table("privacy", "Differentially private training: the gradient of each record is clipped, noise is added.");
   schema
       .add("privacy.epsilon", privacy.epsilon,
            "the guarantee after run.steps steps; the noise follows from it. 0 = noise_multiplier is given")
       .at_least(0)
-      .at_most(kLargestEpsilon)
-      .changeable();
+      .at_most(kLargestEpsilon);
   schema
       .add("privacy.noise_multiplier", privacy.noise_multiplier,
            "standard deviation of the noise, relative to clip; epsilon follows from it. 0 = epsilon is given")
       .at_least(0)
-      .at_most(kLargestNoise)
-      .changeable();
+      .at_most(kLargestNoise);
   schema.add("privacy.enabled", privacy.enabled, "train with a guarantee of differential privacy")
       .derived("true if epsilon or noise_multiplier is given",
                [&privacy] { return input::Value(privacy.epsilon > 0 || privacy.noise_multiplier > 0); });
@@ -77,8 +82,7 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .less_than(1);
   schema.add("privacy.clip", privacy.clip, "largest norm of the gradient of a record; larger ones are scaled down")
       .more_than(0)
-      .at_most(kLargestClip)
-      .changeable();
+      .at_most(kLargestClip);
   schema.add("privacy.sampling", privacy.sampling,
              "how records are drawn: \"poisson\", each one independently with the same probability");
   schema
@@ -107,19 +111,14 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .at_least(0)
       .at_most(kLargestTile)
       .changeable();
-  schema
-      .add("privacy.scheme", privacy.scheme,
-           {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},
-           "what is clipped: the whole gradient (flat), each parameter (per_layer) or each block (group); the parts "
-           "together have at most the norm clip")
-      .changeable();
-  schema
-      .add("privacy.clip_function", privacy.clip_function,
-           {{"abadi", ClipFunction::abadi},
-            {"automatic", ClipFunction::automatic},
-            {"indicator", ClipFunction::indicator}},
-           "factor of a gradient of norm n: min(1, clip / n); clip / (n + 0.01); 1, or 0 if n is more than clip")
-      .changeable();
+  schema.add("privacy.scheme", privacy.scheme,
+             {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},
+             "what is clipped: the whole gradient (flat), each parameter (per_layer) or each block (group); the parts "
+             "together have at most the norm clip");
+  schema.add(
+      "privacy.clip_function", privacy.clip_function,
+      {{"abadi", ClipFunction::abadi}, {"automatic", ClipFunction::automatic}, {"indicator", ClipFunction::indicator}},
+      "factor of a gradient of norm n: min(1, clip / n); clip / (n + 0.01); 1, or 0 if n is more than clip");
   schema.add("privacy.accountant", privacy.accountant,
              {{"prv", AccountantKind::prv}, {"rdp", AccountantKind::rdp}, {"gdp", AccountantKind::gdp}},
              "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
@@ -166,6 +165,8 @@ void add_rules(input::Schema& schema, const Settings& privacy, const dataset::To
     return "data.order = \"sequential\" with privacy.enabled (each step draws every record with the same probability: "
            "the guarantee depends on it); leave it out";
   });
+  schema.rule({"data.accept_changed", "privacy.enabled"},
+              [&privacy, &data] { return privacy.enabled && data.accept_changed ? kChangedData : std::string(); });
   schema.rule({"data.sequence_start", "privacy.enabled"}, [&privacy, &data]() -> std::string {
     if (!privacy.enabled || data.sequence_start == 0) return {};
     return "data.sequence_start with privacy.enabled (a record is a sequence: its length, and with it what is "
@@ -176,6 +177,11 @@ void add_rules(input::Schema& schema, const Settings& privacy, const dataset::To
     return "privacy.unit = \"token\" (attention couples the tokens of a sequence: the gradient of a token's loss "
            "depends on the tokens before it, so no token has a contribution of its own); take \"sequence\"";
   });
+}
+
+void add_rules(input::Schema& schema, const Settings& privacy, const dataset::Settings& data) {
+  schema.rule({"data.accept_changed", "privacy.enabled"},
+              [&privacy, &data] { return privacy.enabled && data.accept_changed ? kChangedData : std::string(); });
 }
 
 }  // namespace weft::privacy

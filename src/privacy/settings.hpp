@@ -22,8 +22,9 @@ namespace weft::optimizer {
 struct Settings;
 }
 namespace weft::dataset {
+struct Settings;
 struct TokenSettings;
-}
+}  // namespace weft::dataset
 
 namespace weft::privacy {
 
@@ -63,6 +64,7 @@ struct Settings {
   Unit unit = Unit::sequence;
   Release release = Release::eager;
   KeySource noise_key = KeySource::system;
+  std::int64_t record_rows = 0;  ///< of a transcoder with Unit::sequence: rows of a record; 0: not given
 };
 
 /// Keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
@@ -72,7 +74,8 @@ void add_keys(input::Schema&, Settings&);
 /// depend on training data without noise. The arguments must outlive the schema.
 void add_rules(input::Schema&, const Settings&, const training::RunSettings&, const optimizer::Settings&,
                const device::Precision&);
-/// The same of the data of a language model.
+/// The same of the data of a language model, and of a transcoder.
 void add_rules(input::Schema&, const Settings&, const dataset::TokenSettings&);
+void add_rules(input::Schema&, const Settings&, const dataset::Settings&);
 
 }  // namespace weft::privacy

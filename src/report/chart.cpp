@@ -173,10 +173,10 @@ std::string tick_text(const Axis& axis, double tick) {
     return static_cast<int>(std::floor(std::log10(std::abs(value) * (1 + 1e-9))));
   };
   const int last_digit = power_of(axis.ticks[1] - axis.ticks[0]), digits = power_of(tick) - last_digit;
-  const bool tiny = std::abs(tick) < 1e-4;  // `short_number` then has two digits, else three
-  if (digits < (tiny ? 2 : 3) || std::abs(tick) >= 1e15) return short_number(tick);
+  const bool is_small = std::abs(tick) < 1e-4;  // short_number then has an exponent, and one digit less
+  if (digits < (is_small ? 2 : 3) || std::abs(tick) >= 1e15) return short_number(tick);
   if (last_digit >= 0) return grouped(std::llround(tick));
-  return tiny ? fmt::format("{:.{}e}", tick, digits) : fmt::format("{:.{}f}", tick, -last_digit);
+  return is_small || last_digit < -9 ? fmt::format("{:.{}e}", tick, digits) : fmt::format("{:.{}f}", tick, -last_digit);
 }
 
 void draw_y_axis(Picture& picture, const Axis& y, const std::string& label) {

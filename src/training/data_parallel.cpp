@@ -9,13 +9,16 @@
 namespace weft::training {
 namespace {
 
+/// A matrix that ranks update by rows.
+bool is_exchanged(const ParameterSpec& spec) { return spec.is_matrix() && !spec.frozen; }
+
 /// Bytes of fp32 that a rank receives at once at most: of a matrix a part from each rank, or the vectors of all.
 std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
   const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
   std::int64_t part = 0;
   for (const ParameterSpec& spec : specs) {
-    const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over));
-    if (spec.is_matrix()) part = std::max(part, parallel::largest_part(held, n_ranks) * spec.columns());
+    const std::int64_t held = most_held_rows(spec, grid);
+    if (is_exchanged(spec)) part = std::max(part, parallel::largest_part(held, n_ranks) * spec.columns());
   }
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank)
     part = std::max(part, AccumulatingSink::vector_elements(specs, grid, rank));
@@ -26,8 +29,7 @@ std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel
 std::int64_t largest_exchange(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
   std::int64_t bytes = received_bytes(specs, grid);
   for (const ParameterSpec& spec : specs)
-    if (spec.is_matrix())
-      bytes = std::max(bytes, 4 * parallel::largest_part(spec.rows(), grid.size(spec.cut.over)) * spec.columns());
+    if (is_exchanged(spec)) bytes = std::max(bytes, 4 * most_held_rows(spec, grid) * spec.columns());
   return bytes;
 }
 
@@ -129,7 +131,7 @@ void DataParallel::reduce_from(std::size_t first) {
   if (!active() || !overlap_ || first >= complete_) return;
   begin();
   while (complete_ > first)
-    if (parameters_.specs()[--complete_].is_matrix()) reduce_matrix(complete_);
+    if (is_exchanged(parameters_.specs()[--complete_])) reduce_matrix(complete_);
   end();
 }
 
@@ -137,12 +139,14 @@ void DataParallel::reduce() {
   if (!active()) return;
   begin();
   while (complete_ > 0)
-    if (parameters_.specs()[--complete_].is_matrix()) reduce_matrix(complete_);
+    if (is_exchanged(parameters_.specs()[--complete_])) reduce_matrix(complete_);
   complete_ = parameters_.size();
   const kernels::Array<float> vectors = gradients_.vectors();
-  const std::vector<std::int64_t> bytes(static_cast<std::size_t>(ranks_->size()), 4 * vectors.size);
-  ranks_->all_gather(vectors.data, buffers_.received.data(), bytes, "gradients");
-  add_up(vectors.size, vectors.data);
+  if (vectors.size > 0) {  // none if all are frozen
+    const std::vector<std::int64_t> bytes(static_cast<std::size_t>(ranks_->size()), 4 * vectors.size);
+    ranks_->all_gather(vectors.data, buffers_.received.data(), bytes, "gradients");
+    add_up(vectors.size, vectors.data);
+  }
   end();
   await_exchanges();
   gradients_.clear_gaps();
@@ -153,7 +157,7 @@ void DataParallel::start_weights() {
   changed_ = false;
   begin();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_.specs()[i].is_matrix()) gather_updated_rows(*ranks_, parameters_.matrix(i));
+    if (is_exchanged(parameters_.specs()[i])) gather_updated_rows(*ranks_, parameters_.matrix(i));
     if (stream_) arrived_[i].record(communication());
   }
   end();

@@ -15,26 +15,29 @@ using Form = GradientRows::Form;
 /// Gradients begin at multiples of 256 bytes: vector loads need aligned rows.
 constexpr std::int64_t kAlignedElements = 64;
 
-std::int64_t aligned(std::int64_t elements) {
-  return (elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
+std::int64_t aligned(std::int64_t elements, std::int64_t unit = kAlignedElements) {
+  return (elements + unit - 1) / unit * unit;
 }
 
-/// Where the gradients of parameters begin, in elements. First all matrices, then, from a multiple of kRow on, all
-/// vectors. Those of one group follow one another, so that one product can form them. Where a rank owns a part of its
-/// rows, the gradients of owned rows lie closer together, towards the end of the matrices; never before the held rows
-/// from which they are formed, since a backward pass completes the last parameters first.
+/// Where the gradients of the trained parameters begin, in elements. First all matrices, then, from a multiple of kRow
+/// on, all vectors. Those of one group follow one another, so that one product can form them. Where a rank owns a part
+/// of its rows, the gradients of owned rows lie closer together, towards the end of the matrices; never before the held
+/// rows from which they are formed, since a backward pass completes the last parameters first.
+///
+/// On a grid that cuts parameters, those that nothing cuts share no row of kRow numbers with others, and of the vectors
+/// they are the last, those with partial gradients at the end.
 struct Layout {
   std::vector<std::int64_t> begin;  ///< of the held rows
   std::vector<std::int64_t> owned;  ///< of the owned rows
   std::int64_t owned_begin = 0, matrices_end = 0;
   std::int64_t vectors = 0, vectors_end = 0;
-  std::int64_t elements = 0;   ///< a multiple of kRow
-  std::int64_t workspace = 0;  ///< bytes
+  parallel::Range partial;                ///< vectors with partial gradients
+  std::vector<parallel::Range> repeated;  ///< owned rows of matrices, then vectors, that other ranks have as well
+  std::int64_t elements = 0;              ///< a multiple of kRow
+  std::int64_t workspace = 0;             ///< bytes
 };
 
-std::int64_t whole_rows(std::int64_t elements) {
-  return (elements + AccumulatingSink::kRow - 1) / AccumulatingSink::kRow * AccumulatingSink::kRow;
-}
+std::int64_t whole_rows(std::int64_t elements) { return aligned(elements, AccumulatingSink::kRow); }
 
 /// Workspace of a parameter's gradient in any form, for rows in fp32 or bf16.
 std::int64_t workspace_bytes(const ParameterSpec& spec, std::int64_t held, std::int64_t max_rows) {
@@ -55,34 +58,49 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
   Layout layout;
   layout.begin.resize(specs.size());
   layout.owned.resize(specs.size());
+  bool divided = false;
+  for (std::size_t i = 0; i < specs.size(); ++i) divided = divided || parts(i).held.size() < specs[i].rows();
+  const auto is_repeated = [&](std::size_t i) { return divided && parts(i).held.size() == specs[i].rows(); };
   std::int64_t end = 0;
-  const auto place = [&](bool matrices) {
+  const auto place = [&](const auto& chosen) {
     std::int64_t held_by_group = 0;
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const ParameterSpec& spec = specs[i];
-      if (spec.is_matrix() != matrices) continue;
+      if (spec.frozen || !chosen(i)) continue;
       const bool continues = i > 0 && !spec.group.empty() && spec.group == specs[i - 1].group;
       const std::int64_t held = parts(i).held.size();
       held_by_group = held + (continues ? held_by_group : 0);
-      layout.begin[i] = continues ? end : aligned(end);
+      const bool apart = spec.is_matrix() && is_repeated(i);
+      layout.begin[i] = continues ? end : apart ? whole_rows(end) : aligned(end);
       end = layout.begin[i] + spec.rows_in_memory(held) * spec.columns();
+      if (apart) end = whole_rows(end);
       layout.workspace = std::max(layout.workspace, workspace_bytes(spec, held_by_group, max_rows));
     }
   };
-  place(true);
+  place([&](std::size_t i) { return specs[i].is_matrix(); });
   layout.owned_begin = layout.matrices_end = end;
   for (std::size_t i = specs.size(); i-- > 0;) {
-    if (!specs[i].is_matrix()) continue;
+    if (specs[i].frozen || !specs[i].is_matrix()) continue;
     const std::int64_t held = parts(i).held.size(), owned = parts(i).owned.size();
     const std::int64_t size = owned * specs[i].columns();
-    // A matrix that is owned whole is its held rows: nothing moves it.
-    layout.owned_begin =
-        owned == held ? layout.begin[i]
-                      : std::max(layout.begin[i], (layout.owned_begin - size) / kAlignedElements * kAlignedElements);
-    layout.owned[i] = layout.owned_begin;
+    constexpr std::int64_t kRow = AccumulatingSink::kRow;
+    std::int64_t first = layout.begin[i];  // where all held rows are, if all are owned
+    if (owned < held)
+      first = std::max(first, is_repeated(i) ? layout.owned_begin / kRow * kRow - whole_rows(size)
+                                             : (layout.owned_begin - size) / kAlignedElements * kAlignedElements);
+    layout.owned[i] = layout.owned_begin = first;
+    if (is_repeated(i)) layout.repeated.push_back({layout.owned_begin, layout.owned_begin + whole_rows(size)});
   }
   layout.vectors = end = whole_rows(end);
-  place(false);
+  place([&](std::size_t i) { return !specs[i].is_matrix() && !is_repeated(i); });
+  if (divided) {
+    const std::int64_t first = end = whole_rows(end);
+    place([&](std::size_t i) { return !specs[i].is_matrix() && is_repeated(i) && !specs[i].partial_gradient; });
+    layout.partial.begin = end;
+    place([&](std::size_t i) { return !specs[i].is_matrix() && is_repeated(i) && specs[i].partial_gradient; });
+    layout.partial.end = end;
+    layout.repeated.push_back({first, whole_rows(end)});
+  }
   layout.vectors_end = end;
   layout.elements = whole_rows(end);
   return layout;
@@ -132,6 +150,8 @@ AccumulatingSink::AccumulatingSink(const Parameters& parameters, const kernels::
   owned_begin_ = layout.owned_begin;
   matrices_end_ = layout.matrices_end;
   vectors_ = {layout.vectors, layout.vectors_end};
+  partial_ = layout.partial;
+  repeated_ = std::move(layout.repeated);
   gradients_ = device::Buffer<float>(layout.elements);
   workspace_ = device::Buffer<std::byte>(layout.workspace);
   device::zero(execution_, gradients_.data(), gradients_.bytes());
@@ -155,7 +175,10 @@ std::int64_t AccumulatingSink::vector_elements(std::span<const ParameterSpec> sp
   return layout.vectors_end - layout.vectors;
 }
 
-void AccumulatingSink::clear() { cleared_.assign(parameters_.size(), true); }
+void AccumulatingSink::clear() {
+  cleared_.resize(parameters_.size());
+  for (std::size_t i = 0; i < cleared_.size(); ++i) cleared_[i] = !parameters_.specs()[i].frozen;
+}
 
 void AccumulatingSink::complete_from(std::size_t first) {
   if (!when_complete_) return;
@@ -188,6 +211,7 @@ bool AccumulatingSink::is_first(const GradientRows& rows) {
 
 void AccumulatingSink::take(const GradientRows& rows) {
   const ParameterSpec& spec = parameters_.specs()[rows.parameter];
+  if (spec.frozen) return;
   const parallel::Range held = parameters_.parts(rows.parameter).held;
   if (const std::string why = misfit(rows, spec, held_by(rows)); !why.empty())
     throw error(ExitCode::internal, "gradient rows do not fit parameter \"{}\" ({})", spec.name, why);
@@ -251,13 +275,32 @@ kernels::Array<float> AccumulatingSink::vectors() const {
   return {gradients_.data() + vectors_.begin, vectors_.size()};
 }
 
+kernels::Array<float> AccumulatingSink::partial_vectors() const {
+  return {gradients_.data() + partial_.begin, partial_.size()};
+}
+
+std::int64_t AccumulatingSink::partial_elements(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
+                                                std::int64_t rank) {
+  return layout_of(specs, 0, grid, rank).partial.size();
+}
+
+std::vector<parallel::Range> AccumulatingSink::repeated_rows() const {
+  std::vector<parallel::Range> rows;
+  const std::int64_t matrices = matrix_rows().rows;
+  for (const parallel::Range& range : repeated_) {
+    const std::int64_t first = range.begin < vectors_.begin ? -first_owned_row() : matrices - vectors_.begin / kRow;
+    rows.push_back({range.begin / kRow + first, range.end / kRow + first});
+  }
+  return rows;
+}
+
 void AccumulatingSink::clear_gaps() {
   std::int64_t end = first_owned_row() * kRow;
   const auto clear_until = [&](std::int64_t next) {
     if (next > end) device::zero(execution_, gradients_.data() + end, 4 * (next - end));
   };
   for (std::size_t i = 0; i < owned_.size(); ++i) {
-    if (!parameters_.specs()[i].is_matrix()) continue;
+    if (parameters_.specs()[i].frozen || !parameters_.specs()[i].is_matrix()) continue;
     clear_until(owned_[i]);
     end = owned_[i] + parameters_.parts(i).owned.size() * parameters_.specs()[i].columns();
   }

@@ -75,20 +75,21 @@ class GradientSink {
   virtual bool takes_sums() const { return false; }
 };
 
-/// Adds the gradients of all micro-batches of a step in fp32. Gradients have the stored shape of their parameters
-/// (parameters.hpp). Deterministic: the same rows give the same bits. Products are those of the dense
-/// library (kernels/gemm/gemm.hpp), so a part of a cut matrix differs from the whole one by rounding.
+/// Adds the gradients of all micro-batches of a step in fp32; those of frozen parameters are not formed. Gradients have
+/// the stored shape of their parameters (parameters.hpp). Deterministic: the same rows give the same bits. Products are
+/// those of the dense library (kernels/gemm/gemm.hpp), so a part of a cut matrix differs from the whole one by
+/// rounding.
 class AccumulatingSink final : public GradientSink {
  public:
-  /// Allocates gradients for all parameters on the device and clears them. `max_rows`: the most rows that one `take`
-  /// brings. `parameters` must outlive the sink.
+  /// Allocates gradients for all trained parameters on the device and clears them. `max_rows`: the most rows that one
+  /// `take` brings. `parameters` must outlive the sink.
   AccumulatingSink(const Parameters& parameters, const kernels::Execution&, std::int64_t max_rows);
 
   /// What the constructor allocates on a rank.
   static std::int64_t bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
                             std::int64_t max_rows);
 
-  /// Floats of the gradients of all parameters on a rank, a multiple of kRow.
+  /// Floats of the gradients of all trained parameters on a rank, a multiple of kRow.
   static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
 
   /// Floats of `vectors`.
@@ -101,7 +102,7 @@ class AccumulatingSink final : public GradientSink {
   /// `then(first)` is called when the gradients of parameters from `first` on are complete: in the last micro-batch of
   /// a step they may be reduced from there. Null: nothing.
   void when_complete(std::function<void(std::size_t first)> then) { when_complete_ = std::move(then); }
-  /// Throws Error(internal) if the rows do not fit the parameter.
+  /// No effect for a frozen parameter. Throws Error(internal) if the rows do not fit the parameter.
   void take(const GradientRows&) override;
   void complete_from(std::size_t first) override;
   void end_micro_batch() override;
@@ -117,6 +118,13 @@ class AccumulatingSink final : public GradientSink {
   kernels::Array<float> vector(std::size_t parameter) const;
   /// Of all vectors, with zeros between them.
   kernels::Array<float> vectors() const;
+  /// Of the vectors of which each rank of the tensor axis has a part of the gradient (ParameterSpec::partial_gradient).
+  kernels::Array<float> partial_vectors() const;
+  static std::int64_t partial_elements(std::span<const ParameterSpec> specs, const parallel::GridShape&,
+                                       std::int64_t rank);
+  /// On a grid that cuts parameters: which of the rows of `matrix_rows` and, numbered after them, `vector_rows` are of
+  /// parameters that nothing cuts. All ranks of the tensor axis have them, with the same gradients.
+  std::vector<parallel::Range> repeated_rows() const;
   /// Zeros between the gradients of owned rows, where other gradients were.
   void clear_gaps();
   /// The gradients of owned rows, and of vectors, with zeros between them, as rows of kRow numbers: for norms.
@@ -134,8 +142,9 @@ class AccumulatingSink final : public GradientSink {
 
   std::vector<std::int64_t> begin_, owned_;  // by parameter, of held and owned rows, in elements of gradients_
   std::int64_t owned_begin_ = 0, matrices_end_ = 0;
-  parallel::Range vectors_;    // elements of gradients_
-  std::vector<bool> cleared_;  // by parameter: the next rows overwrite its gradient
+  parallel::Range vectors_, partial_;      // elements of gradients_
+  std::vector<parallel::Range> repeated_;  // likewise
+  std::vector<bool> cleared_;              // by parameter: the next rows overwrite its gradient
   std::function<void(std::size_t first)> when_complete_;
   device::Buffer<float> gradients_;
   device::Buffer<std::byte> workspace_;  // of products

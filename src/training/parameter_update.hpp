@@ -21,6 +21,7 @@
 #include "training/parameters.hpp"
 #include "training/state_stream.hpp"
 #include "training/step_arena.hpp"
+#include "training/tensor_axis.hpp"
 
 namespace weft::training {
 
@@ -36,17 +37,20 @@ class ParameterUpdate {
     DataParallel::Buffers exchange;
   };
 
-  /// All references must outlive the object. overlap: of DataParallel. Collective.
+  /// All references must outlive the object. overlap: of DataParallel. tensor: the ranks among which matrices are
+  /// divided; null: none. Collective.
   ParameterUpdate(const Parameters&, AccumulatingSink&, const optimizer::Settings&, const parallel::Grid&,
-                  const kernels::Execution&, Buffers&&, bool overlap = false);
+                  const kernels::Execution&, Buffers&&, bool overlap = false, TensorAxis* tensor = nullptr);
 
-  /// First the gradients of all ranks of the data axis are added up. *flags.not_finite |= 1 if a gradient is not
-  /// finite, on all ranks. `change`: changes the sums in the owned rows and the vectors before their norm is taken, the
-  /// vectors alike on all ranks. Collective.
+  /// First the gradients of all ranks of the data axis are added up, and partial ones of the tensor axis.
+  /// *flags.not_finite |= 1 if a gradient is not finite, on all ranks. `change`: changes the sums in the owned rows and
+  /// the vectors before their norm is taken, the vectors alike on all ranks. Collective.
   void form_norm(kernels::StepFlags* flags, const std::function<void()>& change = {});
   /// No effect if the step is withheld. Weights of rows that other ranks own arrive in the next step (DataParallel).
   /// Collective. `scale`: of the loss whose gradients these are; null: it is not scaled.
-  void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr);
+  /// `own`: true for a vector that it has updated itself, from this gradient.
+  using OwnUpdate = std::function<bool(std::size_t parameter, kernels::Array<const float> gradient)>;
+  void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr, const OwnUpdate& own = {});
 
   /// Of the gradient of the last step before clipping; where the kernels run.
   const double* norm() const { return buffers_.norm.data + 1; }
@@ -60,6 +64,7 @@ class ParameterUpdate {
   const kernels::Execution execution_;
   Buffers buffers_;
   DataParallel exchange_;
+  TensorAxis* const tensor_;
   std::optional<StateStream> state_;  // in host memory
 };
 

@@ -120,6 +120,8 @@ void check(std::span<const ParameterSpec> specs) {
       refuse("its shape has no elements");
     if (spec.cut.axis < 0 || spec.cut.axis >= std::ssize(spec.shape)) refuse("the axis that is cut does not exist");
     if (spec.cut.over == parallel::kDataAxis) refuse("weights are complete along the data axis; cut another axis");
+    if (spec.cut.unit < 1 || spec.rows() % spec.cut.unit != 0) refuse("the unit of its cut does not divide its rows");
+    if (spec.partial_gradient && (spec.is_matrix() || !spec.cut.over.empty())) refuse("it is no vector without a cut");
     if (spec.columns() % segment_of(spec) != 0) refuse("its segment does not divide its columns");
     if (spec.row_multiple < 1 || (spec.row_multiple > 1 && (!spec.is_matrix() || !spec.group.empty())))
       refuse("only a matrix without a group may be followed by rows of zeros");
@@ -165,6 +167,12 @@ std::int64_t elements_of(std::span<const ParameterSpec> specs) {
                          [](std::int64_t sum, const ParameterSpec& spec) { return sum + spec.elements(); });
 }
 
+std::int64_t trained_elements_of(std::span<const ParameterSpec> specs) {
+  return std::accumulate(specs.begin(), specs.end(), std::int64_t{0}, [](std::int64_t sum, const ParameterSpec& spec) {
+    return sum + (spec.frozen ? 0 : spec.elements());
+  });
+}
+
 std::vector<Plane> planes_of(const ParameterSpec& spec, StatePolicy policy, kernels::Backend backend, Moments moments) {
   policy = spec.policy.value_or(policy);
   const std::int64_t columns = spec.columns();
@@ -175,7 +183,7 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StatePolicy policy, kern
   } else {
     planes.push_back({Part::weight, "weight", spec.is_matrix() ? weight_type(policy) : Scalar::fp32, columns});
   }
-  if (moments != Moments::none) {
+  if (moments != Moments::none && !spec.frozen) {
     for (const char* key : {"first_moment", "second_moment"})
       planes.push_back({Part::moment, key, spec.is_matrix() ? moment_type(policy) : Scalar::fp32, columns});
     if (spec.is_matrix() && policy == StatePolicy::eight_bit)
@@ -215,9 +223,15 @@ std::string first_difference(std::span<const checkpoint::TensorEntry> found,
   return "";
 }
 
+std::int64_t most_held_rows(const ParameterSpec& spec, const parallel::GridShape& grid) {
+  return parallel::largest_part(spec.rows() / spec.cut.unit, grid.size(spec.cut.over)) * spec.cut.unit;
+}
+
 RowParts row_parts(const ParameterSpec& spec, const parallel::GridShape& grid, std::int64_t rank) {
   RowParts parts;
-  parts.held = parallel::part(spec.rows(), grid.size(spec.cut.over), grid.index_of(rank, spec.cut.over));
+  const parallel::Range units =
+      parallel::part(spec.rows() / spec.cut.unit, grid.size(spec.cut.over), grid.index_of(rank, spec.cut.over));
+  parts.held = {units.begin * spec.cut.unit, units.end * spec.cut.unit};
   parts.owned = parts.held;
   const bool own_rows = spec.update == Update::own_rows;
   if (own_rows) {
@@ -326,7 +340,7 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
   if (!spec.is_matrix()) {
     view.vector.weight = {floats("weight"), parts.held.size()};
     view.owned_vector.weight = {view.vector.weight.data + before, parts.owned.size()};
-    if (moments_ != Moments::none) {
+    if (moments_ != Moments::none && !spec.frozen) {
       view.owned_vector.first_moment = {floats("first_moment"), parts.owned.size()};
       view.owned_vector.second_moment = {floats("second_moment"), parts.owned.size()};
     }

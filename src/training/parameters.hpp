@@ -46,9 +46,11 @@ std::int64_t weight_bytes(kernels::StatePolicy, std::int64_t rows, std::int64_t 
 std::int64_t moment_bytes(kernels::StatePolicy, std::int64_t rows, std::int64_t columns, std::int64_t segment);
 
 /// Array axis `axis` (0 or 1) is cut over the process axis `over`, a constant of parallel/grid.hpp; "" cuts nothing.
+/// `unit`, a divisor of the extent: that many rows (columns, with axis = 1) stay together, such as those of a head.
 struct Cut {
   int axis = 0;
   std::string_view over = {};
+  std::int64_t unit = 1;
 };
 
 /// Which ranks of the data axis update a parameter.
@@ -83,6 +85,10 @@ struct ParameterSpec {
   /// Global index of the first element. Keys the initial values and stochastic rounding: ranges of matrices must not
   /// overlap (`number_elements`).
   std::uint64_t first_element = 0;
+  /// Keeps its values: no gradient, no moments, no update. Its weights are in checkpoints as those of all.
+  bool frozen = false;
+  /// A vector that nothing cuts, used with one that "tensor" cuts: each rank of this axis has a part of its gradient.
+  bool partial_gradient = false;
   bool weight_decay = false;  ///< decoupled weight decay applies. By convention to matrices, not to vectors
   /// Parameters of one group lie one after the other in one allocation, in list order; "": an allocation of its own.
   std::string group = {};
@@ -109,8 +115,9 @@ struct ParameterSpec {
 
 /// Gives the elements of all parameters consecutive global indices, in list order.
 void number_elements(std::span<ParameterSpec> specs);
-/// Elements of all parameters.
+/// Elements of all parameters; of those that are trained.
 std::int64_t elements_of(std::span<const ParameterSpec> specs);
+std::int64_t trained_elements_of(std::span<const ParameterSpec> specs);
 
 /// The tensors of a model in the order of its checkpoints.
 std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, kernels::StatePolicy, Moments);
@@ -159,6 +166,8 @@ struct RowParts {
   bool writes = true;           ///< the rank writes its owned rows; of ranks with the same owned rows, one does
 };
 RowParts row_parts(const ParameterSpec&, const parallel::GridShape&, std::int64_t rank);
+/// The held rows of the rank that holds most.
+std::int64_t most_held_rows(const ParameterSpec&, const parallel::GridShape&);
 
 /// The memory of all parameters on one rank, with views for kernels. Everything is zero until `initialise` or a
 /// checkpoint fills it. Parameters are numbered in the order of their specs.

@@ -205,9 +205,10 @@ void record_changes(const input::Schema& schema, const checkpoint::Found& found)
 
 }  // namespace
 
-void check_same_run(const input::Schema& schema, const ResumeSettings& settings, const checkpoint::Found& found,
+bool check_same_run(const input::Schema& schema, const ResumeSettings& settings, const checkpoint::Found& found,
                     const TrainingData& data, const parallel::World& world) {
   std::string refused;
+  bool changed = false;
   for (const input::Change& change :
        input::changed_keys(schema, found.manifest.input, (found.path / checkpoint::kManifestName).string())) {
     const std::string what = fmt::format("{} was {}, now {}", change.path, change.before, change.after);
@@ -217,6 +218,7 @@ void check_same_run(const input::Schema& schema, const ResumeSettings& settings,
       refused += fmt::format("\n  {} (allowed with --set resume.accept_changed=true)", what);
     else
       log::info("resuming with a changed input: {}", what);
+    changed = true;
   }
   if (!refused.empty())
     throw collective_error(ExitCode::usage,
@@ -224,7 +226,7 @@ void check_same_run(const input::Schema& schema, const ResumeSettings& settings,
                            "--output or with --resume never",
                            found.path.string(), refused);
   record_changes(schema, found);
-  if (dataset::same_data(found.manifest.dataset_fingerprint, data.fingerprint)) return;
+  if (dataset::same_data(found.manifest.dataset_fingerprint, data.fingerprint)) return changed;
   if (!data.accept_changed)
     throw collective_error(
         ExitCode::usage,
@@ -232,6 +234,7 @@ void check_same_run(const input::Schema& schema, const ResumeSettings& settings,
         "old files, or accept the new ones with --set data.accept_changed=true",
         data.path, found.manifest.dataset_fingerprint, data.fingerprint);
   if (world.is_root()) log::warning("resuming with changed training data: {}", data.path);
+  return true;
 }
 
 void check_schedule(const optimizer::Settings& now, const RunSettings& run, const input::Schema& schema,

@@ -56,8 +56,9 @@ struct TrainingData {
 };
 /// Compares the input with the one of the run that wrote the checkpoint. Keys that define the run may not change: a
 /// collective Error(usage) lists all changes. Changeable keys need resume.accept_changed. Accepted changes are logged.
-/// All changes, also of free keys, are in the run record (`changed`).
-void check_same_run(const input::Schema&, const ResumeSettings&, const checkpoint::Found&, const TrainingData&,
+/// All changes, also of free keys, are in the run record (`changed`). True if a changeable key or the data have
+/// changed: the steps from here on are not those that the run would have made.
+bool check_same_run(const input::Schema&, const ResumeSettings&, const checkpoint::Found&, const TrainingData&,
                     const parallel::World&);
 
 /// Warns if the schedule of the learning rate has another length than that of the run so far, which needs no

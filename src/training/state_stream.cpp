@@ -52,6 +52,7 @@ StateStream::Buffers::Buffers(std::span<const ParameterSpec> specs, StatePolicy 
                               std::int64_t most) {
   std::int64_t largest = 0, row = 0;
   for (const ParameterSpec& spec : specs) {
+    if (spec.frozen) continue;
     std::int64_t of_row = 0;
     for (const Plane& plane : planes_of(spec, policy, arena.backend(), Moments::on_host))
       if (is_on_host(spec, plane, Moments::on_host)) of_row += plane.columns * kernels::bytes_of(plane.type);

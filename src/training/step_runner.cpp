@@ -120,6 +120,12 @@ void StepRunner::refuse(const std::string& what, std::int64_t step) const {
                            "{}; run.skip_at_most = {} such steps have been skipped already; look at these rows, lower "
                            "optimizer.learning_rate, or raise run.skip_at_most",
                            what, settings_.skip_at_most);
+  // Which records the step has drawn is private.
+  if (!settings_.may_skip)
+    throw collective_error(ExitCode::numeric,
+                           "the gradient with its noise is not finite at step {} (parameters are those of step {}, "
+                           "unharmed); lower optimizer.learning_rate or privacy.clip",
+                           step, step - 1);
   throw collective_error(ExitCode::numeric,
                          "{} (parameters are those of step {}, unharmed); look at these rows, lower "
                          "optimizer.learning_rate, or skip such batches with run.nonfinite = \"skip\"",

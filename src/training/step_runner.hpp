@@ -43,6 +43,7 @@ class StepRunner {
     bool record = true;             ///< record and replay, where the execution can (device.graphs)
     bool runs_ahead = true;         ///< exchanges of a step do not wait for the host
     bool skip = false;              ///< skip steps that are not finite (run.nonfinite = "skip"); false: stop
+    bool may_skip = true;           ///< false: a private run, in which skipping would break the guarantee
     std::int64_t skip_at_most = 0;  ///< skips in a run
   };
 

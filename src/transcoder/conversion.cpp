@@ -76,7 +76,7 @@ void round_to_bf16(const Model& model, const kernels::Execution& execution) {
   };
   for (const kernels::ParameterVector& bias : model.encoder_bias()) round_vector(bias.weight);
   round_vector(model.decoder_bias().weight);
-  for (const auto matrices : {model.encoder(), model.decoder()})
+  for (const auto matrices : {model.encoder(), model.decoder(), model.basis()})
     for (const kernels::ParameterRows& matrix : matrices) {
       if (matrix.policy != kernels::StatePolicy::fp32) continue;  // stored as bf16
       const std::int64_t most = std::max<std::int64_t>(1, kPieceElements / matrix.columns);

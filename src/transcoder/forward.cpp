@@ -7,10 +7,7 @@
 #include "kernels/convert/convert.hpp"
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/activation/jump_relu.hpp"
-#include "kernels/transcoder/decode/decode.hpp"
-#include "kernels/transcoder/decode/tied.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
-#include "kernels/transcoder/loss/penalty.hpp"
 #include "kernels/transcoder/select/ranking.hpp"
 #include "parallel/failure.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
@@ -109,6 +106,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   encode_workspace = arena.take<std::byte>(
       kernels::encode_workspace(arena.backend(), selection.tile_tokens, selection.tile_features, shape.d_model,
                                 sizes.scalar, configuration.optimizer.state, sizes.scalar));
+  decoder = DecoderForward::Buffers(configuration, shape, grid, max_tokens, sizes.group, sizes.chunk, arena);
   skip_workspace = arena.take<std::byte>(
       add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);
@@ -140,6 +138,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       communication_(stream_ ? stream_->execution() : execution),
       exchange_(grid.axis(parallel::kFeatureAxis), communication_, sizes_.largest_message(), sizes_.strategy),
       buffers_(configuration, model.shape(), grid.shape(), max_tokens, arena),
+      decoder_(model, execution, buffers_.decoder),
       moments_(model, execution, buffers_.moments),
       axis_{exchange_,
             execution_,
@@ -227,7 +226,8 @@ void Forward::encode() {
 void Forward::encode_by_norm() {
   const std::int64_t n = model_.n_local();
   const kernels::Array<const float> norms{buffers_.norms.data, model_.shape().n_layers * n};
-  if (n > 0) kernels::decoder_norms(execution_, model_.decoder(), buffers_.segments, {buffers_.norms.data, norms.size});
+  if (n > 0)
+    feature_norms(execution_, model_.shape(), model_.decoder(), buffers_.segments, {buffers_.norms.data, norms.size});
   const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
   timers_.phase("select");
   selection_->select(layout_->total, no_bias,
@@ -333,6 +333,8 @@ void Forward::decode(const kernels::SparseActivations& activations, bool with_sk
     buffers_.chunks[decoded.slot].received.close();
   };
 
+  timers_.phase("decode");
+  decoder_.begin(activations);
   // The encoder has awaited all inputs, unless this rank has no features.
   if (with_skip) await_inputs(model_.shape().n_layers - 1, execution_);
   std::optional<Decoded> under_way;
@@ -347,9 +349,7 @@ void Forward::decode(const kernels::SparseActivations& activations, bool with_sk
       const parallel::Range own = intersection(chunk, layout_->own);
       const std::int64_t columns = layers.size() * d;
       const kernels::AnyMatrix partial{buffers.partial.open(), sizes_.scalar, chunk.size(), columns, columns};
-      kernels::decode_forward(execution_, activations, chunk.begin, chunk.size(), model_.decoder(), layers.begin,
-                              partial);
-      if (model_.shape().tied) kernels::sum_to_later_layers(execution_, partial, d);
+      decoder_.form(chunk, layers, partial);
       OwnPart part{own.begin - layout_->own.begin, own.size(), block, layers, partial, 1};
       if (exchange_.size() > 1) {
         timers_.phase("exchange");

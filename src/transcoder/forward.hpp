@@ -28,6 +28,7 @@
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
+#include "transcoder/decoding.hpp"
 #include "transcoder/exchange/feature_axis.hpp"
 #include "transcoder/exchange/row_gather.hpp"
 #include "transcoder/feature_moments.hpp"
@@ -90,6 +91,7 @@ class Forward {
     RowGather::Buffers own_inputs;
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
+    DecoderForward::Buffers decoder;
     kernels::Array<float> cuts;      ///< [L * F_local]; with thresholds
     kernels::Array<float> norms;     ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
     kernels::Array<float> segments;  ///< [F_local * L], and
@@ -179,6 +181,7 @@ class Forward {
   kernels::Execution communication_;
   parallel::DeviceCommunicator exchange_;
   Buffers buffers_;
+  DecoderForward decoder_;
   FeatureMoments moments_;
   FeatureAxis axis_;
   std::optional<TokenLayout> layout_;

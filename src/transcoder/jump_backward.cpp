@@ -48,8 +48,13 @@ JumpBackward::Buffers::Buffers(const Configuration& configuration, const Shape& 
   const auto product_bytes = [&](std::int64_t inner, Scalar out) {
     return kernels::encode_workspace(arena.backend(), tile_tokens, tile_features, inner, scalar, policy, out);
   };
-  std::int64_t gemm_bytes =
-      std::max(product_bytes(shape.d_model, scalar), product_bytes(shape.decoder_columns(0), Scalar::fp32));
+  const Scalar weights = kernels::product_type(policy, arena.backend() == kernels::Backend::cuda);
+  const std::int64_t by_target =
+      shape.decoder == Decoder::tied_target
+          ? kernels::gemm_workspace(scalar, weights, Scalar::fp32, tile_tokens, tile_features, shape.d_model)
+          : 0;
+  std::int64_t gemm_bytes = std::max(
+      {product_bytes(shape.d_model, scalar), product_bytes(shape.decoder_columns(0), Scalar::fp32), by_target});
   if (jump_rule(configuration.transcoder).passes_below || configuration.transcoder.preactivation_penalty > 0) {
     bias_gradient = arena.take<float>(tile_features);
     encoder_gradient = arena.take<float>(tile_features * shape.d_model);
@@ -110,8 +115,15 @@ void JumpBackward::run_tile(AnyMatrix x, AnyMatrix gradient_rows, const Penaltie
     const AnyMatrix alpha{buffers_.alpha.data, Scalar::fp32, count, n, n};
     kernels::encode_tile(execution_, inputs, encoder, features.begin, product, buffers_.gemm_workspace);
     // < W_dec[f], g[n, layer..] >: the decoder's rows in the place of the encoder's.
-    kernels::encode_tile(execution_, gradient_rows.rows_from(token, count).columns_from(layer * d, decoder.columns),
-                         decoder, features.begin, alpha, buffers_.gemm_workspace);
+    const AnyMatrix rows = gradient_rows.rows_from(token, count);
+    kernels::encode_tile(execution_, rows.columns_from(model_.shape().decoder_begin(layer), decoder.columns), decoder,
+                         features.begin, alpha, buffers_.gemm_workspace);
+    if (model_.shape().decoder == Decoder::tied_target)
+      for (std::int64_t target = layer + 1; target < model_.shape().n_layers; ++target)
+        kernels::gemm(execution_, 1.0f, rows.columns_from(target * d, d), kernels::Form::plain,
+                      kernels::product_weights(model_.owned_decoder()[static_cast<std::size_t>(target)])
+                          .rows_from(features.begin, n),
+                      kernels::Form::transposed, 1.0f, alpha, buffers_.gemm_workspace);
     const auto of_features = [&](Array<float> by_key) -> Array<float> {
       if (by_key.data == nullptr) return {};
       return {by_key.data + layer * owned + features.begin, n};

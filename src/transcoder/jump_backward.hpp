@@ -46,7 +46,8 @@ class JumpBackward {
   /// True if `run` also forms the encoder's gradient, in place of the sparse backward pass.
   bool forms_encoder() const { return buffers_.encoder_gradient.size > 0; }
 
-  /// Before any parameter is updated, after Penalties::form. x, gradient_rows: [all tokens of the batch, L * d].
+  /// Before any parameter is updated, after Penalties::form. x: [all tokens of the batch, L * d]; gradient_rows:
+  /// DecoderBackward::rows of the same tokens.
   /// with_thresholds: forms the gradient of the thresholds, and the penalties' sums over pre-activations. If
   /// forms_encoder(): the squared norms of encoder rows with their biases ([L * owned], if not empty), and with a step
   /// their update.

@@ -18,6 +18,7 @@
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/registry.hpp"
 #include "kernels/optimize/parameters.hpp"
+#include "kernels/transcoder/decode/by_target.hpp"
 #include "parallel/grid.hpp"
 #include "training/parameters.hpp"
 #include "transcoder/settings.hpp"
@@ -33,18 +34,33 @@ struct Shape {
   std::int64_t n_layers = 0;
   std::int64_t d_model = 0;
   std::int64_t n_features = 0;  ///< per layer
-  bool cross_layer = true;      ///< a feature writes to its own and every later layer, not to its own alone
-  bool skip = false;            ///< there is a linear skip connection
-  bool tied = false;            ///< its row is one vector, written to all of these layers; with cross_layer
+  Decoder decoder = Decoder::cross_layer;
+  bool skip = false;         ///< there is a linear skip connection
+  bool affine = false;       ///< tied_target: offsets and scales
+  double scale_initial = 0;  ///< of targets after a feature's own layer
+  std::int64_t rank = 0;     ///< low_rank: columns of the factors of a pair of layers
   EncoderInitial encoder_initial = EncoderInitial::features;
   DecoderInitial decoder_initial = DecoderInitial::uniform;
+  /// Every rank of the data axis updates all encoder biases and thresholds (private training).
+  bool vectors_everywhere = false;
   /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.
   std::optional<double> threshold = {};
 
   std::int64_t width() const { return n_layers * d_model; }
-  /// Columns of a decoder row of source layer s: its targets one after the other, s..L-1 or s alone; tied: one for all.
+  /// Layers that a feature of layer s writes to: s, s + 1, ...
+  std::int64_t targets(std::int64_t source) const { return decoder == Decoder::per_layer ? 1 : n_layers - source; }
+  /// Columns of row f of Model::decoder()[s]: the targets of feature f of source layer s one after the other, in
+  /// vectors or (low_rank) in their factors; tied: one vector for all; tied_target: the vector that is written to layer
+  /// s.
   std::int64_t decoder_columns(std::int64_t source) const {
-    return (cross_layer && !tied ? n_layers - source : 1) * d_model;
+    return decoder == Decoder::cross_layer ? targets(source) * d_model
+           : decoder == Decoder::low_rank  ? targets(source) * rank
+                                           : d_model;
+  }
+  /// The column of gradient rows at which the row of layer s begins: of those of the reconstruction [N, L * d],
+  /// low_rank of those of the factors [N, rank L (L + 1) / 2]. s = L: all columns.
+  std::int64_t decoder_begin(std::int64_t source) const {
+    return decoder == Decoder::low_rank ? rank * kernels::pair_of(source, source, n_layers) : source * d_model;
   }
   /// Number of encoder and decoder weights and biases.
   std::int64_t parameters() const;
@@ -67,8 +83,8 @@ struct StoredModel {
   Shape shape;
   kernels::StatePolicy policy = kernels::StatePolicy::fp32;
 };
-/// Derived from the tensors' names and from the shapes of encoder_0/weight and decoder_0/weight; nullopt if they are
-/// not of a transcoder.
+/// Derived from the tensors' names and from the shapes of the first encoder and decoder; nullopt if they are not of a
+/// transcoder.
 std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry> tensors);
 
 class Model {
@@ -93,6 +109,16 @@ class Model {
   /// By layer, the owned rows with their moments. Row 0 is local row owned().begin.
   std::span<const kernels::ParameterRows> owned_encoder() const { return owned_encoder_; }
   std::span<const kernels::ParameterRows> owned_decoder() const { return owned_decoder_; }
+
+  /// low_rank, by target layer t: the second factors of sources 0..t, [(t + 1) * rank, d]; the first ones are
+  /// `decoder`. Else empty.
+  std::span<const kernels::ParameterRows> basis() const { return basis_; }
+  /// Offsets and scales of a feature's targets, by pair of layers [L (L + 1) / 2, F_local]; the owned features' alone.
+  /// Without data if the shape has none.
+  kernels::PairAffine affine() const { return affine_; }
+  kernels::PairAffine owned_affine() const;
+  /// All offsets, then all scales, by pair: [owned].
+  std::span<const kernels::ParameterVector> owned_affine_vectors() const { return owned_affine_; }
 
   /// By layer, likewise: [F_local], and the owned part.
   std::span<const kernels::ParameterVector> encoder_bias() const { return encoder_bias_; }
@@ -120,8 +146,9 @@ class Model {
   training::Parameters parameters_;
   parallel::Range features_;
   parallel::Range owned_;
-  std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_, skip_;
-  std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_, owned_thresholds_;
+  std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_, basis_, skip_;
+  std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_, owned_thresholds_, owned_affine_;
+  kernels::PairAffine affine_;
   kernels::ParameterVector decoder_bias_;
   kernels::Array<std::int64_t> clocks_;
 };

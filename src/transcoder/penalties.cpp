@@ -4,6 +4,7 @@
 #include "device/memory.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "transcoder/decoding.hpp"
 
 namespace weft::transcoder {
 
@@ -63,7 +64,7 @@ void Penalties::form(const kernels::SparseActivations& activations, const kernel
                      std::int64_t n_tokens) {
   n_tokens_ = n_tokens;
   if (n_keys() == 0) return;
-  kernels::decoder_norms(execution_, model_.owned_decoder(), buffers_.segments, {buffers_.norm.data, n_keys()});
+  feature_norms(execution_, model_.shape(), model_.owned_decoder(), buffers_.segments, {buffers_.norm.data, n_keys()});
   if (of_activations_) {
     kernels::sparsity_sums(execution_, sparsity(), activations, hits, {buffers_.norm.data, n_keys()},
                            buffers_.norm_gradient, buffers_.sparsity);
@@ -77,6 +78,8 @@ void Penalties::complete() {
   if (n_keys() == 0) return;
   kernels::decoder_row_factors(execution_, {buffers_.norm_gradient.data, n_keys()},
                                buffers_.preactivation_norm_gradient, buffers_.norm);
+  if (model_.shape().decoder == Decoder::tied_target)
+    kernels::factors_of_rows(execution_, model_.shape().n_layers, {buffers_.norm_gradient.data, n_keys()});
   kernels::total(execution_, kernels::Array<const double>{buffers_.sparsity.data, n_keys()}, buffers_.workspace,
                  buffers_.sums.data);
   if (of_preactivations_)

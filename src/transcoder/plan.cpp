@@ -11,6 +11,7 @@
 #include "dataset/activations/loader.hpp"
 #include "report/format.hpp"
 #include "transcoder/evaluation.hpp"
+#include "transcoder/private/trainer.hpp"
 #include "transcoder/trainer.hpp"
 
 namespace weft::transcoder {
@@ -29,6 +30,9 @@ struct SentBytes {
 };
 
 SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
+  // Gradients to the owners of the rows, their new weights back.
+  if (const std::int64_t ranks = grid.ranks(); configuration.privacy.enabled)
+    return {0, 8 * shape.parameters() * (ranks - 1) / ranks};
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
   const std::int64_t row = sizes.bytes(sizes.width);
   // Dead features have partial reconstructions and gradient rows of their own.
@@ -119,13 +123,17 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
                  {"moments", state.moments},
                  {"dead-feature clocks", state.row_state},
                  {"conversion of weights", state.conversion}};
-  const training::StepArena step = measure_step(configuration, shape, grid, description.row_bytes(), backend);
+  const bool is_private = configuration.privacy.enabled;
+  const training::StepArena step =
+      is_private ? measure_private_step(configuration, shape, grid, description.row_bytes(), backend)
+                 : measure_step(configuration, shape, grid, description.row_bytes(), backend);
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   if (!configuration.data.validation.empty())
     plan.device.emplace_back("evaluation", evaluation_device_bytes(shape, grid, batch));
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
   plan.device.emplace_back("connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0);
-  plan.host = {{"data loader", dataset::loader_memory(description, configuration.data, grid).total()},
+  // Private steps read the rows of a micro-batch when they need them.
+  plan.host = {{"data loader", is_private ? 0 : dataset::loader_memory(description, configuration.data, grid).total()},
                {"step staging", step.host_bytes()}};
   // After the last step the loader is gone.
   if (!configuration.data.validation.empty() && configuration.log.evaluate_every > 0)

@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "base/log.hpp"
-#include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
+#include "transcoder/features/decoder_rows.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -17,29 +17,24 @@ namespace {
 /// empty elsewhere.
 std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std::vector<float>& spread,
                                const parallel::Grid& grid, const kernels::Execution& execution) {
-  const kernels::ParameterRows& rows = model.decoder()[static_cast<std::size_t>(layer)];
-  const device::Buffer<float> local(rows.rows * rows.columns);
-  kernels::weights_to_float(execution, rows, 0, local.matrix(rows.rows, rows.columns));
-  std::vector<float> values(static_cast<std::size_t>(model.shape().n_features * rows.columns));
-  float* const mine = values.data() + model.features().begin * rows.columns;
+  const Shape& shape = model.shape();
+  const std::int64_t own = row_columns(shape, layer), columns = (shape.n_layers - layer) * shape.d_model;
+  const device::Buffer<float> local(model.n_local() * own);
+  decoder_rows(model, layer, 0, execution, local.matrix(model.n_local(), own));
+  std::vector<float> values(static_cast<std::size_t>(shape.n_features * own));
+  float* const mine = values.data() + model.features().begin * own;
   device::copy(execution, mine, local.data(), local.bytes(), device::Direction::to_host);
   kernels::fence(execution);
-  const bool tied = model.shape().tied;  // a copy for each target, in its units
-  for (std::int64_t i = 0; i < rows.rows * rows.columns && !tied; ++i)
-    mine[i] *= spread[static_cast<std::size_t>(layer * model.shape().d_model + i % rows.columns)];
   std::vector<std::int64_t> bytes;
   for (std::int64_t g = 0; g < grid.size(parallel::kFeatureAxis); ++g)
-    bytes.push_back(parallel::part(model.shape().n_features, grid.size(parallel::kFeatureAxis), g).size() *
-                    rows.columns * 4);
+    bytes.push_back(parallel::part(shape.n_features, grid.size(parallel::kFeatureAxis), g).size() * own * 4);
   grid.axis(parallel::kFeatureAxis).all_gather_uneven(mine, values.data(), bytes);
-  const std::int64_t columns = (model.shape().n_layers - layer) * model.shape().d_model;
-  if (rows.columns == columns && !tied) return values;
-  std::vector<float> wide(static_cast<std::size_t>(model.shape().n_features * columns), 0.0f);
-  for (std::int64_t f = 0; f < model.shape().n_features; ++f)
-    for (std::int64_t i = 0; i < (tied ? columns : rows.columns); ++i)
-      wide[static_cast<std::size_t>(f * columns + i)] =
-          values[static_cast<std::size_t>(f * rows.columns + i % rows.columns)] *
-          (tied ? spread[static_cast<std::size_t>(layer * model.shape().d_model + i)] : 1.0f);
+  std::vector<float> wide(static_cast<std::size_t>(shape.n_features * columns), 0.0f);
+  const std::int64_t written = shape.targets(layer) * shape.d_model;  // tied: a copy for each target, in its units
+  for (std::int64_t f = 0; f < shape.n_features; ++f)
+    for (std::int64_t i = 0; i < written; ++i)
+      wide[static_cast<std::size_t>(f * columns + i)] = values[static_cast<std::size_t>(f * own + i % own)] *
+                                                        spread[static_cast<std::size_t>(layer * shape.d_model + i)];
   return wide;
 }
 

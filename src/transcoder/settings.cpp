@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "kernels/constants.hpp"
 #include "transcoder/presets.hpp"
+#include "transcoder/private/settings.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -136,10 +137,28 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
            "one budget of active features for each layer, or one for all layers together")
       .changeable();
-  schema.add("transcoder.decoder", model.decoder,
-             {{"cross_layer", Decoder::cross_layer}, {"per_layer", Decoder::per_layer}, {"tied", Decoder::tied}},
-             "which layers a feature writes to: its own and every later one, its own alone, or the same vector to its "
-             "own and every later one");
+  schema.add(
+      "transcoder.decoder", model.decoder,
+      {{"cross_layer", Decoder::cross_layer},
+       {"per_layer", Decoder::per_layer},
+       {"tied", Decoder::tied},
+       {"tied_target", Decoder::tied_target},
+       {"low_rank", Decoder::low_rank}},
+      "what a feature writes to its own and every later layer: a vector of its own for each (per_layer: to its own "
+      "alone), one vector for all, the vector that the feature of this index of any layer writes to it, or for "
+      "each a vector out of a space of transcoder.rank dimensions");
+  schema
+      .add("transcoder.rank", model.rank,
+           "low_rank: dimensions of what the features of a layer write to a layer; required there")
+      .at_least(0)
+      .at_most(kMostFeatures);
+  schema.add("transcoder.decoder_affine", model.decoder_affine,
+             "tied_target: a feature writes (activation + offset) * scale to each of its layers, both learned");
+  schema
+      .add("transcoder.decoder_scale_initial", model.decoder_scale_initial,
+           "decoder_affine: initial scale of the layers after the feature's own, whose scale is 1 at first")
+      .at_least(0)
+      .at_most(1e3);
   schema.add("transcoder.encoder_initial", model.encoder_initial,
              {{"features", EncoderInitial::features}, {"width", EncoderInitial::width}},
              "bound of the uniform initial encoder weights: 1 / sqrt(features) or 1 / sqrt(d_model)");
@@ -294,6 +313,43 @@ void add_resampling(input::Schema& schema, ModelSettings& model) {
       .changeable();
 }
 
+/// What the kinds of decoders need and exclude.
+void add_decoder_rules(input::Schema& schema, const ModelSettings& model) {
+  schema.rule({"transcoder.rank", "transcoder.decoder"}, [&model]() -> std::string {
+    if ((model.rank > 0) == (model.decoder == Decoder::low_rank)) return {};
+    return model.rank > 0 ? "transcoder.rank is for transcoder.decoder = \"low_rank\" only; leave it out"
+                          : "transcoder.decoder = \"low_rank\" needs transcoder.rank (it has no default); give a rank "
+                            "below d_model";
+  });
+  schema.rule({"transcoder.decoder_affine", "transcoder.decoder"}, [&model]() -> std::string {
+    if (!model.decoder_affine || model.decoder == Decoder::tied_target) return {};
+    return "transcoder.decoder_affine is for transcoder.decoder = \"tied_target\" only (other decoders have a vector "
+           "for "
+           "each feature, which includes its scale); leave it out";
+  });
+  schema.rule({"transcoder.decoder_affine", "transcoder.activation"}, [&model]() -> std::string {
+    if (!model.decoder_affine || model.activation != Activation::jumprelu) return {};
+    return "transcoder.decoder_affine does not go with transcoder.activation = \"jumprelu\" (with an offset the "
+           "activation jumps by more than its threshold, for which no pseudo-derivative is published); leave it out";
+  });
+  schema.rule({"transcoder.resample_every", "transcoder.decoder"}, [&model]() -> std::string {
+    if (model.resample_every == 0 || (model.decoder != Decoder::tied_target && model.decoder != Decoder::low_rank))
+      return {};
+    return "transcoder.resample_every does not go with transcoder.decoder = \"tied_target\" and \"low_rank\" (a dead "
+           "feature has no decoder row of its own that could be directed at a token); use transcoder.auxk";
+  });
+  schema.rule(
+      {"transcoder.decoder", "transcoder.sparsity", "transcoder.preactivation_penalty", "transcoder.ranking"},
+      [&model]() -> std::string {
+        const bool of_norms =
+            model.sparsity > 0 || model.ranking == Ranking::decoder_norm ||
+            (model.preactivation_penalty > 0 && model.preactivation_form == PreactivationForm::below_threshold);
+        if (model.decoder != Decoder::low_rank || !of_norms) return {};
+        return "transcoder.decoder = \"low_rank\" does not go with penalties or a ranking by decoder norms "
+               "(those of products of factors, which are never formed); leave them out, or take another decoder";
+      });
+}
+
 /// Conditions between keys of several tables, and between those of [transcoder].
 void add_rules(input::Schema& schema, const Configuration& configuration) {
   const ModelSettings& model = configuration.transcoder;
@@ -386,6 +442,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "transcoder.skip = \"linear\" is of no use with data.targets = \"inputs\" (the identity reconstructs the "
            "inputs without any feature); take \"none\"";
   });
+  add_decoder_rules(schema, model);
   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
     if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};
     return fmt::format(
@@ -513,6 +570,7 @@ input::Schema schema(Configuration& configuration) {
   add_keys(schema, configuration.transcoder);
   add_resampling(schema, configuration.transcoder);
   optimizer::add_keys(schema, configuration.optimizer, true);
+  privacy::add_keys(schema, configuration.privacy);
   parallel::add_keys(schema, configuration.parallel);
   device::add_keys(schema, configuration.device, configuration.precision,
                    {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
@@ -522,6 +580,7 @@ input::Schema schema(Configuration& configuration) {
   training::add_keys(schema, configuration.log);
   training::add_keys(schema, configuration.resume);
   add_rules(schema, configuration);
+  add_private_keys(schema, configuration);
   add_preset(schema, configuration.transcoder);
   return schema;
 }

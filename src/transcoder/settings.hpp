@@ -16,6 +16,7 @@
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
+#include "privacy/settings.hpp"
 #include "training/settings.hpp"
 
 namespace weft::transcoder {
@@ -30,7 +31,10 @@ using kernels::JumpForm;
 using kernels::PreactivationForm;
 using kernels::SparsityForm;
 enum class Scope { layer, all_layers };
-enum class Decoder { cross_layer, per_layer, tied };
+/// What feature f of layer s writes to target layer t: a vector of its own for each pair of layers, or to t = s alone;
+/// the same vector to every t >= s; a row of a matrix of t, the same for every s; a row of a matrix of the pair that is
+/// the product of two factors.
+enum class Decoder { cross_layer, per_layer, tied, tied_target, low_rank };
 enum class EncoderInitial { features, width };
 enum class EncoderBiasInitial { zero, data };
 enum class DecoderInitial { uniform, zero };
@@ -61,6 +65,9 @@ struct ModelSettings {
   Ranking ranking = Ranking::value;          ///< by what batch_topk and topk select
   Scope scope = Scope::layer;
   Decoder decoder = Decoder::cross_layer;
+  std::int64_t rank = 0;             ///< low_rank: of the product for a pair of layers
+  bool decoder_affine = false;       ///< tied_target: an offset and a scale for each feature and target
+  double decoder_scale_initial = 0;  ///< of the targets after a feature's own layer
   Skip skip = Skip::none;
   DecoderBias decoder_bias = DecoderBias::target;
   EncoderInitial encoder_initial = EncoderInitial::features;
@@ -110,6 +117,7 @@ struct Configuration {
   dataset::Settings data;
   ModelSettings transcoder;
   optimizer::Settings optimizer;
+  privacy::Settings privacy;
   parallel::Settings parallel;
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision

@@ -13,7 +13,6 @@
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/decode/pair_bias.hpp"
-#include "kernels/transcoder/decode/tied.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 #include "optimizer/schedule.hpp"
@@ -26,6 +25,12 @@ namespace {
 /// Largest residual, in deviations of the data, that counts as finite: the square of a larger one would soon overflow
 /// fp32.
 constexpr float kLargestResidual = 1e18f;
+
+/// Of all ranks to one another.
+std::int64_t largest_message(const Configuration& configuration, const Shape& shape, std::int64_t n_ranks) {
+  return std::max(ErrorWeights::largest_message(configuration, shape, n_ranks),
+                  DecoderBackward::largest_message(shape, n_ranks));
+}
 
 }  // namespace
 
@@ -47,21 +52,22 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   decoder_bias_gradient = arena.take<float>(sizes.width);
   if (configuration.transcoder.decoder_bias == DecoderBias::pair) pair_bias = arena.take<float>(sizes.width);
   skip_gradient = arena.take<float>(shape.skip ? sizes.width * shape.d_model : 0);
-  arena.communicator(grid.ranks(), ErrorWeights::largest_message(configuration, shape, grid.ranks()));
+  arena.communicator(grid.ranks(), largest_message(configuration, shape, grid.ranks()));
   loss_sums = arena.take<double>(3 * shape.n_layers);
   step_sums = arena.take<double>(4 * shape.n_layers);
   dead = arena.take<std::int64_t>(1);
   loss_workspace = arena.take<std::byte>(kernels::loss_workspace(sizes.own, shape.n_layers));
   skip_workspace =
       arena.take<std::byte>(skip_gradient_workspace(configuration, shape, configuration.data.batch_tokens));
-  backward_workspace = arena.take<std::byte>(
-      std::max(kernels::decode_backward_workspace(arena.backend(), shape.n_layers, owned, shape.d_model, entries),
-               kernels::encode_backward_workspace(arena.backend(), shape.n_layers, owned, shape.d_model, entries)));
+  encoder_workspace = arena.take<std::byte>(
+      kernels::encode_backward_workspace(arena.backend(), shape.n_layers, owned, shape.d_model, entries));
+  decoder = DecoderBackward::Buffers(configuration, shape, grid, (auxiliary ? 2 : 1) * configuration.data.batch_tokens,
+                                     entries, arena);
   if constexpr (kernels::kCudaBuild)
     for (device::Upload::Slot& slot : raw_rows)
       slot = {arena.take<std::byte>(sizes.own * row_bytes), arena.take<std::byte>(sizes.own * row_bytes)};
-  norm =
-      GradientNorm::Buffers(configuration.optimizer, shape.n_layers * owned, 1 + (shape.skip ? sizes.width : 0), arena);
+  norm = GradientNorm::Buffers(configuration.optimizer, shape.n_layers * owned,
+                               1 + (shape.skip ? sizes.width : 0) + DecoderBackward::basis_rows(shape), arena);
   runner = training::StepRunner::Buffers(arena);
 }
 
@@ -96,8 +102,9 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       gradient_gather_(forward_.axis(), "gradient rows", buffers_.own_gradient_rows),
       data_axis_(configuration, model_, grid, execution, arena_),
       auxiliary_(configuration, model_, forward_, data_axis_, grid, execution, arena_),
-      world_(grid.all_on_an_axis(), execution, ErrorWeights::largest_message(configuration, shape, grid.world().size()),
+      world_(grid.all_on_an_axis(), execution, largest_message(configuration, shape, grid.world().size()),
              exchange_strategy(configuration.parallel.exchange)),
+      decoder_(model_, world_, execution, buffers_.decoder),
       error_weights_(configuration, shape, normalisation_, grid.shape(), world_, execution, arena_),
       norm_(configuration.optimizer, n_keys(), world_, execution, buffers_.norm),
       upload_(execution, buffers_.raw_rows[0], buffers_.raw_rows[1]),
@@ -356,6 +363,8 @@ void Trainer::guard() {
 }
 
 void Trainer::clip() {
+  timers_.phase("decoder backward");
+  decoder_.form_basis_gradient(backward_batch().of_decoder());
   whole_gradients();
   if (!norm_.clips()) return;
   if (norm_.is_exact()) {
@@ -386,8 +395,8 @@ void Trainer::whole_gradients() {
     kernels::norm_of_pairs(execution_, bias, model_.shape().d_model, buffers_.pair_bias);
     bias = buffers_.pair_bias;
   }
-  norm_.set_whole(
-      std::array<kernels::Matrix<const float>, 2>{{{bias.data, 1, bias.size, bias.size}, skip_gradient_rows()}});
+  norm_.set_whole(std::array<kernels::Matrix<const float>, 3>{
+      {{bias.data, 1, bias.size, bias.size}, skip_gradient_rows(), decoder_.basis_gradient()}});
 }
 
 /// [L * d, d]; no rows without a skip connection.
@@ -399,7 +408,7 @@ kernels::Matrix<float> Trainer::skip_gradient_rows() const {
 /// With a step: updates decoder, encoder, encoder biases and thresholds in place. Without: only squared norms by row.
 void Trainer::backward(const kernels::AdamStep* step) {
   const kernels::Array<float> da = buffers_.activation_gradient;
-  const kernels::Array<std::byte> workspace = buffers_.backward_workspace;
+  const kernels::Array<std::byte> workspace = buffers_.encoder_workspace;
   const bool some = n_keys() > 0;  // more ranks than features leave some without any
   const bool jumps = some && jump_.active();
   kernels::LateRows late = late_rows();
@@ -411,22 +420,18 @@ void Trainer::backward(const kernels::AdamStep* step) {
   }
   // A pass for the norm alone has formed the gradients of the thresholds and the penalties already.
   const bool first = step == nullptr || !norm_.clips() || !norm_.is_exact();
-  if (first && model_.shape().tied) {
+  const BackwardBatch all = backward_batch();
+  if (first) {
     timers_.phase("decoder backward");
-    whole_formed_.hold_back(execution_);  // of the rows as they were
-    kernels::sum_from_later_layers(execution_, backward_batch().gradient_rows, model_.shape().d_model);
+    if (model_.shape().decoder == Decoder::tied) whole_formed_.hold_back(execution_);  // of the rows as they were
+    decoder_.prepare_rows(all.of_decoder());
   }
   if (first && penalties_.active()) penalties_.form(activations(), hits(), forward_.layout().total);
-  if (jumps) jump_.run(forward_.all_inputs(), all_gradient_rows(), penalties_, first, step, norm_.encoder_rows());
+  if (jumps)
+    jump_.run(forward_.all_inputs(), decoder_.rows(all_gradient_rows()), penalties_, first, step, norm_.encoder_rows());
   if (first && penalties_.active()) penalties_.complete();
   timers_.phase("decoder backward");
-  const BackwardBatch all = backward_batch();
-  if (some && step == nullptr)
-    kernels::decode_backward_norm(execution_, all.activations, all.hits, all.gradient_rows, model_.owned_decoder(), da,
-                                  norm_.decoder_rows(), workspace, late, penalties_.row_factors());
-  else if (some)
-    kernels::decode_backward_update(execution_, all.activations, all.hits, all.gradient_rows, model_.owned_decoder(),
-                                    step, da, norm_.decoder_rows(), workspace, late, penalties_.row_factors());
+  decoder_.run(all.of_decoder(), step, da, norm_.decoder_rows(), late, penalties_.row_factors());
   timers_.phase("encoder backward");
   penalties_.add_to(da, activations());
   const kernels::Array<float> dz = preactivation_gradient();
@@ -442,11 +447,19 @@ void Trainer::backward(const kernels::AdamStep* step) {
     if (norm_.clips()) jump_.add_norms(step, norm_.encoder_rows());
     if (step != nullptr) jump_.update(step);
   }
+  if (some && model_.shape().affine) {
+    timers_.phase("decoder backward");
+    if (norm_.clips()) decoder_.add_affine_norms(step, norm_.encoder_rows());
+    if (step != nullptr) decoder_.update_affine(step);
+  }
   if (step == nullptr || !data_axis_.active()) return;
   timers_.phase("exchange");
   data_axis_.gather_weights(model_.encoder());
   data_axis_.gather_vectors(model_.encoder_biases());
   if (jump_.active()) data_axis_.gather_vectors(model_.thresholds());
+  if (model_.shape().affine)
+    for (const kernels::Matrix<float>& of : {model_.affine().offset, model_.affine().scale})
+      data_axis_.gather_vectors({of.data, kernels::Scalar::fp32, of.rows, of.columns, of.stride});
 }
 
 /// dz = da · f'(z), by position in the sparse activations; in place. Activations with f' = 1 on the lists launch
@@ -466,6 +479,7 @@ void Trainer::backward_and_update() {
   timers_.phase("biases");
   whole_formed_.hold_back(execution_);
   update_decoder_bias();
+  decoder_.update_basis(runner_.constants());
   if (!model_.shape().skip) return;
   timers_.phase("skip");
   update_skip(execution_, model_.skip(), skip_gradient_rows(), runner_.constants());

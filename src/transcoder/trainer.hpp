@@ -19,6 +19,7 @@
 #include "training/step_arena.hpp"
 #include "training/step_runner.hpp"
 #include "transcoder/auxiliary.hpp"
+#include "transcoder/decoding.hpp"
 #include "transcoder/error_weights.hpp"
 #include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/forward.hpp"
@@ -52,7 +53,8 @@ class Trainer {
     kernels::Array<double> loss_sums;             ///< [3 * L], of a chunk
     kernels::Array<double> step_sums;             ///< [4 * L], MetricSums of the last step
     kernels::Array<std::int64_t> dead;            ///< [1]
-    kernels::Array<std::byte> loss_workspace, skip_workspace, backward_workspace;
+    kernels::Array<std::byte> loss_workspace, skip_workspace, encoder_workspace;
+    DecoderBackward::Buffers decoder;
     device::Upload::Slot raw_rows[2];  ///< [largest own slice, row_bytes]; on a GPU
     GradientNorm::Buffers norm;
     training::StepRunner::Buffers runner;
@@ -139,6 +141,7 @@ class Trainer {
     const kernels::SparseActivations& activations;
     const kernels::FeatureHits& hits;
     kernels::AnyMatrix inputs, gradient_rows;
+    DecoderBackward::Batch of_decoder() const { return {activations, hits, gradient_rows}; }
   };
   BackwardBatch backward_batch();
   std::int64_t n_keys() const { return model_.shape().n_layers * model_.owned().size(); }
@@ -162,6 +165,7 @@ class Trainer {
   DataAxis data_axis_;
   Auxiliary auxiliary_;
   parallel::DeviceCommunicator world_;  // flags and norms
+  DecoderBackward decoder_;
   ErrorWeights error_weights_;
   GradientNorm norm_;
   device::Event rows_complete_, whole_formed_;

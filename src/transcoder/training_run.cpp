@@ -170,8 +170,10 @@ const EvaluationResult& TrainingRun::validate() {
 }
 
 training::Metrics TrainingRun::evaluate() {
-  if (!data_.validation) return {};
-  const EvaluationResult& measured = validate();
+  return data_.validation ? validation_metrics(validate()) : training::Metrics();
+}
+
+training::Metrics validation_metrics(const EvaluationResult& measured) {
   const auto mean = [](const char* name, const std::vector<double>& by_layer, const char* progress = "") {
     return training::Metric{.name = name, .value = mean_over_layers(by_layer), .progress = progress, .optional = true};
   };

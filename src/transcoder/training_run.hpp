@@ -29,6 +29,9 @@ struct Datasets {
 /// not of one model.
 Datasets describe_datasets(const dataset::Settings&, const parallel::World&);
 
+/// Means over the layers of measures on validation data, as metrics of a step.
+training::Metrics validation_metrics(const EvaluationResult&);
+
 class TrainingRun final : public training::Trainable {
  public:
   /// Allocates the model; its normalisation comes from the checkpoint to resume from or else from the training data.

@@ -28,7 +28,9 @@ SHRINK = {
                       "optimizer.warmup_steps=1"],
     "lm_character.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1", "log.sample_tokens=5"],
     "lm_private.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "data.micro_tokens=128", "log.sample_tokens=5"],
-    # Begins with the model that lm_character.toml has left.
+    # These begin with the model that lm_character.toml has left.
+    "lm_lora.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1",
+                     "language_model.initial=lm_character"],
     "lm_polychromic.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1",
                             "language_model.initial=lm_character", "polychromic.every=1", "polychromic.prompts=1",
                             "polychromic.samples=5", "polychromic.max_new_tokens=10", "polychromic.evaluation_prompts=2"],

@@ -112,6 +112,24 @@ def exports(weft, folder):
     return folder / "per_dimension_relu"
 
 
+def other_decoders(weft, folder):
+    """Tied and low-rank decoders are written as a vector for each pair of layers that reconstructs the same."""
+    x, y = files.read_dataset(folder / "data/validation")
+    text = INPUT.format(folder=folder, normalise="per_dimension", activation="relu", state="fp32")
+    for name, keys in (("tied", ["decoder=tied"]), ("tied_target", ["decoder=tied_target"]), ("low_rank", ["decoder=low_rank", "rank=5"])):
+        settings = [word for key in keys for word in ("--set", f"transcoder.{key}")]
+        run = weft.train(text, name, *settings, ranks=2)
+        found = np.array(validation(weft, run)["nmse"])
+        directory = folder / f"{name}_exported"
+        weft.run("export", run, directory, "--to", "circuit-tracer", "--type", "fp32")
+        # As of decoders for every pair: metrics of fp32 sums over 200 rows. A missing target changes the first digits.
+        assert np.allclose(nmse(weights_of.read_circuit_tracer(directory).reconstruct(x), y), found, rtol=1e-4), name
+    settings = ["--set", "transcoder.decoder=tied_target", "--set", "transcoder.decoder_affine=true"]
+    run = weft.train(text, "affine", *settings)
+    assert "an offset for each target" in weft.run("export", run, folder / "refused", "--to", "circuit-tracer", code=2)
+    assert not (folder / "refused").exists()
+
+
 def round_trip(weft, folder, run):
     """export -> import -> evaluate gives the metrics of the run; export again gives the same bytes."""
     found = validation(weft, run)
@@ -244,6 +262,7 @@ def test(weft):
     (folder / "synth.toml").write_text(INPUT.format(folder=folder, normalise="none", activation="relu", state="fp32"))
     weft.run("synth", "synth.toml")
     run = exports(weft, folder)
+    other_decoders(weft, folder)
     round_trip(weft, folder, run)
     imports(weft, folder)
     refusals(weft, folder, run)

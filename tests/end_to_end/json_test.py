@@ -94,6 +94,9 @@ def check(weft):
     assert document("lm", "evaluate", "words")[0]["validation"]["loss"] > 0
     assert document("lm", "harvest", "words", "--tokens", 64, "--output", "harvested")[0]["rows"] == 64
     assert document("lm", "export", "words", "--output", "directory")[0]["family"] == "gpt2"
+    document("lm", "train", "language.toml", "--output", "adapted", "--set", "language_model.initial=words", "--set", "lora.rank=2")
+    assert document("lm", "export", "adapted", "--adapters", "--output", "adapters")[0]["rank"] == 2
+    assert "step_" in document("lm", "merge", "adapted", "--output", "merged")[0]["checkpoint"]
     assert document("inspect", "directory")[0]["kind"] == "huggingface"
     generated = document("lm", "generate", "words", "--prompt", "In", "--samples", 2, "--max-new-tokens", 5)[0]
     assert [text["tokens"] for text in generated["texts"]] == [5, 5], generated

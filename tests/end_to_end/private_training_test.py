@@ -109,6 +109,38 @@ def modes_agree(weft, expected):
         assert abs(other - loss) < (1e-2 if "materialise" in mode else 1e-4), (mode, other, loss)
 
 
+def keeps_the_guarantee_on_resume(weft):
+    """What the guarantee depends on cannot change, with or without resume.accept_changed."""
+    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.clip=2", "privacy.scheme=per_layer",
+                   "privacy.clip_function=automatic", "privacy.accountant=rdp", "privacy.enabled=false", "data.sequence=8",
+                   "data.validation_fraction=0.5"):
+        more = ("--set", "data.validation=") if "fraction" in change else ()
+        for accept in ((), ("--set", "resume.accept_changed=true")):
+            printed = weft.run(*command(weft, "plain", "--set", "run.steps=25", "--set", change, *more, *accept), code=2)
+            assert change.split("=")[0] in printed and "it defines the run" in printed, (change, printed)
+    printed = weft.run(*command(weft, "plain", "--set", "run.steps=25", "--set", "privacy.epsilon=0", "--set", "privacy.noise_multiplier=2",
+                                "--set", "resume.accept_changed=true"), code=2)
+    assert "privacy.noise_multiplier was 0.0, now 2" in printed, printed
+    printed = weft.run(*command(weft, "plain", "--set", "run.steps=25", "--set", "data.accept_changed=true"), code=2)
+    assert "accounted for the records of the data" in printed, printed
+    # A run without privacy does not become private.
+    weft.run(*command(weft, "public", "--set", "privacy.enabled=false", "--set", "run.steps=5"))
+    printed = weft.run(*command(weft, "public", "--set", "resume.accept_changed=true"), code=2)
+    assert "privacy.enabled was false, now true (it defines the run)" in printed, printed
+    # Another learning rate: the steps that follow are others, and must not have the same noise.
+    printed = weft.run(*command(weft, "again", "--set", "run.steps=22", "--set", "optimizer.learning_rate=1e-3",
+                                "--set", "resume.accept_changed=true"))
+    assert "from a new key" in printed, printed
+
+
+def begins_with_public_weights(weft):
+    initial = ("--set", f"language_model.initial={weft.folder / 'public'}", "--set", "run.steps=5")
+    printed = weft.run(*command(weft, "continued", *initial))
+    assert "was not trained privately" in printed, printed
+    protects = program.record(weft.folder / "continued")["result"]["privacy"]["protects"]
+    assert "are not covered" in protects and "public" in protects, protects
+
+
 def refusals(weft):
     for arguments, words in [
             (("--set", "data.batch_tokens=16384"), "records per step"),
@@ -129,6 +161,8 @@ def test(weft):
     resumes_bit_for_bit(weft, run)
     ranks_agree(weft, run)
     modes_agree(weft, run)
+    keeps_the_guarantee_on_resume(weft)
+    begins_with_public_weights(weft)
     refusals(weft)
 
 

@@ -65,14 +65,15 @@ def clocks(weft):
 def combinations(weft):
     """Every decoder with every activation, scope and skip connection makes two steps with a finite, falling loss."""
     for decoder, activation, scope, skip in itertools.product(
-            ("cross_layer", "per_layer", "tied"), ("relu", "jumprelu", "topk", "batch_topk"), ("layer", "all_layers"),
+            ("cross_layer", "per_layer", "tied", "tied_target", "low_rank"), ("relu", "jumprelu", "topk", "batch_topk"), ("layer", "all_layers"),
             ("none", "linear")):
         if scope == "all_layers" and activation in ("relu", "jumprelu"):
             continue        # they have no budget
         text = INPUT.format(folder=weft.folder, steps=2, tokens=64, activation=activation, rate=1e-2)
         name = f"{decoder}_{activation}_{scope}_{skip}"
         run = weft.train(text, name, "--set", f"transcoder.decoder={decoder}", "--set", f"transcoder.scope={scope}", "--set",
-                         f"transcoder.skip={skip}", "--set", "log.every=1", "--set", "data.validation=")
+                         f"transcoder.skip={skip}", "--set", f"transcoder.rank={4 if decoder == 'low_rank' else 0}", "--set", "log.every=1",
+                         "--set", "data.validation=")
         losses = [line["loss"] for line in program.metrics(run) if "loss" in line]
         assert len(losses) == 2 and np.isfinite(losses).all() and losses[1] < losses[0], (name, losses)
 

@@ -109,6 +109,8 @@ def check(weft):
     for title, kind in (("skip", {"skip": "linear"}), ("per_layer", {"decoder": "per_layer"}),
                         ("dead", {"more": "dead_window = 2000\nauxk = 0.1\nauxk_features = 32"}),
                         ("tied", {"decoder": "tied"}),
+                        ("tied_target", {"decoder": "tied_target", "more": "decoder_affine = true\ndecoder_scale_initial = 0.1"}),
+                        ("low_rank", {"decoder": "low_rank", "more": "rank = 16"}),
                         ("ranking", {"more": 'ranking = "decoder_norm"'}),
                         ("decline", {"more": "k_initial = 20\nk_end = 0.5"})):
         name = title

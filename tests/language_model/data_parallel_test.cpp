@@ -37,7 +37,7 @@ struct Run {
   /// On the ranks of `world`.
   Run(Configuration settings, const parallel::Communicator& world)
       : grid(world, grid_shape(on(settings, world.size()))),
-        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence}, grid,
+        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence, settings.lora}, grid,
                 {device::planned_backend(device_settings(settings)), testing::execution().stream}) {
     trainer.initialise();
   }
@@ -79,6 +79,8 @@ TEST_CASE("several ranks learn what one learns") {
   for (const Case& one :
        {Case{"", "", 1e-6}, Case{"preset = \"llama\"\nkv_heads = 1\nqk_norm = \"head\"\n", "", 1e-6},
         Case{"dropout = 0.2\n", "clip_norm = 0.1\n", 1e-6}, Case{"tied = false\n", "tuning = \"plateau\"\n", 1e-6},
+        Case{"", "[lora]\nrank = 4\ndropout = 0.2\n", 1e-6},
+        Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 1e-6},
         Case{"", "[memory]\nrecompute = \"block\"\n", 1e-6}, Case{"", "state = \"bf16\"\n", 1e-3},
         Case{"", "state = \"8bit\"\n", 1e-3}, Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3}}) {
     CAPTURE(one.model);
@@ -98,7 +100,8 @@ TEST_CASE("several ranks learn what one learns") {
 
 TEST_CASE("exchanges that overlap with the computation give the same bits") {
   const parallel::Communicator& world = testing::world().all();
-  for (const char* const more : {"", "[memory]\nrecompute = \"block\"\n", "[device]\nprecision = \"bf16\"\n"}) {
+  for (const char* const more :
+       {"", "[lora]\nrank = 4\n", "[memory]\nrecompute = \"block\"\n", "[device]\nprecision = \"bf16\"\n"}) {
     CAPTURE(more);
     Configuration settings = configuration("", more);
     settings.parallel.overlap = true;

@@ -71,6 +71,7 @@ class SmallModel {
   }
 
   const training::Parameters& parameters() const { return model_.parameters(); }
+  const training::AccumulatingSink& sink() const { return sink_; }
   Transformer& transformer() { return transformer_; }
   Tokens tokens(std::int64_t first, std::int64_t count) const { return staging_.tokens(first, count, length_); }
   Tokens tokens() const { return tokens(0, sequences_); }
@@ -154,9 +155,13 @@ class SmallModel {
   }
   std::vector<std::vector<float>> gradients() const {
     std::vector<std::vector<float>> all;
-    for (std::size_t i = 0; i < parameters().size(); ++i)
-      all.push_back(to_host(parameters().specs()[i].is_matrix() ? sink_.matrix(i).data : sink_.vector(i).data,
-                            parameters().specs()[i].elements()));
+    for (std::size_t i = 0; i < parameters().size(); ++i) {
+      const training::ParameterSpec& spec = parameters().specs()[i];
+      if (spec.frozen)
+        all.emplace_back();  // it has none
+      else
+        all.push_back(to_host(spec.is_matrix() ? sink_.matrix(i).data : sink_.vector(i).data, spec.elements()));
+    }
     return all;
   }
 

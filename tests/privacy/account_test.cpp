@@ -161,7 +161,7 @@ TEST_CASE("a resumed run has the same key and noise, and ends with the same epsi
   scratch.write(whole, 80);
   Run resumed(settings_of(3, 0));
   scratch.load(resumed);
-  resumed.account.resume(80, 200, ranks());
+  resumed.account.resume(1, 80, 200, false, ranks());
   CHECK(resumed.account.key() == whole.account.key());
   CHECK(resumed.account.noise_multiplier() == whole.account.noise_multiplier());
   whole.make(120);
@@ -178,7 +178,7 @@ TEST_CASE("a run that is made longer keeps its target: later steps get more nois
   scratch.write(first, 100);
   Run longer(settings_of(3, 0));
   scratch.load(longer);
-  longer.account.resume(100, 300, ranks());
+  longer.account.resume(1, 100, 300, false, ranks());
   CHECK(longer.account.noise_multiplier() > first.account.noise_multiplier());
   longer.make(200);
   const Guarantee guarantee = longer.account.guarantee(ranks());
@@ -189,15 +189,52 @@ TEST_CASE("a run that is made longer keeps its target: later steps get more nois
 
   Run stricter(settings_of(.5, 0));
   scratch.load(stricter);
-  CHECK(failure_of([&] { stricter.account.resume(100, 200, ranks()); }).find("the steps so far count too") !=
+  CHECK(failure_of([&] { stricter.account.resume(1, 100, 200, false, ranks()); }).find("the steps so far count too") !=
         std::string::npos);
   // Given noise and another sample rate: both kinds of steps are counted.
   Run other(settings_of(0, 2), 2 * kRate);
   scratch.load(other);
-  other.account.resume(100, 200, ranks());
+  other.account.resume(1, 100, 200, false, ranks());
   other.make(100);
   const std::vector<Phase> expected = {{kRate, first.account.noise_multiplier(), 100}, {2 * kRate, 2, 100}};
   CHECK(other.account.guarantee(ranks()).epsilon == epsilon(AccountantKind::rdp, expected, 1e-5));
+}
+
+TEST_CASE("the same noise never covers two gradients: steps that may have been made otherwise get a new key") {
+  const Scratch scratch;
+  Run run(settings_of(3, 0));
+  run.account.begin(1, 200, ranks());
+  run.make(100);
+  scratch.write(run, 100);
+  const auto key_after = [&](const Settings& settings, std::int64_t steps, bool changed) {
+    Run resumed(settings);
+    scratch.load(resumed);
+    resumed.account.resume(1, 100, steps, changed, ranks());
+    kernels::NoiseKey of_root = resumed.account.key();
+    ranks().broadcast(of_root.data(), sizeof of_root);
+    CHECK(resumed.account.key() == of_root);
+    return resumed.account.key();
+  };
+  CHECK(key_after(settings_of(3, 0), 200, false) == run.account.key());
+  // The input has changed, or the noise: a difference of two steps with the same noise would have no noise.
+  CHECK(key_after(settings_of(3, 0), 200, true) != run.account.key());
+  CHECK(key_after(settings_of(3, 0), 300, false) != run.account.key());
+  CHECK(key_after(settings_of(3, 0), 200, true) != key_after(settings_of(3, 0), 200, true));
+  // Of a test, repeatable.
+  const Settings test = settings_of(3, 0, KeySource::test);
+  CHECK(key_after(test, 200, true) == key_after(test, 200, true));
+  Run first(test);
+  first.account.begin(1, 200, ranks());
+  CHECK(key_after(test, 200, true) != first.account.key());
+}
+
+TEST_CASE("a guarantee says that it does not cover the weights that training began with") {
+  Account account(settings_of(0, 1), kRate, kRecord, "runs/public");
+  account.begin(1, 10, ranks());
+  account.count_step();
+  const Guarantee guarantee = account.guarantee(ranks());
+  CHECK(to_json(guarantee)["protects"].get<std::string>().find("(runs/public) are not covered") != std::string::npos);
+  CHECK(to_text(guarantee).find("without the weights that training began with") != std::string::npos);
 }
 
 TEST_CASE("only the owner can read the shard with the key, and nothing else in the checkpoint has it") {
@@ -230,7 +267,7 @@ TEST_CASE("an account that does not fit its checkpoint is refused") {
   scratch.write(run, 6);
   Run other(settings_of(0, 1));
   scratch.load(other);
-  CHECK(failure_of([&] { other.account.resume(6, 10, ranks()); }).find("accounts for 5 private steps") !=
+  CHECK(failure_of([&] { other.account.resume(1, 6, 10, false, ranks()); }).find("accounts for 5 private steps") !=
         std::string::npos);
   for (const double wrong : {-1.0, 2.0, 1e300}) {
     Run damaged(settings_of(0, 1));
@@ -238,7 +275,8 @@ TEST_CASE("an account that does not fit its checkpoint is refused") {
     const checkpoint::Tensor* history = damaged.registry.find("privacy/history");
     REQUIRE(history != nullptr);
     static_cast<double*>(history->data)[wrong == 1e300 ? 2 : 0] = wrong;
-    CHECK(failure_of([&] { damaged.account.resume(5, 10, ranks()); }).find("is not an account") != std::string::npos);
+    CHECK(failure_of([&] { damaged.account.resume(1, 5, 10, false, ranks()); }).find("is not an account") !=
+          std::string::npos);
   }
 }
 

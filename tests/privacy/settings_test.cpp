@@ -51,6 +51,22 @@ TEST_CASE("a target or a noise multiplier enables private training, unless the i
   CHECK(!read(kPrivate + "enabled = false\n").privacy.enabled);
 }
 
+TEST_CASE("a resumed run cannot change what its guarantee depends on") {
+  language_model::Configuration configuration;
+  const input::Schema keys = language_model::schema(configuration);
+  for (const char* name : {"enabled", "epsilon", "noise_multiplier", "delta", "clip", "sampling", "scheme",
+                           "clip_function", "accountant", "unit", "noise_key"}) {
+    CAPTURE(name);
+    REQUIRE(keys.find(std::string("privacy.") + name) != nullptr);
+    CHECK(keys.find(std::string("privacy.") + name)->resume == input::Resume::fixed);
+  }
+  // What a record is.
+  for (const char* name : {"sequence", "tokens", "special", "order", "document_mask", "validation_fraction"}) {
+    CAPTURE(name);
+    CHECK(keys.find(std::string("data.") + name)->resume == input::Resume::fixed);
+  }
+}
+
 TEST_CASE("exactly one of epsilon and noise_multiplier, and delta, are given") {
   CHECK(problem(kPrivate).empty());
   CHECK(problem("[privacy]\nenabled = true\ndelta = 1e-5\n").find("without privacy.epsilon") != std::string::npos);
@@ -74,6 +90,7 @@ TEST_CASE("what couples records, or depends on private data without noise, is re
   check_refused("[data]\nsequence_start = 64\nsequence_growth_steps = 10\n", "what is protected, would change");
   check_refused("[language_model]\ndropout = 0.1\n", "drawn by the place in the batch");
   check_refused("[language_model]\nattention_dropout = 0.1\n", "drawn by the place in the batch");
+  check_refused("[data]\naccept_changed = true\n", "accounted for the records of the data");
   check_refused("[privacy]\nsampling = \"shuffled\"\n", "their epsilon would be too small");
   check_refused("[privacy]\nunit = \"token\"\n", "attention couples the tokens");
   check_refused("[privacy]\nalgorithm = \"naive\"\nmode = \"two_pass\"\n", "no effect");

@@ -35,6 +35,17 @@ CASES = {
     "skip connection": dict(skip="linear", k=4, weight_decay=0.1, clip_norm=0.05),
     "tied": dict(decoder="tied", k=3.5, sparsity=0.2, clip_norm=0.05),
     "tied, jumprelu": dict(decoder="tied", activation="jumprelu", threshold=0.2, bandwidth=1, skip="linear"),
+    "tied per target": dict(decoder="tied_target", k=3.5, sparsity=0.2, clip_norm=0.05, weight_decay=0.1),
+    "tied per target, offsets and scales": dict(decoder="tied_target", decoder_affine=True, decoder_scale_initial=0.2, k=3.5,
+                                                activation="batch_topk", clip_norm=0.05, skip="linear"),
+    "tied per target, offsets, auxiliary loss": dict(decoder="tied_target", decoder_affine=True, k=0.5, auxk=0.25, auxk_features=3,
+                                                     dead_window=2 * N),
+    "tied per target, jumprelu": dict(decoder="tied_target", activation="jumprelu", threshold=0.2, bandwidth=1,
+                                      preactivation_penalty=0.05),
+    "tied per target, by decoder norm": dict(decoder="tied_target", activation="topk", k=4, ranking="decoder_norm"),
+    "low rank": dict(decoder="low_rank", rank=3, k=3.5, clip_norm=0.05, weight_decay=0.1, skip="linear"),
+    "low rank, jumprelu": dict(decoder="low_rank", rank=5, activation="jumprelu", threshold=0.2, bandwidth=1),
+    "low rank, auxiliary loss": dict(decoder="low_rank", rank=5, k=0.5, auxk=0.25, auxk_features=3, dead_window=2 * N, clip_norm=0.05),
     "per layer": dict(decoder="per_layer", activation="topk", skip="linear", k=4),
     "epsilon of the loss": dict(activation="batch_topk", k=3.5, epsilon_scale="loss", epsilon=0.5),
     "autoencoder": dict(decoder="per_layer", targets="inputs", k=3.5),
@@ -70,7 +81,7 @@ def settings_of(case):
 
 
 def input_text(s, folder, seed):
-    quoted = lambda value: f'"{value}"' if isinstance(value, str) else value
+    quoted = lambda value: f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else value
     tables = {
         "run": dict(steps=s.steps, seed=seed),
         "data": dict(train=f"{folder}/train", validation=f"{folder}/validation", batch_tokens=N, normalise=s.normalise,
@@ -78,7 +89,7 @@ def input_text(s, folder, seed):
         "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip, ranking=s.ranking,
                            pseudo_derivative=s.pseudo_derivative, threshold=s.threshold, bandwidth=s.bandwidth,
                            **{key: getattr(s, key) for key in (
-                               "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
+                               "rank", "decoder_affine", "decoder_scale_initial", "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
                                "preactivation_form", "auxk", "auxk_features", "dead_window", "k_initial", "k_end", "k_decline",
                                "bandwidth_initial", "bandwidth_end")}),
         "optimizer": {key: getattr(s, key) for key in (

@@ -22,7 +22,9 @@ def small_problem(seed=1, n=13, n_layers=3, width=5, **settings):
 class Gradients(unittest.TestCase):
     def test_every_gradient_is_the_slope_of_the_loss(self):
         for more in (dict(activation="batch_topk"), dict(activation="topk"), dict(activation="relu"), dict(activation="jumprelu"),
-                     dict(skip="linear"), dict(decoder="per_layer", skip="linear"), dict(decoder="tied")):
+                     dict(skip="linear"), dict(decoder="per_layer", skip="linear"), dict(decoder="tied"),
+                     dict(decoder="tied_target"), dict(decoder="tied_target", decoder_affine=True, decoder_scale_initial=0.3),
+                     dict(decoder="low_rank", rank=2)):
             settings, state, x, y = small_problem(**more)
             there = t.forward_backward(settings, state.weights, x, y)
             generator = np.random.default_rng(2)
@@ -37,7 +39,7 @@ class Gradients(unittest.TestCase):
                     self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
 
     def test_gradients_of_the_penalties_reach_encoders_and_norms_of_decoders(self):
-        for more in (dict(decoder="tied", sparsity=0.7), dict(activation="relu", sparsity=0.3, sparsity_form="linear"),
+        for more in (dict(decoder="tied", sparsity=0.7), dict(decoder="tied_target", sparsity=0.7), dict(activation="relu", sparsity=0.3, sparsity_form="linear"),
                      dict(activation="batch_topk", sparsity=0.7, sparsity_begin=0.2, sparsity_end=0.6, steps=10),
                      dict(activation="jumprelu", sparsity=0.7, preactivation_penalty=0.3),
                      dict(activation="jumprelu", preactivation_penalty=0.3, preactivation_form="negative")):
@@ -53,7 +55,8 @@ class Gradients(unittest.TestCase):
                     self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
 
     def test_gradients_of_the_auxiliary_loss(self):
-        for more in (dict(activation="batch_topk"), dict(decoder="per_layer", skip="linear")):
+        for more in (dict(activation="batch_topk"), dict(decoder="per_layer", skip="linear"), dict(decoder="low_rank", rank=2),
+                     dict(decoder="tied_target", decoder_affine=True, decoder_scale_initial=0.3)):
             settings, state, x, y = small_problem(auxk=0.4, auxk_features=2, dead_window=5, **more)
             generator = np.random.default_rng(4)
             silent = [generator.integers(0, 10, 11) for _ in range(3)]

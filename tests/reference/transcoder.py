@@ -8,6 +8,10 @@ Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t
   encoder_s     weight [F, d], bias [F]
   decoder_s     weight [F, (L - s) * d]    row f: decoder vectors of feature f to targets s, s + 1, ..., L - 1
                 per layer: [F, d], to target s alone; tied: "tied_weight" [F, d], to every target t >= s
+                tied_target: "target_weight" of target t [F, d], what feature f of every layer s <= t writes; with
+                "offset_t", "scale_t" [F] of layer s it writes (a + offset) * scale where a is not 0
+                low_rank: "factor_weight" [F, (L - s) * r] times, for target t, rows s r .. (s + 1) r of "basis_weight" of t
+                [(t + 1) * r, d]
   decoder_bias  [L * d]                    one bias vector per target
   skip_t        weight [d, d]              with a linear skip connection: output, input
 
@@ -35,7 +39,10 @@ class Settings:
     bandwidth_end: float = 0.5
     ranking: str = "value"             # value | decoder_norm: z times the norm of the decoder row | z_score
     scope: str = "layer"               # layer | all_layers
-    decoder: str = "cross_layer"       # cross_layer | per_layer | tied
+    decoder: str = "cross_layer"       # cross_layer | per_layer | tied | tied_target | low_rank
+    rank: int = 0                      # low_rank: columns of a factor
+    decoder_affine: bool = False       # tied_target: offsets and scales
+    decoder_scale_initial: float = 0.0
     skip: str = "none"                 # none | linear
     targets: str = "outputs"           # outputs | inputs
     pseudo_derivative: str = "anthropic"
@@ -206,25 +213,88 @@ def encode(weights, x):
     return [x[:, s] @ weights[f"encoder_{s}/weight"].T + weights[f"encoder_{s}/bias"] for s in range(x.shape[1])]
 
 
+KINDS = ("tied_weight", "target_weight", "factor_weight", "weight")
+
+
 def decoder_name(weights, s):
-    return f"decoder_{s}/tied_weight" if f"decoder_{s}/tied_weight" in weights else f"decoder_{s}/weight"
+    return next(name for name in (f"decoder_{s}/{kind}" for kind in KINDS) if name in weights)
 
 
-def decoder_of(weights, s, n_layers):
-    """[F, targets * d]: a tied one once for each target."""
-    matrix = weights[decoder_name(weights, s)]
-    return np.tile(matrix, n_layers - s) if decoder_name(weights, s).endswith("tied_weight") else matrix
+def targets_of(weights, s, n_layers):
+    """The layers that the features of layer s write to."""
+    own_alone = f"decoder_{s}/weight" in weights and weights["decoder_0/weight"].shape[1] * n_layers == len(weights["decoder_bias"])
+    return range(s, s + 1) if own_alone else range(s, n_layers)
 
 
-def of_stored(weights, s, gradient):
-    """The gradient of the stored decoder from that of decoder_of."""
-    stored = weights[decoder_name(weights, s)]
-    return gradient.reshape(len(stored), -1, stored.shape[1]).sum(axis=1)
+def pair_decoder(weights, s, t, width):
+    """[F, d]: what the features of layer s write to layer t, before scales."""
+    if f"decoder_{t}/target_weight" in weights:
+        return weights[f"decoder_{t}/target_weight"]
+    if f"decoder_{s}/tied_weight" in weights:
+        return weights[f"decoder_{s}/tied_weight"]
+    if f"decoder_{s}/factor_weight" in weights:
+        factor, basis = factors(weights, s, t)
+        return factor @ basis
+    return weights[f"decoder_{s}/weight"][:, (t - s) * width:(t - s + 1) * width]
+
+
+def factors(weights, s, t):
+    """Views of the two factors of a pair of layers, [F, r] and [r, d]; also of gradients by tensor name."""
+    basis = weights[f"decoder_{t}/basis_weight"]
+    r = len(basis) // (t + 1)
+    return weights[f"decoder_{s}/factor_weight"][:, (t - s) * r:(t - s + 1) * r], basis[s * r:(s + 1) * r]
+
+
+def written(weights, s, t, a):
+    """a' of activations a [N, F]: with an offset and a scale where a feature is active."""
+    if f"decoder_{s}/scale_{t}" not in weights:
+        return a
+    return np.where(a != 0, (a + weights[f"decoder_{s}/offset_{t}"]) * weights[f"decoder_{s}/scale_{t}"], 0.0)
+
+
+def decoder_backward(weights, s, a, rows, gradients):
+    """Gradient by the activations a [N, F] of layer s, active or not, from gradient rows [N, L, d]; adds those of the
+    decoder's tensors to `gradients`."""
+    n, n_layers, width = rows.shape
+    alpha = np.zeros_like(a)
+    for t in targets_of(weights, s, n_layers):
+        matrix, g = pair_decoder(weights, s, t, width), rows[:, t]
+        delta = g @ matrix.T
+        if f"decoder_{s}/scale_{t}" in weights:
+            scale, active = weights[f"decoder_{s}/scale_{t}"], a != 0
+            gradients[f"decoder_{s}/offset_{t}"] += (active * delta).sum(axis=0) * scale
+            gradients[f"decoder_{s}/scale_{t}"] += (active * (a + weights[f"decoder_{s}/offset_{t}"]) * delta).sum(axis=0)
+            alpha += scale * delta
+        else:
+            alpha += delta
+        of_matrix = written(weights, s, t, a).T @ g
+        if f"decoder_{s}/factor_weight" in weights:
+            (factor, basis), (of_factor, of_basis) = factors(weights, s, t), factors(gradients, s, t)
+            of_factor += of_matrix @ basis.T
+            of_basis += factor.T @ of_matrix
+        else:
+            pair_decoder(gradients, s, t, width)[...] += of_matrix
+    return alpha
 
 
 def decoder_norms(weights, s):
-    """A tied vector counts once."""
-    return np.linalg.norm(weights[decoder_name(weights, s)], axis=1)
+    """A vector tied per source counts once; scales do not count. Of a low-rank decoder none are formed: 0."""
+    if f"decoder_{s}/target_weight" in weights:
+        squares = [(w ** 2).sum(axis=1) for name, w in weights.items() if name.endswith("/target_weight") and int(name[8:].split("/")[0]) >= s]
+        return np.sqrt(sum(squares))
+    matrix = weights[decoder_name(weights, s)]
+    return np.zeros(len(matrix)) if f"decoder_{s}/factor_weight" in weights else np.linalg.norm(matrix, axis=1)
+
+
+def norms_backward(weights, s, of_norm, gradients, n_layers):
+    """Adds the gradients of the decoder's tensors by those of decoder_norms [F]."""
+    norm = decoder_norms(weights, s)
+    factor = (of_norm / np.where(norm > 0, norm, 1))[:, None]
+    if f"decoder_{s}/factor_weight" in weights:
+        return
+    for name in ([f"decoder_{t}/target_weight" for t in range(s, n_layers)] if f"decoder_{s}/target_weight" in weights
+                 else [decoder_name(weights, s)]):
+        gradients[name] += factor * weights[name]
 
 
 def decode(weights, activations, x):
@@ -233,8 +303,8 @@ def decode(weights, activations, x):
     bias = weights["decoder_bias"].reshape(n_layers, width)
     out = np.repeat(bias[None], n, axis=0)
     for s in range(n_layers):
-        written = (activations[s] @ decoder_of(weights, s, n_layers)).reshape(n, -1, width)
-        out[:, s:s + written.shape[1]] += written
+        for t in targets_of(weights, s, n_layers):
+            out[:, t] += written(weights, s, t, activations[s]) @ pair_decoder(weights, s, t, width)
         if f"skip_{s}/weight" in weights:
             out[:, s] += x[:, s] @ weights[f"skip_{s}/weight"].T
     return out
@@ -329,11 +399,10 @@ def forward_backward(settings, weights, x, y, step=0, silent=None):
     activations = [np.where(m, z, 0.0) for m, z in zip(masks, pre_activations)]
     error = decode(weights, activations, x) - y
     rows = 2.0 / (n * width) * error                            # d loss / d reconstruction
-    gradients = {"decoder_bias": rows.sum(axis=0).ravel()}
+    gradients = {name: np.zeros_like(tensor) for name, tensor in weights.items()}
+    gradients["decoder_bias"] = rows.sum(axis=0).ravel()
     for s in range(n_layers):
-        decoder = decoder_of(weights, s, n_layers)
-        strip = rows[:, s:s + decoder.shape[1] // width].reshape(n, -1)
-        alpha = strip @ decoder.T        # d loss / d activation
+        alpha = decoder_backward(weights, s, activations[s], rows, gradients)    # d loss / d activation
         norm = decoder_norms(weights, s)
         slope = sparsity_coefficient(settings, step) / n * penalty_of(settings, activations[s] * norm)[1]
         alpha = alpha + slope * norm
@@ -351,8 +420,7 @@ def forward_backward(settings, weights, x, y, step=0, silent=None):
                 of_threshold = of_threshold + below.sum(axis=0) * norm * (1 if settings.pseudo_derivative == "goreg" else theta)
                 of_norm = of_norm + (below * (theta - z)).sum(axis=0)
             gradients[f"encoder_{s}/threshold"] = of_threshold
-        name = decoder_name(weights, s)
-        gradients[name] = of_stored(weights, s, activations[s].T @ strip) + (of_norm / np.where(norm > 0, norm, 1))[:, None] * weights[name]
+        norms_backward(weights, s, of_norm, gradients, n_layers)
         gradients[f"encoder_{s}/weight"] = into.T @ x[:, s]
         gradients[f"encoder_{s}/bias"] = into.sum(axis=0)
         if f"skip_{s}/weight" in weights:
@@ -364,10 +432,7 @@ def forward_backward(settings, weights, x, y, step=0, silent=None):
         there.auxiliary, left = auxiliary_loss(settings, weights, x, -error, there.dead_activations)
         rows = settings.auxk * 2.0 / (n * width) * left
         for s, dead in enumerate(there.dead_activations):
-            decoder, name = decoder_of(weights, s, n_layers), decoder_name(weights, s)
-            strip = rows[:, s:s + decoder.shape[1] // width].reshape(n, -1)
-            into = np.where(dead > 0, strip @ decoder.T, 0.0)
-            gradients[name] = gradients[name] + of_stored(weights, s, dead.T @ strip)
+            into = np.where(dead > 0, decoder_backward(weights, s, dead, rows, gradients), 0.0)
             gradients[f"encoder_{s}/weight"] = gradients[f"encoder_{s}/weight"] + into.T @ x[:, s]
             gradients[f"encoder_{s}/bias"] = gradients[f"encoder_{s}/bias"] + into.sum(axis=0)
     return there
@@ -432,16 +497,22 @@ def initial_state(settings, n_layers, width, generator, dtype=np.float64):
     """Encoders uniform in +-1/sqrt(F), decoders in +-1/sqrt(L d), per layer +-1/sqrt(d); biases, skip connection and
     moments zero."""
     weights = {"decoder_bias": np.zeros(n_layers * width, dtype)}
-    targets = lambda s: n_layers - s if settings.decoder == "cross_layer" else 1
-    matrix = "tied_weight" if settings.decoder == "tied" else "weight"
+    columns = lambda s: {"cross_layer": (n_layers - s) * width, "low_rank": (n_layers - s) * settings.rank}.get(settings.decoder, width)
+    matrix = {"tied": "tied_weight", "tied_target": "target_weight", "low_rank": "factor_weight"}.get(settings.decoder, "weight")
     for s in range(n_layers):
-        encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(targets(0) * width)
+        encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(columns(0))
         weights[f"encoder_{s}/weight"] = generator.uniform(-encoder, encoder, (settings.features, width)).astype(dtype)
         weights[f"encoder_{s}/bias"] = np.zeros(settings.features, dtype)
         if settings.activation == "jumprelu":
             weights[f"encoder_{s}/threshold"] = np.full(settings.features, settings.threshold, dtype)
-        shape = (settings.features, targets(s) * width)
+        shape = (settings.features, columns(s))
         weights[f"decoder_{s}/{matrix}"] = generator.uniform(-decoder, decoder, shape).astype(dtype)
+        if settings.decoder == "low_rank":
+            bound = np.sqrt(3 / width)
+            weights[f"decoder_{s}/basis_weight"] = generator.uniform(-bound, bound, ((s + 1) * settings.rank, width)).astype(dtype)
+        for t in range(s, n_layers if settings.decoder_affine else s):
+            weights[f"decoder_{s}/offset_{t}"] = np.zeros(settings.features, dtype)
+            weights[f"decoder_{s}/scale_{t}"] = np.full(settings.features, 1 if t == s else settings.decoder_scale_initial, dtype)
         if settings.skip == "linear":
             weights[f"skip_{s}/weight"] = np.zeros((width, width), dtype)
     zeros = {name: np.zeros_like(tensor) for name, tensor in weights.items()}

@@ -50,6 +50,9 @@ CASES = {
     "jumprelu": (2, ["transcoder.activation=jumprelu", "data.targets=inputs", "transcoder.decoder=per_layer"]),
     "z_score": (1, ["transcoder.ranking=z_score"]),
     "bf16": (2, ["optimizer.state=bf16"]),
+    "by_target": (2, ["transcoder.decoder=tied_target", "transcoder.decoder_affine=true", "transcoder.decoder_scale_initial=0.2"]),
+    "by_target_norm": (1, ["transcoder.decoder=tied_target", "transcoder.ranking=decoder_norm"]),
+    "low_rank": (2, ["transcoder.decoder=low_rank", "transcoder.rank=5"]),
 }
 
 

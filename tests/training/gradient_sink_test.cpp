@@ -22,13 +22,15 @@ using Form = GradientRows::Form;
 constexpr std::int64_t kIn = 300, kOut = 70, kIds = 11, kWidth = 260;  // more than one chunk of columns
 enum Parameter : std::size_t { kWeight, kTransposed, kBias, kGain, kEmbedding, kParameters };
 
-Parameters make_parameters(const parallel::GridShape& grid = {}, std::int64_t rank = 0) {
+Parameters make_parameters(const parallel::GridShape& grid = {}, std::int64_t rank = 0,
+                           std::span<const Parameter> frozen = {}) {
   const Cut rows{0, parallel::kTensorAxis}, columns{1, parallel::kTensorAxis};
   std::vector<ParameterSpec> specs = {{.name = "weight", .shape = {kOut, kIn}, .cut = rows},
                                       {.name = "transposed", .shape = {kOut, kIn}, .cut = columns},
                                       {.name = "bias", .shape = {kOut}},
                                       {.name = "gain", .shape = {kIn}},
                                       {.name = "embedding", .shape = {kIds, kWidth}, .cut = rows}};
+  for (const Parameter parameter : frozen) specs[parameter].frozen = true;
   number_elements(specs);
   return Parameters(std::move(specs), StatePolicy::bf16, grid, rank, execution(), Moments::none);
 }
@@ -201,6 +203,22 @@ TEST_CASE("a cleared gradient is that of the next rows, or zero where there are 
   }
 }
 
+TEST_CASE("frozen parameters have no gradients, and those of the others stay the same") {
+  const Parameter frozen[] = {kWeight, kGain, kEmbedding};
+  const Parameters all = make_parameters(), some = make_parameters({}, 0, frozen);
+  const Batch batch(40, 5, Scalar::fp32);
+  AccumulatingSink expected(all, execution(), batch.n), sink(some, execution(), batch.n);
+  batch.give(expected);
+  batch.give(sink);
+  for (const Parameter p : {kTransposed, kBias}) CHECK((values(sink, some, p) == values(expected, all, p)));
+  // The matrix, then the vector, each in whole rows of kRow.
+  CHECK(AccumulatingSink::elements(some.specs(), {}, 0) == 6 * AccumulatingSink::kRow + AccumulatingSink::kRow);
+  CHECK(AccumulatingSink::vector_elements(some.specs(), {}, 0) == kOut);
+  sink.clear();
+  sink.end_micro_batch();
+  for (const float value : values(sink, some, kTransposed)) CHECK(value == 0);
+}
+
 TEST_CASE("a rank forms the gradients of its part") {
   const Parameters whole = make_parameters();
   const Batch batch(130, 5, Scalar::fp32);
@@ -237,6 +255,58 @@ TEST_CASE("the gradients of a matrix that a rank owns whole are those of its hel
   const Parameters parameters(std::move(specs), StatePolicy::bf16, {}, 0, execution(), Moments::none);
   const AccumulatingSink sink(parameters, execution(), 10);
   for (std::size_t i = 0; i < parameters.size(); ++i) CHECK(sink.matrix(i).data == sink.held(i).data);
+}
+
+TEST_CASE("what several ranks hold lies in rows of its own, so that a norm over the ranks can count it once") {
+  // Sizes that are no multiples of a row of numbers; the matrix that nothing cuts lies between others.
+  std::vector<ParameterSpec> specs = {{.name = "tokens", .shape = {90, 61}, .cut = {0, parallel::kTensorAxis}},
+                                      {.name = "positions", .shape = {70, 61}},
+                                      {.name = "gain", .shape = {61}},
+                                      {.name = "weight", .shape = {90, 61}, .cut = {0, parallel::kTensorAxis}},
+                                      {.name = "temperature", .shape = {7}, .partial_gradient = true},
+                                      {.name = "bias", .shape = {90}, .cut = {0, parallel::kTensorAxis}}};
+  number_elements(specs);
+  const std::int64_t n = 3;
+  for (const std::int64_t ranks : {1, 2}) {
+    const parallel::GridShape grid({{"data", 1}, {"tensor", ranks}});
+    const Parameters parameters(specs, StatePolicy::fp32, grid, 0, execution(), Moments::none);
+    AccumulatingSink sink(parameters, execution(), n);
+    double whole = 0, all = 0;  // squares
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      const std::int64_t held = parameters.parts(i).held.size();
+      const TestMatrix x(random_floats(n * specs[i].columns(), 2 * i), n, specs[i].columns(), Scalar::fp32),
+          g(random_floats(n * held, 2 * i + 1), n, held, Scalar::fp32);
+      sink.take({specs[i].is_matrix() ? Form::product : Form::column_sum, i, x.view(), g.view()});
+      double squares = 0;
+      for (const float value : values(sink, parameters, i)) squares += static_cast<double>(value) * value;
+      all += squares;
+      if (specs[i].cut.over.empty()) whole += squares;
+    }
+    std::vector<double> rows;
+    for (const kernels::Matrix<const float>& part : {sink.matrix_rows(), sink.vector_rows()}) {
+      std::vector<float> numbers(static_cast<std::size_t>(part.rows * part.columns));
+      device::copy(execution(), numbers.data(), part.data, 4 * std::ssize(numbers), device::Direction::to_host);
+      kernels::fence(execution());
+      for (std::size_t at = 0; at < numbers.size(); ++at) {
+        if (at % AccumulatingSink::kRow == 0) rows.push_back(0);
+        rows.back() += static_cast<double>(numbers[at]) * numbers[at];
+      }
+    }
+    double counted = 0, repeated = 0;
+    for (const double row : rows) counted += row;
+    for (const parallel::Range& range : sink.repeated_rows())
+      for (std::int64_t row = range.begin; row < range.end; ++row) repeated += rows[static_cast<std::size_t>(row)];
+    CHECK(counted == doctest::Approx(all).epsilon(1e-12));
+    CHECK(repeated == doctest::Approx(ranks == 1 ? 0 : whole).epsilon(1e-12));  // one rank repeats nothing
+    double partial = 0, temperature = 0;
+    std::vector<float> vector(static_cast<std::size_t>(sink.partial_vectors().size));
+    device::copy(execution(), vector.data(), sink.partial_vectors().data, 4 * std::ssize(vector),
+                 device::Direction::to_host);
+    kernels::fence(execution());
+    for (const float value : vector) partial += static_cast<double>(value) * value;
+    for (const float value : values(sink, parameters, 4)) temperature += static_cast<double>(value) * value;
+    CHECK(partial == doctest::Approx(ranks == 1 ? 0 : temperature).epsilon(1e-12));
+  }
 }
 
 TEST_CASE("the planned bytes are the allocated bytes") {

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -225,6 +226,37 @@ TEST_CASE("the plan's bytes are the allocated bytes, on every rank of every grid
           });
 }
 
+TEST_CASE("frozen parameters have weights and no moments, in the plan, in memory and in checkpoints") {
+  std::vector<ParameterSpec> specs = transformer_block(), trained;
+  for (ParameterSpec& spec : specs) {
+    spec.frozen = spec.name != "block_0/up" && spec.name != "block_0/up_bias";
+    if (!spec.frozen) trained.push_back(spec);
+  }
+  CHECK(trained_elements_of(specs) == elements_of(trained));
+  for (const StatePolicy policy : kPolicies) {
+    const auto bytes = [&](std::span<const ParameterSpec> of) {
+      return state_bytes(of, {}, 0, policy, execution().backend, Moments::held);
+    };
+    CHECK(bytes(specs).moments == bytes(trained).moments);
+    CHECK(bytes(specs).weights == bytes(transformer_block()).weights);
+    const Parameters parameters(specs, policy, {}, 0, execution(), Moments::held);
+    CHECK(parameters.bytes() == bytes(specs));
+    checkpoint::Registry registry;
+    parameters.add_to(registry);
+    std::vector<std::string> names;
+    for (const checkpoint::Tensor& tensor : registry.tensors()) names.push_back(tensor.name);
+    const auto has = [&](const std::string& name) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    CHECK(has("embedding"));
+    CHECK(!has("embedding.first_moment"));
+    CHECK(!has("block_0/down_bias.second_moment"));
+    CHECK(has("block_0/up.first_moment"));
+    CHECK(has("block_0/up_bias.second_moment"));
+    CHECK(registry.tensors().size() == tensors_of(specs, policy, Moments::held).size());
+  }
+}
+
 TEST_CASE("every rank registers the tensors that the specs name, and each row is written once") {
   for (const Family& family : families())
     for (const StatePolicy policy : kPolicies)
@@ -341,6 +373,18 @@ TEST_CASE("views: held and owned rows, groups in one allocation") {
   CHECK_THROWS_AS(decoder.group("absent"), Error);
 }
 
+TEST_CASE("a cut keeps the rows of a unit together: heads of 8 rows, 25 on 2 ranks are 12 and 13") {
+  const parallel::GridShape grid = grid_of(1, parallel::kTensorAxis, 2);
+  for (const int axis : {0, 1}) {
+    ParameterSpec spec{.name = "a", .shape = {200, 200}, .cut = {axis, parallel::kTensorAxis, 8}};
+    CHECK(row_parts(spec, grid, 0).held.begin == 0);
+    CHECK(row_parts(spec, grid, 0).held.end == 96);
+    CHECK(row_parts(spec, grid, 1).held.begin == 96);
+    CHECK(row_parts(spec, grid, 1).held.end == 200);
+    CHECK(most_held_rows(spec, grid) == 104);
+  }
+}
+
 TEST_CASE("specs that contradict each other are refused") {
   const auto refused = [](std::vector<ParameterSpec> specs) {
     try {
@@ -357,6 +401,10 @@ TEST_CASE("specs that contradict each other are refused") {
   CHECK(refused({{.name = "a", .shape = {3}, .cut = {1, parallel::kTensorAxis}}}).find("does not exist") !=
         std::string::npos);
   CHECK(refused({{.name = "a", .shape = {3}, .cut = {0, parallel::kDataAxis}}}).find("data axis") != std::string::npos);
+  CHECK(refused({{.name = "a", .shape = {3, 4}, .cut = {0, parallel::kTensorAxis, 2}}}).find("unit") !=
+        std::string::npos);
+  CHECK(refused({{.name = "a", .shape = {3}, .cut = {0, parallel::kTensorAxis}, .partial_gradient = true}})
+            .find("vector without a cut") != std::string::npos);
   CHECK(refused({{.name = "a", .shape = {3}, .group = "g"}, {.name = "b", .shape = {3, 2}, .group = "g"}})
             .find("one group") != std::string::npos);
   CHECK(refused({{.name = "a", .shape = {2, 3, 4}}}).find("axis") != std::string::npos);

@@ -76,6 +76,20 @@ TEST_CASE("a step that is not finite ends the run before it updates, and the mes
   CHECK(toy.runner.steps_done() == 1);
 }
 
+TEST_CASE("the message of a private run neither suggests to skip steps nor says which rows it drew") {
+  Toy toy({.record = false, .runs_ahead = false, .may_skip = false});
+  try {
+    toy.step(false);
+    FAIL("not thrown");
+  } catch (const Error& failure) {
+    CHECK(failure.code() == ExitCode::numeric);
+    const std::string message = failure.what();
+    CHECK(message.find("not finite at step 1") != std::string::npos);
+    CHECK(message.find("run.nonfinite") == std::string::npos);
+    CHECK(message.find("rows 3 to 7") == std::string::npos);
+  }
+}
+
 TEST_CASE("a step that is not valid ends the run with an internal error before it updates, and the model says why") {
   for (const bool explained : {false, true}) {
     Toy toy({.record = false, .runs_ahead = false, .skip = true, .skip_at_most = 5});

@@ -64,7 +64,7 @@ TEST_CASE("elements are numbered through the encoders, then through the decoders
   CHECK(decoders == std::vector<std::uint64_t>{60, 120, 160});
   CHECK(shape.parameters() == 3 * 20 + 60 + 40 + 20 + 3 * 5 + 12);
 
-  const Shape per_layer{3, 4, 5, false, true};
+  const Shape per_layer{3, 4, 5, Decoder::per_layer, true};
   std::vector<std::uint64_t> skips;
   for (const training::ParameterSpec& spec : parameter_specs(per_layer))
     if (spec.name.starts_with("skip_")) skips.push_back(spec.first_element);
@@ -89,13 +89,18 @@ TEST_CASE("sizes and policy are derived from the tensors of a checkpoint") {
     found.pop_back();
     CHECK(training::first_difference(found, expected) == "decoder_bias.second_moment is missing");
   }
-  for (const bool cross_layer : {true, false})
+  for (const Decoder decoder :
+       {Decoder::cross_layer, Decoder::per_layer, Decoder::tied, Decoder::tied_target, Decoder::low_rank})
     for (const bool skip : {true, false}) {
-      const Shape variant{3, 4, 5, cross_layer, skip};
+      Shape variant{3, 4, 5, decoder, skip};
+      variant.affine = decoder == Decoder::tied_target && skip;
+      variant.rank = decoder == Decoder::low_rank ? 2 : 0;
       const std::vector<checkpoint::TensorEntry> found = tensors(variant, StatePolicy::fp32);
       const std::optional<StoredModel> stored = stored_model(found);
       REQUIRE(stored);
-      CHECK(stored->shape.cross_layer == cross_layer);
+      CHECK(stored->shape.decoder == decoder);
+      CHECK(stored->shape.affine == variant.affine);
+      CHECK(stored->shape.rank == variant.rank);
       CHECK(stored->shape.skip == skip);
       CHECK(training::first_difference(found, tensors(stored->shape, StatePolicy::fp32)).empty());
     }

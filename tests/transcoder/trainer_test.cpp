@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/memory.hpp"
+#include "kernels/optimize/adam.hpp"
 #include "kernels/random.hpp"
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
@@ -494,6 +495,59 @@ TEST_CASE("with tied decoders, four steps equal the dense float64 trainer") {
   compare_with_reference(configuration);
 }
 
+// Their gradients are compared with the float64 reference in tests/reference/agreement_test.py.
+std::vector<Configuration> with_other_decoders() {
+  Configuration by_target = configuration_for(Scope::layer), low_rank = by_target, affine = with_dead_features();
+  by_target.transcoder.decoder = affine.transcoder.decoder = Decoder::tied_target;
+  by_target.transcoder.ranking = Ranking::decoder_norm;
+  by_target.transcoder.sparsity = 0.1;
+  affine.transcoder.decoder_affine = true;
+  affine.transcoder.decoder_scale_initial = 0.1;
+  affine.optimizer.clip_norm = 0.02;
+  low_rank.transcoder.decoder = Decoder::low_rank;
+  low_rank.transcoder.rank = 7;
+  low_rank.optimizer.clip_norm = 0.02;
+  Configuration dead = with_dead_features(), thresholds = jumping(JumpForm::anthropic), of_rank = thresholds;
+  dead.transcoder.decoder = of_rank.transcoder.decoder = Decoder::low_rank;
+  dead.transcoder.rank = of_rank.transcoder.rank = 3;
+  dead.optimizer.clip_norm = 0.02;
+  dead.optimizer.clip_mode = optimizer::ClipMode::previous;
+  thresholds.transcoder.decoder = Decoder::tied_target;
+  thresholds.transcoder.preactivation_penalty = 0.01;
+  return {by_target, affine, low_rank, dead, thresholds, of_rank};
+}
+
+TEST_CASE("decoders tied per target and of low rank train the same on every grid") {
+  const Data data;
+  for (const Configuration& configuration : with_other_decoders()) equal_on_every_grid(configuration, data);
+}
+
+TEST_CASE("a low-rank decoder of full rank with unit bases trains activations as the decoder that is their product") {
+  const Data data;
+  Configuration low_rank = configuration_for(Scope::layer), plain = low_rank;
+  low_rank.transcoder.decoder = Decoder::low_rank;
+  low_rank.transcoder.rank = kWidth;
+  Run a(low_rank, data, parallel::data_by_feature(1, testing::world().size())), b(plain, data, a.grid.shape());
+  for (std::int64_t t = 0; t < kLayers; ++t) {
+    const kernels::ParameterRows& basis = a.trainer.model().basis()[static_cast<std::size_t>(t)];
+    std::vector<float> unit(static_cast<std::size_t>(basis.rows * kWidth), 0.0f);
+    for (std::int64_t row = 0; row < basis.rows; ++row) unit[static_cast<std::size_t>(row * kWidth + row % kWidth)] = 1;
+    const device::Buffer<float> on_device(std::ssize(unit));
+    device::copy(testing::execution(), on_device.data(), unit.data(), on_device.bytes(), device::Direction::to_device);
+    kernels::weights_from_float(testing::execution(), basis, 0, on_device.matrix(basis.rows, kWidth));
+    kernels::fence(testing::execution());
+  }
+  a.step(data, 0), b.step(data, 0);
+  // The same initial values and, in this step, the same activations: encoders see the same gradients.
+  CHECK(a.losses[0] == doctest::Approx(b.losses[0]).epsilon(1e-6));
+  const auto of = a.parameters(), expected = b.parameters();
+  for (std::size_t i = 0; i < expected.size() && expected[i].first.starts_with("encoder_0"); ++i) {
+    REQUIRE(of[i].first == expected[i].first);
+    const std::vector<double> wide(expected[i].second.begin(), expected[i].second.end());
+    CHECK(relative_difference(of[i].second, wide) <= 1e-5);
+  }
+}
+
 TEST_CASE("more active features than transcoder.capacity end the run before any parameter changes, on all ranks") {
   const Data data;
   for (const Activation activation : {Activation::relu, Activation::jumprelu})
@@ -566,9 +620,10 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   measured.transcoder.encoder_bias_initial = EncoderBiasInitial::data;
   measured.transcoder.error = ErrorForm::unexplained;
   measured.transcoder.decoder_bias = DecoderBias::pair;
-  for (const Configuration& configuration :
-       {measured, plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer, jumping(JumpForm::anthropic),
-        jumping(JumpForm::goreg), penalised, dead, tied})
+  std::vector<Configuration> all = with_other_decoders();
+  all.insert(all.end(), {measured, plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer,
+                         jumping(JumpForm::anthropic), jumping(JumpForm::goreg), penalised, dead, tied});
+  for (const Configuration& configuration : all)
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
       const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);

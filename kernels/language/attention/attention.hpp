@@ -36,6 +36,7 @@ struct AttentionDropout {
   float probability = 0;
   std::uint32_t layer = 0;         ///< below kMostDropoutLayers
   std::int64_t first_row = 0;      ///< global index of row 0 in the step
+  std::int64_t first_head = 0;     ///< number of head 0 in the model
   const AdamStep* step = nullptr;  ///< its seed and number, where the kernels run; null: no dropout
 };
 inline constexpr std::uint32_t kMostDropoutLayers = 1 << 14;

@@ -46,7 +46,7 @@ struct Dropping {
       : rule(rule_),
         layer(shape.dropout.layer),
         first_row(shape.dropout.first_row + block.first_row),
-        head(head_),
+        head(shape.dropout.first_head + head_),
         active(shape.dropout.step != nullptr) {
     if (!active) return;
     seed = shape.dropout.step->seed;

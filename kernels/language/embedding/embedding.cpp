@@ -17,9 +17,9 @@ decltype(kernels::embed) embed;
 decltype(kernels::dropout) dropout;
 }  // namespace cuda
 
-void embed(const Execution& execution, AnyMatrix tokens, Array<const std::uint32_t> ids, AnyMatrix positions,
-           Array<const std::int32_t> position, AnyMatrix out) {
-  dispatch<portable::embed, cuda::embed>(execution, tokens, ids, positions, position, out);
+void embed(const Execution& execution, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
+           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out) {
+  dispatch<portable::embed, cuda::embed>(execution, tokens, first_id, ids, positions, position, out);
 }
 
 void dropout(const Execution& execution, const DropoutSite& site, const AdamStep* step, AnyMatrix x) {

@@ -13,9 +13,10 @@
 namespace weft::kernels {
 
 /// out[n] = tokens[ids[n]] + positions[position[n]]. positions: without data if the model has no learned positions.
-/// Tables and out fp32, bf16 or fp16. Ids are in range: the caller checks them.
-void embed(const Execution&, AnyMatrix tokens, Array<const std::uint32_t> ids, AnyMatrix positions,
-           Array<const std::int32_t> position, AnyMatrix out);
+/// Tables and out fp32, bf16 or fp16. `tokens` has the rows from first_id on of a table; ids outside belong to other
+/// ranks and add nothing. The caller checks that ids are in the whole table.
+void embed(const Execution&, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
+           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out);
 
 /// Place in a model where values are dropped; separates the random numbers.
 struct DropoutSite {

@@ -11,13 +11,15 @@ namespace {
 
 struct Embed {
   AnyMatrix tokens, positions, out;
+  std::int64_t first_id;
   const std::uint32_t* ids;
   const std::int32_t* position;
 
   template <int kWidth>
   __device__ void step(std::int64_t row, std::int64_t column) const {
-    float value[kWidth];
-    load_columns(tokens, ids[row], column, value);
+    float value[kWidth] = {};
+    const std::int64_t id = static_cast<std::int64_t>(ids[row]) - first_id;
+    if (id >= 0 && id < tokens.rows) load_columns(tokens, id, column, value);
     if (positions.data != nullptr) {
       float place[kWidth];
       load_columns(positions, position[row], column, place);
@@ -51,10 +53,10 @@ struct Dropout {
 
 }  // namespace
 
-void embed(const Execution& execution, AnyMatrix tokens, Array<const std::uint32_t> ids, AnyMatrix positions,
-           Array<const std::int32_t> position, AnyMatrix out) {
+void embed(const Execution& execution, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
+           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out) {
   for_vectors(execution, "embed", out.rows, out.columns, vectors_fit(out.columns, tokens, positions, out),
-              Embed{tokens, positions, out, ids.data, position.data});
+              Embed{tokens, positions, out, first_id, ids.data, position.data});
 }
 
 void dropout(const Execution& execution, const DropoutSite& site, const AdamStep* step, AnyMatrix x) {

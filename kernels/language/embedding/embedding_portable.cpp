@@ -16,12 +16,18 @@ static_assert(kChunkColumns % kColumnsPerMask == 0);
 
 }  // namespace
 
-void embed(const Execution& execution, AnyMatrix tokens, Array<const std::uint32_t> ids, AnyMatrix positions,
-           Array<const std::int32_t> position, AnyMatrix out) {
+void embed(const Execution& execution, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
+           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out) {
   for_rows<EmbeddingScratch>(
       execution, "embed", out.rows, KOKKOS_LAMBDA(const Team& team, EmbeddingScratch& buffer, std::int64_t row) {
+        const std::int64_t id = static_cast<std::int64_t>(ids[row]) - first_id;
+        const bool here = id >= 0 && id < tokens.rows;
         for_chunks(out.columns, out.columns, [&](std::int64_t column, int count) {
-          const float* token = row_chunk(team, tokens, ids[row], column, count, buffer.token);
+          const float* token = buffer.token;
+          if (here)
+            token = row_chunk(team, tokens, id, column, count, buffer.token);
+          else
+            for_columns(team, count, [&](int c) { buffer.token[c] = 0.0f; });
           if (positions.data == nullptr) {
             store_chunk(team, out, row, column, count, [&](int c) { return token[c]; });
           } else {

@@ -8,12 +8,19 @@
 namespace weft::kernels {
 
 namespace portable {
+decltype(kernels::softmax_parts) softmax_parts;
 decltype(kernels::cross_entropy) cross_entropy;
 }  // namespace portable
 
 namespace cuda {
+decltype(kernels::softmax_parts) softmax_parts;
 decltype(kernels::cross_entropy) cross_entropy;
 }  // namespace cuda
+
+void softmax_parts(const Execution& execution, const CrossEntropy& options, AnyMatrix logits,
+                   Array<const std::int32_t> targets, Array<SoftmaxPart> parts) {
+  dispatch<portable::softmax_parts, cuda::softmax_parts>(execution, options, logits, targets, parts);
+}
 
 void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyMatrix logits,
                    Array<const std::int32_t> targets, Array<float> losses, bool gradient) {

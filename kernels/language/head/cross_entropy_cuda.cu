@@ -11,11 +11,13 @@
 
 #include "kernels/language/exponential.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
+#include "kernels/language/head/softmax_part.hpp"
 #include "kernels/language/rows_cuda.cuh"
 
 namespace weft::kernels {
 
 namespace portable {
+decltype(kernels::softmax_parts) softmax_parts;
 decltype(kernels::cross_entropy) cross_entropy;
 }  // namespace portable
 
@@ -58,6 +60,7 @@ struct Arguments {
   const std::int32_t* targets;
   float* losses;
   bool gradient;
+  SoftmaxPart* parts;  ///< softmax_parts: where they go; cross_entropy: null
 };
 
 /// The logit before its division by the temperature; softcap 0: as stored.
@@ -71,17 +74,22 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
   const std::int64_t row = blockIdx.x;
   const int columns = static_cast<int>(a.logits.columns), vocabulary = static_cast<int>(a.options.vocabulary);
   const int thread = static_cast<int>(threadIdx.x), target = a.targets[row];
+  const int target_column = target - static_cast<int>(a.options.first_token);
   const float softcap = a.options.softcap, inverse_temperature = 1.0f / a.options.temperature;
   if (target == kIgnored) {
     const float zero[8] = {};
     for (int column = thread * 8; a.gradient && column < columns; column += kThreads * 8)
       store_columns(a.logits, row, column, zero);
-    if (thread == 0) a.losses[row] = 0.0f;
+    if (thread == 0 && a.parts != nullptr) a.parts[row] = {};
+    if (thread == 0 && a.parts == nullptr) a.losses[row] = 0.0f;
     return;
   }
   // Every thread reads the target's logit before the barriers below; the row is overwritten after them.
-  float target_logit = load_element(a.logits.data, a.logits.type, row * a.logits.stride + target);
-  if constexpr (kTransformed) target_logit = inverse_temperature * capped(target_logit, softcap);
+  float target_logit = 0.0f;
+  if (target_column >= 0 && target_column < vocabulary) {
+    target_logit = load_element(a.logits.data, a.logits.type, row * a.logits.stride + target_column);
+    if constexpr (kTransformed) target_logit = inverse_temperature * capped(target_logit, softcap);
+  }
 
   SoftmaxSum softmax{-FLT_MAX, 0.0f};
   const auto add = [&](int column, int count) {
@@ -94,9 +102,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
     softmax.add(z, count);
   };
   const int whole = vocabulary / 8;  // groups of 8 columns without padding
+  const bool joins = a.options.parts.size > 0;
 #pragma unroll 4
-  for (int v = thread; v < whole; v += kThreads) add(v * 8, 8);
-  if (whole * 8 < vocabulary && thread == whole % kThreads) add(whole * 8, vocabulary - whole * 8);
+  for (int v = joins ? whole : thread; v < whole; v += kThreads) add(v * 8, 8);
+  if (!joins && whole * 8 < vocabulary && thread == whole % kThreads) add(whole * 8, vocabulary - whole * 8);
   __shared__ SoftmaxSum of_warp[kThreads / kWarp];
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2)
@@ -105,6 +114,15 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
   __syncthreads();
   softmax = of_warp[0];
   for (int w = 1; w < kThreads / kWarp; ++w) softmax.add(of_warp[w]);
+  if (a.parts != nullptr) {
+    if (thread == 0) a.parts[row] = {softmax.largest, softmax.sum, target_logit};
+    return;
+  }
+  if (joins) {
+    const SoftmaxPart all = joined_parts(a.options.parts, row, a.logits.rows);
+    softmax = {all.largest, all.sum};
+    target_logit = all.target_logit;
+  }
 
   const float largest = softmax.largest, log_sum = logf(softmax.sum), lse = largest + log_sum;
   if (thread == 0) a.losses[row] = (largest - target_logit) + log_sum + a.options.z_loss * lse * lse;
@@ -128,10 +146,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
       }
       z[i] = fast_exponential(z[i] - largest) * probability;
     }
-    if (target / 8 == column / 8) {
+    if (target_column >= column && target_column < column + 8) {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        if (column + i == target) z[i] -= factor;
+        if (column + i == target_column) z[i] -= factor;
     }
     if constexpr (kTransformed) {
 #pragma unroll
@@ -147,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) losses_and_gradient
 }
 
 template <int kThreads>
-void launch(const Execution& execution, const Arguments& a) {
+void launch_blocks(const Execution& execution, const Arguments& a) {
   const unsigned rows = static_cast<unsigned>(a.logits.rows);
   if (a.options.softcap != 0.0f || a.options.temperature != 1.0f)
     losses_and_gradients<kThreads, true><<<rows, kThreads, 0, stream_of(execution)>>>(a);
@@ -155,19 +173,28 @@ void launch(const Execution& execution, const Arguments& a) {
     losses_and_gradients<kThreads, false><<<rows, kThreads, 0, stream_of(execution)>>>(a);
 }
 
+void launch(const Execution& execution, const Arguments& a, const char* name) {
+  if (a.logits.columns >= 4096)
+    launch_blocks<512>(execution, a);
+  else
+    launch_blocks<128>(execution, a);
+  require_launch(name);
+}
+
 }  // namespace
+
+void softmax_parts(const Execution& execution, const CrossEntropy& options, AnyMatrix logits,
+                   Array<const std::int32_t> targets, Array<SoftmaxPart> parts) {
+  if (!vectors_fit(logits.columns, logits)) return portable::softmax_parts(execution, options, logits, targets, parts);
+  if (logits.rows > 0) launch(execution, {options, logits, targets.data, nullptr, false, parts.data}, "softmax_parts");
+}
 
 void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyMatrix logits,
                    Array<const std::int32_t> targets, Array<float> losses, bool gradient) {
   if (!vectors_fit(logits.columns, logits))
     return portable::cross_entropy(execution, options, logits, targets, losses, gradient);
-  if (logits.rows == 0) return;
-  const Arguments a{options, logits, targets.data, losses.data, gradient};
-  if (logits.columns >= 4096)
-    launch<512>(execution, a);
-  else
-    launch<128>(execution, a);
-  require_launch("cross_entropy");
+  if (logits.rows > 0)
+    launch(execution, {options, logits, targets.data, losses.data, gradient, nullptr}, "cross_entropy");
 }
 
 }  // namespace cuda

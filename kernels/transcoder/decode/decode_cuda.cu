@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows use the stream
-// (feature_stream_cuda.cuh), all others and decoders per layer walk feature by feature (feature_rows_cuda.cuh).
+// (feature_stream_cuda.cuh), all others and columns of different widths walk feature by feature
+// (feature_rows_cuda.cuh).
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
@@ -12,8 +13,8 @@ namespace {
 /// The stream leaves one dot product per (target, group): writes their sum, targets ascending, to the entry's CSR
 /// position. If the step is withheld it leaves none; then 0.
 __global__ void sum_dots(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* keys,
-                         std::int64_t n_features, int n_layers, int groups, HitStream stream, const AdamStep* adam,
-                         float* out) {
+                         std::int64_t n_features, int n_layers, bool cross_layer, int groups, HitStream stream,
+                         const AdamStep* adam, float* out) {
   const bool withheld = adam != nullptr && adam->withheld != 0;
   const std::int64_t total = offsets[n_keys];
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
@@ -21,14 +22,15 @@ __global__ void sum_dots(const std::int64_t* offsets, std::int64_t n_keys, const
     const std::uint32_t at = stream.position[i];
     const int source = static_cast<int>(keys[at] / n_features);
     float sum = 0.0f;
-    for (int slot = source * groups; slot < n_layers * groups && !withheld; ++slot)
+    const int end = (cross_layer ? n_layers : source + 1) * groups;
+    for (int slot = source * groups; slot < end && !withheld; ++slot)
       sum += __ldcs(stream.partial + slot * stream.capacity + i);
     out[at] = sum;
   }
 }
 
-__global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layers, int groups, const AdamStep* step,
-                          double* out) {
+__global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layers, bool cross_layer, int groups,
+                          const AdamStep* step, double* out) {
   const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   if (key >= n_layers * n_features) return;
   const int source = static_cast<int>(key / n_features);
@@ -36,9 +38,10 @@ __global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layer
   const double scale = step == nullptr ? 1.0 : step->gradient_scale;
   const bool withheld = step != nullptr && step->withheld != 0;
   double sum = 0.0;
-  for (std::int64_t target = source; target < n_layers && !withheld; ++target)
+  for (std::int64_t target = source; target < (cross_layer ? n_layers : source + 1) && !withheld; ++target)
     for (int group = 0; group < groups; ++group)
-      sum += stream.norm[((target * (target + 1) / 2 + source) * groups + group) * n_features + feature];
+      sum += stream.norm[((cross_layer ? target * (target + 1) / 2 + source : source) * groups + group) * n_features +
+                         feature];
   out[key] = scale * scale * sum;
 }
 
@@ -52,20 +55,24 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
   const std::int64_t n_features = activations.n_features, n_keys = n_layers * n_features;
   const std::int64_t d_model = decoder[0].segment;
-  bool vector = decoder[0].columns == n_layers * d_model && gradient_rows.type == Scalar::bf16 &&
-                gradient_rows.stride % kLaneColumns == 0 && is_aligned(gradient_rows.data, 16);
+  const bool cross_layer = is_cross_layer(decoder);
+  bool vector = gradient_rows.type == Scalar::bf16 && gradient_rows.stride % kLaneColumns == 0 &&
+                is_aligned(gradient_rows.data, 16);
   for (const ParameterRows& p : decoder) {
     require_cuda_storage(p);
-    vector = vector && has_vector_storage(p);
+    vector = vector && has_vector_storage(p) && p.segment == d_model;
   }
   if (!vector) {
     if (late.wait) late.wait();
-    for (std::int64_t s = 0; s < n_layers; ++s)
+    std::int64_t column = 0;
+    for (std::int64_t s = 0; s < n_layers; ++s) {
+      const ParameterRows& rows = decoder[static_cast<std::size_t>(s)];
       launch_rows(queue,
                   {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
-                   s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
-                   activation_gradient.data, squared_norm.data},
+                   column, s * n_features, n_features, rows, step, activation_gradient.data, squared_norm.data},
                   epilogue);
+      column += rows.segment;
+    }
     return;
   }
 
@@ -87,26 +94,34 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.step = step;
   for (std::size_t s = 0; s < decoder.size(); ++s) a.layer[s] = pointers_of(decoder[s]);
   const auto stream_targets = [&](std::int64_t begin, std::int64_t end) {
-    const auto units_before = [&](std::int64_t target) { return target * (target + 1) / 2 * grouping.groups; };
+    const auto units_before = [&](std::int64_t target) {
+      return (cross_layer ? target * (target + 1) / 2 : target) * grouping.groups;
+    };
     a.target_begin = begin;
     a.target_end = end;
     a.first_item = units_before(begin) * a.stream.blocks;
     a.items = units_before(end) * a.stream.blocks;
     require(cudaMemsetAsync(a.stream.next_item, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
-    if (step != nullptr)
-      launch_stream<true, true>(queue, decoder[0].policy, grouping, a, epilogue);
+    const auto launch = [&]<StreamKind kind>() {
+      if (step != nullptr)
+        launch_stream<kind, true>(queue, decoder[0].policy, grouping, a, epilogue);
+      else
+        launch_stream<kind, false>(queue, decoder[0].policy, grouping, a, epilogue);
+    };
+    if (cross_layer)
+      launch.template operator()<StreamKind::cross_layer>();
     else
-      launch_stream<true, false>(queue, decoder[0].policy, grouping, a, epilogue);
+      launch.template operator()<StreamKind::per_layer>();
   };
   const std::int64_t split = late.wait ? late.first : 0;
   stream_targets(split, n_layers);
   if (late.wait) late.wait();
   if (split > 0) stream_targets(0, split);
   sum_dots<<<blocks_for(capacity, 256, multiprocessors() * 16), 256, 0, queue>>>(
-      hits.offsets.data, n_keys, activations.key.data, n_features, a.n_layers, a.groups, a.stream, step,
+      hits.offsets.data, n_keys, activations.key.data, n_features, a.n_layers, cross_layer, a.groups, a.stream, step,
       activation_gradient.data);
   if (a.with_norm)
-    sum_norms<<<blocks_for(n_keys, 256), 256, 0, queue>>>(a.stream, n_features, a.n_layers, a.groups, step,
+    sum_norms<<<blocks_for(n_keys, 256), 256, 0, queue>>>(a.stream, n_features, a.n_layers, cross_layer, a.groups, step,
                                                           squared_norm.data);
   require_launch("decode_backward");
 }

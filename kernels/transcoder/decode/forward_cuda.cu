@@ -5,6 +5,8 @@
 // Limit: L2. All tokens of a (target, group) are resident at once and walk the sources together, so that the slab of
 // weights in use (one source's features, one group of columns) is read from memory once and from L2 afterwards. More
 // tokens than that are processed block by block; deeper prefetch or more warps widen the slab and are slower.
+#include <algorithm>
+
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 
@@ -174,13 +176,10 @@ __global__ void forward_any(const __grid_constant__ ForwardArguments a) {
   }
 }
 
-}  // namespace
-
-void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
-                    std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
-                    AnyMatrix y) {
-  if (token_count == 0 || y.columns == 0) return;
-  require_layers("decode_forward", decoder.size());
+/// Target layers of one width d: all of a cross-layer decoder, or one or more of one with columns for every layer.
+void forward_of_width(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
+                      std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
+                      std::int64_t d_model, AnyMatrix y) {
   ForwardArguments a{};
   a.offsets = activations.row_offsets.data + token_begin;
   a.key = activations.key.data;
@@ -188,13 +187,13 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   a.n_tokens = token_count;
   a.n_features = activations.n_features;
   a.n_layers = static_cast<int>(decoder.size());
-  a.d_model = static_cast<int>(decoder[0].segment);
+  a.d_model = static_cast<int>(d_model);
   a.target_begin = static_cast<int>(target_begin);
-  a.n_targets = static_cast<int>(y.columns / decoder[0].segment);
+  a.n_targets = static_cast<int>(y.columns / d_model);
   a.y = y.data;
   a.y_stride = y.stride;
   a.y_is_bf16 = y.type == Scalar::bf16;
-  a.cross_layer = decoder[0].columns == a.n_layers * decoder[0].segment;
+  a.cross_layer = is_cross_layer(decoder);
   bool vector = a.d_model % kLaneColumns == 0 && y.stride % kLaneColumns == 0 && is_aligned(y.data, 16);
   for (std::size_t s = 0; s < decoder.size(); ++s) {
     require_cuda_storage(decoder[s]);
@@ -226,6 +225,29 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   else
     forward_tokens<4, true, 1><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
   require_launch("decode_forward");
+}
+
+}  // namespace
+
+void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
+                    std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
+                    AnyMatrix y) {
+  if (token_count == 0 || y.columns == 0) return;
+  require_layers("decode_forward", decoder.size());
+  const bool equal = std::all_of(decoder.begin(), decoder.end(),
+                                 [&](const ParameterRows& rows) { return rows.segment == decoder[0].segment; });
+  if (equal) {
+    forward_of_width(execution, activations, token_begin, token_count, decoder, target_begin, decoder[0].segment, y);
+    return;
+  }
+  // Columns of different widths: a launch for each layer.
+  std::int64_t column = 0;
+  for (auto target = static_cast<std::size_t>(target_begin); column < y.columns; ++target) {
+    const std::int64_t width = decoder[target].segment;
+    forward_of_width(execution, activations, token_begin, token_count, decoder, static_cast<std::int64_t>(target),
+                     width, y.columns_from(column, width));
+    column += width;
+  }
 }
 
 }  // namespace weft::kernels::cuda

@@ -190,15 +190,19 @@ struct StreamArguments {
   StatePointers layer[kMostLayers];
 };
 
-/// (source, target, column group) of a unit; units are ordered by target. A decoder has a unit for each source up to
-/// the target, an encoder only source = target.
+/// What the rows of the stream are: gradient rows of a cross-layer decoder or of one per layer, which are dotted with
+/// the weights, or the inputs of an encoder, whose entries' values are summed.
+enum class StreamKind { encoder, cross_layer, per_layer };
+
+/// (source, target, column group) of a unit; units are ordered by target. A cross-layer decoder has a unit for each
+/// source up to the target, an encoder and decoders per layer only source = target.
 struct Unit {
   int source, target, group;
 };
-template <bool decoder>
+template <StreamKind kind>
 __device__ __forceinline__ Unit unit_of(std::int64_t index, int groups) {
   const int pair = static_cast<int>(index / groups), group = static_cast<int>(index % groups);
-  if constexpr (!decoder) return {pair, pair, group};
+  if constexpr (kind != StreamKind::cross_layer) return {pair, pair, group};
   int target = static_cast<int>((sqrtf(8.0f * static_cast<float>(pair) + 1.0f) - 1.0f) * 0.5f);
   while ((target + 1) * (target + 2) / 2 <= pair) ++target;
   while (target * (target + 1) / 2 > pair) --target;
@@ -365,15 +369,16 @@ struct StateStages {
   }
 };
 
-template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate,
-          int kStages, class Epilogue>
+template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, StreamKind kKind,
+          bool kUpdate, int kStages, class Epilogue>
 __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     stream_features(const __grid_constant__ StreamArguments a, const __grid_constant__ Epilogue epilogue) {
   // Not that of constant_rate: the step may be withheld since (kernels/peers/peers_cuda.hpp).
   if constexpr (kUpdate)
     if (a.step->withheld != 0) return;
-  using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
+  using Rows = RowStream<kChunks, kRing, kKind != StreamKind::encoder, kFull>;
   using Stages = StateStages<kChunks, kStages>;
+  constexpr bool kCross = kKind == StreamKind::cross_layer, kDots = kKind != StreamKind::encoder;
   constexpr bool kStaged = kStages > 0;
   static_assert(!kStaged || (policy == StatePolicy::eight_bit && kFull && kUpdate));
   constexpr int kOwnBytes = kRing * Rows::kRowBytes + Stages::kBytes + Rows::kDotBytes;
@@ -395,12 +400,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   // Depends on the unit: the row geometry of its source and this lane's first column.
   std::int64_t columns = 0, column = 0, row_blocks = 0, block_column = 0;
   const auto enter = [&](const Unit& unit) {
-    columns = static_cast<std::int64_t>(kDecoder ? a.n_layers - unit.source : 1) * a.d_model;
+    columns = static_cast<std::int64_t>(kCross ? a.n_layers - unit.source : 1) * a.d_model;
     const int inside = unit.group * kChunks * kBlockColumns + lane * kLaneColumns;
-    column = static_cast<std::int64_t>(kDecoder ? unit.target - unit.source : 0) * a.d_model + inside;
-    row_blocks = static_cast<std::int64_t>(kDecoder ? a.n_layers - unit.source : 1) * segment_blocks;
+    column = static_cast<std::int64_t>(kCross ? unit.target - unit.source : 0) * a.d_model + inside;
+    row_blocks = static_cast<std::int64_t>(kCross ? a.n_layers - unit.source : 1) * segment_blocks;
     block_column =
-        static_cast<std::int64_t>(kDecoder ? unit.target - unit.source : 0) * segment_blocks + unit.group * kChunks;
+        static_cast<std::int64_t>(kCross ? unit.target - unit.source : 0) * segment_blocks + unit.group * kChunks;
     rows.rows = a.rows + (static_cast<std::int64_t>(unit.target) * a.d_model + inside) * 2;
     if constexpr (!kFull) {
       rows.live = 0;
@@ -424,7 +429,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     const int source = static_cast<int>(hot.key / a.n_features);
     const std::int64_t row = hot.key % a.n_features;
     const int target = static_cast<int>(item / n_hot / a.groups);
-    if (kDecoder ? target < source : target != source) continue;
+    if (kCross ? target < source : target != source) continue;
     const Unit unit{source, target, static_cast<int>(item / n_hot % a.groups)};
     enter(unit);
     const StatePointers& p = a.layer[source];
@@ -433,7 +438,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       float w[8] = {};
-      if (kDecoder && live(c)) unpack8(load_weight(p, at + c * kBlockColumns), w);
+      if (kDots && live(c)) unpack8(load_weight(p, at + c * kBlockColumns), w);
 #pragma unroll
       for (int i = 0; i < 8; ++i) weight[c * 8 + i] = w[i], sum[c * 8 + i] = 0.0f;
     }
@@ -457,7 +462,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
         *reinterpret_cast<float4*>(sums + (warp * kChunks + c) * kBlockColumns + lane * 8 + i) =
             make_float4(sum[c * 8 + i], sum[c * 8 + i + 1], sum[c * 8 + i + 2], sum[c * 8 + i + 3]);
     __syncthreads();
-    if constexpr (!kDecoder) {
+    if constexpr (!kDots) {
       if (unit.group == 0) {
         if (lane == 0) warp_value_sum[warp] = rows.value_sum;
         __syncthreads();
@@ -517,7 +522,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
       if (threadIdx.x == 0) {
         float all = 0.0f;
         for (int other = 0; other < kWarps; ++other) all += sums[other];
-        const std::int64_t pair = kDecoder ? static_cast<std::int64_t>(target) * (target + 1) / 2 + source : source;
+        const std::int64_t pair = kCross ? static_cast<std::int64_t>(target) * (target + 1) / 2 + source : source;
         a.stream.norm[(pair * a.groups + unit.group) * a.n_features + row] = all;
       }
     }
@@ -532,7 +537,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     std::uint32_t next_item = 0;
     if (lane == 0) next_item = first_item + gridDim.x * kWarps + atomicAdd(a.stream.next_item, 1u);
     const std::int64_t unit_index = item / a.stream.blocks, block = item % a.stream.blocks;
-    const Unit unit = unit_of<kDecoder>(unit_index, a.groups);
+    const Unit unit = unit_of<kKind>(unit_index, a.groups);
     enter(unit);
     const StatePointers& p = a.layer[unit.source];
     const std::int64_t first = block * kItemFeatures;
@@ -612,7 +617,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
           for (int j = 0; j < kChunks * 8; ++j)
             if (live(j / 8)) sum[j] += epilogue.extra(key, column + j / 8 * kBlockColumns + j % 8, weight[j]);
         }
-        if constexpr (!kDecoder)
+        if constexpr (!kDots)
           if (lane == 0 && unit.group == 0) a.stream.value_sum[unit.source * a.n_features + first + i] = rows.value_sum;
         if (a.with_norm) {
           float square = 0.0f;
@@ -663,17 +668,17 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   }
 }
 
-template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, bool kDecoder, bool kUpdate,
-          int kStages = 0, class Epilogue>
+template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, StreamKind kKind,
+          bool kUpdate, int kStages = 0, class Epilogue>
 void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Epilogue& epilogue) {
-  using Rows = RowStream<kChunks, kRing, kDecoder, kFull>;
+  using Rows = RowStream<kChunks, kRing, kKind != StreamKind::encoder, kFull>;
   constexpr int kShared =
       kWarps * (kRing * Rows::kRowBytes + StateStages<kChunks, kStages>::kBytes + Rows::kDotBytes + kStages * 8);
   static_assert(kShared <= kSharedMemory);
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
                 "the sums of a hot feature fit into the memory of the rings");
   const auto kernel =
-      stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kDecoder, kUpdate, kStages, Epilogue>;
+      stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kKind, kUpdate, kStages, Epilogue>;
   static const int resident = [&] {
     int blocks = 0;
     require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "stream_features");
@@ -686,42 +691,42 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Ep
 
 /// Registers decide how many warps fit: 16 for the 8-bit state (12 with 1024 columns), 12 for bf16, 8 for fp32.
 /// Measured; see docs/performance.md.
-template <StatePolicy policy, bool kDecoder, bool kUpdate, class Epilogue>
+template <StatePolicy policy, StreamKind kKind, bool kUpdate, class Epilogue>
 void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamArguments& arguments,
                     const Epilogue& epilogue) {
   constexpr bool kWide = policy == StatePolicy::fp32 && kUpdate;
   if (!grouping.full) {
-    launch_sized<policy, 2, false, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments, epilogue);
+    launch_sized<policy, 2, false, 8, 4, kWide ? 3 : 4, kKind, kUpdate>(queue, arguments, epilogue);
   } else if constexpr (policy == StatePolicy::eight_bit && kUpdate) {
     if (grouping.chunks == 2)
-      launch_sized<policy, 2, true, 8, 4, 4, kDecoder, kUpdate, 2>(queue, arguments, epilogue);
+      launch_sized<policy, 2, true, 8, 4, 4, kKind, kUpdate, 2>(queue, arguments, epilogue);
     else if (grouping.chunks == 3)
-      launch_sized<policy, 3, true, 4, 4, 4, kDecoder, kUpdate, 2>(queue, arguments, epilogue);
+      launch_sized<policy, 3, true, 4, 4, 4, kKind, kUpdate, 2>(queue, arguments, epilogue);
     else
-      launch_sized<policy, 4, true, 4, 4, 3, kDecoder, kUpdate, 2>(queue, arguments, epilogue);
+      launch_sized<policy, 4, true, 4, 4, 3, kKind, kUpdate, 2>(queue, arguments, epilogue);
   } else {
     if (grouping.chunks == 2)
-      launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kDecoder, kUpdate>(queue, arguments, epilogue);
+      launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kKind, kUpdate>(queue, arguments, epilogue);
     else if (grouping.chunks == 3)
-      launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments, epilogue);
+      launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kKind, kUpdate>(queue, arguments, epilogue);
     else
-      launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kDecoder, kUpdate>(queue, arguments, epilogue);
+      launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kKind, kUpdate>(queue, arguments, epilogue);
   }
 }
 
-template <bool kDecoder, bool kUpdate, class Epilogue>
+template <StreamKind kKind, bool kUpdate, class Epilogue>
 void launch_stream(cudaStream_t queue, StatePolicy policy, const Grouping& grouping, const StreamArguments& arguments,
                    const Epilogue& epilogue) {
   if constexpr (!kUpdate) {  // reads only the weights' bf16, which all policies have
-    launch_grouped<StatePolicy::bf16, kDecoder, false>(queue, grouping, arguments, epilogue);
+    launch_grouped<StatePolicy::bf16, kKind, false>(queue, grouping, arguments, epilogue);
   } else {
     switch (policy) {
       case StatePolicy::fp32:
-        return launch_grouped<StatePolicy::fp32, kDecoder, true>(queue, grouping, arguments, epilogue);
+        return launch_grouped<StatePolicy::fp32, kKind, true>(queue, grouping, arguments, epilogue);
       case StatePolicy::bf16:
-        return launch_grouped<StatePolicy::bf16, kDecoder, true>(queue, grouping, arguments, epilogue);
+        return launch_grouped<StatePolicy::bf16, kKind, true>(queue, grouping, arguments, epilogue);
       case StatePolicy::eight_bit:
-        return launch_grouped<StatePolicy::eight_bit, kDecoder, true>(queue, grouping, arguments, epilogue);
+        return launch_grouped<StatePolicy::eight_bit, kKind, true>(queue, grouping, arguments, epilogue);
     }
   }
 }

@@ -1,17 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft lm export MODEL --output DIR: a language model in the files of the transformers library of Hugging Face.
+// weft lm export MODEL --output DIR: a language model in the files of the transformers library of Hugging Face, its
+// adapters merged; with --adapters these alone, in the files of PEFT.
+#include <fmt/ranges.h>
+
 #include "base/log.hpp"
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
+#include "language_model/exchange/peft.hpp"
 #include "language_model/plan.hpp"
 #include "parallel/affinity.hpp"
+#include "report/format.hpp"
 
 namespace weft::commands {
 namespace {
 
 /// Bytes of a file of weights: as the transformers library divides them.
 constexpr std::int64_t kFileBytes = 5'000'000'000;
+
+int export_adapters(const Request& request, const OpenedModel& opened, kernels::Scalar type,
+                    const parallel::World& world, const device::Runtime& runtime) {
+  const language_model::LoraSettings& lora = opened.architecture.lora;
+  const training::Parameters adapters = opened.adapters(world, runtime.execution());
+  const std::string& base = opened.configuration().initial;
+  language_model::write_peft(adapters, opened.architecture, base, type, runtime.execution(), request.output);
+  print_written(request,
+                fmt::format("{}: adapters of rank {} for {}, {} parameters, of {}\n  they belong to {}", request.output,
+                            lora.rank, fmt::join(lora.targets, ", "),
+                            report::grouped(training::elements_of(adapters.specs())), opened.name(), base),
+                {{"output", request.output},
+                 {"model", opened.name()},
+                 {"base", base},
+                 {"rank", lora.rank},
+                 {"targets", lora.targets},
+                 {"type", type == kernels::Scalar::bf16 ? "bf16" : "fp32"}});
+  return 0;
+}
 
 }  // namespace
 
@@ -25,14 +49,18 @@ int language_model_export(const Request& request, const parallel::World& world) 
   model_only.output.clear();  // not the run's
   const OpenedModel opened(model_only, world);
   language_model::family_of(opened.architecture.model);
+  const bool bf16 = request.stored_type == "bf16";
+  const kernels::Scalar type = bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
 
-  // 2. Its weights. The longest context of rotary positions is a number of config.json alone.
-  language_model::Architecture architecture = opened.architecture;
+  const device::Runtime runtime(language_model::device_settings(opened.configuration()), world.node_rank(),
+                                parallel::bind_to_cpus(world, opened.configuration().device));
+  if (request.adapters) return export_adapters(request, opened, type, world, runtime);
+
+  // 2. Its weights, with adapters merged. The longest context of rotary positions is a number of config.json alone.
+  language_model::Architecture architecture = language_model::base_of(opened.architecture);
   if (opened.directory) architecture.positions = opened.directory->config().positions;
   const std::int64_t positions = architecture.positions;
   if (architecture.model.position == language_model::Position::rope) architecture.positions = 1;
-  const device::Runtime runtime(language_model::device_settings(opened.configuration()), world.node_rank(),
-                                parallel::bind_to_cpus(world, opened.configuration().device));
   const parallel::Grid grid(world, language_model::single_process());
   const language_model::Model model(architecture, opened.configuration().optimizer.state, grid.shape(), 0,
                                     runtime.execution(), training::Moments::none);
@@ -41,15 +69,14 @@ int language_model_export(const Request& request, const parallel::World& world) 
 
   // 3. Write, and read what was written.
   architecture.positions = positions;
-  language_model::write_huggingface(model.parameters(), architecture, tokenizer,
-                                    request.stored_type == "bf16" ? kernels::Scalar::bf16 : kernels::Scalar::fp32,
-                                    kFileBytes, runtime.execution(), request.output);
+  language_model::write_huggingface(model.parameters(), architecture, tokenizer, type, kFileBytes, runtime.execution(),
+                                    request.output);
   const language_model::HuggingfaceDirectory written(request.output);
   print_written(request, written.summary(),
                 {{"output", request.output},
                  {"model", opened.name()},
                  {"family", language_model::name(written.config().family)},
-                 {"type", request.stored_type == "bf16" ? "bf16" : "fp32"}});
+                 {"type", bf16 ? "bf16" : "fp32"}});
   if (!tokenizer)
     log::warning("{}: has no tokeniser (the model was trained on token files without one)", request.output);
   else if (tokenizer->kind() != "bpe")

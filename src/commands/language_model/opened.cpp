@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "language_model/exchange/peft.hpp"
+#include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"
 
 namespace weft::commands {
@@ -27,6 +29,13 @@ void read_input_of(const language_model::HuggingfaceConfig& config, const Reques
                              name, change.path, change.before, change.after);
 }
 
+void load_part(const training::Parameters& parameters, const checkpoint::Found& found, const parallel::World& world,
+               const kernels::Execution& execution) {
+  checkpoint::Registry registry;
+  parameters.add_to(registry);
+  checkpoint::load(world.all(), found, registry, execution, checkpoint::Load::part);
+}
+
 }  // namespace
 
 OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
@@ -36,14 +45,20 @@ OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
     read_input_of(directory->config(), request, schema, world);
     architecture = directory->architecture(configuration().data.sequence);
     architecture.model = configuration().language_model;  // dropout and sparse attention may be set
+    architecture.lora = configuration().lora;
+    if (architecture.lora.rank == 0) return;
+    if (architecture.lora.initial.empty())
+      throw collective_error(ExitCode::usage,
+                             "{}: lora.rank = {} without lora.initial (the directory has no adapters); name theirs",
+                             request.subject, architecture.lora.rank);
+    language_model::require_peft(architecture, architecture.lora.initial);
     return;
   }
   found = open_checkpoint(request.subject, world);
   require_kind(*found, "embedding/tokens",
                fmt::format("weft {} is for language models", commands::name(request.command)));
   commands::read_input_of(*found, request, schema, world);
-  architecture = language_model::stored_architecture(configuration().language_model, configuration().data.sequence,
-                                                     found->manifest.tensors);
+  architecture = language_model::stored_architecture(configuration(), found->manifest.tensors);
 }
 
 std::optional<language_model::Tokenizer> OpenedModel::tokenizer(const parallel::World& world,
@@ -58,10 +73,27 @@ std::optional<language_model::Tokenizer> OpenedModel::tokenizer(const parallel::
 
 void OpenedModel::load(const language_model::Model& model, const parallel::World& world,
                        const kernels::Execution& execution) const {
-  if (directory) return directory->load(model.parameters(), execution);
-  checkpoint::Registry registry;
-  model.parameters().add_to(registry);
-  checkpoint::load(world.all(), *found, registry, execution, checkpoint::Load::part);
+  const bool adapted = model.architecture().lora.rank > 0;
+  if (directory) {
+    directory->load(model.parameters(), execution);
+    if (adapted) language_model::load_peft(model.parameters(), architecture, execution, architecture.lora.initial);
+  } else {
+    load_part(model.parameters(), *found, world, execution);
+  }
+  if (architecture.lora.rank > 0 && !adapted)
+    language_model::merge(adapters(world, execution), architecture, model.parameters(), execution);
+}
+
+training::Parameters OpenedModel::adapters(const parallel::World& world, const kernels::Execution& execution) const {
+  if (architecture.lora.rank == 0)
+    throw collective_error(ExitCode::usage, "{}: has no adapters (it was trained without lora.rank)", name());
+  training::Parameters adapters(language_model::adapter_specs(architecture), configuration().optimizer.state,
+                                language_model::single_process(), 0, execution, training::Moments::none);
+  if (directory)
+    language_model::load_peft(adapters, architecture, execution, architecture.lora.initial);
+  else
+    load_part(adapters, *found, world, execution);
+  return adapters;
 }
 
 std::string OpenedModel::name() const {

@@ -21,8 +21,12 @@ struct OpenedModel {
   const language_model::Configuration& configuration() const { return input.language; }
   /// None: the model was trained on token files without one, or its directory has none. Collective.
   std::optional<language_model::Tokenizer> tokenizer(const parallel::World&, const kernels::Execution&) const;
-  /// Fills the weights of a model of this architecture, without moments. Collective.
+  /// Fills the weights of a model of this architecture, without moments; of one without adapters, into which those of
+  /// this model are merged. Collective.
   void load(const language_model::Model&, const parallel::World&, const kernels::Execution&) const;
+  /// The adapters alone (language_model/adapters.hpp), on one process. Throws a collective Error(usage) if there are
+  /// none. Collective.
+  training::Parameters adapters(const parallel::World&, const kernels::Execution&) const;
   /// "PATH (step N)" or "PATH".
   std::string name() const;
 

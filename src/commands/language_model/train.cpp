@@ -29,7 +29,8 @@ int language_model_train(const Request& request, const parallel::World& world) {
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
   read_input(request, schema, world);
-  language_model::use_ranks(input.language, world.size());
+  language_model::use_ranks(input.language,
+                            parallel::ranks_of_grid(input.language.parallel, world.size(), request.dry_run));
   const language_model::Configuration& configuration = input.language;
   const language_model::Corpus corpus = language_model::load_corpus(configuration.data, world);
   if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
@@ -47,9 +48,10 @@ int language_model_train(const Request& request, const parallel::World& world) {
   }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
   const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
-  // With --device-memory the run is planned for another machine, whose host memory is not known.
-  const training::HostShare memory =
-      request.device_memory.empty() ? training::usable_host_memory(world) : training::HostShare{};
+  // With --device-memory or parallel.world the run is planned for another machine, whose host memory is not known.
+  const training::HostShare memory = request.device_memory.empty() && configuration.parallel.world == 0
+                                         ? training::usable_host_memory(world)
+                                         : training::HostShare{};
   language_model::require_memory(plan, configuration, memory.bytes, memory.limit, device_memory);
   language_model::require_worthwhile_swapping(plan);
   if (request.dry_run) {
@@ -75,9 +77,10 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
   const training::OpenedRun opened =
       training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, request.take_over, world);
-  if (opened.found)
-    training::check_same_run(schema, configuration.resume, *opened.found,
-                             {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed}, world);
+  const bool changed =
+      opened.found &&
+      training::check_same_run(schema, configuration.resume, *opened.found,
+                               {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed}, world);
   if (training::is_complete(opened, configuration.run, world)) {
     print_run(request, opened.directory.path, 0, world);
     return 0;
@@ -97,8 +100,11 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (prompts)
     model =
         std::make_unique<language_model::PolychromicRun>(configuration, corpus, *prompts, found, world, grid, runtime);
-  else
-    model = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
+  else {
+    auto run = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
+    if (changed) run->note_change();
+    model = std::move(run);
+  }
   training::Loop loop(*model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
                       {input::print(schema), request.input_text, library_versions(), corpus.fingerprint}, opened, world,
                       grid.shape(), runtime, start);

@@ -194,6 +194,7 @@ RunFacts gather_facts(const fs::path& path, const parallel::World& world) {
     facts = read_files(path);
     return {};
   });
+  facts.alone = std::make_shared<const parallel::Communicator>(world.all().split(world.rank(), 0));
   facts.newest = newest_valid(path / "checkpoints", world, facts.newest_problem);
   return facts;
 }

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,14 +46,15 @@ struct RunFacts {
   std::string input;        ///< input.toml; "" = none
   Curves curves;
   std::vector<StartFact> starts;
-  std::vector<CheckpointFact> checkpoints;  ///< the newest ones, ascending
-  std::int64_t checkpoints_kept = 0;        ///< all of them
-  std::optional<checkpoint::Found> newest;  ///< the newest valid checkpoint, verified
-  std::string newest_problem;               ///< why there is none
-  std::vector<std::string> notes;           ///< files that could not be used, and why
+  std::vector<CheckpointFact> checkpoints;              ///< the newest ones, ascending
+  std::int64_t checkpoints_kept = 0;                    ///< all of them
+  std::optional<checkpoint::Found> newest;              ///< the newest valid checkpoint, verified
+  std::string newest_problem;                           ///< why there is none
+  std::shared_ptr<const parallel::Communicator> alone;  ///< of this process, to read it
+  std::vector<std::string> notes;                       ///< files that could not be used, and why
 };
 
-/// All facts but `newest`: no checkpoint is read. Throws as `gather_facts`, but not collectively.
+/// All facts but `newest` and `alone`: no checkpoint is read. Throws as `gather_facts`, but not collectively.
 RunFacts read_files(const std::filesystem::path& path);
 
 /// Collective; the facts are on rank 0. Throws a collective Error(usage) when `path` is not a run directory, and

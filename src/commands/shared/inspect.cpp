@@ -51,19 +51,28 @@ std::string check_language_model(const std::filesystem::path& path, const checkp
               (path / checkpoint::kManifestName).string() + ", \"input\"");
   const language_model::Configuration& configuration = own.language;
   const language_model::Architecture architecture =
-      language_model::stored_architecture(configuration.language_model, configuration.data.sequence, manifest.tensors);
+      language_model::stored_architecture(configuration, manifest.tensors);
   const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);
+  // Merged weights have no moments.
+  const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
+                                     [](const auto& tensor) { return tensor.name.ends_with(".first_moment"); });
   const std::string difference = training::first_difference(
-      manifest.tensors, training::tensors_of(specs, configuration.optimizer.state, training::Moments::held));
+      manifest.tensors, training::tensors_of(specs, configuration.optimizer.state,
+                                             trainable ? training::Moments::held : training::Moments::none));
   if (!difference.empty())
     throw collective_error(ExitCode::io,
                            "{}: {} (the language model of its input has it); was it written by another program?",
                            path.string(), difference);
   const language_model::ModelSettings& model = architecture.model;
+  const std::string adapters =
+      architecture.lora.rank == 0
+          ? ""
+          : fmt::format(", {} of them in adapters of rank {}", report::grouped(training::trained_elements_of(specs)),
+                        architecture.lora.rank);
   return fmt::format(
-      "  language model of {} layer{}, d_model {}, {} heads, vocabulary {}: {} parameters, all tensors present\n",
+      "  language model of {} layer{}, d_model {}, {} heads, vocabulary {}: {} parameters{}, all tensors present{}\n",
       model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, architecture.vocabulary,
-      report::grouped(training::elements_of(specs)));
+      report::grouped(training::elements_of(specs)), adapters, trainable ? "" : " (weights only, without moments)");
 }
 
 void inspect_checkpoint(const std::filesystem::path& path, const Request& request, const parallel::World& world) {

@@ -59,22 +59,16 @@ int convert(const Request& request, const parallel::World& world) {
         "{}: transcoder.ranking is not \"value\" (thresholds are placed on pre-activations); convert "
         "one that was trained with \"value\"",
         found.path.string());
+  if (trained.transcoder.decoder_affine)
+    throw collective_error(
+        ExitCode::usage,
+        "{}: transcoder.decoder_affine is on (with offsets a feature does not begin at its threshold); convert "
+        "one that was trained without",
+        found.path.string());
   if (request.output.empty())
     throw collective_error(ExitCode::usage,
                            "weft convert needs --output DIR (the converted checkpoint is written there)");
-  const bool taken = !world
-                          .on_root([&]() -> std::string {
-                            const std::filesystem::path output(request.output);
-                            const bool free =
-                                !std::filesystem::exists(output) ||
-                                (std::filesystem::is_directory(output) && std::filesystem::is_empty(output));
-                            return free ? "" : "taken";
-                          })
-                          .empty();
-  if (taken)
-    throw collective_error(ExitCode::usage,
-                           "{}: exists (nothing is overwritten); name a new directory, or remove this one",
-                           request.output);
+  require_new_directory(world, request.output);
   const std::string path = request.data.empty() ? trained.data.validation : request.data;
   if (path.empty())
     throw collective_error(ExitCode::usage,

@@ -39,7 +39,7 @@ interchange::Contents contents_of(const transcoder::Shape& shape, const transcod
                                   interchange::Format format) {
   interchange::Contents contents{.sizes = {shape.n_layers, shape.d_model, shape.n_features}};
   if (format != interchange::Format::saelens && format != interchange::Format::sparsify) return contents;
-  contents.per_layer = !shape.cross_layer;
+  contents.per_layer = shape.decoder == transcoder::Decoder::per_layer;
   contents.autoencoder = configuration.data.targets == dataset::Targets::inputs;
   const transcoder::ModelSettings& settings = configuration.transcoder;
   const bool of_a_token = settings.activation == transcoder::Activation::topk &&
@@ -68,11 +68,11 @@ int export_weights(const Request& request, const parallel::World& world) {
   read_input_of(found, request, schema, world);
   const transcoder::Configuration& configuration = input.configuration;
   const auto stored = transcoder::stored_model(found.manifest.tensors);
-  if (stored->shape.tied)
+  if (stored->shape.affine)
     throw collective_error(
         ExitCode::usage,
-        "{}: its decoders are tied (other programs' files have a vector for each target); train with "
-        "transcoder.decoder = \"cross_layer\" to export",
+        "{}: its features have an offset for each target (other programs have one activation for all targets); train "
+        "with transcoder.decoder_affine = false to export",
         found.path.string());
   dataset::Description description;
   description.path = found.path.string();
@@ -80,7 +80,7 @@ int export_weights(const Request& request, const parallel::World& world) {
   description.d_model = stored->shape.d_model;
   const dataset::Statistics statistics = transcoder::load_statistics(
       world, found, description.n_layers, description.d_model, description.path, kernels::Execution{});
-  const interchange::CheckpointRows trained(world, found, contents_of(stored->shape, configuration, format));
+  const interchange::CheckpointRows trained(world.all(), found, contents_of(stored->shape, configuration, format));
   if (!trained.contents().thresholds && trained.contents().k == 0 &&
       configuration.transcoder.activation != transcoder::Activation::relu)
     throw collective_error(ExitCode::usage,

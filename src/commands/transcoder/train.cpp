@@ -2,6 +2,7 @@
 //
 // weft train INPUT: trains a transcoder.
 #include <filesystem>
+#include <memory>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
@@ -16,6 +17,7 @@
 #include "training/loop.hpp"
 #include "training/usable_memory.hpp"
 #include "transcoder/plan.hpp"
+#include "transcoder/private/training_run.hpp"
 #include "transcoder/training_run.hpp"
 
 namespace weft::commands {
@@ -36,14 +38,10 @@ int train(const Request& request, const parallel::World& world) {
   const input::Schema schema = commands::schema(input, request.command);
   read_input(request, schema, world);
   transcoder::Configuration& configuration = input.configuration;
-  if (configuration.parallel.world > 0 && !request.dry_run)
-    throw collective_error(ExitCode::usage,
-                           "parallel.world = {} only plans (this is no --dry-run); leave it out, and start the ranks "
-                           "with mpirun or srun",
-                           configuration.parallel.world);
-  const std::int64_t ranks = configuration.parallel.world > 0 ? configuration.parallel.world : world.size();
   const parallel::GridShape shape = parallel::grid_shape(
-      configuration.parallel.data, {std::string(parallel::kFeatureAxis), configuration.parallel.feature}, ranks);
+      configuration.parallel.data, {std::string(parallel::kFeatureAxis), configuration.parallel.feature},
+      parallel::ranks_of_grid(configuration.parallel, world.size(), request.dry_run));
+  if (configuration.privacy.enabled) transcoder::require_private_grid(shape);
   const bool without_files = plans_without_files(request, configuration.data, world);
   if (!without_files) require_directory(world, configuration.data.train, "data.train");
   if (!configuration.data.validation.empty())
@@ -61,8 +59,11 @@ int train(const Request& request, const parallel::World& world) {
                  configuration.log.evaluate_every);
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
-  const std::string plan_text = transcoder::to_text(plan, configuration);
-  if (const std::string advice = transcoder::grid_advice(plan); !advice.empty() && world.is_root())
+  const std::string plan_text =
+      transcoder::to_text(plan, configuration) +
+      (configuration.privacy.enabled ? transcoder::private_text(configuration, plan.shape, data.train) : "");
+  if (const std::string advice = transcoder::grid_advice(plan);
+      !advice.empty() && !configuration.privacy.enabled && world.is_root())
     log::warning("{}", advice);
   MemoryNeed need{.device = plan.device_total(), .host = plan.host_total()};
   // The host memory of another machine is not known; without its data a run is planned, not started.
@@ -122,9 +123,10 @@ int train(const Request& request, const parallel::World& world) {
       world.is_root())
     log::info("a run of an earlier version: it continues with its epsilon of {:g} (optimizer.epsilon_scale = \"none\")",
               configuration.optimizer.epsilon);
-  if (opened.found)
-    training::check_same_run(schema, configuration.resume, *opened.found,
-                             {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
+  const bool changed =
+      opened.found &&
+      training::check_same_run(schema, configuration.resume, *opened.found,
+                               {data.train.path, data.train.fingerprint, configuration.data.accept_changed}, world);
   if (training::is_complete(opened, configuration.run, world)) {
     print_run(request, opened.directory.path, 0, world);
     return 0;
@@ -140,8 +142,13 @@ int train(const Request& request, const parallel::World& world) {
 
   // 4. The model, and its training.
   const parallel::Grid grid(world, shape);
-  transcoder::TrainingRun model(configuration, data, opened, world, grid, runtime);
-  training::Loop loop(model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
+  std::unique_ptr<training::Trainable> model;
+  if (configuration.privacy.enabled)
+    model =
+        std::make_unique<transcoder::PrivateTrainingRun>(configuration, data, opened, changed, world, grid, runtime);
+  else
+    model = std::make_unique<transcoder::TrainingRun>(configuration, data, opened, world, grid, runtime);
+  training::Loop loop(*model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
                       {input::print(schema), request.input_text, library_versions(), data.train.fingerprint}, opened,
                       world, shape, runtime, start);
   const int code = loop.run(&profile, plan.device_total());

@@ -23,7 +23,8 @@ Configuration configuration_of(Configuration configuration, const BenchmarkSetti
 Architecture architecture_of(const Configuration& configuration, const BenchmarkSettings& settings) {
   return {.model = configuration.language_model,
           .vocabulary = settings.vocabulary,
-          .positions = configuration.data.sequence};
+          .positions = configuration.data.sequence,
+          .lora = configuration.lora};
 }
 
 class Subject final : public training::BenchmarkSubject {

@@ -2,7 +2,8 @@
 //
 // n tokens per step in m micro-batches of sequences of T, L layers, C = d_model, Q and K the widths of queries and
 // keys, D = d_mlp, V ids, e bytes of an activation, w of a weight. A block's matrices have B = C (Q + 2 K) + Q C + C
-// hidden + D C parameters, the head V C. Each datum counts once per phase, and twice where it is read and written.
+// hidden + D C parameters, the head V C. Each datum counts once per phase, and twice where it is read and written. With
+// adapters the matrices are frozen; theirs have P parameters, which pass forward, again, and twice backward.
 #include "language_model/benchmark/work.hpp"
 
 namespace weft::language_model {
@@ -10,9 +11,10 @@ namespace {
 
 /// The sizes as floating-point numbers.
 struct Sizes {
-  double n, m, length, layers, width, query, key, mlp, hidden, vocabulary, parameters;
+  double n, m, length, layers, width, query, key, mlp, hidden, vocabulary, trained;
   double e, w, moments;
   Recompute recompute;
+  bool adapted;
   bool slope_in_product;  ///< of a GELU: kernels/language/linear/linear.hpp
 
   Sizes(const Configuration& c, const Architecture& a)
@@ -26,11 +28,12 @@ struct Sizes {
         mlp(number(a.model.d_mlp)),
         hidden(number(a.hidden_width())),
         vocabulary(number(a.vocabulary)),
-        parameters(number(parameters_of(a))),
+        trained(number(training::trained_elements_of(parameter_specs(a)))),
         e(number(kernels::bytes_of(activation_type(c)))),
         w(number(training::weight_bytes(c.optimizer.state, 1, 1))),
         moments(number(training::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
         recompute(c.memory.recompute),
+        adapted(a.lora.rank > 0),
         slope_in_product(device::planned_backend(device_settings(c)) == kernels::Backend::cuda &&
                          activation_type(c) == kernels::Scalar::bf16 && a.model.mlp == kernels::MlpActivation::gelu) {}
 
@@ -66,7 +69,10 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
     return {s.m * sum * s.w + s.n * s.e * (2 * s.columns() + again * s.block_columns() + slopes) + coded,
             2 * s.n * sum};
   }
-  if (phase == "weight gradients") return {s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()};
+  if (phase == "adapters" && s.adapted)
+    return {4 * s.m * s.trained * s.w + s.n * s.e * 3 * s.layers * s.block_columns(), 2 * s.n * 3.5 * s.trained};
+  if (phase == "weight gradients" && !s.adapted)
+    return {s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()};
   if (phase == "attention") {
     // Causal: 2 T Q operations per token forward, 2.5 times as many backward.
     const double passes = 3.5 * s.layers + s.again(Recompute::block);
@@ -84,23 +90,25 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
     return {s.n * s.e * ((s.hidden + s.mlp) * (s.layers + s.again(Recompute::activation)) + backward), 0};
   }
   if (phase == "loss") return {2 * s.n * s.e * s.vocabulary, 0};
-  if (phase == "check") return {4 * s.parameters, 0};
-  if (phase == "update") return {s.parameters * (4 + 2 * (s.w + s.moments)), 0};
+  if (phase == "check") return {4 * s.trained, 0};
+  if (phase == "update") return {s.trained * (4 + 2 * (s.w + s.moments)), 0};
   return {};
 }
 
 training::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture) {
   training::PhaseBytes all;
-  for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss",
+  for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss", "adapters",
                             "weight gradients", "check", "update"})
-    all.emplace_back(phase, work_of(phase, configuration, architecture).bytes);
+    if (phase != std::string_view("adapters") || architecture.lora.rank > 0)
+      all.emplace_back(phase, work_of(phase, configuration, architecture).bytes);
   return all;
 }
 
 training::ModelFlops model_flops(const Architecture& architecture, std::int64_t length) {
   const double causal = flops_per_token(architecture, length);
-  const double products = 6.0 * static_cast<double>(parameters_of(architecture));
-  return {.causal = causal, .full = products + 2 * (causal - products)};
+  const double attention =
+      6.0 * static_cast<double>(architecture.model.layers) * static_cast<double>(length * architecture.query_width());
+  return {.causal = causal, .full = causal + attention};
 }
 
 }  // namespace weft::language_model

@@ -14,6 +14,7 @@
 #include "interchange/checkpoint.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
+#include "language_model/adapters.hpp"
 #include "language_model/tokenizer/corpus.hpp"
 #include "language_model/tokenizer/huggingface.hpp"
 #include "report/format.hpp"
@@ -243,7 +244,9 @@ void HuggingfaceDirectory::check() {
 }
 
 void HuggingfaceDirectory::load(const training::Parameters& parameters, const kernels::Execution& execution) const {
-  const std::span<const ParameterSpec> specs = parameters.specs();
+  // Adapters are not in the directory.
+  std::vector<ParameterSpec> specs(parameters.specs().begin(), parameters.specs().end());
+  std::erase_if(specs, [&](const ParameterSpec& spec) { return is_adapter(spec); });
   // Learned positions: the first rows of the stored table.
   const auto table = std::find_if(specs.begin(), specs.end(),
                                   [](const ParameterSpec& spec) { return spec.name == "embedding/positions"; });
@@ -269,7 +272,7 @@ void HuggingfaceDirectory::load(const training::Parameters& parameters, const ke
     layout.for_each([&](std::int64_t from, std::int64_t to) {
       own[static_cast<std::size_t>(to)] = tensor[static_cast<std::size_t>(from)] + place.offset;
     });
-    Copy(parameters, i, execution).to_device(own.data());
+    Copy(parameters, parameters.index(spec.name), execution).to_device(own.data());
   }
 }
 

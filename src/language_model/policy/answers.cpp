@@ -76,6 +76,13 @@ std::unique_ptr<Reward> make_reward(const PolychromicSettings& settings, MeanLog
   throw error(ExitCode::internal, "a reward without a function");
 }
 
+std::unique_ptr<const Model> own_model(const Model& trained, const Configuration& configuration,
+                                       const parallel::Grid& grid) {
+  if (trained.architecture().lora.rank > 0) return nullptr;
+  return std::make_unique<const Model>(trained.architecture(), configuration.optimizer.state, grid.shape(),
+                                       grid.world().rank(), trained.execution(), training::Moments::none);
+}
+
 }  // namespace
 
 void require_reward(const PolychromicSettings& settings, const parallel::World& world) {
@@ -83,7 +90,9 @@ void require_reward(const PolychromicSettings& settings, const parallel::World& 
 }
 
 TransformerSettings Judge::forward_settings(const Configuration& configuration, const Architecture& architecture) {
-  return embedding_settings(transformer_settings(configuration, architecture), configuration.micro_tokens());
+  TransformerSettings settings = transformer_settings(configuration, architecture);
+  settings.adapters = false;
+  return embedding_settings(settings, configuration.micro_tokens());
 }
 
 Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& architecture, std::int64_t answers,
@@ -102,28 +111,27 @@ Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& 
                      arena.take_host<double>(answers)};
 }
 
-Judge::Judge(const Configuration& configuration, const Architecture& architecture, const Tokenizer& tokenizer,
-             std::int64_t answers, const InitialModel& initial, const parallel::World& world,
-             const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
-             training::StepArena& arena)
+Judge::Judge(const Configuration& configuration, const Model& trained, const Tokenizer& tokenizer, std::int64_t answers,
+             const InitialModel& initial, const parallel::World& world, const parallel::Grid& grid,
+             const kernels::Execution& execution, report::Timers& timers, training::StepArena& arena)
     : settings_(configuration.polychromic),
       tokenizer_(tokenizer),
       execution_(execution),
       timers_(timers),
-      model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
-             training::Moments::none),
-      buffers_(configuration, architecture, answers, arena),
-      transformer_(model_, forward_settings(configuration, architecture), timers, arena),
-      staging_(forward_settings(configuration, architecture).rows, false, execution, arena),
-      embedder_(forward_settings(configuration, architecture), transformer_, staging_, execution, arena),
+      own_(own_model(trained, configuration, grid)),
+      buffers_(configuration, trained.architecture(), answers, arena),
+      transformer_(own_ ? *own_ : trained, forward_settings(configuration, trained.architecture()), timers, arena),
+      staging_(forward_settings(configuration, trained.architecture()).rows, false, execution, arena),
+      embedder_(forward_settings(configuration, trained.architecture()), transformer_, staging_, execution, arena),
       reward_(make_reward(settings_, [this](std::span<const AnsweredPrompt>) { return log_probabilities_; })) {
-  initial.load(model_.parameters(), world, execution);
+  if (!own_) return;  // the weights of the run are not there yet
+  initial.load(own_->parameters(), world, execution);
   transformer_.prepare_weights();
 }
 
 std::string Judge::digest() const {
   checkpoint::Registry registry;
-  model_.parameters().add_to(registry);
+  own_->parameters().add_to(registry);
   std::string digests;
   std::string bytes;
   for (const checkpoint::Tensor& tensor : registry.tensors()) {

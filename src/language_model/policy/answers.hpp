@@ -3,7 +3,8 @@
 // Answers to prompts, and what they are worth.
 //
 // A Judge has the frozen model: the weights with which the training began. It gives each answer its embedding and, as
-// a reward, its likelihood.
+// a reward, its likelihood. Of a model with adapters ([lora]) these are the weights of the run itself, with the
+// adapters left out: no second copy is needed.
 #pragma once
 
 #include <memory>
@@ -63,7 +64,8 @@ class Judge {
   };
 
   /// Judges at most `answers` answers at a time. References must outlive the object. Collective.
-  Judge(const Configuration&, const Architecture&, const Tokenizer&, std::int64_t answers, const InitialModel&,
+  /// `trained`: the model of the run.
+  Judge(const Configuration&, const Model& trained, const Tokenizer&, std::int64_t answers, const InitialModel&,
         const parallel::World&, const parallel::Grid&, const kernels::Execution&, report::Timers&,
         training::StepArena&);
 
@@ -72,9 +74,11 @@ class Judge {
   /// One for each prompt, of polychromic.samples answers each.
   std::vector<Judgement> judge(std::span<const Answers>, Timing);
 
-  /// Of the frozen model; its weights are prepared.
+  /// True if the frozen model is that of the run without its adapters: its weights are then in checkpoints.
+  bool shares_weights() const { return own_ == nullptr; }
+  /// Of the frozen model. Where weights are shared, prepare_weights must be called once they are there.
   Transformer& transformer() { return transformer_; }
-  /// sha256 of the frozen weights.
+  /// sha256 of the frozen weights, unless they are shared.
   std::string digest() const;
 
   /// Of a transformer for forward passes of the frozen model.
@@ -88,7 +92,7 @@ class Judge {
   const Tokenizer& tokenizer_;
   const kernels::Execution execution_;
   report::Timers& timers_;
-  const Model model_;  // frozen, without moments
+  const std::unique_ptr<const Model> own_;  // frozen, without moments; none: shared
   Buffers buffers_;
   Transformer transformer_;
   Staging staging_;

@@ -108,11 +108,24 @@ void require_polychromic(const Configuration& configuration, const Architecture&
     refuse(
         "weft lm polychromic with language_model.dropout or attention_dropout (answers are drawn without it: their "
         "probabilities in training would be others); set both to 0");
+  if (configuration.lora.dropout > 0)
+    refuse(
+        "weft lm polychromic with lora.dropout (answers are drawn without it: their probabilities in training would be "
+        "others); set it to 0");
+  if (!configuration.lora.initial.empty())
+    refuse(
+        "weft lm polychromic with lora.initial (the frozen model is the initial one without adapters, not the one that "
+        "the training begins with); merge them into language_model.initial");
   if (configuration.privacy.enabled)
     refuse(
         "weft lm polychromic with privacy (the gradient of the answers is not clipped per record: the guarantee would "
         "not "
         "hold); set privacy.enabled to false");
+  if (configuration.parallel.tensor > 1)
+    refuse(
+        fmt::format("weft lm polychromic with parallel.tensor = {} (answers are drawn by a rank that has the whole "
+                    "model); take parallel.tensor = 1",
+                    configuration.parallel.tensor));
   if (configuration.precision == Precision::fp16)
     refuse(
         "weft lm polychromic with device.precision = \"fp16\" (the gradient of the objective has no loss scale); take "
@@ -144,7 +157,8 @@ void add_polychromic(Plan& plan, const Configuration& configuration, const Promp
   const training::StateBytes state =
       training::largest_state_bytes(parameter_specs(plan.architecture), grid_shape(configuration),
                                     configuration.optimizer.state, backend, training::Moments::none);
-  plan.device.emplace_back("frozen model", state.total() + 4 * rotary_elements(plan.architecture));
+  if (plan.architecture.lora.rank == 0)  // else that of the run
+    plan.device.emplace_back("frozen model", state.total() + 4 * rotary_elements(plan.architecture));
   plan.device.emplace_back("answers: generation, judgement", arena.device_bytes());
   plan.host.emplace_back("answers", arena.host_bytes());
 }
@@ -205,8 +219,7 @@ PolychromicRun::PolychromicRun(const Configuration& configuration, const Corpus&
       own_(parallel::part(settings_.prompts, world.size(), world.rank())),
       base_(configuration, corpus, found, world, grid, runtime),
       arena_(runtime.execution(), grid),
-      judge_(configuration, base_.trainer().model().architecture(), tokenizer_,
-             largest_prompts(configuration) * settings_.samples,
+      judge_(configuration, base_.trainer().model(), tokenizer_, largest_prompts(configuration) * settings_.samples,
              initial_model(configuration, corpus, world, execution_), world, grid, execution_, base_.timers(), arena_),
       generator_(generation(configuration, base_.trainer().model().architecture(), prompts),
                  base_.trainer().transformer(), execution_, base_.timers(), arena_),
@@ -218,8 +231,9 @@ PolychromicRun::PolychromicRun(const Configuration& configuration, const Corpus&
                     settings_.prompts * settings_.samples);
 }
 
-/// The frozen model is not in checkpoints: its digest is, so that a resumed run has the same one.
+/// A frozen model of its own is not in checkpoints: its digest is, so that a resumed run has the same one.
 void PolychromicRun::keep_reference(const checkpoint::Found* found) {
+  if (judge_.shares_weights()) return;
   const std::string digest = judge_.digest();
   const auto size = std::ssize(digest);
   reference_.resize(digest.size());
@@ -449,6 +463,7 @@ void PolychromicRun::write(const report::Json& json) const {
 
 void PolychromicRun::start() {
   base_.start();
+  if (judge_.shares_weights()) judge_.transformer().prepare_weights();
   if (prompts_.n_evaluation() == 0 || base_.trainer().steps_done() > 0) return;
   parallel::note_phase("answers before the training");
   write({{"before", record()}});

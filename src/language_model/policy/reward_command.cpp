@@ -171,8 +171,10 @@ class CommandReward final : public Reward {
   std::vector<std::string> exchange(std::string_view request, std::size_t count) {
     std::vector<std::string> lines;
     if (count == 0) return lines;
-    if (!program_) program_.emplace(command_);
-    require_silence();
+    if (program_)
+      require_silence();
+    else
+      program_.emplace(command_);
     const WithoutPipeSignal without_signal;
     const Clock::time_point deadline =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time_limit_));

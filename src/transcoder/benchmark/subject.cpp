@@ -95,6 +95,7 @@ class Dense final : public Subject<DenseTrainer> {
 
 std::string obstacle(const Configuration& configuration, const BenchmarkSettings& settings,
                      const parallel::World& world) {
+  if (configuration.privacy.enabled) return "private steps of a transcoder have no benchmark (privacy.enabled)";
   if (settings.formulation == Formulation::sparse) return "";
   if (configuration.transcoder.activation == Activation::jumprelu || configuration.transcoder.sparsity > 0)
     return "the dense formulation has neither thresholds nor penalties";

@@ -9,13 +9,22 @@
 #include "transcoder/forward.hpp"
 
 namespace weft::transcoder {
+namespace {
+
+/// Weights of a feature's decoder rows, all source layers together.
+double decoder_elements(const Shape& shape) {
+  double sum = 0;
+  for (std::int64_t s = 0; s < shape.n_layers; ++s) sum += static_cast<double>(shape.decoder_columns(s));
+  return sum;
+}
+
+}  // namespace
 
 training::Work work_of(std::string_view phase, Formulation formulation, const StepSizes& s) {
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double n = number(s.group_tokens), own = number(s.own_tokens), width = number(s.shape.width());
   const double layers = number(s.shape.n_layers), d = number(s.shape.d_model), features = number(s.n_features);
-  const double encoder = layers * features * d,
-               decoder = features * d * (s.shape.cross_layer && !s.shape.tied ? layers * (layers + 1) / 2 : layers);
+  const double encoder = layers * features * d, decoder = features * decoder_elements(s.shape);
   const double e = number(s.row_bytes), w = number(s.weight_bytes), update = 2 * (w + s.moments_bytes);
   const double raw = 4, products = n * layers * features;
   const bool dense = formulation == Formulation::dense;
@@ -62,8 +71,9 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
   sizes.batch_tokens = tokens;
   sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
   sizes.weight_bytes = training::weight_bytes(policy, 1, 1);
-  sizes.moments_bytes =
-      static_cast<double>(moment_bytes(policy, 1, columns, shape.d_model)) / static_cast<double>(columns);
+  sizes.moments_bytes = static_cast<double>(moment_bytes(
+                            policy, 1, columns, shape.decoder == Decoder::low_rank ? columns : shape.d_model)) /
+                        static_cast<double>(columns);
   const double tokens_per_rank = static_cast<double>(tokens) / grid.world().size();
   for (std::size_t s = 0; s < l0.size(); ++s) {
     sizes.entries += l0[s] * tokens_per_rank;

@@ -47,11 +47,19 @@ std::int64_t largest_matrix(const Configuration& configuration, const Shape& sha
   return largest;
 }
 
+/// Vectors of the features that `gather_vectors` moves at a time: one per layer, or with offsets one per pair of
+/// layers.
+std::int64_t vectors_together(const Shape& shape) {
+  return shape.affine ? kernels::pair_of(shape.n_layers, shape.n_layers, shape.n_layers) : shape.n_layers;
+}
+
 /// Of what is exchanged within the step.
 std::int64_t largest_message(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                              std::int64_t list_bytes) {
-  return std::max({configuration.data.batch_tokens * row_bytes(configuration, shape),
-                   grid.size(parallel::kDataAxis) * list_bytes, largest_matrix(configuration, shape, grid)});
+  return std::max(
+      {configuration.data.batch_tokens * row_bytes(configuration, shape), grid.size(parallel::kDataAxis) * list_bytes,
+       largest_matrix(configuration, shape, grid),
+       4 * vectors_together(shape) * parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis))});
 }
 
 /// Of the active features, and of the dead ones that the auxiliary loss selects.
@@ -100,7 +108,7 @@ DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shap
   hit_token = arena.take<std::uint32_t>(entries);
   hit_position = arena.take<std::uint32_t>(entries);
   transpose_workspace = arena.take<std::byte>(kernels::transpose_workspace(arena.backend(), n_keys, entries));
-  vectors = arena.take<float>(shape.n_layers * n_local);
+  vectors = arena.take<float>(vectors_together(shape) * n_local);
 }
 
 std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape,

@@ -57,7 +57,7 @@ class DataAxis {
     kernels::Array<std::int64_t> hit_offsets;  ///< ... and by feature
     kernels::Array<std::uint32_t> hit_token, hit_position;
     kernels::Array<std::byte> transpose_workspace;
-    kernels::Array<float> vectors;  ///< [L * F_local], by owner
+    kernels::Array<float> vectors;  ///< [vectors gathered together, F_local], by owner
   };
 
   /// Bytes that a rank (the largest) sends per step.
@@ -98,7 +98,8 @@ class DataAxis {
   /// The same on the communication stream; later work on the computation waits for them after `await_weights`.
   void start_weights(std::span<const kernels::ParameterRows> matrices);
   void await_weights(device::IdleClock&);
-  /// The same as `gather_weights` for a vector of each layer (encoder biases, thresholds): [L, F_local] fp32.
+  /// The same as `gather_weights` for vectors: one of each layer (encoder biases, thresholds), or of each pair of
+  /// layers if the shape has offsets and scales: [vectors, F_local] fp32.
   void gather_vectors(kernels::AnyMatrix all);
 
   /// On the computation's stream, and on the communication stream.

@@ -16,7 +16,8 @@ bool exchanges_overlap(const Configuration& configuration, const parallel::GridS
 /// One block per layer for the baseline of one collective per layer (parallel.together = false).
 std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers,
                              const parallel::GridShape& grid) {
-  if (configuration.transcoder.decoder == Decoder::tied) return 1;  // its sums run over all layers
+  const Decoder decoder = configuration.transcoder.decoder;
+  if (decoder == Decoder::tied || decoder == Decoder::low_rank) return 1;  // sums over layers, before and after
   if (grid.size(parallel::kFeatureAxis) > 1 && !configuration.parallel.exchange.together) return n_layers;
   return exchanges_overlap(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }

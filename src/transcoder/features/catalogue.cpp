@@ -75,7 +75,7 @@ LayerCatalogue gather_layer(const CatalogueFacts& facts, std::int64_t layer, con
   const std::int64_t n_local = model.n_local();
   LayerCatalogue all;
   all.layer = layer;
-  all.targets = model.decoder()[static_cast<std::size_t>(layer)].columns / facts.d_model;
+  all.targets = row_columns(model.shape(), layer) / facts.d_model;
   const auto gather = [&](const auto& values, std::int64_t per_feature) {
     return on_rank_0(of_layer(values, layer, n_local, per_feature), per_feature, facts, grid);
   };

@@ -24,12 +24,13 @@ std::int64_t block_rows(std::int64_t columns) {
 }
 
 /// Rows [begin, begin + count) as fp32 in `block`, where the kernels run, and in `host`.
-void load_block(const kernels::Execution& execution, const kernels::ParameterRows& rows, std::int64_t begin,
+void load_block(const kernels::Execution& execution, const Model& model, std::int64_t layer, std::int64_t begin,
                 std::int64_t count, const device::Buffer<float>& block, std::vector<float>* host) {
-  kernels::weights_to_float(execution, rows, begin, block.matrix(count, rows.columns));
+  const std::int64_t columns = row_columns(model.shape(), layer);
+  decoder_rows(model, layer, begin, execution, block.matrix(count, columns));
   if (host == nullptr) return;
-  host->resize(static_cast<std::size_t>(count * rows.columns));
-  device::copy(execution, host->data(), block.data(), count * rows.columns * 4, device::Direction::to_host);
+  host->resize(static_cast<std::size_t>(count * columns));
+  device::copy(execution, host->data(), block.data(), count * columns * 4, device::Direction::to_host);
   kernels::fence(execution);
 }
 
@@ -64,15 +65,56 @@ void keep(float* cosine, std::int64_t* feature, std::int64_t k, float candidate,
 
 }  // namespace
 
-std::vector<double> squared_norms(const Model& model, std::int64_t layer, const kernels::Execution& execution) {
+std::int64_t row_columns(const Shape& shape, std::int64_t layer) {
+  return (shape.decoder == Decoder::tied ? 1 : shape.targets(layer)) * shape.d_model;
+}
+
+void decoder_rows(const Model& model, std::int64_t layer, std::int64_t begin, const kernels::Execution& execution,
+                  kernels::Matrix<float> out) {
+  const Shape& shape = model.shape();
+  const std::int64_t d = shape.d_model;
+  const auto strip_of = [&](std::int64_t target) -> kernels::Matrix<float> {
+    return {out.data + (target - layer) * d, out.rows, d, out.stride};
+  };
+  if (shape.decoder == Decoder::tied_target) {
+    const kernels::Matrix<float> scale = model.affine().scale;
+    for (std::int64_t t = layer; t < shape.n_layers; ++t) {
+      kernels::weights_to_float(execution, model.decoder()[static_cast<std::size_t>(t)], begin, strip_of(t));
+      if (shape.affine)
+        kernels::scale_rows(execution, {scale.row(kernels::pair_of(layer, t, shape.n_layers)) + begin, out.rows},
+                            strip_of(t));
+    }
+    return;
+  }
   const kernels::ParameterRows& rows = model.decoder()[static_cast<std::size_t>(layer)];
-  const std::int64_t d = model.shape().d_model, targets = rows.columns / d, most = block_rows(rows.columns);
-  const device::Buffer<float> block(std::min(most, std::max<std::int64_t>(1, rows.rows)) * rows.columns);
+  if (shape.decoder != Decoder::low_rank) {
+    kernels::weights_to_float(execution, rows, begin, out);
+    return;
+  }
+  using kernels::Scalar;
+  const std::int64_t r = shape.rank;
+  const device::Buffer<float> factors(out.rows * rows.columns), basis(r * d);
+  const device::Buffer<std::byte> workspace(
+      kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, out.rows, d, r));
+  kernels::weights_to_float(execution, rows, begin, factors.matrix(out.rows, rows.columns));
+  for (std::int64_t t = layer; t < shape.n_layers; ++t) {
+    kernels::weights_to_float(execution, model.basis()[static_cast<std::size_t>(t)], layer * r, basis.matrix(r, d));
+    kernels::gemm(execution, 1.0f, {factors.data() + (t - layer) * r, Scalar::fp32, out.rows, r, rows.columns},
+                  kernels::Form::plain, {basis.data(), Scalar::fp32, r, d, d}, kernels::Form::plain, 0.0f,
+                  {strip_of(t).data, Scalar::fp32, out.rows, d, out.stride}, workspace.array());
+  }
+  kernels::fence(execution);  // the factors go away
+}
+
+std::vector<double> squared_norms(const Model& model, std::int64_t layer, const kernels::Execution& execution) {
+  const std::int64_t d = model.shape().d_model, columns = row_columns(model.shape(), layer), targets = columns / d,
+                     n = model.n_local(), most = block_rows(columns);
+  const device::Buffer<float> block(std::min(most, std::max<std::int64_t>(1, n)) * columns);
   std::vector<float> host;
   std::vector<double> squares;
-  for (std::int64_t begin = 0; begin < rows.rows; begin += most) {
-    const std::int64_t count = std::min(most, rows.rows - begin);
-    load_block(execution, rows, begin, count, block, &host);
+  for (std::int64_t begin = 0; begin < n; begin += most) {
+    const std::int64_t count = std::min(most, n - begin);
+    load_block(execution, model, layer, begin, count, block, &host);
     for (std::int64_t strip = 0; strip < count * targets; ++strip) {
       double sum = 0;
       for (std::int64_t i = strip * d; i < (strip + 1) * d; ++i) {
@@ -87,17 +129,17 @@ std::vector<double> squared_norms(const Model& model, std::int64_t layer, const 
 
 Neighbours nearest_features(const Model& model, std::int64_t layer, std::int64_t k, const parallel::Grid& grid,
                             const kernels::Execution& execution) {
-  const kernels::ParameterRows& rows = model.decoder()[static_cast<std::size_t>(layer)];
   const parallel::Communicator& ranks = grid.axis(parallel::kFeatureAxis);
-  const std::int64_t n_features = model.shape().n_features, columns = rows.columns, most = block_rows(columns);
+  const std::int64_t n_features = model.shape().n_features, n_local = model.n_local(),
+                     columns = row_columns(model.shape(), layer), most = block_rows(columns);
   const std::vector<double> norms =
       all_norms(squared_norms(model, layer, execution), columns / model.shape().d_model, model, grid);
   std::vector<float> inverse;  // of the norms
   for (const double norm : norms) inverse.push_back(norm > 0 ? static_cast<float>(1.0 / norm) : 0.0f);
 
   Neighbours found;
-  found.feature.assign(static_cast<std::size_t>(rows.rows * k), -1);
-  found.cosine.assign(static_cast<std::size_t>(rows.rows * k), 0.0f);
+  found.feature.assign(static_cast<std::size_t>(n_local * k), -1);
+  found.cosine.assign(static_cast<std::size_t>(n_local * k), 0.0f);
   const device::Buffer<float> own(most * columns), others(most * columns), products(most * most);
   using kernels::Scalar;
   const device::Buffer<std::byte> workspace(
@@ -109,16 +151,16 @@ Neighbours nearest_features(const Model& model, std::int64_t layer, std::int64_t
       const std::int64_t count = std::min(most, theirs.size() - begin);
       // Their rows travel through the host: each once, for a product of many.
       if (g == ranks.rank())
-        load_block(execution, rows, begin, count, others, ranks.size() > 1 ? &host_others : nullptr);
+        load_block(execution, model, layer, begin, count, others, ranks.size() > 1 ? &host_others : nullptr);
       if (ranks.size() > 1) {
         host_others.resize(static_cast<std::size_t>(count * columns));
         ranks.broadcast(host_others.data(), count * columns * 4, static_cast<int>(g));
         if (g != ranks.rank())
           device::copy(execution, others.data(), host_others.data(), count * columns * 4, device::Direction::to_device);
       }
-      for (std::int64_t first = 0; first < rows.rows; first += most) {
-        const std::int64_t n = std::min(most, rows.rows - first);
-        load_block(execution, rows, first, n, own, nullptr);
+      for (std::int64_t first = 0; first < n_local; first += most) {
+        const std::int64_t n = std::min(most, n_local - first);
+        load_block(execution, model, layer, first, n, own, nullptr);
         kernels::gemm(execution, 1.0f, {own.data(), Scalar::fp32, n, columns, columns}, kernels::Form::plain,
                       {others.data(), Scalar::fp32, count, columns, columns}, kernels::Form::transposed, 0.0f,
                       {products.data(), Scalar::fp32, n, count, count}, workspace.array());
@@ -147,7 +189,7 @@ DecoderSummary summarise_decoder(const Model& model, const parallel::Grid& grid,
   const parallel::Communicator& ranks = grid.axis(parallel::kFeatureAxis);
   DecoderSummary summary;
   for (std::int64_t layer = 0; layer < model.shape().n_layers; ++layer) {
-    const std::int64_t targets = model.decoder()[static_cast<std::size_t>(layer)].columns / model.shape().d_model;
+    const std::int64_t targets = row_columns(model.shape(), layer) / model.shape().d_model;
     const std::vector<double> squares = squared_norms(model, layer, execution);
     std::vector<double> share(static_cast<std::size_t>(targets), 0.0);
     for (std::size_t i = 0; i < squares.size(); ++i) share[i % static_cast<std::size_t>(targets)] += squares[i];

@@ -38,7 +38,7 @@ struct Problem {
         shape(reference.shape) {
     if (c.documents) shape.first_key = first_key.array();
     if (c.sparse) shape.kept = kept.array();
-    if (c.dropout > 0) shape.dropout = {c.dropout, kDropoutLayer, c.first_row, step.array().data};
+    if (c.dropout > 0) shape.dropout = {c.dropout, kDropoutLayer, c.first_row, 0, step.array().data};
   }
   static AdamStep adam_step() {
     AdamStep step{};

@@ -118,6 +118,75 @@ TEST_CASE("cross-entropy agrees with float64: padded vocabularies, ignored targe
   });
 }
 
+TEST_CASE("a vocabulary in parts has the losses and gradients of the whole one") {
+  for_each_backend([&](const Execution& execution) {
+    const std::int64_t rows = 9, vocabulary = 1000, padding = 24;
+    const std::vector<std::int64_t> begins = {0, 333, 336, 1000};  // the part in the middle has 3 tokens
+    for (const Scalar type : kRowTypes)
+      for (const bool all : {false, true}) {
+        CAPTURE(all);
+        Options o{vocabulary, 0, 0, 0.5f};
+        if (all) o = {vocabulary, 15.0f, 1e-3f, 0.5f, random_floats(rows, 3), 0.9f};
+        const Rows whole(random_floats(rows * vocabulary, 1, 10.0f), rows, vocabulary, type);
+        const std::vector<float> stored = whole.values();
+        std::vector<std::int32_t> targets;
+        for (std::int64_t n = 0; n < rows; ++n)
+          targets.push_back(n == 3 ? kIgnored : static_cast<std::int32_t>((n * 335) % vocabulary));
+        targets[1] = 334;
+        const DeviceArray<std::int32_t> device_targets(targets);
+        const DeviceArray<float> scale(std::vector<float>{o.scale}), weights(o.weights),
+            losses(std::vector<float>(targets.size(), std::nanf("")));
+        CrossEntropy view{0, o.softcap, o.z_loss, scale.data()};
+        if (!o.weights.empty()) view.weights = weights.array();
+        view.temperature = o.temperature;
+        const std::int64_t n_parts = std::ssize(begins) - 1;
+        const DeviceArray<SoftmaxPart> parts(std::vector<SoftmaxPart>(static_cast<std::size_t>(n_parts * rows)));
+        std::vector<Rows> logits;
+        const auto part = [&](std::int64_t p) {
+          CrossEntropy own = view;
+          own.first_token = begins[p];
+          own.vocabulary = begins[p + 1] - begins[p];
+          return own;
+        };
+        for (std::int64_t p = 0; p < n_parts; ++p) {
+          const std::int64_t width = part(p).vocabulary, columns = (width + padding - 1) / padding * padding;
+          std::vector<float> values(static_cast<std::size_t>(rows * columns), 1e30f);  // padding must not matter
+          for (std::int64_t n = 0; n < rows; ++n)
+            for (std::int64_t j = 0; j < width; ++j) values[n * columns + j] = stored[n * vocabulary + begins[p] + j];
+          logits.emplace_back(values, rows, columns, type);
+          softmax_parts(execution, part(p), logits.back().view(), device_targets.array(),
+                        {parts.data() + p * rows, rows});
+        }
+        std::vector<float> first;
+        std::vector<float> gradient(stored.size());
+        for (std::int64_t p = 0; p < n_parts; ++p) {
+          CrossEntropy own = part(p);
+          own.parts = {parts.data(), n_parts * rows};
+          cross_entropy(execution, own, logits[p].view(), device_targets.array(), losses.array(), true);
+          if (p == 0) first = losses.values();
+          CHECK(losses.values() == first);  // every rank has the same bits
+          const std::vector<float> got = logits[p].values();
+          const std::int64_t columns = std::ssize(got) / rows;
+          for (std::int64_t i = 0; i < std::ssize(got); ++i)
+            if (i % columns < own.vocabulary)
+              gradient[i / columns * vocabulary + begins[p] + i % columns] = got[i];
+            else
+              REQUIRE(got[i] == 0.0f);
+        }
+        std::vector<double> expected;
+        for (std::int64_t n = 0; n < rows; ++n) {
+          const Row64 want =
+              row64(o, {stored.begin() + n * vocabulary, stored.begin() + (n + 1) * vocabulary}, targets[n]);
+          // As for the whole vocabulary.
+          CHECK(std::abs(first[n] - want.loss) <= 2e-6 * (1 + std::abs(want.loss)));
+          for (const double value : want.gradient)
+            expected.push_back(static_cast<double>(o.scale) * (o.weights.empty() ? 1 : o.weights[n]) * value);
+        }
+        CHECK(relative_error(gradient, expected) <= row_tolerance(type));
+      }
+  });
+}
+
 TEST_CASE("cross-entropy with a temperature and no cap agrees with float64") {
   for_each_backend([&](const Execution& execution) {
     const std::int64_t rows = 5, vocabulary = 61, columns = 64;

@@ -28,7 +28,7 @@ TEST_CASE("embed takes rows of the tables and adds them") {
             }
             const DeviceArray<std::uint32_t> device_ids(ids);
             const DeviceArray<std::int32_t> device_position(position);
-            embed(execution, tokens.view(), device_ids.array(), learned ? positions.view() : AnyMatrix{},
+            embed(execution, tokens.view(), 0, device_ids.array(), learned ? positions.view() : AnyMatrix{},
                   device_position.array(), out.view());
             const std::vector<float> e = tokens.values(), p = positions.values(), got = out.values();
             for (std::int64_t i = 0; i < rows * columns; ++i) {
@@ -37,6 +37,30 @@ TEST_CASE("embed takes rows of the tables and adds them") {
               REQUIRE(got[i] == stored_as(out_type, sum));
             }
           }
+  });
+}
+
+TEST_CASE("parts of a table add up to the whole: ids of other parts add nothing") {
+  for_each_backend([&](const Execution& execution) {
+    const std::int64_t rows = 23, vocabulary = 11;
+    for (const std::int64_t columns : {31, 64})
+      for (const Scalar type : kRowTypes) {
+        const Rows tokens(random_floats(vocabulary * columns, 1), vocabulary, columns, type, kMargins[0]);
+        std::vector<std::uint32_t> ids;
+        for (std::int64_t n = 0; n < rows; ++n) ids.push_back(static_cast<std::uint32_t>(n * n % vocabulary));
+        const DeviceArray<std::uint32_t> device_ids(ids);
+        const std::vector<float> e = tokens.values();
+        for (const std::int64_t begin : {0, 4, 10}) {
+          const std::int64_t end = begin == 0 ? 4 : begin == 4 ? 10 : vocabulary;
+          const Rows out(rows, columns, type, kMargins[0]);
+          embed(execution, tokens.view().rows_from(begin, end - begin), begin, device_ids.array(), {}, {}, out.view());
+          const std::vector<float> got = out.values();
+          for (std::int64_t i = 0; i < rows * columns; ++i) {
+            const std::int64_t id = ids[i / columns];
+            REQUIRE(got[i] == (id >= begin && id < end ? e[id * columns + i % columns] : 0.0f));
+          }
+        }
+      }
   });
 }
 

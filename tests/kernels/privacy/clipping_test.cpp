@@ -261,19 +261,30 @@ TEST_CASE("stored gradients: rounded to bf16, their norms those of the rounded v
   });
 }
 
-TEST_CASE("what is summed of an example has a norm of at most the bound: products, also with inputs of a large mean") {
+TEST_CASE("what is summed of an example has a norm of at most the bound: products, also where Gram sums cancel") {
   for_each_backend([&](const Execution& execution) {
     const double clip = 0.5;
-    for (const float mean : {0.0f, 30.0f})
+    const TestExamples examples({60, 2, 60});
+    const std::int64_t rows = examples.rows(), in = 40, out = 33, size = in * out;
+    const ExampleSizes sizes = examples.sizes();
+    // The gradients of each example sum to 0: the second half is the negative of the first, in another order.
+    std::vector<float> gradients = random_floats(rows * out, 2);
+    for (const auto& [begin, count] : {std::pair<std::int64_t, std::int64_t>{0, 60}, {60, 2}, {62, 60}})
+      for (std::int64_t t = 0; t < count / 2; ++t)
+        for (std::int64_t j = 0; j < out; ++j) {
+          float& value = gradients[(begin + t) * out + j];
+          value = std::round(64 * value) / 64;
+          gradients[(begin + count / 2 + (t * 7 + 3) % (count / 2)) * out + j] = -value;
+        }
+    enum class Way { direct, gram, stored };
+    for (const float mean : {0.0f, 30.0f, 300.0f})
       for (const Scalar type : kRowTypes)
-        for (const bool stored_examples : {false, true}) {
-          const TestExamples examples({60, 2, 60});
-          const std::int64_t rows = examples.rows(), in = 40, out = 33, size = in * out;
+        for (const Way way : {Way::direct, Way::gram, Way::stored}) {
+          CAPTURE(mean);
           std::vector<float> inputs = random_floats(rows * in, 1);
           for (float& value : inputs) value += mean;
-          const TestMatrix x(inputs, rows, in, type), g(random_floats(rows * out, 2), rows, out, type);
-          const NormMethod method{};
-          const ExampleSizes sizes = examples.sizes();
+          const TestMatrix x(inputs, rows, in, type), g(gradients, rows, out, type);
+          const NormMethod method{way == Way::gram ? NormAlgorithm::gram : NormAlgorithm::direct, 0};
           const DeviceArray<double> norms(3);
           const DeviceArray<float> factors(3);
           const DeviceArray<std::byte> workspace(std::max({product_norms_workspace(type, type, in, out, sizes, method),
@@ -281,7 +292,7 @@ TEST_CASE("what is summed of an example has a norm of at most the bound: product
                                                            form_examples_workspace(type, type, in, out, sizes)}));
           const DeviceArray<std::uint16_t> memory(3 * size);
           const Matrix<bf16> stored{reinterpret_cast<bf16*>(memory.data()), 3, size, size};
-          if (stored_examples)
+          if (way == Way::stored)
             form_examples(execution, x.view(), g.view(), examples.view(), stored, norms.array(), workspace.array());
           else
             add_product_norms(execution, x.view(), g.view(), examples.view(), false, method, norms.array(),
@@ -293,7 +304,7 @@ TEST_CASE("what is summed of an example has a norm of at most the bound: product
             one[b] = all[b];
             const DeviceArray<float> only(one);
             const DeviceArray<float> sum(size);
-            if (stored_examples)
+            if (way == Way::stored)
               add_clipped_examples(execution, stored, only.array(), sum.array());
             else
               add_clipped_product(execution, x.view(), g.view(), examples.view(), only.array(), sum.matrix(out, in),
@@ -301,7 +312,10 @@ TEST_CASE("what is summed of an example has a norm of at most the bound: product
             double squared = 0;
             for (const float value : sum.values()) squared += static_cast<double>(value) * static_cast<double>(value);
             CHECK(std::sqrt(squared) <= clip);
-            CHECK(std::sqrt(squared) >= clip * (1 - 3 * kNormMargin));
+            // The bound of the error of a Gram sum makes the factor smaller where its terms cancel. Two rows of 16 bits
+            // may have equal inputs: then the gradient is 0.
+            if (squared > 0 && (mean == 0 || way != Way::gram))
+              CHECK(std::sqrt(squared) >= clip * (1 - 3 * kNormMargin));
           }
         }
   });

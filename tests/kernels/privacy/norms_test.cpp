@@ -154,7 +154,7 @@ TEST_CASE("hand-computed norms: a product, its bias, a lookup with a repeated id
   });
 }
 
-TEST_CASE("norms of inputs that share a large component: the direct sum is exact to 1e-5, the Gram sum cancels") {
+TEST_CASE("norms of inputs that share a large component: the direct sum is exact to 1e-5, the Gram sum is larger") {
   for_each_backend([&](const Execution& execution) {
     const std::int64_t length = 256, in = 64, out = 64;
     const TestExamples examples({length, length});
@@ -180,9 +180,10 @@ TEST_CASE("norms of inputs that share a large component: the direct sum is exact
                                         expected, kStart);
         };
         CHECK(error(NormAlgorithm::direct) <= 1e-5);
-        // Entries of X Xᵀ are about in * mean² with an error of 2^-24 each; the norm is about length * in * var * out.
+        // The Gram norm is larger by the bound of its error: 2^-24 sqrt(width) of the sum of its terms without their
+        // signs, which are about in * mean² times sqrt(out) for length² pairs; the norm is length * in * var * out.
         // Entries rounded to bf16 would err by 0.36 at a mean of 30.
-        CHECK(error(NormAlgorithm::gram) <= (mean > 10 ? 3e-4 : mean > 3 ? 5e-5 : 1e-5));
+        CHECK(error(NormAlgorithm::gram) <= (mean > 10 ? 2e-2 : mean > 3 ? 2e-3 : mean > 0 ? 2e-4 : 1e-5));
       }
     }
   });

@@ -32,7 +32,7 @@ constexpr Shape kShapes[] = {
     {2100, 1, 64, 256, 0.02},    {64, 2, 33, 2048, 0.1},
     {50, 2, 20, 2304, 0.1},      {140, 2, 65, 13, 0.1},
     {40, 5, 31, 33, 0.1, false}, {129, 3, 100, 384, 0.03, false},
-    {30, 40, 70, 8, 0.1, false},
+    {30, 40, 70, 8, 0.1, false}, {140, 3, 70, 768, 0.1, false},
 };
 
 /// A decoder for each layer, in a trained state.
@@ -135,6 +135,65 @@ std::int64_t most_entries(const std::vector<std::int64_t>& offsets) {
 }
 
 }  // namespace
+
+TEST_CASE("rows of one segment have columns of their own, also of different widths") {
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const std::int64_t r : {3, 8})
+      for (const StatePolicy policy : kPolicies) {
+        constexpr std::int64_t kTokens = 40, kLayers = 4, kFeatures = 31;
+        const Sparse sparse = random_sparse(kTokens, kLayers, kFeatures, 0.2, 1);
+        std::vector<Parameters> parameters;
+        std::vector<std::int64_t> begin{0};  // column of each layer
+        std::vector<std::vector<float>> weight;
+        for (std::int64_t s = 0; s < kLayers; ++s) {
+          const std::int64_t columns = (kLayers - s) * r;
+          parameters.emplace_back(execution.backend, policy, kFeatures, columns, columns, 0,
+                                  static_cast<std::uint64_t>(s * 1000));
+          parameters.back().set(random_state(kFeatures * columns, 100 + s));
+          weight.push_back(parameters.back().read_weights());
+          begin.push_back(begin.back() + columns);
+        }
+        const std::int64_t width = begin.back();
+        const TestMatrix y(std::vector<float>(kTokens * width, 3.0f), kTokens, width, Scalar::fp32),
+            rows(random_floats(kTokens * width, 4), kTokens, width, Scalar::fp32);
+        decode_forward(execution, sparse.csr(), 0, kTokens, views(parameters), 0, y.view());
+        const DeviceArray<float> gradient(sparse.capacity());
+        const DeviceArray<double> norms(kLayers * kFeatures);
+        const DeviceArray<std::byte> workspace(
+            decode_backward_workspace(execution.backend, kLayers, kFeatures, width, sparse.capacity()));
+        decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), gradient.array(),
+                             norms.array(), workspace.array());
+        Sums expected(kTokens * width), of_activations(sparse.size());
+        std::vector<std::vector<double>> dw;
+        for (const auto& w : weight) dw.emplace_back(w.size());
+        const std::vector<float> g = rows.values();
+        for (std::int64_t n = 0; n < kTokens; ++n)
+          for (std::int64_t e = sparse.row_offsets[n]; e < sparse.row_offsets[n + 1]; ++e) {
+            const std::int64_t s = sparse.key[e] / kFeatures, f = sparse.key[e] % kFeatures,
+                               columns = begin[s + 1] - begin[s];
+            for (std::int64_t c = 0; c < columns; ++c) {
+              const std::int64_t at = n * width + begin[s] + c;
+              expected.add(at, static_cast<double>(sparse.value[e]) * weight[s][f * columns + c]);
+              of_activations.add(e, static_cast<double>(g[at]) * weight[s][f * columns + c]);
+              dw[s][f * columns + c] += static_cast<double>(sparse.value[e]) * g[at];
+            }
+          }
+        // Sums of at most 31 products, and of at most 32 columns, in fp32.
+        const std::vector<float> found = y.values(), da = used(gradient, sparse);
+        for (std::size_t i = 0; i < found.size(); ++i)
+          REQUIRE(std::abs(found[i] - expected.value[i]) <= 64 * kRoundoff * expected.magnitude[i]);
+        for (std::size_t i = 0; i < da.size(); ++i)
+          REQUIRE(std::abs(da[i] - of_activations.value[i]) <= 64 * kRoundoff * of_activations.magnitude[i]);
+        const std::vector<double> squares = norms.values();
+        for (std::int64_t key = 0; key < kLayers * kFeatures; ++key) {
+          const std::int64_t s = key / kFeatures, columns = begin[s + 1] - begin[s];
+          double square = 0;
+          for (std::int64_t c = 0; c < columns; ++c) square += std::pow(dw[s][key % kFeatures * columns + c], 2);
+          CHECK(squares[key] == doctest::Approx(square).epsilon(1e-5));
+        }
+      }
+  });
+}
 
 TEST_CASE("decode_forward agrees with the plain sum for every shape and storage") {
   for_each_backend([&](const kernels::Execution& execution) {

@@ -3,6 +3,7 @@
 // Kernels of dead features, rankings and tied decoders against plain float64 loops.
 #include <limits>
 
+#include "kernels/transcoder/decode/by_target.hpp"
 #include "kernels/transcoder/decode/pair_bias.hpp"
 #include "kernels/transcoder/decode/tied.hpp"
 #include "kernels/transcoder/encode/initial_bias.hpp"
@@ -243,6 +244,107 @@ TEST_CASE("rank_tile gives relu(z) times the norm, and unrank the activations ba
     const DeviceArray<float> value(std::vector<float>{1, 16, 2, 7});
     unrank(execution, {2, 2, 2, offsets.array(), key.array(), value.array()}, DeviceArray<float>(norm).array());
     CHECK(value.values() == std::vector<float>{2, 2, 0.5f, 7});
+  });
+}
+
+TEST_CASE(
+    "lists by target hold every entry once per target; gradients return to the entries and to offsets and scales") {
+  for_each_backend([&](const Execution& execution) {
+    for (const bool affine : {false, true}) {
+      constexpr std::int64_t kTokens = 23, kLayers = 4, kFeatures = 11, kPairs = kLayers * (kLayers + 1) / 2;
+      const Sparse of = random_sparse(kTokens, kLayers, kFeatures, 0.2, 8);
+      const std::vector<float> o = random_floats(kPairs * kFeatures, 1), gamma = random_floats(kPairs * kFeatures, 2);
+      const DeviceArray<float> offset(o), scale(gamma);
+      const PairAffine pairs =
+          affine ? PairAffine{offset.matrix(kPairs, kFeatures), scale.matrix(kPairs, kFeatures)} : PairAffine{};
+      const std::int64_t most = kLayers * of.capacity();
+      const DeviceArray<std::int64_t> begin(kTokens * kLayers + 1), row_offsets(kTokens + 1),
+          hit_offsets(kLayers * kFeatures + 1);
+      const DeviceArray<std::uint32_t> key(most), hit_token(most), hit_position(most);
+      const DeviceArray<float> value(most);
+      lists_by_target(execution, of.csr(), pairs,
+                      {kTokens, kLayers, kFeatures, row_offsets.array(), key.array(), value.array()}, begin.array());
+      hits_by_target(execution, of.csr(), of.csc(), begin.array(),
+                     {hit_offsets.array(), hit_token.array(), hit_position.array()});
+
+      // What the definition gives, one entry after another.
+      std::vector<std::uint32_t> keys;
+      std::vector<float> values;
+      std::vector<std::int64_t> rows{0}, source_of, pair_at;  // of each: position in `of`, offset into o and gamma
+      for (std::int64_t n = 0; n < kTokens; ++n) {
+        for (std::int64_t t = 0; t < kLayers; ++t)
+          for (std::int64_t e = of.row_offsets[n]; e < of.row_offsets[n + 1]; ++e) {
+            const std::int64_t s = of.key[e] / kFeatures, f = of.key[e] % kFeatures;
+            if (s > t) continue;
+            const std::int64_t at = pair_of(s, t, kLayers) * kFeatures + f;
+            keys.push_back(static_cast<std::uint32_t>(t * kFeatures + f));
+            values.push_back(affine ? (of.value[e] + o[at]) * gamma[at] : of.value[e]);
+            source_of.push_back(e);
+            pair_at.push_back(at);
+          }
+        rows.push_back(std::ssize(keys));
+      }
+      CHECK(row_offsets.values() == rows);
+      const auto used = [&](auto all) {
+        all.resize(keys.size());
+        return all;
+      };
+      CHECK(used(key.values()) == keys);
+      CHECK(used(value.values()) == values);
+      // Each entry is a hit of its key, of its token, once.
+      const std::vector<std::int64_t> offsets = hit_offsets.values();
+      const std::vector<std::uint32_t> tokens = hit_token.values(), positions = hit_position.values();
+      REQUIRE(offsets.back() == std::ssize(keys));
+      std::vector<int> seen(keys.size(), 0);
+      for (std::int64_t k = 0; k < kLayers * kFeatures; ++k)
+        for (std::int64_t hit = offsets[k]; hit < offsets[k + 1]; ++hit) {
+          const std::uint32_t at = positions[hit];
+          ++seen[at];
+          CHECK(keys[at] == k);
+          CHECK(rows[tokens[hit]] <= at);
+          CHECK(at < rows[tokens[hit] + 1]);
+        }
+      CHECK(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
+
+      const std::vector<float> d = random_floats(std::ssize(keys), 5);
+      const DeviceArray<float> delta(d), gradient(of.capacity()), of_offset(kPairs * kFeatures),
+          of_scale(kPairs * kFeatures);
+      gradient_by_source(execution, of.csr(), pairs, begin.array(), delta.array(), gradient.array());
+      std::vector<double> expected(of.value.size()), offsets64(kPairs * kFeatures), scales64(kPairs * kFeatures);
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        const auto e = static_cast<std::size_t>(source_of[i]), at = static_cast<std::size_t>(pair_at[i]);
+        expected[e] += (affine ? gamma[at] : 1.0f) * double{d[i]};
+        offsets64[at] += double{gamma[at]} * d[i];
+        scales64[at] += (double{of.value[e]} + o[at]) * d[i];
+      }
+      const std::vector<float> found = gradient.values();
+      // At most four terms below 1.
+      for (std::size_t e = 0; e < expected.size(); ++e) CHECK(std::abs(found[e] - expected[e]) <= 8 * kRoundoff * 4);
+      if (!affine) continue;
+      affine_gradient(execution, of.csr(), of.csc(), pairs, begin.array(), delta.array(),
+                      {of_offset.matrix(kPairs, kFeatures), of_scale.matrix(kPairs, kFeatures)});
+      const std::vector<float> found_offset = of_offset.values(), found_scale = of_scale.values();
+      // fp64 sums of up to 23 fp32 products below 2.1.
+      for (std::size_t i = 0; i < offsets64.size(); ++i) {
+        CHECK(std::abs(found_offset[i] - offsets64[i]) <= 23 * 3 * kRoundoff * 2.1);
+        CHECK(std::abs(found_scale[i] - scales64[i]) <= 23 * 3 * kRoundoff * 2.1);
+      }
+    }
+  });
+}
+
+TEST_CASE("norms of features tied per target are those of the rows from their layer on; factors the sums up to it") {
+  for_each_backend([&](const Execution& execution) {
+    const DeviceArray<float> norm(std::vector<float>{1, 2, 2, 0, 4, 5}), factor(std::vector<float>{1, 2, 3, 4, 5, 6});
+    norms_of_features(execution, 3, norm.array());
+    factors_of_rows(execution, 3, factor.array());
+    const std::vector<double> squares{1 + 4 + 16, 4 + 0 + 25, 4 + 16, 25, 16, 25};
+    for (std::size_t i = 0; i < squares.size(); ++i)
+      CHECK(norm.values()[i] == doctest::Approx(std::sqrt(squares[i])).epsilon(1e-6));
+    CHECK(factor.values() == std::vector<float>{1, 2, 4, 6, 9, 12});
+    const DeviceArray<float> rows(std::vector<float>{1, 2, 3, 4});
+    scale_rows(execution, norm.array(), rows.matrix(2, 2));
+    for (std::size_t i = 0; i < 4; ++i) CHECK(rows.values()[i] == (i + 1.0f) * norm.values()[i / 2]);
   });
 }
 

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 
-#include "kernels/bf16.hpp"
+#include "interchange/checkpoint.hpp"
 #include "kernels/constants.hpp"
 #include "storage/tensor_file.hpp"
+#include "transcoder/model.hpp"
 
 namespace weft::commands {
 namespace {
@@ -66,92 +68,51 @@ std::vector<char> live_features(const checkpoint::Found& found, std::size_t laye
   return live;
 }
 
-double squared_norm(Scalar type, const std::byte* bytes, std::int64_t n) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    float value;
-    if (type == Scalar::fp32) {
-      std::memcpy(&value, bytes + 4 * i, 4);
-    } else {
-      kernels::bf16 half;
-      std::memcpy(&half.bits, bytes + 2 * i, 2);
-      value = half;
-    }
-    sum += static_cast<double>(value) * static_cast<double>(value);
-  }
-  return sum;
-}
-
-/// The decoder of one source layer, as the manifest describes it.
-struct Strip {
-  std::size_t tensor = 0;
-  std::int64_t features = 0;
-  std::int64_t d_model = 0;
-  std::int64_t targets = 0;  // blocks of d_model columns, for this layer and those after it
-};
-
-std::vector<Strip> strips_of(const checkpoint::Found& found) {
-  const Manifest& manifest = found.manifest;
-  std::vector<Strip> strips;
-  while (strips.size() <= kernels::kMostLayers) {
-    const std::size_t s = strips.size(), tied = index_of(manifest, fmt::format("decoder_{}/tied_weight", s)),
-                      decoder = tied < manifest.tensors.size()
-                                    ? tied
-                                    : index_of(manifest, fmt::format("decoder_{}/weight", s)),
-                      encoder = index_of(manifest, fmt::format("encoder_{}/weight", s));
-    if (decoder == manifest.tensors.size() || encoder == manifest.tensors.size()) break;
-    const std::vector<std::int64_t>&read = manifest.tensors[encoder].shape, &written = manifest.tensors[decoder].shape;
-    const Scalar type = manifest.tensors[decoder].type;
-    if (read.size() != 2 || written.size() != 2 || read[0] != written[0] || read[1] <= 0 || written[1] % read[1] != 0 ||
-        (type != Scalar::fp32 && type != Scalar::bf16))
-      throw error(ExitCode::data, "{}: decoder_{}/weight is not a row of blocks of the d_model of encoder_{}/weight",
-                  found.path.string(), s, s);
-    strips.push_back({decoder, written[0], read[1], written[1] / read[1]});
-  }
-  if (strips.empty() || strips.size() > kernels::kMostLayers)
-    throw error(ExitCode::data, "{}: it has {} decoders (1 to {} can be drawn)", found.path.string(),
-                strips.empty() ? "no" : "too many", kernels::kMostLayers);
-  for (std::size_t s = 0; s < strips.size(); ++s)
-    if (strips[s].targets < 1 || strips[s].targets > static_cast<std::int64_t>(strips.size() - s))
-      throw error(ExitCode::data, "{}: decoder_{}/weight writes to {} layers of {}", found.path.string(), s,
-                  strips[s].targets, strips.size() - s);
-  return strips;
-}
-
 }  // namespace
 
-DecoderMass decoder_mass(const checkpoint::Found& found, std::int64_t dead_window) {
-  const std::vector<Strip> strips = strips_of(found);
-  const std::size_t n_layers = strips.size();
+DecoderMass decoder_mass(const checkpoint::Found& found, const parallel::Communicator& alone,
+                         std::int64_t dead_window) {
+  const auto stored = transcoder::stored_model(found.manifest.tensors);
+  if (!stored || stored->shape.n_layers > kernels::kMostLayers)
+    throw error(ExitCode::data, "{}: it has {} layers of features (1 to {} can be drawn)", found.path.string(),
+                stored ? stored->shape.n_layers : 0, kernels::kMostLayers);
+  const transcoder::Shape& shape = stored->shape;
+  const interchange::CheckpointRows rows(alone, found,
+                                         {.sizes = {shape.n_layers, shape.d_model, shape.n_features},
+                                          .per_layer = shape.decoder == transcoder::Decoder::per_layer});
+  const auto n_layers = static_cast<std::size_t>(shape.n_layers);
   constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
   DecoderMass mass;
   mass.step = found.manifest.step;
   for (std::size_t s = 0; s < n_layers; ++s) {
-    const Strip& strip = strips[s];
-    const Scalar type = found.manifest.tensors[strip.tensor].type;
-    const std::vector<char> live = live_features(found, s, strip.features, dead_window);
-    const std::int64_t block_bytes = strip.d_model * kernels::bytes_of(type);
+    const auto layer = static_cast<std::int64_t>(s);
+    const std::vector<char> live = live_features(found, s, shape.n_features, dead_window);
+    const interchange::Extent extent = interchange::extent_of(rows.contents(), interchange::Part::decoder, layer);
+    const auto targets = static_cast<std::size_t>(extent.columns / shape.d_model);
+    const std::int64_t most = interchange::piece_rows(extent);
+    std::vector<float> piece(static_cast<std::size_t>(std::min(most, extent.rows) * extent.columns));
     std::vector<double> sums(n_layers, 0.0);
-    for_each_piece(found, strip.tensor, [&](std::int64_t first, std::int64_t count, const std::byte* bytes) {
-      for (std::int64_t row = 0; row < count; ++row) {
-        if (!live[static_cast<std::size_t>(first + row)]) continue;
-        for (std::int64_t block = 0; block < strip.targets; ++block)
-          sums[s + static_cast<std::size_t>(block)] +=
-              squared_norm(type, bytes + (row * strip.targets + block) * block_bytes, strip.d_model);
-      }
-    });
+    for (parallel::Range part{0, 0}; part.begin < extent.rows; part.begin = part.end) {
+      part.end = std::min(part.begin + most, extent.rows);
+      rows.read(interchange::Part::decoder, layer, part, piece.data());
+      const float* value = piece.data();
+      for (std::int64_t f = part.begin; f < part.end; ++f)
+        for (std::size_t t = 0; t < targets; ++t, value += shape.d_model)
+          if (live[static_cast<std::size_t>(f)])
+            sums[s + t] += std::inner_product(value, value + shape.d_model, value, 0.0);
+    }
     const std::int64_t counted = std::count(live.begin(), live.end(), 1);
     double total = 0;
     for (const double sum : sums) total += sum;
     std::vector<double> magnitude(n_layers, nothing), share(n_layers, nothing);
-    for (std::size_t t = s; t < s + static_cast<std::size_t>(strip.targets); ++t) {
+    for (std::size_t t = s; t < s + targets; ++t) {
       if (counted > 0) magnitude[t] = std::sqrt(sums[t] / static_cast<double>(counted));
       if (total > 0) share[t] = sums[t] / total;
     }
     mass.magnitude.push_back(std::move(magnitude));
     mass.share.push_back(std::move(share));
     mass.features.push_back(counted);
-    mass.all_features.push_back(strip.features);
+    mass.all_features.push_back(shape.n_features);
   }
   return mass;
 }

@@ -18,9 +18,9 @@ struct DecoderMass {
   std::vector<std::vector<double>> share;  ///< [s][t]: part of the squared norm of layer s's features; rows sum to 1
 };
 
-/// Live features fired within the last `dead_window` tokens (0: at any time). The shapes come from the manifest:
-/// encoder_s/weight is [features, d_model], decoder_s/weight is [features, targets * d_model], and the targets are
-/// layer s and those after it. Reads a few MiB at a time; the shards must have been verified. Throws Error.
-DecoderMass decoder_mass(const checkpoint::Found&, std::int64_t dead_window);
+/// Live features fired within the last `dead_window` tokens (0: at any time). Vectors are those of each target,
+/// whatever the checkpoint stores (transcoder.decoder). Reads a piece at a time; the shards must have been verified.
+/// `alone`: of this process. Throws Error.
+DecoderMass decoder_mass(const checkpoint::Found&, const parallel::Communicator& alone, std::int64_t dead_window);
 
 }  // namespace weft::commands

@@ -5,8 +5,11 @@
 
 #include <cmath>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/directory.hpp"
+#include "commands/report/privacy_section.hpp"
 #include "commands/report/transcoder/decoder_mass.hpp"
 #include "report/chart.hpp"
 #include "report/format.hpp"
@@ -198,7 +201,8 @@ report::Section decoder_section(const RunFacts& facts) {
   try {
     if (!facts.newest) throw error(ExitCode::io, "{}", facts.newest_problem);
     const double window = number(member(facts.record, {"input", "transcoder", "dead_window"}));
-    mass = decoder_mass(*facts.newest, window > 0 ? static_cast<std::int64_t>(std::min(window, 1e15)) : 0);
+    mass =
+        decoder_mass(*facts.newest, *facts.alone, window > 0 ? static_cast<std::int64_t>(std::min(window, 1e15)) : 0);
   } catch (const Error& failure) {
     section.paragraph(fmt::format("No decoder weights: {}.", failure.what()), report::Tone::missing);
     return section;
@@ -253,10 +257,10 @@ std::string about(const RunFacts& facts) {
 
 FamilyPart transcoder_part(const RunFacts& facts) {
   const Validation validation = validation_of(facts);
-  return {about(facts),
-          curves(facts, validation),
-          tiles(facts, validation),
-          {layers_section(validation), decoder_section(facts)}};
+  std::vector<report::Section> sections = privacy_sections(facts);
+  sections.push_back(layers_section(validation));
+  sections.push_back(decoder_section(facts));
+  return {about(facts), curves(facts, validation), tiles(facts, validation), std::move(sections)};
 }
 
 }  // namespace weft::commands

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/adapter_settings.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "language_model/settings.hpp"
+
+namespace weft::language_model {
+namespace {
+
+constexpr double kMostRank = 1 << 16, kMostAlpha = 1e6;
+
+std::vector<std::string> names_of_targets(const ModelSettings& model) {
+  std::vector<std::string> names;
+  for (LoraTarget& target : lora_targets(model)) names.push_back(std::move(target.name));
+  return names;
+}
+
+std::string targets_problem(const LoraSettings& lora, const ModelSettings& model) {
+  if (lora.targets.empty()) return "lora.targets is empty (nothing would be trained); name linear layers";
+  const std::vector<LoraTarget> known = lora_targets(model);
+  for (auto name = lora.targets.begin(); name != lora.targets.end(); ++name) {
+    const auto target =
+        std::find_if(known.begin(), known.end(), [&](const LoraTarget& each) { return each.name == *name; });
+    if (target == known.end())
+      return fmt::format(
+          "lora.targets contains \"{}\", which this model does not have (its linear layers: {}); "
+          "remove it",
+          *name, fmt::join(names_of_targets(model), ", "));
+    if (std::find(lora.targets.begin(), name, *name) != name)
+      return fmt::format("lora.targets contains \"{}\" twice (a linear layer has one adapter); remove one", *name);
+    if (const std::int64_t most = std::min(target->outputs, target->inputs); lora.rank > most)
+      return fmt::format(
+          "lora.rank = {} is more than the smaller dimension of \"{}\", {} x {} (its product has no "
+          "larger rank); take at most {}",
+          lora.rank, *name, target->outputs, target->inputs, most);
+  }
+  return {};
+}
+
+}  // namespace
+
+bool LoraSettings::adapts(const std::string& target) const {
+  return rank > 0 && std::find(targets.begin(), targets.end(), target) != targets.end();
+}
+
+std::vector<LoraTarget> lora_targets(const ModelSettings& model) {
+  const std::int64_t width = model.d_model, queries = model.heads * model.head_size(),
+                     keys = model.kv_heads * model.head_size();
+  std::vector<LoraTarget> targets = {{"query", "attention/query", queries, width},
+                                     {"key", "attention/key", keys, width},
+                                     {"value", "attention/value", keys, width},
+                                     {"output", "attention/output", width, queries}};
+  if (kernels::is_gated(model.mlp)) targets.push_back({"gate", "mlp/gate", model.d_mlp, width});
+  targets.push_back({"up", "mlp/up", model.d_mlp, width});
+  targets.push_back({"down", "mlp/down", width, model.d_mlp});
+  return targets;
+}
+
+void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& model, const bool& is_private) {
+  schema.table("lora", "Low-rank adapters: the initial model stays as it is, small matrices beside it are trained.");
+  schema
+      .add("lora.rank", lora.rank,
+           "rows of A and columns of B in W + alpha / rank B A; 0 = no adapters, all parameters are trained")
+      .at_least(0)
+      .at_most(kMostRank);
+  schema.add("lora.alpha", lora.alpha, "the product B A is multiplied by alpha / rank")
+      .more_than(0)
+      .at_most(kMostAlpha);
+  schema
+      .add("lora.targets", lora.targets,
+           "linear layers of each block with adapters: query, key, value, output (of the attention), gate (of a gated "
+           "MLP), up, down")
+      .derived("all of the model", [&model] { return input::Value(names_of_targets(model)); });
+  schema
+      .add("lora.dropout", lora.dropout,
+           "probability with which an element of the input of an adapter is dropped in training")
+      .at_least(0)
+      .at_most(0.99)
+      .changeable();
+  schema
+      .add("lora.initial", lora.initial,
+           "directory with the adapters of a PEFT library (adapter_config.json) that the training begins with; \"\" = "
+           "new ones, with which the model begins as it is")
+      .path_name();
+  schema.rule({"lora.alpha", "lora.targets", "lora.dropout", "lora.initial", "lora.rank"},
+              [&lora, &model]() -> std::string {
+                if (lora.rank > 0) return {};
+                const LoraSettings none;
+                const char* const key = lora.alpha != none.alpha                                           ? "alpha"
+                                        : lora.dropout != none.dropout                                     ? "dropout"
+                                        : !lora.initial.empty()                                            ? "initial"
+                                        : !lora.targets.empty() && lora.targets != names_of_targets(model) ? "targets"
+                                                                                                           : nullptr;
+                if (key == nullptr) return {};
+                return fmt::format(
+                    "lora.{} has no effect with lora.rank = 0 (there are no adapters); give lora.rank, or leave it "
+                    "out",
+                    key);
+              });
+  schema.rule({"lora.targets", "lora.rank"}, [&lora, &model]() -> std::string {
+    return lora.rank > 0 ? targets_problem(lora, model) : std::string();
+  });
+  schema.rule({"lora.rank", "privacy.enabled"}, [&lora, &is_private]() -> std::string {
+    if (lora.rank == 0 || !is_private) return {};
+    return "lora.rank > 0 with privacy.enabled (the norms of records are formed over the gradients of all parameters, "
+           "which frozen ones do not have); take lora.rank = 0";
+  });
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/adapters.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.hpp"
+#include "base/progress.hpp"
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
+
+namespace weft::language_model {
+
+using training::Cut;
+using training::ParameterSpec;
+
+namespace {
+
+constexpr std::string_view kWeight = "/weight", kA = "/lora_a", kB = "/lora_b";
+
+/// The adapter of a target; its A is cut as the inputs are, its B as the outputs are.
+struct AdapterSpecs {
+  ParameterSpec a, b;
+  AdapterSpecs(const ParameterSpec& target, std::int64_t rank) {
+    const std::string name = target.name.substr(0, target.name.size() - kWeight.size());
+    const std::int64_t outputs = target.shape[0], inputs = target.shape[1];
+    const bool by_input = target.cut.axis == 1;
+    a = {.name = name + std::string(kA),
+         .shape = {rank, inputs},
+         .cut = by_input ? target.cut : Cut{},
+         .initial = training::uniform(1 / std::sqrt(static_cast<double>(inputs)), kernels::Purpose::model_initial),
+         .weight_decay = true,
+         .group = target.group.empty() ? "" : target.group + "_lora_a"};
+    b = {.name = name + std::string(kB),
+         .shape = {outputs, rank},
+         .cut = by_input ? Cut{} : target.cut,
+         .initial = training::constant(0),
+         .weight_decay = true};
+  }
+};
+
+/// "block_3/" of a parameter of a block, "" of others.
+std::string block_of(const ParameterSpec& spec) {
+  return spec.name.starts_with("block_") ? spec.name.substr(0, spec.name.find('/') + 1) : "";
+}
+
+/// The weights of a matrix on the device, in fp32, [rows, columns] as stored.
+device::Buffer<float> weights_of(const training::Parameters& parameters, std::size_t parameter,
+                                 const kernels::Execution& execution) {
+  const ParameterSpec& spec = parameters.specs()[parameter];
+  if (parameters.parts(parameter).held.size() != spec.rows())
+    throw error(ExitCode::internal, "{} is on several ranks", spec.name);
+  device::Buffer<float> values(spec.elements());
+  kernels::weights_to_float(execution, parameters.matrix(parameter), 0, values.matrix(spec.rows(), spec.columns()));
+  return values;
+}
+
+/// As [shape[0], shape[1]] in a product: how it is stored.
+kernels::Form form_of(const ParameterSpec& spec, bool transposed = false) {
+  return spec.transposed() != transposed ? kernels::Form::transposed : kernels::Form::plain;
+}
+
+kernels::AnyMatrix view_of(const device::Buffer<float>& values, const ParameterSpec& spec) {
+  return {values.data(), kernels::Scalar::fp32, spec.rows(), spec.columns(), spec.columns()};
+}
+
+}  // namespace
+
+void add_adapters(std::vector<ParameterSpec>& specs, const Architecture& architecture) {
+  auto next = static_cast<std::uint64_t>(training::elements_of(specs));
+  const std::vector<LoraTarget> targets = lora_targets(architecture.model);
+  std::vector<ParameterSpec> all, as, bs;  // `as` and `bs`: of this block
+  const auto end_block = [&] {
+    for (std::vector<ParameterSpec>* adapters : {&as, &bs}) {
+      for (ParameterSpec& spec : *adapters) {
+        spec.first_element = next;
+        next += static_cast<std::uint64_t>(spec.elements());
+        all.push_back(std::move(spec));
+      }
+      adapters->clear();
+    }
+  };
+  std::string block;
+  for (ParameterSpec& spec : specs) {
+    if (const std::string of_spec = block_of(spec); of_spec != block) {
+      end_block();
+      block = of_spec;
+    }
+    for (const LoraTarget& target : targets)
+      if (architecture.lora.adapts(target.name) && spec.name == block + target.parameter + std::string(kWeight)) {
+        AdapterSpecs adapter(spec, architecture.lora.rank);
+        as.push_back(std::move(adapter.a));
+        bs.push_back(std::move(adapter.b));
+      }
+    spec.frozen = true;
+    all.push_back(std::move(spec));
+  }
+  end_block();
+  specs = std::move(all);
+}
+
+bool is_adapter(const ParameterSpec& spec) { return spec.name.ends_with(kA) || spec.name.ends_with(kB); }
+
+std::vector<ParameterSpec> adapter_specs(const Architecture& architecture) {
+  std::vector<ParameterSpec> specs = parameter_specs(architecture);
+  std::erase_if(specs, [](const ParameterSpec& spec) { return !is_adapter(spec); });
+  return specs;
+}
+
+Architecture base_of(Architecture architecture) {
+  architecture.lora = {};
+  return architecture;
+}
+
+void merge(const training::Parameters& adapters, const Architecture& architecture, const training::Parameters& base,
+           const kernels::Execution& given) {
+  kernels::Execution execution = given;
+  execution.tf32 = false;
+  for (std::size_t i = 0; i < adapters.size(); ++i) {
+    const ParameterSpec& a = adapters.specs()[i];
+    if (!a.name.ends_with(kA)) continue;
+    note_progress();
+    const std::string target = a.name.substr(0, a.name.rfind('/'));
+    const std::size_t at = base.index(target + std::string(kWeight)), of_b = adapters.index(target + std::string(kB));
+    const ParameterSpec &weight = base.specs()[at], &b = adapters.specs()[of_b];
+    const device::Buffer<float> w = weights_of(base, at, execution), av = weights_of(adapters, i, execution),
+                                bv = weights_of(adapters, of_b, execution);
+    const device::Buffer<std::byte> workspace(kernels::gemm_workspace(kernels::Scalar::fp32, kernels::Scalar::fp32,
+                                                                      kernels::Scalar::fp32, weight.rows(),
+                                                                      weight.columns(), architecture.lora.rank));
+    // W = B A, or as stored transposed: Wᵀ = Aᵀ Bᵀ.
+    const bool transposed = weight.transposed();
+    const ParameterSpec &left = transposed ? a : b, &right = transposed ? b : a;
+    const device::Buffer<float>&left_values = transposed ? av : bv, &right_values = transposed ? bv : av;
+    kernels::gemm(execution, architecture.lora.scale(), view_of(left_values, left), form_of(left, transposed),
+                  view_of(right_values, right), form_of(right, transposed), 1, view_of(w, weight), workspace.array());
+    device::Buffer<std::int32_t> flag(1);
+    device::zero(execution, flag.data(), flag.bytes());
+    kernels::flag_beyond(execution, view_of(w, weight), std::numeric_limits<float>::max(), flag.data());
+    if (device::read(execution, flag.data()) != 0)
+      throw error(ExitCode::numeric, "{}: its merged values are not finite; nothing was written", weight.name);
+    kernels::weights_from_float(execution, base.matrix(at), 0, w.matrix(weight.rows(), weight.columns()));
+    kernels::fence(execution);
+  }
+}
+
+}  // namespace weft::language_model

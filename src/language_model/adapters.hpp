@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parameters of low-rank adapters (LoRA; Hu et al. 2021, arXiv 2106.09685). A target W [outputs, inputs] gets
+//
+//   W + alpha / rank B A      A [rank, inputs] "…/lora_a", B [outputs, rank] "…/lora_b"
+//
+// A begins uniform in +-1 / sqrt(inputs) (Kaiming uniform with slope sqrt(5), as in PEFT), B with 0: a run begins with
+// the function of its initial model. All other parameters are frozen. They are in every checkpoint of the run, so that
+// one can be used alone.
+#pragma once
+
+#include <vector>
+
+#include "language_model/architecture.hpp"
+
+namespace weft::language_model {
+
+/// Freezes the parameters of a model and adds its adapters, those of a block after its parameters: first all A, then
+/// all B. Random numbers of the others stay the same.
+void add_adapters(std::vector<training::ParameterSpec>& specs, const Architecture&);
+
+/// "…/lora_a" or "…/lora_b".
+bool is_adapter(const training::ParameterSpec&);
+
+/// The adapters alone, as they are among parameter_specs(architecture).
+std::vector<training::ParameterSpec> adapter_specs(const Architecture&);
+
+/// The model without adapters: what the adapters are added to.
+Architecture base_of(Architecture);
+
+/// W += alpha / rank B A for each adapter: then the base model has the function of the adapted one but for the rounding
+/// of its weights. `base`: parameters of base_of(architecture); `adapters`: of adapter_specs(architecture); both on one
+/// process. The product is formed in fp32. Throws Error(numeric) if a sum is not finite.
+void merge(const training::Parameters& adapters, const Architecture&, const training::Parameters& base,
+           const kernels::Execution&);
+
+}  // namespace weft::language_model

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/exchange/peft.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/json.hpp"
+#include "base/progress.hpp"
+#include "base/text.hpp"
+#include "interchange/checkpoint.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
+#include "language_model/exchange/names.hpp"
+#include "storage/durable.hpp"
+#include "storage/safetensors.hpp"
+
+namespace weft::language_model {
+namespace {
+
+namespace fs = std::filesystem;
+using training::ParameterSpec;
+
+constexpr const char *kAdapterConfig = "adapter_config.json", *kAdapterFile = "adapter_model.safetensors";
+constexpr std::int64_t kLargestAdapterConfig = std::int64_t{1} << 20;
+constexpr std::string_view kPeftPrefix = "base_model.model.", kWeightSuffix = ".weight", kLoraA = ".lora_A.weight",
+                           kLoraB = ".lora_B.weight";
+/// Largest relative difference of two scales alpha / r that count as equal: config files round decimals.
+constexpr double kSameScale = 1e-6;
+
+/// A linear layer of the library with adapters.
+struct AdaptedLayer {
+  std::string name;                      ///< "model.layers.0.self_attn.q_proj"
+  std::int64_t outputs = 0, inputs = 0;  ///< of the whole layer
+  struct Part {
+    ParameterSpec a, b;
+    std::int64_t first_output = 0;
+  };
+  std::vector<Part> parts = {};
+
+  std::string tensor(std::string_view matrix) const { return fmt::format("{}{}{}", kPeftPrefix, name, matrix); }
+};
+
+/// In the order of the model.
+std::vector<AdaptedLayer> modules_of(const Architecture& architecture) {
+  const Architecture base = base_of(architecture);
+  const std::vector<ParameterSpec> targets = parameter_specs(base), adapters = adapter_specs(architecture);
+  const std::vector<Place> all = places(family_of(base.model), base, std::max<std::int64_t>(1, base.positions));
+  std::map<std::string, const ParameterSpec*> by_name;
+  for (const ParameterSpec& spec : adapters) by_name.emplace(spec.name, &spec);
+  std::vector<AdaptedLayer> modules;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const std::string layer = targets[i].name.substr(0, targets[i].name.rfind('/'));
+    const auto a = by_name.find(layer + "/lora_a");
+    if (a == by_name.end() || !targets[i].is_matrix()) continue;
+    const std::string name = all[i].tensor.substr(0, all[i].tensor.size() - kWeightSuffix.size());
+    const std::int64_t outputs = targets[i].shape[0];
+    if (modules.empty() || modules.back().name != name)
+      modules.push_back({.name = name, .outputs = all[i].parts * outputs, .inputs = targets[i].shape[1]});
+    modules.back().parts.push_back({*a->second, *by_name.at(layer + "/lora_b"), all[i].part * outputs});
+  }
+  return modules;
+}
+
+/// The name by which PEFT finds the module in each block: GPT-2 has a "c_proj" in the attention and one in the MLP.
+std::string target_of(const AdaptedLayer& module, Family family) {
+  std::size_t dot = module.name.rfind('.');
+  if (family == Family::gpt2) dot = module.name.rfind('.', dot - 1);
+  return module.name.substr(dot + 1);
+}
+
+/// The values of a matrix as its spec has it, [shape[0], shape[1]].
+std::vector<float> values_of(const training::Parameters& parameters, const ParameterSpec& spec,
+                             const kernels::Execution& execution) {
+  const std::size_t at = parameters.index(spec.name);
+  const device::Buffer<float> staged(spec.elements());
+  kernels::weights_to_float(execution, parameters.matrix(at), 0, staged.matrix(spec.rows(), spec.columns()));
+  std::vector<float> stored(static_cast<std::size_t>(spec.elements()));
+  device::copy(execution, stored.data(), staged.data(), staged.bytes(), device::Direction::to_host);
+  kernels::fence(execution);
+  if (!std::all_of(stored.begin(), stored.end(), [](float value) { return std::isfinite(value); }))
+    throw error(ExitCode::numeric, "{} has values that are not finite; nothing was written", spec.name);
+  if (!spec.transposed()) return stored;
+  std::vector<float> values(stored.size());
+  for (std::int64_t i = 0; i < spec.rows(); ++i)
+    for (std::int64_t j = 0; j < spec.columns(); ++j)
+      values[static_cast<std::size_t>(j * spec.rows() + i)] = stored[static_cast<std::size_t>(i * spec.columns() + j)];
+  return values;
+}
+
+/// The inverse, for the rows of this rank.
+void set_values(const training::Parameters& parameters, const ParameterSpec& spec, const std::vector<float>& values,
+                const kernels::Execution& execution) {
+  std::vector<float> stored = values;
+  if (spec.transposed())
+    for (std::int64_t i = 0; i < spec.rows(); ++i)
+      for (std::int64_t j = 0; j < spec.columns(); ++j)
+        stored[static_cast<std::size_t>(i * spec.columns() + j)] =
+            values[static_cast<std::size_t>(j * spec.rows() + i)];
+  const device::Buffer<float> staged(spec.elements());
+  device::copy(execution, staged.data(), stored.data(), staged.bytes(), device::Direction::to_device);
+  const std::size_t at = parameters.index(spec.name);
+  const parallel::Range held = parameters.parts(at).held;
+  kernels::weights_from_float(
+      execution, parameters.matrix(at), 0,
+      {staged.data() + held.begin * spec.columns(), held.size(), spec.columns(), spec.columns()});
+  kernels::fence(execution);
+}
+
+/// Rank and alpha of a module as it is written.
+std::int64_t rank_of(const AdaptedLayer& module, const LoraSettings& lora) {
+  return std::ssize(module.parts) * lora.rank;
+}
+double alpha_of(const AdaptedLayer& module, const LoraSettings& lora) {
+  return static_cast<double>(module.parts.size()) * lora.alpha;
+}
+
+/// Whole numbers as such: PEFT declares lora_alpha as one.
+Json whole_or_decimal(double value) {
+  if (value == std::floor(value) && std::abs(value) < 1e15) return static_cast<std::int64_t>(value);
+  return value;
+}
+
+std::string adapter_config_text(const std::vector<AdaptedLayer>& modules, const Architecture& architecture,
+                                const std::string& base) {
+  const LoraSettings& lora = architecture.lora;
+  const Family family = family_of(architecture.model);
+  std::vector<std::string> targets;
+  Json ranks = Json::object(), alphas = Json::object();
+  for (const AdaptedLayer& module : modules) {
+    const std::string target = target_of(module, family);
+    if (std::find(targets.begin(), targets.end(), target) != targets.end()) continue;
+    targets.push_back(target);
+    if (module.parts.size() == 1) continue;
+    ranks[target] = rank_of(module, lora);
+    alphas[target] = whole_or_decimal(alpha_of(module, lora));
+  }
+  const Json config = {{"peft_type", "LORA"},
+                       {"task_type", "CAUSAL_LM"},
+                       {"base_model_name_or_path", base},
+                       {"r", lora.rank},
+                       {"lora_alpha", whole_or_decimal(lora.alpha)},
+                       {"lora_dropout", lora.dropout},
+                       {"target_modules", targets},
+                       {"rank_pattern", ranks},
+                       {"alpha_pattern", alphas},
+                       {"fan_in_fan_out", family == Family::gpt2},  // of its matrices: [inputs, outputs]
+                       {"bias", "none"},
+                       {"modules_to_save", Json()},
+                       {"use_rslora", false},
+                       {"use_dora", false},
+                       {"init_lora_weights", true},
+                       {"inference_mode", true}};
+  return json_text(config, 2) + "\n";
+}
+
+}  // namespace
+
+bool is_peft_directory(const fs::path& path) { return fs::exists(path / kAdapterConfig); }
+
+void write_peft(const training::Parameters& adapters, const Architecture& architecture, const std::string& base,
+                kernels::Scalar type, const kernels::Execution& execution, const fs::path& directory) {
+  const std::vector<AdaptedLayer> modules = modules_of(architecture);
+  const std::int64_t rank = architecture.lora.rank;
+  interchange::write_new_directory(directory, [&](const fs::path& temporary) {
+    std::vector<storage::SafetensorsWriter::Tensor> tensors;
+    for (const AdaptedLayer& module : modules) {
+      const std::int64_t of_module = rank_of(module, architecture.lora);
+      tensors.push_back({module.tensor(kLoraA), type, {of_module, module.inputs}});
+      tensors.push_back({module.tensor(kLoraB), type, {module.outputs, of_module}});
+    }
+    storage::SafetensorsWriter writer(temporary / kAdapterFile, tensors, {{"format", "pt"}});
+    std::size_t tensor = 0;
+    for (const AdaptedLayer& module : modules) {
+      note_progress();
+      const std::int64_t columns = rank_of(module, architecture.lora);
+      std::vector<float> b(static_cast<std::size_t>(module.outputs * columns), 0.0f);
+      std::int64_t first = 0;
+      for (std::size_t i = 0; i < module.parts.size(); ++i) {
+        const AdaptedLayer::Part& part = module.parts[i];
+        const std::vector<float> a = values_of(adapters, part.a, execution),
+                                 of_part = values_of(adapters, part.b, execution);
+        writer.write(tensor, first, a);
+        first += std::ssize(a);
+        const std::int64_t column = static_cast<std::int64_t>(i) * rank;
+        for (std::int64_t output = 0; output < part.b.shape[0]; ++output)
+          std::copy_n(of_part.begin() + output * rank, rank,
+                      b.begin() + (part.first_output + output) * columns + column);
+      }
+      writer.write(tensor + 1, 0, b);
+      tensor += 2;
+    }
+    writer.finish();
+    storage::write_text(temporary / kAdapterConfig, adapter_config_text(modules, architecture, base));
+  });
+}
+
+// --- Reading --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// An open directory, whose tensors are those of the architecture.
+class PeftDirectory {
+ public:
+  PeftDirectory(const Architecture& architecture, const fs::path& path)
+      : lora_(architecture.lora),
+        modules_(modules_of(architecture)),
+        family_(family_of(architecture.model)),
+        config_path_((path / kAdapterConfig).string()),
+        file_((path / kAdapterFile).string()) {
+    const Descriptor file = open_regular(path / kAdapterConfig, ExitCode::data);
+    config_ = parse_json<SortedJson>(storage::read_text(file, path / kAdapterConfig, kLargestAdapterConfig));
+    if (!config_.is_object()) throw error(ExitCode::data, "{}: is no JSON object; is it complete?", config_path_);
+    check_kind();
+    std::set<std::string> known;
+    for (const AdaptedLayer& module : modules_) check(module, known);
+    for (const storage::SafetensorsEntry& entry : file_.entries())
+      if (!known.contains(entry.name))
+        throw error(ExitCode::usage,
+                    "{}: tensor \"{}\" belongs to no linear layer of lora.targets = [{}]; name its layer there",
+                    file_.path(), printable(entry.name), fmt::join(lora_.targets, ", "));
+  }
+
+  void load(const training::Parameters& parameters, const kernels::Execution& execution) const {
+    for (const AdaptedLayer& module : modules_) {
+      note_progress();
+      const std::vector<float> a = read(module.tensor(kLoraA)), b = read(module.tensor(kLoraB));
+      const std::int64_t columns = std::ssize(a) / module.inputs;
+      for (std::size_t i = 0; i < module.parts.size(); ++i) {
+        const AdaptedLayer::Part& part = module.parts[i];
+        const std::int64_t column = columns_of(i, columns).first;
+        set_values(parameters, part.a,
+                   {a.begin() + column * module.inputs, a.begin() + (column + lora_.rank) * module.inputs}, execution);
+        std::vector<float> of_part(static_cast<std::size_t>(part.b.elements()));
+        for (std::int64_t output = 0; output < part.b.shape[0]; ++output)
+          std::copy_n(b.begin() + (part.first_output + output) * columns + column, lora_.rank,
+                      of_part.begin() + output * lora_.rank);
+        set_values(parameters, part.b, of_part, execution);
+      }
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const { throw error(ExitCode::usage, "{}: {}", config_path_, why); }
+
+  double number_of(const SortedJson& object, const char* key) const {
+    const auto found = object.find(key);
+    if (found == object.end() || !found->is_number())
+      throw error(ExitCode::data, "{}: has no number \"{}\"; is it complete?", config_path_, printable(key));
+    return found->get<double>();
+  }
+  /// The value of a pattern for the module, or else that of the whole file.
+  double number_for(const AdaptedLayer& module, const char* pattern, const char* key) const {
+    const std::string target = target_of(module, family_);
+    if (const auto found = config_.find(pattern); found != config_.end() && found->is_object()) {
+      for (const std::string& name : {target, module.name.substr(module.name.rfind('.') + 1)})
+        if (found->contains(name)) return number_of(*found, name.c_str());
+    }
+    return number_of(config_, key);
+  }
+
+  void check_kind() const {
+    const auto type = config_.find("peft_type");
+    if (type == config_.end() || !type->is_string() || type->get<std::string>() != "LORA")
+      refuse("peft_type is not \"LORA\" (no other kind of adapter is read); name another directory");
+    for (const char* key : {"use_dora", "use_rslora", "lora_bias"})
+      if (const auto found = config_.find(key); found != config_.end() && found->is_boolean() && found->get<bool>())
+        refuse(fmt::format("{} is true (which Weft does not have); name another directory", key));
+    if (const auto bias = config_.find("bias"); bias != config_.end() && bias->is_string() && *bias != "none")
+      refuse(fmt::format("bias is \"{}\" (biases stay as they are here); name another directory",
+                         printable(bias->get<std::string>())));
+  }
+
+  /// Shapes, and the rank and scale of the module.
+  void check(const AdaptedLayer& module, std::set<std::string>& known) const {
+    const std::int64_t own = rank_of(module, lora_);
+    const auto rank = number_for(module, "rank_pattern", "r");
+    if (rank != static_cast<double>(lora_.rank) && rank != static_cast<double>(own))
+      refuse(fmt::format("the adapters of {} have rank {}, not lora.rank = {}; correct lora.rank", module.name, rank,
+                         lora_.rank));
+    const double scale = number_for(module, "alpha_pattern", "lora_alpha") / rank,
+                 needed = lora_.alpha / static_cast<double>(lora_.rank);
+    if (std::abs(scale - needed) > kSameScale * needed)
+      refuse(
+          fmt::format("the adapters of {} have lora_alpha / r = {}, not lora.alpha / lora.rank = {}; correct "
+                      "lora.alpha",
+                      module.name, scale, needed));
+    const auto columns = static_cast<std::int64_t>(rank);
+    const auto require = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+      const storage::SafetensorsEntry* const entry = file_.find(name);
+      if (entry == nullptr)
+        throw error(ExitCode::usage, "{}: has no tensor \"{}\" (lora.targets names its layer); correct lora.targets",
+                    file_.path(), name);
+      if (entry->shape != shape)
+        throw error(ExitCode::data, "{}: tensor \"{}\" has shape [{}], not [{}]; does it belong to this model?",
+                    file_.path(), name, fmt::join(entry->shape, ", "), fmt::join(shape, ", "));
+      if (!entry->type)
+        throw error(ExitCode::usage, "{}: tensor \"{}\" is stored as {} (floating-point numbers are read); convert it",
+                    file_.path(), name, printable(entry->dtype));
+      known.insert(name);
+    };
+    require(module.tensor(kLoraA), {columns, module.inputs});
+    require(module.tensor(kLoraB), {module.outputs, columns});
+    if (module.parts.size() == 1 && module.parts[0].b.shape[0] == module.outputs) return;
+    // Of a layer of several parts: nothing may be lost.
+    std::vector<float> b = read(module.tensor(kLoraB));
+    for (std::size_t i = 0; i < module.parts.size(); ++i) {
+      const AdaptedLayer::Part& part = module.parts[i];
+      const auto [column, count] = columns_of(i, columns);
+      for (std::int64_t output = 0; output < part.b.shape[0]; ++output)
+        std::fill_n(b.begin() + (part.first_output + output) * columns + column, count, 0.0f);
+    }
+    if (std::any_of(b.begin(), b.end(), [](float value) { return value != 0; }))
+      refuse(
+          fmt::format("the adapters of {} change outputs beyond those of lora.targets = [{}]; add query, key or value "
+                      "there",
+                      module.name, fmt::join(lora_.targets, ", ")));
+  }
+
+  /// Columns of B that belong to a part, where B has so many: first and number.
+  std::pair<std::int64_t, std::int64_t> columns_of(std::size_t part, std::int64_t columns) const {
+    return {columns == lora_.rank ? 0 : static_cast<std::int64_t>(part) * lora_.rank, lora_.rank};
+  }
+
+  std::vector<float> read(const std::string& name) const {
+    const storage::SafetensorsEntry& entry = *file_.find(name);
+    std::vector<float> values(static_cast<std::size_t>(entry.elements()));
+    file_.read(entry, 0, std::ssize(values), values.data());
+    return values;
+  }
+
+  const LoraSettings lora_;
+  const std::vector<AdaptedLayer> modules_;
+  const Family family_;
+  const std::string config_path_;
+  const storage::SafetensorsFile file_;
+  SortedJson config_;
+};
+
+}  // namespace
+
+void require_peft(const Architecture& architecture, const fs::path& directory) {
+  const PeftDirectory checked(architecture, directory);
+}
+
+void load_peft(const training::Parameters& parameters, const Architecture& architecture,
+               const kernels::Execution& execution, const fs::path& directory) {
+  PeftDirectory(architecture, directory).load(parameters, execution);
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/grid_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "language_model/plan.hpp"
+#include "language_model/trainer.hpp"
+#include "report/format.hpp"
+
+namespace weft::language_model {
+namespace {
+
+/// Sums over the ranks of the tensor axis in one micro-batch: of the embedding and the head, and twice per block in
+/// each direction. Recomputed blocks repeat those of the forward pass that they need.
+std::int64_t sums_of_activations(const Configuration& configuration) {
+  const ModelSettings& model = configuration.language_model;
+  const std::int64_t recomputed = configuration.memory.recompute == Recompute::block ? model.layers - 1 : 0;
+  return 2 + 4 * model.layers + recomputed * (model.normalises_outputs() ? 2 : 1);
+}
+
+/// Columns of the rows of adapters that are added up in a block and micro-batch: of what is divided by inputs in each
+/// forward pass, and again in the backward pass; of the others in the backward pass.
+std::int64_t adapter_columns(const Configuration& configuration) {
+  const ModelSettings& model = configuration.language_model;
+  std::int64_t sums = 0;
+  for (const LoraTarget& target : lora_targets(model)) {
+    if (!configuration.lora.adapts(target.name)) continue;
+    const bool by_input = target.name == "output" || target.name == "down";
+    const bool recomputed = configuration.memory.recompute == Recompute::block &&
+                            (target.name == "output" || (target.name == "down" && model.normalises_outputs()));
+    sums += 1 + (by_input ? 1 : 0) + (recomputed ? 1 : 0);
+  }
+  return sums * configuration.lora.rank;
+}
+
+std::int64_t sent_over_tensor_axis(const Configuration& configuration, const Architecture& architecture) {
+  const std::int64_t ranks = configuration.parallel.tensor, rows = configuration.rank_tokens();
+  const std::int64_t columns = sums_of_activations(configuration) * architecture.model.d_model +
+                               architecture.model.layers * adapter_columns(configuration);
+  return (ranks - 1) * (columns * 2 * rows * kernels::bytes_of(activation_type(configuration)) / ranks +
+                        rows * static_cast<std::int64_t>(sizeof(kernels::SoftmaxPart)));
+}
+
+std::int64_t sent_over_data_axis(const Configuration& configuration, const Architecture& architecture) {
+  const parallel::GridShape grid = grid_shape(configuration);
+  const std::int64_t ranks = configuration.parallel.data, last = grid.ranks() - 1;
+  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
+  std::int64_t bytes = 4 * configuration.data.batch_tokens / ranks;  // losses
+  bytes += 4 * training::AccumulatingSink::vector_elements(specs, grid, last);
+  for (const training::ParameterSpec& spec : specs) {
+    if (!spec.is_matrix() || spec.frozen) continue;
+    const std::int64_t rows = training::row_parts(spec, grid, last).held.size();
+    bytes += (4 * rows * spec.columns() +
+              training::weight_bytes(spec.policy.value_or(configuration.optimizer.state), rows, spec.columns())) /
+             ranks;
+  }
+  return (ranks - 1) * bytes;
+}
+
+}  // namespace
+
+std::int64_t bytes_sent(const Configuration& configuration, const Architecture& architecture) {
+  return (configuration.parallel.tensor > 1 ? sent_over_tensor_axis(configuration, architecture) : 0) +
+         (configuration.parallel.data > 1 ? sent_over_data_axis(configuration, architecture) : 0);
+}
+
+std::vector<GridPlan> grid_plans(const Configuration& configuration, const Architecture& architecture) {
+  const std::int64_t ranks = configuration.parallel.data * configuration.parallel.tensor,
+                     sequences = configuration.data.batch_tokens / configuration.data.sequence;
+  std::vector<GridPlan> plans;
+  for (std::int64_t tensor = 1; tensor <= ranks; ++tensor) {
+    Configuration other = configuration;
+    other.parallel.tensor = tensor;
+    other.parallel.data = ranks / tensor;
+    if (ranks % tensor != 0 || other.parallel.data > sequences || !obstacle_to_tensor_axis(other, architecture).empty())
+      continue;
+    plans.push_back({.tensor = tensor,
+                     .data = other.parallel.data,
+                     .bytes_sent = bytes_sent(other, architecture),
+                     .device_bytes = plan(other, architecture, 0).device_total()});
+  }
+  return plans;
+}
+
+std::string grids_text(const Configuration& configuration, const Architecture& architecture) {
+  const std::vector<GridPlan> plans = grid_plans(configuration, architecture);
+  if (plans.size() < 2) return {};
+  const auto available = static_cast<std::int64_t>(configuration.device.memory * 1e9);
+  const auto fits = [&](const GridPlan& one) { return available == 0 || one.device_bytes <= available; };
+  const GridPlan* least = nullptr;
+  for (const GridPlan& one : plans)
+    if (fits(one) && (least == nullptr || one.bytes_sent < least->bytes_sent)) least = &one;
+  std::string text = "  grids (tensor x data): sent per step and rank, memory\n";
+  for (const GridPlan& one : plans) {
+    text += fmt::format("    {:<8}{:>12}{:>12}", fmt::format("{} x {}", one.tensor, one.data),
+                        report::binary_bytes_text(one.bytes_sent), report::binary_bytes_text(one.device_bytes));
+    if (!fits(one)) text += "  does not fit";
+    if (&one == least) text += available == 0 ? "  sends least" : "  sends least of those that fit";
+    text += one.tensor == configuration.parallel.tensor ? "  (this run)\n" : "\n";
+  }
+  return text;
+}
+
+}  // namespace weft::language_model

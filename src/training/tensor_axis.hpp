@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tensor axis: ranks that hold parts of the same matrices and compute on the same rows (Shoeybi et al. 2019, arXiv
+// 1909.08053). What they exchange within a layer.
+//
+// Contributions are added in rank order, in fp32: every rank gets the same bits. With T ranks, of R rows of C elements
+// a rank sends 2 R C (T - 1) / T elements: each rank sums a part of the rows, then all receive it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "parallel/device_communicator.hpp"
+#include "training/step_arena.hpp"
+
+namespace weft::training {
+
+class TensorAxis {
+ public:
+  /// Empty when the axis has one rank.
+  struct Buffers {
+    Buffers() = default;
+    /// Memory for sums of up to `rows` rows of `columns` elements, and for gathering up to `gathered` bytes of a rank.
+    Buffers(const parallel::GridShape&, kernels::Scalar type, std::int64_t rows, std::int64_t columns,
+            std::int64_t gathered, StepArena&);
+    parallel::ExchangeBuffer received;
+    std::int64_t largest_message = 0;
+  };
+
+  /// The grid must outlive the object. Collective. The axis has more than one rank.
+  TensorAxis(const parallel::Grid&, const kernels::Execution&, Buffers&&);
+
+  int rank() const { return ranks_.rank(); }
+  int size() const { return ranks_.size(); }
+
+  /// rows [n, columns], contiguous, become the sums over the ranks, fp32, bf16 or fp16. Collective.
+  void sum(kernels::AnyMatrix rows, const char* name);
+  /// The values of all ranks, in rank order, `size` each; until the next call. Collective.
+  template <class T>
+  kernels::Array<const T> gather(kernels::Array<T> values, const char* name) {
+    return {reinterpret_cast<const T*>(gather(values.data, values.size * static_cast<std::int64_t>(sizeof(T)), name)),
+            size() * values.size};
+  }
+  /// In place, as DeviceCommunicator. Collective.
+  void sum(kernels::Array<double> values, const char* name) { ranks_.sum(values, name); }
+
+  bool leaves_the_host_free() const { return ranks_.leaves_the_host_free(); }
+  bool is_timed() const { return ranks_.is_timed(); }
+  const parallel::Exchanges& exchanges() const { return ranks_.exchanges(); }
+  /// Exchanges count as idle time of the computation, which waits for each.
+  void mark(device::IdleClock* idle) { ranks_.mark(idle); }
+
+ private:
+  const std::byte* gather(const void* own, std::int64_t bytes, const char* name);
+
+  const kernels::Execution execution_;
+  Buffers buffers_;
+  parallel::DeviceCommunicator ranks_;
+};
+
+}  // namespace weft::training

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A language model divided over the tensor axis: a run that passes from grid to grid at every checkpoint has the losses of
+an uninterrupted one on one rank; resumed on its own grid it has the same bits; its checkpoints are those of a whole model for
+the other commands; the plan compares the grids; what is not available is refused.
+
+language_grids_test.py WEFT
+"""
+import json
+import re
+import shutil
+
+import program
+
+TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
+               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
+INPUT = """
+[run]
+steps = 12
+[data]
+train = "text.txt"
+validation = "held_out.txt"
+batch_tokens = 96
+micro_tokens = 32
+sequence = 16
+[language_model]
+preset = "llama"
+layers = 2
+heads = 10
+kv_heads = 5
+d_model = 80
+tied = true
+bias = true
+qk_norm = "head"
+[optimizer]
+learning_rate = 3e-3
+schedule = "constant"
+warmup_steps = 2
+[log]
+every = 1
+[checkpoint]
+every = 6
+keep = 9
+[device]
+threads = 1
+"""
+GRIDS = ((2, 2), (4, 1), (1, 2), (2, 1), (1, 4), (1, 1))  # tensor x data; five heads of keys: an uneven cut
+
+
+def train(weft, output, tensor, data, *options):
+    weft.run("lm", "train", "input.toml", "--output", output, "--set", f"parallel.tensor={tensor}", *options, ranks=tensor * data)
+
+
+def losses(weft, output):
+    return {one["step"]: one["loss"] for one in program.metrics(weft.folder / output)}
+
+
+def passes_from_grid_to_grid(weft, expected):
+    for leg, (tensor, data) in enumerate(GRIDS):
+        train(weft, "moving", tensor, data, "--set", f"run.steps={2 * leg + 2}")
+        grid = json.loads((weft.folder / f"moving/checkpoints/step_{2 * leg + 2:08}/manifest.json").read_text())["grid"]
+        assert grid == {"tensor": tensor, "data": data}, grid
+    found = losses(weft, "moving")
+    assert sorted(found) == sorted(expected), (found, expected)
+    for step, loss in expected.items():
+        assert abs(found[step] - loss) <= 1e-6 * loss, (step, found[step], loss)
+
+
+def resumes_with_the_same_bits(weft):
+    train(weft, "whole", 2, 2)
+    shutil.copytree(weft.folder / "whole", weft.folder / "resumed")
+    shutil.rmtree(weft.folder / "resumed" / "checkpoints" / "step_00000012")
+    train(weft, "resumed", 2, 2)
+    for rank in range(4):
+        shards = [(weft.folder / run / "checkpoints" / "step_00000012" / f"rank_{rank:05}.h5").read_bytes()
+                  for run in ("whole", "resumed")]
+        assert shards[0] == shards[1], rank
+    # The last validation of the training, and that of one process that has the whole model.
+    weft.run("lm", "evaluate", "whole", "--output", "evaluated")
+    again = json.loads((weft.folder / "evaluated" / "evaluation.json").read_text())["validation"]["loss"]
+    validated = program.record(weft.folder / "whole")["result"]["validation"]["loss"]
+    assert abs(again - validated) <= 1e-6 * validated, (again, validated)
+    assert weft.run("lm", "generate", "whole", "--prompt", "The", "--max-new-tokens", "5")
+
+
+def the_plan_compares_grids(weft):
+    text = weft.run("lm", "train", "input.toml", "--dry-run", "--set", "parallel.world=4", "--set", "parallel.tensor=2")
+    rows = re.findall(r"^ +(\d) x (\d) +([\d.]+ \w+) +([\d.]+ \w+)(.*)$", text, re.M)
+    assert [row[:2] for row in rows] == [("1", "4"), ("2", "2"), ("4", "1")], text
+    assert "(this run)" in rows[1][4] and sum("sends least" in row[4] for row in rows) == 1, text
+    small = weft.run("lm", "train", "input.toml", "--dry-run", "--set", "parallel.world=4", "--set", "device.memory=1e-5", code=2)
+    assert "device memory" in small, small
+
+
+def refusals(weft):
+    for key, value, ranks, why in (("parallel.tensor", 2, 3, "start a multiple of 2"), ("parallel.tensor", 6, 6, "kv_heads = 5"),
+                                   ("log.sample_tokens", 5, 2, "log.sample_tokens"), ("parallel.world", 4, 2, "--dry-run"),
+                                   ("language_model.qk_norm", '"width"', 2, "qk_norm"), ("lora.dropout", 0.1, 2, "lora.dropout")):
+        options = ("--set", "parallel.tensor=2") if key != "parallel.tensor" else ()
+        options += ("--set", "lora.rank=2") if key == "lora.dropout" else ()
+        text = weft.run("lm", "train", "input.toml", "--output", "refused", *options, "--set", f"{key}={value}", ranks=ranks, code=2)
+        assert why in text, text
+
+
+def test(weft):
+    (weft.folder / "text.txt").write_text(TEXT)
+    (weft.folder / "held_out.txt").write_text(TEXT[-700:])
+    (weft.folder / "input.toml").write_text(INPUT)
+    train(weft, "one", 1, 1)
+    passes_from_grid_to_grid(weft, losses(weft, "one"))
+    resumes_with_the_same_bits(weft)
+    the_plan_compares_grids(weft)
+    refusals(weft)
+
+
+program.main(test)

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Language models divided over the tensor axis train as on one rank: on every grid the same losses and norms to the
+// rounding of sums, the same bits when repeated, equal bits of what several ranks hold, and state that any other grid
+// can take over.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "input/read.hpp"
+#include "language_model/evaluation.hpp"
+#include "language_model/grid_plan.hpp"
+#include "language_model/plan.hpp"
+#include "language_model/trainer.hpp"
+#include "tests/language_model/small_model.hpp"
+#include "tests/training/registry_bits.hpp"
+
+namespace weft::language_model {
+namespace {
+
+constexpr std::int64_t kVocabulary = 43;  // divided unevenly
+
+/// Five heads unless `model` says otherwise: two ranks have 2 and 3, four have 1, 1, 1 and 2. `model`: further keys of
+/// [language_model]; `more`: of [optimizer], then other tables.
+Configuration configuration(const std::string& model, const std::string& more) {
+  Configuration read;
+  const input::Schema keys = schema(read);
+  input::read(keys,
+              "[run]\nsteps = 60\n[data]\nbatch_tokens = 96\nsequence = 16\n"
+              "[language_model]\nlayers = 2\n" +
+                  std::string(model.find("heads") == model.npos ? "heads = 5\nd_model = 40\n" : "d_model = 64\n") +
+                  model + "[optimizer]\nlearning_rate = 2e-3\nwarmup_steps = 2\n" + more,
+              "test.toml");
+  return read;
+}
+
+Configuration on(Configuration settings, std::int64_t n_ranks, std::int64_t tensor) {
+  settings.parallel.tensor = tensor;
+  use_ranks(settings, n_ranks);
+  return settings;
+}
+
+struct Run {
+  /// On the ranks of `world`, in groups of `tensor`.
+  Run(const Configuration& given, const parallel::Communicator& world, std::int64_t tensor)
+      : settings(on(given, world.size(), tensor)),
+        grid(world, grid_shape(settings)),
+        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence, settings.lora}, grid,
+                {device::planned_backend(device_settings(settings)), testing::execution().stream}) {
+    trainer.initialise();
+  }
+  void step() {
+    const std::int64_t first = trainer.first_sequence();
+    dataset::TokenBatch batch = trainer.next_batch();
+    batch.counted = 0;
+    for (std::int64_t row = 0; row < batch.rows(); ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      const std::int64_t place = first * batch.length + row, token = place * place + 7 * trainer.steps_done();
+      batch.ids[at] = static_cast<std::uint32_t>(token % kVocabulary);
+      const bool counts = place % 5 != 2 && place > 20;
+      batch.targets[at] = counts ? static_cast<std::int32_t>((token + place) % kVocabulary) : kernels::kIgnored;
+      batch.positions[at] = static_cast<std::int32_t>(row % batch.length);
+      batch.counted += counts;
+    }
+    trainer.step(batch);
+  }
+  const Configuration settings;
+  parallel::Grid grid;
+  Trainer trainer;
+};
+
+/// The numbers of ranks of the tensor axis that this job can have.
+std::vector<std::int64_t> tensor_sizes() {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t size = 1; size <= testing::world().size(); ++size)
+    if (testing::world().size() % size == 0) sizes.push_back(size);
+  return sizes;
+}
+
+struct Case {
+  const char *model, *more;
+  double tolerance;  // of the loss, relative
+  int steps = 3;
+  std::int64_t micro_tokens = 0;
+};
+
+}  // namespace
+
+TEST_CASE("every grid learns what one rank learns, with the same bits when repeated") {
+  const parallel::Communicator& world = testing::world().all();
+  const parallel::Communicator alone = world.split(world.rank(), 0);
+  // fp32: sums of other order. Rounded activations and state: an update that rounds otherwise, now and then.
+  for (const Case& one :
+       {Case{"", "", 1e-6, 10}, Case{"preset = \"llama\"\nqk_norm = \"head\"\n", "clip_norm = 0.1\n", 1e-6},
+        Case{"preset = \"llama\"\nheads = 8\nkv_heads = 4\nnorm_position = \"both\"\nlogit_softcap = 8.0\n", "", 1e-6},
+        Case{"qk_norm = \"scaled\"\ntied = false\nmlp = \"relu2\"\nnorm_position = \"post\"\n", "", 1e-6},
+        Case{"dropout = 0.2\nattention_dropout = 0.1\n", "", 1e-6},
+        Case{"", "[memory]\nrecompute = \"block\"\nhead_chunk = 27\n", 1e-6, 3, 32},
+        Case{"", "[lora]\nrank = 16\nalpha = 64\n", 1e-6},
+        Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 1e-6},
+        Case{"", "state = \"bf16\"\n", 1e-3}, Case{"", "state = \"8bit\"\n", 1e-3},
+        Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3},
+        Case{"preset = \"llama\"\n", "[device]\nprecision = \"fp16\"\n", 1e-3}}) {
+    CAPTURE(std::string(one.model));
+    CAPTURE(std::string(one.more));
+    Configuration settings = configuration(one.model, one.more);
+    settings.memory.micro_tokens = one.micro_tokens;
+    Run single(settings, alone, 1);
+    std::vector<Trainer::Metrics> of_one;
+    for (int step = 0; step < one.steps; ++step) {
+      single.step();
+      of_one.push_back(single.trainer.metrics());
+    }
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(tensor);
+      Run run(settings, world, tensor), again(settings, world, tensor);
+      for (int step = 0; step < one.steps; ++step) {
+        for (Run* each : {&run, &again}) each->step();
+        const Trainer::Metrics here = run.trainer.metrics(), expected = of_one[static_cast<std::size_t>(step)];
+        CHECK(here.loss == doctest::Approx(expected.loss).epsilon(one.tolerance));
+        // 10: a norm is a sum of squares, of which those of small gradients have larger relative errors.
+        CHECK(here.gradient_norm == doctest::Approx(expected.gradient_norm).epsilon(10 * one.tolerance));
+        CHECK(here.loss == again.trainer.metrics().loss);
+      }
+      CHECK(testing::different_tensors(run.trainer.registry(), again.trainer.registry()).empty());
+    }
+  }
+}
+
+TEST_CASE("a rank begins with its rows of the whole model, bit for bit, and ends with them to rounding") {
+  const parallel::Communicator& world = testing::world().all();
+  const parallel::Communicator alone = world.split(world.rank(), 0);
+  const Configuration settings = configuration("preset = \"llama\"\nqk_norm = \"head\"\nbias = true\n", "");
+  for (const std::int64_t tensor : tensor_sizes()) {
+    CAPTURE(tensor);
+    Run whole(settings, alone, 1), run(settings, world, tensor);
+    for (const int steps : {0, 2}) {
+      for (int step = 0; step < steps; ++step) {
+        whole.step();
+        run.step();
+      }
+      run.trainer.transformer().prepare_weights();  // those of the other ranks of the data axis arrive
+      const auto all = testing::bits_of(whole.trainer.registry()), held = testing::bits_of(run.trainer.registry());
+      for (const checkpoint::Tensor& tensor_here : run.trainer.registry().tensors()) {
+        CAPTURE(tensor_here.name);
+        const std::vector<std::byte>& part = held.at(tensor_here.name);
+        const std::byte* const expected =
+            all.at(tensor_here.name).data() + tensor_here.held.begin * tensor_here.row_bytes();
+        if (steps == 0) {
+          CHECK(std::memcmp(part.data(), expected, part.size()) == 0);
+        } else if (tensor_here.type == kernels::Scalar::fp32) {
+          double largest = 0, difference = 0;
+          for (std::size_t i = 0; i < part.size(); i += sizeof(float)) {
+            float a, b;
+            std::memcpy(&a, part.data() + i, sizeof a);
+            std::memcpy(&b, expected + i, sizeof b);
+            largest = std::max(largest, std::abs(static_cast<double>(b)));
+            difference = std::max(difference, std::abs(static_cast<double>(a) - static_cast<double>(b)));
+          }
+          // Adam divides by the root of a second moment: where a gradient is nearly 0 its rounding is amplified.
+          CHECK(difference <= 1e-3 * std::max(largest, 1e-2));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks that hold the same rows have the same bits") {
+  const parallel::Communicator& world = testing::world().all();
+  for (const char* const model : {"", "preset = \"llama\"\nqk_norm = \"head\"\n"})
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(std::string(model));
+      CAPTURE(tensor);
+      Run run(configuration(model, ""), world, tensor);
+      for (int step = 0; step < 2; ++step) run.step();
+      run.trainer.transformer().prepare_weights();
+      const parallel::Communicator& ranks = run.grid.axis(parallel::kTensorAxis);
+      const auto bits = testing::bits_of(run.trainer.registry());
+      for (const training::ParameterSpec& spec : run.trainer.model().parameters().specs()) {
+        if (!spec.cut.over.empty()) continue;
+        const std::vector<std::byte>& own = bits.at(spec.name);
+        std::vector<std::byte> all(own.size() * static_cast<std::size_t>(ranks.size()));
+        ranks.all_gather(own.data(), all.data(), std::ssize(own));
+        for (std::int64_t rank = 0; rank < ranks.size(); ++rank)
+          CHECK(std::memcmp(all.data() + rank * std::ssize(own), own.data(), own.size()) == 0);
+      }
+    }
+}
+
+TEST_CASE("an evaluation has the loss of one rank") {
+  const parallel::Communicator& world = testing::world().all();
+  const parallel::Communicator alone = world.split(world.rank(), 0);
+  std::vector<std::uint32_t> ids(16 * 21 + 6);  // the last batch and the last window are short
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint32_t>(i * i % kVocabulary);
+  const dataset::TokenSet text("text", std::move(ids), kVocabulary, 1000);
+  const auto measure = [&](Run& run) {
+    return evaluate(text, 16, 16, run.trainer.transformer(), run.trainer.staging(), testing::execution(),
+                    &run.trainer.ranks());
+  };
+  const Configuration settings = configuration("", "");
+  Run single(settings, alone, 1);
+  single.step();
+  const EvaluationResult expected = measure(single);
+  for (const std::int64_t tensor : tensor_sizes()) {
+    CAPTURE(tensor);
+    Run run(settings, world, tensor);
+    run.step();
+    const EvaluationResult here = measure(run);
+    CHECK(here.tokens == expected.tokens);
+    CHECK(here.loss == doctest::Approx(expected.loss).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("the plan is what the largest rank takes, and sends in a step") {
+  const parallel::Communicator& world = testing::world().all();
+  for (const char* const more : {"", "[memory]\nrecompute = \"block\"\n"})
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(tensor);
+      CAPTURE(std::string(more));
+      const std::int64_t before = device::memory_use().device_bytes;
+      Run run(configuration("", more), world, tensor);
+      const Architecture architecture{run.settings.language_model, kVocabulary, run.settings.data.sequence};
+      const Plan planned = plan(run.settings, architecture, 0);
+      std::int64_t context = 0, taken = device::memory_use().device_bytes - before;
+      for (const auto& [name, bytes] : planned.device)
+        if (name == "CUDA context and libraries") context = bytes;
+      world.maximum({&taken, 1});
+      CHECK(taken <= planned.device_total() - context);
+      CHECK(static_cast<double>(taken) >= 0.95 * static_cast<double>(planned.device_total() - context));
+      if (world.size() == 1) continue;
+      for (int step = 0; step < 2; ++step) run.step();  // the second sends the weights of the first
+      run.trainer.settle();
+      std::int64_t sent = run.trainer.step_bytes_sent();
+      world.maximum({&sent, 1});
+      // Rows are divided unevenly; the norm is not counted.
+      CHECK(static_cast<double>(sent) ==
+            doctest::Approx(static_cast<double>(bytes_sent(run.settings, architecture))).epsilon(0.03));
+    }
+}
+
+TEST_CASE("what cannot be divided is refused with its name") {
+  const auto why = [](const std::string& model, std::int64_t tensor, std::int64_t vocabulary = kVocabulary) {
+    return obstacle_to_division({configuration(model, "").language_model, vocabulary, 16}, tensor);
+  };
+  CHECK(why("", 5).empty());
+  CHECK(why("", 6).find("kv_heads = 5") != std::string::npos);
+  CHECK(why("heads = 8\nkv_heads = 1\n", 2).find("kv_heads = 1") != std::string::npos);
+  CHECK(why("d_mlp = 8\n", 2).find("d_mlp = 8") != std::string::npos);
+  CHECK(why("qk_norm = \"width\"\n", 2).find("qk_norm") != std::string::npos);
+  CHECK(why("", 5, 4).find("vocabulary of 4") != std::string::npos);
+  for (const char* const more : {"log.sample_tokens = 8", "privacy.enabled = true"}) {
+    CAPTURE(std::string(more));
+    Configuration read;
+    const input::Schema keys = schema(read);
+    const std::string table(more, std::strcspn(more, ".")), key(std::strchr(more, '.') + 1);
+    CHECK_THROWS_WITH_AS(input::read(keys, "[parallel]\ntensor = 2\n[" + table + "]\n" + key + "\n", "test.toml"),
+                         doctest::Contains("parallel.tensor"), Error);
+  }
+}
+
+}  // namespace weft::language_model
