@@ -8,7 +8,7 @@
 namespace weft::language_model {
 namespace {
 
-constexpr double kMostPrompts = 1 << 16, kMostSamples = 1 << 12, kMostTokens = 1 << 20;
+constexpr double kMostStepPrompts = 1 << 16, kMostSamples = 1 << 12, kMostTokens = 1 << 20;
 
 void add_sampling_keys(input::Schema& schema, PolychromicSettings& polychromic) {
   schema
@@ -18,7 +18,7 @@ void add_sampling_keys(input::Schema& schema, PolychromicSettings& polychromic) 
       .at_most(input::kMostSteps);
   schema.add("polychromic.prompts", polychromic.prompts, "prompts of a batch of answers, all ranks together")
       .at_least(1)
-      .at_most(kMostPrompts);
+      .at_most(kMostStepPrompts);
   schema.add("polychromic.samples", polychromic.samples, "answers per prompt, more than set_size")
       .at_least(3)
       .at_most(kMostSamples);
@@ -49,7 +49,7 @@ void add_sampling_keys(input::Schema& schema, PolychromicSettings& polychromic) 
           "prompts whose answers are measured before, during (log.evaluate_every) and after the training: the first of "
           "prompts_file, or cut from the validation text; 0 = none")
       .at_least(0)
-      .at_most(kMostPrompts)
+      .at_most(kMostStepPrompts)
       .free();
 }
 
