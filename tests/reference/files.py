@@ -132,8 +132,8 @@ def read_tensors(step_directory):
 def read_state(step_directory, step, beta1=0.9):
     """A transcoder.State in float64. previous_norm is valid only after one unclipped step from zero moments."""
     tensors = read_tensors(step_directory)
-    names = [name for name in tensors
-             if re.fullmatch(r"encoder_\d+/(weight|bias|threshold)|(decoder|skip)_\d+/(\w+_)?weight|decoder_\d+/(offset|scale)_\d+|decoder_bias", name)]
+    names = [name for name in tensors if re.fullmatch(
+        r"encoder_\d+/(weight|bias|threshold)|(decoder|skip)_\d+/(\w+_)?weight|decoder_\d+/(offset|scale)_\d+|decoder_bias", name)]
     pick = lambda suffix: {name: tensors[name + suffix].astype(np.float64) for name in names}
     state = transcoder.State(pick(""), pick(".first_moment"), pick(".second_moment"), step)
     state.silent = [tensors[f"encoder_{s}/tokens_since_fired"] for s in range(sum(name.endswith("/bias") for name in names))]

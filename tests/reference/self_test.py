@@ -39,7 +39,8 @@ class Gradients(unittest.TestCase):
                     self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
 
     def test_gradients_of_the_penalties_reach_encoders_and_norms_of_decoders(self):
-        for more in (dict(decoder="tied", sparsity=0.7), dict(decoder="tied_target", sparsity=0.7), dict(activation="relu", sparsity=0.3, sparsity_form="linear"),
+        for more in (dict(decoder="tied", sparsity=0.7), dict(decoder="tied_target", sparsity=0.7),
+                     dict(activation="relu", sparsity=0.3, sparsity_form="linear"),
                      dict(activation="batch_topk", sparsity=0.7, sparsity_begin=0.2, sparsity_end=0.6, steps=10),
                      dict(activation="jumprelu", sparsity=0.7, preactivation_penalty=0.3),
                      dict(activation="jumprelu", preactivation_penalty=0.3, preactivation_form="negative")):
