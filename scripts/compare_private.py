@@ -44,7 +44,7 @@ def variants(source):
 
 def result(weft, source, output, settings):
     """Of the run, which is continued or made first."""
-    command = [weft, "--quiet", "lm", "train", source, "--output", output]
+    command = [weft, "lm", "train", source, "--quiet", "--output", output]
     for setting in settings:
         command += ["--set", setting]
     if subprocess.run(list(map(str, command)), check=False).returncode != 0:
