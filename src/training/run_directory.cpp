@@ -192,15 +192,25 @@ void keep_input(const RunDirectory& directory, const input::Schema& schema, cons
 
 namespace {
 
-/// Every key that this start has changed: "changed" in run.json, key -> [before, after] as TOML.
-void record_changes(const input::Schema& schema, const checkpoint::Found& found) {
+/// Keys of these tables say what is written, not what is trained.
+bool changes_no_step(const std::string& key) {
+  return key.starts_with("log.") || key.starts_with("checkpoint.") || key.starts_with("resume.");
+}
+
+/// Every key that this start has changed: "changed" in run.json, key -> [before, after] as TOML. True if later steps
+/// may be others: also a free key can change them, as run.steps does with a schedule of the learning rate.
+bool record_changes(const input::Schema& schema, const checkpoint::Found& found) {
   report::Json changed = report::Json::object();
+  bool steps = false;
   for (const input::Key& key : schema.keys()) {
     if (key.path() == "run.output") continue;
     const input::Value before = input::value_in(schema, key.path(), found.manifest.input, checkpoint::kManifestName);
-    if (before != key.load()) changed[key.path()] = {input::toml_value(before), input::toml_value(key.load())};
+    if (before == key.load()) continue;
+    changed[key.path()] = {input::toml_value(before), input::toml_value(key.load())};
+    steps = steps || !changes_no_step(key.path());
   }
   if (!changed.empty()) report::run_record()["changed"] = std::move(changed);
+  return steps;
 }
 
 }  // namespace
@@ -208,7 +218,6 @@ void record_changes(const input::Schema& schema, const checkpoint::Found& found)
 bool check_same_run(const input::Schema& schema, const ResumeSettings& settings, const checkpoint::Found& found,
                     const TrainingData& data, const parallel::World& world) {
   std::string refused;
-  bool changed = false;
   for (const input::Change& change :
        input::changed_keys(schema, found.manifest.input, (found.path / checkpoint::kManifestName).string())) {
     const std::string what = fmt::format("{} was {}, now {}", change.path, change.before, change.after);
@@ -218,14 +227,13 @@ bool check_same_run(const input::Schema& schema, const ResumeSettings& settings,
       refused += fmt::format("\n  {} (allowed with --set resume.accept_changed=true)", what);
     else
       log::info("resuming with a changed input: {}", what);
-    changed = true;
   }
   if (!refused.empty())
     throw collective_error(ExitCode::usage,
                            "{} belongs to a run with another input:{}\nrestore them, or start a new run with another "
                            "--output or with --resume never",
                            found.path.string(), refused);
-  record_changes(schema, found);
+  const bool changed = record_changes(schema, found);
   if (dataset::same_data(found.manifest.dataset_fingerprint, data.fingerprint)) return changed;
   if (!data.accept_changed)
     throw collective_error(

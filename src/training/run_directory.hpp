@@ -56,8 +56,8 @@ struct TrainingData {
 };
 /// Compares the input with the one of the run that wrote the checkpoint. Keys that define the run may not change: a
 /// collective Error(usage) lists all changes. Changeable keys need resume.accept_changed. Accepted changes are logged.
-/// All changes, also of free keys, are in the run record (`changed`). True if a changeable key or the data have
-/// changed: the steps from here on are not those that the run would have made.
+/// All changes, also of free keys, are in the run record (`changed`). True if a key has changed that is not about output,
+/// or the data: the steps from here on may not be those that the run would have made.
 bool check_same_run(const input::Schema&, const ResumeSettings&, const checkpoint::Found&, const TrainingData&,
                     const parallel::World&);
 

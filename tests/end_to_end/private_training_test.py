@@ -131,6 +131,14 @@ def keeps_the_guarantee_on_resume(weft):
     printed = weft.run(*command(weft, "again", "--set", "run.steps=22", "--set", "optimizer.learning_rate=1e-3",
                                 "--set", "resume.accept_changed=true"))
     assert "from a new key" in printed, printed
+    # So for fewer steps, which change the schedule of the learning rate without permission. The same input continues the run.
+    checkpoint = weft.folder / "other_secret" / "checkpoints" / "step_00000010"
+    branch = command(weft, "branch", "--resume", checkpoint, key="system")
+    assert "from a new key" in weft.run(*branch, "--set", "run.steps=18")
+    same = command(weft, "same", "--resume", checkpoint, "--set", "log.every=3", key="system")
+    assert "from a new key" not in weft.run(*same)
+    losses = [program.record(weft.folder / name)["result"]["validation"]["loss"] for name in ("same", "other_secret")]
+    assert losses[0] == losses[1], losses
 
 
 def begins_with_public_weights(weft):
