@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/system.hpp"
 
+#include <sched.h>
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <thread>
 
 #include "base/error.hpp"
 
@@ -15,6 +20,14 @@ std::string host_name() {
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);
   return name;
+}
+
+int usable_cpus() {
+  std::uint64_t mask[128] = {};  // of 8,192 CPUs
+  int count = 0;
+  if (::sched_getaffinity(0, sizeof mask, reinterpret_cast<cpu_set_t*>(mask)) == 0)
+    for (const std::uint64_t part : mask) count += std::popcount(part);
+  return count > 0 ? count : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 std::string random_hex(std::size_t digits) {

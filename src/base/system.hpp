@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the operating system provides: the name of this host, random names.
+// What the operating system provides: the name of this host, its CPUs, random names.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,10 @@
 namespace weft {
 
 std::string host_name();
+
+/// CPUs that the affinity mask of this thread allows, at least 1. std::thread::hardware_concurrency counts those of the
+/// machine.
+int usable_cpus();
 
 /// Random hexadecimal digits, different in every call of every process; for names, not for results. Throws
 /// Error(internal).

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/system.hpp"
 #include "kernels/runtime.hpp"
 
 #ifdef WEFT_ENABLE_CUDA
@@ -15,8 +16,7 @@
 namespace weft::device {
 
 int host_threads(const Settings& settings, int sharing) {
-  // As far as the affinity mask of the process allows.
-  const int hardware = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int hardware = usable_cpus();
   const int limit = std::min(hardware, kernels::most_threads());
   if (settings.threads == 0) return std::clamp(hardware / std::max(1, sharing), 1, limit);
   if (settings.threads > limit)

@@ -15,6 +15,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/progress.hpp"
+#include "base/system.hpp"
 #include "storage/retry.hpp"
 #include "storage/threads.hpp"
 
@@ -146,6 +147,6 @@ std::vector<std::string> sha256_segments(const std::filesystem::path& path, std:
   return list;
 }
 
-int digest_threads() { return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 4u)); }
+int digest_threads() { return std::min(usable_cpus(), 4); }
 
 }  // namespace weft::storage

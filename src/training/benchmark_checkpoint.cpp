@@ -18,6 +18,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/system.hpp"
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "device/memory.hpp"
@@ -230,7 +231,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
   const parallel::Communicator& world = ranks.all();
   CheckpointResult result;
   result.writers = world.size();
-  result.cores = static_cast<int>(std::thread::hardware_concurrency());
+  result.cores = usable_cpus();
   std::int64_t largest = registry.bytes();
   world.maximum({&largest, 1});
   result.copy_seconds = copy_seconds(largest, execution, world);

@@ -37,6 +37,8 @@ def cpus(weft, name, first_rank, second_rank, *arguments):
     for host in program.record(weft.folder / name)["hosts"]:
         of_rank.update(zip(host["ranks"], host["cpus"]))
         assert f"CPUs {' | '.join(host['cpus'])}\n" in done.stdout, done.stdout
+        if all(part.isdigit() for part in host["cpus"]):  # a thread for the only CPU
+            assert "1 thread)" in done.stdout, done.stdout
     return [of_rank[0], of_rank[1]]
 
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "base/system.hpp"
 #include "base/text.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
@@ -118,8 +119,7 @@ void inspect_dataset(const std::string& path, const Request& request, const para
   settings.input_text.clear();
   read_input(settings, schema, world);
   const dataset::Description description = dataset::describe(world, path, input.configuration.data);
-  const dataset::Statistics statistics =
-      dataset::check(world, description, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  const dataset::Statistics statistics = dataset::check(world, description, usable_cpus());
   const std::vector<std::string> constant = dataset::constant_dimensions(statistics, description);
   std::string text = fmt::format("{}\nevery row read: all values finite{}", dataset::summary(description),
                                  description.has_statistics ? ", norm_stats.json agrees with the data" : "");

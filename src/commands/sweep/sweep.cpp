@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "base/system.hpp"
 #include "commands/commands.hpp"
 #include "commands/report/comparison.hpp"
 #include "commands/sweep/grid.hpp"
@@ -92,7 +93,7 @@ std::vector<std::string> command_of(const Request& request, const Job& job) {
   for (const std::string& word : {std::string("train"), job.input.string(), std::string("--output"), job.run.string()})
     words.push_back(word);
   // Processes side by side share the cores.
-  const auto cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
+  const std::int64_t cores = usable_cpus();
   if (request.jobs > 1 && job.threads == 0)
     words.push_back(fmt::format("--set=device.threads={}", std::max<std::int64_t>(1, cores / request.jobs)));
   return words;
