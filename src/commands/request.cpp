@@ -132,6 +132,9 @@ Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bo
   const std::string dashes = first[0] == '-' ? "--" : "";
   std::string hint =
       input::nearest(std::string_view(first).substr(std::min(first.find_first_not_of('-'), first.size())), known);
+  if (!dashes.empty() && hint == std::string_view(first).substr(2) && chosen != nullptr)
+    return usage(chosen, "option \"{}\" is before its command; options follow it: weft {} {}", first, chosen->name,
+                 first);
   // "weft generate" is "weft lm generate".
   if (chosen == nullptr && !of_family)
     for (const CommandEntry& entry : command_entries())

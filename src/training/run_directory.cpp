@@ -162,7 +162,9 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
                                checkpoint::Leftovers::remove, run.directory.lease);
   run.complete = run.found && (run.found->manifest.step > settings.steps ||
                                (run.found->manifest.step == settings.steps && earlier.exit_code == 0));
-  if (run.complete)
+  // A finished run keeps its record until it is known that this start may continue it.
+  run.record_is_kept = run.complete || (run.found && earlier.exit_code == 0);
+  if (run.record_is_kept)
     report::record_to({});
   else
     report::record_running(world);
@@ -184,7 +186,12 @@ bool is_complete(const OpenedRun& run, const RunSettings& settings, const parall
   return true;
 }
 
-void keep_input(const RunDirectory& directory, const input::Schema& schema, const parallel::World& world) {
+void keep_input(const OpenedRun& run, const input::Schema& schema, const parallel::World& world) {
+  const RunDirectory& directory = run.directory;
+  if (run.record_is_kept) {
+    report::record_to(directory.path / "run.json", directory.lease->fence());
+    report::record_running(world);
+  }
   if (!world.is_root()) return;
   report::require_ownership();
   storage::write_text_atomically(directory.path / "input.toml", input::print(schema));

@@ -35,6 +35,8 @@ struct OpenedRun {
   std::int64_t protected_step = -1;        ///< of the checkpoint of this run that --resume names; -1: none
   /// The run has at least run.steps steps, and its record is complete or of more steps: nothing may be changed.
   bool complete = false;
+  /// run.json is still that of an earlier start, which finished the run.
+  bool record_is_kept = false;
 };
 /// Creates the directory, acquires its lease, opens log.txt and run.json there, and finds the checkpoint to resume
 /// from, after it has copied one that is only on the nodes (checkpoint.local). `resume`: "auto", "never" or the path of
@@ -47,8 +49,9 @@ OpenedRun open_run(const RunSettings&, const input::Schema&, const std::string& 
 /// True if the run is complete; logged. The command then ends with 0. Collective.
 bool is_complete(const OpenedRun&, const RunSettings&, const parallel::World&);
 
-/// Writes the resolved input into the directory: once it is known that the run may start.
-void keep_input(const RunDirectory&, const input::Schema&, const parallel::World&);
+/// Once it is known that the run may start: writes the resolved input into the directory, and run.json if `open_run`
+/// has not. Collective.
+void keep_input(const OpenedRun&, const input::Schema&, const parallel::World&);
 
 struct TrainingData {
   std::string path, fingerprint;
@@ -56,8 +59,8 @@ struct TrainingData {
 };
 /// Compares the input with the one of the run that wrote the checkpoint. Keys that define the run may not change: a
 /// collective Error(usage) lists all changes. Changeable keys need resume.accept_changed. Accepted changes are logged.
-/// All changes, also of free keys, are in the run record (`changed`). True if a key has changed that is not about output,
-/// or the data: the steps from here on may not be those that the run would have made.
+/// All changes, also of free keys, are in the run record (`changed`). True if a key has changed that is not about
+/// output, or the data: the steps from here on may not be those that the run would have made.
 bool check_same_run(const input::Schema&, const ResumeSettings&, const checkpoint::Found&, const TrainingData&,
                     const parallel::World&);
 

@@ -233,6 +233,16 @@ TEST_CASE("wrong usage ends with 2 and suggests a correction") {
         "error: nothing.toml: cannot be read (No such file or directory); give the path of an input file\n");
 }
 
+TEST_CASE("an option before its command is named as such") {
+  const Scratch scratch;
+  for (const char* command : {"train", "lm train"}) {
+    const Outcome early = weft_with(scratch, fmt::format("--quiet {} in.toml", command));
+    CHECK(early.code == 2);
+    CHECK(early.err.find(fmt::format("option \"--quiet\" is before its command; options follow it: weft {} --quiet",
+                                     command)) != std::string::npos);
+  }
+}
+
 TEST_CASE("--set does not swallow the input") {
   const Scratch scratch;
   scratch.file("a.toml", good);

@@ -69,5 +69,13 @@ def check(weft):
     assert "the run is finished, all 20 steps are done" in output and "learning rate" not in output, output
     assert (weft.folder / "constant" / "run.json").read_bytes() == record
 
+    # A start that is refused leaves the record of the finished run too.
+    output = weft.run("lm", "train", weft.folder / "constant.toml", "--output", weft.folder / "constant", "--set", "run.steps=30",
+                      "--set", "language_model.d_mlp=64", code=2)
+    assert "belongs to a run with another input" in output, output
+    assert (weft.folder / "constant" / "run.json").read_bytes() == record
+    train("constant", "constant", "run.steps=30")
+    assert program.record(weft.folder / "constant")["result"]["step"] == 30
+
 
 program.main(check)

@@ -45,7 +45,7 @@ int train(const std::string& path, const std::string& output, const parallel::Wo
   const training::OpenedRun opened = training::open_run(c.run, schema, "auto", c.checkpoint, false, world);
   if (opened.found) training::check_same_run(schema, c.resume, *opened.found, {"examples", "generated"}, world);
   if (training::is_complete(opened, c.run, world)) return 0;
-  training::keep_input(opened.directory, schema, world);
+  training::keep_input(opened, schema, world);
   const device::Runtime runtime({}, world.node_rank(), world.node_size());
   report::record_start(world, "linear_regression", {}, runtime.description());
 

@@ -86,7 +86,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
     return 0;
   }
   training::check_schedule(configuration.optimizer, configuration.run, schema, opened, world);
-  training::keep_input(opened.directory, schema, world);
+  training::keep_input(opened, schema, world);
   if (opened.found)
     training::use_recorded_algorithms(configuration.device.algorithms, world, opened.found->manifest.extra);
   training::Profile profile(request.profile, world, runtime);
