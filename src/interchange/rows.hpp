@@ -38,7 +38,7 @@ struct Contents {
   bool skip = false;
   bool per_layer = false;    ///< features write to their own layer only
   bool autoencoder = false;  ///< the targets are the inputs
-  std::int64_t k = 0;        ///< the k largest positive pre-activations of a token and layer are active; 0: all above 0
+  std::int64_t k = 0;        ///< TopK per token and layer, of positive pre-activations; 0: all above 0
                              ///< or the threshold
 };
 

@@ -83,7 +83,7 @@ bool is_crosslayer_transcoder_file(const std::filesystem::path& path) {
     const Lock lock;
     const Handle file = open_data_file(path);
     return link_to(file, "tensor") == Link::hard;
-  } catch (const Error&) {  // whoever opens it says why
+  } catch (const Error&) {  // the error is reported when the file is opened for reading
     return false;
   }
 }

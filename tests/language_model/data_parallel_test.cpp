@@ -10,14 +10,13 @@
 #include "language_model/evaluation.hpp"
 #include "language_model/generation/generator.hpp"
 #include "language_model/plan.hpp"
-#include "language_model/trainer.hpp"
+#include "tests/language_model/run_on_ranks.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/training/registry_bits.hpp"
 
 namespace weft::language_model {
 namespace {
 
-constexpr std::int64_t kVocabulary = 43;
 constexpr int kSteps = 6;
 
 /// Six sequences, not a multiple of four ranks. `model`: further keys of [language_model]; `more`: of [optimizer], then
@@ -32,38 +31,6 @@ Configuration configuration(const std::string& model, const std::string& more) {
               "test.toml");
   return read;
 }
-
-struct Run {
-  /// On the ranks of `world`.
-  Run(Configuration settings, const parallel::Communicator& world)
-      : grid(world, grid_shape(on(settings, world.size()))),
-        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence, settings.lora}, grid,
-                {device::planned_backend(device_settings(settings)), testing::execution().stream}) {
-    trainer.initialise();
-  }
-  static const Configuration& on(Configuration& settings, std::int64_t n_ranks) {
-    use_ranks(settings, n_ranks);
-    return settings;
-  }
-  void step() {
-    const std::int64_t first = trainer.first_sequence();
-    dataset::TokenBatch batch = trainer.next_batch();
-    batch.counted = 0;
-    for (std::int64_t row = 0; row < batch.rows(); ++row) {
-      const auto at = static_cast<std::size_t>(row);
-      const std::int64_t place = first * batch.length + row, token = place * place + 7 * trainer.steps_done();
-      batch.ids[at] = static_cast<std::uint32_t>(token % kVocabulary);
-      // Ranks count different numbers of targets.
-      const bool counts = place % 5 != 2 && place > 20;
-      batch.targets[at] = counts ? static_cast<std::int32_t>((token + place) % kVocabulary) : kernels::kIgnored;
-      batch.positions[at] = static_cast<std::int32_t>(row % batch.length);
-      batch.counted += counts;
-    }
-    trainer.step(batch);
-  }
-  parallel::Grid grid;
-  Trainer trainer;
-};
 
 struct Case {
   const char *model, *more;

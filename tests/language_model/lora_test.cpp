@@ -26,6 +26,7 @@ using weft::testing::gpt2;
 using weft::testing::kLength;
 using weft::testing::kSequences;
 using weft::testing::llama;
+using weft::testing::norm_of;
 using weft::testing::SmallModel;
 using weft::testing::variants;
 using Gradients = std::vector<std::vector<float>>;
@@ -42,12 +43,6 @@ TransformerSettings adapted(TransformerSettings settings, std::vector<std::strin
   if (targets.empty()) targets = all_targets(settings.architecture.model);
   settings.architecture.lora = {.rank = kRank, .alpha = 6, .targets = std::move(targets)};
   return settings;
-}
-
-double norm_of(const std::vector<float>& values) {
-  double sum = 0;
-  for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
-  return std::sqrt(sum);
 }
 
 bool same_bits(const Gradients& a, const Gradients& b) {
@@ -127,24 +122,7 @@ TEST_CASE("the gradient of each adapter is the slope of the loss, for every targ
         if (spec.frozen) continue;
         const double length = norm_of(gradients[i]);
         REQUIRE(length > 1e-4);
-        const std::vector<float> at = model.get(i);
-        const auto central = [&](double step) {
-          double losses[2] = {};
-          for (const int side : {0, 1}) {
-            std::vector<float> moved = at;
-            for (std::size_t k = 0; k < at.size(); ++k)
-              moved[k] +=
-                  static_cast<float>((side == 1 ? step : -step) * static_cast<double>(gradients[i][k]) / length);
-            model.set(i, moved);
-            losses[side] = model.loss();
-          }
-          return (losses[1] - losses[0]) / (2 * step);
-        };
-        // As in transformer_test: extrapolated to step 0; rounding of the losses gives 1e-7 / step.
-        constexpr double kStep = 1e-2;
-        const double slope = (4 * central(kStep) - central(2 * kStep)) / 3;
-        model.set(i, at);
-        CHECK(slope == doctest::Approx(length).epsilon(0.01 + 5e-5 / length));
+        CHECK(slope_along(model, i, gradients[i]) == doctest::Approx(length).epsilon(0.01 + 5e-5 / length));
       }
     }
 }

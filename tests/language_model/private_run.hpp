@@ -123,11 +123,6 @@ struct PrivateRun {
   Trainer trainer;
 };
 
-inline double norm_of(const std::vector<float>& values) {
-  double squares = 0;
-  for (const float value : values) squares += static_cast<double>(value) * static_cast<double>(value);
-  return std::sqrt(squares);
-}
 inline std::vector<float> difference(std::vector<float> a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
   for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];

@@ -3,6 +3,7 @@
 // A small language model with its memory, and tokens for it: what tests of the forward and backward pass need.
 #pragma once
 
+#include <cmath>
 #include <vector>
 
 #include "kernels/language/head/cross_entropy.hpp"
@@ -178,5 +179,34 @@ class SmallModel {
   device::Buffer<kernels::AdamStep> step_;
   std::int64_t counted_ = 0;
 };
+
+inline double norm_of(const std::vector<float>& values) {
+  double sum = 0;
+  for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
+  return std::sqrt(sum);
+}
+
+/// Slope of the loss in the direction of a gradient of parameter i, which is the norm of the right one. Central
+/// differences, extrapolated to step 0: the error of the formula is of order step^4. Rounding of the losses: 1e-7 /
+/// step.
+inline double slope_along(SmallModel& model, std::size_t i, const std::vector<float>& gradient) {
+  const double length = norm_of(gradient);
+  const std::vector<float> at = model.get(i);
+  const auto central = [&](double step) {
+    double losses[2] = {};
+    for (const int side : {0, 1}) {
+      std::vector<float> moved = at;
+      for (std::size_t k = 0; k < at.size(); ++k)
+        moved[k] += static_cast<float>((side == 1 ? step : -step) * static_cast<double>(gradient[k]) / length);
+      model.set(i, moved);
+      losses[side] = model.loss();
+    }
+    return (losses[1] - losses[0]) / (2 * step);
+  };
+  constexpr double kStep = 1e-2;
+  const double slope = (4 * central(kStep) - central(2 * kStep)) / 3;
+  model.set(i, at);
+  return slope;
+}
 
 }  // namespace weft::testing

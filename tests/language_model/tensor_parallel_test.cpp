@@ -11,14 +11,12 @@
 #include "language_model/evaluation.hpp"
 #include "language_model/grid_plan.hpp"
 #include "language_model/plan.hpp"
-#include "language_model/trainer.hpp"
+#include "tests/language_model/run_on_ranks.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/training/registry_bits.hpp"
 
 namespace weft::language_model {
 namespace {
-
-constexpr std::int64_t kVocabulary = 43;  // divided unevenly
 
 /// Five heads unless `model` says otherwise: two ranks have 2 and 3, four have 1, 1, 1 and 2. `model`: further keys of
 /// [language_model]; `more`: of [optimizer], then other tables.
@@ -33,41 +31,6 @@ Configuration configuration(const std::string& model, const std::string& more) {
               "test.toml");
   return read;
 }
-
-Configuration on(Configuration settings, std::int64_t n_ranks, std::int64_t tensor) {
-  settings.parallel.tensor = tensor;
-  use_ranks(settings, n_ranks);
-  return settings;
-}
-
-struct Run {
-  /// On the ranks of `world`, in groups of `tensor`.
-  Run(const Configuration& given, const parallel::Communicator& world, std::int64_t tensor)
-      : settings(on(given, world.size(), tensor)),
-        grid(world, grid_shape(settings)),
-        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence, settings.lora}, grid,
-                {device::planned_backend(device_settings(settings)), testing::execution().stream}) {
-    trainer.initialise();
-  }
-  void step() {
-    const std::int64_t first = trainer.first_sequence();
-    dataset::TokenBatch batch = trainer.next_batch();
-    batch.counted = 0;
-    for (std::int64_t row = 0; row < batch.rows(); ++row) {
-      const auto at = static_cast<std::size_t>(row);
-      const std::int64_t place = first * batch.length + row, token = place * place + 7 * trainer.steps_done();
-      batch.ids[at] = static_cast<std::uint32_t>(token % kVocabulary);
-      const bool counts = place % 5 != 2 && place > 20;
-      batch.targets[at] = counts ? static_cast<std::int32_t>((token + place) % kVocabulary) : kernels::kIgnored;
-      batch.positions[at] = static_cast<std::int32_t>(row % batch.length);
-      batch.counted += counts;
-    }
-    trainer.step(batch);
-  }
-  const Configuration settings;
-  parallel::Grid grid;
-  Trainer trainer;
-};
 
 /// The numbers of ranks of the tensor axis that this job can have.
 std::vector<std::int64_t> tensor_sizes() {

@@ -13,6 +13,8 @@
 namespace weft::language_model {
 namespace {
 
+using testing::norm_of;
+
 using weft::testing::gpt2;
 using weft::testing::kLength;
 using weft::testing::kSequences;
@@ -53,12 +55,6 @@ constexpr Types kTypes[] = {{kernels::Scalar::fp32, false, 0, 0},
                             {kernels::Scalar::bf16, false, 3e-2, 5e-3},
                             {kernels::Scalar::fp16, false, kHalfGradients, 5e-3},
                             {kernels::Scalar::bf16, true, 0.3, 0.02}};
-
-double norm_of(const std::vector<float>& values) {
-  double sum = 0;
-  for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
-  return std::sqrt(sum);
-}
 
 /// |a - b| / |b| over all parameters together.
 double relative_difference(const Gradients& a, const Gradients& b) {
@@ -108,23 +104,7 @@ TEST_CASE("the gradient of each parameter is the slope of the loss in its direct
         continue;
       }
       REQUIRE(length > 1e-4);
-      const std::vector<float> at = model.get(i);
-      const auto central = [&](double step) {
-        double losses[2] = {};
-        for (const int side : {0, 1}) {
-          std::vector<float> moved = at;
-          for (std::size_t k = 0; k < at.size(); ++k)
-            moved[k] += static_cast<float>((side == 1 ? step : -step) * static_cast<double>(gradients[i][k]) / length);
-          model.set(i, moved);
-          losses[side] = model.loss();
-        }
-        return (losses[1] - losses[0]) / (2 * step);
-      };
-      // Extrapolated to step 0: the error of the formula is of order step^4. Rounding of the losses: 1e-7 / step.
-      constexpr double kStep = 1e-2;
-      const double slope = (4 * central(kStep) - central(2 * kStep)) / 3;
-      model.set(i, at);
-      CHECK(slope == doctest::Approx(length).epsilon(0.01 + 5e-5 / length));
+      CHECK(slope_along(model, i, gradients[i]) == doctest::Approx(length).epsilon(0.01 + 5e-5 / length));
     }
   }
 }

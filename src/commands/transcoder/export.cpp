@@ -85,7 +85,7 @@ int export_weights(const Request& request, const parallel::World& world) {
       configuration.transcoder.activation != transcoder::Activation::relu)
     throw collective_error(ExitCode::usage,
                            "{}: its features are the largest of a batch or of a token (other programs know ReLU and "
-                           "JumpReLU, saelens and sparsify also the k largest of a token and layer); convert the "
+                           "JumpReLU, saelens and sparsify also TopK per token and layer); convert the "
                            "transcoder to JumpReLU first",
                            found.path.string());
 

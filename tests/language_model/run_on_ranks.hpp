@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A training run of a language model whose ranks have the batches that one rank would have.
+#pragma once
+
+#include "language_model/plan.hpp"
+#include "language_model/trainer.hpp"
+#include "tests/test.hpp"
+
+namespace weft::language_model {
+
+inline constexpr std::int64_t kVocabulary = 43;  // divided unevenly
+
+struct Run {
+  /// On the ranks of `world`, in groups of `tensor`.
+  Run(const Configuration& given, const parallel::Communicator& world, std::int64_t tensor = 1)
+      : settings(on(given, world.size(), tensor)),
+        grid(world, grid_shape(settings)),
+        trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence, settings.lora}, grid,
+                {device::planned_backend(device_settings(settings)), testing::execution().stream}) {
+    trainer.initialise();
+  }
+  static Configuration on(Configuration settings, std::int64_t n_ranks, std::int64_t tensor) {
+    settings.parallel.tensor = tensor;
+    use_ranks(settings, n_ranks);
+    return settings;
+  }
+  void step() {
+    const std::int64_t first = trainer.first_sequence();
+    dataset::TokenBatch batch = trainer.next_batch();
+    batch.counted = 0;
+    for (std::int64_t row = 0; row < batch.rows(); ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      const std::int64_t place = first * batch.length + row, token = place * place + 7 * trainer.steps_done();
+      batch.ids[at] = static_cast<std::uint32_t>(token % kVocabulary);
+      // Ranks count different numbers of targets.
+      const bool counts = place % 5 != 2 && place > 20;
+      batch.targets[at] = counts ? static_cast<std::int32_t>((token + place) % kVocabulary) : kernels::kIgnored;
+      batch.positions[at] = static_cast<std::int32_t>(row % batch.length);
+      batch.counted += counts;
+    }
+    trainer.step(batch);
+  }
+  const Configuration settings;
+  parallel::Grid grid;
+  Trainer trainer;
+};
+
+}  // namespace weft::language_model
