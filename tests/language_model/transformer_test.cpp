@@ -13,12 +13,11 @@
 namespace weft::language_model {
 namespace {
 
-using testing::norm_of;
-
 using weft::testing::gpt2;
 using weft::testing::kLength;
 using weft::testing::kSequences;
 using weft::testing::llama;
+using weft::testing::norm_of;
 using weft::testing::SmallModel;
 using weft::testing::variants;
 using Gradients = std::vector<std::vector<float>>;
