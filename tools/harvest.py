@@ -392,6 +392,16 @@ def first_token(tokenizer, choice):
     return (None if choice == "none" else begin), choice
 
 
+def added_ids(tokenizer):
+    """Ids that the tokenizer puts (before, after) each text."""
+    text = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    for begin in range(len(whole) - len(text) + 1 if text else 0):
+        if whole[begin:begin + len(text)] == text:
+            return whole[:begin], whole[begin + len(text):]
+    raise UsageError("--bos: what the tokenizer adds to a text cannot be told from the text itself; take --bos none")
+
+
 class Harvester:
     """A model with its hooks; converts windows of tokens to rows of chunk files."""
 
@@ -409,9 +419,7 @@ class Harvester:
             self.before, self.after = ([] if first is None else [first]), []
         else:
             self.bos = "drop" if arguments.bos == "auto" else arguments.bos
-            mark = -1
-            around = self.tokenizer.build_inputs_with_special_tokens([mark]) if self.bos != "none" else [mark]
-            self.before, self.after = around[:around.index(mark)], around[around.index(mark) + 1:]
+            self.before, self.after = added_ids(self.tokenizer) if self.bos != "none" else ([], [])
         self.skip = self.bos == "drop"      # their rows are not stored
         self.length = arguments.context - len(self.before) - len(self.after)    # ids of the text in a window
         if self.length < 1:

@@ -82,4 +82,16 @@ void write_all(const Descriptor& file, std::string_view text, const std::filesys
   }
 }
 
+void write_at(const Descriptor& file, const void* from, std::int64_t bytes, std::int64_t offset,
+              const std::filesystem::path& path) {
+  for (const char* next = static_cast<const char*>(from); bytes > 0;) {
+    const ssize_t written = ::pwrite(file, next, static_cast<std::size_t>(bytes), offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail_with_errno(path, fmt::format("writing at byte {}", offset).c_str());
+    next += written;
+    offset += written;
+    bytes -= written;
+  }
+}
+
 }  // namespace weft

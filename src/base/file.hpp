@@ -5,6 +5,7 @@
 // a symbolic link, which another user may have placed there.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string_view>
 #include <utility>
@@ -58,6 +59,9 @@ Descriptor create_own(const std::filesystem::path& path, Access access = Access:
 
 /// Writes the whole text at the position of the file. Throws Error(io) that names `path`.
 void write_all(const Descriptor& file, std::string_view text, const std::filesystem::path& path);
+/// Writes `bytes` bytes at `offset`, from any thread. Throws Error(io) that names `path`.
+void write_at(const Descriptor& file, const void* from, std::int64_t bytes, std::int64_t offset,
+              const std::filesystem::path& path);
 
 /// Throws SystemError(io) "PATH: WHAT failed (…)" with the text of errno.
 [[noreturn]] void fail_with_errno(const std::filesystem::path& path, const char* what);

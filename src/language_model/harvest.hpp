@@ -67,11 +67,15 @@ class Harvester {
   Harvester(const HarvestSettings&, const TextStream&, const ModelSettings&, Transformer&, Staging&,
             const kernels::Execution&);
 
-  /// Writes one file. Throws Error(numeric) with layer and token if a value of the model is not finite, Error(data) if
-  /// it is not in the type of the files.
-  void write(std::int64_t file, dataset::ChunkFiles&);
+  /// Writes these files, several at a time: a batch is computed while those before it are written, each by a thread of
+  /// its file. Throws Error(numeric) with layer and token if a value of the model is not finite, Error(data) if it is
+  /// not in the type of the files.
+  void write(std::span<const std::int64_t> numbers, const dataset::ChunkFiles&);
 
  private:
+  struct OpenFile;
+  /// The next batch of the file, into its memory; then begins to write it.
+  void append(OpenFile&, kernels::Scalar type);
   void fill(std::int64_t first_window, dataset::TokenBatch&);
   [[noreturn]] void locate(std::int64_t first_window, const Tokens&, kernels::Scalar stored);
 
@@ -81,8 +85,10 @@ class Harvester {
   Transformer& transformer_;
   Staging& staging_;
   const kernels::Execution execution_;
-  std::vector<std::int64_t> starts_;     // of the batch: rows at which documents begin
-  std::vector<std::int32_t> positions_;  // of the batch: in the window
+  device::Buffer<std::byte> inputs_, targets_;  // of the batch: [rows, layers * d_model] as stored
+  device::Buffer<std::int32_t> flag_;           // [1]: a value of the batch is not finite
+  std::vector<std::int64_t> starts_;            // of the batch: rows at which documents begin
+  std::vector<std::int32_t> positions_;         // of the batch: in the window
 };
 
 }  // namespace weft::language_model

@@ -51,6 +51,7 @@ Transformer::Transformer(const Model& model, const TransformerSettings& settings
   if (settings.rounds_biases(execution_.backend)) place_biases();
   if (settings.examples) place_examples();
   if (settings.swaps()) swap_.emplace(execution_, buffers_.swap);
+  device::zero(execution_, buffers_.half_weights);  // rows beyond those of a parameter (row_multiple) are never written
   kernels::half* half = buffers_.half_weights.data;
   for (const Linear* linear : linears_) {
     if (settings.type != Scalar::fp16) break;

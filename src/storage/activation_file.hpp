@@ -150,35 +150,4 @@ class ActivationFile {
   std::string open_name_;
 };
 
-/// Writes a new activation file row by row.
-class ActivationFileWriter {
- public:
-  struct Shape {
-    std::int64_t n_layers = 0;
-    std::int64_t d_model = 0;
-    kernels::Scalar type = kernels::Scalar::bf16;
-    std::int64_t chunk_rows = 1024;
-    int gzip_level = 0;  ///< 0 = not compressed
-  };
-  /// `attributes` are written as string attributes of the root group. Never overwrites. Throws Error(io).
-  ActivationFileWriter(const std::filesystem::path& path, const Shape& shape, std::int64_t format_version,
-                       const std::map<std::string, std::string>& attributes);
-
-  /// Appends rows: inputs and targets [rows, n_layers * d_model] as stored.
-  void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
-  /// Token ids of all rows, and the rows at which documents begin: ascending, the first is 0. positions: of each row in
-  /// the window that the model saw; empty: not written. Once, before `close`.
-  void write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents,
-                    std::span<const std::int32_t> positions = {});
-  /// Must be called: reports errors that occur on closing.
-  void close();
-
- private:
-  std::string path_;
-  Shape shape_;
-  std::int64_t rows_ = 0;
-  Handle file_, type_;
-  std::vector<Handle> datasets_;  // [side][layer]
-};
-
 }  // namespace weft::storage

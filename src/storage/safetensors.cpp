@@ -240,21 +240,14 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Ten
 
 void SafetensorsWriter::write(std::size_t tensor, std::int64_t first, std::span<const float> values) {
   const Scalar type = tensors_[tensor].type;
-  const char* from = reinterpret_cast<const char*>(values.data());
+  const void* from = values.data();
   if (type == Scalar::bf16) {
     packed_.resize(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) packed_[i] = kernels::to_bf16(values[i]).bits;
-    from = reinterpret_cast<const char*>(packed_.data());
+    from = packed_.data();
   }
-  std::int64_t bytes = static_cast<std::int64_t>(values.size()) * kernels::bytes_of(type);
-  for (std::int64_t at = begin_[tensor] + first * kernels::bytes_of(type); bytes > 0;) {
-    const ssize_t written = ::pwrite(file_, from, static_cast<std::size_t>(bytes), at);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_with_errno(path_, "writing");
-    from += written;
-    at += written;
-    bytes -= written;
-  }
+  const std::int64_t element = kernels::bytes_of(type);
+  write_at(file_, from, std::ssize(values) * element, begin_[tensor] + first * element, path_);
   left_[tensor] -= static_cast<std::int64_t>(values.size());
 }
 

@@ -34,6 +34,7 @@ activation = "{activation}"
 scope = "{scope}"
 decoder = "{decoder}"
 skip = "{skip}"
+{more}
 [optimizer]
 learning_rate = 2e-3
 state = "{state}"

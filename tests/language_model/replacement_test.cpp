@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/replacement.hpp"
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
@@ -139,7 +140,7 @@ TEST_CASE("the harvest names layer and token of a value that is not finite, or t
     Harvester harvester(settings, stream, small().architecture.model, one.model.transformer(), one.staging,
                         execution());
     try {
-      harvester.write(1, files);
+      harvester.write(std::array<std::int64_t, 1>{1}, files);
     } catch (const Error& failure) {
       return {failure.code(), failure.what()};
     }

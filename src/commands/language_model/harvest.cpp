@@ -24,6 +24,8 @@ using namespace language_model;
 
 // Rows of a forward pass: large enough for fast products; inputs and outputs of all layers are held for as many.
 constexpr std::int64_t kMostRows = 16384;
+constexpr std::int64_t kBatchBytes =
+    256 << 20;  // as stored; the host holds one batch of each file that is being written
 constexpr std::int64_t kRowsPerFile = 65536;
 
 kernels::Scalar stored_type(const Request& request, const Configuration& configuration) {
@@ -66,7 +68,11 @@ HarvestSettings harvest_settings(const Request& request, const Configuration& co
                            settings.length, request.rows == 0 ? "" : ", or another --tokens");
   const std::int64_t per_file = request.rows_per_file == 0 ? kRowsPerFile : request.rows_per_file;
   settings.windows_per_file = std::min(settings.windows, std::max<std::int64_t>(1, per_file / settings.length));
-  settings.together = std::max<std::int64_t>(1, std::min(configuration.micro_tokens(), kMostRows) / settings.length);
+  const ModelSettings& model = configuration.language_model;
+  const std::int64_t row_bytes =
+                         2 * model.layers * model.d_model * kernels::bytes_of(stored_type(request, configuration)),
+                     rows = std::min({configuration.micro_tokens(), kMostRows, kBatchBytes / row_bytes});
+  settings.together = std::max<std::int64_t>(1, rows / settings.length);
   settings.together = std::min(settings.together, settings.windows_per_file);
   return settings;
 }
@@ -146,9 +152,10 @@ int language_model_harvest(const Request& request, const parallel::World& world)
   ForwardOnly forward(loaded, settings.together * settings.length);
   Harvester harvester(settings, stream, model, forward.transformer, forward.staging, loaded.execution());
   std::int64_t missing = 0;
+  std::vector<std::int64_t> own;
   for (std::int64_t file = 0; file < settings.files(); ++file)
-    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % world.size() == world.rank())
-      harvester.write(file, files);
+    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % world.size() == world.rank()) own.push_back(file);
+  harvester.write(own, files);
   world.all().barrier();
 
   // 4. What completes the dataset.

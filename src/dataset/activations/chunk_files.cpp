@@ -2,6 +2,7 @@
 #include "dataset/activations/chunk_files.hpp"
 
 #include "base/error.hpp"
+#include "storage/activation_file.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::dataset {
@@ -44,36 +45,40 @@ bool ChunkFiles::holds(std::int64_t number, std::int64_t rows) const {
   return true;
 }
 
-void ChunkFiles::begin(std::int64_t number) {
-  number_ = number;
+std::unique_ptr<ChunkFile> ChunkFiles::begin(std::int64_t number, std::int64_t rows) const {
   storage::make_directory(settings_.path);
-  const std::filesystem::path path = unfinished(path_of(number));
-  std::filesystem::remove(path);
-  std::map<std::string, std::string> attributes = root_attributes(settings_);
-  attributes[kContents] = json_text(contents_);
-  file_.emplace(path, file_shape(settings_), storage::kActivationFormatWithTokens, attributes);
-  ids_.clear();
-  positions_.clear();
-  documents_.assign(1, 0);  // the first row of a file always begins a document
+  const std::filesystem::path path = path_of(number), part = unfinished(path);
+  std::filesystem::remove(part);
+  return std::make_unique<ChunkFile>(settings_, rows, contents_, part, path);
 }
 
-void ChunkFiles::append(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions,
-                        std::span<const std::int64_t> documents, const std::byte* inputs, const std::byte* targets) {
+ChunkFile::ChunkFile(const WriterSettings& settings, std::int64_t rows, const Json& contents,
+                     std::filesystem::path unfinished, std::filesystem::path path)
+    : unfinished_(std::move(unfinished)),
+      path_(std::move(path)),
+      file_(unfinished_, whole_file_shape(settings, rows), storage::kActivationFormatWithTokens,
+            [&] {
+              std::map<std::string, std::string> attributes = root_attributes(settings);
+              attributes[kContents] = json_text(contents);
+              return attributes;
+            }()),
+      documents_(1, 0) {}  // the first row of a file always begins a document
+
+void ChunkFile::append(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions,
+                       std::span<const std::int64_t> documents, const std::byte* inputs, const std::byte* targets) {
   const auto before = static_cast<std::int64_t>(ids_.size());
   for (const std::int64_t row : documents)
     if (before + row > 0) documents_.push_back(before + row);
   ids_.insert(ids_.end(), ids.begin(), ids.end());
   positions_.insert(positions_.end(), positions.begin(), positions.end());
-  file_->append(static_cast<std::int64_t>(ids.size()), inputs, targets);
+  file_.append(static_cast<std::int64_t>(ids.size()), inputs, targets);
 }
 
-void ChunkFiles::finish() {
-  const std::filesystem::path path = path_of(number_);
-  file_->write_tokens(ids_, documents_, positions_);
-  file_->close();
-  file_.reset();
-  storage::sync_file(unfinished(path));
-  storage::rename_durably(unfinished(path), path);
+void ChunkFile::finish() {
+  file_.write_tokens(ids_, documents_, positions_);
+  file_.close();
+  storage::sync_file(unfinished_);
+  storage::rename_durably(unfinished_, path_);
 }
 
 }  // namespace weft::dataset

@@ -150,6 +150,12 @@ storage::ActivationFileWriter::Shape file_shape(const WriterSettings& settings) 
           settings.compression == Compression::gzip ? kGzipLevel : 0};
 }
 
+storage::ActivationFileWriter::Shape whole_file_shape(const WriterSettings& settings, std::int64_t rows) {
+  storage::ActivationFileWriter::Shape shape = file_shape(settings);
+  if (settings.compression == Compression::none) shape.rows = rows;
+  return shape;
+}
+
 void write_index(const WriterSettings& settings, std::span<const std::int64_t> rows_of_files) {
   std::string index;
   std::int64_t first_row = 0;

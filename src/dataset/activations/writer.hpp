@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kernels/array.hpp"
-#include "storage/activation_file.hpp"
+#include "storage/activation_file_writer.hpp"
 
 namespace weft::dataset {
 
@@ -54,6 +54,8 @@ class ActivationWriter {
 /// Of each chunk file of a dataset.
 std::map<std::string, std::string> root_attributes(const WriterSettings&);
 storage::ActivationFileWriter::Shape file_shape(const WriterSettings&);
+/// The same of a file whose number of rows is known.
+storage::ActivationFileWriter::Shape whole_file_shape(const WriterSettings&, std::int64_t rows);
 /// vocabulary.json, index.bin and metadata.json, which complete a dataset: after all its chunk files. Throws Error(io).
 void write_index(const WriterSettings&, std::span<const std::int64_t> rows_of_files);
 

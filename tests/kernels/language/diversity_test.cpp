@@ -158,7 +158,8 @@ TEST_CASE("answers that are nearly equal keep their digits") {
     for (std::int64_t i = 0; i < samples; ++i)
       CHECK(std::abs(result.advantages[i] - reference.advantages[i]) <= 1e-6 * expected);
     const std::vector<float> equal(4 * columns, 0.7f);
-    CHECK(run(execution, {}, TestMatrix(equal, 4, columns, Scalar::fp32), {1, 2, 3, 4}, 1).diversity[0] == 0);
+    // Where products and sums are fused, a difference of equal z is the rounding error of one product: 2^-53 |z|.
+    CHECK(run(execution, {}, TestMatrix(equal, 4, columns, Scalar::fp32), {1, 2, 3, 4}, 1).diversity[0] <= 0x1p-104);
   });
 }
 
