@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Columns of an AnyMatrix as fp32, one or eight at a time, for the element-wise CUDA kernels.
+// Columns of an AnyMatrix as fp32, one or eight at a time, and element-wise kernels over them.
 #pragma once
 
 #include "kernels/warp_cuda.cuh"
@@ -44,6 +44,34 @@ __device__ __forceinline__ void store_columns(const AnyMatrix& matrix, std::int6
   } else {
     *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(matrix.data) + at) = pack8(matrix.type, value);
   }
+}
+
+/// True if all matrices with data can be read 8 columns at a time, in rows of `columns` columns.
+template <class... Matrices>
+bool vectors_fit(std::int64_t columns, const Matrices&... matrices) {
+  return columns % 8 == 0 && ((matrices.data == nullptr || has_vectors(matrices)) && ...);
+}
+
+/// body.template step<kWidth>(row, column) for each group of kWidth columns.
+template <int kWidth, class Body>
+__global__ void each_vector(std::int64_t columns, const __grid_constant__ Body body) {
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kWidth;
+  if (column < columns) body.template step<kWidth>(static_cast<std::int64_t>(blockIdx.x), column);
+}
+
+/// Launches `each_vector` over [rows, columns], 8 columns at a time if `vectors`.
+template <class Body>
+void for_vectors(const Execution& execution, const char* name, std::int64_t rows, std::int64_t columns, bool vectors,
+                 const Body& body) {
+  if (rows == 0 || columns == 0) return;
+  const std::int64_t steps = vectors ? columns / 8 : columns;
+  const std::int64_t threads = steps >= 128 ? 128 : (steps + kWarp - 1) / kWarp * kWarp;
+  const dim3 grid(static_cast<unsigned>(rows), blocks_for(steps, threads));
+  if (vectors)
+    each_vector<8><<<grid, static_cast<unsigned>(threads), 0, stream_of(execution)>>>(columns, body);
+  else
+    each_vector<1><<<grid, static_cast<unsigned>(threads), 0, stream_of(execution)>>>(columns, body);
+  require_launch(name);
 }
 
 }  // namespace weft::kernels::cuda

@@ -1,40 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared by the row-wise CUDA kernels of language models: element-wise steps over rows, and sums over a row that one
-// warp or one block holds in registers.
+// Shared by the row-wise CUDA kernels of language models: sums over a row that one warp or one block holds in
+// registers, and columns in the form in which they are stored.
 #pragma once
 
 #include "kernels/matrix_cuda.cuh"
 
 namespace weft::kernels::cuda {
-
-/// True if all matrices with data can be read 8 columns at a time, in rows of `columns` columns.
-template <class... Matrices>
-bool vectors_fit(std::int64_t columns, const Matrices&... matrices) {
-  return columns % 8 == 0 && ((matrices.data == nullptr || has_vectors(matrices)) && ...);
-}
-
-/// body.template step<kWidth>(row, column) for each group of kWidth columns.
-template <int kWidth, class Body>
-__global__ void each_vector(std::int64_t columns, const __grid_constant__ Body body) {
-  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kWidth;
-  if (column < columns) body.template step<kWidth>(static_cast<std::int64_t>(blockIdx.x), column);
-}
-
-/// Launches `each_vector` over [rows, columns], 8 columns at a time if `vectors`.
-template <class Body>
-void for_vectors(const Execution& execution, const char* name, std::int64_t rows, std::int64_t columns, bool vectors,
-                 const Body& body) {
-  if (rows == 0 || columns == 0) return;
-  const std::int64_t steps = vectors ? columns / 8 : columns;
-  const std::int64_t threads = steps >= 128 ? 128 : (steps + kWarp - 1) / kWarp * kWarp;
-  const dim3 grid(static_cast<unsigned>(rows), blocks_for(steps, threads));
-  if (vectors)
-    each_vector<8><<<grid, static_cast<unsigned>(threads), 0, stream_of(execution)>>>(columns, body);
-  else
-    each_vector<1><<<grid, static_cast<unsigned>(threads), 0, stream_of(execution)>>>(columns, body);
-  require_launch(name);
-}
 
 /// Sum over the kThreads threads that share a row: a warp, or a whole block, all of whose threads call this. The same
 /// on every thread; order fixed.

@@ -41,6 +41,8 @@ void sum_parts_as(const Execution& execution, AnyMatrix partial, std::int64_t n_
 
 }  // namespace
 
+namespace portable {
+
 void sum_parts(const Execution& execution, AnyMatrix parts, std::int64_t n_parts, AnyMatrix out) {
   if (out.type == Scalar::bf16)
     sum_parts_as<bf16>(execution, parts, n_parts, out);
@@ -49,6 +51,8 @@ void sum_parts(const Execution& execution, AnyMatrix parts, std::int64_t n_parts
   else
     sum_parts_as<float>(execution, parts, n_parts, out);
 }
+
+}  // namespace portable
 
 void reconstruct(const Execution& execution, AnyMatrix partial, std::int64_t n_parts, Array<const float> bias,
                  Matrix<float> out) {
