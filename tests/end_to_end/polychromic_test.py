@@ -138,14 +138,16 @@ def resumes(weft):
 
 
 def ranks_agree(weft):
-    """Answers depend on the number of their prompt, not on their rank."""
+    """Answers depend on the number of their prompt, not on their rank, nor on how many are computed together."""
     alone, _ = tune(weft, "alone", steps=4)
-    for ranks in (2, 4):
-        several, _ = tune(weft, f"ranks_{ranks}", steps=4, ranks=ranks)
+    others = [tune(weft, f"ranks_{ranks}", steps=4, ranks=ranks) for ranks in (2, 4)]
+    others += [tune(weft, "one_by_one", "polychromic.draw_together=1", "polychromic.embed_together=1", steps=4),
+               tune(weft, "in_parts", "polychromic.draw_together=5", "polychromic.embed_together=3", steps=4)]
+    for several, _ in others:
         for one, other in zip(program.metrics(alone), program.metrics(several)):
             for name in ("loss", "answers.diversity", "answers.distinct_2", "answers.objective", "gradient_norm"):
                 # Rounding of sums; a token drawn at the border of two intervals would show as more.
-                assert abs(one[name] - other[name]) <= 1e-4 * abs(one[name]), (ranks, name, one[name], other[name])
+                assert abs(one[name] - other[name]) <= 1e-4 * abs(one[name]), (several.name, name, one[name], other[name])
         samples = [json.loads((run / "samples.json").read_text())["before"]["samples"] for run in (alone, several)]
         assert [one["answers"] for one in samples[0]] == [one["answers"] for one in samples[1]]
 

@@ -12,9 +12,12 @@ namespace weft::language_model {
 
 GenerationSettings answer_settings(const Configuration& configuration, const Architecture& architecture,
                                    std::int64_t prompts, std::int64_t longest_prompt, std::int64_t most_rows) {
+  const PolychromicSettings& polychromic = configuration.polychromic;
+  const std::int64_t all = prompts * polychromic.samples,
+                     wanted = polychromic.draw_together == 0 ? all : std::min(all, polychromic.draw_together);
   return {.architecture = architecture,
           .type = activation_type(configuration),
-          .rows = std::min(prompts * configuration.polychromic.samples, most_rows),
+          .rows = std::min(wanted, most_rows),
           .prompts = prompts,
           .longest_prompt = longest_prompt,
           .new_tokens = configuration.polychromic.max_new_tokens,
@@ -122,7 +125,8 @@ Judge::Judge(const Configuration& configuration, const Model& trained, const Tok
       buffers_(configuration, trained.architecture(), answers, arena),
       transformer_(own_ ? *own_ : trained, forward_settings(configuration, trained.architecture()), timers, arena),
       staging_(forward_settings(configuration, trained.architecture()).rows, false, execution, arena),
-      embedder_(forward_settings(configuration, trained.architecture()), transformer_, staging_, execution, arena),
+      embedder_(forward_settings(configuration, trained.architecture()), transformer_, staging_, execution, arena,
+                configuration.polychromic.embed_together),
       reward_(make_reward(settings_, [this](std::span<const AnsweredPrompt>) { return log_probabilities_; })) {
   if (!own_) return;  // the weights of the run are not there yet
   initial.load(own_->parameters(), world, execution);

@@ -41,12 +41,13 @@ Embedder::Buffers::Buffers(const TransformerSettings& settings, training::StepAr
 }
 
 Embedder::Embedder(const TransformerSettings& settings, Transformer& transformer, Staging& staging,
-                   const kernels::Execution& execution, training::StepArena& arena)
+                   const kernels::Execution& execution, training::StepArena& arena, std::int64_t together)
     : settings_(settings),
       transformer_(transformer),
       staging_(staging),
       execution_(execution),
-      buffers_(settings, arena) {
+      buffers_(settings, arena),
+      together_(together == 0 ? settings.rows : together) {
   if (settings.rows < settings.length)
     throw error(ExitCode::internal, "an embedder of {} rows for texts of {} tokens", settings.rows, settings.length);
 }
@@ -81,7 +82,8 @@ void Embedder::embed(std::span<const EmbeddedText> texts, kernels::Matrix<float>
       note_progress();
       const std::int64_t length = padded(begin->size());
       auto end = begin;
-      while (end != pieces.end() && padded(end->size()) == length && (end - begin + 1) * length <= settings_.rows)
+      while (end != pieces.end() && end - begin < together_ && padded(end->size()) == length &&
+             (end - begin + 1) * length <= settings_.rows)
         ++end;
       run(texts, {begin, end}, length, out, log_probabilities);
       begin = end;

@@ -34,9 +34,10 @@ class Embedder {
   };
 
   /// The settings of the transformer, whose rows the staging memory takes. References must outlive the object.
-  /// Transformer and staging memory are used in `embed` only.
-  Embedder(const TransformerSettings& settings, Transformer&, Staging&, const kernels::Execution&,
-           training::StepArena&);
+  /// Transformer and staging memory are used in `embed` only. together: most texts of a forward pass; 0: as many as
+  /// fit.
+  Embedder(const TransformerSettings& settings, Transformer&, Staging&, const kernels::Execution&, training::StepArena&,
+           std::int64_t together = 0);
 
   /// out: [texts, C], where the kernels run: the mean over the pooled tokens, zeros for an empty text. A text that is
   /// longer than settings.length is cut into pieces that the model sees one by one.
@@ -62,6 +63,7 @@ class Embedder {
   Staging& staging_;
   const kernels::Execution execution_;
   const Buffers buffers_;
+  const std::int64_t together_;
 };
 
 }  // namespace weft::language_model

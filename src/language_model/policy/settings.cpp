@@ -51,6 +51,18 @@ void add_sampling_keys(input::Schema& schema, PolychromicSettings& polychromic) 
       .at_least(0)
       .at_most(kMostStepPrompts)
       .free();
+  schema
+      .add("polychromic.draw_together", polychromic.draw_together,
+           "answers that a rank writes at the same time; fewer need less memory for keys and values; 0 = all")
+      .at_least(0)
+      .at_most(1 << 20)
+      .free();
+  schema
+      .add("polychromic.embed_together", polychromic.embed_together,
+           "answers that pass the initial model at the same time; 0 = as many as a micro-batch has tokens for")
+      .at_least(0)
+      .at_most(1 << 20)
+      .free();
 }
 
 void add_reward_keys(input::Schema& schema, PolychromicSettings& polychromic) {

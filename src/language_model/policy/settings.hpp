@@ -32,6 +32,8 @@ struct PolychromicSettings {
   std::string prompts_file;           ///< "": prompts are cut from the training text
   std::int64_t prompt_tokens = 16;    ///< of a prompt that is cut
   std::int64_t evaluation_prompts = 16;
+  std::int64_t draw_together = 0;   ///< answers that a rank writes at the same time; 0: all
+  std::int64_t embed_together = 0;  ///< texts of a forward pass that forms embeddings; 0: as many as fit
   SetObjective objective = SetObjective::product;
   double diversity_weight = 0.5;  ///< alpha of the additive objective
   DiversityMeasure diversity = DiversityMeasure::semantic;

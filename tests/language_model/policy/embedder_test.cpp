@@ -80,10 +80,10 @@ TEST_CASE("embeddings and log-probabilities are those of each text alone") {
     const TransformerSettings settings = with_context(base);
     SmallModel model(settings, 1, kContext);
     Memory memory(settings);
-    Embedder embedder(settings, model.transformer(), memory.staging, execution(), memory.arena);
     const std::vector<Text> texts = some_texts(settings.architecture.vocabulary);
     const std::int64_t width = settings.architecture.model.d_model, count = std::ssize(texts);
     for (const std::int64_t first : {0, 4}) {
+      Embedder embedder(settings, model.transformer(), memory.staging, execution(), memory.arena, first / 4);
       std::vector<EmbeddedText> given;
       for (const Text& text : texts) given.push_back({text, std::min(first, std::ssize(text))});
       const device::Buffer<float> out(count * width);
