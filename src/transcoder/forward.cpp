@@ -113,7 +113,6 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   if (shape.threshold) cuts = arena.take<float>(shape.n_layers * selection.max_features);
   if (configuration.transcoder.ranking == Ranking::decoder_norm) {
     norms = arena.take<float>(shape.n_layers * selection.max_features);
-    segments = arena.take<float>(shape.n_layers * selection.max_features);
     no_bias = arena.take<float>(selection.max_features);
   }
   if (configuration.transcoder.ranking == Ranking::z_score) {
@@ -226,8 +225,7 @@ void Forward::encode() {
 void Forward::encode_by_norm() {
   const std::int64_t n = model_.n_local();
   const kernels::Array<const float> norms{buffers_.norms.data, model_.shape().n_layers * n};
-  if (n > 0)
-    feature_norms(execution_, model_.shape(), model_.decoder(), buffers_.segments, {buffers_.norms.data, norms.size});
+  if (n > 0) feature_norms(execution_, model_.shape(), model_.decoder(), {buffers_.norms.data, norms.size});
   const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
   timers_.phase("select");
   selection_->select(layout_->total, no_bias,

@@ -92,10 +92,9 @@ class Forward {
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
     DecoderForward::Buffers decoder;
-    kernels::Array<float> cuts;      ///< [L * F_local]; with thresholds
-    kernels::Array<float> norms;     ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
-    kernels::Array<float> segments;  ///< [F_local * L], and
-    kernels::Array<float> no_bias;   ///< [F_local] zeros; also with Ranking::z_score, as
+    kernels::Array<float> cuts;     ///< [L * F_local]; with thresholds
+    kernels::Array<float> norms;    ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
+    kernels::Array<float> no_bias;  ///< [F_local] zeros; also with Ranking::z_score, as
     FeatureMoments::Buffers moments;
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
