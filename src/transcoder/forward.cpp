@@ -206,8 +206,9 @@ void Forward::gather_inputs() {
   input_gather_.wait(axis_.blocks.size() - 1, execution_);
 }
 
-void Forward::encode() {
+void Forward::encode(Selector* follower) {
   idle_.restart();
+  follower_ = follower;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.phase("exchange");
@@ -218,7 +219,7 @@ void Forward::encode() {
   else if (settings_.ranking == Ranking::z_score)
     encode_by_z_score();
   else
-    select(*selection_, bias, cuts());
+    select(bias, cuts());
 }
 
 /// Selects by the products of pre-activations and norms of decoder rows.
@@ -268,13 +269,17 @@ void Forward::encode_tile(const kernels::Execution& execution, const TileRequest
   const kernels::AnyMatrix x = inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
   kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
                        product, buffers_.encode_workspace);
+  if (follower_ != nullptr) {
+    timers_.phase("dead features");
+    follower_->take(execution, tile, product);
+  }
   timers_.phase("select");
 }
 
-void Forward::select(Selector& selector, std::span<const kernels::Array<const float>> bias,
+void Forward::select(std::span<const kernels::Array<const float>> bias,
                      std::span<const kernels::Array<const float>> cuts) {
   timers_.phase("select");
-  selector.select(
+  selection_->select(
       layout_->total, bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
         encode_tile(execution, tile, product);

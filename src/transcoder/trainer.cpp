@@ -243,9 +243,16 @@ void Trainer::compute() {
   if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
   const bool before = forward_.ranks_by_decoder();
   if (data_axis_.active() && before) data_axis_.await_weights(forward_.idle());
-  forward_.encode();
+  if (auxiliary_.active()) {
+    timers_.phase("dead features");
+    auxiliary_.begin();
+  }
+  forward_.encode(auxiliary_.active() ? &auxiliary_.selector() : nullptr);
   if (data_axis_.active() && !before) data_axis_.await_weights(forward_.idle());
-  if (auxiliary_.active()) auxiliary_.select();
+  if (auxiliary_.active()) {
+    timers_.phase("dead features");
+    auxiliary_.finish_selection();
+  }
   residual_and_loss();
   if (auxiliary_.active()) auxiliary_loss();
   order_by_feature();  // while the last gradient rows are in transit
