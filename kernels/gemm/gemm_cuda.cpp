@@ -417,6 +417,8 @@ bool multiply_batched(const Execution& execution, float alpha, AnyMatrix a, Form
                       float beta, AnyMatrix c, const Batch& batch, Array<std::byte> workspace) {
   cuda::GemmShape shape = shape_of(execution, a, a_form, b, b_form, c);
   shape.batch = batch;
+  const std::int64_t distances = batch.a * bytes_of(a.type) | batch.b * bytes_of(b.type) | batch.c * bytes_of(c.type);
+  while (distances % shape.alignment != 0) shape.alignment /= 2;
   cuda::product_of(shape, workspace.size).run(execution, a.data, b.data, c.data, workspace, alpha, beta);
   return true;
 }

@@ -158,8 +158,10 @@ KOKKOS_FORCEINLINE_FUNCTION double walk_row(const Team& team, const ParameterRow
                               ? weight_chunk(team, parameters, row, column, count, buffer.weight)
                               : nullptr;
     form(column, count, weight, buffer);
-    if constexpr (Epilogue::kHasExtra)
-      for_columns(team, count, [&](int c) { buffer.gradient[c] += epilogue.extra(key, column + c, weight[c]); });
+    if constexpr (Epilogue::kHasExtra) {
+      const float of_row = epilogue.extra.row(key);
+      for_columns(team, count, [&](int c) { buffer.gradient[c] += epilogue.extra(of_row, weight[c]); });
+    }
     if (with_norm && has_gradient)
       norm += sum_columns<double>(team, count, [&](int c) {
         const double g = adam.gradient_scale * buffer.gradient[c];

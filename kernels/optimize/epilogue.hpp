@@ -16,13 +16,13 @@
 namespace weft::kernels {
 
 /// No gradient besides that of the loss. Another ExtraGradient sets kPresent, so that rows without hits are not
-/// skipped, and returns the element to add before clipping. `key` = layer * n_features + row, `column` inside the row,
-/// `weight` before the update as the kernels read it (of two planes the bf16 one). Its members are kernel arguments.
+/// skipped, and returns the element to add before clipping, from `of_row` = row(key) and the weight before the update
+/// as the kernels read it (of two planes the bf16 one). key = layer * n_features + row. Kernels call `row` well before
+/// its value is needed. Its members are kernel arguments.
 struct NoExtraGradient {
   static constexpr bool kPresent = false;
-  WEFT_HOST_DEVICE float operator()(std::int64_t /*key*/, std::int64_t /*column*/, float /*weight*/) const {
-    return 0.0f;
-  }
+  WEFT_HOST_DEVICE float row(std::int64_t /*key*/) const { return 0.0f; }
+  WEFT_HOST_DEVICE float operator()(float /*of_row*/, float /*weight*/) const { return 0.0f; }
 };
 
 /// Adam with decoupled weight decay. A rule clips the gradient and replaces one element's w, m and v; for the

@@ -15,6 +15,7 @@ namespace {
 SelectionShape shape_of_selection(const Configuration& configuration, const Shape& shape) {
   SelectionShape of = selection_shape(configuration, shape, configuration.data.batch_tokens);
   of.exchange.selection = SelectionPlace::everywhere;
+  of.follows = true;
   return of;
 }
 
@@ -103,7 +104,7 @@ Auxiliary::Auxiliary(const Configuration& configuration, const Model& model, For
   device::zero(execution, buffers_.value);
 }
 
-void Auxiliary::select() {
+void Auxiliary::begin() {
   const kernels::AnyMatrix all = model_.encoder_biases();
   const std::int64_t n = all.columns, owned = model_.owned().size(), begin = model_.owned().begin;
   const kernels::Matrix<float> masked{buffers_.bias.data, all.rows, n, n};
@@ -111,9 +112,9 @@ void Auxiliary::select() {
                       model_.clocks(), configuration_.transcoder.dead_window,
                       {masked.data + begin, all.rows, owned, masked.stride});
   if (data_axis_.active()) data_axis_.gather_vectors({masked.data, kernels::Scalar::fp32, all.rows, n, n});
-  std::vector<kernels::Array<const float>> bias;
-  for (std::int64_t s = 0; s < all.rows; ++s) bias.push_back({masked.row(s), n});
-  forward_.select(*selector_, bias, {});
+  bias_.clear();
+  for (std::int64_t s = 0; s < all.rows; ++s) bias_.push_back({masked.row(s), n});
+  selector_->follow(forward_.layout().total, bias_);
 }
 
 void Auxiliary::form_rows(const std::function<kernels::AnyMatrix(const Forward::OwnPart&)>& gradient_rows, float factor,

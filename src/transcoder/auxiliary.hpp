@@ -56,9 +56,11 @@ class Auxiliary {
 
   bool active() const { return selector_ != nullptr; }
 
-  /// Selects among the features that are dead before the step, from the inputs that Forward::encode has gathered.
-  /// Collective.
-  void select();
+  /// Call before Forward::encode with `selector()` as its follower: the features that are dead before the step are to
+  /// be selected. Collective.
+  void begin();
+  /// Call after it. Collective.
+  void finish_selection() { selector_->finish(); }
   /// Decodes the selection and sends the gradient rows `rows` [group tokens, L * d] to all ranks of the feature axis.
   /// gradient_rows: of the reconstruction's loss, own tokens [own, L * d]. Collective.
   void form_rows(const std::function<kernels::AnyMatrix(const Forward::OwnPart&)>& gradient_rows, float factor,
@@ -87,6 +89,7 @@ class Auxiliary {
   const kernels::Execution execution_;
   const Buffers buffers_;
   std::unique_ptr<Selector> selector_;
+  std::vector<kernels::Array<const float>> bias_;  // by layer, in buffers_.bias
   RowGather gather_;
   kernels::SparseActivations joint_;
   kernels::FeatureHits hits_;

@@ -12,10 +12,10 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/transcoder/decode/tied.hpp"
-#include "kernels/transcoder/loss/penalty.hpp"
 #include "transcoder/auxiliary.hpp"
 #include "transcoder/exchange/feature_axis.hpp"
 #include "transcoder/forward.hpp"
+#include "transcoder/penalties.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -128,10 +128,10 @@ DecoderBackward::Buffers::Buffers(const Configuration& configuration, const Shap
   const std::int64_t owned = largest_owned(shape, grid), n_keys = shape.n_layers * owned;
   const bool by_target = shape.decoder == Decoder::tied_target;
   arena.purpose("backward pass");
-  workspace = arena.take<std::byte>(
-      kernels::decode_backward_workspace(arena.backend(), shape.n_layers, owned,
-                                         shape.decoder == Decoder::low_rank ? shape.decoder_columns(0) : shape.d_model,
-                                         by_target ? shape.n_layers * entries : entries));
+  workspace = arena.take<std::byte>(kernels::decode_backward_workspace(
+      arena.backend(), shape.n_layers, owned,
+      shape.decoder == Decoder::low_rank ? shape.decoder_columns(0) : shape.d_model,
+      by_target ? shape.n_layers * entries : entries, Penalties::wanted(configuration)));
   if (by_target) {
     lists = TargetLists(n_tokens, shape.n_layers, entries, arena);
     hit_offsets = arena.take<std::int64_t>(n_keys + 1);
@@ -238,7 +238,8 @@ AnyMatrix DecoderBackward::rows(AnyMatrix gradient_rows) const {
 }
 
 void DecoderBackward::run(const Batch& batch, const kernels::AdamStep* step, Array<float> activation_gradient,
-                          Array<double> squared_norm, const kernels::LateRows& late, Array<const float> factors) {
+                          Array<double> squared_norm, const kernels::LateRows& late, Array<const float> factors,
+                          Array<float> new_norms) {
   if (model_.owned().size() == 0) return;  // more ranks than features leave some without any
   const bool by_target = model_.shape().decoder == Decoder::tied_target;
   const kernels::SparseActivations lists = by_target ? buffers_.lists.lists(batch.activations) : batch.activations;
@@ -247,7 +248,7 @@ void DecoderBackward::run(const Batch& batch, const kernels::AdamStep* step, Arr
   const Array<float> gradient = by_target ? buffers_.delta : activation_gradient;
   if (step != nullptr)
     kernels::decode_backward_update(execution_, lists, hits, rows(batch.gradient_rows), model_.owned_decoder(), step,
-                                    gradient, squared_norm, buffers_.workspace, late, factors);
+                                    gradient, squared_norm, buffers_.workspace, late, factors, new_norms);
   else
     kernels::decode_backward_norm(execution_, lists, hits, rows(batch.gradient_rows), model_.owned_decoder(), gradient,
                                   squared_norm, buffers_.workspace, late, factors);
@@ -289,8 +290,8 @@ void DecoderBackward::update_affine(const kernels::AdamStep* step) const {
 // ----------------------------------------------------------------------------------------------------------------
 
 void feature_norms(const kernels::Execution& execution, const Shape& shape,
-                   std::span<const kernels::ParameterRows> decoder, Array<float> segments, Array<float> norm) {
-  kernels::decoder_norms(execution, decoder, segments, norm);
+                   std::span<const kernels::ParameterRows> decoder, Array<float> norm) {
+  kernels::decoder_norms(execution, decoder, norm);
   if (shape.decoder == Decoder::tied_target) kernels::norms_of_features(execution, shape.n_layers, norm);
 }
 

@@ -124,7 +124,8 @@ class DecoderBackward {
   /// Gradient of the activations (by position), and with a step the update of decoder, offsets and scales; else squared
   /// norms alone: arguments as of kernels::decode_backward_update.
   void run(const Batch&, const kernels::AdamStep* step, kernels::Array<float> activation_gradient,
-           kernels::Array<double> squared_norm, const kernels::LateRows& late, kernels::Array<const float> factors);
+           kernels::Array<double> squared_norm, const kernels::LateRows& late, kernels::Array<const float> factors,
+           kernels::Array<float> new_norms);
   /// Adds the squares of the gradients of offsets and scales, of the clipped ones with a step: [L * owned].
   void add_affine_norms(const kernels::AdamStep* step, kernels::Array<double> squared_norm) const;
   void update_affine(const kernels::AdamStep*) const;
@@ -139,9 +140,8 @@ class DecoderBackward {
 };
 
 /// Norms nu of the features' decoder rows over all their targets, by key [L * features]: tied rows count once, offsets
-/// and scales do not. decoder: of Model, all rows of this rank or the owned ones. segments: workspace, [L * features].
-/// Not of low_rank.
+/// and scales do not. decoder: of Model, all rows of this rank or the owned ones. Not of low_rank.
 void feature_norms(const kernels::Execution&, const Shape&, std::span<const kernels::ParameterRows> decoder,
-                   kernels::Array<float> segments, kernels::Array<float> norm);
+                   kernels::Array<float> norm);
 
 }  // namespace weft::transcoder

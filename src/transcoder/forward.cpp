@@ -113,7 +113,6 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   if (shape.threshold) cuts = arena.take<float>(shape.n_layers * selection.max_features);
   if (configuration.transcoder.ranking == Ranking::decoder_norm) {
     norms = arena.take<float>(shape.n_layers * selection.max_features);
-    segments = arena.take<float>(shape.n_layers * selection.max_features);
     no_bias = arena.take<float>(selection.max_features);
   }
   if (configuration.transcoder.ranking == Ranking::z_score) {
@@ -207,8 +206,9 @@ void Forward::gather_inputs() {
   input_gather_.wait(axis_.blocks.size() - 1, execution_);
 }
 
-void Forward::encode() {
+void Forward::encode(Selector* follower) {
   idle_.restart();
+  follower_ = follower;
   std::vector<kernels::Array<const float>> bias;
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.phase("exchange");
@@ -219,15 +219,14 @@ void Forward::encode() {
   else if (settings_.ranking == Ranking::z_score)
     encode_by_z_score();
   else
-    select(*selection_, bias, cuts());
+    select(bias, cuts());
 }
 
 /// Selects by the products of pre-activations and norms of decoder rows.
 void Forward::encode_by_norm() {
   const std::int64_t n = model_.n_local();
   const kernels::Array<const float> norms{buffers_.norms.data, model_.shape().n_layers * n};
-  if (n > 0)
-    feature_norms(execution_, model_.shape(), model_.decoder(), buffers_.segments, {buffers_.norms.data, norms.size});
+  if (n > 0) feature_norms(execution_, model_.shape(), model_.decoder(), {buffers_.norms.data, norms.size});
   const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
   timers_.phase("select");
   selection_->select(layout_->total, no_bias,
@@ -270,13 +269,17 @@ void Forward::encode_tile(const kernels::Execution& execution, const TileRequest
   const kernels::AnyMatrix x = inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
   kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
                        product, buffers_.encode_workspace);
+  if (follower_ != nullptr) {
+    timers_.phase("dead features");
+    follower_->take(execution, tile, product);
+  }
   timers_.phase("select");
 }
 
-void Forward::select(Selector& selector, std::span<const kernels::Array<const float>> bias,
+void Forward::select(std::span<const kernels::Array<const float>> bias,
                      std::span<const kernels::Array<const float>> cuts) {
   timers_.phase("select");
-  selector.select(
+  selection_->select(
       layout_->total, bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
         encode_tile(execution, tile, product);

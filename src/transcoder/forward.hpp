@@ -92,10 +92,9 @@ class Forward {
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
     DecoderForward::Buffers decoder;
-    kernels::Array<float> cuts;      ///< [L * F_local]; with thresholds
-    kernels::Array<float> norms;     ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
-    kernels::Array<float> segments;  ///< [F_local * L], and
-    kernels::Array<float> no_bias;   ///< [F_local] zeros; also with Ranking::z_score, as
+    kernels::Array<float> cuts;     ///< [L * F_local]; with thresholds
+    kernels::Array<float> norms;    ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
+    kernels::Array<float> no_bias;  ///< [F_local] zeros; also with Ranking::z_score, as
     FeatureMoments::Buffers moments;
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
@@ -110,11 +109,9 @@ class Forward {
   bool ranks_by_decoder() const { return settings_.ranking == Ranking::decoder_norm; }
   /// All inputs of the group, to be used before `encode`, which gathers them again. Collective.
   void gather_inputs();
-  /// Encodes and selects: `activations`. Collective.
-  void encode();
-  /// Another selection from the same inputs, after `encode`, with other biases (by layer). Collective.
-  void select(Selector&, std::span<const kernels::Array<const float>> bias,
-              std::span<const kernels::Array<const float>> cuts);
+  /// Encodes and selects: `activations`. Collective. `follower`: takes the products of all tiles too, before they are
+  /// ranked (Selector::follow).
+  void encode(Selector* follower = nullptr);
 
   /// Some layers of one stretch of this rank's own tokens, with the partial reconstructions of all feature ranks.
   struct OwnPart {
@@ -164,6 +161,7 @@ class Forward {
  private:
   void decode(const kernels::SparseActivations&, bool with_skip, const std::function<void(const OwnPart&)>& consume);
   void encode_tile(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product);
+  void select(std::span<const kernels::Array<const float>> bias, std::span<const kernels::Array<const float>> cuts);
   void encode_by_norm();
   void encode_by_z_score();
   void await_inputs(std::int64_t layer, const kernels::Execution&);
@@ -187,7 +185,8 @@ class Forward {
   std::optional<TokenLayout> layout_;
   std::unique_ptr<Selector> selection_;
   RowGather input_gather_;
-  std::size_t blocks_here_ = 0;  // of inputs, that the computation has waited for
+  Selector* follower_ = nullptr;  // of this `encode`
+  std::size_t blocks_here_ = 0;   // of inputs, that the computation has waited for
   struct ChunkEvents {
     device::Event decoded, arrived;
   };

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/penalties.hpp"
 
+#include <utility>
+
 #include "device/memory.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "kernels/transcoder/decode/by_target.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
 #include "transcoder/decoding.hpp"
 
 namespace weft::transcoder {
@@ -11,7 +15,7 @@ namespace weft::transcoder {
 Penalties::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                             training::StepArena& arena) {
   const ModelSettings& settings = configuration.transcoder;
-  if (settings.sparsity == 0 && settings.preactivation_penalty == 0) return;
+  if (!wanted(configuration)) return;
   const std::int64_t n_keys = shape.n_layers * largest_owned(shape, grid);
   arena.purpose("penalties");
   norm = arena.take<float>(n_keys);
@@ -21,7 +25,7 @@ Penalties::Buffers::Buffers(const Configuration& configuration, const Shape& sha
     preactivation_norm_gradient = arena.take<float>(n_keys);
     preactivation = arena.take<float>(n_keys);
   }
-  segments = arena.take<float>(n_keys);
+  next_norm = arena.take<float>(n_keys);
   workspace = arena.take<double>(kernels::total_workspace(n_keys));
   sums = arena.take<double>(2);
 }
@@ -37,6 +41,15 @@ Penalties::Penalties(const Configuration& configuration, const Model& model, con
       step_(step),
       buffers_(configuration, model.shape(), grid, arena) {
   if (active()) device::zero(execution, buffers_.sums);
+}
+
+bool Penalties::wanted(const Configuration& configuration) {
+  return configuration.transcoder.sparsity > 0 || configuration.transcoder.preactivation_penalty > 0;
+}
+
+void Penalties::prepare() {
+  if (!active() || n_keys() == 0 || std::exchange(norms_known_, true)) return;
+  kernels::decoder_norms(execution_, model_.owned_decoder(), {buffers_.next_norm.data, n_keys()});
 }
 
 kernels::SparsityPenalty Penalties::sparsity() const {
@@ -64,7 +77,10 @@ void Penalties::form(const kernels::SparseActivations& activations, const kernel
                      std::int64_t n_tokens) {
   n_tokens_ = n_tokens;
   if (n_keys() == 0) return;
-  feature_norms(execution_, model_.shape(), model_.owned_decoder(), buffers_.segments, {buffers_.norm.data, n_keys()});
+  device::copy(execution_, buffers_.norm.data, buffers_.next_norm.data,
+               n_keys() * static_cast<std::int64_t>(sizeof(float)), device::Direction::on_device);
+  if (model_.shape().decoder == Decoder::tied_target)
+    kernels::norms_of_features(execution_, model_.shape().n_layers, {buffers_.norm.data, n_keys()});
   if (of_activations_) {
     kernels::sparsity_sums(execution_, sparsity(), activations, hits, {buffers_.norm.data, n_keys()},
                            buffers_.norm_gradient, buffers_.sparsity);

@@ -31,7 +31,7 @@ class Penalties {
     kernels::Array<double> sparsity;                    ///< value
     kernels::Array<float> preactivation_norm_gradient;  ///< with that penalty
     kernels::Array<float> preactivation;                ///< value
-    kernels::Array<float> segments;                     ///< [owned * L]
+    kernels::Array<float> next_norm;                    ///< of decoder rows as they are now: `norm` of the next step
     kernels::Array<double> workspace, sums;             ///< sums: [2] sparsity, preactivation
   };
 
@@ -39,14 +39,22 @@ class Penalties {
   Penalties(const Configuration&, const Model&, const parallel::GridShape&, const kernels::Execution&,
             const kernels::AdamStep* step, training::StepArena&);
 
+  /// True if the settings ask for a penalty.
+  static bool wanted(const Configuration&);
   bool active() const { return of_activations_ || of_preactivations_; }
 
+  /// Call after decoder rows have changed by other means than a step.
+  void decoder_changed() { norms_known_ = false; }
+  /// Call before a step, outside what is recorded: forms the norms of decoder rows unless the last step has left them.
+  void prepare();
   /// Norms, and all that active entries give, of a batch of n_tokens. Before any parameter is updated.
   void form(const kernels::SparseActivations&, const kernels::FeatureHits&, std::int64_t n_tokens);
   /// With what jump_backward has added: the factors of decoder rows, and the values.
   void complete();
   /// Of decoder rows in their gradient, after `complete`. Empty without penalties.
   kernels::Array<const float> row_factors() const { return buffers_.norm_gradient; }
+  /// Where the update leaves the norms of the new rows. Empty without penalties.
+  kernels::Array<float> next_norms() const { return buffers_.next_norm; }
   void add_to(kernels::Array<float> activation_gradient, const kernels::SparseActivations&);
 
   kernels::SparsityPenalty sparsity() const;            ///< of the batch of `form`
@@ -68,6 +76,7 @@ class Penalties {
   const kernels::AdamStep* step_;
   const Buffers buffers_;
   std::int64_t n_tokens_ = 1;
+  bool norms_known_ = false;
 };
 
 }  // namespace weft::transcoder

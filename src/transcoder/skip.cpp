@@ -42,9 +42,10 @@ void skip_gradient(const kernels::Execution& execution, AnyMatrix x, AnyMatrix g
                    kernels::Matrix<float> gradient, kernels::Array<std::byte> workspace) {
   const std::int64_t d = gradient.columns;
   const AnyMatrix all{gradient.data, Scalar::fp32, gradient.rows, d, gradient.stride};
-  for (std::int64_t first = 0; first < gradient.rows; first += d)
-    kernels::gemm(execution, 1.0f, gradient_rows.columns_from(first, d), Form::transposed, x.columns_from(first, d),
-                  Form::plain, 0.0f, all.rows_from(first, d), workspace);
+  // One call for all layers: the product of one has too few tiles for a large GPU.
+  kernels::gemm_batched(execution, 1.0f, gradient_rows.columns_from(0, d), Form::transposed, x.columns_from(0, d),
+                        Form::plain, 0.0f, all.rows_from(0, d),
+                        {.count = gradient.rows / d, .a = d, .b = d, .c = d * gradient.stride}, workspace);
 }
 
 void update_skip(const kernels::Execution& execution, std::span<const kernels::ParameterRows> skip,

@@ -153,7 +153,10 @@ void Trainer::name_state() {
   replicated("run/skipped_steps", kernels::Scalar::i64, 1, runner_.skipped(), true);
 }
 
-void Trainer::initialise() { model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed)); }
+void Trainer::initialise() {
+  model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed));
+  penalties_.decoder_changed();
+}
 
 void Trainer::step(const dataset::RawBatch& batch) {
   timers_.phase("normalise");
@@ -165,6 +168,7 @@ void Trainer::step(const dataset::RawBatch& batch) {
   runner_.begin(constants);
   load(batch);
   if (steps_done() == 0 && initial_bias_.active()) fit_biases();
+  penalties_.prepare();
   runner_.run([this] { compute(); });
   if (resampling_.is_due(steps_done() + 1)) resample(steps_done() + 1);
   timers_.phase("waiting for the device");
@@ -189,6 +193,7 @@ void Trainer::fit_biases() {
 void Trainer::resample(std::int64_t step) {
   timers_.phase("resampling");
   resampling_.run(forward_.all_inputs(), all_gradient_rows(), step);
+  penalties_.decoder_changed();
   if (!data_axis_.active()) return;
   data_axis_.gather_weights(model_.encoder());
   data_axis_.gather_vectors(model_.encoder_biases());
@@ -238,9 +243,16 @@ void Trainer::compute() {
   if (data_axis_.active()) data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
   const bool before = forward_.ranks_by_decoder();
   if (data_axis_.active() && before) data_axis_.await_weights(forward_.idle());
-  forward_.encode();
+  if (auxiliary_.active()) {
+    timers_.phase("dead features");
+    auxiliary_.begin();
+  }
+  forward_.encode(auxiliary_.active() ? &auxiliary_.selector() : nullptr);
   if (data_axis_.active() && !before) data_axis_.await_weights(forward_.idle());
-  if (auxiliary_.active()) auxiliary_.select();
+  if (auxiliary_.active()) {
+    timers_.phase("dead features");
+    auxiliary_.finish_selection();
+  }
   residual_and_loss();
   if (auxiliary_.active()) auxiliary_loss();
   order_by_feature();  // while the last gradient rows are in transit
@@ -431,7 +443,8 @@ void Trainer::backward(const kernels::AdamStep* step) {
     jump_.run(forward_.all_inputs(), decoder_.rows(all_gradient_rows()), penalties_, first, step, norm_.encoder_rows());
   if (first && penalties_.active()) penalties_.complete();
   timers_.phase("decoder backward");
-  decoder_.run(all.of_decoder(), step, da, norm_.decoder_rows(), late, penalties_.row_factors());
+  decoder_.run(all.of_decoder(), step, da, norm_.decoder_rows(), late, penalties_.row_factors(),
+               penalties_.next_norms());
   timers_.phase("encoder backward");
   penalties_.add_to(da, activations());
   const kernels::Array<float> dz = preactivation_gradient();

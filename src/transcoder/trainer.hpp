@@ -88,7 +88,10 @@ class Trainer {
   const NormalisationOnDevice& normalisation() const { return normalisation_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
   /// After a resume: the step of the loaded state.
-  void resume_at(std::int64_t step) { runner_.resume_at(step); }
+  void resume_at(std::int64_t step) {
+    runner_.resume_at(step);
+    penalties_.decoder_changed();
+  }
   report::Timers& timers() { return timers_; }
   Forward& forward() { return forward_; }
   /// Active features per token and layer that the last step kept (batch_topk, topk).

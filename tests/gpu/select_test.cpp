@@ -459,9 +459,96 @@ TEST_CASE("topk keeps the best of each token") {
             SelectionRequest request = request_of(SelectionRule::topk, all_layers, sizes, k, product);
             check_selection(request, sizes, input);
             request.tile_tokens = 100;
+            check_selection(request, sizes, input);
             request.tile_features = 384;
             check_selection(request, sizes, input);
           }
+      }
+}
+
+TEST_CASE("topk from the tiles of another selection, which may compute them several times; layers without any entry") {
+  const Sizes sizes{257, 3, 1000};
+  for (const Scalar product : {Scalar::bf16, Scalar::fp32})
+    for (const std::int64_t tile_features : {0, 384})
+      for (const double k : {16.0, 300.0}) {
+        CAPTURE(tile_features);
+        CAPTURE(k);
+        const Input input = make_input("random", sizes, product, 5);
+        Input masked = input;  // one layer has no entry, the others have some features
+        for (std::int64_t l = 0; l < sizes.layers; ++l)
+          for (std::int64_t f = 0; f < sizes.features; ++f)
+            if (l == 1 || f % 7 != l) masked.bias[l][f] = -std::numeric_limits<float>::infinity();
+        SelectionRequest lead = request_of(SelectionRule::batch_topk, false, sizes, 16, product);
+        lead.tile_tokens = 100;
+        lead.tile_features = tile_features;
+        SelectionRequest request = request_of(SelectionRule::topk, false, sizes, k, product);
+        request.tile_tokens = lead.tile_tokens;
+        request.tile_features = tile_features;
+        request.follows = true;
+        const Csr expected = expected_selection(request, sizes, masked),
+                  expected_of_lead = expected_selection(lead, sizes, input);
+        const Stream stream;
+        const Execution execution = stream.execution();
+        const Products products(input, sizes, product);
+        const auto on_device = [&](const Input& of) {
+          std::vector<float> all;
+          for (const auto& bias : of.bias) all.insert(all.end(), bias.begin(), bias.end());
+          return Buffer<float>(all);
+        };
+        const Buffer<float> bias_buffer = on_device(input), masked_buffer = on_device(masked);
+        std::vector<Array<const float>> bias, masked_bias;
+        for (std::int64_t l = 0; l < sizes.layers; ++l) {
+          bias.push_back({bias_buffer.data() + l * sizes.features, sizes.features});
+          masked_bias.push_back({masked_buffer.data() + l * sizes.features, sizes.features});
+        }
+        Buffer<std::byte> lead_workspace(DeviceSelection::workspace_bytes(lead)),
+            workspace(DeviceSelection::workspace_bytes(request));
+        lead_workspace.poison();
+        workspace.poison();
+        DeviceSelection leader(lead, lead_workspace.array(), execution),
+            follower(request, workspace.array(), execution);
+        Output lead_output(sizes, static_cast<std::int64_t>(expected_of_lead.key.size())),
+            output(sizes, static_cast<std::int64_t>(expected.key.size()));
+        const auto produce = products.producer();
+        const auto select = [&] {
+          follower.begin(execution, sizes.tokens, request.budget, masked_bias);
+          leader.select(
+              execution, sizes.tokens, lead.budget, bias,
+              [&](const Execution& where, const TileRange& range, AnyMatrix out) {
+                produce(where, range, out);
+                follower.take(where, range, out);
+              },
+              lead_output.activations);
+          follower.finish(execution, output.activations);
+        };
+        const auto check = [&] {
+          cuda_ok(cudaStreamSynchronize(stream.stream));
+          check_rows(output, expected);
+          check_rows(lead_output, expected_of_lead);
+        };
+        for (int run = 0; run < 2; ++run) {  // the leader's first run takes several passes
+          output.poison();
+          select();
+          check();
+        }
+        if (std::getenv("WEFT_TEST_WITHOUT_GRAPHS") != nullptr) continue;
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t ready = nullptr;
+        cuda_ok(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeRelaxed));
+        select();
+        cuda_ok(cudaStreamEndCapture(stream.stream, &graph));
+        cuda_ok(cudaGraphInstantiate(&ready, graph, 0));
+        const Array<std::uint32_t> thresholds = leader.thresholds();
+        for (int run = 0; run < 2; ++run) {
+          if (run == 1)  // nothing passes: the loop computes the tiles again
+            cuda_ok(cudaMemset(thresholds.data, 0xff, static_cast<std::size_t>(thresholds.size) * 4));
+          output.poison();
+          cuda_ok(cudaDeviceSynchronize());
+          cuda_ok(cudaGraphLaunch(ready, stream.stream));
+          check();
+        }
+        cudaGraphExecDestroy(ready);
+        cudaGraphDestroy(graph);
       }
 }
 

@@ -9,6 +9,7 @@ namespace weft::kernels {
 
 namespace portable {
 decltype(kernels::decode_forward) decode_forward;
+decltype(kernels::decoder_norms) decoder_norms;
 decltype(kernels::decode_backward_workspace) decode_backward_workspace;
 decltype(kernels::decode_backward_update) decode_backward_update;
 decltype(kernels::decode_backward_norm) decode_backward_norm;
@@ -16,6 +17,7 @@ decltype(kernels::decode_backward_norm) decode_backward_norm;
 
 namespace cuda {
 decltype(kernels::decode_forward) decode_forward;
+decltype(kernels::decoder_norms) decoder_norms;
 decltype(kernels::decode_backward_workspace) decode_backward_workspace;
 decltype(kernels::decode_backward_update) decode_backward_update;
 decltype(kernels::decode_backward_norm) decode_backward_norm;
@@ -28,19 +30,23 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
                                                            target_begin, y);
 }
 
+void decoder_norms(const Execution& execution, std::span<const ParameterRows> decoder, Array<float> norm) {
+  dispatch<portable::decoder_norms, cuda::decoder_norms>(execution, decoder, norm);
+}
+
 std::int64_t decode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
-                                       std::int64_t d_model, std::int64_t capacity) {
+                                       std::int64_t d_model, std::int64_t capacity, bool norms) {
   return dispatch<portable::decode_backward_workspace, cuda::decode_backward_workspace>(backend, n_layers, n_features,
-                                                                                        d_model, capacity);
+                                                                                        d_model, capacity, norms);
 }
 
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                            const LateRows& late, Array<const float> factors) {
-  dispatch<portable::decode_backward_update, cuda::decode_backward_update>(execution, activations, hits, gradient_rows,
-                                                                           decoder, step, activation_gradient,
-                                                                           squared_norm, workspace, late, factors);
+                            const LateRows& late, Array<const float> factors, Array<float> new_norms) {
+  dispatch<portable::decode_backward_update, cuda::decode_backward_update>(
+      execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace, late,
+      factors, new_norms);
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,

@@ -36,9 +36,12 @@ inline bool is_cross_layer(std::span<const ParameterRows> decoder) {
 void decode_forward(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
                     std::span<const ParameterRows> decoder, std::int64_t target_begin, AnyMatrix y);
 
-/// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.
+/// norm[key] (key = layer * F + row, [L * F]) = Euclidean norm of the decoder row, all its targets.
+void decoder_norms(const Execution&, std::span<const ParameterRows> decoder, Array<float> norm);
+
+/// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size. `norms`: with new_norms.
 std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
-                                       std::int64_t capacity);
+                                       std::int64_t capacity, bool norms = false);
 
 /// Gradient rows that are still being exchanged when the backward pass begins. Those of targets >= `first` are
 /// complete; all are complete for work enqueued after `wait()`, which enqueues and does not block. Empty `wait`: all
@@ -53,18 +56,19 @@ struct LateRows {
 struct RowFactors {
   static constexpr bool kPresent = true;
   const float* factor = nullptr;  ///< by key, [L * F]
-  WEFT_HOST_DEVICE float operator()(std::int64_t key, std::int64_t /*column*/, float weight) const {
-    return factor[key] * weight;
-  }
+  WEFT_HOST_DEVICE float row(std::int64_t key) const { return factor[key]; }
+  WEFT_HOST_DEVICE float operator()(float of_row, float weight) const { return of_row * weight; }
 };
 
 /// da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d]; then Adam on every row of
 /// every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double per row of all layers,
 /// in key order) receives |gradient_scale * dW|^2 when its data is not null. `factors`: RowFactors; without data: none.
+/// `new_norms`, only with factors: what decoder_norms would give afterwards, bit for bit; the CUDA kernels form them
+/// from the weights that they hold. A step that is withheld leaves them or sets them to the same values.
 void decode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                             std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                            const LateRows& late = {}, Array<const float> factors = {});
+                            const LateRows& late = {}, Array<const float> factors = {}, Array<float> new_norms = {});
 
 /// The same da and squared_norm (without gradient_scale); parameters are left as they are.
 void decode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,

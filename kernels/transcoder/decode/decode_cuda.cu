@@ -3,6 +3,8 @@
 // The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows use the stream
 // (feature_stream_cuda.cuh), all others and columns of different widths walk feature by feature
 // (feature_rows_cuda.cuh).
+#include <algorithm>
+
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
@@ -45,23 +47,117 @@ __global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layer
   out[key] = scale * scale * sum;
 }
 
+/// norm[key] from the sums of squares that the stream leaves, in the order of square_of. A withheld step leaves none.
+__global__ void form_new_norms(HitStream stream, std::int64_t n_features, int n_layers, bool cross_layer, int groups,
+                               const AdamStep* step, float* norm) {
+  const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+  if (key >= n_layers * n_features || step->withheld != 0) return;
+  const int source = static_cast<int>(key / n_features);
+  const std::int64_t feature = key % n_features;
+  float sum = 0.0f;
+  for (std::int64_t target = source; target < (cross_layer ? n_layers : source + 1); ++target)
+    for (int group = 0; group < groups; ++group)
+      sum += stream.weight_square[((cross_layer ? target * (target + 1) / 2 + source : source) * groups + group) *
+                                      n_features +
+                                  feature];
+  norm[key] = __fsqrt_rn(sum);
+}
+
+/// Rows of all layers, as kernel arguments.
+struct WeightRows {
+  struct {
+    const std::uint16_t* weight;
+    const std::int16_t* rest;
+    std::int64_t columns;
+  } layer[kMostLayers];
+};
+
+/// The same norms from the stored weights, rows of segments of d_model. One warp per row.
+template <StatePolicy policy>
+__global__ void norm_rows(const __grid_constant__ WeightRows weights, std::int64_t n_keys, std::int64_t n_features,
+                          std::int64_t d_model, Grouping grouping, float* norm) {
+  const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
+  if (key >= n_keys) return;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const auto& layer = weights.layer[key / n_features];
+  const std::int64_t row = key % n_features * layer.columns;
+  float sum = 0.0f;
+  for (std::int64_t segment = 0; segment < layer.columns; segment += d_model)
+    for (int group = 0; group < grouping.groups; ++group) {
+      float own = 0.0f;
+      for (int c = 0; c < grouping.chunks; ++c) {
+        const std::int64_t inside =
+            (static_cast<std::int64_t>(group) * grouping.chunks + c) * kBlockColumns + lane * kLaneColumns;
+        if (inside >= d_model) continue;
+        LaneState<policy> state{};
+        state.weight = __ldcs(reinterpret_cast<const uint4*>(layer.weight + row + segment + inside));
+        if constexpr (policy == StatePolicy::fp32)
+          state.rest = __ldcs(reinterpret_cast<const uint4*>(layer.rest + row + segment + inside));
+        own += square_of(state);
+      }
+      sum += warp_sum(own);
+    }
+  if (lane == 0) norm[key] = __fsqrt_rn(sum);
+}
+
+/// For rows that the stream does not serve: of any width. One warp per row.
+__global__ void norm_rows_any(const __grid_constant__ WeightRows weights, std::int64_t n_keys, std::int64_t n_features,
+                              float* norm) {
+  const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
+  if (key >= n_keys) return;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const auto& layer = weights.layer[key / n_features];
+  const std::int64_t row = key % n_features * layer.columns;
+  float own = 0.0f;
+  for (std::int64_t column = lane; column < layer.columns; column += kWarp) {
+    std::uint32_t bits = static_cast<std::uint32_t>(layer.weight[row + column]) << 16;
+    if (layer.rest != nullptr) bits += static_cast<std::uint32_t>(static_cast<std::int32_t>(layer.rest[row + column]));
+    own = fmaf(__uint_as_float(bits), __uint_as_float(bits), own);
+  }
+  own = warp_sum(own);
+  if (lane == 0) norm[key] = __fsqrt_rn(own);
+}
+
+/// True if the stream can serve these rows.
+bool has_stream_storage(std::span<const ParameterRows> decoder) {
+  return std::ranges::all_of(
+      decoder, [&](const ParameterRows& p) { return has_vector_storage(p) && p.segment == decoder[0].segment; });
+}
+
+void form_norms(cudaStream_t queue, std::span<const ParameterRows> decoder, Array<float> norm) {
+  WeightRows weights{};
+  for (std::size_t s = 0; s < decoder.size(); ++s)
+    weights.layer[s] = {static_cast<const std::uint16_t*>(decoder[s].weight),
+                        decoder[s].policy == StatePolicy::fp32 ? decoder[s].weight_rest : nullptr, decoder[s].columns};
+  const std::int64_t n_features = decoder[0].rows, n_keys = n_features * std::ssize(decoder);
+  if (n_keys == 0) return;
+  const unsigned blocks = blocks_for(n_keys, 8);
+  const std::int64_t d_model = decoder[0].segment;
+  if (!has_stream_storage(decoder))
+    norm_rows_any<<<blocks, 256, 0, queue>>>(weights, n_keys, n_features, norm.data);
+  else if (decoder[0].policy == StatePolicy::fp32)
+    norm_rows<StatePolicy::fp32>
+        <<<blocks, 256, 0, queue>>>(weights, n_keys, n_features, d_model, grouping_of(d_model), norm.data);
+  else
+    norm_rows<StatePolicy::bf16>
+        <<<blocks, 256, 0, queue>>>(weights, n_keys, n_features, d_model, grouping_of(d_model), norm.data);
+  require_launch("decoder_norms");
+}
+
 template <class Epilogue>
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
               const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
               Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-              const LateRows& late, const Epilogue& epilogue) {
+              const LateRows& late, Array<float> new_norms, const Epilogue& epilogue) {
   require_layers("decode_backward", decoder.size());
   const cudaStream_t queue = stream_of(execution);
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
   const std::int64_t n_features = activations.n_features, n_keys = n_layers * n_features;
   const std::int64_t d_model = decoder[0].segment;
   const bool cross_layer = is_cross_layer(decoder);
-  bool vector = gradient_rows.type == Scalar::bf16 && gradient_rows.stride % kLaneColumns == 0 &&
-                is_aligned(gradient_rows.data, 16);
-  for (const ParameterRows& p : decoder) {
-    require_cuda_storage(p);
-    vector = vector && has_vector_storage(p) && p.segment == d_model;
-  }
+  for (const ParameterRows& p : decoder) require_cuda_storage(p);
+  const bool vector = gradient_rows.type == Scalar::bf16 && gradient_rows.stride % kLaneColumns == 0 &&
+                      is_aligned(gradient_rows.data, 16) && has_stream_storage(decoder);
   if (!vector) {
     if (late.wait) late.wait();
     std::int64_t column = 0;
@@ -73,14 +169,15 @@ void backward(const Execution& execution, const SparseActivations& activations, 
                   epilogue);
       column += rows.segment;
     }
+    if (new_norms.data != nullptr) form_norms(queue, decoder, new_norms);
     return;
   }
 
   const Grouping grouping = grouping_of(d_model);
   const std::int64_t capacity = activations.key.size, units = n_layers * (n_layers + 1) / 2 * grouping.groups;
   StreamArguments a{};
-  if (place_stream(workspace.data, n_layers, n_features, capacity, n_layers * grouping.groups, units, &a.stream) >
-      workspace.size)
+  if (place_stream(workspace.data, n_layers, n_features, capacity, n_layers * grouping.groups, units,
+                   new_norms.data != nullptr, &a.stream) > workspace.size)
     throw Error(ExitCode::internal, "decode_backward: workspace is smaller than decode_backward_workspace");
   prepare_stream(queue, activations, hits, activations.value.data, step, a.stream);
   a.offsets = hits.offsets.data;
@@ -123,25 +220,36 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   if (a.with_norm)
     sum_norms<<<blocks_for(n_keys, 256), 256, 0, queue>>>(a.stream, n_features, a.n_layers, cross_layer, a.groups, step,
                                                           squared_norm.data);
+  if (new_norms.data != nullptr)
+    form_new_norms<<<blocks_for(n_keys, 256), 256, 0, queue>>>(a.stream, n_features, a.n_layers, cross_layer, a.groups,
+                                                               step, new_norms.data);
   require_launch("decode_backward");
 }
 
 }  // namespace
 
+void decoder_norms(const Execution& execution, std::span<const ParameterRows> decoder, Array<float> norm) {
+  require_layers("decoder_norms", decoder.size());
+  for (const ParameterRows& p : decoder) require_cuda_storage(p);
+  form_norms(stream_of(execution), decoder, norm);
+}
+
 std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
-                                       std::int64_t capacity) {
+                                       std::int64_t capacity, bool norms) {
   const std::int64_t groups = grouping_of(d_model).groups;
   return place_stream(nullptr, n_layers, n_features, capacity, n_layers * groups,
-                      n_layers * (n_layers + 1) / 2 * groups, nullptr);
+                      n_layers * (n_layers + 1) / 2 * groups, norms, nullptr);
 }
 
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                            const LateRows& late, Array<const float> factors) {
+                            const LateRows& late, Array<const float> factors, Array<float> new_norms) {
+  if (new_norms.data != nullptr && (factors.data == nullptr || step == nullptr))
+    throw Error(ExitCode::internal, "decode_backward_update: new norms are formed by an update with factors");
   const auto with = [&](const auto& epilogue) {
     backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace,
-             late, epilogue);
+             late, new_norms, epilogue);
   };
   if (factors.data != nullptr)
     with(RowEpilogue<RowFactors>{.extra = {factors.data}});
@@ -154,7 +262,7 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
                           const LateRows& late, Array<const float> factors) {
   cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient,
-                               squared_norm, workspace, late, factors);
+                               squared_norm, workspace, late, factors, {});
 }
 
 }  // namespace weft::kernels::cuda

@@ -180,7 +180,26 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
 }  // namespace
 
-std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
+void decoder_norms(const Execution& execution, std::span<const ParameterRows> decoder, Array<float> norm) {
+  float* out = norm.data;
+  for (const ParameterRows& parameters : decoder) {
+    require_portable_storage(parameters);
+    for_teams(
+        execution, "decoder_norms", parameters.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
+          const std::int64_t row = team.league_rank();
+          auto& buffer = scratch<float[kChunkColumns]>(team);
+          double sum = 0.0;
+          for_chunks(parameters.columns, parameters.columns, [&](std::int64_t column, int count) {
+            const float* weight = weight_chunk(team, parameters, row, column, count, buffer);
+            sum += sum_columns<double>(team, count, [&](int c) { return static_cast<double>(weight[c]) * weight[c]; });
+          });
+          once(team, [&] { out[row] = static_cast<float>(sqrt(sum)); });
+        });
+    out += parameters.rows;
+  }
+}
+
+std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool) {
   return 0;  // what a team needs is its scratch
 }
 
@@ -209,9 +228,10 @@ void backward_layers(const Execution& execution, const SparseActivations& activa
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                             AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
                             Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte>,
-                            const LateRows& late, Array<const float> factors) {
+                            const LateRows& late, Array<const float> factors, Array<float> new_norms) {
   backward_layers(execution, activations, hits, gradient_rows, decoder, step, activation_gradient.data,
                   squared_norm.data, late, factors.data);
+  if (new_norms.data != nullptr) portable::decoder_norms(execution, decoder, new_norms);
 }
 
 void decode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,

@@ -125,7 +125,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
   const Grouping grouping = grouping_of(d_model);
   StreamArguments a{};
-  if (place_stream(workspace.data, n_layers, n_features, activations.key.size, 0, n_layers * grouping.groups,
+  if (place_stream(workspace.data, n_layers, n_features, activations.key.size, 0, n_layers * grouping.groups, false,
                    &a.stream) > workspace.size)
     throw Error(ExitCode::internal, "encode_backward: workspace is smaller than encode_backward_workspace");
   prepare_stream(queue, activations, hits, preactivation_gradient.data, step, a.stream);
@@ -156,7 +156,8 @@ void backward(const Execution& execution, const SparseActivations& activations, 
 
 std::int64_t encode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
                                        std::int64_t capacity) {
-  return place_stream(nullptr, n_layers, n_features, capacity, 0, n_layers * grouping_of(d_model).groups, nullptr);
+  return place_stream(nullptr, n_layers, n_features, capacity, 0, n_layers * grouping_of(d_model).groups, false,
+                      nullptr);
 }
 
 void encode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,

@@ -73,9 +73,6 @@ struct PreactivationPenalty {
   bool active() const { return coefficient > 0; }
 };
 
-/// norm[s * F + f] = norm of row f of decoder[s], of F rows each. segments: workspace of F * L.
-void decoder_norms(const Execution&, std::span<const ParameterRows> decoder, Array<float> segments, Array<float> norm);
-
 /// By key [L * F]: norm_gradient = gradient of coefficient * P by nu, value = coefficient * P. Hits in a fixed order.
 void sparsity_sums(const Execution&, const SparsityPenalty&, const SparseActivations&, const FeatureHits&,
                    Array<const float> norm, Array<float> norm_gradient, Array<double> value);

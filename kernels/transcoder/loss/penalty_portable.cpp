@@ -1,27 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/optimize/adam.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/loss/penalty.hpp"
 
 namespace weft::kernels {
 
-void decoder_norms(const Execution& execution, std::span<const ParameterRows> decoder, Array<float> segments,
-                   Array<float> norm) {
-  std::int64_t first = 0;
-  for (const ParameterRows& rows : decoder) {
-    const std::int64_t n = rows.columns / rows.segment;
-    const Matrix<float> parts{segments.data, rows.rows, n, n};
-    segment_norms(execution, rows, parts);
-    float* const out = norm.data + first;
-    for_all(
-        execution, "decoder_norms", rows.rows, KOKKOS_LAMBDA(std::int64_t row) {
-          double sum = 0;
-          for (std::int64_t t = 0; t < n; ++t) sum += static_cast<double>(parts(row, t)) * parts(row, t);
-          out[row] = static_cast<float>(sqrt(sum));
-        });
-    first += rows.rows;
-  }
-}
+namespace portable {
 
 void sparsity_sums(const Execution& execution, const SparsityPenalty& of_loss, const SparseActivations& activations,
                    const FeatureHits& hits, Array<const float> norm, Array<float> norm_gradient, Array<double> value) {
@@ -48,6 +31,8 @@ void sparsity_sums(const Execution& execution, const SparsityPenalty& of_loss, c
         });
       });
 }
+
+}  // namespace portable
 
 void add_sparsity_gradient(const Execution& execution, const SparsityPenalty& of_loss,
                            const SparseActivations& activations, Array<const float> norm,

@@ -20,6 +20,9 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
+/// Largest budget for which topk lists entries before it takes the best.
+constexpr std::int64_t kMostListed = 64;
+
 constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
 std::int64_t total_features(const SelectionRequest& request) {
@@ -29,6 +32,7 @@ std::int64_t total_features(const SelectionRequest& request) {
 /// Sizes that follow from a request.
 struct Sizes {
   std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most, ranks;
+  bool listed;  // topk: the filter lists the entries above the hint, of which keep_best takes the best
 
   explicit Sizes(const SelectionRequest& request) {
     groups = request.all_layers || request.rule == SelectionRule::relu ? 1 : request.n_layers;
@@ -44,9 +48,12 @@ struct Sizes {
     const std::int64_t wanted = request.budget + divide_up(2 * request.budget, ranks) + 65536;
     capacity = std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : wanted);
     most = 0;
+    listed = false;
     if (request.rule == SelectionRule::topk) {
       most = request.budget;
-      capacity = 0;
+      // One tile has all features of a token and group, and the lists stay small.
+      listed = groups == request.n_layers && blocks <= 1 && request.budget <= kMostListed;
+      capacity = listed ? std::min(group_entries, 4 * request.n_tokens * request.budget + 65536) : 0;
     }
   }
 };
@@ -90,6 +97,7 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
   view.admit = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
   if (topk) {
     view.word = workspace.take<Count>(sizes.groups * request.n_tokens * sizes.most).data;
+    if (request.follows) view.open = workspace.take<std::uint32_t>(request.n_layers).data;
     if (view.n_shards > 1) {
       const std::int64_t of_slice = divide_up(request.n_tokens, view.n_shards) * sizes.groups;
       layout.received = workspace.take<Count>(view.n_shards * of_slice * sizes.most).data;
@@ -97,9 +105,6 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
     }
   } else {
     view.survey = workspace.take<Count>(sizes.groups * kHistogramBins).data;
-    view.key = workspace.take<std::uint32_t>(sizes.groups * sizes.capacity).data;
-    view.value = workspace.take<float>(sizes.groups * sizes.capacity).data;
-    view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.blocks).data;
     view.tied = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
     view.used = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
     view.tied_of_all = view.tied;
@@ -110,7 +115,12 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
       view.of_slice = workspace.take<Count>((view.n_slices + 1) * sizes.groups).data;
     }
   }
-  layout.tile = workspace.take<std::byte>(sizes.tile_tokens * sizes.tile_stride * element).data;
+  if (!topk || sizes.listed) {
+    view.key = workspace.take<std::uint32_t>(sizes.groups * sizes.capacity).data;
+    view.value = workspace.take<float>(sizes.groups * sizes.capacity).data;
+    view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.blocks).data;
+  }
+  layout.tile = workspace.take<std::byte>(request.follows ? 0 : sizes.tile_tokens * sizes.tile_stride * element).data;
   return layout;
 }
 
@@ -129,6 +139,7 @@ void check_request(const SelectionRequest& request) {
     refuse("a rank's features must be among all");
   require_layers("selection on the GPU", static_cast<std::size_t>(request.n_layers));
   if (request.n_layers * total_features(request) > 0xffffffffll) refuse("more than 2^32 features in all layers");
+  if (request.follows && request.rule != SelectionRule::topk) refuse("only topk follows another selection");
   if (request.product != Scalar::fp32 && request.product != Scalar::bf16) refuse("products must be fp32 or bf16");
   const Sizes sizes(request);
   if (sizes.groups * sizes.capacity > 0xffffffffll) refuse("lists of more than 2^32 entries");
@@ -168,6 +179,11 @@ struct DeviceSelection::Parts {
   SelectionRequest request;
   SelectionExchange exchange;
   Layout layout;
+  struct {
+    View view{};
+    LayerBias bias{};
+    std::int64_t budget = 0;
+  } followed;                                               // of `begin`
   std::unique_ptr<CUstream_st, DestroyStream> loop_stream;  // captures the loop's body
   std::unique_ptr<Control, FreeHost> control_on_host;       // page-locked
 
@@ -189,15 +205,7 @@ struct DeviceSelection::Parts {
   }
 
   template <class T>
-  void consume(const View& view, const Piece& piece, bool first, std::int64_t budget, cudaStream_t stream) const {
-    if (topk()) {
-      const int room = room_of(budget);
-      const bool first_of_group = piece.block == 0 && (piece.layer == 0 || !view.all_layers);
-      const std::size_t bytes = static_cast<std::size_t>(room) * sizeof(Count);
-      keep_best<T><<<static_cast<unsigned>(piece.rows), kThreads, bytes, stream>>>(view, piece, first_of_group,
-                                                                                   static_cast<int>(budget), room);
-      return;
-    }
+  void filter(const View& view, const Piece& piece, cudaStream_t stream) const {
     // Vectors per warp: enough to keep loads in flight; few enough that a row of many entries, which its warp reads
     // twice, does not hold up the whole block in narrow tiles (shards of the features).
     constexpr std::int64_t per_warp = 128;
@@ -210,10 +218,50 @@ struct DeviceSelection::Parts {
       launch_filter<T, 2>(view, piece, stream);
     else
       launch_filter<T, 1>(view, piece, stream);
+  }
+
+  template <class T>
+  void consume(const View& view, const Piece& piece, bool first, std::int64_t budget, cudaStream_t stream) const {
+    if (topk()) {
+      const int room = room_of(budget);
+      const bool first_of_group = piece.block == 0 && (piece.layer == 0 || !view.all_layers);
+      const std::size_t bytes = static_cast<std::size_t>(room) * sizeof(Count);
+      const bool listed = Sizes(request).listed;
+      if (listed) filter<T>(view, piece, stream);
+      keep_best<T><<<static_cast<unsigned>(piece.rows), kThreads, bytes, stream>>>(view, piece, first_of_group, listed,
+                                                                                   static_cast<int>(budget), room);
+      return;
+    }
+    filter<T>(view, piece, stream);
     if (!first) {
       const auto blocks = blocks_for(piece.rows, kWarps, 8 * multiprocessors());
       survey_tile<T><<<blocks, kThreads, 0, stream>>>(view, piece);
     }
+  }
+
+  void begin(const View& view, const LayerBias& bias, const LayerBias& cut, std::int64_t budget, bool first,
+             cudaStream_t stream) const {
+    const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
+    with_type([&](auto type) {
+      begin_pass<decltype(type)>
+          <<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, cut, first, wanted, relu());
+    });
+    if (view.open != nullptr) find_open<<<static_cast<unsigned>(view.n_layers), 1024, 0, stream>>>(view, bias);
+  }
+
+  Piece piece_of(const TileRange& range, const void* products, std::int64_t stride, const LayerBias& bias,
+                 const LayerBias& cut) const {
+    const float* const cuts = cut.layer[range.layer];
+    return {products,
+            stride,
+            range.token_count,
+            range.token_begin,
+            range.feature_begin,
+            static_cast<int>(range.feature_count),
+            static_cast<int>(range.layer),
+            static_cast<int>(range.feature_begin / Sizes(request).tile_features),
+            bias.layer[range.layer] + range.feature_begin,
+            cuts != nullptr ? cuts + range.feature_begin : nullptr};
   }
 
   /// Computes and reads all tiles once.
@@ -221,11 +269,7 @@ struct DeviceSelection::Parts {
             std::int64_t budget, const Producer& producer, bool first) const {
     const Sizes sizes(request);
     const auto stream = stream_of(execution);
-    const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
-    with_type([&](auto type) {
-      begin_pass<decltype(type)>
-          <<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, cut, first, wanted, relu());
-    });
+    begin(view, bias, cut, budget, first, stream);
     for (std::int64_t layer = 0; layer < request.n_layers; ++layer)
       for (std::int64_t block = 0; block < sizes.blocks; ++block)
         for (std::int64_t token = 0; token < view.n_tokens; token += sizes.tile_tokens) {
@@ -234,16 +278,7 @@ struct DeviceSelection::Parts {
           range.feature_count = std::min(sizes.tile_features, request.n_features - range.feature_begin);
           const std::int64_t stride = round_up(range.feature_count, 8);
           producer(execution, range, {layout.tile, request.product, range.token_count, range.feature_count, stride});
-          const Piece piece{layout.tile,
-                            stride,
-                            range.token_count,
-                            range.token_begin,
-                            range.feature_begin,
-                            static_cast<int>(range.feature_count),
-                            static_cast<int>(layer),
-                            static_cast<int>(block),
-                            bias.layer[layer] + range.feature_begin,
-                            cut.layer[layer] != nullptr ? cut.layer[layer] + range.feature_begin : nullptr};
+          const Piece piece = piece_of(range, layout.tile, stride, bias, cut);
           with_type([&](auto type) { consume<decltype(type)>(view, piece, first, budget, stream); });
         }
     require(cudaGetLastError(), "selection on the GPU, pass over the tiles");
@@ -294,7 +329,7 @@ struct DeviceSelection::Parts {
         take_best<<<static_cast<unsigned>(view.n_tokens), 128,
                     static_cast<std::size_t>(round_up(budget, 4)) * sizeof(std::uint32_t), stream>>>(
             view, static_cast<int>(budget), out);
-      set_hints<<<groups, 1024, 0, stream>>>(view);
+      set_hints<<<groups, 1024, 0, stream>>>(view, static_cast<int>(budget));
     } else {
       const unsigned per_group = std::max(1u, static_cast<unsigned>(multiprocessors()) / groups);
       const auto token_blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kWarps)));
@@ -382,10 +417,11 @@ DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byt
           "selection on the GPU, initial state");
   // Vectors are read up to the padding of a row, which is never selected. Cleared once: no read of undefined memory.
   const Sizes sizes(request);
-  require(cudaMemsetAsync(parts_->layout.tile, 0,
-                          static_cast<std::size_t>(sizes.tile_tokens * sizes.tile_stride * bytes_of(request.product)),
-                          stream_of(execution)),
-          "selection on the GPU, initial state");
+  if (!request.follows)
+    require(cudaMemsetAsync(parts_->layout.tile, 0,
+                            static_cast<std::size_t>(sizes.tile_tokens * sizes.tile_stride * bytes_of(request.product)),
+                            stream_of(execution)),
+            "selection on the GPU, initial state");
   const int bytes = room_of(request.rule == SelectionRule::topk ? request.budget : 1) * static_cast<int>(sizeof(Count));
   for (const void* kernel :
        {reinterpret_cast<const void*>(keep_best<bf16>), reinterpret_cast<const void*>(keep_best<float>)})
@@ -455,6 +491,34 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
     }
   }
   parts_->finish(execution, view, budget, activations);
+}
+
+void DeviceSelection::begin(const Execution& execution, std::int64_t n_tokens, std::int64_t budget,
+                            std::span<const Array<const float>> bias_of_layer) {
+  const SelectionRequest& request = parts_->request;
+  const std::int64_t fewest = request.position.data_ranks > 1 ? 0 : 1;
+  if (!request.follows || n_tokens < fewest || n_tokens > request.n_tokens || budget < 1 || budget > request.budget ||
+      static_cast<std::int64_t>(bias_of_layer.size()) != request.n_layers)
+    throw Error(ExitCode::internal, "selection on the GPU: the batch does not fit the request");
+  auto& followed = parts_->followed;
+  followed = {.view = parts_->layout.view, .bias = {}, .budget = budget};
+  followed.view.n_tokens = n_tokens;
+  for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer)
+    followed.bias.layer[layer] = bias_of_layer[layer].data;
+  parts_->begin(followed.view, followed.bias, {}, budget, true, stream_of(execution));
+}
+
+void DeviceSelection::take(const Execution& execution, const TileRange& range, AnyMatrix product) {
+  const auto& followed = parts_->followed;
+  const Piece piece = parts_->piece_of(range, product.data, product.stride, followed.bias, {});
+  parts_->with_type([&](auto type) {
+    parts_->consume<decltype(type)>(followed.view, piece, true, followed.budget, stream_of(execution));
+  });
+  require(cudaGetLastError(), "selection on the GPU, tile of another selection");
+}
+
+void DeviceSelection::finish(const Execution& execution, const SparseActivations& activations) {
+  parts_->finish(execution, parts_->followed.view, parts_->followed.budget, activations);
 }
 
 Array<std::uint32_t> DeviceSelection::thresholds() const {

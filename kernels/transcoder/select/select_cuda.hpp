@@ -11,9 +11,10 @@
 // of histograms over the list find the K-th key exactly, ties are admitted by counts in order, and the list becomes
 // rows. So a threshold, whatever it is, can cost time and never changes the result.
 //
-// topk. One block of threads owns a token's row of a tile and its list of the best `budget` entries. It collects
-// entries above a hint (a low percentile of the last batch's budget-th keys) in shared memory; if these are too few or
-// too many it reads the row again without the hint. No loop over tiles.
+// topk. One block of threads owns a token's row of a tile and its list of the best `budget` entries. It takes the
+// entries above a hint (a low percentile of the last batch's budget-th keys): where one tile has all features of a
+// token and group, from the list that the filter of batch_topk makes with the hint as threshold; else it reads the row
+// itself. If they are too few or too many it finds a better bar by a histogram of the row. No loop over tiles.
 //
 // relu. Everything positive, as far as it fits; with cuts (jumprelu) everything above the cut of its feature.
 //
@@ -90,6 +91,7 @@ struct SelectionRequest {
   Scalar product = Scalar::bf16;
   std::int64_t tile_tokens = 0;    ///< 0: all
   std::int64_t tile_features = 0;  ///< 0: all; else rounded up to a multiple of 8
+  bool follows = false;            ///< takes the tiles of another selection: no memory for its own
   ShardPosition position;          ///< default: a single rank
 };
 
@@ -150,6 +152,14 @@ class DeviceSelection {
   void select(const Execution&, std::int64_t n_tokens, std::int64_t budget,
               std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations,
               std::int32_t* fault = nullptr, std::span<const Array<const float>> cut_of_layer = {});
+
+  /// With SelectionRequest::follows, topk only, in place of `select`: begin, `take` for every tile of another selection
+  /// with the same sizes and batch as it produces them (whole passes or parts of passes, each from the first tile on;
+  /// the last one whole), finish. `take` launches kernels alone, so it may be part of a captured loop.
+  void begin(const Execution&, std::int64_t n_tokens, std::int64_t budget,
+             std::span<const Array<const float>> bias_of_layer);
+  void take(const Execution&, const TileRange&, AnyMatrix product);
+  void finish(const Execution&, const SparseActivations& activations);
 
   /// For each group the key (rule.hpp) that an entry of the next batch must exceed to enter the list, on the device.
   /// Part of a checkpoint, so that the time repeats too. Any content is safe. 0xffffffff: unknown.

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
   __shared__ int count[kRows][kWarpsPerRow];
   __shared__ Count base;
   const int g = view.group_of(piece.layer);
-  if (view.group[g].mode != kFilter) return;
+  if (view.group[g].mode != kFilter || (view.open != nullptr && view.open[piece.layer] == 0)) return;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = warp % kWarpsPerRow;
   const int first_row = warp / kWarpsPerRow * kShared;  // of the block's
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kRows) + first_row;

@@ -50,11 +50,52 @@ __device__ int keep_largest(Count* words, int n, int budget) {
   return min(n, budget);
 }
 
+/// A layer without an entry in any row: `open` = 0. The host passes it where that is common. One block per layer.
+__global__ void __launch_bounds__(1024) find_open(View view, LayerBias bias) {
+  const float* of_layer = bias.layer[blockIdx.x];
+  bool any = false;
+  for (std::int64_t i = threadIdx.x; i < view.n_features; i += blockDim.x) any |= of_layer[i] > -INFINITY;
+  const int open = __syncthreads_or(any);
+  if (threadIdx.x == 0) view.open[blockIdx.x] = open != 0;
+}
+
+/// A key that at least `budget` of the counted keys exceed, and how many do: the lower end of the histogram's bin with
+/// the budget-th key. 0 and all if there are fewer. bins [kHistogramBins] of the upper bits. All threads of a block of
+/// kThreads call it and get the same.
+struct Bar {
+  std::uint32_t key, above;
+};
+__device__ Bar bar_of(const std::uint32_t* bins, int budget) {
+  __shared__ Bar result;
+  constexpr int kEach = kHistogramBins / kThreads;
+  const int highest = kHistogramBins - 1 - static_cast<int>(threadIdx.x) * kEach;
+  Count own = 0, total;
+  for (int i = 0; i < kEach; ++i) own += bins[highest - i];
+  Count before = block_exclusive(own, total);
+  const Count wanted = static_cast<Count>(budget);
+  if (threadIdx.x == 0 && total < wanted) result = {0, static_cast<std::uint32_t>(total)};
+  if (before < wanted && before + own >= wanted) {
+    int bin = highest;
+    for (before += bins[bin]; before < wanted; before += bins[bin]) --bin;
+    const std::uint32_t lowest = static_cast<std::uint32_t>(bin) << histogram_shift(0);
+    result = {lowest > 0 ? lowest - 1 : 0, static_cast<std::uint32_t>(before)};
+  }
+  __syncthreads();
+  const Bar copy = result;
+  __syncthreads();
+  return copy;
+}
+
 /// Merges a tile's rows into the tokens' lists. One block per row; dynamic shared memory: `room` words, a power of two
-/// of at least budget + 1024. It is kept small, so that the limits, which all rows read, stay in the L1 cache.
+/// of at least budget + 1024 and half the histogram's bins. It is kept small, so that the limits, which all rows read,
+/// stay in the L1 cache.
+///
+/// Normally one look at the row suffices: the entries above the hint, which follow from the products here, or, where
+/// filter_tile has `listed` them, from its list. If they are too few for the budget or too many for the memory, a
+/// histogram of the row gives a bar, and the entries above it are collected.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    keep_best(View view, Piece piece, bool first_of_group, int budget, int room) {
+    keep_best(View view, Piece piece, bool first_of_group, bool listed, int budget, int room) {
   using V = Vector<T>;
   extern __shared__ Count words[];
   __shared__ int n_words;
@@ -67,6 +108,12 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t index_base = static_cast<std::uint32_t>(
       piece.layer * static_cast<std::int64_t>(view.n_features_total) + view.feature_begin + piece.feature_begin);
   Count* list = view.word + (token * view.n_groups + g) * view.most;
+  if (view.open != nullptr && view.open[piece.layer] == 0) {  // the same for the whole grid
+    if (!first_of_group) return;
+    for (int i = threadIdx.x; i < budget; i += kThreads) list[i] = 0;
+    if (threadIdx.x == 0) view.above[place] = view.admit[place] = 0;
+    return;
+  }
   const int old = first_of_group ? 0 : static_cast<int>(view.above[place]);
   for (int i = threadIdx.x; i < old; i += kThreads) words[i] = list[i];
   if (threadIdx.x == 0) n_words = old;
@@ -89,59 +136,97 @@ __global__ void __launch_bounds__(kThreads)
     }
   };
   constexpr std::uint32_t kEach = (1u << V::kSize) - 1;
-  // The limits follow from the hint: they exclude nothing that exceeds a bar at or above it.
-  const bool limited = bar >= hint && view.threshold[g] < kLargestKey;
-  constexpr int kAtOnce = 4;
-  for (int first = 0; first < vectors; first += kThreads * kAtOnce) {
-    uint4 x[kAtOnce];
+  // Visits all vectors of the row, with several loads in flight: visit(vector, its number).
+  const auto for_each_vector = [&](auto&& visit) {
+    constexpr int kAtOnce = 4;
+    for (int first = 0; first < vectors; first += kThreads * kAtOnce) {
+      uint4 x[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int at = first + i * kThreads + static_cast<int>(threadIdx.x);
-      x[i] = at < vectors ? __ldcs(products + at) : make_uint4(0, 0, 0, 0);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * kThreads + static_cast<int>(threadIdx.x);
+        x[i] = at < vectors ? __ldcs(products + at) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * kThreads + static_cast<int>(threadIdx.x);
+        if (at < vectors) visit(x[i], at);
+      }
     }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int at = first + i * kThreads + static_cast<int>(threadIdx.x);
-      if (at >= vectors) continue;
+  };
+  int n = 0;
+  bool too_many = false, too_few = false;
+  if (listed) {  // the only tile of this row and group: there is no older list
+    const uint2 segment = view.segment[token * view.n_layers + piece.layer];
+    const std::uint32_t key_base = static_cast<std::uint32_t>(piece.layer * view.n_features + piece.feature_begin);
+    n = static_cast<int>(segment.y);
+    too_many = view.group[g].cursor > static_cast<Count>(view.capacity) || n > room;
+    too_few = n < budget && view.threshold[g] > 0;
+    if (!too_many && !too_few)
+      for (int i = threadIdx.x; i < n; i += kThreads)
+        words[i] = selection_word(__float_as_uint(view.value[segment.x + i]),
+                                  index_base + (view.key[segment.x + i] - key_base));
+  } else {
+    // The limits follow from the hint: they exclude nothing that exceeds a bar at or above it.
+    const bool limited = bar >= hint && view.threshold[g] < kLargestKey;
+    for_each_vector([&](const uint4& x, int at) {
       if (!limited) {
-        look(x[i], at, kEach);
-        continue;
+        look(x, at, kEach);
+        return;
       }
       const uint4 limit = __ldg(limits + at);
-      if (!V::any(x[i], limit)) continue;
+      if (!V::any(x, limit)) return;
       std::uint32_t above = 0;
 #pragma unroll
-      for (int j = 0; j < V::kSize; ++j) above |= V::get(x[i], j) > V::get(limit, j) ? 1u << j : 0u;
-      look(x[i], at, above);
-    }
-  }
-  __syncthreads();
-  int n = n_words;
-  // Is the hint below the budget-th entry? Only entries above it count: some of the old list may not be.
-  int counted = n;
-  if (old < budget)
-    for (int i = old - 1; i >= 0 && key_of_word(words[i]) <= bar; --i) --counted;
-  const bool too_many = n > room, too_few = old < budget && counted < budget && bar > 0;
-  if (too_many || too_few) {
-    // Read the row again, checking the list's length after every chunk. Too few: the hint was too high for this token.
+      for (int j = 0; j < V::kSize; ++j) above |= V::get(x, j) > V::get(limit, j) ? 1u << j : 0u;
+      look(x, at, above);
+    });
     __syncthreads();
-    if (too_few) bar = 0;
+    n = n_words;
+    // Is the hint below the budget-th entry? Only entries above it count: some of the old list may not be.
+    int counted = n;
+    if (old < budget)
+      for (int i = old - 1; i >= 0 && key_of_word(words[i]) <= bar; --i) --counted;
+    too_many = n > room;
+    too_few = old < budget && counted < budget && bar > 0;
+  }
+  if (too_many || too_few) {
+    __syncthreads();
+    if (too_few || listed) bar = 0;  // the hint was too high for this token, or is not known
+    auto* bins = reinterpret_cast<std::uint32_t*>(words);
+    for (int i = threadIdx.x; i < kHistogramBins; i += kThreads) bins[i] = 0;
+    __syncthreads();
+    for_each_vector([&](const uint4& x, int at) {
+#pragma unroll
+      for (int j = 0; j < V::kSize; ++j) {
+        const int column = at * V::kSize + j;
+        const std::uint32_t key = column < piece.columns ? selection_key(V::get(x, j) + __ldg(piece.bias + column)) : 0;
+        if (key > bar) atomicAdd(bins + (key >> histogram_shift(0)), 1u);
+      }
+    });
+    __syncthreads();
+    const Bar found = bar_of(bins, budget);
+    bar = max(bar, found.key);
     if (threadIdx.x == 0) n_words = old;
     for (int i = threadIdx.x; i < old; i += kThreads) words[i] = list[i];
     __syncthreads();
-    const int chunk = min(kThreads, (room - budget) / V::kSize);
-    for (int first = 0; first < vectors; first += chunk) {
-      const bool full = n_words + chunk * V::kSize > room;  // the same for the whole block
+    if (old + found.above <= static_cast<std::uint32_t>(room)) {
+      for_each_vector([&](const uint4& x, int at) { look(x, at, kEach); });
       __syncthreads();
-      if (full) {
-        const int kept = keep_largest(words, n_words, budget);
-        if (threadIdx.x == 0) n_words = kept;
-        if (kept == budget) bar = max(bar, key_of_word(words[budget - 1]));
+    } else {  // many keys in one bin: check the list's length after every chunk
+      const int chunk = min(kThreads, (room - budget) / V::kSize);
+      for (int first = 0; first < vectors; first += chunk) {
+        const bool full = n_words + chunk * V::kSize > room;  // the same for the whole block
+        __syncthreads();
+        if (full) {
+          const int kept = keep_largest(words, n_words, budget);
+          if (threadIdx.x == 0) n_words = kept;
+          if (kept == budget) bar = max(bar, key_of_word(words[budget - 1]));
+          __syncthreads();
+        }
+        const int at = first + static_cast<int>(threadIdx.x);
+        if (static_cast<int>(threadIdx.x) < chunk && at < vectors) look(products[at], at, kEach);
         __syncthreads();
       }
-      const int at = first + static_cast<int>(threadIdx.x);
-      if (static_cast<int>(threadIdx.x) < chunk && at < vectors) look(products[at], at, kEach);
-      __syncthreads();
     }
     n = n_words;
   }
@@ -238,14 +323,27 @@ __global__ void __launch_bounds__(128) take_best(View view, int budget, SparseAc
   }
 }
 
-/// The hint for the next batch: 63 of 64 tokens had their budget-th key above it. One block per group.
-__global__ void __launch_bounds__(1024) set_hints(View view) {
+/// The hint for the next batch: 63 of 64 tokens had their budget-th key above it, to 11 bits below the first
+/// histogram's bins, so that few entries more than needed exceed it. One block per group.
+__global__ void __launch_bounds__(1024) set_hints(View view, int budget) {
   const int g = blockIdx.x;
   const Count n = static_cast<Count>(view.n_tokens);
-  const PickedBin<Count> picked =
-      pick_bin_by_block(view.histogram + g * static_cast<std::int64_t>(kHistogramBins), n - n / 64);
-  if (threadIdx.x == 0)
-    view.threshold[g] = picked.bin <= 0 ? 0 : (static_cast<std::uint32_t>(picked.bin) << histogram_shift(0)) - 1;
+  const auto histogram = [&](int round) {
+    return view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + g) * kHistogramBins;
+  };
+  KeySearch<Count> search{.wanted = n - n / 64};
+  search.advance(pick_bin_by_block(histogram(0), search.rank()));
+  const bool known = !search.exhausted && search.prefix > 0;
+  if (known) {  // the same for the whole block
+    const HistogramRound round = search.round();
+    for (std::int64_t token = threadIdx.x; token < view.n_tokens; token += blockDim.x) {
+      const int bin = round.bin(key_of_word(view.word[(token * view.n_groups + g) * view.most + budget - 1]));
+      if (bin >= 0) atomicAdd(histogram(1) + bin, Count{1});
+    }
+    __syncthreads();
+    search.advance(pick_bin_by_block(histogram(1), search.rank()));
+  }
+  if (threadIdx.x == 0) view.threshold[g] = known ? search.threshold() : 0;
 }
 
 __global__ void set_thresholds(std::uint32_t* threshold, int n, std::uint32_t value) {

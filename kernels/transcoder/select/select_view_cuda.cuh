@@ -101,6 +101,7 @@ struct View {
   std::uint32_t* admit;      // [groups, tokens] how many of them stay
   std::uint32_t* used;       // [groups, tokens] how many a pass over the tiles has admitted
   Count* word;               // [tokens, groups, most] best words of a token, descending, then 0 (topk)
+  std::uint32_t* open;       // [layers] 0 if no feature of the layer can be selected; null: not known
 
   // Several ranks. `several` is for batch_topk only, the other members also for topk.
   bool several;

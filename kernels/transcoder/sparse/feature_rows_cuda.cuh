@@ -67,7 +67,7 @@ __global__ void walk_features(const FeatureRows a, const Epilogue epilogue) {
       if constexpr (Epilogue::kHasExtra)
 #pragma unroll
         for (int j = 0; j < kLaneColumns; ++j)
-          if (lane + kWarp * j < count) sum[j] += epilogue.extra(key, column + lane + kWarp * j, weight[j]);
+          if (lane + kWarp * j < count) sum[j] += epilogue.extra(epilogue.extra.row(key), weight[j]);
       if (a.norm != nullptr) {
         double square = 0.0;
 #pragma unroll

@@ -57,6 +57,7 @@ struct HitStream {
   float* partial;            // [slots, capacity] dot products by (target, column group)
   AdamRate* rate;            // the step's constants, before they are copied to constant memory
   float* norm;               // [units, F] sums of squares of dW
+  float* weight_square;      // [units, F] sums of squares of the new weights; null: not formed
   float* value_sum;          // [L * F] sums of the hits' values (encoder: the bias gradients)
   std::int64_t capacity;
   std::int64_t blocks;  // of 32 features in a layer
@@ -64,7 +65,7 @@ struct HitStream {
 
 /// Cuts `workspace` into a HitStream; with data == nullptr only counts bytes.
 inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::int64_t n_features, std::int64_t capacity,
-                                 std::int64_t slots, std::int64_t units, HitStream* stream) {
+                                 std::int64_t slots, std::int64_t units, bool weight_squares, HitStream* stream) {
   const std::int64_t blocks = (n_features + kItemFeatures - 1) / kItemFeatures;
   kernels::Workspace layout(data);
   const auto take = [&](auto*& pointer, std::int64_t count) {
@@ -84,6 +85,7 @@ inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::in
   take(s.hot, capacity / (kHotHits + 1) + 1);
   take(s.partial, slots * capacity);
   take(s.norm, units * n_features);
+  if (weight_squares) take(s.weight_square, units * n_features);
   take(s.value_sum, n_layers * n_features);
   if (stream != nullptr) *stream = s;
   return layout.bytes();
@@ -101,6 +103,29 @@ inline Grouping grouping_of(std::int64_t d_model) {
     if (d_model % (chunks * kBlockColumns) == 0)
       return {chunks, static_cast<int>(d_model / (chunks * kBlockColumns)), true};
   return {2, static_cast<int>((d_model + 2 * kBlockColumns - 1) / (2 * kBlockColumns)), false};
+}
+
+// ---- norms of rows
+
+/// Sum of the squares of the eight weights of a lane. The norm of a row adds, in fp32 and in this order: these of the
+/// chunks of a column group, of all lanes (warp_sum), of the groups and targets. Whatever forms a norm in this order
+/// gives the same bits.
+template <StatePolicy policy>
+__device__ __forceinline__ float square_of(const LaneState<policy>& state) {
+  float w[8];
+  unpack8(state.weight, w);
+  if constexpr (policy == StatePolicy::fp32) {
+    const std::uint32_t rest[4] = {state.rest.x, state.rest.y, state.rest.z, state.rest.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const auto low = static_cast<std::int16_t>(i % 2 == 0 ? rest[i / 2] & 0xffffu : rest[i / 2] >> 16);
+      w[i] = __uint_as_float(__float_as_uint(w[i]) + static_cast<std::uint32_t>(static_cast<std::int32_t>(low)));
+    }
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(w[i], w[i], sum);
+  return sum;
 }
 
 // ---- preparation
@@ -380,6 +405,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   using Stages = StateStages<kChunks, kStages>;
   constexpr bool kCross = kKind == StreamKind::cross_layer, kDots = kKind != StreamKind::encoder;
   constexpr bool kStaged = kStages > 0;
+  // An extra gradient that depends on the norms of rows needs them again in the next step.
+  constexpr bool kSquares = kUpdate && Epilogue::kHasExtra;
+  static_assert(!kSquares || kChunks <= kWarps);
   static_assert(!kStaged || (policy == StatePolicy::eight_bit && kFull && kUpdate));
   constexpr int kOwnBytes = kRing * Rows::kRowBytes + Stages::kBytes + Rows::kDotBytes;
   extern __shared__ __align__(16) char shared[];
@@ -473,7 +501,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
         }
       }
     }
-    float square = 0.0f;
+    float square = 0.0f, weight_square = 0.0f;
 #pragma unroll
     for (int c0 = 0; c0 < kChunks; c0 += kWarps) {
       const int c = c0 + warp;
@@ -488,7 +516,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
           float w[8];
           unpack8(load_weight(p, at + c * kBlockColumns), w);
 #pragma unroll
-          for (int i = 0; i < 8; ++i) g[i] += epilogue.extra(hot.key, column + c * kBlockColumns + i, w[i]);
+          for (int i = 0; i < 8; ++i) g[i] += epilogue.extra(epilogue.extra.row(hot.key), w[i]);
         }
 #pragma unroll
       for (int i = 0; i < 8; ++i) square = fmaf(g[i], g[i], square);
@@ -507,11 +535,27 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
         const bool moments =
             update8(epilogue.rule, state, g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
         if (live(c)) store_state(state, p, here, moments);
+        if constexpr (kSquares)
+          if (live(c)) weight_square = square_of(state);
         if constexpr (policy == StatePolicy::eight_bit)
           if (lane == 0) {
             p.first_scale[block] = state.first_scale;
             p.second_scale[block] = state.second_scale;
           }
+      }
+    }
+    const std::int64_t pair = kCross ? static_cast<std::int64_t>(target) * (target + 1) / 2 + source : source;
+    const std::int64_t of_row = (pair * a.groups + unit.group) * a.n_features + row;
+    if constexpr (kSquares) {
+      __syncthreads();
+      if (warp < kChunks) sums[warp * kWarp + lane] = weight_square;
+      __syncthreads();
+      if (warp == 0 && a.stream.weight_square != nullptr) {
+        float all = 0.0f;
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) all += sums[c * kWarp + lane];
+        all = warp_sum(all);
+        if (lane == 0) a.stream.weight_square[of_row] = all;
       }
     }
     if (a.with_norm) {
@@ -522,8 +566,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
       if (threadIdx.x == 0) {
         float all = 0.0f;
         for (int other = 0; other < kWarps; ++other) all += sums[other];
-        const std::int64_t pair = kCross ? static_cast<std::int64_t>(target) * (target + 1) / 2 + source : source;
-        a.stream.norm[(pair * a.groups + unit.group) * a.n_features + row] = all;
+        a.stream.norm[of_row] = all;
       }
     }
     __syncthreads();
@@ -580,6 +623,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
         }
     }
 
+    // Likewise what the extra gradient needs of feature i.
+    [[maybe_unused]] float of_row = 0.0f;
+    if constexpr (Epilogue::kHasExtra)
+      if (lane < count) of_row = epilogue.extra.row(unit.source * a.n_features + first + lane);
+
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       LaneState<policy> state[kChunks];
@@ -612,10 +660,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
       rows.run(static_cast<int>(__shfl_sync(kAllLanes, cold_end, i)), weight, sum);
       if (!(hot_mask >> i & 1)) {
         if constexpr (Epilogue::kHasExtra) {
-          const std::int64_t key = unit.source * a.n_features + first + i;
+          const float of_this = __shfl_sync(kAllLanes, of_row, i);
 #pragma unroll
           for (int j = 0; j < kChunks * 8; ++j)
-            if (live(j / 8)) sum[j] += epilogue.extra(key, column + j / 8 * kBlockColumns + j % 8, weight[j]);
+            if (live(j / 8)) sum[j] += epilogue.extra(of_this, weight[j]);
         }
         if constexpr (!kDots)
           if (lane == 0 && unit.group == 0) a.stream.value_sum[unit.source * a.n_features + first + i] = rows.value_sum;
@@ -627,6 +675,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
           if (lane == 0) a.stream.norm[unit_index * a.n_features + first + i] = square;
         }
         if constexpr (kUpdate) {
+          [[maybe_unused]] float weight_square = 0.0f;
 #pragma unroll
           for (int c = 0; c < kChunks; ++c) {
             if constexpr (kStaged) stages.load_moments(state[c], c);
@@ -641,11 +690,19 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
             const bool moments =
                 update8(epilogue.rule, state[c], g, constant_rate, p.first_element + static_cast<std::uint64_t>(here));
             if (live(c)) store_state(state[c], p, here, moments);
+            if constexpr (kSquares)
+              if (live(c)) weight_square += square_of(state[c]);
             if constexpr (policy == StatePolicy::eight_bit)
               if (lane == i) {
                 first_scale[c] = state[c].first_scale;
                 second_scale[c] = state[c].second_scale;
               }
+          }
+          if constexpr (kSquares) {
+            if (a.stream.weight_square != nullptr) {
+              weight_square = warp_sum(weight_square);
+              if (lane == 0) a.stream.weight_square[unit_index * a.n_features + first + i] = weight_square;
+            }
           }
         }
       }

@@ -35,6 +35,7 @@ SelectionRequest request_for(const SelectionSpec& spec, const SelectionSizes& si
           .product = spec.product(),
           .tile_tokens = sizes.tile_tokens,
           .tile_features = sizes.tile_features,
+          .follows = spec.shape.follows,
           .position = position};
 }
 
@@ -120,8 +121,14 @@ class DeviceSelector final : public Selector {
     if (shards_) shards_->mark(idle);
     all_->mark(idle);
   }
+  void take(const kernels::Execution& where, const TileRequest& tile, kernels::AnyMatrix product) override {
+    selection_->take(where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count},
+                     product);
+  }
+  void finish() override { selection_->finish(execution_, activations()); }
 
  private:
+  void begin() override { selection_->begin(execution_, followed_.n_tokens, followed_.budget, followed_.bias); }
   void select_batch(const Batch& batch) override {
     const std::int64_t budget = kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes_.capacity;
     selection_->select(

@@ -56,8 +56,8 @@ Arrays::Arrays(const SelectionSpec& spec, const SelectionSizes& sizes, kernels::
   const SelectionShape& shape = spec.shape;
   const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
   const std::int64_t layers_of_group = spec.settings.scope == Scope::layer ? 1 : shape.n_layers;
-  const auto bytes =
-      device.take<std::byte>(sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(spec.product()));
+  const auto bytes = device.take<std::byte>(
+      shape.follows ? 0 : sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(spec.product()));
   tile = {bytes.data, spec.product(), sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
   if (spec.settings.activation == Activation::topk) {
     budget_of_token =
@@ -117,9 +117,15 @@ class HostSelector final : public Selector {
   parallel::Exchanges exchanges() const override { return exchanges_; }
   void report_faults_to(std::int32_t* fault) override { fault_ = fault; }
   std::string first_fault() override { return first_fault_; }
+  void take(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product) override;
+  void finish() override { finish_per_token(followed_); }
 
  private:
   void select_batch(const Batch&) override;
+  void begin() override {
+    clear_lists(followed_);
+    cleared_ = true;
+  }
 
   template <class Visit>
   bool for_each_tile(const Batch&, Visit&& visit);
@@ -155,6 +161,9 @@ class HostSelector final : public Selector {
   bool admit_ties(const Batch&, std::span<const Search> found);
   void take_candidates(const Batch&, std::span<const Search> found, bool ties_are_cut);
   void select_per_token(const Batch&);
+  kernels::BestLists best_lists(const Batch&) const;
+  void clear_lists(const Batch&);
+  void finish_per_token(const Batch&);
   /// topk: entries of a list, of a token (and layer); Arrays holds lists of the largest k.
   std::int64_t columns_of_lists(const Batch& batch) const { return std::min(batch.budget, arrays_->budget_of_token); }
   Array<const std::uint64_t> cut_offs(const Batch&);
@@ -165,6 +174,7 @@ class HostSelector final : public Selector {
   std::int64_t overfull_layer_ = 0;        // of the tile that was filtered last
   std::int32_t* fault_ = nullptr;
   std::string first_fault_;
+  bool cleared_ = false;  // the lists, and no tile was taken since
   parallel::Exchanges exchanges_;
   SumOverRanks sum_;
 };
@@ -453,15 +463,37 @@ void HostSelector::take_candidates(const Batch& batch, std::span<const Search> f
 
 // ---- per token
 
-void HostSelector::select_per_token(const Batch& batch) {
+kernels::BestLists HostSelector::best_lists(const Batch& batch) const {
   const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = columns_of_lists(batch);
-  const kernels::BestLists best{
-      sizes_.n_groups, spec_.shape.n_features, batch.features.begin, {arrays_->best.data, n_rows, budget, budget}};
-  device::zero(execution_, best.word.data, n_rows * budget * 8);
+  return {sizes_.n_groups, spec_.shape.n_features, batch.features.begin, {arrays_->best.data, n_rows, budget, budget}};
+}
+
+void HostSelector::clear_lists(const Batch& batch) {
+  const kernels::Matrix<std::uint64_t> word = best_lists(batch).word;
+  device::zero(execution_, word.data, word.rows * word.columns * 8);
+}
+
+void HostSelector::select_per_token(const Batch& batch) {
+  clear_lists(batch);
   for_each_tile(batch, [&](const kernels::Tile& tile, std::int64_t) {
-    kernels::keep_best_tile(execution_, tile, best);
+    kernels::keep_best_tile(execution_, tile, best_lists(batch));
     return true;
   });
+  finish_per_token(batch);
+}
+
+void HostSelector::take(const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+  const bool first = tile.layer == 0 && tile.token_begin == 0 && tile.feature_begin == 0;
+  if (first && !cleared_) clear_lists(followed_);  // another pass
+  cleared_ = false;
+  const float* const bias = followed_.bias[static_cast<std::size_t>(tile.layer)].data + tile.feature_begin;
+  kernels::keep_best_tile(execution,
+                          {product, {bias, tile.feature_count}, tile.layer, tile.token_begin, tile.feature_begin, {}},
+                          best_lists(followed_));
+}
+
+void HostSelector::finish_per_token(const Batch& batch) {
+  const kernels::BestLists best = best_lists(batch);
   const Array<const std::uint64_t> least =
       grid_.size(parallel::kFeatureAxis) > 1 ? cut_offs(batch) : Array<const std::uint64_t>{};
   kernels::take_best(execution_, best, least, activations());

@@ -154,24 +154,20 @@ Selector::Selector(const SelectionSpec& spec, const SelectionSizes& sizes, const
                    const kernels::Execution& execution)
     : spec_(spec), sizes_(sizes), grid_(grid), execution_(execution), k_(spec.settings.k), result_(spec, sizes) {}
 
-void Selector::select(std::int64_t n_tokens_total, std::span<const Array<const float>> bias_of_layer,
-                      const Producer& produce, std::span<const Array<const float>> cut_of_layer) {
+/// The parts of a batch that follow from its size. The arrays of the result are those of this batch from now on.
+Selector::Batch Selector::start(std::int64_t n_tokens_total, std::span<const Array<const float>> bias_of_layer) {
   const SelectionShape& shape = spec_.shape;
   if (n_tokens_total < 1 || n_tokens_total > shape.max_tokens)
     throw error(ExitCode::internal, "the selector was given a batch of {} tokens (it was made for at most {})",
                 n_tokens_total, shape.max_tokens);
   WEFT_ASSERT(static_cast<std::int64_t>(bias_of_layer.size()) == shape.n_layers);
-  WEFT_ASSERT(cut_of_layer.size() ==
-              (spec_.settings.activation == Activation::jumprelu ? bias_of_layer.size() : std::size_t{0}));
   ModelSettings settings = spec_.settings;
   settings.k = k_;
   const Batch batch{.n_tokens_total = n_tokens_total,
                     .n_tokens = grid_.part(parallel::kDataAxis, n_tokens_total).size(),
                     .features = grid_.part(parallel::kFeatureAxis, shape.n_features),
                     .budget = selection_budget(settings, shape.n_layers, n_tokens_total),
-                    .bias = bias_of_layer,
-                    .cut = cut_of_layer,
-                    .produce = &produce};
+                    .bias = bias_of_layer};
   statistics_ = {};
   activations_ = {batch.n_tokens,        shape.n_layers,
                   batch.features.size(), {result_->row_offsets.data, batch.n_tokens + 1},
@@ -179,8 +175,29 @@ void Selector::select(std::int64_t n_tokens_total, std::span<const Array<const f
   hits_ = {{result_->hit_offsets.data, shape.n_layers * batch.features.size() + 1},
            result_->hit_token,
            result_->hit_position};
+  return batch;
+}
+
+void Selector::select(std::int64_t n_tokens_total, std::span<const Array<const float>> bias_of_layer,
+                      const Producer& produce, std::span<const Array<const float>> cut_of_layer) {
+  WEFT_ASSERT(!spec_.shape.follows);
+  WEFT_ASSERT(cut_of_layer.size() ==
+              (spec_.settings.activation == Activation::jumprelu ? bias_of_layer.size() : std::size_t{0}));
+  Batch batch = start(n_tokens_total, bias_of_layer);
+  batch.cut = cut_of_layer;
+  batch.produce = &produce;
   select_batch(batch);
 }
+
+void Selector::follow(std::int64_t n_tokens_total, std::span<const Array<const float>> bias_of_layer) {
+  WEFT_ASSERT(spec_.shape.follows && spec_.settings.activation == Activation::topk);
+  followed_ = start(n_tokens_total, bias_of_layer);
+  begin();
+}
+
+void Selector::begin() { throw error(ExitCode::internal, "this selector does not follow another one"); }
+void Selector::take(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix) { begin(); }
+void Selector::finish() { begin(); }
 
 void Selector::transpose() { kernels::transpose(execution_, activations_, hits_, result_->transpose_workspace); }
 

@@ -39,6 +39,7 @@ struct SelectionShape {
   std::int64_t max_tokens = 0;  ///< of the largest batch
   std::int64_t tile_bytes = 0;  ///< products computed at a time; 0: chosen for the backend
   ExchangeSettings exchange = {};
+  bool follows = false;  ///< takes the tiles of another selector (Selector::follow): no memory for its own
 };
 
 /// What a selection needs on a rank: the largest rank where parts are uneven.
@@ -155,7 +156,14 @@ class Selector {
   void select(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer, const Producer&,
               std::span<const kernels::Array<const float>> cut_of_layer = {});
 
-  /// The result of `select`, until the next one.
+  /// With SelectionShape::follows, topk only, in place of `select`: follow, then `take` for every tile of another
+  /// selector of the same sizes, grid and batch, as it produces them (whole passes over the tiles or parts of passes,
+  /// each from the first tile on; the last one whole), then `finish`. The biases must remain until then.
+  void follow(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer);
+  virtual void take(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product);
+  virtual void finish();
+
+  /// The result of `select` or `finish`, until the next one.
   const kernels::SparseActivations& activations() const { return activations_; }
   /// Forms `hits` from the last selection.
   void transpose();
@@ -187,7 +195,7 @@ class Selector {
     std::int64_t n_tokens = 0;  ///< of this rank's data group
     parallel::Range features;   ///< of this rank, global indices
     std::int64_t budget = 0;
-    std::span<const kernels::Array<const float>> bias, cut;
+    std::span<const kernels::Array<const float>> bias, cut = {};
     const Producer* produce = nullptr;
   };
 
@@ -195,6 +203,8 @@ class Selector {
 
   /// Sets all arrays of activations(), and the statistics as far as the host knows them, except for entries.
   virtual void select_batch(const Batch&) = 0;
+  /// Enqueues what comes before the first tile of `followed_`.
+  virtual void begin();
   /// Completes the statistics. The device has finished.
   virtual void read_statistics() {}
 
@@ -203,8 +213,10 @@ class Selector {
   const parallel::Grid& grid_;
   const kernels::Execution execution_;
   SelectionStatistics statistics_;
+  Batch followed_;  // of `follow`
 
  private:
+  Batch start(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer);
   friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, const parallel::GridShape&,
                                         Precision, kernels::Backend);
   struct ResultArrays {

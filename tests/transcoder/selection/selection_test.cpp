@@ -147,6 +147,7 @@ class Harness {
     std::int64_t max_tokens = 0;  ///< 0: those of the problem
     std::int64_t tile_bytes = 8192;
     ExchangeSettings exchange = {};
+    bool follows = false;
   };
 
   Harness(const kernels::Execution& execution, const Problem& problem, const ModelSettings& settings,
@@ -156,7 +157,7 @@ class Harness {
         grid_(grid),
         selector_(make_selector(settings,
                                 {problem.n_layers, problem.n_features, std::max(options.max_tokens, problem.n_tokens),
-                                 options.tile_bytes, options.exchange},
+                                 options.tile_bytes, options.exchange, options.follows},
                                 grid, execution, Precision::fp32)),
         features_(grid.part(parallel::kFeatureAxis, problem.n_features)),
         tokens_(grid.part(parallel::kDataAxis, problem.n_tokens)) {
@@ -174,7 +175,14 @@ class Harness {
           const parallel::Grid& grid)
       : Harness(execution, problem, settings, grid, Options{}) {}
 
-  Selector& run() {
+  /// With Options::follows: before another harness runs with this one's selector, which then finishes.
+  void follow() {
+    followed_bias_.clear();
+    for (const auto& b : bias_) followed_bias_.push_back(b.array());
+    selector_->follow(problem_.n_tokens, followed_bias_);
+  }
+
+  Selector& run(Selector* follower = nullptr) {
     std::vector<kernels::Array<const float>> bias, cut;
     for (const auto& b : bias_) bias.push_back(b.array());
     for (const auto& c : cut_) cut.push_back(c.array());
@@ -188,6 +196,7 @@ class Harness {
                     ((tokens_.begin + tile.token_begin + i) * problem_.n_layers + tile.layer) * problem_.n_features +
                     features_.begin + tile.feature_begin)],
                 tile.feature_count * 4, device::Direction::to_device);
+          if (follower != nullptr) follower->take(where, tile, product);
         },
         cut);
     return *selector_;
@@ -253,7 +262,8 @@ class Harness {
   std::unique_ptr<Selector> selector_;
   parallel::Range features_, tokens_;
   std::vector<device::Buffer<float>> bias_, cut_;
-};
+  std::vector<kernels::Array<const float>> followed_bias_;
+};  // namespace
 
 bool on_host(const kernels::Execution& execution) { return execution.backend == kernels::Backend::portable; }
 
@@ -465,6 +475,37 @@ TEST_CASE("more ranks than features or tokens, and batches shorter than the larg
         CHECK(harness.holds(expected));
       });
     }
+}
+
+TEST_CASE("a selector that follows another one selects from its tiles, however often they are computed") {
+  ExchangeSettings everywhere, on_rank_0;
+  on_rank_0.selection = SelectionPlace::rank_0;
+  for (const Case& c : cases()) {
+    // Only these features may be selected, of one layer none.
+    Problem few = c.problem;
+    for (std::int64_t s = 0; s < few.n_layers; ++s)
+      for (std::int64_t f = 0; f < few.n_features; ++f)
+        if (s == 1 || f % 3 == s)
+          few.bias[static_cast<std::size_t>(s * few.n_features + f)] = -std::numeric_limits<float>::infinity();
+    for (const ExchangeSettings& exchange : {everywhere, on_rank_0})
+      for (const double k : {4.0, 90.0}) {
+        const ModelSettings lead = settings_of(Activation::batch_topk, Scope::all_layers, 3, few.n_features),
+                            settings = settings_of(Activation::topk, Scope::layer, k, few.n_features);
+        const auto expected = full_sort(few, settings), expected_of_lead = full_sort(c.problem, lead);
+        for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+          INFO(c.name, ", k = ", k);
+          Harness leader(execution, c.problem, lead, grid, {.exchange = exchange}),
+              follower(execution, few, settings, grid, {.follows = true});
+          for (int repeat = 0; repeat < 3; ++repeat) {  // at first the leader computes its tiles several times
+            follower.follow();
+            leader.run(&follower.selector());
+            follower.selector().finish();
+            CHECK(leader.holds(expected_of_lead));
+            CHECK(follower.holds(expected));
+          }
+        });
+      }
+  }
 }
 
 TEST_CASE("tiles of the real size") {
