@@ -384,6 +384,7 @@ TEST_CASE("jumprelu clipped by the exact norm, in which thresholds count, equals
 Configuration listing(JumpForm form) {
   Configuration configuration = jumping(form);
   configuration.transcoder.threshold_gradient = ThresholdGradient::listed;
+  configuration.transcoder.capacity = kFeatures;  // windows may hold all
   return configuration;
 }
 
