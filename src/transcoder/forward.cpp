@@ -9,6 +9,7 @@
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/select/ranking.hpp"
+#include "kernels/transcoder/sparse/restrict.hpp"
 #include "parallel/failure.hpp"
 #include "transcoder/benchmark/exchange_observers.hpp"
 #include "transcoder/skip.hpp"
@@ -111,6 +112,12 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
       add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);
   if (shape.threshold) cuts = arena.take<float>(shape.n_layers * selection.max_features);
+  if (lists_windows(configuration.transcoder)) {
+    window_cuts = arena.take<float>(shape.n_layers * selection.max_features);
+    active_offsets = arena.take<std::int64_t>(sizes.group + 1);
+    active_key = arena.take<std::uint32_t>(selection.capacity);
+    active_value = arena.take<float>(selection.capacity);
+  }
   if (configuration.transcoder.ranking == Ranking::decoder_norm) {
     norms = arena.take<float>(shape.n_layers * selection.max_features);
     no_bias = arena.take<float>(selection.max_features);
@@ -189,16 +196,23 @@ void Forward::await_inputs(std::int64_t layer, const kernels::Execution& executi
     input_gather_.wait(blocks_here_, execution);
 }
 
-/// Of each layer, what its features must exceed: of jumprelu, as the thresholds are now.
-std::vector<kernels::Array<const float>> Forward::cuts() {
-  std::vector<kernels::Array<const float>> of_layer;
-  if (settings_.activation != Activation::jumprelu) return of_layer;
+/// Selects what exceeds the thresholds as they are now, with a window also what is in it.
+void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow* window) {
   const kernels::AnyMatrix thresholds = model_.thresholds();
   const std::int64_t n = thresholds.columns;
-  kernels::jump_cuts(execution_, jump_rule(settings_),
-                     {static_cast<const float*>(thresholds.data), thresholds.rows * n}, buffers_.cuts);
-  for (std::int64_t s = 0; s < thresholds.rows; ++s) of_layer.push_back({buffers_.cuts.data + s * n, n});
-  return of_layer;
+  const kernels::Array<const float> theta{static_cast<const float*>(thresholds.data), thresholds.rows * n};
+  kernels::jump_cuts(execution_, jump_rule(settings_), theta, buffers_.cuts);
+  if (window != nullptr) kernels::jump_window_cuts(execution_, *window, theta, buffers_.window_cuts);
+  const float* const cuts = window != nullptr ? buffers_.window_cuts.data : buffers_.cuts.data;
+  std::vector<kernels::Array<const float>> of_layer;
+  for (std::int64_t s = 0; s < thresholds.rows; ++s) of_layer.push_back({cuts + s * n, n});
+  select(bias, of_layer);
+  if (window == nullptr) return;
+  const kernels::SparseActivations& list = listed();
+  activations_ = {list.n_tokens,       list.n_layers,
+                  list.n_features,     {buffers_.active_offsets.data, list.n_tokens + 1},
+                  buffers_.active_key, buffers_.active_value};
+  kernels::restrict_features(execution_, {&list, 1}, 0, activations_, buffers_.cuts);
 }
 
 void Forward::gather_inputs() {
@@ -206,7 +220,7 @@ void Forward::gather_inputs() {
   input_gather_.wait(axis_.blocks.size() - 1, execution_);
 }
 
-void Forward::encode(Selector* follower) {
+void Forward::encode(const kernels::JumpWindow* window, Selector* follower) {
   idle_.restart();
   follower_ = follower;
   std::vector<kernels::Array<const float>> bias;
@@ -214,12 +228,17 @@ void Forward::encode(Selector* follower) {
   timers_.phase("exchange");
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
-  if (ranks_by_decoder())
+  if (settings_.activation == Activation::jumprelu) {
+    select_above_cuts(bias, window);
+    if (window != nullptr) return;
+  } else if (ranks_by_decoder()) {
     encode_by_norm();
-  else if (settings_.ranking == Ranking::z_score)
+  } else if (settings_.ranking == Ranking::z_score) {
     encode_by_z_score();
-  else
-    select(bias, cuts());
+  } else {
+    select(bias, {});
+  }
+  activations_ = listed();
 }
 
 /// Selects by the products of pre-activations and norms of decoder rows.
@@ -237,7 +256,7 @@ void Forward::encode_by_norm() {
                        kernels::rank_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
                                           {norms.data + tile.layer * n + tile.feature_begin, tile.feature_count});
                      });
-  kernels::unrank(execution_, activations(), norms);
+  kernels::unrank(execution_, listed(), norms);
 }
 
 /// Selects by pre-activations in deviations of the batch from their mean.
@@ -259,7 +278,7 @@ void Forward::encode_by_z_score() {
         kernels::standardise_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
                                   of_tile(moments_.mean()), of_tile(moments_.spread()));
       });
-  kernels::unstandardise(execution_, activations(), moments_.mean(), moments_.spread());
+  kernels::unstandardise(execution_, listed(), moments_.mean(), moments_.spread());
 }
 
 void Forward::encode_tile(const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
@@ -295,9 +314,11 @@ void Forward::require_valid_selections(const std::string& which) {
   if (failure && settings_.capacity > 0 && !kernels::activation_keeps_k(settings_.activation))
     throw collective_error(ExitCode::usage,
                            "the selection {} needs more room, {} (transcoder.activation keeps every feature above its "
-                           "threshold, transcoder.capacity = {} is for {} per token and layer); raise "
+                           "threshold{}, transcoder.capacity = {} is for {} per token and layer); raise "
                            "transcoder.capacity, or begin with larger thresholds",
-                           which, failure->message, settings_.capacity, settings_.capacity);
+                           which, failure->message,
+                           lists_windows(settings_) ? ", and training lists those in the window below it" : "",
+                           settings_.capacity, settings_.capacity);
   if (failure)
     throw collective_error(
         ExitCode::internal,

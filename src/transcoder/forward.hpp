@@ -25,6 +25,7 @@
 #include "dataset/activations/statistics.hpp"
 #include "device/memory.hpp"
 #include "kernels/optimize/guard.hpp"
+#include "kernels/transcoder/activation/jump_window.hpp"
 #include "parallel/device_communicator.hpp"
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
@@ -92,9 +93,13 @@ class Forward {
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
     DecoderForward::Buffers decoder;
-    kernels::Array<float> cuts;     ///< [L * F_local]; with thresholds
-    kernels::Array<float> norms;    ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
-    kernels::Array<float> no_bias;  ///< [F_local] zeros; also with Ranking::z_score, as
+    kernels::Array<float> cuts;                   ///< [L * F_local]; with thresholds
+    kernels::Array<float> window_cuts;            ///< the same; if the settings list windows, as
+    kernels::Array<std::int64_t> active_offsets;  ///< [group tokens + 1], and
+    kernels::Array<std::uint32_t> active_key;     ///< [capacity],
+    kernels::Array<float> active_value;           ///< the lists without entries that are not active
+    kernels::Array<float> norms;                  ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
+    kernels::Array<float> no_bias;                ///< [F_local] zeros; also with Ranking::z_score, as
     FeatureMoments::Buffers moments;
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
@@ -109,9 +114,9 @@ class Forward {
   bool ranks_by_decoder() const { return settings_.ranking == Ranking::decoder_norm; }
   /// All inputs of the group, to be used before `encode`, which gathers them again. Collective.
   void gather_inputs();
-  /// Encodes and selects: `activations`. Collective. `follower`: takes the products of all tiles too, before they are
-  /// ranked (Selector::follow).
-  void encode(Selector* follower = nullptr);
+  /// Encodes and selects: `activations`. With a window, which the settings must ask for, `listed` also has what is in
+  /// it. `follower`: takes the products of all tiles too, before they are ranked (Selector::follow). Collective.
+  void encode(const kernels::JumpWindow* window = nullptr, Selector* follower = nullptr);
 
   /// Some layers of one stretch of this rank's own tokens, with the partial reconstructions of all feature ranks.
   struct OwnPart {
@@ -142,8 +147,10 @@ class Forward {
   /// [all tokens of the batch, L * d]: space for x~ of every group, this one's in its place. The backward pass of the
   /// data axis gathers the others (data_axis.hpp).
   kernels::AnyMatrix all_inputs() const;
-  const kernels::SparseActivations& activations() const { return selection_->activations(); }
-  /// The same entries by feature, once `by_feature` has formed them.
+  const kernels::SparseActivations& activations() const { return activations_; }
+  /// What the selection has listed: with a window more than `activations`, and the values are pre-activations.
+  const kernels::SparseActivations& listed() const { return selection_->activations(); }
+  /// The entries of `listed` by feature, once `by_feature` has formed them.
   void by_feature();
   const kernels::FeatureHits& hits() const { return selection_->hits(); }
   Selector& selection() { return *selection_; }
@@ -165,7 +172,7 @@ class Forward {
   void encode_by_norm();
   void encode_by_z_score();
   void await_inputs(std::int64_t layer, const kernels::Execution&);
-  std::vector<kernels::Array<const float>> cuts();
+  void select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow*);
 
   const ModelSettings settings_;
   const Model& model_;
@@ -184,6 +191,7 @@ class Forward {
   FeatureAxis axis_;
   std::optional<TokenLayout> layout_;
   std::unique_ptr<Selector> selection_;
+  kernels::SparseActivations activations_;
   RowGather input_gather_;
   Selector* follower_ = nullptr;  // of this `encode`
   std::size_t blocks_here_ = 0;   // of inputs, that the computation has waited for

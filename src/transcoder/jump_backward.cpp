@@ -8,6 +8,7 @@
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
+#include "transcoder/exchange/data_axis.hpp"
 #include "transcoder/exchange/feature_axis.hpp"
 
 namespace weft::transcoder {
@@ -36,15 +37,20 @@ JumpBackward::Buffers::Buffers(const Configuration& configuration, const Shape& 
                                training::StepArena& arena) {
   if (!shape.threshold) return;
   const std::int64_t owned = largest_owned(shape, grid);
+  arena.purpose("thresholds");
+  threshold_gradient = arena.take<float>(shape.n_layers * owned);
+  if (lists_windows(configuration.transcoder)) {
+    activation = arena.take<float>(DataAxis::capacity(configuration, shape, grid));
+    active_offsets = arena.take<std::int64_t>(shape.n_layers * owned + 1);
+    return;
+  }
   const Tile most = kernels::kCudaBuild ? kGpuTile : kHostTile;
   const Scalar scalar = scalar_of(configuration.precision);
   const kernels::StatePolicy policy = configuration.optimizer.state;
   tile_tokens = std::min(most.tokens, configuration.data.batch_tokens);
   tile_features = std::min(most.features, owned);
-  arena.purpose("thresholds");
   product = arena.take<std::byte>(tile_tokens * tile_features * kernels::bytes_of(scalar));
   alpha = arena.take<float>(tile_tokens * tile_features);
-  threshold_gradient = arena.take<float>(shape.n_layers * owned);
   const auto product_bytes = [&](std::int64_t inner, Scalar out) {
     return kernels::encode_workspace(arena.backend(), tile_tokens, tile_features, inner, scalar, policy, out);
   };
@@ -55,7 +61,7 @@ JumpBackward::Buffers::Buffers(const Configuration& configuration, const Shape& 
           : 0;
   std::int64_t gemm_bytes = std::max(
       {product_bytes(shape.d_model, scalar), product_bytes(shape.decoder_columns(0), Scalar::fp32), by_target});
-  if (jump_rule(configuration.transcoder).passes_below || configuration.transcoder.preactivation_penalty > 0) {
+  if (passes_below_threshold(configuration.transcoder)) {
     bias_gradient = arena.take<float>(tile_features);
     encoder_gradient = arena.take<float>(tile_features * shape.d_model);
     gemm_bytes = std::max(gemm_bytes, kernels::gemm_workspace(Scalar::fp32, scalar, Scalar::fp32, tile_features,
@@ -70,11 +76,12 @@ JumpBackward::JumpBackward(const Configuration& configuration, const Model& mode
                            training::StepArena& arena)
     : model_(model),
       execution_(execution),
-      rule_(jump_rule(configuration.transcoder)),
-      bandwidth_{static_cast<float>(configuration.transcoder.bandwidth), 1,
-                 configuration.transcoder.bandwidth_end * static_cast<double>(configuration.run.steps),
-                 static_cast<float>(configuration.transcoder.bandwidth_initial)},
-      step_(configuration.transcoder.bandwidth_initial > 0 ? step : nullptr),
+      window_{.rule = jump_rule(configuration.transcoder),
+              .bandwidth = {static_cast<float>(configuration.transcoder.bandwidth), 1,
+                            configuration.transcoder.bandwidth_end * static_cast<double>(configuration.run.steps),
+                            static_cast<float>(configuration.transcoder.bandwidth_initial)},
+              .step = configuration.transcoder.bandwidth_initial > 0 ? step : nullptr},
+      lists_(lists_windows(configuration.transcoder)),
       buffers_(configuration, model.shape(), grid, arena) {}
 
 void JumpBackward::run(AnyMatrix x, AnyMatrix gradient_rows, const Penalties& penalties, bool with_thresholds,
@@ -135,15 +142,15 @@ void JumpBackward::run_tile(AnyMatrix x, AnyMatrix gradient_rows, const Penaltie
               of_features(penalties.buffers().preactivation_norm_gradient),
               of_features(penalties.buffers().preactivation)};
     if (forms_encoder()) sums.bias = {buffers_.bias_gradient.data, n};
-    kernels::jump_backward(execution_, rule_,
+    kernels::jump_backward(execution_, window_.rule,
                            {.product = product,
                             .bias = {model_.owned_encoder_bias()[s].weight.data + features.begin, n},
                             .theta = {model_.owned_thresholds()[s].weight.data + features.begin, n},
                             .alpha = {buffers_.alpha.data, count, n, n},
                             .replace_alpha = forms_encoder(),
                             .norm = of_features(penalties.buffers().norm),
-                            .bandwidth = bandwidth_,
-                            .step = step_,
+                            .bandwidth = window_.bandwidth,
+                            .step = window_.step,
                             .sparsity = penalties.sparsity(),
                             .preactivation = penalties.preactivation()},
                            token > 0, sums, buffers_.sum_workspace);
@@ -154,6 +161,28 @@ void JumpBackward::run_tile(AnyMatrix x, AnyMatrix gradient_rows, const Penaltie
   }
 }
 
+kernels::Matrix<const float> JumpBackward::owned_thresholds() const {
+  const AnyMatrix all = model_.thresholds();
+  return {static_cast<const float*>(all.data) + model_.owned().begin, all.rows, model_.owned().size(), all.stride};
+}
+
+void JumpBackward::activate(const kernels::SparseActivations& listed) {
+  listed_ = activations_ = listed;
+  activations_.value = {buffers_.activation.data, listed.value.size};
+  if (model_.owned().size() > 0)
+    kernels::jump_activations(execution_, window_.rule, listed_, owned_thresholds(), activations_.value);
+}
+
+Array<std::int64_t> JumpBackward::active_offsets() const {
+  return {buffers_.active_offsets.data, model_.shape().n_layers * model_.owned().size() + 1};
+}
+
+void JumpBackward::form_listed(const kernels::FeatureHits& hits, Array<float> activation_gradient) {
+  const std::int64_t n_keys = model_.shape().n_layers * model_.owned().size();
+  kernels::jump_window_backward(execution_, window_, listed_, hits, owned_thresholds(), activation_gradient,
+                                {{buffers_.threshold_gradient.data, n_keys}, active_offsets()});
+}
+
 void JumpBackward::add_norms(const kernels::AdamStep* step, Array<double> squared_norm) {
   kernels::add_squares(execution_, {buffers_.threshold_gradient.data, squared_norm.size, 1, 1}, step, squared_norm);
 }
@@ -161,7 +190,7 @@ void JumpBackward::add_norms(const kernels::AdamStep* step, Array<double> square
 void JumpBackward::update(const kernels::AdamStep* step) {
   const std::int64_t owned = model_.owned().size();
   for (std::size_t s = 0; s < model_.owned_thresholds().size(); ++s)
-    kernels::update_thresholds(execution_, rule_, model_.owned_thresholds()[s],
+    kernels::update_thresholds(execution_, window_.rule, model_.owned_thresholds()[s],
                                {buffers_.threshold_gradient.data + static_cast<std::int64_t>(s) * owned, owned}, step);
 }
 

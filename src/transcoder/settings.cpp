@@ -187,7 +187,9 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.capacity", model.capacity,
            "relu, jumprelu: room for active features per token and layer, on average over the batch and of equal size "
-           "on each rank; a step that needs more ends the run; 0: room for all features")
+           "on each rank, with threshold_gradient = \"listed\" also for those in the windows; a step that needs more "
+           "ends "
+           "the run; 0: room for all features")
       .in("features")
       .at_least(0)
       .at_most(kMostFeatures)
@@ -299,6 +301,26 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .changeable();
 }
 
+/// After the keys from which the default follows.
+void add_threshold_gradient(input::Schema& schema, ModelSettings& model) {
+  schema
+      .add("transcoder.threshold_gradient", model.threshold_gradient,
+           {{"dense", ThresholdGradient::dense}, {"listed", ThresholdGradient::listed}},
+           "jumprelu: how the gradient of thresholds is formed, with equal results but for rounding: from every "
+           "pre-activation and its product of gradient row and decoder row, or from lists of those in the windows, for "
+           "which transcoder.capacity needs room")
+      .derived(
+          "\"listed\" if capacity > 0, threshold >= half of the bandwidth and inactive features have no gradient of "
+          "their own (goreg, preactivation_penalty), else \"dense\"",
+          [&model] {
+            const double widest = std::max(model.bandwidth, model.bandwidth_initial);
+            const bool lists = model.activation == Activation::jumprelu && model.capacity > 0 &&
+                               2 * model.threshold >= widest && !passes_below_threshold(model);
+            return input::Value(lists ? "listed" : "dense");
+          })
+      .free();
+}
+
 void add_resampling(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.resample_every", model.resample_every,
@@ -404,6 +426,18 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return fmt::format("transcoder.sparsity_end = {} is before transcoder.sparsity_begin = {}; exchange them",
                        model.sparsity_end, model.sparsity_begin);
   });
+  schema.rule({"transcoder.threshold_gradient", "transcoder.pseudo_derivative", "transcoder.preactivation_penalty"},
+              [&model]() -> std::string {
+                if (!lists_windows(model) || !passes_below_threshold(model)) return {};
+                return "transcoder.threshold_gradient = \"listed\" does not go with a gradient of inactive "
+                       "pre-activations outside the windows (transcoder.pseudo_derivative = \"goreg\" and "
+                       "transcoder.preactivation_penalty have one); take \"dense\"";
+              });
+  schema.rule({"transcoder.threshold_gradient", "transcoder.activation"}, [&model]() -> std::string {
+    if (model.threshold_gradient == ThresholdGradient::dense || model.activation == Activation::jumprelu) return {};
+    return "transcoder.threshold_gradient is for transcoder.activation = \"jumprelu\" only (the others have no "
+           "thresholds); leave it out";
+  });
   schema.rule({"transcoder.preactivation_penalty", "transcoder.activation"}, [&model]() -> std::string {
     if (model.preactivation_penalty == 0 || model.activation == Activation::jumprelu) return {};
     return "transcoder.preactivation_penalty is for transcoder.activation = \"jumprelu\" only (the others form no "
@@ -412,7 +446,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   schema.rule({"transcoder.auxk", "transcoder.pseudo_derivative", "transcoder.preactivation_penalty"},
               [&model]() -> std::string {
                 if (model.auxk == 0 || model.activation != Activation::jumprelu) return {};
-                if (!jump_rule(model).passes_below && model.preactivation_penalty == 0) return {};
+                if (!passes_below_threshold(model)) return {};
                 return "transcoder.auxk does not go with a gradient of inactive pre-activations "
                        "(transcoder.pseudo_derivative = \"goreg\" and transcoder.preactivation_penalty revive features "
                        "themselves); leave one of them out";
@@ -568,6 +602,7 @@ input::Schema schema(Configuration& configuration) {
   training::add_keys(schema, configuration.run);
   dataset::add_keys(schema, configuration.data);
   add_keys(schema, configuration.transcoder);
+  add_threshold_gradient(schema, configuration.transcoder);
   add_resampling(schema, configuration.transcoder);
   optimizer::add_keys(schema, configuration.optimizer, true);
   privacy::add_keys(schema, configuration.privacy);

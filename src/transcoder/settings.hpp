@@ -41,6 +41,9 @@ enum class DecoderInitial { uniform, zero };
 enum class Skip { none, linear };
 enum class Ranking { value, decoder_norm, z_score };
 enum class Decline { linear, exponential };
+/// From what the gradient of jumprelu's thresholds is formed: all pre-activations again (jump_backward.hpp), or lists
+/// of those in the windows (kernels/transcoder/activation/jump_window.hpp).
+enum class ThresholdGradient { dense, listed };
 /// Whose conventions fill in what the input does not give (presets.hpp).
 enum class Preset { weft, crosslayer_coding, eleuther, goreg, clt_forge, openmoss, anthropic };
 /// The space and measure of the error of a reconstruction, with normalised y~ and raw y: squares of y^~ - y~, squares
@@ -74,12 +77,13 @@ struct ModelSettings {
   DecoderInitial decoder_initial = DecoderInitial::uniform;
   EncoderBiasInitial encoder_bias_initial = EncoderBiasInitial::zero;
   std::int64_t initially_active = 10'000;  ///< features per token and layer, with biases from data
-  std::int64_t capacity = 0;               ///< relu, jumprelu: room for active features per token and layer; 0: for all
+  std::int64_t capacity = 0;  ///< relu, jumprelu: room for active (or listed) features per token and layer; 0: for all
   JumpForm pseudo_derivative = JumpForm::anthropic;  ///< jumprelu, as the following two
   double threshold = 0.1;                            ///< initial theta
   double bandwidth = 2;
   double bandwidth_initial = 0;  ///< of the first step; 0: the bandwidth is constant
   double bandwidth_end = 0.5;    ///< fraction of the run from which it is `bandwidth`, linear before
+  ThresholdGradient threshold_gradient = ThresholdGradient::dense;
   ErrorForm error = ErrorForm::normalised;
   Reduction error_reduction = Reduction::elements;
   double sparsity = 0;  ///< coefficient of the penalty tanh(c a nu), full from sparsity_end on
@@ -100,6 +104,15 @@ struct ModelSettings {
 /// The arithmetic of jumprelu that the settings ask for.
 inline kernels::JumpRule jump_rule(const ModelSettings& settings) {
   return kernels::jump_rule(settings.pseudo_derivative, static_cast<float>(settings.bandwidth));
+}
+
+/// True if inactive pre-activations have a gradient, in or out of a window: then all of them are needed.
+inline bool passes_below_threshold(const ModelSettings& settings) {
+  return jump_rule(settings).passes_below || settings.preactivation_penalty > 0;
+}
+/// True if the selection of a step also lists what is in the windows of thresholds.
+inline bool lists_windows(const ModelSettings& settings) {
+  return settings.activation == Activation::jumprelu && settings.threshold_gradient == ThresholdGradient::listed;
 }
 
 /// The number by which a sum over n_tokens, all layers and `elements` per layer is divided.

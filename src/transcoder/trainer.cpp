@@ -233,7 +233,8 @@ void Trainer::load(const dataset::RawBatch& batch) {
 ///   da = <W_dec, g>, dW_dec = a·g, Adam          backward_and_update, feature by feature
 ///   dz = da · f'(z), dW_enc = dz·x~, Adam
 ///
-/// jumprelu: the gradients of the thresholds come first, from all tokens and features (jump_backward.hpp).
+/// jumprelu: the gradients of the thresholds come first, from all tokens and features, or between those of decoder and
+/// encoder, from lists (jump_backward.hpp).
 ///
 /// Data for other ranks are sent as early as possible and awaited as late as possible.
 void Trainer::compute() {
@@ -247,7 +248,7 @@ void Trainer::compute() {
     timers_.phase("dead features");
     auxiliary_.begin();
   }
-  forward_.encode(auxiliary_.active() ? &auxiliary_.selector() : nullptr);
+  forward_.encode(jump_.window(), auxiliary_.active() ? &auxiliary_.selector() : nullptr);
   if (data_axis_.active() && !before) data_axis_.await_weights(forward_.idle());
   if (auxiliary_.active()) {
     timers_.phase("dead features");
@@ -261,7 +262,11 @@ void Trainer::compute() {
   clip();
   backward_and_update();
   timers_.phase("bookkeeping");
-  kernels::advance_clocks(execution_, hits(), forward_.layout().total, runner_.constants(), model_.clocks());
+  const std::int64_t n = model_.shape().n_layers;
+  kernels::accumulate_layer_counts(execution_, active_offsets(), model_.owned().size(),
+                                   {buffers_.step_sums.data + 3 * n, n});
+  kernels::advance_clocks(execution_, {active_offsets(), {}, {}}, forward_.layout().total, runner_.constants(),
+                          model_.clocks());
 }
 
 void Trainer::residual_and_loss() {
@@ -320,22 +325,20 @@ double Trainer::error_divisor(std::int64_t n_tokens) const {
 void Trainer::order_by_feature() {
   if (data_axis_.active()) {
     timers_.phase("exchange");
-    data_axis_.gather_lists(forward_.activations(), forward_.layout().total);
+    data_axis_.gather_lists(forward_.listed(), forward_.layout().total);
     data_axis_.gather_rows(forward_.all_inputs());
     timers_.phase("transpose");
     data_axis_.by_feature();
   } else {
     forward_.by_feature();
   }
+  if (jump_.window() != nullptr) jump_.activate(listed());
   if (auxiliary_.active()) {
     timers_.phase("dead features");
     auxiliary_.join(activations());
     const kernels::AnyMatrix x = forward_.all_inputs();
     kernels::copy_rows(execution_, x, x.rows_from(x.rows, x.rows));
   }
-  const std::int64_t n = model_.shape().n_layers;
-  kernels::accumulate_layer_counts(execution_, hits().offsets, model_.owned().size(),
-                                   {buffers_.step_sums.data + 3 * n, n});
 }
 
 /// Those of the last layers, with which the backward pass begins; those before them are awaited there.
@@ -422,9 +425,9 @@ void Trainer::backward(const kernels::AdamStep* step) {
   const kernels::Array<float> da = buffers_.activation_gradient;
   const kernels::Array<std::byte> workspace = buffers_.encoder_workspace;
   const bool some = n_keys() > 0;  // more ranks than features leave some without any
-  const bool jumps = some && jump_.active();
+  const bool listed = jump_.window() != nullptr, jumps = some && jump_.active();
   kernels::LateRows late = late_rows();
-  if (jump_.active()) {
+  if (jump_.active() && !listed) {
     timers_.phase("exchange");
     if (late.wait) late.wait();
     late = {};
@@ -439,7 +442,7 @@ void Trainer::backward(const kernels::AdamStep* step) {
     decoder_.prepare_rows(all.of_decoder());
   }
   if (first && penalties_.active()) penalties_.form(activations(), hits(), forward_.layout().total);
-  if (jumps)
+  if (jumps && !listed)
     jump_.run(forward_.all_inputs(), decoder_.rows(all_gradient_rows()), penalties_, first, step, norm_.encoder_rows());
   if (first && penalties_.active()) penalties_.complete();
   timers_.phase("decoder backward");
@@ -447,6 +450,11 @@ void Trainer::backward(const kernels::AdamStep* step) {
                penalties_.next_norms());
   timers_.phase("encoder backward");
   penalties_.add_to(da, activations());
+  if (jumps && listed) {
+    timers_.phase("thresholds");
+    jump_.form_listed(hits(), da);
+    timers_.phase("encoder backward");
+  }
   const kernels::Array<float> dz = preactivation_gradient();
   const bool sparse = some && !(jump_.active() && jump_.forms_encoder());
   if (sparse && step == nullptr)
@@ -523,8 +531,16 @@ kernels::AnyMatrix Trainer::gradient_rows() const {
   return all_gradient_rows().rows_from(group.begin, group.size());
 }
 
+const kernels::SparseActivations& Trainer::listed() const {
+  return data_axis_.active() ? data_axis_.activations() : forward_.listed();
+}
+
 const kernels::SparseActivations& Trainer::activations() const {
-  return data_axis_.active() ? data_axis_.activations() : forward_.activations();
+  return jump_.window() != nullptr ? jump_.activations() : listed();
+}
+
+kernels::Array<std::int64_t> Trainer::active_offsets() const {
+  return jump_.window() != nullptr ? jump_.active_offsets() : hits().offsets;
 }
 
 Trainer::BackwardBatch Trainer::backward_batch() {

@@ -137,8 +137,10 @@ class Trainer {
   kernels::AnyMatrix auxiliary_rows() const;     // of dead features, [all tokens, L * d]: they follow all_gradient_rows
   kernels::LateRows late_rows();
   // What this rank's backward pass works on: the features it updates, over the tokens of the whole batch.
-  const kernels::SparseActivations& activations() const;
-  const kernels::FeatureHits& hits() const;
+  const kernels::SparseActivations& listed() const;       // of the selection
+  const kernels::SparseActivations& activations() const;  // the same entries; 0 of those that are not active
+  const kernels::FeatureHits& hits() const;               // the same by feature
+  kernels::Array<std::int64_t> active_offsets() const;    // FeatureHits::offsets of active entries alone
   /// The same with all that has a gradient: the lists of dead features after those of active ones.
   struct BackwardBatch {
     const kernels::SparseActivations& activations;

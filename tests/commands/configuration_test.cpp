@@ -38,6 +38,27 @@ TEST_CASE("every key has help and accepts its own default") {
   CHECK(message(input::defaults(schema)) == "");
 }
 
+TEST_CASE("windows of thresholds are listed by default where that is possible and lists have room for them") {
+  const auto listed = [](const std::string& keys) {
+    return transcoder::lists_windows(
+        values("[transcoder]\nfeatures = 48\nactivation = 'jumprelu'\n" + keys).transcoder);
+  };
+  CHECK(listed("capacity = 9\nthreshold = 0.3\nbandwidth = 0.6\n"));
+  CHECK(!listed("threshold = 0.3\nbandwidth = 0.6\n"));
+  CHECK(!listed("capacity = 9\nthreshold = 0.3\nbandwidth = 0.7\n"));
+  CHECK(!listed("capacity = 9\nthreshold = 0.3\nbandwidth = 0.2\nbandwidth_initial = 1\n"));
+  CHECK(!listed("capacity = 9\nthreshold = 0.3\nbandwidth = 0.6\npreactivation_penalty = 0.1\n"));
+  CHECK(!listed("capacity = 9\npseudo_derivative = 'goreg'\n"));
+  CHECK(!listed("capacity = 9\nthreshold = 0.3\nbandwidth = 0.6\nthreshold_gradient = 'dense'\n"));
+  CHECK(listed("threshold_gradient = 'listed'\n"));
+  const auto refused = [](const std::string& keys) {
+    return message("[transcoder]\nfeatures = 48\nthreshold_gradient = 'listed'\n" + keys);
+  };
+  CHECK(refused("activation = 'jumprelu'\npseudo_derivative = 'goreg'\n").find("take \"dense\"") != std::string::npos);
+  CHECK(refused("activation = 'jumprelu'\npreactivation_penalty = 1\n").find("take \"dense\"") != std::string::npos);
+  CHECK(refused("activation = 'topk'\n").find("leave it out") != std::string::npos);
+}
+
 TEST_CASE("a preset fills in what the input does not give, and refuses what it cannot have") {
   const Configuration c =
       values("[transcoder]\nfeatures = 48\npreset = 'clt-forge'\nsparsity = 3\n[run]\nsteps = 2000\n");

@@ -16,15 +16,17 @@ RANKS = int(sys.argv[2])
 # Storage, precision, ranks on the data axis, keys of the model. Thresholds have moments, and the coefficient follows the step.
 SKIP = 'skip = "linear"\nerror = "unexplained"\ndecoder_bias = "pair"\ndecoder = "low_rank"\nrank = 5'
 JUMPRELU = 'activation = "jumprelu"\nsparsity = 0.05\npreactivation_penalty = 0.01'
+LISTED = 'activation = "jumprelu"\nthreshold_gradient = "listed"\nthreshold = 0.3\nbandwidth = 0.4\nbandwidth_initial = 0.8'
 # Dead features follow from the clocks, k from the step.
 DEAD = "dead_window = 300\nauxk = 0.1\nauxk_features = 5\nk_initial = 9\nk_end = 0.7\nresample_every = 10"
 TIED = 'decoder = "tied"\nranking = "decoder_norm"'
 BY_TARGET = 'decoder = "tied_target"\ndecoder_affine = true\ndecoder_scale_initial = 0.1'
 POLICIES = (("fp32", "fp32", 1, DEAD), ("8bit", "bf16", 1, TIED), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, SKIP), ("bf16", "bf16", 1, JUMPRELU),
-            ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, BY_TARGET))
+            ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, BY_TARGET), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, LISTED))
 if sys.argv[3:] == ["gpu"]:
     program.needs_gpu()
-    POLICIES = (("fp32", "bf16", 1, SKIP), ("8bit", "bf16", 1, DEAD), ("bf16", "bf16", 1, JUMPRELU), ("8bit", "bf16", 1, BY_TARGET))
+    POLICIES = (("fp32", "bf16", 1, SKIP), ("8bit", "bf16", 1, DEAD), ("bf16", "bf16", 1, JUMPRELU), ("8bit", "bf16", 1, BY_TARGET),
+                ("8bit", "bf16", 1, LISTED))
 INPUT = """
 [synthetic]
 output = "{folder}/data"

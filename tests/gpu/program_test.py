@@ -64,6 +64,10 @@ precision = "{precision}"
 """
 
 
+# Entries between 0.1 and 0.3 are listed and not active.
+LISTED = 'threshold_gradient = "listed"\nthreshold = 0.3\nbandwidth = 0.4\ncapacity = 700'
+
+
 def losses(run):
     return [line["loss"] for line in program.metrics(run)]
 
@@ -112,6 +116,7 @@ def check(weft):
                         ("tied", {"decoder": "tied"}),
                         ("tied_target", {"decoder": "tied_target", "more": "decoder_affine = true\ndecoder_scale_initial = 0.1"}),
                         ("low_rank", {"decoder": "low_rank", "more": "rank = 16"}),
+                        ("listed", {"activation": "jumprelu", "scope": "layer", "more": LISTED}),
                         ("ranking", {"more": 'ranking = "decoder_norm"'}),
                         ("decline", {"more": "k_initial = 20\nk_end = 0.5"})):
         name = title

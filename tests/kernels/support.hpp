@@ -176,7 +176,8 @@ inline Sparse random_sparse(std::int64_t n_tokens, std::int64_t n_layers, std::i
           n_tokens > 2 && n_features > 8 && (feature == 4 || feature == 5 || feature == n_features - 1);
       if (kernels::uniform_float(random.word[0]) >= (frequent ? 0.9375 : chance)) continue;
       out.key.push_back(static_cast<std::uint32_t>(key));
-      out.value.push_back(0.1f + kernels::uniform_float(random.word[1]));
+      // Some are listed and not active, as in the windows of jumprelu.
+      out.value.push_back((n + key) % 11 == 6 ? 0.0f : 0.1f + kernels::uniform_float(random.word[1]));
     }
     out.row_offsets.push_back(out.size());
   }

@@ -53,6 +53,9 @@ CASES = {
                                 clip_norm=0.05)
        for form, threshold, bandwidth in (("anthropic", 0.1, 2), ("crosslayer-coding", 0.3, 1), ("goreg", 0.2, 0.5),
                                           ("clt-forge", 0.3, 1), ("openmoss", 0.2, 2), ("saelens", 0.4, 0.25))},
+    **{f"jumprelu {form}, listed windows": dict(activation="jumprelu", threshold_gradient="listed", pseudo_derivative=form,
+                                                threshold=threshold, bandwidth=bandwidth, sparsity=0.2, clip_norm=0.05)
+       for form, threshold, bandwidth in (("anthropic", 0.1, 2), ("crosslayer-coding", 0.4, 0.25))},
     "batch_topk, sparsity": dict(activation="batch_topk", k=3.5, sparsity=0.2, sparsity_begin=0.1, sparsity_end=0.5),
     "auxiliary loss": dict(activation="batch_topk", k=0.5, auxk=0.25, auxk_features=3, dead_window=2 * N, clip_norm=0.05),
     "k declines": dict(activation="batch_topk", k=2.5, k_initial=9, k_end=0.6),
@@ -91,7 +94,8 @@ def input_text(s, folder, seed):
                            **{key: getattr(s, key) for key in (
                                "rank", "decoder_affine", "decoder_scale_initial", "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
                                "preactivation_form", "auxk", "auxk_features", "dead_window", "k_initial", "k_end", "k_decline",
-                               "bandwidth_initial", "bandwidth_end")}),
+                               "bandwidth_initial", "bandwidth_end")},
+                           **({"threshold_gradient": s.threshold_gradient} if s.activation == "jumprelu" else {})),
         "optimizer": {key: getattr(s, key) for key in (
             "learning_rate", "beta1", "beta2", "epsilon_scale", "epsilon", "weight_decay", "schedule", "warmup_steps", "decay_begin",
             "final_fraction", "clip_norm", "clip_mode")},

@@ -37,6 +37,7 @@ class Settings:
     k_decline: str = "exponential"     # exponential | linear, in whole numbers
     bandwidth_initial: float = 0       # likewise of the bandwidth, linear
     bandwidth_end: float = 0.5
+    threshold_gradient: str = "dense"  # how the program forms it: listed | dense, the same numbers
     ranking: str = "value"             # value | decoder_norm: z times the norm of the decoder row | z_score
     scope: str = "layer"               # layer | all_layers
     decoder: str = "cross_layer"       # cross_layer | per_layer | tied | tied_target | low_rank

@@ -380,6 +380,74 @@ TEST_CASE("jumprelu clipped by the exact norm, in which thresholds count, equals
   }
 }
 
+/// The same with gradients of thresholds from lists. The windows reach below 0, where no feature is active.
+Configuration listing(JumpForm form) {
+  Configuration configuration = jumping(form);
+  configuration.transcoder.threshold_gradient = ThresholdGradient::listed;
+  configuration.transcoder.capacity = kFeatures;  // windows may hold all
+  return configuration;
+}
+
+TEST_CASE(
+    "jumprelu with listed windows equals the dense float64 trainer, also clipped, penalised and with dead features") {
+  const Configuration plain = listing(JumpForm::anthropic);
+  Configuration clipped = plain, previous = plain, penalised = plain, tied = plain, per_layer = plain, dead = plain;
+  clipped.optimizer.clip_norm = 0.02;
+  penalised.transcoder.sparsity = 0.1;
+  penalised.optimizer.clip_norm = 0.02;
+  tied.transcoder.decoder = Decoder::tied;
+  per_layer.transcoder.decoder = Decoder::per_layer;
+  per_layer.transcoder.skip = Skip::linear;
+  dead.transcoder.threshold = 1.2;  // few exceed it
+  dead.transcoder.bandwidth = 2;
+  dead.transcoder.dead_window = kTokens;
+  dead.transcoder.auxk = 0.25;
+  dead.transcoder.auxk_features = kFeatures + 1;
+  for (const Configuration& configuration : {plain, clipped, penalised, tied, per_layer, dead})
+    compare_with_reference(configuration);
+}
+
+TEST_CASE("listed windows train as all pre-activations do: every form, decoder and a bandwidth that changes") {
+  const Data data;
+  std::vector<Configuration> all;
+  for (const JumpForm form :
+       {JumpForm::anthropic, JumpForm::crosslayer_coding, JumpForm::clt_forge, JumpForm::openmoss, JumpForm::saelens})
+    all.push_back(listing(form));
+  for (const Decoder decoder : {Decoder::tied_target, Decoder::low_rank}) {
+    all.push_back(listing(JumpForm::crosslayer_coding));
+    all.back().transcoder.decoder = decoder;
+    if (decoder == Decoder::low_rank) all.back().transcoder.rank = 3;
+  }
+  all.push_back(listing(JumpForm::clt_forge));
+  all.back().transcoder.bandwidth_initial = 1.5;
+  all.back().transcoder.sparsity = 0.1;
+  all.back().transcoder.dead_window = kTokens;
+  for (const Configuration& configuration : all)
+    for (const parallel::GridShape& shape : grids()) {
+      CAPTURE(shape.text());
+      CAPTURE(static_cast<int>(configuration.transcoder.pseudo_derivative));
+      CAPTURE(static_cast<int>(configuration.transcoder.decoder));
+      Configuration dense = configuration;
+      dense.transcoder.threshold_gradient = ThresholdGradient::dense;
+      Run a(configuration, data, shape), b(dense, data, shape);
+      for (std::int64_t i = 0; i < 4; ++i) {
+        a.step(data, i), b.step(data, i);
+        const TrainingMetrics of = a.trainer.metrics(), expected = b.trainer.metrics();
+        CHECK(of.loss == doctest::Approx(expected.loss).epsilon(1e-5));
+        // Entries of windows do not count.
+        CHECK(of.l0 == expected.l0);
+        CHECK(of.dead_fraction == expected.dead_fraction);
+        CHECK(of.sparsity_penalty == doctest::Approx(expected.sparsity_penalty).epsilon(1e-5));
+      }
+      const auto values = a.parameters(), reference = b.parameters();
+      for (std::size_t i = 0; i < reference.size(); ++i) {
+        CAPTURE(reference[i].first);
+        const std::vector<double> wide(reference[i].second.begin(), reference[i].second.end());
+        CHECK(relative_difference(values[i].second, wide) <= 1e-5);
+      }
+    }
+}
+
 TEST_CASE("penalties with decoder norms equal the dense float64 trainer, for batch_topk and jumprelu, also clipped") {
   Configuration sparse = configuration_for(Scope::layer);
   sparse.transcoder.sparsity = 0.1;
@@ -562,6 +630,23 @@ TEST_CASE("more active features than transcoder.capacity end the run before any 
     }
 }
 
+TEST_CASE("entries of the windows need room too: without it the run ends before any parameter changes") {
+  const Data data;
+  for (const parallel::GridShape& shape : grids()) {
+    Configuration configuration = jumping(JumpForm::anthropic);
+    configuration.transcoder.threshold = 0.5;  // a ninth of the features exceeds it
+    configuration.transcoder.bandwidth = 2;
+    configuration.transcoder.capacity = 20 + 4 * shape.size(parallel::kFeatureAxis);
+    Run dense(configuration, data, shape);
+    dense.step(data, 0);
+    configuration.transcoder.threshold_gradient = ThresholdGradient::listed;
+    Run run(configuration, data, shape);
+    const auto before = run.parameters();
+    CHECK_THROWS_WITH_AS(run.step(data, 0), doctest::Contains("in the window below it"), Error);
+    CHECK(run.parameters() == before);
+  }
+}
+
 TEST_CASE("ranks send the bytes of the formulas, and the plan states no less") {
   const Configuration configuration = configuration_for(Scope::layer);
   const Data data;
@@ -622,7 +707,8 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   measured.transcoder.decoder_bias = DecoderBias::pair;
   std::vector<Configuration> all = with_other_decoders();
   all.insert(all.end(), {measured, plain, clipped, narrow, per_token, whole, by_layer, skipping, per_layer,
-                         jumping(JumpForm::anthropic), jumping(JumpForm::goreg), penalised, dead, tied});
+                         jumping(JumpForm::anthropic), jumping(JumpForm::goreg), listing(JumpForm::anthropic),
+                         penalised, dead, tied});
   for (const Configuration& configuration : all)
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
@@ -690,32 +776,35 @@ TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
   for (const auto& [policy, activation] : {std::pair{kernels::StatePolicy::fp32, Activation::batch_topk},
                                            {kernels::StatePolicy::eight_bit, Activation::batch_topk},
                                            {kernels::StatePolicy::fp32, Activation::jumprelu},
-                                           {kernels::StatePolicy::eight_bit, Activation::jumprelu}}) {
-    Configuration configuration = configuration_for(Scope::layer);
-    configuration.transcoder.skip = Skip::linear;
-    configuration.optimizer.state = policy;
-    if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
-    configuration.transcoder.activation = activation;
-    configuration.transcoder.dead_window = kTokens;
-    configuration.transcoder.auxk = 0.1;
-    const Data data;
-    for (const parallel::GridShape& shape : grids()) {
-      std::vector<std::vector<std::byte>> first;
-      for (int repetition = 0; repetition < 2; ++repetition) {
-        Run run(configuration, data, shape);
-        for (std::int64_t i = 0; i < 4; ++i) run.step(data, i);
-        std::size_t index = 0;
-        for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
-          const std::byte* begin = static_cast<const std::byte*>(tensor.data);
-          std::vector<std::byte> bytes(begin, begin + tensor.held.size() * tensor.row_bytes());
-          if (repetition == 0)
-            first.push_back(std::move(bytes));
-          else
-            CHECK(bytes == first[index++]);
+                                           {kernels::StatePolicy::eight_bit, Activation::jumprelu}})
+    for (const ThresholdGradient gradient : {ThresholdGradient::dense, ThresholdGradient::listed}) {
+      if (gradient == ThresholdGradient::listed && activation != Activation::jumprelu) continue;
+      Configuration configuration = configuration_for(Scope::layer);
+      configuration.transcoder.skip = Skip::linear;
+      configuration.optimizer.state = policy;
+      if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
+      configuration.transcoder.activation = activation;
+      configuration.transcoder.threshold_gradient = gradient;
+      configuration.transcoder.dead_window = kTokens;
+      configuration.transcoder.auxk = 0.1;
+      const Data data;
+      for (const parallel::GridShape& shape : grids()) {
+        std::vector<std::vector<std::byte>> first;
+        for (int repetition = 0; repetition < 2; ++repetition) {
+          Run run(configuration, data, shape);
+          for (std::int64_t i = 0; i < 4; ++i) run.step(data, i);
+          std::size_t index = 0;
+          for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
+            const std::byte* begin = static_cast<const std::byte*>(tensor.data);
+            std::vector<std::byte> bytes(begin, begin + tensor.held.size() * tensor.row_bytes());
+            if (repetition == 0)
+              first.push_back(std::move(bytes));
+            else
+              CHECK(bytes == first[index++]);
+          }
         }
       }
     }
-  }
 }
 
 /// Whether the dense library gives a token the same product in a whole batch and in a slice of it: it promises no such

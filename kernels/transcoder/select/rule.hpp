@@ -11,7 +11,8 @@
 //   batch_topk   one per layer          | one                 round(k N) | round(k N L), N tokens of the whole batch
 //   topk         one per token and layer| one per token       round(k)   | round(k L)
 //   relu         -                                            every candidate
-//   jumprelu     -                                            every r above the cut of its feature (activation/)
+//   jumprelu     -                                            every r above the cut of its feature (activation/),
+//                                                             which may be negative
 // clang-format on
 //
 // The bits of r > 0, read as an unsigned integer, order as r does: the key. Thresholds and histograms work on keys, so

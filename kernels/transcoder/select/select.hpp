@@ -21,7 +21,7 @@ struct Tile {
   std::int64_t layer = 0;
   std::int64_t token_begin = 0;
   std::int64_t feature_begin = 0;
-  Array<const float> cut = {};  ///< [features] of this tile, none negative; without data: the filter's threshold
+  Array<const float> cut = {};  ///< [features] of this tile; without data: the filter's threshold
 };
 
 // ---- over the batch ------------------------------------------------------------------------------------------------

@@ -147,8 +147,8 @@ class DeviceSelection {
   /// [n_features] on the device. Sets all arrays of `activations`, but no entries beyond its capacity. While the stream
   /// is captured, all of it goes into the graph, with a conditional loop for repeated passes (CUDA 12.4); otherwise the
   /// host waits for the first pass to learn whether there must be another. Sets *fault, on the device, to 1 if the
-  /// result is not valid (else leaves it); null: the caller looks at the report. cut_of_layer: L arrays [n_features],
-  /// none negative; with relu only.
+  /// result is not valid (else leaves it); null: the caller looks at the report. cut_of_layer: L arrays [n_features];
+  /// with relu only.
   void select(const Execution&, std::int64_t n_tokens, std::int64_t budget,
               std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations,
               std::int32_t* fault = nullptr, std::span<const Array<const float>> cut_of_layer = {});

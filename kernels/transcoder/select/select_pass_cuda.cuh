@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kThreads)
       Group& group = view.group[thread];
       group = {};
       group.search.wanted = budget;
+      if (relu) group.room = budget;  // all that passed, also what a negative cut lets pass and is 0
     }
     if (thread == 0) {
       view.control->again = 0;

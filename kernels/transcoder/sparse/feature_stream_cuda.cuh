@@ -240,7 +240,8 @@ constexpr int kDotHits = 8;
 constexpr int kDotStride = 36;
 
 /// The rows of a list of hits, through a ring of kRing rows; sums them into dW and, with kDots, dots them with the
-/// weights.
+/// weights. Without dots the rows of hits whose value is 0 are not read: they add nothing (listed entries of jumprelu
+/// that are not active).
 template <int kChunks, int kRing, bool kDots, bool kFull>
 struct RowStream {
   static_assert((kRing & (kRing - 1)) == 0);
@@ -266,8 +267,8 @@ struct RowStream {
     }
     return hit;
   }
-  __device__ __forceinline__ void request(std::uint32_t token, int at) {
-    if (at < total) {
+  __device__ __forceinline__ void request(std::uint32_t token, float value, int at) {
+    if (at < total && (kDots || value != 0.0f)) {
       const char* from = rows + token * row_bytes;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c)
@@ -293,7 +294,8 @@ struct RowStream {
     now = window(0);
     later = window(kWarp);
 #pragma unroll
-    for (int i = 0; i < kRing; ++i) request(__shfl_sync(kAllLanes, now.token, i), i);
+    for (int i = 0; i < kRing; ++i)
+      request(__shfl_sync(kAllLanes, now.token, i), kDots ? 0.0f : __shfl_sync(kAllLanes, now.value, i), i);
   }
   /// Hits [next, end).
   __device__ __forceinline__ void run(int end, const float (&weight)[kChunks * 8], float (&sum)[kChunks * 8]) {
@@ -301,27 +303,31 @@ struct RowStream {
       const float a = __shfl_sync(kAllLanes, now.value, next & 31);
       if constexpr (!kDots) value_sum += a;
       const int ahead = next + kRing;
-      const std::uint32_t token = __shfl_sync(kAllLanes, (ahead ^ next) >> 5 ? later.token : now.token, ahead & 31);
+      const bool in_later = ((ahead ^ next) >> 5) != 0;
+      const std::uint32_t token = __shfl_sync(kAllLanes, in_later ? later.token : now.token, ahead & 31);
+      const float value = kDots ? 0.0f : __shfl_sync(kAllLanes, in_later ? later.value : now.value, ahead & 31);
       wait_copies<kRing - 1>();
-      uint4 word[kChunks];
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) word[c] = load_shared16(ring + (next & (kRing - 1)) * kRowBytes + c * 512);
       float dot0 = 0.0f, dot1 = 0.0f;
+      if (kDots || a != 0.0f) {  // the same for the whole warp
+        uint4 word[kChunks];
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        float g[8];
-        unpack8(word[c], g);
+        for (int c = 0; c < kChunks; ++c) word[c] = load_shared16(ring + (next & (kRing - 1)) * kRowBytes + c * 512);
 #pragma unroll
-        for (int i = 0; i < 8; i += 2) {
-          sum[c * 8 + i] = fmaf(a, g[i], sum[c * 8 + i]);
-          sum[c * 8 + i + 1] = fmaf(a, g[i + 1], sum[c * 8 + i + 1]);
-          if constexpr (kDots) {
-            dot0 = fmaf(g[i], weight[c * 8 + i], dot0);
-            dot1 = fmaf(g[i + 1], weight[c * 8 + i + 1], dot1);
+        for (int c = 0; c < kChunks; ++c) {
+          float g[8];
+          unpack8(word[c], g);
+#pragma unroll
+          for (int i = 0; i < 8; i += 2) {
+            sum[c * 8 + i] = fmaf(a, g[i], sum[c * 8 + i]);
+            sum[c * 8 + i + 1] = fmaf(a, g[i + 1], sum[c * 8 + i + 1]);
+            if constexpr (kDots) {
+              dot0 = fmaf(g[i], weight[c * 8 + i], dot0);
+              dot1 = fmaf(g[i + 1], weight[c * 8 + i + 1], dot1);
+            }
           }
         }
       }
-      request(token, ahead);
+      request(token, value, ahead);
       if constexpr (kDots) {
         dots[(next & (kDotHits - 1)) * kDotStride + lane] = dot0 + dot1;
         if ((next & (kDotHits - 1)) == kDotHits - 1 || next + 1 == total) sum_dots_to(next & ~(kDotHits - 1));

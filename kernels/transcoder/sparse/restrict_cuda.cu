@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One warp per token in two passes: the first counts the entries to keep, the second, once the counts are offsets,
-// copies them. Counts stay on the device. Limit: memory; 4 bytes per entry in the first pass, 8 and the kept ones in
-// the second.
+// copies them. Counts stay on the device. Limit: memory; 4 bytes per entry in the first pass (8 with cuts), 8 and the
+// kept ones in the second.
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "kernels/transcoder/sparse/scan_cuda.cuh"
 #include "kernels/warp_cuda.cuh"
@@ -19,6 +19,12 @@ struct Lists {
   const float* value;
   std::int64_t n_tokens;
   std::uint32_t n_features, first, kept;
+  const float* cut;  // by key; null: all values
+
+  /// Below `first` the difference wraps to a large number.
+  __device__ bool keeps(std::int64_t i, std::uint32_t old) const {
+    return old % n_features - first < kept && (cut == nullptr || value[i] > cut[old]);
+  }
 };
 
 /// counts[token]: entries to keep.
@@ -28,9 +34,8 @@ __global__ void count_kept(const Lists from, std::int64_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const std::int64_t end = from.row_offsets[token + 1];
   std::uint32_t count = 0;
-  // Below `first` the difference wraps to a large number.
   for (std::int64_t i = from.row_offsets[token] + lane; i < end; i += kWarp)
-    count += from.key[i] % from.n_features - from.first < from.kept ? 1u : 0u;
+    count += from.keeps(i, from.key[i]) ? 1u : 0u;
   count = warp_sum(count);
   if (lane == 0) counts[token] = count;
 }
@@ -45,12 +50,11 @@ __global__ void take_kept(const Lists from, const std::int64_t* offsets, std::ui
   for (std::int64_t begin = from.row_offsets[token]; begin < end; begin += kWarp) {
     const std::int64_t i = begin + lane;
     const std::uint32_t old = i < end ? from.key[i] : 0;
-    const std::uint32_t feature = old % from.n_features - from.first;
-    const bool keep = i < end && feature < from.kept;
+    const bool keep = i < end && from.keeps(i, old);
     const std::uint32_t all = __ballot_sync(kAllLanes, keep);
     if (keep) {
       const std::int64_t at = to + __popc(all & ((1u << lane) - 1));
-      key[at] = old / from.n_features * from.kept + feature;
+      key[at] = old / from.n_features * from.kept + (old % from.n_features - from.first);
       value[at] = from.value[i];
     }
     to += __popc(all);
@@ -60,7 +64,7 @@ __global__ void take_kept(const Lists from, const std::int64_t* offsets, std::ui
 }  // namespace
 
 void restrict_features(const Execution& execution, std::span<const SparseActivations> groups,
-                       std::int64_t first_feature, SparseActivations out) {
+                       std::int64_t first_feature, SparseActivations out, Array<const float> cut) {
   const cudaStream_t queue = stream_of(execution);
   const auto for_groups = [&](auto&& launch) {
     std::int64_t first_token = 0;
@@ -71,7 +75,8 @@ void restrict_features(const Execution& execution, std::span<const SparseActivat
                        group.n_tokens,
                        static_cast<std::uint32_t>(group.n_features),
                        static_cast<std::uint32_t>(first_feature),
-                       static_cast<std::uint32_t>(out.n_features)};
+                       static_cast<std::uint32_t>(out.n_features),
+                       cut.data};
       if (group.n_tokens > 0)
         launch(blocks_for(group.n_tokens, kThreads / kWarp), from, out.row_offsets.data + first_token);
       first_token += group.n_tokens;

@@ -3,10 +3,26 @@
 #include "kernels/transcoder/sparse/restrict.hpp"
 
 namespace weft::kernels::portable {
+namespace {
+
+/// Which entries of a group are kept.
+struct Kept {
+  std::int64_t first, count;  // features
+  Array<const float> cut;
+
+  /// Of entry i: its feature among those kept; -1: none.
+  WEFT_HOST_DEVICE std::int64_t feature(const SparseActivations& from, std::int64_t i) const {
+    const std::int64_t feature = from.key[i] % from.n_features - first;
+    const bool keeps = feature >= 0 && feature < count && (cut.data == nullptr || from.value[i] > cut[from.key[i]]);
+    return keeps ? feature : -1;
+  }
+};
+
+}  // namespace
 
 void restrict_features(const Execution& execution, std::span<const SparseActivations> groups,
-                       std::int64_t first_feature, SparseActivations out) {
-  const std::int64_t first = first_feature, kept = out.n_features;
+                       std::int64_t first_feature, SparseActivations out, Array<const float> cut) {
+  const Kept kept{first_feature, out.n_features, cut};
   for_all(
       execution, "restrict: first offset", 1, KOKKOS_LAMBDA(std::int64_t) { out.row_offsets[0] = 0; });
   std::int64_t first_token = 0;
@@ -16,10 +32,8 @@ void restrict_features(const Execution& execution, std::span<const SparseActivat
     for_all(
         execution, "restrict: count", from.n_tokens, KOKKOS_LAMBDA(std::int64_t n) {
           std::int64_t count = 0;
-          for (std::int64_t i = from.row_offsets[n]; i < from.row_offsets[n + 1]; ++i) {
-            const std::int64_t feature = from.key[i] % from.n_features - first;
-            count += feature >= 0 && feature < kept ? 1 : 0;
-          }
+          for (std::int64_t i = from.row_offsets[n]; i < from.row_offsets[n + 1]; ++i)
+            count += kept.feature(from, i) >= 0 ? 1 : 0;
           out.row_offsets[begin + n + 1] = count;
         });
     first_token += from.n_tokens;
@@ -33,9 +47,9 @@ void restrict_features(const Execution& execution, std::span<const SparseActivat
         execution, "restrict: take", from.n_tokens, KOKKOS_LAMBDA(std::int64_t n) {
           std::int64_t at = out.row_offsets[begin + n];
           for (std::int64_t i = from.row_offsets[n]; i < from.row_offsets[n + 1]; ++i) {
-            const std::int64_t feature = from.key[i] % from.n_features - first;
-            if (feature < 0 || feature >= kept) continue;
-            out.key[at] = static_cast<std::uint32_t>(from.key[i] / from.n_features * kept + feature);
+            const std::int64_t feature = kept.feature(from, i);
+            if (feature < 0) continue;
+            out.key[at] = static_cast<std::uint32_t>(from.key[i] / from.n_features * kept.count + feature);
             out.value[at++] = from.value[i];
           }
         });

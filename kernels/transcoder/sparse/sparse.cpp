@@ -30,8 +30,8 @@ void transpose(const Execution& execution, const SparseActivations& activations,
 }
 
 void restrict_features(const Execution& execution, std::span<const SparseActivations> groups,
-                       std::int64_t first_feature, SparseActivations out) {
-  dispatch<portable::restrict_features, cuda::restrict_features>(execution, groups, first_feature, out);
+                       std::int64_t first_feature, SparseActivations out, Array<const float> cut) {
+  dispatch<portable::restrict_features, cuda::restrict_features>(execution, groups, first_feature, out, cut);
 }
 
 }  // namespace weft::kernels

@@ -37,7 +37,9 @@ training::Work work_of(std::string_view phase, Formulation formulation, const St
     const double batch = number(s.batch_tokens);
     return {own * width * 3 * e + batch * width * 2 * e + width * d * (update + w + 8), 2 * (own + batch) * width * d};
   }
-  // jumprelu: pre-activations again, and the products of the gradient rows with the decoder.
+  // jumprelu, from lists: value and gradient of the entries, of which only the active ones are known, and the sums.
+  if (phase == "thresholds" && s.lists_windows) return {s.entries * 16 + layers * features * 24, 0};
+  // Else pre-activations again, and the products of the gradient rows with the decoder.
   if (phase == "thresholds")
     return {(encoder + decoder) * w + 2 * n * width * e + products * (2 * e + 8), 2 * n * (encoder + decoder)};
   if (phase == "loss") return {own * width * (e + 4 + e), 0};
@@ -69,6 +71,7 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
   sizes.group_tokens = grid.part(parallel::kDataAxis, tokens).size();
   sizes.own_tokens = grid.own_part(tokens).size();
   sizes.batch_tokens = tokens;
+  sizes.lists_windows = lists_windows(configuration.transcoder);
   sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
   sizes.weight_bytes = training::weight_bytes(policy, 1, 1);
   sizes.moments_bytes = static_cast<double>(moment_bytes(

@@ -27,6 +27,7 @@ struct StepSizes {
   std::int64_t row_bytes = 4;     ///< an element of inputs, products and gradient rows
   std::int64_t weight_bytes = 4;  ///< a stored weight
   double moments_bytes = 8;       ///< both stored moments of a parameter
+  bool lists_windows = false;     ///< jumprelu with threshold_gradient = "listed"
 };
 
 /// Of one phase, by its name in the timers; zero for phases without such work (exchange).

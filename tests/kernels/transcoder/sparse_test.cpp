@@ -2,6 +2,7 @@
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -109,11 +110,11 @@ Lists lists_of(const std::vector<std::vector<std::uint32_t>>& rows, std::int64_t
   return {to_device(row_offsets), to_device(key), to_device(value)};
 }
 
-/// Whether the lists of tokens cut at `cuts`, restricted to features [first, first + kept), are what a walk over all
-/// tokens gives.
+/// Whether the lists of tokens cut at `cuts`, restricted to features [first, first + kept) and values above the bounds
+/// of their keys, if given, are what a walk over all tokens gives.
 bool restricts(const Execution& execution, const std::vector<std::vector<std::uint32_t>>& rows,
                const std::vector<std::int64_t>& cuts, std::int64_t n_layers, std::int64_t n_features,
-               std::int64_t first, std::int64_t kept) {
+               std::int64_t first, std::int64_t kept, const std::vector<float>& bounds = {}) {
   std::vector<Lists> memory;
   std::vector<SparseActivations> groups;
   for (std::size_t g = 0; g + 1 < cuts.size(); ++g) {
@@ -129,6 +130,7 @@ bool restricts(const Execution& execution, const std::vector<std::vector<std::ui
     for (const std::uint32_t k : rows[n]) {
       const std::int64_t layer = k / n_features, feature = k % n_features;
       if (feature < first || feature >= first + kept) continue;
+      if (!bounds.empty() && !(value_of(static_cast<std::int64_t>(n), k) > bounds[k])) continue;
       key.push_back(static_cast<std::uint32_t>(layer * kept + feature - first));
       value.push_back(value_of(static_cast<std::int64_t>(n), k));
     }
@@ -139,8 +141,10 @@ bool restricts(const Execution& execution, const std::vector<std::vector<std::ui
   const device::Buffer<std::int64_t> got_offsets(n_tokens + 1);
   const device::Buffer<std::uint32_t> got_key(n_kept);
   const device::Buffer<float> got_value(n_kept);
+  const device::Buffer<float> bound = to_device(bounds);
   restrict_features(execution, groups, first,
-                    {n_tokens, n_layers, kept, got_offsets.array(), got_key.array(), got_value.array()});
+                    {n_tokens, n_layers, kept, got_offsets.array(), got_key.array(), got_value.array()},
+                    bounds.empty() ? Array<const float>{} : Array<const float>{bound.data(), std::ssize(bounds)});
   return to_host(got_offsets) == offsets && to_host(got_key) == key && to_host(got_value) == value;
 }
 
@@ -160,6 +164,21 @@ TEST_CASE("restricting lists to a range of features joins the groups and keeps t
     CHECK(restricts(execution, random_rows(2500, 40, 0.5f), {0, 1250, 2500}, 4, 10, 3, 4));
     CHECK(restricts(execution, {{}, {3}, {}, {}, {0, 3, 7}, {}}, {0, 3, 6}, 2, 4, 3, 1));
     CHECK(restricts(execution, {{}, {}}, {0, 1, 2}, 2, 4, 0, 2));
+  });
+}
+
+TEST_CASE("restricting lists to values above a bound of their key keeps those alone, and none that equals it") {
+  for_each_backend([&](const kernels::Execution& execution) {
+    const auto rows = random_rows(301, 3 * 97, 0.08f);
+    std::vector<float> bounds;
+    for (std::uint32_t k = 0; k < 3 * 97; ++k)
+      bounds.push_back(k % 5 == 0   ? -1.0f
+                       : k % 7 == 0 ? std::numeric_limits<float>::infinity()
+                                    : value_of(40 * (k % 6), k));
+    CHECK(restricts(execution, rows, {0, 301}, 3, 97, 0, 97, bounds));
+    CHECK(restricts(execution, rows, {0, 100, 200, 301}, 3, 97, 32, 33, bounds));
+    CHECK(restricts(execution, random_rows(1, 4001, 0.7f), {0, 1}, 1, 4001, 0, 4001, std::vector<float>(4001, 900.0f)));
+    CHECK(restricts(execution, rows, {0, 301}, 3, 97, 0, 97, std::vector<float>(3 * 97, 1e9f)));  // nothing is kept
   });
 }
 

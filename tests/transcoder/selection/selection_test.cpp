@@ -408,11 +408,13 @@ TEST_CASE("per-token selection and relu equal a full sort on every grid") {
     }
 }
 
-/// Different for neighbouring features; some no entry exceeds, some all positive ones do.
+/// Different for neighbouring features; some no entry exceeds, some all positive ones do, or also 0 and some negative
+/// ones.
 Problem with_cuts(Problem problem) {
   for (std::int64_t s = 0; s < problem.n_layers; ++s)
     for (std::int64_t f = 0; f < problem.n_features; ++f)
-      problem.cut.push_back(f % 5 == 0   ? 0.0f
+      problem.cut.push_back(f % 11 == 0  ? -0.5f
+                            : f % 5 == 0 ? 0.0f
                             : f % 7 == 0 ? std::numeric_limits<float>::infinity()
                                          : 0.25f * static_cast<float>(f % 4));
   return problem;
