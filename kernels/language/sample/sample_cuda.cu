@@ -100,9 +100,9 @@ struct Inversion {
   }
 };
 
-/// kWidth: ids that a thread reads at once, 8 or 1.
-template <int kWidth>
-__global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Arguments a) {
+/// kWidth: ids that a thread reads at once, 8 or 1. kFilters: top_k or top_p.
+template <int kWidth, bool kFilters>
+__global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_constant__ Arguments a) {
   __shared__ RowThreads::Shared shared;
   allow_next_kernel();
   sync_cluster();  // all blocks exist: their shared memory may be written
@@ -183,11 +183,11 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
     return key;
   };
 
-  const std::uint64_t all = sum(plain);
-  const bool filters = r.top_k > 0 || r.top_p < 1;
-  std::uint64_t total = r.temperature == 1.0f || !filters ? all : sum(weight);
+  // Without a filter the sum of all weights is formed with the ranges of the inversion.
+  std::uint64_t all = kFilters || r.temperature != 1.0f ? sum(plain) : 0,
+                total = kFilters && r.temperature != 1.0f ? sum(weight) : all;
   KeptLogits kept;
-  if (r.top_k > 0) {
+  if (kFilters && r.top_k > 0) {
     kept.key = threshold(static_cast<std::uint64_t>(r.top_k), 0, [](float) -> std::uint64_t { return 1; });
     const std::uint32_t key = kept.key;
     kept.ties =
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
     total = sum([key, weight](float z) -> std::uint64_t { return logit_key(z) > key ? weight(z) : 0; }) +
             static_cast<std::uint64_t>(kept.ties) * weight(logit_of_key(key));
   }
-  if (r.top_p < 1) {
+  if (kFilters && r.top_p < 1) {
     const std::uint64_t needed = needed_weight(r.top_p, total);
     const std::uint32_t lowest = kept.key, key = threshold(needed, lowest, weight);
     const std::uint64_t above =
@@ -220,7 +220,8 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
   std::uint64_t sums[2] = {};
   each([&](float z) { count(z, sums[0], sums[1]); });
   threads.sum(sums);
-  if (!filters) total = sums[0];
+  if (!kFilters) total = sums[0];
+  if (!kFilters && r.temperature == 1.0f) all = total;
   inversion.target = drawn_weight(s.streams[row], position + 1, total);
   if (inversion.find(threads.of_blocks(), a.blocks) != threads.block) return;
   if (inversion.find(threads.of_warps(), kWarps) != warp) return;
@@ -262,20 +263,29 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
   }
 }
 
+/// resident: blocks of the kernel that a multiprocessor takes.
+void launch(const Execution& execution, Arguments arguments, void (*kernel)(Arguments), int resident) {
+  // As many blocks as the GPU takes at once, none without a few words of ids per thread. The draw does not depend on
+  // it.
+  constexpr std::int64_t kLeastIds = kThreads * 8;
+  const std::int64_t rows = arguments.logits.rows;
+  while (has_clusters() && arguments.blocks < kMostBlocks &&
+         2 * arguments.blocks * rows <= resident * multiprocessors() &&
+         2 * arguments.blocks * kLeastIds <= arguments.rule.vocabulary)
+    arguments.blocks *= 2;
+  launch_early<Arguments>(execution, "sample", kernel, dim3(static_cast<unsigned>(rows * arguments.blocks)), kThreads,
+                          0, arguments.blocks, arguments);
+}
+
 }  // namespace
 
 void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
   if (logits.rows == 0) return;
-  // Enough blocks for the GPU, none without a few words of ids per thread. The draw does not depend on their number.
-  constexpr std::int64_t kLeastIds = kThreads * 8;
-  int blocks = 1;
-  while (has_clusters() && blocks < kMostBlocks && 2 * blocks * logits.rows <= 2 * multiprocessors() &&
-         2 * blocks * kLeastIds <= rule.vocabulary)
-    blocks *= 2;
-  const bool words = logits.type != Scalar::fp32 && logits.stride % 8 == 0 && is_aligned(logits.data, 16);
-  launch_early<Arguments>(execution, "sample", words ? draw<8> : draw<1>,
-                          dim3(static_cast<unsigned>(logits.rows * blocks)), kThreads, 0, blocks,
-                          {rule, logits, sequences, blocks});
+  const bool words = logits.stride % 8 == 0 && is_aligned(logits.data, 16);
+  if (rule.top_k > 0 || rule.top_p < 1)
+    launch(execution, {rule, logits, sequences, 1}, words ? draw<8, true> : draw<1, true>, 1);
+  else
+    launch(execution, {rule, logits, sequences, 1}, words ? draw<8, false> : draw<1, false>, 2);
 }
 
 }  // namespace cuda

@@ -178,7 +178,7 @@ TEST_CASE("a row has the same bits among few rows and among many") {
         norm_forward(execution, weights.view(Norm::layer), x.view().rows_from(500, kFew),
                      addend.view().rows_from(500, kFew), few_sum.view(), few_y.view(),
                      {few_mean.array(), few_inverse.array()});
-        const auto part = [](const std::vector<float>& all, std::int64_t each) {
+        const auto part = [&](const std::vector<float>& all, std::int64_t each) {
           return std::vector<float>(all.begin() + 500 * each, all.begin() + (500 + kFew) * each);
         };
         CHECK(few_sum.values() == part(sum.values(), columns));
