@@ -11,17 +11,23 @@
 
 #include <cooperative_groups.h>
 
+#include <initializer_list>
+
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
 
-/// True if the GPU has clusters and early starts.
+/// True if the GPU has clusters and early starts, and this program's code for it uses them: the GPU runs the code for
+/// the latest architecture that is not later than its own.
 inline bool has_clusters() {
   static const bool has = [] {
-    int device = 0, major = 0;
+    int device = 0, major = 0, minor = 0;
     require(cudaGetDevice(&device), "cudaGetDevice");
     require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    return major >= 9;
+    require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+    for (const int architecture : {__CUDA_ARCH_LIST__})
+      if (architecture >= 900 && architecture <= 100 * major + 10 * minor) return true;
+    return false;
   }();
   return has;
 }
