@@ -54,24 +54,23 @@ struct Arguments {
   int blocks;   ///< of query heads per key head
 };
 
-/// Where the keys or the values of a sequence are, for one thread's columns.
+/// Where the keys or the values of a sequence are, for one thread's columns. kBytes: of an element.
+template <int kBytes>
 struct KeyRows {
-  char *fresh, *cache;                     ///< the new row; the cache
-  std::int64_t prefix_at, own_at, stride;  ///< bytes: of position 0 from `cache`, by the part that a position is in
-  int prefix;
+  char *fresh, *prefix, *own;  ///< the new row; the cache
+  std::int64_t stride;         ///< bytes
+  int position, in_prefix;     ///< of the new row; positions of the first part
 
-  __device__ __forceinline__ KeyRows(const AnyMatrix& new_rows, const AnyMatrix& cached, int row,
+  __device__ __forceinline__ KeyRows(const AnyMatrix& new_rows, const AnyMatrix& cache, int row, int position_,
                                      const CachedSequence& sequence, std::int64_t column)
-      : stride(cached.stride * bytes_of(cached.type)), prefix(sequence.prefix) {
-    const std::int64_t of_column = column * bytes_of(cached.type);
-    fresh = static_cast<char*>(new_rows.data) + row * new_rows.stride * bytes_of(new_rows.type) + of_column;
-    cache = static_cast<char*>(cached.data);
-    prefix_at = sequence.prefix_begin * stride + of_column;
-    own_at = (sequence.own_begin - sequence.prefix) * stride + of_column;
+      : stride(cache.stride * kBytes), position(position_), in_prefix(sequence.prefix) {
+    fresh = static_cast<char*>(new_rows.data) + (row * new_rows.stride + column) * kBytes;
+    char* const first = static_cast<char*>(cache.data) + column * kBytes;
+    prefix = first + sequence.prefix_begin * stride;
+    own = first + (sequence.own_begin - in_prefix) * stride;
   }
-  __device__ __forceinline__ char* stored(int position) const {
-    return cache + ((position < prefix ? prefix_at : own_at) + position * stride);
-  }
+  __device__ __forceinline__ char* stored(int key) const { return (key < in_prefix ? prefix : own) + key * stride; }
+  __device__ __forceinline__ const char* of(int key) const { return key == position ? fresh : stored(key); }
 };
 
 /// Eight columns. Other blocks may read them as well: they stay in the second-level cache.
@@ -90,10 +89,11 @@ __device__ __forceinline__ void store_words(char* to, const StoredColumns<kWide>
 }
 
 template <int kLanes, int kHeads, Scalar kType>
-__global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ Arguments a) {
+__global__ void __launch_bounds__(kThreads, kHeads == 1 ? 4 : 3) attend(const __grid_constant__ Arguments a) {
   constexpr int kTeams = kThreads / kLanes;  // keys at a time
   constexpr bool kWide = kType == Scalar::fp32;
-  // Keys of a thread, and of these the ones that are read at once.
+  constexpr int kBytes = kWide ? 4 : 2;
+  // Keys of a thread, and of these those that are read at once.
   constexpr int kKeys = kPart / kTeams, kMostAtOnce = kWide ? 4 : 8,
                 kAtOnce = kKeys < kMostAtOnce ? kKeys : kMostAtOnce;
   static_assert(kKeys % kAtOnce == 0);
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ Argum
   const int lane = thread % kLanes, team = thread / kLanes, column = lane * 8;
   const bool active = column < size;
   const std::int64_t key_column = std::int64_t{key_head} * size + (active ? column : 0);
-  const KeyRows keys(a.keys, a.cached_keys, row, sequence, key_column),
-      values(a.values, a.cached_values, row, sequence, key_column);
+  const KeyRows<kBytes> keys(a.keys, a.cached_keys, row, position, sequence, key_column),
+      values(a.values, a.cached_values, row, position, sequence, key_column);
 
   __shared__ float score[kHeads][kPart];
   __shared__ float largest[kHeads], total[kHeads];
@@ -134,30 +134,32 @@ __global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ Argum
   };
   const auto place = [&](int h, int p) { return (std::int64_t{row} * shape.heads + first_head + h) * a.n_parts + p; };
 
+  // Of lanes without columns 0; of heads that this block does not have those of the last, which are not stored.
+  StoredColumns<kWide> stored_query[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const std::int64_t at =
+        row * a.queries.stride + std::int64_t{first_head + min(h, heads - 1)} * size + (active ? column : 0);
+    stored_query[h] = load_words<kWide>(static_cast<const char*>(a.queries.data) + at * kBytes);
+    if (!active) stored_query[h] = {};
+  }
+
   unsigned formed = 0;  // parts by this block
   for (int part = static_cast<int>(blockIdx.x); part <= last_part; part += static_cast<int>(gridDim.x)) {
     if (part < first_part) continue;
     const int origin = part * kPart, begin = max(lower, origin), end = min(position + 1, origin + kPart);
-    // Zeros for keys that are not read: their scores count for nothing.
-    const auto load = [&](StoredColumns<kWide>(&to)[kAtOnce], const KeyRows& from, int first) {
+    // Of keys outside of the part, the nearest: they count for nothing, and no branch is between the loads.
+    const auto load = [&](StoredColumns<kWide>(&to)[kAtOnce], const KeyRows<kBytes>& from, int first) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int key = origin + (first + i) * kTeams + team;
-        to[i] = {};
-        if (key >= begin && key < end && active)
-          to[i] = load_words<kWide>(key == position ? from.fresh : from.stored(key));
-      }
+      for (int i = 0; i < kAtOnce; ++i)
+        to[i] = load_words<kWide>(from.of(min(max(origin + (first + i) * kTeams + team, begin), end - 1)));
     };
     StoredColumns<kWide> k[kAtOnce], v[kAtOnce];
     load(k, keys, 0);
     load(v, values, 0);
-    float query[kHeads][8] = {};
+    float query[kHeads][8];
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h)
-      if (h < heads && active) {
-        const std::int64_t at = row * a.queries.stride + std::int64_t{first_head + h} * size + column;
-        load_words<kWide>(static_cast<const char*>(a.queries.data) + at * (kWide ? 4 : 2)).values(kType, query[h]);
-      }
+    for (int h = 0; h < kHeads; ++h) stored_query[h].values(kType, query[h]);
 #pragma unroll
     for (int first = 0; first < kKeys; first += kAtOnce) {
       if (first * kTeams >= end - origin) break;
@@ -175,9 +177,7 @@ __global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ Argum
           for (int c = 0; c < 8; ++c) dot += query[h][c] * key[c];
 #pragma unroll
           for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(kAllLanes, dot, offset);
-          dot *= shape.scale;
-          if (shape.softcap > 0) dot = shape.softcap * hyperbolic_tangent(dot / shape.softcap);
-          if (lane == 0) score[h][at] = read ? dot : 0.0f;
+          if (lane == 0) score[h][at] = read ? dot * shape.scale : 0.0f;
         }
       }
     }
@@ -190,7 +190,10 @@ __global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ Argum
     // A warp per head. Only scores of keys that are read become probabilities.
     for (int h = thread / kWarp; h < kHeads; h += kWarps) {
       float most = -FLT_MAX;
-      for (int j = begin - origin + thread % kWarp; j < end - origin; j += kWarp) most = fmaxf(most, score[h][j]);
+      for (int j = begin - origin + thread % kWarp; j < end - origin; j += kWarp) {
+        if (shape.softcap > 0) score[h][j] = shape.softcap * hyperbolic_tangent(score[h][j] / shape.softcap);
+        most = fmaxf(most, score[h][j]);
+      }
 #pragma unroll
       for (int offset = kWarp / 2; offset > 0; offset /= 2)
         most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
