@@ -34,7 +34,7 @@ constexpr std::int64_t kMostRegisterColumns = kRowThreads * 8 * 4;
 template <int kThreads>
 __device__ __forceinline__ std::int64_t row_of_thread() {
   if constexpr (kThreads == kWarp)
-    return static_cast<std::int64_t>(blockIdx.x) * kWarpRows + threadIdx.x / kWarp;
+    return static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   else
     return blockIdx.x;
 }

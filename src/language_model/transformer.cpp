@@ -209,10 +209,17 @@ void Transformer::finish_attention(std::size_t layer, const Tokens& tokens, cons
 
 void Transformer::transform(std::size_t layer, const Tokens& tokens) {
   const Activations& block = buffers_.blocks[layer];
+  const Linear& up = model_.blocks()[layer].up;
   const std::int64_t n = tokens.rows();
-  multiply(model_.blocks()[layer].up, block.mlp_input.rows_from(0, n), block.hidden.rows_from(0, n));
+  const AnyMatrix input = block.mlp_input.rows_from(0, n), hidden = block.hidden.rows_from(0, n),
+                  activated = block.activated.rows_from(0, n);
+  timers_.phase("products");
+  if (up.index >= coded_weights_.size() && !adapts(up) &&
+      kernels::linear_activated(execution_, weights_of(up), input, hidden, settings().mlp, activated))
+    return;
+  multiply(up, input, hidden);
   timers_.phase("activation");
-  kernels::mlp_activation(execution_, settings().mlp, block.hidden.rows_from(0, n), block.activated.rows_from(0, n));
+  kernels::mlp_activation(execution_, settings().mlp, hidden, activated);
 }
 
 void Transformer::finish_mlp(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step, const Tap& tap) {

@@ -3,16 +3,19 @@
 // Limit: memory. The keys and values of a sequence are read once, or as often as a key head has groups of four query
 // heads: 2 * positions * kv_heads * head_size elements per row.
 //
-// The positions of a sequence are divided into parts of 128, and one block of threads forms the softmax of one part for
-// up to four query heads that share a key head: few rows also fill the GPU. Some lanes (a power of two) share a key,
-// with eight columns each. The block that finishes last joins the parts in their order; the counter by which it knows
-// is 0 again afterwards. The new row is read where it came from, since another block may be storing it.
+// The positions of a sequence are divided into parts of 128, and a block of threads forms the softmax of one part for
+// up to four query heads that share a key head. With few rows each part has its own block, so that they fill the GPU;
+// with many, a block forms several. Some lanes (a power of two) share a key, with eight columns each. A thread reads
+// its keys and values of a part at once, before it needs the first of them. The block that finishes last joins the
+// parts in their order; the counter by which it knows is 0 again afterwards. The new row is read where it came from,
+// since another block may be storing it.
 #include <cfloat>
 
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/decode/cached_attention.hpp"
 #include "kernels/language/exponential.hpp"
-#include "kernels/matrix_cuda.cuh"
+#include "kernels/language/rows_cuda.cuh"
+#include "kernels/launch_cuda.cuh"
 #include "kernels/workspace.hpp"
 
 namespace weft::kernels {
@@ -47,156 +50,207 @@ struct Arguments {
   CachedAttention shape;
   AnyMatrix queries, keys, values, cached_keys, cached_values, out;
   Parts parts;
-  int blocks;  ///< of query heads per key head
+  int n_parts;  ///< of the longest sequence
+  int blocks;   ///< of query heads per key head
 };
 
-/// Eight columns, which other blocks read as well: stays in the second-level cache.
-__device__ __forceinline__ void load8(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
-                                      float (&value)[8]) {
-  const std::int64_t at = row * matrix.stride + column;
-  if (matrix.type == Scalar::fp32) {
-    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(matrix.data) + at);
-    const float4 a = from[0], b = from[1];
-    value[0] = a.x, value[1] = a.y, value[2] = a.z, value[3] = a.w;
-    value[4] = b.x, value[5] = b.y, value[6] = b.z, value[7] = b.w;
-  } else {
-    unpack8(matrix.type, *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(matrix.data) + at), value);
+/// Where the keys or the values of a sequence are, for one thread's columns. kBytes: of an element.
+template <int kBytes>
+struct KeyRows {
+  char *fresh, *prefix, *own;  ///< the new row; the cache
+  std::int64_t stride;         ///< bytes
+  int position, in_prefix;     ///< of the new row; positions of the first part
+
+  __device__ __forceinline__ KeyRows(const AnyMatrix& new_rows, const AnyMatrix& cache, int row, int position_,
+                                     const CachedSequence& sequence, std::int64_t column)
+      : stride(cache.stride * kBytes), position(position_), in_prefix(sequence.prefix) {
+    fresh = static_cast<char*>(new_rows.data) + (row * new_rows.stride + column) * kBytes;
+    char* const first = static_cast<char*>(cache.data) + column * kBytes;
+    prefix = first + sequence.prefix_begin * stride;
+    own = first + (sequence.own_begin - in_prefix) * stride;
   }
+  __device__ __forceinline__ char* stored(int key) const { return (key < in_prefix ? prefix : own) + key * stride; }
+  __device__ __forceinline__ const char* of(int key) const { return key == position ? fresh : stored(key); }
+};
+
+/// Eight columns. Other blocks may read them as well: they stay in the second-level cache.
+template <bool kWide>
+__device__ __forceinline__ StoredColumns<kWide> load_words(const char* from) {
+  StoredColumns<kWide> words;
+  words.word[0] = reinterpret_cast<const uint4*>(from)[0];
+  if constexpr (kWide) words.word[1] = reinterpret_cast<const uint4*>(from)[1];
+  return words;
 }
 
-template <int kLanes, int kHeads>
-__global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ Arguments a) {
+template <bool kWide>
+__device__ __forceinline__ void store_words(char* to, const StoredColumns<kWide>& words) {
+  reinterpret_cast<uint4*>(to)[0] = words.word[0];
+  if constexpr (kWide) reinterpret_cast<uint4*>(to)[1] = words.word[1];
+}
+
+template <int kLanes, int kHeads, Scalar kType>
+__global__ void __launch_bounds__(kThreads, kHeads == 1 ? 4 : 3) attend(const __grid_constant__ Arguments a) {
   constexpr int kTeams = kThreads / kLanes;  // keys at a time
+  constexpr bool kWide = kType == Scalar::fp32;
+  constexpr int kBytes = kWide ? 4 : 2;
+  // Keys of a thread, and of these those that are read at once.
+  constexpr int kKeys = kPart / kTeams, kMostAtOnce = kWide ? 4 : 8,
+                kAtOnce = kKeys < kMostAtOnce ? kKeys : kMostAtOnce;
+  static_assert(kKeys % kAtOnce == 0);
+  allow_next_kernel();
+  await_previous_kernel();
   const CachedAttention& shape = a.shape;
-  const int row = static_cast<int>(blockIdx.z), part = static_cast<int>(blockIdx.x),
-            thread = static_cast<int>(threadIdx.x);
+  const int row = static_cast<int>(blockIdx.z), thread = static_cast<int>(threadIdx.x);
   const int size = static_cast<int>(shape.head_size), group = static_cast<int>(shape.heads / shape.kv_heads);
   const int key_head = static_cast<int>(blockIdx.y) / a.blocks, block = static_cast<int>(blockIdx.y) % a.blocks;
   const int first_head = key_head * group + block * kHeads, heads = min(kHeads, group - block * kHeads);
   const CachedSequence sequence = shape.sequences[row];
   const int position = shape.positions[row];
+  const auto store = [&](int h, int c, float value) {
+    store_element(a.out.data, kType, row * a.out.stride + std::int64_t{first_head + h} * size + c, value);
+  };
   if (position >= sequence.end) {
-    if (part == 0)
-      for (int i = thread; i < heads * size; i += kThreads)
-        store_element(a.out.data, a.out.type, row * a.out.stride + first_head * size + i, 0.0f);
+    if (blockIdx.x == 0)
+      for (int i = thread; i < heads * size; i += kThreads) store(i / size, i % size, 0.0f);
     return;
   }
   const int lower = shape.window > 0 && position >= shape.window ? position - static_cast<int>(shape.window) + 1 : 0;
   const int first_part = lower / kPart, last_part = position / kPart;
-  if (part < first_part || part > last_part) return;
-  const int origin = part * kPart, begin = max(lower, origin), end = min(position + 1, origin + kPart);
 
   const int lane = thread % kLanes, team = thread / kLanes, column = lane * 8;
   const bool active = column < size;
-  const std::int64_t key_column = std::int64_t{key_head} * size + column;
-  if (block == 0 && position < end && team == 0 && active) {
-    float fresh[8];
-    const std::int64_t to = sequence.row(position);
-    load8(a.keys, row, key_column, fresh);
-    store_columns(a.cached_keys, to, key_column, fresh);
-    load8(a.values, row, key_column, fresh);
-    store_columns(a.cached_values, to, key_column, fresh);
-  }
+  const std::int64_t key_column = std::int64_t{key_head} * size + (active ? column : 0);
+  const KeyRows<kBytes> keys(a.keys, a.cached_keys, row, position, sequence, key_column),
+      values(a.values, a.cached_values, row, position, sequence, key_column);
 
   __shared__ float score[kHeads][kPart];
   __shared__ float largest[kHeads], total[kHeads];
   __shared__ float joined[kWarps][kHeads][kLanes * 8];
-
-  float query[kHeads][8] = {};
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h)
-    if (h < heads && active) load8(a.queries, row, std::int64_t{first_head + h} * size + column, query[h]);
-#pragma unroll 4
-  for (int first = 0; first < end - origin; first += kTeams) {
-    const int key = origin + first + team;
-    const bool read = key >= begin && key < end;
-    float k[8] = {};
-    if (read && active) {
-      if (key == position)
-        load8(a.keys, row, key_column, k);
-      else
-        load8(a.cached_keys, sequence.row(key), key_column, k);
-    }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      float dot = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) dot += query[h][i] * k[i];
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(kAllLanes, dot, offset);
-      dot *= shape.scale;
-      if (shape.softcap > 0) dot = shape.softcap * hyperbolic_tangent(dot / shape.softcap);
-      if (lane == 0) score[h][first + team] = read ? dot : -FLT_MAX;
-    }
-  }
-  __syncthreads();
-  // A warp per head. Scores of keys that are not read come before `begin` or after `end`.
-  for (int h = thread / kWarp; h < kHeads; h += kWarps) {
-    float most = -FLT_MAX;
-    for (int j = begin - origin + thread % kWarp; j < end - origin; j += kWarp) most = fmaxf(most, score[h][j]);
-#pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
-    float sum = 0.0f;
-    for (int j = begin - origin + thread % kWarp; j < end - origin; j += kWarp) {
-      const float probability = exponential(score[h][j] - most);
-      score[h][j] = probability;
-      sum += probability;
-    }
-    sum = warp_sum(sum);
-    if (thread % kWarp == 0) largest[h] = most, total[h] = sum;
-  }
-  __syncthreads();
-  float mixed[kHeads][8] = {};
-#pragma unroll 4
-  for (int first = 0; first < end - origin; first += kTeams) {
-    const int key = origin + first + team;
-    if (key < begin || key >= end || !active) continue;
-    float v[8];
-    if (key == position)
-      load8(a.values, row, key_column, v);
-    else
-      load8(a.cached_values, sequence.row(key), key_column, v);
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) mixed[h][i] += score[h][first + team] * v[i];
-  }
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h)
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-#pragma unroll
-      for (int offset = kLanes; offset < kWarp; offset *= 2)
-        mixed[h][i] += __shfl_xor_sync(kAllLanes, mixed[h][i], offset);
-      if (thread % kWarp < kLanes) joined[thread / kWarp][h][column + i] = mixed[h][i];
-    }
-  __syncthreads();
   const auto sum_of_warps = [&](int h, int c) {
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += joined[w][h][c];
     return sum;
   };
-  const auto store = [&](int h, int c, float value) {
-    store_element(a.out.data, a.out.type, row * a.out.stride + std::int64_t{first_head + h} * size + c, value);
-  };
-  if (first_part == last_part) {
-    for (int i = thread; i < heads * size; i += kThreads)
-      store(i / size, i % size, sum_of_warps(i / size, i % size) / total[i / size]);
-    return;
+  const auto place = [&](int h, int p) { return (std::int64_t{row} * shape.heads + first_head + h) * a.n_parts + p; };
+
+  // Of lanes without columns 0; of heads that this block does not have those of the last, which are not stored.
+  StoredColumns<kWide> stored_query[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const std::int64_t at =
+        row * a.queries.stride + std::int64_t{first_head + min(h, heads - 1)} * size + (active ? column : 0);
+    stored_query[h] = load_words<kWide>(static_cast<const char*>(a.queries.data) + at * kBytes);
+    if (!active) stored_query[h] = {};
   }
 
-  const std::int64_t n_parts = gridDim.x;
-  const auto place = [&](int h, int p) { return (std::int64_t{row} * shape.heads + first_head + h) * n_parts + p; };
-  for (int i = thread; i < heads * size; i += kThreads)
-    __stcg(a.parts.sums + place(i / size, part) * size + i % size, sum_of_warps(i / size, i % size));
-  if (thread < heads) __stcg(a.parts.softmax + place(thread, part), make_float2(largest[thread], total[thread]));
+  unsigned formed = 0;  // parts by this block
+  for (int part = static_cast<int>(blockIdx.x); part <= last_part; part += static_cast<int>(gridDim.x)) {
+    if (part < first_part) continue;
+    const int origin = part * kPart, begin = max(lower, origin), end = min(position + 1, origin + kPart);
+    // Of keys outside of the part, the nearest: they count for nothing, and no branch is between the loads.
+    const auto load = [&](StoredColumns<kWide>(&to)[kAtOnce], const KeyRows<kBytes>& from, int first) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        to[i] = load_words<kWide>(from.of(min(max(origin + (first + i) * kTeams + team, begin), end - 1)));
+    };
+    StoredColumns<kWide> k[kAtOnce], v[kAtOnce];
+    load(k, keys, 0);
+    load(v, values, 0);
+    float query[kHeads][8];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) stored_query[h].values(kType, query[h]);
+#pragma unroll
+    for (int first = 0; first < kKeys; first += kAtOnce) {
+      if (first * kTeams >= end - origin) break;
+      if (first > 0) load(k, keys, first);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = (first + i) * kTeams + team;
+        const bool read = origin + at >= begin && origin + at < end;
+        float key[8];
+        k[i].values(kType, key);
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          float dot = 0.0f;
+#pragma unroll
+          for (int c = 0; c < 8; ++c) dot += query[h][c] * key[c];
+#pragma unroll
+          for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(kAllLanes, dot, offset);
+          if (lane == 0) score[h][at] = read ? dot * shape.scale : 0.0f;
+        }
+      }
+    }
+    // The new row goes to the cache. Other blocks do not read it there.
+    if (block == 0 && part == last_part && team == 0 && active) {
+      store_words(keys.stored(position), load_words<kWide>(keys.fresh));
+      store_words(values.stored(position), load_words<kWide>(values.fresh));
+    }
+    __syncthreads();
+    // A warp per head. Only scores of keys that are read become probabilities.
+    for (int h = thread / kWarp; h < kHeads; h += kWarps) {
+      float most = -FLT_MAX;
+      for (int j = begin - origin + thread % kWarp; j < end - origin; j += kWarp) {
+        if (shape.softcap > 0) score[h][j] = shape.softcap * hyperbolic_tangent(score[h][j] / shape.softcap);
+        most = fmaxf(most, score[h][j]);
+      }
+#pragma unroll
+      for (int offset = kWarp / 2; offset > 0; offset /= 2)
+        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
+      float sum = 0.0f;
+      for (int j = begin - origin + thread % kWarp; j < end - origin; j += kWarp) {
+        const float probability = exponential(score[h][j] - most);
+        score[h][j] = probability;
+        sum += probability;
+      }
+      sum = warp_sum(sum);
+      if (thread % kWarp == 0) largest[h] = most, total[h] = sum;
+    }
+    __syncthreads();
+    float mixed[kHeads][8] = {};
+#pragma unroll
+    for (int first = 0; first < kKeys; first += kAtOnce) {
+      if (first * kTeams >= end - origin) break;
+      if (first > 0) load(v, values, first);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        float value[8];
+        v[i].values(kType, value);
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+          for (int c = 0; c < 8; ++c) mixed[h][c] += score[h][(first + i) * kTeams + team] * value[c];
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+#pragma unroll
+        for (int offset = kLanes; offset < kWarp; offset *= 2)
+          mixed[h][c] += __shfl_xor_sync(kAllLanes, mixed[h][c], offset);
+        if (thread % kWarp < kLanes) joined[thread / kWarp][h][column + c] = mixed[h][c];
+      }
+    __syncthreads();
+    if (first_part == last_part) {
+      for (int i = thread; i < heads * size; i += kThreads)
+        store(i / size, i % size, sum_of_warps(i / size, i % size) / total[i / size]);
+      return;
+    }
+    for (int i = thread; i < heads * size; i += kThreads)
+      __stcg(a.parts.sums + place(i / size, part) * size + i % size, sum_of_warps(i / size, i % size));
+    if (thread < heads) __stcg(a.parts.softmax + place(thread, part), make_float2(largest[thread], total[thread]));
+    ++formed;
+    __syncthreads();  // shared memory is free for the next part
+  }
+  if (formed == 0) return;
+
   __threadfence();
   __shared__ bool last;
   __syncthreads();
   if (thread == 0) {
     unsigned* const ready = a.parts.ready + std::int64_t{row} * shape.heads + blockIdx.y;
-    last = atomicAdd(ready, 1u) == static_cast<unsigned>(last_part - first_part);
+    last = atomicAdd(ready, formed) + formed == static_cast<unsigned>(last_part - first_part + 1);
     if (last) *ready = 0;
   }
   __syncthreads();
@@ -217,19 +271,30 @@ __global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ Argum
   }
 }
 
-template <int kLanes>
+template <int kLanes, Scalar kType>
 void launch(const Execution& execution, Arguments& arguments) {
   const CachedAttention& shape = arguments.shape;
   const std::int64_t group = shape.heads / shape.kv_heads;
   constexpr int kHeads = 4;
   arguments.blocks = static_cast<int>(group == 1 ? 1 : (group + kHeads - 1) / kHeads);
-  const dim3 grid(static_cast<unsigned>(parts_of(shape)), static_cast<unsigned>(shape.kv_heads * arguments.blocks),
-                  static_cast<unsigned>(shape.sequences.size));
-  if (group == 1)
-    attend<kLanes, 1><<<grid, kThreads, 0, stream_of(execution)>>>(arguments);
-  else
-    attend<kLanes, kHeads><<<grid, kThreads, 0, stream_of(execution)>>>(arguments);
-  require_launch("cached_attention");
+  arguments.n_parts = static_cast<int>(parts_of(shape));
+  const std::int64_t heads = shape.kv_heads * arguments.blocks;
+  // Blocks that share a sequence: some waves of blocks on the GPU. More would only find that there is nothing to do.
+  const unsigned sharing =
+      blocks_for(std::int64_t{16} * multiprocessors(), heads * shape.sequences.size, parts_of(shape));
+  const dim3 grid(sharing, static_cast<unsigned>(heads), static_cast<unsigned>(shape.sequences.size));
+  launch_early<Arguments>(execution, "cached_attention",
+                          group == 1 ? attend<kLanes, 1, kType> : attend<kLanes, kHeads, kType>, grid, kThreads, 0, 1,
+                          arguments);
+}
+
+template <Scalar kType>
+void launch(const Execution& execution, Arguments& arguments) {
+  const std::int64_t size = arguments.shape.head_size;
+  if (size <= 32) return launch<4, kType>(execution, arguments);
+  if (size <= 64) return launch<8, kType>(execution, arguments);
+  if (size <= 128) return launch<16, kType>(execution, arguments);
+  launch<32, kType>(execution, arguments);
 }
 
 }  // namespace
@@ -246,11 +311,10 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
   if (queries.rows == 0) return;
   if (queries.rows > 65535) throw Error(ExitCode::internal, "cached_attention: more than 65,535 rows");
   Workspace memory(workspace.data);
-  Arguments arguments{shape, queries, keys, values, cached_keys, cached_values, out, Parts(memory, shape), 1};
-  if (shape.head_size <= 32) return launch<4>(execution, arguments);
-  if (shape.head_size <= 64) return launch<8>(execution, arguments);
-  if (shape.head_size <= 128) return launch<16>(execution, arguments);
-  launch<32>(execution, arguments);
+  Arguments arguments{shape, queries, keys, values, cached_keys, cached_values, out, Parts(memory, shape), 0, 1};
+  if (queries.type == Scalar::fp32) return launch<Scalar::fp32>(execution, arguments);
+  if (queries.type == Scalar::bf16) return launch<Scalar::bf16>(execution, arguments);
+  launch<Scalar::fp16>(execution, arguments);
 }
 
 }  // namespace cuda

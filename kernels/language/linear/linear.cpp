@@ -2,6 +2,7 @@
 #include "kernels/language/linear/linear.hpp"
 
 #include "kernels/gemm/gemm.hpp"
+#include "kernels/language/linear/few_rows_cuda.hpp"
 #include "kernels/language/residual/residual.hpp"
 
 namespace weft::kernels {
@@ -15,6 +16,8 @@ Form backward_form(const LinearWeights& weights) { return weights.transposed ? F
 
 void linear(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
             Array<std::byte> workspace) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda && cuda::multiply_few_rows(execution, weights, x, y, {})) return;
   const Epilogue epilogue{.kind = Epilogue::Kind::bias, .bias = weights.rounded_bias.data};
   if (execution.backend == Backend::cuda && epilogue.bias != nullptr &&
       gemm_with_epilogue(execution, x, Form::plain, weights.matrix, forward_form(weights), y, epilogue, workspace))
@@ -29,6 +32,14 @@ void linear_coded(const Execution& execution, const LinearWeights& weights, cons
   if (bias.data != nullptr && gemm_coded_with_bias(execution, x, weight, bias, y, workspace)) return;
   gemm_coded(execution, x, weight, y, workspace);
   if (weights.bias.size > 0) add_bias(execution, y, weights.bias);
+}
+
+bool linear_activated(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
+                      MlpActivation activation, AnyMatrix activated) {
+  if constexpr (kCudaBuild)
+    return execution.backend == Backend::cuda &&
+           cuda::multiply_few_rows(execution, weights, x, y, cuda::ActivationAfter{activation, activated});
+  return false;
 }
 
 void linear_backward(const Execution& execution, const LinearWeights& weights, AnyMatrix dy, AnyMatrix dx,

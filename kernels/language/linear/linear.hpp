@@ -3,12 +3,16 @@
 // Products of a language model with an element-wise step beside them:
 //
 //   linear                  y = x Wᵀ + b
+//   linear_activated        the same, and activated = activation(y)
 //   linear_backward         dx = dy W
 //   linear_gelu_backward    dhidden = (dy W) ∘ gelu'(hidden)     for y = gelu(hidden) Wᵀ
 //
 // On the CUDA backend the dense library adds the bias and multiplies by the slope before it stores the sums (Epilogue,
-// gemm/gemm.hpp), where it takes the types and strides: bias and slope are then not applied to rounded sums. The GELU
-// itself is not fused: from `hidden` as stored it has the same bits when it is computed again.
+// gemm/gemm.hpp), where it takes the types and strides: bias and slope are then not applied to rounded sums. The
+// activation is formed from y as stored: it has the same bits when it is computed again.
+//
+// Products of at most 64 rows of bf16, such as those of a step of generation, have a kernel of their own on GPUs from
+// compute capability 9.0 on (few_rows_cuda.hpp). There a row of y does not depend on the number of rows.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +21,7 @@
 #include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/gemm/fp8.hpp"
+#include "kernels/language/activation/mlp_activation.hpp"
 
 namespace weft::kernels {
 
@@ -34,6 +39,11 @@ void linear(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y, Ar
 /// of `weights`. Workspace: that of gemm_coded.
 void linear_coded(const Execution&, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
                   AnyMatrix y, Array<std::byte> workspace);
+
+/// linear and mlp_activation in one kernel, with the same bits. y, activated [n, outputs]. False where there is none:
+/// of gated activations, and where `linear` has no kernel of its own. Nothing is enqueued then.
+bool linear_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix y, MlpActivation,
+                      AnyMatrix activated);
 
 /// dy [n, outputs], dx [n, inputs].
 void linear_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix dx, Array<std::byte> workspace);

@@ -3,7 +3,7 @@
 // Limit: memory. A row is read once, held in registers by a warp (up to 1,024 columns) or a block of 256 threads, and
 // written once. Bytes per row of C columns in bf16: forward with residual 8 C (x, addend, sum, y), without 4 C;
 // backward 8 C (h, dy, dh read and written), overwriting 6 C, and 12 C per block of rows for its sums. Weights come
-// from the first-level cache.
+// from the first-level cache. Few rows have a block each: then the limit is the latency of one read.
 //
 // Backward, a thread owns 8 columns (16 from 4,096 columns on) of all rows of its block and keeps their sums in
 // registers; the next row is read while this one is computed.
@@ -11,6 +11,7 @@
 // Rows of more than 8,192 columns, or that cannot be read 16 bytes at a time, take the portable kernels.
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rows_cuda.cuh"
+#include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels {
 
@@ -22,6 +23,8 @@ decltype(kernels::norm_backward) norm_backward;
 namespace cuda {
 namespace {
 
+constexpr std::int64_t kFewRows = 512;  ///< of a block each: a step of generation, not of training
+
 struct Forward {
   bool centred;
   float epsilon;
@@ -30,25 +33,43 @@ struct Forward {
   float *mean, *inverse;
 };
 
-template <int kThreads, int kVectors>
+/// kFew: rows that do not fill the GPU, where latency counts: the weights are read before the kernel before this one
+/// has ended. Same bits.
+template <int kThreads, int kVectors, bool kFew>
 __global__ void __launch_bounds__(256) forward(const __grid_constant__ Forward a) {
   const std::int64_t row = row_of_thread<kThreads>();
-  if (row >= a.x.rows) return;
   const int thread = static_cast<int>(threadIdx.x % kThreads);
+  const auto column_of = [&](int v) -> std::int64_t { return (v * kThreads + thread) * 8; };
+  float weight[kVectors][8], bias[kVectors][8] = {};
+  const auto load_weights = [&](int v) {
+    load_shared_by_rows(a.weight + column_of(v), weight[v]);
+    if (a.bias != nullptr) load_shared_by_rows(a.bias + column_of(v), bias[v]);
+  };
+  if constexpr (kFew) {
+    allow_next_kernel();
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      if (column_of(v) < a.x.columns) load_weights(v);
+    await_previous_kernel();
+  }
+  if (row >= a.x.rows) return;
   const float columns = static_cast<float>(a.x.columns);
-  float h[kVectors][8];
+  float h[kVectors][8], addend[kVectors][8];
+  // All reads before the first write, which the compiler would not move them across.
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (column_of(v) >= a.x.columns) continue;
+    load_columns(a.x, row, column_of(v), h[v]);
+    if (a.addend.data != nullptr) load_columns(a.addend, row, column_of(v), addend[v]);
+  }
   float sum = 0.0f;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const std::int64_t column = (v * kThreads + thread) * 8;
-    if (column >= a.x.columns) continue;
-    load_columns(a.x, row, column, h[v]);
+    if (column_of(v) >= a.x.columns) continue;
     if (a.addend.data != nullptr) {
-      float addend[8];
-      load_columns(a.addend, row, column, addend);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) h[v][i] += addend[i];
-      store_columns(a.sum, row, column, h[v]);
+      for (int i = 0; i < 8; ++i) h[v][i] += addend[v][i];
+      store_columns(a.sum, row, column_of(v), h[v]);
       round_as(a.sum.type, h[v]);
     }
 #pragma unroll
@@ -58,21 +79,18 @@ __global__ void __launch_bounds__(256) forward(const __grid_constant__ Forward a
   float squares = 0.0f;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    if ((v * kThreads + thread) * 8 >= a.x.columns) continue;
+    if (column_of(v) >= a.x.columns) continue;
 #pragma unroll
     for (int i = 0; i < 8; ++i) squares += (h[v][i] - mean) * (h[v][i] - mean);
   }
   const float inverse = 1.0f / sqrtf(row_sum<kThreads>(squares) / columns + a.epsilon);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const std::int64_t column = (v * kThreads + thread) * 8;
-    if (column >= a.x.columns) continue;
-    float weight[8], bias[8] = {};
-    load_shared_by_rows(a.weight + column, weight);
-    if (a.bias != nullptr) load_shared_by_rows(a.bias + column, bias);
+    if (column_of(v) >= a.x.columns) continue;
+    if constexpr (!kFew) load_weights(v);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) h[v][i] = weight[i] * ((h[v][i] - mean) * inverse) + bias[i];
-    store_columns(a.y, row, column, h[v]);
+    for (int i = 0; i < 8; ++i) h[v][i] = weight[v][i] * ((h[v][i] - mean) * inverse) + bias[v][i];
+    store_columns(a.y, row, column_of(v), h[v]);
   }
   if (thread == 0) {
     if (a.mean != nullptr) a.mean[row] = mean;
@@ -204,9 +222,12 @@ void norm_forward(const Execution& execution, const NormWeights& weights, AnyMat
       weights.kind == Norm::layer, weights.epsilon,        weights.weight.data, weights.bias.data, x, addend, sum, y,
       statistics.mean.data,        statistics.inverse.data};
   launch_rows(x.rows, x.columns, [&]<int kThreads, int kVectors>(unsigned blocks, unsigned threads) {
-    forward<kThreads, kVectors><<<blocks, threads, 0, stream_of(execution)>>>(a);
+    if (x.rows <= kFewRows)
+      return launch_early<Forward>(execution, "norm_forward", forward<kThreads, kVectors, true>,
+                                   dim3(static_cast<unsigned>(x.rows)), kThreads, 0, 1, a);
+    forward<kThreads, kVectors, false><<<blocks, threads, 0, stream_of(execution)>>>(a);
+    require_launch("norm_forward");
   });
-  require_launch("norm_forward");
 }
 
 void norm_backward(const Execution& execution, const NormWeights& weights, AnyMatrix h,

@@ -37,9 +37,9 @@ std::int64_t n_regions(const GenerationSettings& settings) {
 std::int64_t own_positions(const GenerationSettings& settings) {
   return std::min(settings.new_tokens, settings.context());
 }
-/// Sequences of a forward pass over prefixes of `length` rows.
+/// Sequences of a forward pass over prefixes of `length` rows: at most one per row of a step.
 std::int64_t prefill_sequences(const GenerationSettings& settings, std::int64_t length) {
-  return std::max<std::int64_t>(1, settings.prefill_rows / length);
+  return std::clamp<std::int64_t>(settings.prefill_rows / length, 1, settings.rows);
 }
 std::int64_t most_prefill_rows(const GenerationSettings& settings) {
   const std::int64_t prefix = longest_prefix(settings);

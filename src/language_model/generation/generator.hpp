@@ -37,7 +37,7 @@ struct GenerationSettings {
   std::int64_t prompts = 1;                      ///< different prompts
   std::int64_t longest_prompt = 1;               ///< in tokens, at most context()
   std::int64_t new_tokens = 1;                   ///< of each sample, at most
-  std::int64_t prefill_rows = 0;                 ///< of a forward pass over several prompts; 0: one prompt each
+  std::int64_t prefill_rows = 0;                 ///< most of a forward pass over several prompts; 0: one prompt each
   double temperature = 1;                        ///< 0: always the most probable token
   std::int64_t top_k = 0;                        ///< 0: all
   double top_p = 1;

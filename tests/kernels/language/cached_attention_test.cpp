@@ -238,6 +238,27 @@ TEST_CASE("cached_attention: bits depend on a sequence alone") {
   });
 }
 
+TEST_CASE("cached_attention: a row has the same bits alone and among many sequences") {
+  const Shape shape{8, 8, 8};  // with 90 and with 270 rows a block of a large GPU forms up to two and three parts
+  for_each_backend([&](const Execution& execution) {
+    const Result alone = Problem(shape, {.positions = {290}, .prefixes = {280}}, Scalar::bf16).run(execution);
+    for (const int rows : {90, 270}) {
+      CAPTURE(rows);
+      Layout layout;
+      for (int i = 0; i < rows; ++i) {
+        layout.positions.push_back(i == 0 ? 290 : 5 + 97 * i % 294);
+        layout.prefixes.push_back(std::min(280, layout.positions.back()));
+      }
+      const Problem problem(shape, layout, Scalar::bf16);
+      const Result result = problem.run(execution);
+      CHECK(row_of(result, 0, shape) == row_of(alone, 0, shape));
+      CHECK(problem.stores(result));
+      for (int i = 0; i < rows; ++i)
+        CHECK(relative_error(row_of(result, i, shape), problem.expected(i)) <= row_tolerance(Scalar::bf16));
+    }
+  });
+}
+
 TEST_CASE("cached_attention leaves sequences that do not run") {
   const Shape shape{4, 2, 64};
   for_each_backend([&](const Execution& execution) {

@@ -49,6 +49,11 @@ constexpr Shape kShapes[] = {{1, 1, 1}, {37, 65, 33}, {128, 192, 64}, {300, 64, 
 
 bool is_aligned(const Shape& shape) { return shape.outputs % 8 == 0 && shape.inputs % 8 == 0; }
 
+/// True if a product of these bf16 rows is formed by the kernel for few rows, where the GPU has it.
+bool are_few_rows(const Shape& shape, bool transposed) {
+  return shape.rows <= 64 && shape.inputs % 8 == 0 && (!transposed || shape.outputs % 8 == 0);
+}
+
 device::Buffer<std::byte> workspace_of(const Shape& shape, Scalar type) {
   return device::Buffer<std::byte>(std::max(gemm_workspace(type, type, type, shape.rows, shape.outputs, shape.inputs),
                                             gemm_workspace(type, type, type, shape.rows, shape.inputs, shape.outputs)));
@@ -91,6 +96,59 @@ TEST_CASE("a product with its bias agrees with float64, with the bias in fp32 an
               }
             CHECK(relative_error(y.values(), want) <= tolerance(type));
           }
+  });
+}
+
+TEST_CASE("products of few rows: all sizes agree with float64, and a row does not depend on the number of rows") {
+  // Two tiles, one short; parts of the inputs; more chunks than stages; many outputs in wide tiles; no whole words.
+  const Shape shapes[] = {{64, 40, 72},  {64, 768, 3072},  {64, 2304, 768}, {9, 32, 8},
+                          {8, 24, 4096}, {33, 16392, 264}, {5, 13, 64}};
+  for_each_backend([&](const Execution& execution) {
+    // Of GPUs before compute capability 9.0 the dense library forms all products.
+    const Weights least(8, 8, false, Scalar::bf16);
+    const Rows least_x(random_floats(8, 3), 1, 8, Scalar::bf16), least_y(1, 8, Scalar::bf16);
+    const bool has_kernel = linear_activated(execution, least.view(false), least_x.view(), least_y.view(),
+                                             MlpActivation::relu2, least_y.view());
+    if (execution.backend == Backend::portable) CHECK(!has_kernel);
+    for (const Shape& shape : shapes)
+      for (const bool transposed : {false, true}) {
+        CAPTURE(shape.rows);
+        CAPTURE(shape.outputs);
+        CAPTURE(transposed);
+        constexpr Scalar kType = Scalar::bf16;
+        const Weights weights(shape.outputs, shape.inputs, transposed, kType);
+        const Rows x(random_floats(shape.rows * shape.inputs, 3), shape.rows, shape.inputs, kType, {8, 16}),
+            y(shape.rows, shape.outputs, kType, {3, 2}), one(1, shape.outputs, kType),
+            hidden(shape.rows, shape.outputs, kType), fused(shape.rows, shape.outputs, kType),
+            separate(shape.rows, shape.outputs, kType);
+        const device::Buffer<std::byte> workspace = workspace_of(shape, kType);
+        linear(execution, weights.view(false), x.view(), y.view(), workspace.array());
+        const std::vector<float> stored = weights.stored.values(), inputs = x.values(), got = y.values();
+        // Rows 0, last and one between: the test is not to take longer than the kernels.
+        for (const std::int64_t n : {std::int64_t{0}, shape.rows / 2, shape.rows - 1}) {
+          std::vector<double> want;
+          for (std::int64_t o = 0; o < shape.outputs; ++o) {
+            double sum = weights.bias[o];
+            for (std::int64_t i = 0; i < shape.inputs; ++i)
+              sum += weights.at(stored, o, i) * inputs[n * shape.inputs + i];
+            want.push_back(sum);
+          }
+          const std::vector<float> row(got.begin() + n * shape.outputs, got.begin() + (n + 1) * shape.outputs);
+          CHECK(relative_error(row, want) <= tolerance(kType));
+          if (!has_kernel || !are_few_rows(shape, transposed)) continue;
+          linear(execution, weights.view(false), x.view().rows_from(n, 1), one.view(), workspace.array());
+          CHECK(one.values() == row);
+        }
+        for (const MlpActivation activation : {MlpActivation::gelu, MlpActivation::relu2}) {
+          const bool is_fused =
+              linear_activated(execution, weights.view(false), x.view(), hidden.view(), activation, fused.view());
+          CHECK(is_fused == (has_kernel && are_few_rows(shape, transposed)));
+          if (!is_fused) continue;
+          mlp_activation(execution, activation, hidden.view(), separate.view());
+          CHECK(hidden.values() == got);
+          CHECK(fused.values() == separate.values());
+        }
+      }
   });
 }
 

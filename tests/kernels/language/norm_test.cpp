@@ -162,6 +162,33 @@ TEST_CASE("norms agree with float64, forward and backward, with and without resi
   });
 }
 
+TEST_CASE("a row has the same bits among few rows and among many") {
+  constexpr std::int64_t kRows = 1003, kFew = 7;
+  for_each_backend([&](const Execution& execution) {
+    for (const std::int64_t columns : {8, 256, 512, 768, 1024, 2056, 8192})
+      for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+        CAPTURE(columns);
+        const Weights weights(columns, true);
+        const Rows x(random_floats(kRows * columns, 1), kRows, columns, type),
+            addend(random_floats(kRows * columns, 2), kRows, columns, type), sum(kRows, columns, type),
+            y(kRows, columns, type), few_sum(kFew, columns, type), few_y(kFew, columns, type);
+        const DeviceArray<float> mean(kRows), inverse(kRows), few_mean(kFew), few_inverse(kFew);
+        norm_forward(execution, weights.view(Norm::layer), x.view(), addend.view(), sum.view(), y.view(),
+                     {mean.array(), inverse.array()});
+        norm_forward(execution, weights.view(Norm::layer), x.view().rows_from(500, kFew),
+                     addend.view().rows_from(500, kFew), few_sum.view(), few_y.view(),
+                     {few_mean.array(), few_inverse.array()});
+        const auto part = [&](const std::vector<float>& all, std::int64_t each) {
+          return std::vector<float>(all.begin() + 500 * each, all.begin() + (500 + kFew) * each);
+        };
+        CHECK(few_sum.values() == part(sum.values(), columns));
+        CHECK(few_y.values() == part(y.values(), columns));
+        CHECK(few_mean.values() == part(mean.values(), 1));
+        CHECK(few_inverse.values() == part(inverse.values(), 1));
+      }
+  });
+}
+
 TEST_CASE("blocks of rows cover all rows and are few") {
   for (const std::int64_t rows : {0, 1, 7, 8, 9, 4096, 8192, 8193, 65536, 100000}) {
     CAPTURE(rows);

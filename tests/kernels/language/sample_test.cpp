@@ -72,6 +72,11 @@ std::vector<double> distribution(const std::vector<float>& logits, const SampleR
   return p;
 }
 
+/// The first `vocabulary` logits of a row with padding.
+std::vector<float> logits_of(const std::vector<float>& row, std::int64_t vocabulary) {
+  return {row.begin(), row.begin() + vocabulary};
+}
+
 std::vector<float> spread_logits(std::int64_t vocabulary) {
   std::vector<float> logits = random_floats(vocabulary, 21, 3.0f);
   // Equal ones, at both ends of the ids and of the order.
@@ -159,6 +164,68 @@ TEST_CASE("temperature 0 takes the most probable token, of equal ones the lowest
       sample(execution, {.vocabulary = 5000, .temperature = 0}, TestMatrix(logits, 1, 5000, Scalar::fp32).view(),
              draws.view());
       REQUIRE(draws.ids()[0] == 1203);
+    }
+  });
+}
+
+TEST_CASE("large vocabularies: blocks that share a row draw as one, whatever their number") {
+  // One row, which several blocks share on a GPU, and the same row among others; whole words and not.
+  const std::vector<std::int64_t> row_counts =
+      kCudaBuild ? std::vector<std::int64_t>{1, 70, 140} : std::vector<std::int64_t>{1, 3};
+  for (const std::int64_t columns : {50264, 50257}) {
+    constexpr std::int64_t kVocabulary = 50257;
+    std::vector<float> logits = random_floats(columns, 41, 3.0f);
+    for (std::int64_t i = 0; i < columns; i += 3) logits[static_cast<std::size_t>(i)] = 1.0f;  // ties everywhere
+    for (std::int64_t i = kVocabulary; i < columns; ++i) logits[static_cast<std::size_t>(i)] = 100.0f;
+    for (float& z : logits) z = stored_as(Scalar::bf16, z);
+    for (SampleRule rule : {SampleRule{}, SampleRule{.temperature = 0.7f}, SampleRule{.top_k = 9000},
+                            SampleRule{.temperature = 1.2f, .top_k = 30000, .top_p = 0.9}}) {
+      rule.vocabulary = kVocabulary;
+      const std::vector<double> p = distribution(logits_of(logits, kVocabulary), rule);
+      std::vector<std::uint32_t> first;  // by the first backend
+      for_each_backend([&](const Execution& execution) {
+        std::vector<std::uint32_t> ids;
+        for (const std::int64_t rows : row_counts)
+          for (std::int32_t position = 0; position < (rows == 1 ? 20 : 1); ++position) {
+            std::vector<float> all;
+            for (std::int64_t row = 0; row < rows; ++row) all.insert(all.end(), logits.begin(), logits.end());
+            Draws draws(std::vector<SampleStream>(static_cast<std::size_t>(rows), SampleStream{.seed = 6}),
+                        std::vector<std::int32_t>(static_cast<std::size_t>(rows), position));
+            sample(execution, rule, TestMatrix(all, rows, columns, Scalar::bf16).view(), draws.view());
+            const std::vector<std::uint32_t> drawn = draws.ids();
+            for (const std::uint32_t id : drawn) REQUIRE(id == drawn[0]);
+            if (rows > 1) CHECK(drawn[0] == ids[0]);  // position 0 as well
+            ids.push_back(drawn[0]);
+            REQUIRE(drawn[0] < kVocabulary);
+            CHECK(p[drawn[0]] > 0);
+            CHECK(draws.drawn()[static_cast<std::size_t>(position)].log_drawn ==
+                  doctest::Approx(std::log(p[drawn[0]])).epsilon(1e-5));
+          }
+        if (first.empty()) first = ids;
+        CHECK(ids == first);
+      });
+    }
+  }
+}
+
+TEST_CASE("top_k and top_p keep the lowest ids of equal logits over many ids") {
+  constexpr std::int64_t kVocabulary = 40000;
+  const std::vector<float> logits(kVocabulary, -1.5f);
+  for_each_backend([&](const Execution& execution) {
+    const SampleRule rules[2] = {{.vocabulary = kVocabulary, .top_k = 30000},
+                                 {.vocabulary = kVocabulary, .top_p = 0.75}};
+    for (const SampleRule& rule : rules) {
+      std::uint32_t least = kVocabulary, largest = 0;
+      for (std::int32_t position = 0; position < 60; ++position) {
+        Draws draws({{.seed = 3}}, {position});
+        sample(execution, rule, TestMatrix(logits, 1, kVocabulary, Scalar::bf16).view(), draws.view());
+        least = std::min(least, draws.ids()[0]);
+        largest = std::max(largest, draws.ids()[0]);
+      }
+      // Of 60 equally likely draws from 30,000 ids; seed and draws are fixed.
+      CHECK(largest < 30000);
+      CHECK(largest > 25000);
+      CHECK(least < 5000);
     }
   });
 }

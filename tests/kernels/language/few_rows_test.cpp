@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tensor-core code of products of few rows, run on the host by an emulated block: copies, permuted words,
+// fragments, barriers and the order of sums are those of the GPU.
+#include "kernels/language/linear/few_rows.hpp"
+
+#include "tests/kernels/language/emulated_block.hpp"
+#include "tests/kernels/language/rows_support.hpp"
+
+namespace weft::testing {
+namespace {
+
+using namespace weft::kernels;
+
+struct Size {
+  int rows, outputs, inputs;
+};
+
+/// 16-bit rows aligned to 16 bytes, with 8 columns of NaN after the last.
+struct Stored {
+  std::int64_t columns, stride;
+  std::vector<FlashWord> words;
+
+  Stored(const std::vector<float>& values, std::int64_t rows, std::int64_t columns_)
+      : columns(columns_), stride(columns_ + 8), words(static_cast<std::size_t>(rows * stride / 8)) {
+    std::memset(words.data(), 0xff, words.size() * sizeof(FlashWord));
+    auto* const to = reinterpret_cast<bf16*>(words.data());
+    for (std::int64_t i = 0; i < rows * columns; ++i)
+      to[i / columns * stride + i % columns] = to_bf16(values[static_cast<std::size_t>(i)]);
+  }
+  const bf16* data() const { return reinterpret_cast<const bf16*>(words.data()); }
+  double at(std::int64_t row, std::int64_t column) const {
+    return static_cast<double>(float{data()[row * stride + column]});
+  }
+};
+
+/// The product as the kernel forms it: parts of the inputs are added in their order.
+template <class Tile>
+std::vector<float> product(const Stored& x, const Stored& weight, const Size& size, bool reversed) {
+  const FewRowsOperands operands{x.data(),  weight.data(), x.stride,   weight.stride,
+                                 size.rows, size.outputs,  size.inputs};
+  const int tiles = (size.outputs + Tile::kOutputs - 1) / Tile::kOutputs,
+            chunks = (size.inputs + Tile::kChunk - 1) / Tile::kChunk, parts = few_rows_parts(tiles, chunks);
+  std::vector<float> y(static_cast<std::size_t>(size.rows * size.outputs));
+  for (int tile = 0; tile < tiles; ++tile)
+    for (int part = 0; part < parts; ++part)
+      EmulatedBlock(Tile::kThreads, Tile::kSharedBytes, reversed, [&](EmulatedContext& context) {
+        few_rows_sum<Tile>(context, operands, tile * Tile::kOutputs, chunks * part / parts, chunks * (part + 1) / parts,
+                           [] {});
+        const auto* const sums = reinterpret_cast<const float*>(context.shared);
+        for (int i = context.thread; i < size.rows * Tile::kOutputs; i += Tile::kThreads) {
+          const int row = i / Tile::kOutputs, output = tile * Tile::kOutputs + i % Tile::kOutputs;
+          if (output < size.outputs)
+            y[static_cast<std::size_t>(row * size.outputs + output)] +=
+                sums[row * Tile::kSumsStride + i % Tile::kOutputs];
+        }
+      });
+  return y;
+}
+
+template <class Tile>
+std::vector<float> check(const Size& size) {
+  const Stored x(random_floats(std::int64_t{size.rows} * size.inputs, 1), size.rows, size.inputs);
+  std::vector<float> values = random_floats(std::int64_t{size.outputs} * size.inputs, 2), kept = values;
+  if (Tile::kTransposed)
+    for (int o = 0; o < size.outputs; ++o)
+      for (int i = 0; i < size.inputs; ++i)
+        kept[static_cast<std::size_t>(i * size.outputs + o)] = values[static_cast<std::size_t>(o * size.inputs + i)];
+  const Stored weight(kept, Tile::kTransposed ? size.inputs : size.outputs,
+                      Tile::kTransposed ? size.outputs : size.inputs);
+  const std::vector<float> y = product<Tile>(x, weight, size, false);
+  std::vector<double> want;
+  for (int n = 0; n < size.rows; ++n)
+    for (int o = 0; o < size.outputs; ++o) {
+      double sum = 0;
+      for (int i = 0; i < size.inputs; ++i) sum += x.at(n, i) * (Tile::kTransposed ? weight.at(i, o) : weight.at(o, i));
+      want.push_back(sum);
+    }
+  CAPTURE(size.rows);
+  CAPTURE(size.outputs);
+  CAPTURE(size.inputs);
+  // Products of bf16 are exact in fp32; sums of hundreds of them in fp32.
+  CHECK(relative_error(y, want) <= 1e-6);
+  CHECK(product<Tile>(x, weight, size, true) == y);  // whatever the order in which warps run
+  return y;
+}
+
+}  // namespace
+
+TEST_CASE("sums of few rows agree with float64: any number of rows, short tiles, more chunks than stages") {
+  for (const Size& size : {Size{1, 8, 8}, Size{3, 40, 72}, Size{8, 32, 64}, Size{2, 24, 7 * 128 + 8}}) {
+    check<FewRowsTile<8, 32, false>>(size);
+    check<FewRowsTile<8, 32, true>>(size);
+    check<FewRowsTile<8, 128, false>>(size);
+  }
+  for (const Size& size : {Size{64, 32, 128}, Size{33, 40, 200}, Size{9, 24, 7 * 128 + 8}}) {
+    check<FewRowsTile<64, 32, false>>(size);
+    check<FewRowsTile<64, 32, true>>(size);
+    check<FewRowsTile<64, 128, false>>(size);
+  }
+  // One part with more chunks than stages: 128 tiles.
+  check<FewRowsTile<8, 32, true>>({2, 4096, 8 * 64});
+  // Outputs need not be a multiple of 8 where they are rows of W.
+  check<FewRowsTile<8, 32, false>>({2, 13, 64});
+}
+
+TEST_CASE("a row has the same bits with one row and with 64") {
+  const Size one{1, 40, 200}, many{64, 40, 200};
+  const std::vector<float> alone = check<FewRowsTile<8, 32, false>>(one),
+                           together = check<FewRowsTile<64, 32, false>>(many);
+  CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
+}
+
+TEST_CASE("parts of the inputs: enough blocks for a GPU, no more parts than chunks") {
+  CHECK(few_rows_parts(24, 48) == 8);
+  CHECK(few_rows_parts(24, 12) == 8);
+  CHECK(few_rows_parts(72, 12) == 2);
+  CHECK(few_rows_parts(1000, 12) == 1);
+  CHECK(few_rows_parts(1, 1) == 1);
+  CHECK(few_rows_parts(1, 3) == 2);
+}
+
+}  // namespace weft::testing
