@@ -634,9 +634,9 @@ TEST_CASE("entries of the windows need room too: without it the run ends before 
   const Data data;
   for (const parallel::GridShape& shape : grids()) {
     Configuration configuration = jumping(JumpForm::anthropic);
-    configuration.transcoder.threshold = 0.5;  // a ninth of the features exceeds it
+    configuration.transcoder.threshold = 0.5;  // a ninth of all exceeds it, nine tenths are in its window or above it
     configuration.transcoder.bandwidth = 2;
-    configuration.transcoder.capacity = 20 + 4 * shape.size(parallel::kFeatureAxis);
+    configuration.transcoder.capacity = 24;
     Run dense(configuration, data, shape);
     dense.step(data, 0);
     configuration.transcoder.threshold_gradient = ThresholdGradient::listed;
