@@ -20,7 +20,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
-/// Largest budget for which topk lists entries before it takes the best.
+/// Largest budget for which topk lists entries before it takes the best, and for which such a list has room.
 constexpr std::int64_t kMostListed = 64;
 
 constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
@@ -51,9 +51,11 @@ struct Sizes {
     listed = false;
     if (request.rule == SelectionRule::topk) {
       most = request.budget;
-      // One tile has all features of a token and group, and the lists stay small.
-      listed = groups == request.n_layers && blocks <= 1 && request.budget <= kMostListed;
-      capacity = listed ? std::min(group_entries, 4 * request.n_tokens * request.budget + 65536) : 0;
+      // One tile has all features of a token and group, and usually the list holds what passes: there are few features
+      // to select from where another selection is followed.
+      listed = groups == request.n_layers && blocks <= 1 && (request.budget <= kMostListed || request.follows);
+      capacity =
+          listed ? std::min(group_entries, 4 * request.n_tokens * std::min(request.budget, kMostListed) + 65536) : 0;
     }
   }
 };

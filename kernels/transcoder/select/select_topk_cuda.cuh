@@ -91,8 +91,8 @@ __device__ Bar bar_of(const std::uint32_t* bins, int budget) {
 /// stay in the L1 cache.
 ///
 /// Normally one look at the row suffices: the entries above the hint, which follow from the products here, or, where
-/// filter_tile has `listed` them, from its list. If they are too few for the budget or too many for the memory, a
-/// histogram of the row gives a bar, and the entries above it are collected.
+/// filter_tile has `listed` them and its list held all, from there. If they are too few for the budget or too many for
+/// the memory, a histogram of the row gives a bar, and the entries above it are collected.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     keep_best(View view, Piece piece, bool first_of_group, bool listed, int budget, int room) {
@@ -155,11 +155,12 @@ __global__ void __launch_bounds__(kThreads)
   };
   int n = 0;
   bool too_many = false, too_few = false;
-  if (listed) {  // the only tile of this row and group: there is no older list
+  if (listed && view.group[g].cursor <= static_cast<Count>(view.capacity)) {
+    // The only tile of this row and group: there is no older list.
     const uint2 segment = view.segment[token * view.n_layers + piece.layer];
     const std::uint32_t key_base = static_cast<std::uint32_t>(piece.layer * view.n_features + piece.feature_begin);
     n = static_cast<int>(segment.y);
-    too_many = view.group[g].cursor > static_cast<Count>(view.capacity) || n > room;
+    too_many = n > room;
     too_few = n < budget && view.threshold[g] > 0;
     if (!too_many && !too_few)
       for (int i = threadIdx.x; i < n; i += kThreads)
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (too_many || too_few) {
     __syncthreads();
-    if (too_few || listed) bar = 0;  // the hint was too high for this token, or is not known
+    if (too_few) bar = 0;  // the hint was too high for this token, or is not known
     auto* bins = reinterpret_cast<std::uint32_t*>(words);
     for (int i = threadIdx.x; i < kHistogramBins; i += kThreads) bins[i] = 0;
     __syncthreads();

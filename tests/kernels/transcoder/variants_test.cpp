@@ -2,6 +2,7 @@
 //
 // Kernels of dead features, rankings and tied decoders against plain float64 loops.
 #include <limits>
+#include <tuple>
 
 #include "kernels/transcoder/decode/by_target.hpp"
 #include "kernels/transcoder/decode/pair_bias.hpp"
@@ -9,6 +10,7 @@
 #include "kernels/transcoder/encode/initial_bias.hpp"
 #include "kernels/transcoder/encode/resample.hpp"
 #include "kernels/transcoder/loss/auxiliary.hpp"
+#include "kernels/transcoder/loss/penalty.hpp"
 #include "kernels/transcoder/select/ranking.hpp"
 #include "tests/kernels/support.hpp"
 
@@ -215,6 +217,53 @@ TEST_CASE("auxiliary_rows agrees with float64, and adds its squares") {
             CHECK(sums[n] == doctest::Approx(sum).epsilon(1e-5));
           }
         }
+  });
+}
+
+TEST_CASE("sums of the sparsity penalty and its gradients agree with float64, the same bits every time") {
+  for_each_backend([&](const Execution& execution) {
+    // One token, features without a hit, and features with one for nearly every token.
+    for (const auto& [n_tokens, n_layers, n_features] :
+         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 1, 1}, {37, 3, 50}, {900, 2, 33}})
+      for (const SparsityForm form : {SparsityForm::tanh, SparsityForm::linear}) {
+        CAPTURE(n_tokens);
+        CAPTURE(static_cast<int>(form));
+        const Sparse sparse = random_sparse(n_tokens, n_layers, n_features, 0.1, 3);
+        const std::int64_t n_keys = sparse.n_keys();
+        std::vector<float> norms = random_floats(n_keys, 7);
+        for (float& norm : norms) norm = std::abs(norm);
+        norms[0] = 0.0f;
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});  // step 7
+        const SparsityPenalty penalty{form, 1.5f, {.value = 0.25f, .begin = 2, .end = 12, .from = 0}, step.data()};
+        const double coefficient = 0.25 * (7 - 2) / (12 - 2);
+        const DeviceArray<float> norm(norms), norm_gradient(n_keys), again(n_keys);
+        const std::vector<float> before = random_floats(sparse.capacity(), 8);
+        const DeviceArray<float> activation_gradient(before);
+        const DeviceArray<double> value(n_keys);
+        sparsity_sums(execution, penalty, sparse.csr(), sparse.csc(), norm.array(), again.array(), value.array());
+        sparsity_sums(execution, penalty, sparse.csr(), sparse.csc(), norm.array(), norm_gradient.array(),
+                      value.array());
+        add_sparsity_gradient(execution, penalty, sparse.csr(), norm.array(), activation_gradient.array());
+        CHECK(norm_gradient.values() == again.values());
+        const std::vector<float> slopes = norm_gradient.values(), da = activation_gradient.values();
+        const std::vector<double> values = value.values();
+        std::vector<double> slope64(n_keys, 0.0), value64(n_keys, 0.0);
+        for (std::int64_t i = 0; i < sparse.size(); ++i) {
+          const std::uint32_t key = sparse.key[i];
+          const double a = sparse.value[i], nu = norms[key], v = 1.5 * a * nu;
+          const double p = form == SparsityForm::tanh ? std::tanh(v) : v,
+                       slope = form == SparsityForm::tanh ? 1.5 * (1 - p * p) : 1.5;
+          slope64[key] += coefficient * a * slope;
+          value64[key] += coefficient * p;
+          // 1 - tanh^2 in fp32: a few roundings of 1.
+          CHECK(std::abs(da[i] - before[i] - coefficient * nu * slope) <= 2e-6 * (1 + std::abs(before[i])));
+        }
+        for (std::int64_t key = 0; key < n_keys; ++key) {
+          const double hits = static_cast<double>(sparse.offsets[key + 1] - sparse.offsets[key]);
+          CHECK(std::abs(slopes[key] - slope64[key]) <= 2e-6 * hits);  // 0 without hits
+          CHECK(std::abs(values[key] - value64[key]) <= 2e-6 * hits);
+        }
+      }
   });
 }
 
