@@ -73,7 +73,7 @@ TEST_CASE(
 
 TEST_CASE("norms of products by every implementation, at widths that all of them take") {
   for_each_backend([&](const Execution& execution) {
-    for (const Case& c : {Case{64, 48, {9, 0, 9, 3}}, Case{136, 264, {300, 129, 129}}})
+    for (const Case& c : {Case{64, 48, {9, 0, 9, 3}}, Case{136, 264, {300, 129, 129}}, Case{392, 136, {70, 129, 64}}})
       for (const Scalar type : {Scalar::bf16, Scalar::fp16}) {
         const TestExamples examples(c.lengths, 2);
         const std::int64_t rows = examples.rows(), stride = c.out + 8;
