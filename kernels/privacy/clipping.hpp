@@ -63,14 +63,15 @@ std::int64_t clipped_lookup_workspace(std::int64_t columns, const ExampleSizes&)
 void add_clipped_lookup(const Execution&, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,
                         const Examples&, Array<const float> factors, Matrix<float> out, Array<std::byte> workspace);
 
-// Stored gradients of examples: `stored` is [examples, out * in] in bf16. The norm is that of the rounded values, which
-// are the ones that are summed.
+// Stored gradients of examples: `stored` is [examples, elements], of a product [examples, out * in] in bf16. The norm
+// is that of the stored values, which are the ones that are summed.
 
 /// Bytes of workspace of form_examples.
 std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes&,
                                      ProductImplementation = ProductImplementation::library);
 
-/// stored[b] = G_bᵀ X_b rounded to nearest. norms[b] += sum of its squares; without data, no norms.
+/// stored[b] = G_bᵀ X_b, summed in fp32 and rounded to nearest. norms[b] += sum of the squares of the rounded values;
+/// without data, no norms.
 void form_examples(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Matrix<bf16> stored,
                    Array<double> norms, Array<std::byte> workspace,
                    ProductImplementation = ProductImplementation::library);
@@ -86,10 +87,10 @@ void add_lookup_to_examples(const Execution&, Array<const std::uint32_t> ids, An
 /// Bytes of workspace of add_stored_norms for rows of `size` elements.
 std::int64_t stored_norms_workspace(std::int64_t examples, std::int64_t size);
 
-/// norms[b] += sum of squares of stored[b].
-void add_stored_norms(const Execution&, Matrix<const bf16> stored, Array<double> norms, Array<std::byte> workspace);
+/// norms[b] += sum of squares of stored[b], fp32 or bf16.
+void add_stored_norms(const Execution&, AnyMatrix stored, Array<double> norms, Array<std::byte> workspace);
 
-/// out [stored.columns] += sum over b of c_b stored[b].
-void add_clipped_examples(const Execution&, Matrix<const bf16> stored, Array<const float> factors, Array<float> out);
+/// out [stored.columns] += sum over b of c_b stored[b], fp32 or bf16.
+void add_clipped_examples(const Execution&, AnyMatrix stored, Array<const float> factors, Array<float> out);
 
 }  // namespace weft::kernels

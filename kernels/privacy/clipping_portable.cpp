@@ -11,8 +11,15 @@
 namespace weft::kernels {
 namespace {
 
-/// Rows that are copied with their factors at a time.
-constexpr std::int64_t kWeighedRows = 4096;
+template <class Value>
+std::int64_t bytes_for(std::int64_t values) {
+  Workspace memory(nullptr);
+  memory.take<Value>(values);
+  return memory.bytes();
+}
+
+/// Rows of products, and of lookups, that are copied with their factors at a time. A GPU needs many to be occupied.
+constexpr std::int64_t kWeighedRows = 4096, kWeighedLookups = kCudaBuild ? 16384 : 4096;
 
 KOKKOS_FORCEINLINE_FUNCTION float factor_of(double squared_norm, double clip, ClipFunction function) {
   if (!(squared_norm >= 0) || squared_norm > 1.7976931348623157e308) return 0.0f;
@@ -52,12 +59,12 @@ void weigh_rows(const Execution& execution, AnyMatrix from, std::int64_t first, 
       });
 }
 
-/// body(first row, rows) for all rows of the examples, kWeighedRows at a time.
+/// body(first row, rows) for all rows of the examples, at most `most` at a time.
 template <class Body>
-void for_row_groups(const Examples& examples, const Body& body) {
+void for_row_groups(const Examples& examples, std::int64_t most, const Body& body) {
   if (examples.count() == 0) return;
-  for (std::int64_t first = examples.offsets.front(); first < examples.offsets.back(); first += kWeighedRows)
-    body(first, std::min(kWeighedRows, examples.offsets.back() - first));
+  for (std::int64_t first = examples.offsets.front(); first < examples.offsets.back(); first += most)
+    body(first, std::min(most, examples.offsets.back() - first));
 }
 
 /// True if the rows are copied with their factors and multiplied in one product: fp32 rows, and on the host all, since
@@ -114,10 +121,10 @@ void clip_factors(const Execution& execution, Array<const double> squared_norms,
 
 std::int64_t clipped_product_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
                                        ProductImplementation implementation) {
-  Workspace fused(nullptr);
-  if (implementation == ProductImplementation::fused) fused.take<float>(fused_sums(in, out, sizes.examples));
-  return std::max(fused.bytes(), weighs_rows(x, g) ? weighed_layout(nullptr, in, out, sizes.rows).bytes
-                                                   : formed_products_layout(nullptr, x, g, in, out, sizes, 0).bytes);
+  const std::int64_t fused =
+      implementation == ProductImplementation::fused ? bytes_for<float>(fused_sums(in, out, sizes.examples)) : 0;
+  return std::max(fused, weighs_rows(x, g) ? weighed_layout(nullptr, in, out, sizes.rows).bytes
+                                           : formed_products_layout(nullptr, x, g, in, out, sizes, 0).bytes);
 }
 
 void add_clipped_product(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
@@ -144,7 +151,7 @@ void add_clipped_product(const Execution& execution, AnyMatrix x, AnyMatrix g, c
   Execution exact = execution;
   exact.tf32 = false;
   const WeighedRows work = weighed_layout(workspace.data, x.columns, g.columns, sizes.rows);
-  for_row_groups(examples, [&](std::int64_t first, std::int64_t rows) {
+  for_row_groups(examples, kWeighedRows, [&](std::int64_t first, std::int64_t rows) {
     const Matrix<float> left{work.g.data, rows, g.columns, g.columns}, right{work.x.data, rows, x.columns, x.columns};
     weigh_rows(execution, g, first, examples.device_offsets, factors, false, left);
     weigh_rows(execution, x, first, examples.device_offsets, factors, true, right);
@@ -154,9 +161,7 @@ void add_clipped_product(const Execution& execution, AnyMatrix x, AnyMatrix g, c
 }
 
 std::int64_t clipped_columns_workspace(std::int64_t columns, const ExampleSizes& sizes) {
-  Workspace memory(nullptr);
-  memory.take<float>(sizes.examples * columns);
-  return memory.bytes();
+  return bytes_for<float>(sizes.examples * columns);
 }
 
 void add_clipped_column_sums(const Execution& execution, AnyMatrix g, const Examples& examples,
@@ -171,7 +176,7 @@ void add_clipped_column_products(const Execution& execution, AnyMatrix x, AnyMat
 }
 
 std::int64_t clipped_lookup_workspace(std::int64_t columns, const ExampleSizes& sizes) {
-  const std::int64_t most = std::min(kWeighedRows, sizes.rows);
+  const std::int64_t most = std::min(kWeighedLookups, sizes.rows);
   Workspace memory(nullptr);
   memory.take<float>(most * columns);
   return memory.bytes() + rows_by_id_workspace(most, columns);
@@ -184,9 +189,9 @@ void add_clipped_lookup(const Execution& execution, Array<const std::uint32_t> i
   require_examples(examples, factors.size, clipped_lookup_workspace(g.columns, sizes), workspace,
                    "clipped sum of a lookup");
   Workspace memory(workspace.data);
-  const Array<float> weighed = memory.take<float>(std::min(kWeighedRows, sizes.rows) * g.columns);
+  const Array<float> weighed = memory.take<float>(std::min(kWeighedLookups, sizes.rows) * g.columns);
   const Array<std::byte> rest{workspace.data + memory.bytes(), workspace.size - memory.bytes()};
-  for_row_groups(examples, [&](std::int64_t first, std::int64_t rows) {
+  for_row_groups(examples, kWeighedLookups, [&](std::int64_t first, std::int64_t rows) {
     const Matrix<float> copies{weighed.data, rows, g.columns, g.columns};
     weigh_rows(execution, g, first, examples.device_offsets, factors, false, copies);
     add_rows_by_id(execution, {ids.data + first, rows}, any_matrix(copies), first_row, out, rest);
@@ -195,19 +200,21 @@ void add_clipped_lookup(const Execution& execution, Array<const std::uint32_t> i
 
 std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
                                      ProductImplementation implementation) {
-  Workspace fused(nullptr);
-  if (implementation == ProductImplementation::fused) fused.take<double>(fused_direct_parts(in, out, sizes.examples));
-  return std::max(fused.bytes(), formed_products_layout(nullptr, x, g, in, out, sizes, 0).bytes);
+  const std::int64_t fused = implementation == ProductImplementation::fused
+                                 ? bytes_for<double>(fused_direct_parts(in, out, sizes.examples))
+                                 : 0;
+  return std::max({fused, gemm_workspace(g, x, Scalar::bf16, out, in, std::max<std::int64_t>(1, sizes.most_rows)),
+                   stored_norms_workspace(sizes.examples, in * out)});
 }
 
 void form_examples(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, Matrix<bf16> stored,
                    Array<double> norms, Array<std::byte> workspace, ProductImplementation implementation) {
-  const ExampleSizes sizes = sizes_of(examples);
-  const std::int64_t in = x.columns;
-  require_examples(examples, stored.rows, form_examples_workspace(x.type, g.type, in, g.columns, sizes, implementation),
-                   workspace, "stored gradients of examples");
+  const std::int64_t in = x.columns, out = g.columns;
+  require_examples(examples, stored.rows,
+                   form_examples_workspace(x.type, g.type, in, out, sizes_of(examples), implementation), workspace,
+                   "stored gradients of examples");
   if (implementation == ProductImplementation::fused) {
-    const std::int64_t size = fused_direct_parts(in, g.columns, examples.count());
+    const std::int64_t size = fused_direct_parts(in, out, examples.count());
     Array<double> parts;
     if (norms.data != nullptr) parts = {reinterpret_cast<double*>(workspace.data), size};
     if (form_fused_products(execution, x, g, examples, -1, stored, parts)) {
@@ -215,35 +222,31 @@ void form_examples(const Execution& execution, AnyMatrix x, AnyMatrix g, const E
       return;
     }
   }
-  const FormedProducts formed = formed_products_layout(workspace.data, x.type, g.type, in, g.columns, sizes, 0);
+  Execution exact = execution;
+  exact.tf32 = false;
   // Also the examples without rows, whose gradients are 0.
-  for_formed_products(execution, x, g, examples, -1, formed,
-                      [&](std::int64_t first, std::int64_t count, std::int64_t output, Matrix<const float> values) {
-                        const Matrix<bf16> to{stored.row(first) + output * in, count, values.columns, stored.stride};
-                        Array<double> of_examples;
-                        if (norms.data != nullptr) of_examples = {norms.data + first, count};
-                        store_rounded(execution, values, to, of_examples, formed.parts);
-                      });
+  for_equal_examples(examples, -1, examples.count(), [&](std::int64_t first, std::int64_t count) {
+    const std::int64_t row = examples.offsets[first], rows = examples.rows_of(first);
+    gemm_batched(exact, 1, g.rows_from(row, rows), Form::transposed, x.rows_from(row, rows), Form::plain, 0,
+                 {stored.row(first), Scalar::bf16, out, in, in},
+                 {count, rows * g.stride, rows * x.stride, stored.stride}, workspace);
+  });
+  if (norms.data != nullptr) add_stored_norms(execution, any_matrix(stored), norms, workspace);
 }
 
 std::int64_t stored_norms_workspace(std::int64_t examples, std::int64_t size) {
-  Workspace memory(nullptr);
-  memory.take<double>(examples * square_parts(size));
-  return memory.bytes();
+  return bytes_for<double>(examples * square_parts(size));
 }
 
-void add_stored_norms(const Execution& execution, Matrix<const bf16> stored, Array<double> norms,
-                      Array<std::byte> workspace) {
-  Workspace memory(workspace.data);
-  const Array<double> parts = memory.take<double>(stored.rows * square_parts(stored.columns));
-  if (workspace.size < memory.bytes())
+void add_stored_norms(const Execution& execution, AnyMatrix stored, Array<double> norms, Array<std::byte> workspace) {
+  if (workspace.size < stored_norms_workspace(stored.rows, stored.columns))
     throw Error(ExitCode::internal, "norms of stored gradients: their workspace is too small");
-  add_squares(execution, any_matrix(stored), norms, parts);
+  Workspace memory(workspace.data);
+  add_squares(execution, stored, norms, memory.take<double>(stored.rows * square_parts(stored.columns)));
 }
 
-void add_clipped_examples(const Execution& execution, Matrix<const bf16> stored, Array<const float> factors,
-                          Array<float> out) {
-  add_weighed(execution, any_matrix(stored), factors, {out.data, 1, stored.columns, stored.columns});
+void add_clipped_examples(const Execution& execution, AnyMatrix stored, Array<const float> factors, Array<float> out) {
+  add_weighed(execution, stored, factors, {out.data, 1, stored.columns, stored.columns});
 }
 
 }  // namespace weft::kernels

@@ -8,20 +8,25 @@
 namespace weft::kernels {
 
 namespace portable {
+decltype(kernels::add_parts) add_parts;
 decltype(kernels::add_squares) add_squares;
 decltype(kernels::add_weighed) add_weighed;
-decltype(kernels::store_rounded) store_rounded;
 decltype(kernels::add_inner_products) add_inner_products;
 decltype(kernels::sum_example_columns) sum_example_columns;
 }  // namespace portable
 
 namespace cuda {
+decltype(kernels::add_parts) add_parts;
 decltype(kernels::add_squares) add_squares;
 decltype(kernels::add_weighed) add_weighed;
-decltype(kernels::store_rounded) store_rounded;
 decltype(kernels::add_inner_products) add_inner_products;
 decltype(kernels::sum_example_columns) sum_example_columns;
 }  // namespace cuda
+
+void add_parts(const Execution& execution, std::int64_t n_parts, double weight, Array<double> norms,
+               Array<const double> parts) {
+  dispatch<portable::add_parts, cuda::add_parts>(execution, n_parts, weight, norms, parts);
+}
 
 void add_squares(const Execution& execution, AnyMatrix values, Array<double> norms, Array<double> parts) {
   dispatch<portable::add_squares, cuda::add_squares>(execution, values, norms, parts);
@@ -29,11 +34,6 @@ void add_squares(const Execution& execution, AnyMatrix values, Array<double> nor
 
 void add_weighed(const Execution& execution, AnyMatrix values, Array<const float> factors, Matrix<float> out) {
   dispatch<portable::add_weighed, cuda::add_weighed>(execution, values, factors, out);
-}
-
-void store_rounded(const Execution& execution, Matrix<const float> values, Matrix<bf16> to, Array<double> norms,
-                   Array<double> parts) {
-  dispatch<portable::store_rounded, cuda::store_rounded>(execution, values, to, norms, parts);
 }
 
 void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,

@@ -31,10 +31,6 @@ void add_squares(const Execution&, AnyMatrix values, Array<double> norms, Array<
 /// values: fp32 or bf16.
 void add_weighed(const Execution&, AnyMatrix values, Array<const float> factors, Matrix<float> out);
 
-/// to[b] = values[b] rounded to nearest. norms[b] += sum of the squares of the rounded values; without data, no norms.
-void store_rounded(const Execution&, Matrix<const float> values, Matrix<bf16> to, Array<double> norms,
-                   Array<double> parts);
-
 /// norms[b] += weight * sum over i of at_most((a[b, i] + shift) * b[b, i], error), in fp64: a tile of a Gram sum.
 /// parts: as above.
 void add_inner_products(const Execution&, Matrix<const float> a, float shift, Matrix<const float> b, double weight,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit: memory. Every value is read once, with 16 loads of a thread in flight. A block of 256 threads forms one part
-// of kSquareBlock values; the sums over the parts are portable (add_parts). Not measured.
+// Limit: memory. Every value is read once, where rows are aligned 8 columns at a time. A block of 256 threads forms one
+// part of kSquareBlock values; another kernel adds the parts of a row. Not measured.
 #include "kernels/matrix_cuda.cuh"
 #include "kernels/privacy/example_sums.hpp"
 
@@ -23,40 +23,46 @@ __device__ __forceinline__ double block_sum(double value) {
   return total;
 }
 
-/// term(row, i) for the values of this thread in the part of the block; the part's sum goes to `parts`.
-template <class Term>
+/// term(row, i) for every kWidth adjacent values from i on that this thread has in the part of the block; the part's
+/// sum goes to `parts`. `columns` is a multiple of kWidth.
+template <int kWidth, class Term>
 __device__ __forceinline__ void sum_part(std::int64_t columns, double* parts, const Term& term) {
   const std::int64_t n_parts = square_parts(columns), row = blockIdx.x / n_parts;
-  const std::int64_t first = blockIdx.x % n_parts * kSquareBlock + threadIdx.x;
+  const std::int64_t first = blockIdx.x % n_parts * kSquareBlock + threadIdx.x * kWidth;
   double sum = 0;
 #pragma unroll
-  for (int k = 0; k < kEach; ++k)
-    if (first + k * kThreads < columns) sum += term(row, first + k * kThreads);
+  for (int k = 0; k < kEach / kWidth; ++k)
+    if (first + k * kThreads * kWidth < columns) sum += term(row, first + k * kThreads * kWidth);
   sum = block_sum(sum);
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
+template <int kWidth>
 __global__ void __launch_bounds__(kThreads) square_values(const __grid_constant__ AnyMatrix values, double* parts) {
-  sum_part(values.columns, parts, [&](std::int64_t row, std::int64_t i) {
-    const double value = static_cast<double>(load_element(values.data, values.type, row * values.stride + i));
-    return value * value;
+  sum_part<kWidth>(values.columns, parts, [&](std::int64_t row, std::int64_t i) {
+    float value[kWidth];
+    load_columns(values, row, i, value);
+    double sum = 0;
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) sum += static_cast<double>(value[k]) * static_cast<double>(value[k]);
+    return sum;
   });
 }
 
-__global__ void __launch_bounds__(kThreads) store_values(const __grid_constant__ Matrix<const float> values,
-                                                         const __grid_constant__ Matrix<bf16> to, double* parts) {
-  sum_part(values.columns, parts, [&](std::int64_t row, std::int64_t i) {
-    const bf16 rounded = to_bf16(values(row, i));
-    to(row, i) = rounded;
-    const double value = static_cast<double>(static_cast<float>(rounded));
-    return value * value;
-  });
+/// Block b: norms[b] += weight * sum over the parts of b.
+__global__ void __launch_bounds__(kThreads)
+    sum_parts(std::int64_t n_parts, double weight, double* norms, const double* parts) {
+  double sum = 0;
+#pragma unroll 8
+  for (std::int64_t i = threadIdx.x; i < n_parts; i += kThreads) sum += parts[blockIdx.x * n_parts + i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) norms[blockIdx.x] += weight * sum;
 }
 
 __global__ void __launch_bounds__(kThreads)
     multiply_values(const __grid_constant__ Matrix<const float> a, float shift,
                     const __grid_constant__ Matrix<const float> b, double error, double* parts) {
-  sum_part(a.columns, parts, [&](std::int64_t row, std::int64_t i) {
+  sum_part<1>(a.columns, parts, [&](std::int64_t row, std::int64_t i) {
     return at_most((static_cast<double>(a(row, i)) + static_cast<double>(shift)) * static_cast<double>(b(row, i)),
                    error);
   });
@@ -71,7 +77,7 @@ __global__ void __launch_bounds__(kThreads) weigh_values(const __grid_constant__
   const std::int64_t row = i / out.columns, column = i % out.columns;
   float sum[kWidth];
   load_columns(out, row, column, sum);
-#pragma unroll 4
+#pragma unroll 8
   for (std::int64_t b = 0; b < values.rows; ++b) {
     const float factor = factors[b];
     float value[kWidth];
@@ -90,22 +96,27 @@ struct ExampleColumns {
   Matrix<float> sums;
 };
 
-/// Block (b, c): example b; warp w takes rows w, w + kWarps, ...; lanes have kWidth columns each.
+constexpr int kBlockColumns = 32;
+
+/// Block (b, c): kBlockColumns columns of example b. A thread has kWidth adjacent columns of every kRowLanes-th row.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) sum_columns(const __grid_constant__ ExampleColumns a) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
+  constexpr int kLanes = kBlockColumns / kWidth, kRowLanes = kThreads / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, row_lane = static_cast<int>(threadIdx.x) / kLanes;
   const std::int64_t e = blockIdx.x, end = a.offsets[e + 1];
-  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.y) * kWarp + lane) * kWidth;
+  const std::int64_t block_column = static_cast<std::int64_t>(blockIdx.y) * kBlockColumns,
+                     column = block_column + lane * kWidth;
   // Sums of 16 rows, then of those: their error grows with a sixteenth of the rows.
   constexpr int kRows = 16;
   float total[kWidth] = {};
   if (column < a.g.columns)
-    for (std::int64_t first = a.offsets[e] + warp; first < end; first += kRows * kWarps) {
+    for (std::int64_t first = a.offsets[e] + row_lane; first < end; first += kRows * kRowLanes) {
       float sum[kWidth] = {};
 #pragma unroll 4
       for (int k = 0; k < kRows; ++k) {
-        const std::int64_t row = first + k * kWarps;
-        if (row >= end) break;
+        // Rows beyond the end read the last one and add nothing: without a branch several loads are in flight.
+        const bool valid = first + k * kRowLanes < end;
+        const std::int64_t row = valid ? first + k * kRowLanes : end - 1;
         float g[kWidth];
         load_columns(a.g, row, column, g);
         if (a.x.data != nullptr) {
@@ -117,22 +128,21 @@ __global__ void __launch_bounds__(kThreads) sum_columns(const __grid_constant__ 
           for (int i = 0; i < kWidth; ++i) g[i] *= (x[i] - shift) * scale;
         }
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) sum[i] += g[i];
+        for (int i = 0; i < kWidth; ++i) sum[i] += valid ? g[i] : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) total[i] += sum[i];
     }
-  __shared__ float part[kWarps][kWarp * kWidth];
+  __shared__ float part[kRowLanes][kBlockColumns + 1];
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) part[warp][lane * kWidth + i] = total[i];
+  for (int i = 0; i < kWidth; ++i) part[row_lane][lane * kWidth + i] = total[i];
   __syncthreads();
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * kWarp * kWidth;
-  for (int c = static_cast<int>(threadIdx.x); c < kWarp * kWidth && first + c < a.g.columns; c += kThreads) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += part[w][c];
-    a.sums(e, first + c) = sum;
-  }
+  const int c = static_cast<int>(threadIdx.x);
+  if (c >= kBlockColumns || block_column + c >= a.g.columns) return;
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int r = 0; r < kRowLanes; ++r) sum += part[r][c];
+  a.sums(e, block_column + c) = sum;
 }
 
 unsigned parts_of(std::int64_t rows, std::int64_t columns) {
@@ -141,11 +151,24 @@ unsigned parts_of(std::int64_t rows, std::int64_t columns) {
 
 }  // namespace
 
+void add_parts(const Execution& execution, std::int64_t n_parts, double weight, Array<double> norms,
+               Array<const double> parts) {
+  if (norms.size == 0) return;
+  sum_parts<<<static_cast<unsigned>(norms.size), kThreads, 0, stream_of(execution)>>>(n_parts, weight, norms.data,
+                                                                                      parts.data);
+  require_launch("add_parts");
+}
+
 void add_squares(const Execution& execution, AnyMatrix values, Array<double> norms, Array<double> parts) {
   if (values.rows == 0 || values.columns == 0) return;
-  square_values<<<parts_of(values.rows, values.columns), kThreads, 0, stream_of(execution)>>>(values, parts.data);
+  const unsigned blocks = parts_of(values.rows, values.columns);
+  const cudaStream_t queue = stream_of(execution);
+  if (values.columns % 8 == 0 && has_vectors(values))
+    square_values<8><<<blocks, kThreads, 0, queue>>>(values, parts.data);
+  else
+    square_values<1><<<blocks, kThreads, 0, queue>>>(values, parts.data);
   require_launch("add_squares");
-  add_parts(execution, square_parts(values.columns), 1, norms, parts);
+  kernels::add_parts(execution, square_parts(values.columns), 1, norms, parts);
 }
 
 void add_weighed(const Execution& execution, AnyMatrix values, Array<const float> factors, Matrix<float> out) {
@@ -159,32 +182,24 @@ void add_weighed(const Execution& execution, AnyMatrix values, Array<const float
   require_launch("add_weighed");
 }
 
-void store_rounded(const Execution& execution, Matrix<const float> values, Matrix<bf16> to, Array<double> norms,
-                   Array<double> parts) {
-  if (values.rows == 0 || values.columns == 0) return;
-  store_values<<<parts_of(values.rows, values.columns), kThreads, 0, stream_of(execution)>>>(values, to, parts.data);
-  require_launch("store_rounded");
-  if (norms.data != nullptr) add_parts(execution, square_parts(values.columns), 1, norms, parts);
-}
-
 void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
                         double weight, double error, Array<double> norms, Array<double> parts) {
   if (a.rows == 0 || a.columns == 0) return;
   multiply_values<<<parts_of(a.rows, a.columns), kThreads, 0, stream_of(execution)>>>(a, shift, b, error, parts.data);
   require_launch("add_inner_products");
-  add_parts(execution, square_parts(a.columns), weight, norms, parts);
+  kernels::add_parts(execution, square_parts(a.columns), weight, norms, parts);
 }
 
 void sum_example_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
                          Array<const float> scale, Array<const std::int64_t> offsets, Matrix<float> sums) {
   if (sums.rows == 0 || g.columns == 0) return;
   const ExampleColumns a{x, g, shift.data, scale.data, offsets.data, sums};
-  const unsigned examples = static_cast<unsigned>(sums.rows);
+  const dim3 grid(static_cast<unsigned>(sums.rows), blocks_for(g.columns, kBlockColumns));
   const cudaStream_t queue = stream_of(execution);
   if (g.columns % 8 == 0 && has_vectors(g) && (x.data == nullptr || has_vectors(x)))
-    sum_columns<8><<<dim3(examples, blocks_for(g.columns, kWarp * 8)), kThreads, 0, queue>>>(a);
+    sum_columns<8><<<grid, kThreads, 0, queue>>>(a);
   else
-    sum_columns<1><<<dim3(examples, blocks_for(g.columns, kWarp)), kThreads, 0, queue>>>(a);
+    sum_columns<1><<<grid, kThreads, 0, queue>>>(a);
   require_launch("sum_example_columns");
 }
 

@@ -5,19 +5,6 @@
 
 namespace weft::kernels {
 
-void add_parts(const Execution& execution, std::int64_t n_parts, double weight, Array<double> norms,
-               Array<const double> parts) {
-  for_teams(
-      execution, "add_parts", norms.size, 0, KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t b = team.league_rank();
-        double total = 0;
-        for (std::int64_t first = 0; first < n_parts; first += kSquareBlock)
-          total += sum_columns<double>(team, smaller(kSquareBlock, n_parts - first),
-                                       [&](int i) { return parts[b * n_parts + first + i]; });
-        once(team, [&] { norms[b] += weight * total; });
-      });
-}
-
 void add_row_values(const Execution& execution, Array<const double> values, Array<const std::int64_t> offsets,
                     std::int64_t first, double weight, Array<double> norms) {
   for_teams(
@@ -47,7 +34,7 @@ void add_squares_of(const Execution& execution, Matrix<const Value> values, Arra
         });
         once(team, [&] { parts[part] = sum; });
       });
-  add_parts(execution, n_parts, 1, norms, parts);
+  kernels::add_parts(execution, n_parts, 1, norms, parts);
 }
 
 template <class Value>
@@ -75,6 +62,19 @@ struct ColumnScratch {
 
 }  // namespace
 
+void add_parts(const Execution& execution, std::int64_t n_parts, double weight, Array<double> norms,
+               Array<const double> parts) {
+  for_teams(
+      execution, "add_parts", norms.size, 0, KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t b = team.league_rank();
+        double total = 0;
+        for (std::int64_t first = 0; first < n_parts; first += kSquareBlock)
+          total += sum_columns<double>(team, smaller(kSquareBlock, n_parts - first),
+                                       [&](int i) { return parts[b * n_parts + first + i]; });
+        once(team, [&] { norms[b] += weight * total; });
+      });
+}
+
 void add_squares(const Execution& execution, AnyMatrix values, Array<double> norms, Array<double> parts) {
   if (values.type == Scalar::fp32)
     add_squares_of(execution, values_of<float>(values), norms, parts);
@@ -87,27 +87,6 @@ void add_weighed(const Execution& execution, AnyMatrix values, Array<const float
     add_weighed_of(execution, values_of<float>(values), factors, out);
   else
     add_weighed_of(execution, values_of<bf16>(values), factors, out);
-}
-
-void store_rounded(const Execution& execution, Matrix<const float> values, Matrix<bf16> to, Array<double> norms,
-                   Array<double> parts) {
-  const std::int64_t n_parts = square_parts(values.columns);
-  const bool with_norms = norms.data != nullptr;
-  for_teams(
-      execution, "store_rounded", values.rows * n_parts, 0, KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t part = team.league_rank(), first = part % n_parts * kSquareBlock;
-        const int count = smaller(kSquareBlock, values.columns - first);
-        const float* from = values.row(part / n_parts) + first;
-        bf16* rounded = to.row(part / n_parts) + first;
-        for_columns(team, count, [&](int i) { rounded[i] = to_bf16(from[i]); });
-        if (!with_norms) return;
-        const double sum = sum_columns<double>(team, count, [&](int i) {
-          const double value = static_cast<double>(static_cast<float>(to_bf16(from[i])));
-          return value * value;
-        });
-        once(team, [&] { parts[part] = sum; });
-      });
-  if (with_norms) add_parts(execution, n_parts, 1, norms, parts);
 }
 
 void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
@@ -123,7 +102,7 @@ void add_inner_products(const Execution& execution, Matrix<const float> a, float
         });
         once(team, [&] { parts[part] = sum; });
       });
-  add_parts(execution, n_parts, weight, norms, parts);
+  kernels::add_parts(execution, n_parts, weight, norms, parts);
 }
 
 void sum_example_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,

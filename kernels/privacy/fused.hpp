@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Norms, clipped sums and stored gradients of products by the tensor-core kernels of tiles.hpp, which store nothing of
-// the size of a gradient or of T x T. GPU only.
+// Norms, clipped sums and stored gradients of products by the tensor-core kernels of tiles.hpp, and on GPUs of compute
+// capability 9.0, for bf16, of hopper_products_cuda.cu. They store nothing of the size of a gradient or of T x T but
+// parts of the clipped sum. GPU only.
 //
 // Each function returns false, and enqueues nothing, where these kernels do not apply: on the portable backend, and for
-// rows that are not both bf16 or both fp16, whose widths or strides are not multiples of 8, or that are not aligned to
-// 16 bytes. The caller then uses the dense library. Which is used depends on types, shapes and alignment alone.
+// rows that are not both bf16 or both fp16, whose widths or strides are not multiples of 8 (on compute capability 9.0 G
+// may have any width), or that are not aligned to 16 bytes. The caller then uses the dense library. Which is used
+// depends on types, shapes and alignment alone.
 #pragma once
 
 #include "kernels/execution.hpp"
 #include "kernels/privacy/examples.hpp"
+#include "kernels/privacy/hopper_products.hpp"
 #include "kernels/privacy/tiles.hpp"
 
 namespace weft::kernels {
@@ -32,7 +35,8 @@ constexpr std::int64_t fused_gram_parts(std::int64_t most_rows, std::int64_t exa
   return examples * gram_pairs(tiles_of(most_rows));
 }
 constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, std::int64_t examples) {
-  return weighed_slices(in, out, examples) * in * out;
+  const std::int64_t slices = weighed_slices(in, out, examples), on_hopper = hopper_slices(in, out, examples);
+  return (slices > on_hopper ? slices : on_hopper) * in * out;
 }
 
 /// parts [examples, tiles]: sums of squares of the tiles of G_bᵀ X_b, of examples of more than `least` rows, else 0.

@@ -78,6 +78,12 @@ TileMatrix tiles(const AnyMatrix& matrix) {
   return {static_cast<const std::uint16_t*>(matrix.data), matrix.columns, matrix.stride};
 }
 
+/// True for rows that the kernels of hopper_products_cuda.cu take: G with any number of columns.
+bool fits_hopper(const AnyMatrix& x, const AnyMatrix& g) {
+  return x.type == Scalar::bf16 && g.type == Scalar::bf16 && fits(x) && g.stride % 8 == 0 && is_aligned(g.data, 16) &&
+         has_hopper_products();
+}
+
 /// out[i] += sum over slices of sums[s, i], in order.
 __global__ void add_slices(const float* sums, std::int64_t slices, Matrix<float> out) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -93,6 +99,10 @@ __global__ void add_slices(const float* sums, std::int64_t slices, Matrix<float>
 bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                          std::int64_t least, Matrix<bf16> stored, Array<double> parts) {
   const std::int64_t tasks = fused_direct_parts(x.columns, g.columns, examples.count());
+  if (stored.data == nullptr && parts.data != nullptr && fits_hopper(x, g)) {
+    form_hopper_norms(execution, tiles(x), tiles(g), examples, least, parts.data);
+    return true;
+  }
   if (!fits(x, g, tasks)) return false;
   if (stored.data != nullptr && (stored.stride % 2 != 0 || !is_aligned(stored.data, 4))) return false;
   launch<Work::direct>(
@@ -113,12 +123,17 @@ bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const
 
 bool add_fused_product(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                        Array<const float> factors, Matrix<float> out, Array<float> sums) {
-  const std::int64_t slices = weighed_slices(x.columns, g.columns, examples.count()),
-                     tasks = slices * tiles_of(x.columns) * tiles_of(g.columns);
-  if (!fits(x, g, tasks)) return false;
-  launch<Work::weighed>(
-      execution, x.type, tasks,
-      {tiles(x), tiles(g), examples.device_offsets.data, examples.count(), factors.data, slices, sums.data});
+  std::int64_t slices = weighed_slices(x.columns, g.columns, examples.count());
+  const std::int64_t tasks = slices * tiles_of(x.columns) * tiles_of(g.columns);
+  if (fits_hopper(x, g)) {
+    slices = hopper_slices(x.columns, g.columns, examples.count());
+    form_hopper_sums(execution, tiles(x), tiles(g), examples, factors.data, slices, sums.data);
+  } else {
+    if (!fits(x, g, tasks)) return false;
+    launch<Work::weighed>(
+        execution, x.type, tasks,
+        {tiles(x), tiles(g), examples.device_offsets.data, examples.count(), factors.data, slices, sums.data});
+  }
   const std::int64_t size = out.rows * out.columns;
   if (size == 0) return true;
   add_slices<<<blocks_for(size, 256), 256, 0, stream_of(execution)>>>(sums.data, slices, out);

@@ -296,12 +296,14 @@ void Trainer::compute_private(std::int64_t examples,
     clipping_->add(
         {.examples = transformer_.examples(all),
          .ids = all.ids,
-         .pass = [&](parallel::Range range, training::GradientSink& sink) {
-           const Tokens tokens = staging_.tokens(range.begin, range.size(), length_);
-           transformer_.forward(tokens, runner_.constants());
-           transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);
-           transformer_.backward(tokens, runner_.constants(), sink);
-         }});
+         .pass =
+             [&](parallel::Range range, training::GradientSink& sink) {
+               const Tokens tokens = staging_.tokens(range.begin, range.size(), length_);
+               transformer_.forward(tokens, runner_.constants());
+               transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);
+               transformer_.backward(tokens, runner_.constants(), sink);
+             },
+         .passed = [&] { timers_.phase("weight gradients"); }});
   }
   timers_.phase("check");
   kernels::StepFlags* const flags = buffers_.flags.data;

@@ -73,28 +73,30 @@ std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const Cli
 
 kernels::NormMethod method_of(const Settings& settings, std::int64_t in, std::int64_t out, std::int64_t rows) {
   using kernels::NormAlgorithm;
-  if (settings.algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile};
-  if (settings.algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile};
+  if (settings.algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, settings.products};
+  if (settings.algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, settings.products};
   const std::int64_t tile = settings.tile > 0 ? settings.tile : kernels::automatic_tile(rows);
-  return {kernels::choose_algorithm(in, out, rows, tile, kRelativeRate), settings.tile};
+  return {kernels::choose_algorithm(in, out, rows, tile, kRelativeRate), settings.tile, settings.products};
 }
 
 AnyMatrix view(const Matrix<float>& matrix) {
   return {matrix.data, Scalar::fp32, matrix.rows, matrix.columns, matrix.stride};
 }
+AnyMatrix view(const Matrix<kernels::bf16>& matrix) {
+  return {matrix.data, Scalar::bf16, matrix.rows, matrix.columns, matrix.stride};
+}
 
 std::int64_t workspace_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
                              const ClippingShape& shape) {
   const kernels::ExampleSizes& sizes = shape.examples;
-  const kernels::ExampleSizes singles{sizes.examples, 1, sizes.examples};
   std::int64_t bytes = 0, vectors = 0;
   const auto need = [&](std::int64_t more) { bytes = std::max(bytes, more); };
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
     need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes,
                                           method_of(settings, in, out, sizes.most_rows)));
-    need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes));
+    need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
     if (settings.mode == Mode::materialise) {
-      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes));
+      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes, settings.products));
       need(kernels::stored_norms_workspace(sizes.examples, in * out));
       need(kernels::lookup_to_examples_workspace(sizes));
     }
@@ -104,9 +106,7 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
     if (!spec.is_matrix()) vectors += spec.elements();
     if (spec.is_matrix()) need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
   }
-  // Vectors of one group come together; all of them are a bound.
-  need(kernels::column_norms_workspace(vectors, singles));
-  need(kernels::clipped_columns_workspace(vectors, singles));
+  need(kernels::stored_norms_workspace(sizes.examples, vectors));
   need(kernels::lookup_norms_workspace(sizes));
   need(kernels::tied_norms_workspace(sizes));
   return bytes;
@@ -179,7 +179,6 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
   const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
   norms = arena.take<double>(parts * examples);
   factors = arena.take<float>(parts * examples);
-  singles = arena.take<std::int64_t>(examples + 1);
   std::int64_t in_vectors = 0, in_products = 0, kept_columns = 0;
   for (const ParameterSpec& spec : specs)
     if (!spec.is_matrix()) in_vectors += spec.elements();
@@ -244,10 +243,16 @@ Clipping::Clipping(const training::Parameters& parameters, training::Accumulatin
     one_.emplace(parameters, execution, shape.examples.rows * shape.sum_rows);
     return;
   }
-  for (std::int64_t e = 0; e < buffers_.singles.size; ++e) singles_.push_back(e);
-  device::copy(execution, buffers_.singles.data, singles_.data(), 8 * buffers_.singles.size,
-               device::Direction::to_device);
-  kernels::fence(execution);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters.specs()[i].is_matrix()) continue;
+    const Array<float> vector = sum.vector(i);
+    const bool continues = !vector_runs_.empty() && parts_.part[vector_runs_.back().parameter] == parts_.part[i] &&
+                           vector_runs_.back().sum.data + vector_runs_.back().sum.size == vector.data;
+    if (continues)
+      vector_runs_.back().sum.size += vector.size;
+    else
+      vector_runs_.push_back({i, vector});
+  }
 }
 
 Clipping::~Clipping() = default;
@@ -265,7 +270,6 @@ void Clipping::add(const MicroBatch& batch) {
   batch_ = &batch;
   const parallel::Range all{0, batch.examples.count()};
   std::fill(covered_.begin(), covered_.end(), Covered());
-  vector_sums_.clear();
   waiting_.clear();
   summed_.clear();
   kept_bytes_ = 0;
@@ -274,8 +278,10 @@ void Clipping::add(const MicroBatch& batch) {
   device::zero(execution_, buffers_.tied_rows);
   NormSink norms(*this);
   batch.pass(all, norms);
+  if (batch.passed) batch.passed();
   for (const GradientRows& rows : waiting_) take_norms(rows);
   check_coverage();
+  add_vector_norms();
   form_factors();
   add_vectors();
   switch (settings_.mode) {
@@ -330,9 +336,12 @@ std::int64_t Clipping::held_by(const GradientRows& rows) const {
   return held;
 }
 
+Array<double> Clipping::norms_of(std::size_t parameter, std::int64_t first, std::int64_t count) const {
+  const auto part = static_cast<std::int64_t>(parts_.part[parameter]);
+  return {buffers_.norms.data + part * shape_.examples.examples + first, count};
+}
 Array<double> Clipping::norms_of(const GradientRows& rows) const {
-  const auto part = static_cast<std::int64_t>(parts_.part[rows.parameter]);
-  return {buffers_.norms.data + part * shape_.examples.examples + rows.first_example, rows.examples.count()};
+  return norms_of(rows.parameter, rows.first_example, rows.examples.count());
 }
 
 Array<const float> Clipping::factors_of(std::size_t parameter, std::int64_t first, std::int64_t count) const {
@@ -340,14 +349,9 @@ Array<const float> Clipping::factors_of(std::size_t parameter, std::int64_t firs
   return {buffers_.factors.data + part * shape_.examples.examples + first, count};
 }
 
-Examples Clipping::singles(std::int64_t count) const {
-  return {.offsets = std::span(singles_).first(static_cast<std::size_t>(count + 1)),
-          .device_offsets = {buffers_.singles.data, count + 1}};
-}
-
 Matrix<float> Clipping::vectors_of(std::size_t parameter, std::int64_t columns) const {
-  return {buffers_.vectors.data + begin_[parameter] * shape_.examples.examples, batch_->examples.count(), columns,
-          columns};
+  return {buffers_.vectors.data + begin_[parameter], batch_->examples.count(), columns,
+          buffers_.vectors.size / shape_.examples.examples};
 }
 
 Matrix<kernels::bf16> Clipping::stored_of(std::size_t parameter, std::int64_t elements) const {
@@ -374,14 +378,19 @@ void Clipping::take_norms(const GradientRows& rows) {
 void Clipping::take_vector(const GradientRows& rows) {
   const std::int64_t columns = held_by(rows), examples = rows.examples.count();
   const Matrix<float> sums = vectors_of(rows.parameter, columns);
-  const Matrix<float> of_call{sums.row(rows.first_example), examples, columns, columns};
+  const Matrix<float> of_call{sums.row(rows.first_example), examples, columns, sums.stride};
   if (rows.form == Form::column_sum)
     kernels::form_column_sums(execution_, rows.gradients.columns_from(0, columns), rows.examples, of_call);
   else
     kernels::form_column_products(execution_, rows.inputs, rows.gradients, rows.row_shift, rows.row_scale,
                                   rows.examples, of_call);
-  kernels::add_column_sum_norms(execution_, view(of_call), singles(examples), norms_of(rows), buffers_.workspace);
-  vector_sums_.push_back({rows.parameter, columns});
+}
+
+void Clipping::add_vector_norms() {
+  const std::int64_t examples = batch_->examples.count();
+  for (const VectorRun& run : vector_runs_)
+    kernels::add_stored_norms(execution_, view(vectors_of(run.parameter, run.sum.size)),
+                              norms_of(run.parameter, 0, examples), buffers_.workspace);
 }
 
 void Clipping::take_product(const GradientRows& rows) {
@@ -392,7 +401,8 @@ void Clipping::take_product(const GradientRows& rows) {
     // Of a tied matrix the norm follows when the lookup has been added.
     return kernels::form_examples(execution_, rows.inputs, gradients, rows.examples,
                                   {stored.row(rows.first_example), rows.examples.count(), out * in, out * in},
-                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
+                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace,
+                                  settings_.products);
   }
   kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples, false,
                              method_of(settings_, in, out, shape_.examples.most_rows), norms_of(rows),
@@ -413,7 +423,7 @@ void Clipping::take_lookup(const GradientRows& rows) {
   if (materialises() && is_tied(rows.parameter)) {
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, table_rows * columns);
     kernels::add_lookup_to_examples(execution_, rows.ids, rows.gradients, 0, rows.examples, stored, buffers_.workspace);
-    return kernels::add_stored_norms(execution_, stored, norms_of(rows), buffers_.workspace);
+    return kernels::add_stored_norms(execution_, view(stored), norms_of(rows), buffers_.workspace);
   }
   kernels::add_lookup_norms(execution_, rows.ids, rows.gradients, 0, table_rows, rows.examples, norms_of(rows),
                             buffers_.workspace);
@@ -460,7 +470,7 @@ void Clipping::add_clipped(const GradientRows& rows) {
   const Matrix<float> sum{sum_.held(rows.parameter).data, held, columns, columns};
   if (rows.form == Form::product)
     kernels::add_clipped_product(execution_, rows.inputs, rows.gradients.columns_from(0, held), rows.examples, factors,
-                                 sum, buffers_.workspace);
+                                 sum, buffers_.workspace, settings_.products);
   else
     kernels::add_clipped_lookup(execution_, rows.ids, rows.gradients, 0, rows.examples, factors, sum,
                                 buffers_.workspace);
@@ -468,16 +478,15 @@ void Clipping::add_clipped(const GradientRows& rows) {
 
 void Clipping::add_vectors() {
   const std::int64_t examples = batch_->examples.count();
-  for (const VectorSums& sums : vector_sums_)
-    kernels::add_clipped_column_sums(execution_, view(vectors_of(sums.parameter, sums.columns)), singles(examples),
-                                     factors_of(sums.parameter, 0, examples),
-                                     {sum_.vector(sums.parameter).data, sums.columns}, buffers_.workspace);
+  for (const VectorRun& run : vector_runs_)
+    kernels::add_clipped_examples(execution_, view(vectors_of(run.parameter, run.sum.size)),
+                                  factors_of(run.parameter, 0, examples), run.sum);
 }
 
 void Clipping::add_stored() {
   const std::int64_t examples = batch_->examples.count();
   for_each_product(parameters_.specs(), shape_, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    kernels::add_clipped_examples(execution_, stored_of(parameter, out * in), factors_of(parameter, 0, examples),
+    kernels::add_clipped_examples(execution_, view(stored_of(parameter, out * in)), factors_of(parameter, 0, examples),
                                   {sum_.held(parameter).data, out * in});
   });
 }

@@ -72,8 +72,7 @@ class Clipping {
     Buffers(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&, training::StepArena&);
     kernels::Array<double> norms;          ///< squares, [parts, examples]
     kernels::Array<float> factors;         ///< [parts, examples]
-    kernels::Array<std::int64_t> singles;  ///< 0, 1, …: examples of one row each
-    kernels::Array<float> vectors;         ///< gradients of vectors, [examples, size] each
+    kernels::Array<float> vectors;         ///< gradients of all vectors, [examples, elements]
     kernels::Array<float> tied_rows;       ///< [rows, columns] (kernels::add_tied_rows)
     kernels::Array<std::byte> kept;        ///< rows until the factors are known
     kernels::Array<kernels::bf16> stored;  ///< materialise: [examples, elements] of each product
@@ -87,6 +86,7 @@ class Clipping {
     /// Forward and backward pass over examples [begin, end) of the micro-batch, with the gradients of their losses. It
     /// may be called twice with the same range, and gives the same bits.
     std::function<void(parallel::Range examples, training::GradientSink&)> pass;
+    std::function<void()> passed = {};  ///< after the first pass, before the clipped sum: of timers
   };
 
   /// `sum` gets S. All references must outlive the object.
@@ -116,9 +116,10 @@ class Clipping {
   struct Covered {
     std::int64_t by_rows = 0, by_lookup = 0;
   };
-  struct VectorSums {
+  /// Vectors of one part, from `parameter` on, that lie one behind the other: of an example and in the sum.
+  struct VectorRun {
     std::size_t parameter = 0;
-    std::int64_t columns = 0;
+    kernels::Array<float> sum;
   };
 
   void take(const training::GradientRows&);
@@ -127,6 +128,7 @@ class Clipping {
   void take_product(const training::GradientRows&);
   void take_lookup(const training::GradientRows&);
   void add_clipped(const training::GradientRows&);
+  void add_vector_norms();
   void add_vectors();
   void add_stored();
   void form_factors();
@@ -136,9 +138,9 @@ class Clipping {
   void sum_later(const training::GradientRows&);
   kernels::AnyMatrix keep(const kernels::AnyMatrix&);
 
+  kernels::Array<double> norms_of(std::size_t parameter, std::int64_t first, std::int64_t count) const;
   kernels::Array<double> norms_of(const training::GradientRows&) const;
   kernels::Array<const float> factors_of(std::size_t parameter, std::int64_t first, std::int64_t count) const;
-  kernels::Examples singles(std::int64_t count) const;
   kernels::Matrix<float> vectors_of(std::size_t parameter, std::int64_t columns) const;
   kernels::Matrix<kernels::bf16> stored_of(std::size_t parameter, std::int64_t elements) const;
   std::int64_t held_by(const training::GradientRows&) const;
@@ -153,11 +155,10 @@ class Clipping {
   const kernels::Execution execution_;
   const ClipParts parts_;
   Buffers buffers_;
-  std::vector<std::int64_t> singles_;
   std::vector<std::int64_t> begin_;  // by parameter: in `vectors` or `stored`, in elements of one example
+  std::vector<VectorRun> vector_runs_;
   const MicroBatch* batch_ = nullptr;
-  std::vector<Covered> covered_;         // by parameter
-  std::vector<VectorSums> vector_sums_;  // of this micro-batch
+  std::vector<Covered> covered_;  // by parameter
   // Of this micro-batch, with copies of their rows: norms are formed later; clipped sums are formed later.
   std::vector<training::GradientRows> waiting_, summed_;
   std::int64_t kept_bytes_ = 0;

@@ -59,7 +59,7 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
 }  // namespace
 
 // A resumed run must not change what its guarantee depends on: such keys are neither changeable nor free. algorithm,
-// mode, tile and release change speed, memory and rounding only.
+// mode, tile, products and release change speed, memory and rounding only.
 void add_keys(input::Schema& schema, Settings& privacy) {
   schema.table("privacy", "Differentially private training: the gradient of each record is clipped, noise is added.");
   schema
@@ -110,6 +110,12 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .in("tokens")
       .at_least(0)
       .at_most(kLargestTile)
+      .changeable();
+  schema
+      .add("privacy.products", privacy.products,
+           {{"library", kernels::ProductImplementation::library}, {"fused", kernels::ProductImplementation::fused}},
+           "what forms the gradients of records: the dense library, in a workspace, or on a GPU, for rows of 16 bits, "
+           "kernels that keep them in registers (fused; elsewhere the library)")
       .changeable();
   schema.add("privacy.scheme", privacy.scheme,
              {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},

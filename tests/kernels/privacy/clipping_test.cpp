@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/privacy/clipping.hpp"
 
+#include "kernels/privacy/example_sums.hpp"
 #include "kernels/privacy/norms.hpp"
 #include "tests/kernels/privacy/example_gradients.hpp"
 
@@ -58,8 +59,8 @@ struct Case {
   std::vector<std::int64_t> lengths;
 };
 const std::vector<Case> kCases = {
-    {1, 1, {1}}, {7, 5, {1, 1, 1, 1}}, {64, 48, {9, 9, 9}},   {33, 70, {17, 0, 3, 17, 40}},
-    {5, 5, {}},  {24, 40, {0, 0}},     {72, 65, {8, 9, 300}}, {3, 4, {2500, 2600}}};
+    {1, 1, {1}},      {7, 5, {1, 1, 1, 1}},  {64, 48, {9, 9, 9}},  {33, 70, {17, 0, 3, 17, 40}}, {5, 5, {}},
+    {24, 40, {0, 0}}, {72, 65, {8, 9, 300}}, {3, 4, {2500, 2600}}, {392, 133, {70, 129, 0, 64}}};
 
 /// Rows of one example, NaN and infinite.
 void spoil(std::vector<float>& values, std::int64_t columns, const TestExamples& examples, std::int64_t example) {
@@ -108,7 +109,7 @@ TEST_CASE("clipped sums of products agree with explicit gradients and add to wha
         CAPTURE(c.out);
         CAPTURE(static_cast<int>(type));
         const TestExamples examples(c.lengths, 2);
-        const std::int64_t rows = examples.rows(), stride = c.out + (c.out % 8 == 0 ? 8 : 3);
+        const std::int64_t rows = examples.rows(), stride = c.in % 8 == 0 ? (c.out + 15) / 8 * 8 : c.out + 3;
         std::vector<float> inputs = random_floats(rows * c.in, 1), gradients = random_floats(rows * stride, 2);
         if (examples.count() > 1) {  // factor 0
           spoil(inputs, c.in, examples, 1);
@@ -223,7 +224,7 @@ TEST_CASE("stored gradients: rounded to bf16, their norms those of the rounded v
           if (tied) {
             add_lookup_to_examples(execution, device_ids.array(), e.view(), 1, examples.view(), stored,
                                    workspace.array());
-            add_stored_norms(execution, stored, norms.array(), workspace.array());
+            add_stored_norms(execution, any_matrix(stored), norms.array(), workspace.array());
           }
           const std::vector<std::uint16_t> bits = memory.values();
           const std::vector<float> a = x.values(), b = g.values(), added = e.values();
@@ -254,8 +255,49 @@ TEST_CASE("stored gradients: rounded to bf16, their norms those of the rounded v
             for (double& value : gradient) value = std::abs(value);
           const DeviceArray<float> device_factors(factors);
           const DeviceArray<float> out(std::vector<float>(static_cast<std::size_t>(size), kStart));
-          add_clipped_examples(execution, stored, device_factors.array(), out.array());
+          add_clipped_examples(execution, any_matrix(stored), device_factors.array(), out.array());
           CHECK(largest_error(out.values(), weighed(as_stored, absolute_stored, factors, size),
+                              2 * static_cast<double>(count) + 2) <= 1);
+        }
+  });
+}
+
+TEST_CASE("values of examples: norms and clipped sums, in fp32 and bf16, of every width and with gaps between rows") {
+  for_each_backend([&](const Execution& execution) {
+    // One value, a width without and with vectors, one part, two of which the last is short, and more parts of an
+    // example than a block of threads; rows of vectors with a gap, and rows that are not aligned.
+    const std::vector<std::pair<std::int64_t, std::int64_t>> widths = {
+        {1, 1}, {7, 7}, {8, 16}, {40, 43}, {4096, 4096}, {4104, 4112}, {4097, 4097}, {1100008, 1100008}};
+    for (const auto& [columns, stride] : widths)
+      for (const std::int64_t count : {0, 1, 9})
+        for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+          if (columns > 5000 && count > 1) continue;
+          CAPTURE(columns);
+          CAPTURE(count);
+          std::vector<float> given = random_floats(count * stride, 1);
+          if (count > 1) std::fill_n(given.begin() + stride, columns, std::nanf(""));  // factor 0
+          const TestMatrix stored(given, count, stride, type);
+          const std::vector<float> values = stored.values(), factors = some_factors(count);
+          std::vector<Gradient> rows(static_cast<std::size_t>(count)), absolute_rows = rows;
+          for (std::int64_t b = 0; b < count; ++b)
+            for (std::int64_t i = 0; i < columns; ++i) {
+              rows[b].push_back(static_cast<double>(values[b * stride + i]));
+              absolute_rows[b].push_back(std::abs(rows[b].back()));
+            }
+          const DeviceArray<double> norms(count);
+          const DeviceArray<float> device_factors(factors), out(std::vector<float>(columns, kStart));
+          const DeviceArray<std::byte> workspace(stored_norms_workspace(count, columns));
+          const AnyMatrix view = stored.view().columns_from(0, columns);
+          add_stored_norms(execution, view, norms.array(), workspace.array());
+          add_clipped_examples(execution, view, device_factors.array(), out.array());
+          const std::vector<double> got = norms.values(), expected = squared_norms(rows);
+          for (std::size_t b = 0; b < got.size(); ++b) {
+            if (b == 1)
+              CHECK(std::isnan(got[b]));
+            else  // sums of squares in float64, of at most 1.1 million terms
+              CHECK(got[b] == doctest::Approx(expected[b]).epsilon(1e-12));
+          }
+          CHECK(largest_error(out.values(), weighed(rows, absolute_rows, factors, columns),
                               2 * static_cast<double>(count) + 2) <= 1);
         }
   });
@@ -305,7 +347,7 @@ TEST_CASE("what is summed of an example has a norm of at most the bound: product
             const DeviceArray<float> only(one);
             const DeviceArray<float> sum(size);
             if (way == Way::stored)
-              add_clipped_examples(execution, stored, only.array(), sum.array());
+              add_clipped_examples(execution, any_matrix(stored), only.array(), sum.array());
             else
               add_clipped_product(execution, x.view(), g.view(), examples.view(), only.array(), sum.matrix(out, in),
                                   workspace.array());
