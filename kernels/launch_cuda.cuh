@@ -51,6 +51,15 @@ __device__ __forceinline__ void sync_cluster() {
   __syncthreads();
 #endif
 }
+/// The same barrier without an order of memory accesses: for blocks that must have started, or must still exist. It
+/// does not wait until what was written is visible.
+__device__ __forceinline__ void meet_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
 /// The same variable in shared memory of block `rank` of the cluster.
 template <class T>
 __device__ __forceinline__ T* in_cluster(T* shared, int rank) {

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply(const __grid_constant
         a.after == After::gelu ? activated<MlpActivation::gelu>(stored) : activated<MlpActivation::relu2>(stored);
     a.activated[row * a.activated_stride + output] = to_bf16(value);
   }
-  if (parts > 1) sync_cluster();  // the sums of this block may still be read
+  if (parts > 1) meet_cluster();  // the sums of this block may still be read
 #endif
 }
 

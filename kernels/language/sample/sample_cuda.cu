@@ -105,7 +105,7 @@ template <int kWidth, bool kFilters>
 __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_constant__ Arguments a) {
   __shared__ RowThreads::Shared shared;
   allow_next_kernel();
-  sync_cluster();  // all blocks exist: their shared memory may be written
+  meet_cluster();  // all blocks exist: their shared memory may be written
   await_previous_kernel();
   const SampleRule& r = a.rule;
   const GrowingSequences& s = a.sequences;
