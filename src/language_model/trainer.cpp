@@ -81,7 +81,7 @@ privacy::ClippingShape clipping_shape(const Configuration& configuration, const 
   // Inputs and output gradients: projection, output, up, down of each block; head; embedding.
   shape.kept_columns = model.layers * (5 * width + architecture.projection_width() + architecture.query_width() +
                                        architecture.hidden_width() + model.d_mlp) +
-                       width + architecture.vocabulary + width;
+                       width + aligned_columns(architecture.vocabulary) + width;
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].name == "embedding/tokens" && model.tied) shape.tied = i;

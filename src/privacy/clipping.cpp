@@ -59,6 +59,12 @@ void for_each_product(std::span<const ParameterSpec> specs, const ClippingShape&
   }
 }
 
+/// Rows of a gradient as products form it where its rows of output gradients have columns of zeros for the rows of
+/// zeros after the parameter (ParameterSpec::row_multiple). `out`: those of the parameters themselves.
+std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
+  return spec.group.empty() ? spec.rows_in_memory(out) : out;
+}
+
 /// Where the elements of each parameter begin in an array of an example: vectors and matrices each by themselves.
 std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
   std::vector<std::int64_t> begin;
@@ -66,7 +72,7 @@ std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const Cli
   for (std::size_t i = 0; i < specs.size(); ++i) {
     std::int64_t& end = specs[i].is_matrix() ? matrices : vectors;
     begin.push_back(end);
-    if (!is_table(shape, i)) end += specs[i].elements();
+    if (!is_table(shape, i)) end += padded_rows(specs[i], specs[i].rows()) * specs[i].columns();
   }
   return begin;
 }
@@ -91,11 +97,12 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
   const kernels::ExampleSizes& sizes = shape.examples;
   std::int64_t bytes = 0, vectors = 0;
   const auto need = [&](std::int64_t more) { bytes = std::max(bytes, more); };
-  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes,
-                                          method_of(settings, in, out, sizes.most_rows)));
-    need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
-    if (settings.mode == Mode::materialise) {
+  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t held, std::int64_t in) {
+    const kernels::NormMethod method = method_of(settings, in, held, sizes.most_rows);
+    for (const std::int64_t out : {held, padded_rows(specs[parameter], held)}) {
+      need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes, method));
+      need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
+      if (settings.mode != Mode::materialise) continue;
       need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes, settings.products));
       need(kernels::stored_norms_workspace(sizes.examples, in * out));
       need(kernels::lookup_to_examples_workspace(sizes));
@@ -182,7 +189,9 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
   std::int64_t in_vectors = 0, in_products = 0, kept_columns = 0;
   for (const ParameterSpec& spec : specs)
     if (!spec.is_matrix()) in_vectors += spec.elements();
-  for_each_product(specs, shape, [&](std::size_t, std::int64_t out, std::int64_t in) { in_products += out * in; });
+  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
+    in_products += padded_rows(specs[parameter], out) * in;
+  });
   vectors = arena.take<float>(examples * in_vectors);
   if (shape.tied && settings.mode != Mode::materialise)
     tied_rows = arena.take<float>(rows * specs[*shape.tied].columns());
@@ -393,9 +402,17 @@ void Clipping::add_vector_norms() {
                               norms_of(run.parameter, 0, examples), buffers_.workspace);
 }
 
+/// Output gradients of the parameters and, where the rows have them, the columns of zeros after them: products over
+/// 50,257 columns take several times as long as those over 50,304.
+AnyMatrix Clipping::formed(const GradientRows& rows) const {
+  const std::int64_t held = held_by(rows), padded = padded_rows(parameters_.specs()[rows.parameter], held);
+  return rows.gradients.columns_from(0, rows.gradients.columns == padded ? padded : held);
+}
+
 void Clipping::take_product(const GradientRows& rows) {
-  const std::int64_t out = held_by(rows), in = rows.inputs.columns;
-  const AnyMatrix gradients = rows.gradients.columns_from(0, out);
+  const AnyMatrix gradients = formed(rows);
+  const std::int64_t out = gradients.columns, in = rows.inputs.columns;
+  covered_[rows.parameter].formed_rows = out;
   if (materialises()) {
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, out * in);
     // Of a tied matrix the norm follows when the lookup has been added.
@@ -405,7 +422,7 @@ void Clipping::take_product(const GradientRows& rows) {
                                   settings_.products);
   }
   kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples, false,
-                             method_of(settings_, in, out, shape_.examples.most_rows), norms_of(rows),
+                             method_of(settings_, in, held_by(rows), shape_.examples.most_rows), norms_of(rows),
                              buffers_.workspace);
   if (is_tied(rows.parameter)) {
     const auto first = static_cast<std::size_t>(rows.first_example);
@@ -421,7 +438,7 @@ void Clipping::take_product(const GradientRows& rows) {
 void Clipping::take_lookup(const GradientRows& rows) {
   const std::int64_t table_rows = held_by(rows), columns = rows.gradients.columns;
   if (materialises() && is_tied(rows.parameter)) {
-    const Matrix<kernels::bf16> stored = stored_of(rows.parameter, table_rows * columns);
+    const Matrix<kernels::bf16> stored = stored_of(rows.parameter, covered_[rows.parameter].formed_rows * columns);
     kernels::add_lookup_to_examples(execution_, rows.ids, rows.gradients, 0, rows.examples, stored, buffers_.workspace);
     return kernels::add_stored_norms(execution_, view(stored), norms_of(rows), buffers_.workspace);
   }
@@ -448,7 +465,7 @@ AnyMatrix Clipping::keep(const AnyMatrix& rows) {
 /// With copies of the rows: the backward pass writes over them.
 GradientRows Clipping::kept(GradientRows rows) {
   if (rows.form == Form::product) {
-    rows.gradients = keep(rows.gradients.columns_from(0, held_by(rows)));
+    rows.gradients = keep(formed(rows));
     rows.inputs = keep(rows.inputs);
     return rows;
   }
@@ -465,15 +482,17 @@ void Clipping::sum_later(const GradientRows& rows) {
 // --- Clipped sums ---------------------------------------------------------------------------------------------------
 
 void Clipping::add_clipped(const GradientRows& rows) {
-  const std::int64_t held = held_by(rows), columns = parameters_.specs()[rows.parameter].columns();
+  const std::int64_t columns = parameters_.specs()[rows.parameter].columns();
   const Array<const float> factors = factors_of(rows.parameter, rows.first_example, rows.examples.count());
-  const Matrix<float> sum{sum_.held(rows.parameter).data, held, columns, columns};
-  if (rows.form == Form::product)
-    kernels::add_clipped_product(execution_, rows.inputs, rows.gradients.columns_from(0, held), rows.examples, factors,
-                                 sum, buffers_.workspace, settings_.products);
-  else
-    kernels::add_clipped_lookup(execution_, rows.ids, rows.gradients, 0, rows.examples, factors, sum,
-                                buffers_.workspace);
+  float* const sum = sum_.held(rows.parameter).data;  // followed by the rows of zeros after the parameter
+  if (rows.form == Form::product) {
+    const AnyMatrix gradients = formed(rows);
+    kernels::add_clipped_product(execution_, rows.inputs, gradients, rows.examples, factors,
+                                 {sum, gradients.columns, columns, columns}, buffers_.workspace, settings_.products);
+  } else {
+    kernels::add_clipped_lookup(execution_, rows.ids, rows.gradients, 0, rows.examples, factors,
+                                {sum, held_by(rows), columns, columns}, buffers_.workspace);
+  }
 }
 
 void Clipping::add_vectors() {
@@ -485,9 +504,10 @@ void Clipping::add_vectors() {
 
 void Clipping::add_stored() {
   const std::int64_t examples = batch_->examples.count();
-  for_each_product(parameters_.specs(), shape_, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    kernels::add_clipped_examples(execution_, view(stored_of(parameter, out * in)), factors_of(parameter, 0, examples),
-                                  {sum_.held(parameter).data, out * in});
+  for_each_product(parameters_.specs(), shape_, [&](std::size_t parameter, std::int64_t, std::int64_t in) {
+    const std::int64_t elements = covered_[parameter].formed_rows * in;
+    kernels::add_clipped_examples(execution_, view(stored_of(parameter, elements)), factors_of(parameter, 0, examples),
+                                  {sum_.held(parameter).data, elements});
   });
 }
 

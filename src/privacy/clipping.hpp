@@ -115,6 +115,7 @@ class Clipping {
   /// Of one parameter in this micro-batch: examples whose norm terms have come, of products or vectors and of lookups.
   struct Covered {
     std::int64_t by_rows = 0, by_lookup = 0;
+    std::int64_t formed_rows = 0;  ///< of the gradient of a product
   };
   /// Vectors of one part, from `parameter` on, that lie one behind the other: of an example and in the sum.
   struct VectorRun {
@@ -135,6 +136,7 @@ class Clipping {
   void check_coverage() const;
   void add_naive(const MicroBatch&);
   training::GradientRows kept(training::GradientRows);
+  kernels::AnyMatrix formed(const training::GradientRows&) const;
   void sum_later(const training::GradientRows&);
   kernels::AnyMatrix keep(const kernels::AnyMatrix&);
 
