@@ -110,12 +110,7 @@ void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const 
     return write_to_all(place, own_bytes, own, own_bytes, 1);
   } else if (bounce_.data() != nullptr) {
     if (own != place) device::copy(execution_, place, own, own_bytes, Direction::on_device);
-    write_to_all(bounce_.data() + begin, own_bytes, own, own_bytes, 1);
-    // No further barrier: the next exchange begins with one, which orders it after these copies on every rank.
-    const std::int64_t end = begin + own_bytes;
-    device::copy(execution_, all, bounce_.data(), begin, Direction::on_device);
-    return device::copy(execution_, static_cast<std::byte*>(all) + end, bounce_.data() + end, total(bytes) - end,
-                        Direction::on_device);
+    return all_gather_through(bounce_.data(), all, bytes);
   }
   if (gpus_ != nullptr) return gpus_->all_gather(own, all, bytes, execution_.stream);
   if (!staged_) return ranks_->all_gather_uneven(own, all, bytes);
@@ -124,6 +119,24 @@ void DeviceCommunicator::all_gather(const void* own, void* all, std::span<const 
   kernels::fence(execution_);
   ranks_->all_gather_uneven(host + begin, host, bytes);
   device::copy(execution_, all, host, total(bytes), Direction::to_device);
+}
+
+void DeviceCommunicator::all_gather(void* all, std::span<const std::int64_t> bytes, const ExchangeBuffer& through,
+                                    const char* name) {
+  if (size() == 1 || !is_direct(through.data())) return all_gather(all, bytes, name);
+  require_room(total(bytes), name);
+  const Measured measured(*this, name, bytes[static_cast<std::size_t>(rank())] * (size() - 1));
+  all_gather_through(through.data(), all, bytes);
+}
+
+void DeviceCommunicator::all_gather_through(std::byte* bounce, void* all, std::span<const std::int64_t> bytes) {
+  const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank()))),
+                     own_bytes = bytes[static_cast<std::size_t>(rank())], end = begin + own_bytes;
+  std::byte* const to = static_cast<std::byte*>(all);
+  write_to_all(bounce + begin, own_bytes, to + begin, own_bytes, 1);
+  // No further barrier: the next exchange begins with one, which orders it after these copies on every rank.
+  device::copy(execution_, to, bounce, begin, Direction::on_device);
+  device::copy(execution_, to + end, bounce + end, total(bytes) - end, Direction::on_device);
 }
 
 /// From memory of the same pitch. Each rank begins with a different peer, so that not all write to one GPU at a time.

@@ -67,6 +67,8 @@ class DeviceCommunicator {
   void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
   /// In place.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
+  /// In place. Direct exchanges are received in `through` (as large as `all`) and copied from there, the own piece not.
+  void all_gather(void* all, std::span<const std::int64_t> bytes, const ExchangeBuffer& through, const char* name);
   /// As Communicator::all_to_all.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, const char* name = kUnnamed);
@@ -104,6 +106,7 @@ class DeviceCommunicator {
   /// Throws Error(internal) if a call is larger than the constructor was told: it would write beyond the memory of a
   /// peer.
   void require_room(std::int64_t bytes, const char* name) const;
+  void all_gather_through(std::byte* bounce, void* all, std::span<const std::int64_t> bytes);
   bool is_direct(const void* receive) const { return is_direct() && peers_->has(receive); }
   bool is_direct_reduction(std::int64_t bytes) const { return is_direct() && bytes <= Peers::Channel::kMostReduced; }
   void write_to_all(void* place, std::int64_t pitch, const void* from, std::int64_t row_bytes, std::int64_t rows);

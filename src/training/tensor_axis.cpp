@@ -32,13 +32,7 @@ void TensorAxis::sum(kernels::AnyMatrix rows, const char* name) {
   const parallel::Range own = parallel::part(rows.rows, size(), rank());
   const kernels::AnyMatrix parts{buffers_.received.data(), rows.type, size() * own.size(), rows.columns, rows.columns};
   kernels::sum_parts(execution_, parts, size(), rows.rows_from(own.begin, own.size()));
-  if (!ranks_.is_direct()) return ranks_.all_gather(rows.data, bytes, name);
-  // GPUs write into this memory alone. No barrier after the copies: the next exchange begins with one.
-  std::byte *const all = buffers_.received.data(), *const to = static_cast<std::byte*>(rows.data);
-  const std::int64_t begin = own.begin * row_bytes, end = own.end * row_bytes;
-  ranks_.all_gather(to + begin, all, bytes, name);
-  device::copy(execution_, to, all, begin, device::Direction::on_device);
-  device::copy(execution_, to + end, all + end, rows.rows * row_bytes - end, device::Direction::on_device);
+  ranks_.all_gather(rows.data, bytes, buffers_.received, name);
 }
 
 const std::byte* TensorAxis::gather(const void* own, std::int64_t bytes, const char* name) {

@@ -20,7 +20,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
-/// Largest budget for which topk lists entries before it takes the best, and for which such a list has room.
+/// Entries per token and group for which the list of a selection that follows another one has room, four times over.
 constexpr std::int64_t kMostListed = 64;
 
 constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
@@ -52,8 +52,8 @@ struct Sizes {
     if (request.rule == SelectionRule::topk) {
       most = request.budget;
       // One tile has all features of a token and group, and usually the list holds what passes: there are few features
-      // to select from where another selection is followed.
-      listed = groups == request.n_layers && blocks <= 1 && (request.budget <= kMostListed || request.follows);
+      // to select from where another selection is followed. Elsewhere reading the row is faster than filter and list.
+      listed = request.follows && groups == request.n_layers && blocks <= 1;
       capacity =
           listed ? std::min(group_entries, 4 * request.n_tokens * std::min(request.budget, kMostListed) + 65536) : 0;
     }

@@ -12,9 +12,10 @@
 // rows. So a threshold, whatever it is, can cost time and never changes the result.
 //
 // topk. One block of threads owns a token's row of a tile and its list of the best `budget` entries. It takes the
-// entries above a hint (a low percentile of the last batch's budget-th keys): where one tile has all features of a
-// token and group, from the list that the filter of batch_topk makes with the hint as threshold; else it reads the row
-// itself. If they are too few or too many it finds a better bar by a histogram of the row. No loop over tiles.
+// entries above a hint (a low percentile of the last batch's budget-th keys) from the row, or, where the selection
+// follows another one and one tile has all features of a token and group, from the list that the filter of batch_topk
+// makes with the hint as threshold. If they are too few or too many it finds a better bar by a histogram of the row. No
+// loop over tiles.
 //
 // relu. Everything positive, as far as it fits; with cuts (jumprelu) everything above the cut of its feature.
 //
