@@ -28,6 +28,8 @@
 
 namespace weft::dataset {
 
+class RowSource;
+
 struct FileDescription {
   std::string name = {};  ///< inside the directory
   std::int64_t bytes = 0;
@@ -59,6 +61,9 @@ struct Description {
   /// each file, and of a sample of rows inside each file (row_sample.hpp).
   std::string fingerprint = {};
   std::vector<std::string> notes = {};  ///< remarks for the user that are not errors, one sentence each
+  /// Computes the rows when they are read (row_source.hpp); null: they are in the files. Must outlive all readers.
+  RowSource* source = nullptr;
+  std::int64_t source_bytes = 0;  ///< memory of the source where the kernels run
 
   /// Bytes of one row of inputs (or of targets): all layers, as stored.
   std::int64_t row_bytes() const { return n_layers * d_model * kernels::bytes_of(dtype); }
@@ -80,6 +85,9 @@ Description describe(const parallel::World&, const std::string& path, const Sett
 /// A dataset that does not exist yet, for planning: settings.layers and settings.d_model, bf16, one file of a window's
 /// rows; n_rows = 0 (unknown).
 Description imagined(const std::string& path, const Settings&);
+
+/// The dataset as if it ended after its first `n` rows in stored order; n = 0: all of it.
+Description first_rows(Description, std::int64_t n);
 
 /// Lossless text form (JSON).
 std::string to_text(const Description&);
