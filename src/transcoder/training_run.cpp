@@ -38,8 +38,8 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
       statistics_(opened.found
                       ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, data.train.path,
                                         runtime.execution())
-                      : dataset::statistics(world, first_rows(data.train, configuration.data.statistics_rows),
-                                            (opened.directory.path / "statistics.txt").string(), runtime.threads())),
+                      : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
+                                            runtime.threads(), configuration.data.statistics_rows)),
       trainer_(configuration, shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
                dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.row_bytes(),

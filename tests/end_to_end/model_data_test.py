@@ -96,12 +96,13 @@ def has_the_bits_of_files(weft):
 
 
 def resumes(weft, whole):
-    """Killed in the middle of a window: the rows are computed again."""
+    """Stopped in the middle of a window, then killed: the rows are computed again."""
     run = weft.folder / "killed"
     command = [str(weft.binary), "train", str(weft.folder / "from_model.toml"), "--output", str(run)]
-    killed = subprocess.run(command, env=dict(os.environ, WEFT_FAULT="step:0:25:kill"), cwd=weft.folder, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, check=False)
-    assert killed.returncode != 0, killed.stdout
+    for fault, expected in (("step:0:13:usr1", 75), ("step:0:25:kill", -9)):
+        done = subprocess.run(command, env=dict(os.environ, WEFT_FAULT=fault), cwd=weft.folder, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, check=False)
+        assert done.returncode == expected, (fault, done.stdout)
     (run / "statistics.txt").unlink()  # mean and scale come from the checkpoint
     output = weft.run("train", weft.folder / "from_model.toml", "--output", run)
     assert "resuming after step 15" in output, output

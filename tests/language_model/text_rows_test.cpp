@@ -154,8 +154,8 @@ TEST_CASE("batches and statistics are those of the files, also from a position i
   }
   // Of all rows, and of the first 70: all of the first file and 6 of the second.
   for (const std::int64_t rows : {0, 70}) {
-    const dataset::Statistics expected = dataset::compute_statistics(world(), first_rows(files, rows), 1),
-                              found = dataset::compute_statistics(world(), first_rows(computed, rows), 1);
+    const dataset::Statistics expected = dataset::compute_statistics(world(), files, 1, rows),
+                              found = dataset::compute_statistics(world(), computed, 1, rows);
     CHECK(found.n_rows == (rows == 0 ? 88 : rows));
     CHECK(found.inputs.mean == expected.inputs.mean);
     CHECK(found.targets.standard_deviation == expected.targets.standard_deviation);

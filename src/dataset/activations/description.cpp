@@ -386,22 +386,6 @@ Description imagined(const std::string& path, const Settings& settings) {
   return description;
 }
 
-Description first_rows(Description description, std::int64_t n) {
-  if (n == 0 || n >= description.n_rows) return description;
-  description.n_rows = n;
-  description.has_statistics = false;  // they are of all rows
-  description.fingerprint += fmt::format(",first:{}", n);
-  for (std::size_t file = 0; file < description.files.size(); ++file) {
-    std::int64_t& rows = description.files[file].rows;
-    rows = std::min(rows, n);
-    n -= rows;
-    if (n > 0) continue;
-    description.files.resize(file + 1);
-    break;
-  }
-  return description;
-}
-
 Description describe(const parallel::World& world, const std::string& path, const Settings& settings) {
   parallel::note_phase("reading the headers of the data");
   Description description = description_from_text(world.on_root([&] { return to_text(describe(path, settings)); }));

@@ -86,9 +86,6 @@ Description describe(const parallel::World&, const std::string& path, const Sett
 /// rows; n_rows = 0 (unknown).
 Description imagined(const std::string& path, const Settings&);
 
-/// The dataset as if it ended after its first `n` rows in stored order; n = 0: all of it.
-Description first_rows(Description, std::int64_t n);
-
 /// Lossless text form (JSON).
 std::string to_text(const Description&);
 Description description_from_text(const std::string& text);
