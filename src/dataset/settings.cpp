@@ -28,7 +28,8 @@ void add_keys(input::Schema& schema, Settings& data) {
       .path_name()
       .free();
   schema.add("data.text", data.text, "text or token files for data.model; [] = the text that the model was trained on")
-      .path_name();
+      .path_name()
+      .free();
   schema
       .add(
           "data.validation_text", data.validation_text,

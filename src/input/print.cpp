@@ -89,7 +89,7 @@ std::string toml_value(const Value& value) {
 
 std::string type_name(const Key& key) {
   if (!key.choices.empty() && std::holds_alternative<std::string>(key.initial)) return "name";
-  if (key.is_path) return "path";
+  if (key.is_path) return std::holds_alternative<std::string>(key.initial) ? "path" : "list of paths";
   constexpr const char* names[] = {"true or false", "integer", "number", "string", "list of strings"};
   return names[key.initial.index()];
 }

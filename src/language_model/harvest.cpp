@@ -80,9 +80,7 @@ void Harvester::write(std::span<const std::int64_t> numbers, const dataset::Chun
 void Harvester::append(OpenFile& to, MlpRecorder& recorder) {
   const std::int64_t count = std::min(settings_.together, to.end - to.next);
   recorder.record(text_, settings_.length, to.next, count);
-  const std::int64_t stored = recorder.rows() * recorder.row_bytes();
-  device::copy(execution_, to.inputs.data(), recorder.inputs(), stored, device::Direction::to_host);
-  device::copy(execution_, to.targets.data(), recorder.targets(), stored, device::Direction::to_host);
+  recorder.copy(0, recorder.rows(), to.inputs.data(), to.targets.data());
   recorder.finish();
   to.ids.assign(recorder.ids().begin(), recorder.ids().end());
   to.positions = recorder.positions();

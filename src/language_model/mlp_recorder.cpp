@@ -2,6 +2,8 @@
 #include "language_model/mlp_recorder.hpp"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/progress.hpp"
@@ -72,7 +74,8 @@ std::string TextStream::fingerprint() const {
 // --- Recording ------------------------------------------------------------------------------------------------------
 
 std::int64_t MlpRecorder::bytes(std::int64_t rows, Scalar type, const ModelSettings& model) {
-  return 2 * rows * model.layers * model.d_model * kernels::bytes_of(type);
+  constexpr std::int64_t kSides = 2, kSlots = std::tuple_size_v<decltype(slots_)>;
+  return kSlots * kSides * rows * model.layers * model.d_model * kernels::bytes_of(type);
 }
 
 MlpRecorder::MlpRecorder(std::int64_t rows, Scalar type, const ModelSettings& model, Transformer& transformer,
@@ -82,9 +85,12 @@ MlpRecorder::MlpRecorder(std::int64_t rows, Scalar type, const ModelSettings& mo
       transformer_(transformer),
       staging_(staging),
       execution_(execution),
-      inputs_(bytes(rows, type, model) / 2),
-      targets_(inputs_.size()),
+      copies_(execution),
       flag_(1) {
+  for (Slot& slot : slots_) {
+    slot.inputs = device::Buffer<std::byte>(rows * row_bytes());
+    slot.targets = device::Buffer<std::byte>(rows * row_bytes());
+  }
   device::zero(execution_, flag_.array());
   tap();
 }
@@ -98,27 +104,57 @@ void MlpRecorder::tap() {
       return AnyMatrix{all.data(), type_, input.rows, width, width}.columns_from(layer * model_.d_model,
                                                                                  model_.d_model);
     };
-    convert(execution_, input, columns(inputs_), flag_.data());
-    convert(execution_, output, columns(targets_), flag_.data());
+    const Slot& slot = slots_[slot_];
+    convert(execution_, input, columns(slot.inputs), flag_.data());
+    convert(execution_, output, columns(slot.targets), flag_.data());
   });
 }
 
 void MlpRecorder::record(const TextStream& text, std::int64_t length, std::int64_t first, std::int64_t count) {
   note_progress();
-  text_ = &text;
-  first_ = first;
-  batch_ = staging_.next(count, length);
-  fill(first * length);
-  staging_.send(batch_);
-  transformer_.forward(staging_.tokens(0, count, length), nullptr);
+  slot_ = (slot_ + 1) % slots_.size();
+  Slot& slot = slots_[slot_];
+  // The host is at most two batches ahead: Staging holds the ids of more.
+  slot.recorded.wait();
+  slot.copied.wait();
+  last_ = {&text, length, first, count};
+  unchecked_.push_back(last_);
+  run(last_);
+  slot.recorded.record(execution_);
 }
 
-/// The ids of the batch, from position `begin` of the text on.
-void MlpRecorder::fill(std::int64_t begin) {
+void MlpRecorder::copy(std::int64_t begin, std::int64_t rows, std::byte* inputs, std::byte* targets) {
+  Slot& slot = slots_[slot_];
+  const kernels::Execution& stream = copies_.execution();
+  slot.recorded.hold_back(stream);
+  for (const auto& [to, from] : {std::pair(inputs, &slot.inputs), std::pair(targets, &slot.targets)})
+    if (to != nullptr)
+      device::copy(stream, to, from->data() + begin * row_bytes(), rows * row_bytes(), device::Direction::to_host);
+  slot.copied.record(stream);
+}
+
+void MlpRecorder::finish() {
+  kernels::fence(copies_.execution());
+  std::vector<Batch> batches;
+  std::swap(batches, unchecked_);
+  if (device::read(execution_, flag_.data()) == 0) return;
+  last_ = {};  // the rows are of no use
+  for (const Batch& batch : batches) locate(batch);
+  throw error(ExitCode::internal, "a value that was not finite is finite when it is computed again");
+}
+
+void MlpRecorder::run(const Batch& batch) {
+  batch_ = staging_.next(batch.count, batch.length);
+  fill(batch);
+  staging_.send(batch_);
+  transformer_.forward(staging_.tokens(0, batch.count, batch.length), nullptr);
+}
+
+void MlpRecorder::fill(const Batch& windows) {
   dataset::TokenBatch& batch = batch_;
-  const std::int64_t length = batch.length;
-  text_->read(begin, batch.ids);
-  text_->document_starts(begin, begin + batch.rows(), starts_);
+  const std::int64_t length = windows.length, begin = windows.first * length;
+  windows.text->read(begin, batch.ids);
+  windows.text->document_starts(begin, begin + batch.rows(), starts_);
   std::fill(batch.targets.begin(), batch.targets.end(), kernels::kIgnored);
   positions_.resize(batch.ids.size());
   const bool masked = !batch.first_key.empty();
@@ -134,17 +170,13 @@ void MlpRecorder::fill(std::int64_t begin) {
   }
 }
 
-void MlpRecorder::finish() {
-  if (device::read(execution_, flag_.data()) != 0) locate();
-}
-
-/// Runs the batch once more and names the first value that is not finite: of the model, or in the type of the files.
-void MlpRecorder::locate() {
-  const Tokens tokens = staging_.tokens(0, batch_.sequences, batch_.length);
-  const device::Buffer<float> values(tokens.rows() * model_.d_model), rounded(values.size());
+/// Runs the batch once more and throws the first value that is not finite: of the model, or in the type of the rows.
+void MlpRecorder::locate(const Batch& batch) {
+  const std::int64_t rows = batch.count * batch.length;
+  const device::Buffer<float> values(rows * model_.d_model), rounded(values.size());
   std::vector<float> host(static_cast<std::size_t>(values.size()));
-  const AnyMatrix whole{values.data(), Scalar::fp32, tokens.rows(), model_.d_model, model_.d_model};
-  const AnyMatrix narrow{rounded.data(), type_, tokens.rows(), model_.d_model, model_.d_model};
+  const AnyMatrix whole{values.data(), Scalar::fp32, rows, model_.d_model, model_.d_model};
+  const AnyMatrix narrow{rounded.data(), type_, rows, model_.d_model, model_.d_model};
   const auto first_bad = [&](const AnyMatrix& matrix) -> std::int64_t {
     device::copy(execution_, host.data(), matrix.data, values.bytes(), device::Direction::to_host);
     kernels::fence(execution_);
@@ -155,7 +187,7 @@ void MlpRecorder::locate() {
     for (const AnyMatrix* const side : {&input, &output}) {
       const auto place = [&](std::int64_t value) {
         return fmt::format("the {} of the MLP of layer {} at token {}", side == &input ? "input" : "output", layer,
-                           first_ * batch_.length + value / model_.d_model);
+                           batch.first * batch.length + value / model_.d_model);
       };
       convert(execution_, *side, whole);
       if (const std::int64_t bad = first_bad(whole); bad >= 0)
@@ -170,8 +202,8 @@ void MlpRecorder::locate() {
                     dataset::name_of(type_));
     }
   });
-  transformer_.forward(tokens, nullptr);
-  throw error(ExitCode::internal, "a value that was not finite is finite when it is computed again");
+  run(batch);
+  tap();
 }
 
 }  // namespace weft::language_model

@@ -5,6 +5,7 @@
 // The texts are one stream of ids, which is cut into windows of `length` ids. The model sees each window alone.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,6 +14,7 @@
 
 #include "dataset/tokens/token_set.hpp"
 #include "device/memory.hpp"
+#include "device/stream.hpp"
 #include "language_model/staging.hpp"
 #include "language_model/transformer.hpp"
 
@@ -71,41 +73,54 @@ class MlpRecorder {
 
   kernels::Scalar type() const { return type_; }
   std::int64_t row_bytes() const { return model_.layers * model_.d_model * kernels::bytes_of(type_); }
-  const kernels::Execution& execution() const { return execution_; }
 
-  /// Starts to run the model on `count` windows from number `first` on.
+  /// Starts to run the model on `count` windows from number `first` on, and returns. On a GPU the rows of the `record`
+  /// before this one may still be on their way to the host.
   void record(const TextStream&, std::int64_t length, std::int64_t first, std::int64_t count);
   /// True if these are the windows of the last `record`.
   bool holds(const TextStream& text, std::int64_t first, std::int64_t count) const {
-    return text_ == &text && first_ == first && batch_.sequences == count;
+    return last_.text == &text && last_.first == first && last_.count == count;
   }
-  /// Waits for the stream. Throws Error(numeric) with layer and token if a value of the model is not finite,
-  /// Error(data) if it is not in the type of the rows.
+  /// Starts to copy `rows` rows of the last `record`, from its row `begin` on, to host memory: [rows, layers *
+  /// d_model]. Null: not that side.
+  void copy(std::int64_t begin, std::int64_t rows, std::byte* inputs, std::byte* targets);
+  /// Waits for all copies. Throws Error(numeric) with layer and token if a value of the model was not finite since the
+  /// last `finish`, Error(data) if it is not in the type of the rows.
   void finish();
 
-  // Of the last `record`, [rows, layers * d_model] each; ids and positions in the window, rows at which documents
-  // begin.
-  const std::byte* inputs() const { return inputs_.data(); }
-  const std::byte* targets() const { return targets_.data(); }
+  // Of the last `record`: ids and positions in the window, rows at which documents begin.
   std::int64_t rows() const { return batch_.rows(); }
   std::span<const std::uint32_t> ids() const { return batch_.ids; }
   const std::vector<std::int32_t>& positions() const { return positions_; }
   const std::vector<std::int64_t>& starts() const { return starts_; }
 
  private:
-  void fill(std::int64_t begin);
+  /// Windows of a text that passed the model together.
+  struct Batch {
+    const TextStream* text = nullptr;
+    std::int64_t length = 0, first = 0, count = 0;
+  };
+  /// Memory of recorded rows: while those of one slot are copied to the host, the model fills the other.
+  struct Slot {
+    device::Buffer<std::byte> inputs, targets;
+    device::Event recorded, copied;
+  };
+  void run(const Batch&);
+  void fill(const Batch&);
   void tap();
-  [[noreturn]] void locate();
+  void locate(const Batch&);
 
   const kernels::Scalar type_;
   const ModelSettings model_;
   Transformer& transformer_;
   Staging& staging_;
   const kernels::Execution execution_;
-  const device::Buffer<std::byte> inputs_, targets_;
+  const device::Stream copies_;
   const device::Buffer<std::int32_t> flag_;  // [1]: a value is not finite
-  const TextStream* text_ = nullptr;
-  std::int64_t first_ = 0;
+  std::array<Slot, 2> slots_;
+  std::size_t slot_ = 0;  // of the last `record`
+  Batch last_;
+  std::vector<Batch> unchecked_;  // since the last `finish`
   dataset::TokenBatch batch_;
   std::vector<std::int64_t> starts_;
   std::vector<std::int32_t> positions_;

@@ -23,17 +23,14 @@ void TextRows::read(std::span<const dataset::RowRead> reads) {
                          first = read.file * windows_.windows_per_file + block * block_windows_,
                          count = std::min(block_windows_, windows_.windows_of(read.file) - block * block_windows_);
       if (!recorder_.holds(text_, first, count)) recorder_.record(text_, windows_.length, first, count);
-      const auto copy = [&](std::byte* to, const std::byte* from) {
-        if (to != nullptr)
-          device::copy(recorder_.execution(), to + (row - read.row_begin) * row_bytes,
-                       from + (row - block_begin) * row_bytes, (stop - row) * row_bytes, device::Direction::to_host);
+      const auto at = [&](std::byte* rows) {
+        return rows == nullptr ? nullptr : rows + (row - read.row_begin) * row_bytes;
       };
-      copy(read.inputs, recorder_.inputs());
-      copy(read.targets, recorder_.targets());
-      recorder_.finish();
+      recorder_.copy(row - block_begin, stop - row, at(read.inputs), at(read.targets));
       row = stop;
     }
   }
+  recorder_.finish();
 }
 
 Windows windows_of(std::int64_t ids, std::int64_t length) {
