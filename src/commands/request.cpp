@@ -295,7 +295,7 @@ input::Schema schema(Input& input, Command command) {
     return keys;
   }
   input::Schema keys = transcoder::schema(input.configuration);
-  if (command == Command::train) keys.at("data.train").required("\"data/train\"");
+  if (command == Command::train) keys.at("data.train").required("\"data/train\"", "data.model");
   dataset::add_keys(keys, input.synthetic);
   transcoder::add_keys(keys, input.benchmark);
   if (command == Command::evaluate || command == Command::features || command == Command::encode ||

@@ -20,6 +20,37 @@ void add_keys(input::Schema& schema, Settings& data) {
   schema.add("data.validation", data.validation, "directory of the validation activations; \"\" = none")
       .path_name()
       .free();
+  schema
+      .add("data.model", data.model,
+           "language model that computes the activations while training runs, in place of data.train: a run, a "
+           "checkpoint "
+           "or a directory of Hugging Face; \"\" = none")
+      .path_name()
+      .free();
+  schema.add("data.text", data.text, "text or token files for data.model; [] = the text that the model was trained on")
+      .path_name()
+      .free();
+  schema
+      .add(
+          "data.validation_text", data.validation_text,
+          "text or token files for validation with data.model; [\"held_out\"] = the part of its text that its training "
+          "held out")
+      .path_name()
+      .free();
+  schema
+      .add("data.sequence", data.sequence,
+           "tokens of a window of the texts, which data.model sees alone; 0 = as in its training, at most 1024 of a "
+           "directory of Hugging Face")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kMostTokens);
+  schema
+      .add("data.statistics_rows", data.statistics_rows,
+           "rows at the beginning of the training data that mean and scale are computed from; 0 = all")
+      .in("rows")
+      .at_least(0)
+      .derived(fmt::format("0, with data.model {}", kModelStatisticsRows),
+               [&data] { return input::Value(data.model.empty() ? std::int64_t{0} : kModelStatisticsRows); });
   schema.add("data.batch_tokens", data.batch_tokens, "tokens per step, all ranks together")
       .in("tokens")
       .at_least(1)
@@ -36,10 +67,15 @@ void add_keys(input::Schema& schema, Settings& data) {
              "divide activations by the standard deviation of each dimension, by one number per layer, or not at all");
   schema.add("data.targets", data.targets, {{"outputs", Targets::outputs}, {"inputs", Targets::inputs}},
              "what is reconstructed: the targets in the files, or the inputs (a sparse autoencoder)");
-  schema.add("data.block_rows", data.block_rows, "consecutive rows read at once; part of the order of the data")
+  schema
+      .add(
+          "data.block_rows", data.block_rows,
+          "consecutive rows read at once, or computed in one forward pass of data.model; part of the order of the data")
       .in("rows")
       .at_least(1)
-      .at_most(kMostTokens);
+      .at_most(kMostTokens)
+      .derived(fmt::format("256, with data.model {}", kModelBlockRows),
+               [&data] { return input::Value(data.model.empty() ? std::int64_t{256} : kModelBlockRows); });
   schema
       .add("data.window_rows", data.window_rows,
            "rows shuffled together; two windows are held in memory by all ranks together")
@@ -48,7 +84,8 @@ void add_keys(input::Schema& schema, Settings& data) {
       .at_most(kMostTokens);
   schema
       .add("data.prefetch", data.prefetch,
-           "false: read each window only when its first row is needed: slower, for measurements")
+           "false: read each window only when its first row is needed: slower, for measurements; always so with "
+           "data.model")
       .free();
   schema
       .add("data.stored_as", data.stored_as,
@@ -74,6 +111,26 @@ void add_keys(input::Schema& schema, Settings& data) {
         "data.micro_tokens = {} is more than data.batch_tokens = {} (a part cannot exceed the whole); take 0 to let "
         "Weft choose",
         data.micro_tokens, data.batch_tokens);
+  });
+  schema.rule({"data.model", "data.train"}, [&data]() -> std::string {
+    if (data.model.empty() || data.train.empty()) return {};
+    return "data.model and data.train are both given (rows come from a model or from files); remove one of them";
+  });
+  schema.rule({"data.text", "data.validation_text", "data.sequence", "data.model"}, [&data]() -> std::string {
+    if (!data.model.empty()) return {};
+    const char* const given = !data.text.empty()              ? "data.text"
+                              : !data.validation_text.empty() ? "data.validation_text"
+                              : data.sequence > 0             ? "data.sequence"
+                                                              : nullptr;
+    return given == nullptr ? std::string()
+                            : fmt::format(
+                                  "{} without data.model (texts are for a language model); add model = "
+                                  "\"runs/lm\" to [data]",
+                                  given);
+  });
+  schema.rule({"data.validation_text", "data.validation"}, [&data]() -> std::string {
+    if (data.validation_text.empty() || data.validation.empty()) return {};
+    return "data.validation_text and data.validation are both given (one set is evaluated); remove one of them";
   });
   schema.rule({"data.layers", "data.d_model"}, [&data]() -> std::string {
     if ((data.layers > 0) == (data.d_model > 0)) return {};

@@ -28,9 +28,11 @@ std::string quote(const std::string& text) {
 }
 
 std::string toml_of(const Key& key, const Value& value) {
-  if (key.is_path && std::holds_alternative<std::string>(value))
-    return toml_value(protect_from_expansion(std::get<std::string>(value)));
-  return toml_value(value);
+  if (!key.is_path) return toml_value(value);
+  if (const auto* const path = std::get_if<std::string>(&value)) return toml_value(protect_from_expansion(*path));
+  std::vector<std::string> paths = std::get<std::vector<std::string>>(value);
+  for (std::string& path : paths) path = protect_from_expansion(path);
+  return toml_value(paths);
 }
 
 /// "largest learning rate [unit]; at least …"
@@ -87,7 +89,7 @@ std::string toml_value(const Value& value) {
 
 std::string type_name(const Key& key) {
   if (!key.choices.empty() && std::holds_alternative<std::string>(key.initial)) return "name";
-  if (key.is_path) return "path";
+  if (key.is_path) return std::holds_alternative<std::string>(key.initial) ? "path" : "list of paths";
   constexpr const char* names[] = {"true or false", "integer", "number", "string", "list of strings"};
   return names[key.initial.index()];
 }

@@ -181,7 +181,7 @@ std::string check_text(const Key& key, std::string& text) {
                        fmt::join(key.choices, "\", \""),
                        hint.empty() ? "" : fmt::format("; did you mean \"{}\"?", hint));
   }
-  if (key.must_be_given && text.empty())
+  if (key.must_be_given && key.alternative.empty() && text.empty())
     return fmt::format("{} is empty (it has no default); {}", key.path(), key.help);
   return {};
 }
@@ -348,12 +348,12 @@ class Reader {
   void finish(const std::vector<Override>& overrides) {
     if (complete_)
       for (const Key& key : schema_.keys())
-        if (key.must_be_given && !values_.count(key.path()) && !failed_.count(key.path()) &&
-            !failed_tables_.count(key.table)) {
+        if (key.must_be_given && !is_given(key) && !failed_.count(key.path()) && !failed_tables_.count(key.table)) {
           const auto table = tables_.find(key.table);
           problems_.in_file(table == tables_.end() ? Position{} : table->second,
-                            fmt::format("{} is missing ({}; it has no default); add {} = {} to [{}]", key.path(),
-                                        key.help, key.name, key.example, key.table));
+                            fmt::format("{} is missing ({}; it has no default); add {} = {} to [{}]{}", key.path(),
+                                        key.help, key.name, key.example, key.table,
+                                        key.alternative.empty() ? "" : ", or give " + key.alternative));
           failed_.insert(key.path());
         }
     if (!complete_) problems_.throw_if_any();  // rules need the values of the file
@@ -426,6 +426,16 @@ class Reader {
   void set(const Key& key, Value value, Origin origin) {
     values_[key.path()] = std::move(value);
     origins_[key.path()] = origin;
+  }
+
+  /// A required key, or the one that may be given in its place: a text that is not empty.
+  bool is_given(const Key& key) const {
+    if (key.alternative.empty()) return values_.count(key.path()) > 0;
+    const auto has_text = [&](const std::string& path) {
+      const auto value = values_.find(path);
+      return value != values_.end() && !std::get<std::string>(value->second).empty();
+    };
+    return has_text(key.path()) || has_text(key.alternative);
   }
 
   void check(const Rule& rule, const std::vector<Override>& overrides) {

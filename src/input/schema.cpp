@@ -44,8 +44,9 @@ Key& Key::path_name() {
   is_path = true;
   return *this;
 }
-Key& Key::required(std::string toml_example) {
+Key& Key::required(std::string toml_example, std::string in_place) {
   must_be_given = true;
+  alternative = std::move(in_place);
   example = std::move(toml_example);
   return *this;
 }

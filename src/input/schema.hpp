@@ -55,6 +55,7 @@ struct Key {
   Value initial;                     ///< the default; its alternative is the key's type
   std::string example;               ///< TOML value for the template of a required key
   bool must_be_given = false;
+  std::string alternative;  ///< path of the key that may be given in place of a required one
   bool is_path = false;
   Resume resume = Resume::fixed;
   std::function<Value()> derive;            ///< the value of a key that the input does not give; empty: `initial`
@@ -74,8 +75,9 @@ struct Key {
   Key& or_word(std::string word, std::int64_t value);
   /// A file path: ${NAME} is replaced by the environment variable; $${ gives ${.
   Key& path_name();
-  /// No default: a missing key is an error. The template shows `toml_example`.
-  Key& required(std::string toml_example);
+  /// No default: a missing key is an error. The template shows `toml_example`. `in_place`: path of a key that may be
+  /// given instead.
+  Key& required(std::string toml_example, std::string in_place = "");
   /// Where the input does not give the key, its value follows from keys that were added before it.
   Key& derived(std::string how, std::function<Value()> value);
   Key& free();

@@ -211,6 +211,24 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   return plan;
 }
 
+TransformerSettings forward_settings(const Configuration& configuration, const Architecture& architecture,
+                                     std::int64_t rows) {
+  TransformerSettings settings = transformer_settings(configuration, architecture);
+  settings.gradients = false;
+  settings.rows = rows;
+  return settings;
+}
+
+std::int64_t forward_bytes(const Configuration& configuration, const Architecture& architecture, std::int64_t rows) {
+  const kernels::Backend backend = device::planned_backend(device_settings(configuration));
+  const training::StateBytes state = training::largest_state_bytes(
+      parameter_specs(architecture), single_process(), configuration.optimizer.state, backend, training::Moments::none);
+  training::StepArena arena(backend);
+  const Transformer::Buffers transformer(forward_settings(configuration, architecture, rows), arena);
+  const Staging::Buffers staging(rows, configuration.data.document_mask, false, arena);
+  return state.weights + state.conversion + 4 * rotary_elements(architecture) + arena.device_bytes();
+}
+
 void require_memory(const Plan& plan, const Configuration& configuration, std::int64_t host,
                     const std::string& host_limit, std::int64_t device) {
   const auto require = [&](const auto& needed, std::int64_t available, const std::string& memory,

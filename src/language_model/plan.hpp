@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "language_model/architecture.hpp"
+#include "language_model/transformer.hpp"
 #include "parallel/grid.hpp"
 
 namespace weft::language_model {
@@ -51,6 +52,12 @@ struct Plan {
 };
 
 Plan plan(const Configuration&, const Architecture&, std::int64_t train_tokens);
+
+/// A Transformer for forward passes over at most `rows` rows of a whole model.
+TransformerSettings forward_settings(const Configuration&, const Architecture&, std::int64_t rows);
+
+/// What the model, without moments, and such a Transformer take where the kernels run.
+std::int64_t forward_bytes(const Configuration&, const Architecture&, std::int64_t rows);
 
 /// GPU memory of a process of a CUDA build before its own allocations (docs/performance.md).
 constexpr std::int64_t kContextBytes = std::int64_t{640} << 20;

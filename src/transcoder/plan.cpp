@@ -128,15 +128,16 @@ Plan plan(const Configuration& configuration, const dataset::Description& descri
       is_private ? measure_private_step(configuration, shape, grid, description.row_bytes(), backend)
                  : measure_step(configuration, shape, grid, description.row_bytes(), backend);
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
-  if (!configuration.data.validation.empty())
+  if (configuration.data.validates())
     plan.device.emplace_back("evaluation", evaluation_device_bytes(shape, grid, batch));
+  plan.device.emplace_back("language model", description.source_bytes);
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
   plan.device.emplace_back("connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0);
   // Private steps read the rows of a micro-batch when they need them.
   plan.host = {{"data loader", is_private ? 0 : dataset::loader_memory(description, configuration.data, grid).total()},
                {"step staging", step.host_bytes()}};
   // After the last step the loader is gone.
-  if (!configuration.data.validation.empty() && configuration.log.evaluate_every > 0)
+  if (configuration.data.validates() && configuration.log.evaluate_every > 0)
     plan.host.emplace_back("evaluation", 2 * grid.largest_part(batch) * description.row_bytes());
   plan.checkpoint_bytes = training::checkpoint_bytes(parameters, policy);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;

@@ -14,8 +14,9 @@
 
 namespace weft::transcoder {
 
-Datasets describe_datasets(const dataset::Settings& settings, const parallel::World& world) {
-  Datasets data{dataset::describe(world, settings.train, settings), std::nullopt};
+Datasets describe_datasets(const dataset::Settings& settings, const parallel::World& world,
+                           std::optional<Datasets> computed) {
+  Datasets data = computed ? std::move(*computed) : Datasets{dataset::describe(world, settings.train, settings), {}};
   if (settings.validation.empty()) return data;
   data.validation = dataset::describe(world, settings.validation, settings);
   if (data.validation->n_layers != data.train.n_layers || data.validation->d_model != data.train.d_model)
@@ -38,7 +39,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
                       ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, data.train.path,
                                         runtime.execution())
                       : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
-                                            runtime.threads())),
+                                            runtime.threads(), configuration.data.statistics_rows)),
       trainer_(configuration, shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
                dataset::normalisation(statistics_, data.train, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.row_bytes(),

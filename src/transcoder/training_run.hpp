@@ -25,9 +25,9 @@ struct Datasets {
   std::optional<dataset::Description> validation;
 };
 
-/// Reads the headers of data.train and data.validation. Collective. Throws a collective Error(data), also if they are
-/// not of one model.
-Datasets describe_datasets(const dataset::Settings&, const parallel::World&);
+/// Reads the headers of data.train and data.validation; or with `computed`, those of data.validation alone. Collective.
+/// Throws a collective Error(data), also if they are not of one model.
+Datasets describe_datasets(const dataset::Settings&, const parallel::World&, std::optional<Datasets> computed = {});
 
 /// Means over the layers of measures on validation data, as metrics of a step.
 training::Metrics validation_metrics(const EvaluationResult&);

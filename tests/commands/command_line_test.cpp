@@ -260,7 +260,7 @@ TEST_CASE("a wrong input ends with 2 and reports every problem with its position
   CHECK(outcome.err ==
         "error: 5 problems in the input\n"
         "a.toml:1:1: data.train is missing (directory of the training activations; it has no default); add train = "
-        "\"data/train\" to [data]\n"
+        "\"data/train\" to [data], or give data.model\n"
         "a.toml:4:1: unknown key \"lerning_rate\" in [optimizer]; did you mean \"learning_rate\"?\n"
         "a.toml:5:9: optimizer.beta1 = 1.5 is out of range (allowed: at least 0, less than 1)\n"
         "a.toml:6:2: unknown table [runn]; did you mean [run]?\n"

@@ -124,7 +124,7 @@ TEST_CASE("error terms give the model's loss whatever the reconstruction, zero a
 TEST_CASE("the harvest names layer and token of a value that is not finite, or too large for fp16") {
   const dataset::TokenSet set = text();
   const TextStream stream({set});
-  const HarvestSettings settings{.length = kLength, .windows = 7, .windows_per_file = 4, .together = 3};
+  const HarvestSettings settings{{.length = kLength, .windows = 7, .windows_per_file = 4}, 3};
   const auto message = [&](float factor, kernels::Scalar type) -> std::pair<ExitCode, std::string> {
     Case one;
     one.set("block_1/mlp/down/weight", factor);

@@ -93,8 +93,8 @@ class SemanticDiversity {
       : loaded_(loaded),
         settings_(language_model::embedding_settings(
             language_model::transformer_settings(loaded.configuration(), loaded.architecture()), kRows)),
-        arena_(loaded.execution(), loaded.grid),
-        transformer_(loaded.model, settings_, timers_, arena_),
+        arena_(loaded.execution(), loaded.whole.grid),
+        transformer_(loaded.whole.model, settings_, timers_, arena_),
         staging_(settings_.rows, false, loaded.execution(), arena_),
         embedder_(settings_, transformer_, staging_, loaded.execution(), arena_) {}
 

@@ -29,7 +29,7 @@ int language_model_evaluate(const Request& request, const parallel::World& world
     return {};
   });
   const dataset::TokenSet text =
-      held_out ? training_text(loaded, true, world)
+      held_out ? training_text(loaded.opened, loaded.tokenizer, true, world)
                : language_model::load_tokens(path, loaded.tokenizer, loaded.architecture().vocabulary, world);
 
   // 2. Measure, print, record.

@@ -4,17 +4,13 @@
 // dataset for weft train.
 #include "language_model/harvest.hpp"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <filesystem>
 
 #include "base/log.hpp"
 #include "commands/language_model/loaded.hpp"
 #include "commands/language_model/texts.hpp"
 #include "dataset/activations/description.hpp"
 #include "report/format.hpp"
-#include "storage/digest.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::commands {
@@ -26,34 +22,12 @@ using namespace language_model;
 constexpr std::int64_t kMostRows = 16384;
 constexpr std::int64_t kBatchBytes =
     256 << 20;  // as stored; the host holds one batch of each file that is being written
-constexpr std::int64_t kRowsPerFile = 65536;
 
 kernels::Scalar stored_type(const Request& request, const Configuration& configuration) {
   if (request.stored_type.empty()) return activation_type(configuration);
   return request.stored_type == "bf16"   ? kernels::Scalar::bf16
          : request.stored_type == "fp16" ? kernels::Scalar::fp16
                                          : kernels::Scalar::fp32;
-}
-
-/// Recognises the weights: sha256 of the manifest, or of the configuration and the weights of a directory of Hugging
-/// Face, which rank 0 reads. Collective.
-std::string identity(const OpenedModel& opened, const parallel::World& world) {
-  if (opened.found) return storage::sha256(checkpoint::to_text(opened.found->manifest));
-  return world.on_root([&] {
-    std::string parts = table_of(opened.configuration().language_model);
-    std::vector<std::filesystem::path> files;
-    for (const auto& entry : std::filesystem::directory_iterator(opened.directory->path()))
-      if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-    std::sort(files.begin(), files.end());
-    for (const std::filesystem::path& file : files) {
-      const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(file));
-      parts += fmt::format("\n{} {} {}", file.filename().string(), bytes,
-                           fmt::join(storage::sha256_segments(file, bytes, 0, storage::digest_segments(bytes),
-                                                              storage::digest_threads()),
-                                     " "));
-    }
-    return storage::sha256(parts);
-  });
 }
 
 HarvestSettings harvest_settings(const Request& request, const Configuration& configuration, std::int64_t tokens) {
@@ -85,7 +59,9 @@ int language_model_harvest(const Request& request, const parallel::World& world)
   // 1. The model, and the text in its tokens.
   const LoadedLanguageModel loaded(request, world);
   const Configuration& configuration = loaded.configuration();
-  const Texts texts = load_texts(request, loaded, world);
+  if (!request.files.empty() && !request.split.empty())
+    throw collective_error(ExitCode::usage, "--split and --text exclude each other (a split is of the run's own text)");
+  const Texts texts = load_texts({request.files, request.split}, loaded.opened, loaded.tokenizer, world);
   const TextStream stream(texts.sets);
   const HarvestSettings settings = harvest_settings(request, configuration, stream.size());
 
@@ -108,7 +84,7 @@ int language_model_harvest(const Request& request, const parallel::World& world)
   writer.tokens = true;
   if (loaded.tokenizer) writer.vocabulary = token_texts(*loaded.tokenizer);
   dataset::ChunkFiles files(writer, {{"model", name},
-                                     {"checkpoint", identity(loaded.opened, world)},
+                                     {"checkpoint", loaded.opened.identity(world)},
                                      {"text", stream.fingerprint()},
                                      {"precision", configuration.precision == device::Precision::tf32
                                                        ? "tf32"

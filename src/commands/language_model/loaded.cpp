@@ -5,36 +5,29 @@
 #include "parallel/affinity.hpp"
 
 namespace weft::commands {
-namespace {
 
 using namespace language_model;
 
-TransformerSettings forward_settings(const LoadedLanguageModel& loaded, std::int64_t rows) {
-  TransformerSettings settings = transformer_settings(loaded.configuration(), loaded.architecture());
-  settings.gradients = false;
-  settings.rows = rows;
-  return settings;
+WholeModel::WholeModel(const OpenedModel& opened, const parallel::World& world, const kernels::Execution& execution)
+    : self(world.all().split(world.rank(), 0)),
+      grid(self, single_process()),
+      model(opened.architecture, opened.configuration().optimizer.state, grid.shape(), 0, execution,
+            training::Moments::none) {
+  opened.load(model, world, execution);
 }
-
-}  // namespace
 
 LoadedLanguageModel::LoadedLanguageModel(const Request& request, const parallel::World& world)
     : opened(request, world),
       runtime(device_settings(configuration()), world.node_rank(),
               parallel::bind_to_cpus(world, configuration().device)),
       tokenizer(opened.tokenizer(world, runtime.execution())),
-      self(world.all().split(world.rank(), 0)),
-      grid(self, single_process()),
-      model(architecture(), configuration().optimizer.state, grid.shape(), 0, runtime.execution(),
-            training::Moments::none) {
-  opened.load(model, world, runtime.execution());
-}
+      whole(opened, world, runtime.execution()) {}
 
-ForwardOnly::ForwardOnly(const LoadedLanguageModel& loaded, std::int64_t rows)
-    : settings(forward_settings(loaded, rows)),
-      arena(loaded.execution(), loaded.grid),
-      transformer(loaded.model, settings, timers, arena),
-      staging(rows, loaded.configuration().data.document_mask, loaded.execution(), arena) {
+ForwardOnly::ForwardOnly(const Configuration& configuration, const WholeModel& whole, std::int64_t rows)
+    : settings(forward_settings(configuration, whole.model.architecture(), rows)),
+      arena(whole.model.execution(), whole.grid),
+      transformer(whole.model, settings, timers, arena),
+      staging(rows, configuration.data.document_mask, whole.model.execution(), arena) {
   transformer.prepare_weights();
 }
 

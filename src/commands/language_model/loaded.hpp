@@ -12,6 +12,16 @@
 
 namespace weft::commands {
 
+/// A whole language model in the memory of this process, for forward passes.
+struct WholeModel {
+  /// Collective.
+  WholeModel(const OpenedModel&, const parallel::World&, const kernels::Execution&);
+
+  const parallel::Communicator self;  ///< this rank alone
+  const parallel::Grid grid;
+  const language_model::Model model;  ///< without moments
+};
+
 struct LoadedLanguageModel {
   /// request.subject is the model (opened.hpp). Every rank has the whole model. Collective. Throws as OpenedModel.
   LoadedLanguageModel(const Request&, const parallel::World&);
@@ -23,14 +33,14 @@ struct LoadedLanguageModel {
   const OpenedModel opened;
   const device::Runtime runtime;
   const std::optional<language_model::Tokenizer> tokenizer;
-  const parallel::Communicator self;  ///< this rank alone
-  const parallel::Grid grid;
-  const language_model::Model model;  ///< without moments
+  const WholeModel whole;
 };
 
 /// A transformer for forward passes over at most `rows` rows, and the memory of its tokens.
 struct ForwardOnly {
-  ForwardOnly(const LoadedLanguageModel&, std::int64_t rows);
+  ForwardOnly(const language_model::Configuration&, const WholeModel&, std::int64_t rows);
+  ForwardOnly(const LoadedLanguageModel& loaded, std::int64_t rows)
+      : ForwardOnly(loaded.configuration(), loaded.whole, rows) {}
 
   const language_model::TransformerSettings settings;
   report::Timers timers;

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/language_model/opened.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <filesystem>
 
 #include "language_model/exchange/peft.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"
+#include "storage/digest.hpp"
 
 namespace weft::commands {
 namespace {
@@ -94,6 +98,25 @@ training::Parameters OpenedModel::adapters(const parallel::World& world, const k
   else
     load_part(adapters, *found, world, execution);
   return adapters;
+}
+
+std::string OpenedModel::identity(const parallel::World& world) const {
+  if (found) return storage::sha256(checkpoint::to_text(found->manifest));
+  return world.on_root([&] {
+    std::string parts = language_model::table_of(configuration().language_model);
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(directory->path()))
+      if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
+    for (const std::filesystem::path& file : files) {
+      const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(file));
+      parts += fmt::format("\n{} {} {}", file.filename().string(), bytes,
+                           fmt::join(storage::sha256_segments(file, bytes, 0, storage::digest_segments(bytes),
+                                                              storage::digest_threads()),
+                                     " "));
+    }
+    return storage::sha256(parts);
+  });
 }
 
 std::string OpenedModel::name() const {

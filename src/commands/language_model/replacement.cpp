@@ -60,7 +60,7 @@ TranscoderReplacement::TranscoderReplacement(const std::string& path, const Load
     : execution_(loaded.execution()),
       found_(transcoder_at(path, world)),
       input_(input_of(found_, world)),
-      grid_(loaded.self, parallel::data_by_feature(1, 1)),
+      grid_(loaded.whole.self, parallel::data_by_feature(1, 1)),
       shape_(require_fit(found_, input_.configuration, loaded.architecture().model)),
       statistics_(transcoder::load_statistics(world, found_, shape_.n_layers, shape_.d_model, found_.path.string(),
                                               execution_)),

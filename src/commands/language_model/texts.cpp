@@ -20,47 +20,49 @@ TokenSet with_end(const TokenSet& set, const std::optional<language_model::Token
 
 }  // namespace
 
-TokenSet training_text(const LoadedLanguageModel& loaded, bool held_out, const parallel::World& world) {
-  const dataset::TokenSettings& data = loaded.configuration().data;
+TokenSet training_text(const OpenedModel& opened, const std::optional<language_model::Tokenizer>& tokenizer,
+                       bool held_out, const parallel::World& world) {
+  const dataset::TokenSettings& data = opened.configuration().data;
   const language_model::Corpus corpus = language_model::load_corpus(data, world);
-  const bool same = corpus.tokenizer.has_value() == loaded.tokenizer.has_value() &&
-                    (!loaded.tokenizer || corpus.tokenizer->text() == loaded.tokenizer->text());
-  if (!same || corpus.fingerprint != loaded.opened.found->manifest.dataset_fingerprint)
-    throw collective_error(
-        ExitCode::data, "{}: has changed since the training (its {} part is not the one of the run); give --text FILE",
-        data.train, held_out ? "held-out" : "training");
+  const bool same = corpus.tokenizer.has_value() == tokenizer.has_value() &&
+                    (!tokenizer || corpus.tokenizer->text() == tokenizer->text());
+  if (!same || corpus.fingerprint != opened.found->manifest.dataset_fingerprint)
+    throw collective_error(ExitCode::data,
+                           "{}: has changed since the training (its {} part is not the one of the run); give a text",
+                           data.train, held_out ? "held-out" : "training");
   return held_out ? *corpus.validation : corpus.train;
 }
 
-Texts load_texts(const Request& request, const LoadedLanguageModel& loaded, const parallel::World& world) {
-  const dataset::TokenSettings& data = loaded.configuration().data;
-  if (request.files.empty()) {
-    if (!loaded.opened.found)
-      throw collective_error(ExitCode::usage, "the model comes without a text; give --text FILES");
-    const bool validation = request.split == "validation";
-    if (!validation) return {{training_text(loaded, false, world)}, data.train, "train"};
+Texts load_texts(const TextChoice& choice, const OpenedModel& opened,
+                 const std::optional<language_model::Tokenizer>& tokenizer, const parallel::World& world) {
+  const dataset::TokenSettings& data = opened.configuration().data;
+  const std::int64_t vocabulary = opened.architecture.vocabulary;
+  if (choice.files.empty()) {
+    if (!opened.found)
+      throw collective_error(ExitCode::usage, "{}: the model comes without a text; give {}",
+                             opened.directory->path().string(), choice.option);
+    const bool validation = choice.split == "validation";
+    if (!validation) return {{training_text(opened, tokenizer, false, world)}, data.train, "train"};
     if (!data.validation.empty())
-      return {{language_model::load_tokens(data.validation, loaded.tokenizer, loaded.architecture().vocabulary, world)},
-              data.validation,
-              "validation"};
+      return {
+          {language_model::load_tokens(data.validation, tokenizer, vocabulary, world)}, data.validation, "validation"};
     if (data.validation_fraction == 0)
-      throw collective_error(ExitCode::usage, "--split validation: the run has no validation data; give --text FILE");
-    return {{training_text(loaded, true, world)}, data.train, "validation"};
+      throw collective_error(ExitCode::usage, "{}: the run has no validation data; give {}", opened.name(),
+                             choice.option);
+    return {{training_text(opened, tokenizer, true, world)}, data.train, "validation"};
   }
-  if (!request.split.empty())
-    throw collective_error(ExitCode::usage, "--split and --text exclude each other (a split is of the run's own text)");
   Texts texts;
-  for (const std::string& path : request.files) {
-    const bool text =
-        !world
-             .on_root([&]() -> std::string {
-               if (!std::filesystem::exists(path))
-                 throw error(ExitCode::usage, "--text \"{}\": no such file or directory; correct the path", path);
-               return std::filesystem::is_directory(path) || dataset::is_token_file(path) ? "" : "text";
-             })
-             .empty();
-    const TokenSet set = language_model::load_tokens(path, loaded.tokenizer, loaded.architecture().vocabulary, world);
-    texts.sets.push_back(text ? with_end(set, loaded.tokenizer, loaded.architecture().vocabulary) : set);
+  for (const std::string& path : choice.files) {
+    const bool text = !world
+                           .on_root([&]() -> std::string {
+                             if (!std::filesystem::exists(path))
+                               throw error(ExitCode::usage, "{} \"{}\": no such file or directory; correct the path",
+                                           choice.option, path);
+                             return std::filesystem::is_directory(path) || dataset::is_token_file(path) ? "" : "text";
+                           })
+                           .empty();
+    const TokenSet set = language_model::load_tokens(path, tokenizer, vocabulary, world);
+    texts.sets.push_back(text ? with_end(set, tokenizer, vocabulary) : set);
     texts.names += (texts.names.empty() ? "" : ", ") + path;
   }
   return texts;

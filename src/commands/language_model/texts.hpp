@@ -3,10 +3,11 @@
 // The text that a command applies a language model to.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "commands/language_model/loaded.hpp"
+#include "commands/language_model/opened.hpp"
 
 namespace weft::commands {
 
@@ -18,10 +19,19 @@ struct Texts {
 
 /// Of a run: the part of the training text that it trained on, or the part that it held out. Throws a collective
 /// Error(data) if the text is another one now. Collective.
-dataset::TokenSet training_text(const LoadedLanguageModel&, bool held_out, const parallel::World&);
+dataset::TokenSet training_text(const OpenedModel&, const std::optional<language_model::Tokenizer>&, bool held_out,
+                                const parallel::World&);
 
-/// The files of --text; without it the run's training or validation data, as --split says. A text file is one document
-/// and ends with the end-of-text symbol, if the tokeniser has one. Collective.
-Texts load_texts(const Request&, const LoadedLanguageModel&, const parallel::World&);
+/// What is asked for.
+struct TextChoice {
+  std::vector<std::string> files;       ///< empty: the text of the run
+  std::string split;                    ///< of it: "", "train" or "validation"
+  std::string option = "--text FILES";  ///< how files are given, for messages
+};
+
+/// The files; without them the run's training or validation data. A text file is one document and ends with the
+/// end-of-text symbol, if the tokeniser has one. Collective.
+Texts load_texts(const TextChoice&, const OpenedModel&, const std::optional<language_model::Tokenizer>&,
+                 const parallel::World&);
 
 }  // namespace weft::commands

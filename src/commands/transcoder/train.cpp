@@ -7,6 +7,7 @@
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "commands/commands.hpp"
+#include "commands/language_model/model_rows.hpp"
 #include "commands/shared/dry_run.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
@@ -25,8 +26,14 @@ namespace {
 
 /// True if a dry run is to plan from data.layers and data.d_model, because the files do not exist yet.
 bool plans_without_files(const Request& request, const dataset::Settings& data, const parallel::World& world) {
-  if (!request.dry_run || data.layers == 0) return false;
+  if (!request.dry_run || data.layers == 0 || !data.model.empty()) return false;
   return world.on_root([&] { return std::string(std::filesystem::exists(data.train) ? "" : "missing"); }) == "missing";
+}
+
+std::string summary_without_files(const dataset::Description& data) {
+  return fmt::format(
+      "{}: not there yet; planned for {} layers, d_model {}, in bf16, from data.layers and data.d_model\n", data.path,
+      data.n_layers, data.d_model);
 }
 
 }  // namespace
@@ -43,13 +50,19 @@ int train(const Request& request, const parallel::World& world) {
       parallel::ranks_of_grid(configuration.parallel, world.size(), request.dry_run));
   if (configuration.privacy.enabled) transcoder::require_private_grid(shape);
   const bool without_files = plans_without_files(request, configuration.data, world);
-  if (!without_files) require_directory(world, configuration.data.train, "data.train");
+  if (!without_files && configuration.data.model.empty())
+    require_directory(world, configuration.data.train, "data.train");
   if (!configuration.data.validation.empty())
     require_directory(world, configuration.data.validation, "data.validation");
-  const transcoder::Datasets data =
-      without_files
-          ? transcoder::Datasets{dataset::imagined(configuration.data.train, configuration.data), std::nullopt}
-          : transcoder::describe_datasets(configuration.data, world);
+  std::optional<ModelRows> rows;
+  if (!configuration.data.model.empty()) rows.emplace(configuration, world);
+  transcoder::Datasets data =
+      without_files ? transcoder::Datasets{dataset::imagined(configuration.data.train, configuration.data), {}}
+      : rows        ? transcoder::describe_datasets(configuration.data, world, rows->datasets())
+                    : transcoder::describe_datasets(configuration.data, world);
+  const std::string summary = without_files ? summary_without_files(data.train)
+                              : rows        ? rows->summary()
+                                            : dataset::summary(data.train);
   transcoder::resolve_k(configuration, data.train.n_layers);
   transcoder::check_layers(configuration, data.train.n_layers);
   if (world.is_root())
@@ -89,15 +102,7 @@ int train(const Request& request, const parallel::World& world) {
       need.device = fitting.device_total();
     }
     training::require_usable_output(world, configuration.run.output);
-    print_result(
-        request,
-        fmt::format("{}{}{}",
-                    without_files ? fmt::format("{}: not there yet; planned for {} layers, d_model {}, in bf16, from "
-                                                "data.layers and data.d_model\n",
-                                                data.train.path, data.train.n_layers, data.train.d_model)
-                                  : dataset::summary(data.train),
-                    plan_text, to_text(need)),
-        plan_document(fitting, need));
+    print_result(request, fmt::format("{}{}{}", summary, plan_text, to_text(need)), plan_document(fitting, need));
     return 0;
   }
 
@@ -110,6 +115,8 @@ int train(const Request& request, const parallel::World& world) {
   const std::int64_t micro_tokens = usable > 0
                                         ? transcoder::micro_tokens_that_fit(configuration, data.train, shape, usable)
                                         : configuration.data.micro_tokens;
+  std::optional<RunningModel> running;
+  if (rows) running.emplace(*rows, data, runtime, world);
 
   // 3. The run directory, and the checkpoint to resume from.
   report::run_record()["data"] = {
@@ -137,7 +144,7 @@ int train(const Request& request, const parallel::World& world) {
     training::use_recorded_algorithms(configuration.device.algorithms, world, opened.found->manifest.extra);
   training::Profile profile(request.profile, world, runtime);
   report::record_start(world, request.command_line, library_versions(), runtime.description());
-  log::info("{}{}{}", training::hosts_text(), dataset::summary(data.train), plan_text);
+  log::info("{}{}{}", training::hosts_text(), summary, plan_text);
   configuration.data.micro_tokens = micro_tokens;
 
   // 4. The model, and its training.

@@ -28,6 +28,8 @@
 
 namespace weft::dataset {
 
+class RowSource;
+
 struct FileDescription {
   std::string name = {};  ///< inside the directory
   std::int64_t bytes = 0;
@@ -59,6 +61,9 @@ struct Description {
   /// each file, and of a sample of rows inside each file (row_sample.hpp).
   std::string fingerprint = {};
   std::vector<std::string> notes = {};  ///< remarks for the user that are not errors, one sentence each
+  /// Computes the rows when they are read (row_source.hpp); null: they are in the files. Must outlive all readers.
+  RowSource* source = nullptr;
+  std::int64_t source_bytes = 0;  ///< memory of the source where the kernels run
 
   /// Bytes of one row of inputs (or of targets): all layers, as stored.
   std::int64_t row_bytes() const { return n_layers * d_model * kernels::bytes_of(dtype); }

@@ -253,9 +253,11 @@ class Loader::OnDemand final : public Loader::Production {
 Loader::Loader(const Description& description, const Settings& settings, std::uint64_t seed,
                const parallel::World& world, const parallel::Communicator& node, const parallel::Grid& grid,
                Cursor start, int n_threads) {
+  // A source computes with the kernels of the steps, and so in their thread.
+  const bool prefetch = settings.prefetch && description.source == nullptr;
   auto source = std::make_unique<BatchSource>(description, settings, seed, world, node, grid, start, n_threads,
-                                              settings.prefetch ? 1.0 : 0.0);
-  if (settings.prefetch)
+                                              prefetch ? 1.0 : 0.0);
+  if (prefetch)
     production_ = std::make_unique<Prefetching>(std::move(source));
   else
     production_ = std::make_unique<OnDemand>(std::move(source));

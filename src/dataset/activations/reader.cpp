@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "dataset/activations/row_sample.hpp"
+#include "dataset/activations/row_source.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/posix_file.hpp"
@@ -135,6 +136,10 @@ Workers& Reader::workers() { return state_->workers; }
 std::vector<Job> Reader::jobs(std::span<const RowRead> reads) {
   State& state = *state_;
   std::vector<Job> jobs;
+  if (state.description.source != nullptr) {
+    state.description.source->read(reads);
+    return jobs;
+  }
   std::map<std::int64_t, std::vector<RowRead>> compressed;
   for (const RowRead& read : reads) {
     if (read.rows == 0) continue;

@@ -4,7 +4,7 @@
 //
 // Uncompressed datasets are located once through HDF5 and then read with preadv by several threads, outside the HDF5
 // lock, directly into interleaved rows. Compressed datasets are read through HDF5; each chunk is unpacked once per
-// call.
+// call. Rows of a dataset with a source (row_source.hpp) are computed by the calling thread instead.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,8 @@ class Reader {
   /// (require_described, row_sample.hpp).
   void read(std::span<const RowRead>);
   /// The same as jobs for `workers`, which may run in any order and concurrently with other jobs. Opens the files and
-  /// may throw like `read`; so may the jobs. Jobs own what they use, except this Reader.
+  /// may throw like `read`; so may the jobs. Jobs own what they use, except this Reader. A source has filled the rows
+  /// when this returns, and there are no jobs.
   std::vector<Job> jobs(std::span<const RowRead>);
 
   /// Its threads, for `jobs` and for loops over the rows. Must not be used while `read` runs.

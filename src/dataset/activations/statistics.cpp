@@ -196,6 +196,11 @@ SideStatistics side_from_json(const json& j, const Description& description) {
   return side;
 }
 
+/// Rows that statistics of the first `n_rows` are computed from.
+std::int64_t rows_counted(const Description& description, std::int64_t n_rows) {
+  return n_rows == 0 ? description.n_rows : std::min(n_rows, description.n_rows);
+}
+
 void check_normalised(const SideStatistics& own, const json& said, const std::string& path, const std::string& dataset,
                       std::int64_t layer, std::int64_t d) {
   for (const bool deviation : {false, true}) {
@@ -226,16 +231,20 @@ void check_normalised(const SideStatistics& own, const json& said, const std::st
 
 }  // namespace
 
-Statistics compute_statistics(const parallel::World& world, const Description& description, int n_threads) {
+Statistics compute_statistics(const parallel::World& world, const Description& description, int n_threads,
+                              std::int64_t n_rows) {
   parallel::note_phase("statistics of the data");
   struct Piece {
     std::int64_t file, begin, end;
   };
   std::vector<Piece> pieces;
-  for (std::size_t file = 0; file < description.files.size(); ++file)
-    for (std::int64_t begin = 0; begin < description.files[file].rows; begin += kBlockRows)
-      pieces.push_back(
-          {static_cast<std::int64_t>(file), begin, std::min(begin + kBlockRows, description.files[file].rows)});
+  std::int64_t left = rows_counted(description, n_rows);
+  for (std::size_t file = 0; file < description.files.size() && left > 0; ++file) {
+    const std::int64_t rows = std::min(left, description.files[file].rows);
+    for (std::int64_t begin = 0; begin < rows; begin += kBlockRows)
+      pieces.push_back({static_cast<std::int64_t>(file), begin, std::min(begin + kBlockRows, rows)});
+    left -= rows;
+  }
   const std::int64_t n_pieces = static_cast<std::int64_t>(pieces.size());
   const std::int64_t n_segments = std::min(kSegments, n_pieces);
   const std::int64_t columns = 2 * description.n_layers * description.d_model, layers = 2 * description.n_layers;
@@ -288,12 +297,14 @@ Statistics compute_statistics(const parallel::World& world, const Description& d
 }
 
 Statistics statistics(const parallel::World& world, const Description& description, const std::string& cache_path,
-                      int n_threads) {
+                      int n_threads, std::int64_t n_rows) {
+  const std::int64_t counted = rows_counted(description, n_rows);
   std::string text = world.on_root([&]() -> std::string {
     if (!std::filesystem::exists(cache_path)) return "";
     try {
       std::string cached = read_small_file(cache_path, largest_text(description));
-      statistics_from_text(cached, description);
+      if (const std::int64_t rows = statistics_from_text(cached, description).n_rows; rows != counted)
+        throw error(ExitCode::data, "they are of {} rows, not of {}", rows, counted);
       return cached;
     } catch (const Error& failure) {
       log::warning("{}: ignored ({}); recomputing the statistics", cache_path, failure.what());
@@ -302,7 +313,7 @@ Statistics statistics(const parallel::World& world, const Description& descripti
   });
   Statistics result;
   if (text.empty()) {
-    result = compute_statistics(world, description, n_threads);
+    result = compute_statistics(world, description, n_threads, n_rows);
     world.on_root([&] {
       report::require_ownership();
       storage::write_text_atomically(cache_path, to_text(result, description));
@@ -312,7 +323,7 @@ Statistics statistics(const parallel::World& world, const Description& descripti
     result = statistics_from_text(text, description);
   }
   world.on_root([&] {
-    check_against_file(result, description);
+    if (counted == description.n_rows) check_against_file(result, description);
     return std::string();
   });
   if (description.targets_are_inputs) result.targets = result.inputs;

@@ -29,14 +29,16 @@ struct Statistics {
   SideStatistics targets;
 };
 
-/// Reads the whole dataset once, a part on each rank. Collective. Throws Error(data), known to all ranks, with file,
-/// dataset and row of the first value that is not finite.
-Statistics compute_statistics(const parallel::World&, const Description&, int n_threads);
+/// Of the first n_rows rows in stored order; 0 or more than there are: of all. Reads them once, a part on each rank.
+/// Collective. Throws Error(data), known to all ranks, with file, dataset and row of the first value that is not
+/// finite.
+Statistics compute_statistics(const parallel::World&, const Description&, int n_threads, std::int64_t n_rows = 0);
 
-/// The same with a cache file for the dataset's fingerprint and the sizes and times of modification of its files.
-/// Recomputes and replaces a cache that is missing, damaged or of another dataset. Then checks the statistics against
-/// norm_stats.json, if present. Collective.
-Statistics statistics(const parallel::World&, const Description&, const std::string& cache_path, int n_threads);
+/// The same with a cache file for n_rows, the dataset's fingerprint and the sizes and times of modification of its
+/// files. Recomputes and replaces a cache that is missing, damaged or of other rows. Then checks the statistics against
+/// norm_stats.json, if present and of the same rows. Collective.
+Statistics statistics(const parallel::World&, const Description&, const std::string& cache_path, int n_threads,
+                      std::int64_t n_rows = 0);
 
 /// Throws Error(data) if norm_stats.json is damaged or belongs to other data.
 void check_against_file(const Statistics&, const Description&);

@@ -42,6 +42,7 @@ WindowReader::WindowReader(const Description& description, const Settings& setti
   next_.inputs = 2 * side_bytes;
   next_.targets = 3 * side_bytes;
   allocate(world, node, 4 * side_bytes);
+  if (description.source != nullptr) lock_.emplace(memory_, 4 * side_bytes);
 }
 
 /// Collective.

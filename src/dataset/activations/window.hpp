@@ -24,6 +24,7 @@
 #include "dataset/activations/description.hpp"
 #include "dataset/activations/order.hpp"
 #include "dataset/activations/reader.hpp"
+#include "device/page_lock.hpp"
 #include "parallel/communicator.hpp"
 #include "parallel/node_memory.hpp"
 #include "parallel/world.hpp"
@@ -92,6 +93,7 @@ class WindowReader {
   std::unique_ptr<std::byte[]> own_memory_;          // both windows, if no other rank can see them
   std::optional<parallel::NodeMemory> node_memory_;  // both windows, if the ranks of the node share them
   std::byte* memory_ = nullptr;                      // this rank's part, in one of the two
+  std::optional<device::PageLock> lock_;             // of it, if a source writes to it from a GPU
   std::vector<const std::byte*> memory_of_;          // [rank]
   std::exception_ptr failure_;
 };

@@ -42,6 +42,9 @@ std::string refusal(const Configuration& configuration) {
         "a record, from which the norm of a record's gradient is formed); leave it out, and take activation = \"topk\" "
         "for sparse features",
         model.sparsity > 0 ? "sparsity" : "preactivation_penalty");
+  if (!configuration.data.model.empty())
+    return "data.model with privacy.enabled (records are drawn one by one, a language model computes blocks of rows); "
+           "write its activations with weft lm harvest, and give data.train";
   if (configuration.data.validation.empty())
     return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
            "which are public: statistics of the training data would be released without noise); give it";

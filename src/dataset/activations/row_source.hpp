@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of a dataset that are computed when they are read, for example by a language model (Description::source).
+// Everything that reads a dataset reads it through Reader, which asks the source instead of the files: order, windows,
+// statistics, evaluation and the exchange between ranks are the same for both.
+#pragma once
+
+#include <span>
+
+namespace weft::dataset {
+
+struct RowRead;
+
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+
+  /// Fills the destinations. A row has the same bits whenever and together with whatever rows it is read. Called by the
+  /// thread of the training steps alone; not collective: ranks read different rows.
+  virtual void read(std::span<const RowRead>) = 0;
+};
+
+}  // namespace weft::dataset
