@@ -45,6 +45,9 @@ std::string refusal(const Configuration& configuration) {
   if (!configuration.data.model.empty())
     return "data.model with privacy.enabled (records are drawn one by one, a language model computes blocks of rows); "
            "write its activations with weft lm harvest, and give data.train";
+  if (configuration.data.statistics_rows > 0)
+    return "data.statistics_rows with privacy.enabled (mean and scale are those of the validation data, all of them); "
+           "leave it out";
   if (configuration.data.validation.empty())
     return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
            "which are public: statistics of the training data would be released without noise); give it";

@@ -82,6 +82,23 @@ TEST_CASE("statistics equal those of a two-pass algorithm, for all ranks, files 
   }
 }
 
+TEST_CASE(
+    "statistics of the first rows are those of a two-pass algorithm on them, and do not take another number's cache") {
+  const Sample sample{2, 6, {3000, 3000, 77}, Scalar::fp32, Compression::none};
+  const Directory directory;
+  testing::write_sample(directory / "train", sample);
+  const Description description = describe(testing::world(), directory / "train", {});
+  // All rows, a part of the first file, all of it and a row more, more than there are.
+  for (const std::int64_t n_rows : {0, 1500, 3001, 9000}) {
+    const std::int64_t counted = n_rows == 0 ? 6077 : std::min<std::int64_t>(n_rows, 6077);
+    const Statistics result = statistics(testing::world(), description, directory / "statistics.json", 1, n_rows);
+    CHECK(result.n_rows == counted);
+    check_equal(result.inputs.mean, two_pass(sample, counted, false).mean);
+    check_equal(result.targets.standard_deviation, two_pass(sample, counted, true).standard_deviation);
+    testing::world().all().barrier();
+  }
+}
+
 TEST_CASE("statistics are bitwise equal on any number of ranks") {
   const Sample sample{2, 6, {3000, 3000, 77}, Scalar::fp32, Compression::none};
   const Directory directory;
