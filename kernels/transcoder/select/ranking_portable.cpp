@@ -17,6 +17,8 @@ constexpr float kSmallestSpread = 1e-6f;  // added to s
 
 }  // namespace
 
+namespace portable {
+
 void rank_tile(const Execution& execution, AnyMatrix product, Array<const float> bias, Array<const float> norm) {
   for_teams(
       execution, "rank_tile", product.rows, sizeof(RankScratch), KOKKOS_LAMBDA(const Team& team) {
@@ -31,6 +33,24 @@ void rank_tile(const Execution& execution, AnyMatrix product, Array<const float>
         });
       });
 }
+
+void standardise_tile(const Execution& execution, AnyMatrix product, Array<const float> bias, Array<const float> mean,
+                      Array<const float> spread) {
+  for_teams(
+      execution, "standardise_tile", product.rows, sizeof(RankScratch), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t row = team.league_rank();
+        RankScratch& buffer = scratch<RankScratch>(team);
+        for_chunks(product.columns, product.columns, [&](std::int64_t column, int count) {
+          const float* p = row_chunk(team, product, row, column, count, buffer.value);
+          store_chunk(team, product, row, column, count, [&](int c) {
+            const float z = p[c] + bias[column + c], above = z - mean[column + c];
+            return z <= 0.0f || above <= 0.0f ? 0.0f : above / spread[column + c];
+          });
+        });
+      });
+}
+
+}  // namespace portable
 
 void centre_products(const Execution& execution, Array<const float> sums, std::int64_t n_tokens,
                      Matrix<float> products) {
@@ -61,22 +81,6 @@ void feature_moments(const Execution& execution, AnyMatrix weight, Array<const f
         once(team, [&] {
           mean[row] = static_cast<float>(sum / tokens + static_cast<double>(bias[row]));
           spread[row] = static_cast<float>(sqrt(variance > 0 ? variance : 0)) + kSmallestSpread;
-        });
-      });
-}
-
-void standardise_tile(const Execution& execution, AnyMatrix product, Array<const float> bias, Array<const float> mean,
-                      Array<const float> spread) {
-  for_teams(
-      execution, "standardise_tile", product.rows, sizeof(RankScratch), KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t row = team.league_rank();
-        RankScratch& buffer = scratch<RankScratch>(team);
-        for_chunks(product.columns, product.columns, [&](std::int64_t column, int count) {
-          const float* p = row_chunk(team, product, row, column, count, buffer.value);
-          store_chunk(team, product, row, column, count, [&](int c) {
-            const float z = p[c] + bias[column + c], above = z - mean[column + c];
-            return z <= 0.0f || above <= 0.0f ? 0.0f : above / spread[column + c];
-          });
         });
       });
 }
