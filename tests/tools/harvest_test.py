@@ -312,6 +312,18 @@ def check_messages(folder, text):
     assert "the text ends after about" in run(model, *common[:-1], folder / "short", "--tokens", "1000000")
 
 
+def check_device_map(folder, text):
+    """Spread by accelerate, here over one device: the same file."""
+    if importlib.util.find_spec("accelerate") is None:
+        print("--device-map: skipped (the package accelerate is not installed)")
+        return
+    common = ("--text", text[0], "--context", CONTEXT, "--dtype", "fp32")
+    for name, where in (("placed", ("--device", DEVICE)), ("spread", ("--device-map", "auto"))):
+        run(folder / "gpt2", *common, *where, "--output", folder / name)
+    placed, spread = ((folder / name / "chunk_0.hdf5").read_bytes() for name in ("placed", "spread"))
+    assert placed == spread
+
+
 def main():
     weft = sys.argv[1] if len(sys.argv) > 1 else None
     with tempfile.TemporaryDirectory(prefix="weft_harvest_") as name:
@@ -320,6 +332,7 @@ def main():
         for kind in ("gpt2", "llama", "bert"):
             check_model(kind, folder, text, weft)
         check_messages(folder, text)
+        check_device_map(folder, text)
     where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"every stored bit is the model's: GPT-2, Llama and BERT, bf16 and fp32, on {where}; torch {torch.__version__}, "
           f"transformers {transformers.__version__}, h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}"
