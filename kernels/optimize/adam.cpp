@@ -13,7 +13,6 @@ decltype(kernels::adam_vector) adam_vector;
 decltype(kernels::initialise_uniform) initialise_uniform;
 decltype(kernels::weights_to_float) weights_to_float;
 decltype(kernels::weights_from_float) weights_from_float;
-decltype(kernels::segment_norms) segment_norms;
 decltype(kernels::flag_nonfinite) flag_nonfinite;
 decltype(kernels::flag_beyond) flag_beyond;
 }  // namespace portable
@@ -24,7 +23,6 @@ decltype(kernels::adam_vector) adam_vector;
 decltype(kernels::initialise_uniform) initialise_uniform;
 decltype(kernels::weights_to_float) weights_to_float;
 decltype(kernels::weights_from_float) weights_from_float;
-decltype(kernels::segment_norms) segment_norms;
 decltype(kernels::flag_nonfinite) flag_nonfinite;
 decltype(kernels::flag_beyond) flag_beyond;
 }  // namespace cuda
@@ -52,10 +50,6 @@ void weights_to_float(const Execution& execution, const ParameterRows& parameter
 void weights_from_float(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                         Matrix<const float> in) {
   dispatch<portable::weights_from_float, cuda::weights_from_float>(execution, parameters, row_begin, in);
-}
-
-void segment_norms(const Execution& execution, const ParameterRows& parameters, Matrix<float> out) {
-  dispatch<portable::segment_norms, cuda::segment_norms>(execution, parameters, out);
 }
 
 void flag_nonfinite(const Execution& execution, const ParameterRows& parameters, std::int32_t* flag) {

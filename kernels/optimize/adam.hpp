@@ -38,9 +38,6 @@ void weights_to_float(const Execution&, const ParameterRows& parameters, std::in
 void weights_from_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin,
                         Matrix<const float> in);
 
-/// out[row] = Euclidean norm of the row's weights over each target segment: [rows, columns / segment], fp32.
-void segment_norms(const Execution&, const ParameterRows& parameters, Matrix<float> out);
-
 /// *flag |= 1 when any weight or moment is not finite.
 void flag_nonfinite(const Execution&, const ParameterRows& parameters, std::int32_t* flag);
 

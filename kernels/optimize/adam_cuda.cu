@@ -136,22 +136,6 @@ __global__ void split_planes(ParameterRows p, std::int64_t row_begin, Matrix<con
     store_weight(p, row_begin * p.columns + i, in(i / p.columns, i % p.columns));
 }
 
-__global__ void __launch_bounds__(kThreads) norm_segments(ParameterRows p, Matrix<float> out) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const std::int64_t segments = p.columns / p.segment, total = p.rows * segments;
-  for (std::int64_t index = warp_index(); index < total; index += warp_count()) {
-    const std::int64_t row = index / segments, segment = index % segments;
-    const std::int64_t first = row * p.columns + segment * p.segment;
-    double sum = 0.0;
-    for (std::int64_t c = lane; c < p.segment; c += kWarp) {
-      const double weight = exact_weight(p, first + c);
-      sum += weight * weight;
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) out(row, segment) = static_cast<float>(sqrt(sum));
-  }
-}
-
 template <int kWidth>
 __global__ void find_beyond(AnyMatrix matrix, float largest, std::int32_t* flag) {
   const std::int64_t per_row = matrix.columns / kWidth, total = matrix.rows * per_row;
@@ -242,13 +226,6 @@ void weights_from_float(const Execution& execution, const ParameterRows& p, std:
   if (in.rows == 0) return;
   split_planes<<<blocks_of(in.rows * p.columns), kThreads, 0, stream_of(execution)>>>(p, row_begin, in);
   require_launch("weights_from_float");
-}
-
-void segment_norms(const Execution& execution, const ParameterRows& p, Matrix<float> out) {
-  require_cuda_storage(p);
-  if (p.rows == 0) return;
-  norm_segments<<<warps_for(p.rows * (p.columns / p.segment)), kThreads, 0, stream_of(execution)>>>(p, out);
-  require_launch("segment_norms");
 }
 
 void flag_beyond(const Execution& execution, AnyMatrix matrix, float largest, std::int32_t* flag) {

@@ -84,25 +84,6 @@ void weights_from_float(const Execution& execution, const ParameterRows& paramet
       });
 }
 
-void segment_norms(const Execution& execution, const ParameterRows& parameters, Matrix<float> out) {
-  require_portable_storage(parameters);
-  for_teams(
-      execution, "segment_norms", parameters.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t row = team.league_rank();
-        auto& buffer = scratch<float[kChunkColumns]>(team);
-        double sum = 0.0;
-        for_chunks(parameters.columns, parameters.segment, [&](std::int64_t column, int count) {
-          const float* weight = weight_chunk(team, parameters, row, column, count, buffer);
-          sum += sum_columns<double>(team, count, [&](int c) { return static_cast<double>(weight[c]) * weight[c]; });
-          const std::int64_t end = column + count;
-          if (end % parameters.segment == 0) {
-            once(team, [&] { out(row, end / parameters.segment - 1) = static_cast<float>(sqrt(sum)); });
-            sum = 0.0;
-          }
-        });
-      });
-}
-
 void flag_beyond(const Execution& execution, AnyMatrix matrix, float largest, std::int32_t* flag) {
   for_teams(
       execution, "flag_beyond", matrix.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {

@@ -194,8 +194,8 @@ def commands(repository, weft):
                             int(code.group(1)) if code else 0)
                     if not any(line.startswith("$ ") for line in content):
                         problems.append(f"{where}: a console block without a command")
-    for line in [] if problems else shown:  # problems are not to be lost among them
-        print(f"not run  {line}")
+    if not problems:  # which are not to be lost among these lines
+        print("\n".join(f"not run  {line}" for line in shown))
     assert ran > 5, f"only {ran} commands found"
     return problems, f"{ran} commands ran, {len(shown)} blocks are not run"
 

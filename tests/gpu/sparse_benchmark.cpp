@@ -235,8 +235,8 @@ void run(const Options& o) {
   ms = median_ms(o.repeat, [&] { advance_clocks(gpu, hits, N, d_step.data(), clocks.array()); });
   report("advance_clocks", ms, 24.0 * static_cast<double>(keys), 0);
   DeviceArray<float> norms(F * L);
-  ms = median_ms(o.repeat, [&] { segment_norms(gpu, decoder[0], {norms.data(), F, L, L}); });
-  report("segment_norms, source 0", ms, 2.0 * static_cast<double>(F * C), 0);
+  ms = median_ms(o.repeat, [&] { decoder_norms(gpu, decoder, norms.array()); });
+  report("decoder_norms", ms, 2.0 * decoder_parameters, 0);
   ms = median_ms(o.repeat, [&] { flag_nonfinite(gpu, decoder[0], flag.data()); });
   report("flag_nonfinite, source 0", ms, state / 2 * static_cast<double>(F * C), 0);
 }

@@ -386,28 +386,19 @@ TEST_CASE("initial weights depend on seed and global index alone and fill their 
   });
 }
 
-TEST_CASE("weights_to_float and segment_norms read every storage") {
+TEST_CASE("weights_to_float reads every storage, and weights_from_float gives its bits back") {
   for_each_backend([&](const kernels::Execution& execution) {
     const std::int64_t rows = 5, columns = 1540, segment = 770;
     for (const StatePolicy policy : kPolicies) {
       Parameters parameters(execution.backend, policy, rows, columns, segment);
       parameters.set(random_state(rows * columns, 31));
       const std::vector<float> weight = parameters.values().weight;
-      const DeviceArray<float> out(2 * columns), norms(rows * 2);
+      const DeviceArray<float> out(2 * columns);
       weights_to_float(execution, parameters.view(), 2, out.matrix(2, columns));
       CHECK(out.values() == std::vector<float>(weight.begin() + 2 * columns, weight.begin() + 4 * columns));
       const std::string stored = parameters.bits();
       weights_from_float(execution, parameters.view(), 2, out.matrix(2, columns));
       CHECK((parameters.bits() == stored));
-      segment_norms(execution, parameters.view(), norms.matrix(rows, 2));
-      const std::vector<float> values = norms.values();
-      for (std::int64_t row = 0; row < rows; ++row)
-        for (std::int64_t t = 0; t < 2; ++t) {
-          double sum = 0;
-          for (std::int64_t c = 0; c < segment; ++c) sum += std::pow(weight[row * columns + t * segment + c], 2.0);
-          // Summed in fp64, stored in fp32: one rounding.
-          CHECK(values[row * 2 + t] == doctest::Approx(std::sqrt(sum)).epsilon(2 * kRoundoff));
-        }
     }
   });
 }
