@@ -2,8 +2,10 @@
 #include "transcoder/conversion.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
+#include <span>
 
 #include "base/error.hpp"
 #include "dataset/activations/stored_order.hpp"
@@ -18,6 +20,10 @@ namespace {
 constexpr float kMargin = 0.9f;
 constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 22;
+/// Room for active features per token and layer: that of the first attempt, in multiples of k, and that of the result,
+/// in multiples of what the fullest batch needs. Never less than kLeastRoom: in few tokens the average varies.
+constexpr double kFirstRoom = 4, kRoom = 2;
+constexpr std::int64_t kLeastRoom = 64;
 
 float rounded(float value) { return kernels::to_bf16(value); }
 
@@ -34,21 +40,23 @@ void to_device(const kernels::Execution& execution, float* to, const std::vector
   kernels::fence(execution);
 }
 
-/// visit(key, value) for every active entry of the data set on this rank.
-void for_each_entry(const dataset::Description& description, Forward& forward, const parallel::Grid& grid,
-                    const kernels::Execution& execution, std::int64_t batch_tokens,
-                    const std::function<void(std::uint32_t, float)>& visit) {
+/// Keys and values of the entries that are active on this rank, batch by batch.
+using Visit = std::function<void(std::span<const std::uint32_t> keys, std::span<const float> values)>;
+
+/// Visits the batches of a data set. False if a batch had more active features than there is room for on some rank:
+/// then the rest was not visited. Collective.
+bool for_each_batch(const dataset::Description& description, Forward& forward, const parallel::Grid& grid,
+                    const kernels::Execution& execution, std::int64_t batch_tokens, const Visit& visit) {
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
   for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
     forward.load(rows.read(i));
     forward.encode();
+    if (!forward.selections_are_valid()) return false;
     const kernels::SparseActivations& a = forward.activations();
     const std::int64_t n = to_host(execution, a.row_offsets.data + a.n_tokens, 1).front();
-    const auto keys = to_host(execution, a.key.data, n);
-    const auto values = to_host(execution, a.value.data, n);
-    for (std::size_t j = 0; j < keys.size(); ++j) visit(keys[j], values[j]);
+    visit(to_host(execution, a.key.data, n), to_host(execution, a.value.data, n));
   }
-  forward.require_valid_selections("of the calibration");
+  return true;
 }
 
 /// The rank-th largest value of all ranks, each with `values` in descending order; 0 if there are fewer. Collective.
@@ -76,7 +84,7 @@ void round_to_bf16(const Model& model, const kernels::Execution& execution) {
   };
   for (const kernels::ParameterVector& bias : model.encoder_bias()) round_vector(bias.weight);
   round_vector(model.decoder_bias().weight);
-  for (const auto matrices : {model.encoder(), model.decoder(), model.basis()})
+  for (const auto matrices : {model.encoder(), model.decoder(), model.basis(), model.skip()})
     for (const kernels::ParameterRows& matrix : matrices) {
       if (matrix.policy != kernels::StatePolicy::fp32) continue;  // stored as bf16
       const std::int64_t most = std::max<std::int64_t>(1, kPieceElements / matrix.columns);
@@ -102,10 +110,11 @@ float threshold_between(float dropped, float kept, bool bf16) {
   return candidate < kept ? candidate : below(kept);
 }
 
-void calibrate(const Conversion& conversion, const dataset::Description& description, const ModelSettings& trained,
-               const Model& model, Forward& counting, Forward& jumping, const parallel::Grid& grid,
-               const kernels::Execution& execution, std::int64_t batch_tokens) {
-  const std::int64_t n_layers = model.shape().n_layers, n_local = model.n_local();
+Calibrated calibrate(const Conversion& conversion, const dataset::Description& description,
+                     const ModelSettings& trained, const Model& model, Forward& counting,
+                     const JumpingPass& jumping_with, const parallel::Grid& grid, const kernels::Execution& execution,
+                     std::int64_t batch_tokens) {
+  const std::int64_t n_layers = model.shape().n_layers, n_local = model.n_local(), n_features = trained.features;
   const auto layer_of = [&](std::size_t key) { return key / static_cast<std::size_t>(n_local); };
   const bool together = trained.scope == Scope::all_layers;
   const auto n_groups = static_cast<std::size_t>(together ? 1 : n_layers);
@@ -115,11 +124,17 @@ void calibrate(const Conversion& conversion, const dataset::Description& descrip
   // 1. What the training activation keeps: entries of each feature, and the least value of each group.
   std::vector<std::int64_t> fired(static_cast<std::size_t>(n_layers * n_local), 0), kept(n_groups, 0);
   std::vector<std::int64_t> least(n_groups, -static_cast<std::int64_t>(kernels::kLargestKey));  // negative bits
-  for_each_entry(description, counting, grid, execution, batch_tokens, [&](std::uint32_t key, float value) {
-    ++fired[key];
-    ++kept[group_of(key)];
-    least[group_of(key)] = std::max(least[group_of(key)], -static_cast<std::int64_t>(kernels::float_bits(value)));
-  });
+  const bool counted =
+      for_each_batch(description, counting, grid, execution, batch_tokens,
+                     [&](std::span<const std::uint32_t> keys, std::span<const float> values) {
+                       for (std::size_t j = 0; j < keys.size(); ++j) {
+                         const std::size_t key = keys[j], g = group_of(key);
+                         ++fired[key];
+                         ++kept[g];
+                         least[g] = std::max(least[g], -static_cast<std::int64_t>(kernels::float_bits(values[j])));
+                       }
+                     });
+  if (!counted) counting.require_valid_selections("of the calibration");
   world.sum(std::span<std::int64_t>(kept));
   world.maximum(std::span<std::int64_t>(least));
   std::vector<float> floor;  // of each group: nothing at or below is collected
@@ -127,21 +142,33 @@ void calibrate(const Conversion& conversion, const dataset::Description& descrip
     floor.push_back(
         std::max(kMargin * kernels::bits_float(static_cast<std::uint32_t>(-bits)), std::numeric_limits<float>::min()));
 
-  // 2. All values above that.
+  // 2. All values above that, with as much room as the fullest batch needs.
   const kernels::AnyMatrix thresholds = model.thresholds();
   std::vector<float> theta(fired.size());
   for (std::size_t key = 0; key < theta.size(); ++key) theta[key] = floor[group_of(key)];
   to_device(execution, static_cast<float*>(thresholds.data), theta);
   std::vector<std::vector<float>> values(theta.size());
   std::int64_t entries = 0;
-  for_each_entry(description, jumping, grid, execution, batch_tokens, [&](std::uint32_t key, float value) {
-    if (++entries > kMostEntries)
+  const auto collect = [&](std::span<const std::uint32_t> keys, std::span<const float> of_batch) {
+    entries += std::ssize(keys);
+    if (entries > kMostEntries)
       throw error(ExitCode::usage,
                   "{}: more than {} activations on a rank (the calibration holds them in memory); give less data, or "
                   "take more ranks",
                   description.path, kMostEntries);
-    values[key].push_back(value);
-  });
+    for (std::size_t j = 0; j < keys.size(); ++j) values[keys[j]].push_back(of_batch[j]);
+  };
+  std::int64_t capacity =
+      std::min(n_features, std::max<std::int64_t>(kLeastRoom, std::llround(kFirstRoom * trained.k)));
+  std::unique_ptr<Pass> jumping = jumping_with(capacity);
+  while (!for_each_batch(description, jumping->forward, grid, execution, batch_tokens, collect)) {
+    if (capacity == n_features) jumping->forward.require_valid_selections("of the calibration");  // had room for all
+    for (std::vector<float>& of_feature : values) of_feature.clear();
+    entries = 0;
+    capacity = std::min(n_features, 2 * capacity);
+    jumping.reset();
+    jumping = jumping_with(capacity);
+  }
 
   // 3. The thresholds.
   std::vector<float> of_group;
@@ -164,6 +191,19 @@ void calibrate(const Conversion& conversion, const dataset::Description& descrip
     theta[key] = threshold_between(own.size() > n ? own[n] : floor[g], own[n - 1], conversion.bf16);
   }
   to_device(execution, static_cast<float*>(thresholds.data), theta);
+
+  // 4. How many are active with them.
+  std::int64_t fullest = 0;
+  const auto count = [&](std::span<const std::uint32_t> keys, std::span<const float>) {
+    fullest = std::max(fullest, std::ssize(keys));
+  };
+  if (!for_each_batch(description, jumping->forward, grid, execution, batch_tokens, count))
+    jumping->forward.require_valid_selections("of the calibration");  // thresholds are not below what was collected
+  world.maximum(std::span<std::int64_t>(&fullest, 1));
+  const double active = static_cast<double>(fullest * world.size()) /
+                        static_cast<double>(std::min(batch_tokens, description.n_rows) * n_layers);
+  const double room = std::max<double>(kLeastRoom, std::ceil(kRoom * active));
+  return {std::move(jumping), active, std::min(n_features, static_cast<std::int64_t>(room))};
 }
 
 }  // namespace weft::transcoder

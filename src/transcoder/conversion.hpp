@@ -15,6 +15,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "dataset/activations/description.hpp"
@@ -31,12 +33,32 @@ struct Conversion {
 /// Rounds all weights and biases to the nearest bf16 number, whatever their storage.
 void round_to_bf16(const Model&, const kernels::Execution&);
 
-/// Sets the thresholds of `model`, which both passes use: `counting` has the training activation, `jumping` jumprelu.
-/// One group of tokens (data axis of one rank). Host memory: 4 bytes per entry that is active on this rank over the
+/// A forward pass with memory of its own.
+struct Pass {
+  Pass(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
+       const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers)
+      : arena(execution, grid),
+        forward(configuration, model, normalisation, grid, execution, timers, configuration.data.batch_tokens, arena) {}
+  training::StepArena arena;
+  Forward forward;
+};
+
+/// Makes a pass with thresholds for batches of `batch_tokens`; transcoder.capacity is `capacity`. Collective.
+using JumpingPass = std::function<std::unique_ptr<Pass>(std::int64_t capacity)>;
+
+struct Calibrated {
+  std::unique_ptr<Pass> jumping;  ///< has room for what is active with the thresholds
+  double active = 0;              ///< features per token and layer of the fullest batch, on the fullest rank
+  std::int64_t capacity = 0;      ///< transcoder.capacity of the result: twice as many, at least 64
+};
+
+/// Sets the thresholds of `model`, which both passes use: `counting` has the training activation, those of `jumping`
+/// jumprelu. They are made anew, with twice the room, until the values that the calibration collects have room. One
+/// group of tokens (data axis of one rank). Host memory: 4 bytes per entry that is collected on this rank over the
 /// data set, and about half as many again; throws Error(usage) above 2^30 entries. Collective.
-void calibrate(const Conversion&, const dataset::Description&, const ModelSettings& trained, const Model& model,
-               Forward& counting, Forward& jumping, const parallel::Grid&, const kernels::Execution&,
-               std::int64_t batch_tokens);
+Calibrated calibrate(const Conversion&, const dataset::Description&, const ModelSettings& trained, const Model& model,
+                     Forward& counting, const JumpingPass& jumping, const parallel::Grid&, const kernels::Execution&,
+                     std::int64_t batch_tokens);
 
 /// A number of the stored type that is below `kept` and, if there is one, not below `dropped`; half way between them
 /// where possible. dropped < kept or, if they tie, equal.

@@ -306,6 +306,12 @@ void Forward::select(std::span<const kernels::Array<const float>> bias,
       cuts);
 }
 
+bool Forward::selections_are_valid() {
+  std::int64_t faults = selection_->first_fault().empty() ? 0 : 1;
+  grid_.world().maximum(std::span<std::int64_t>(&faults, 1));
+  return faults == 0;
+}
+
 void Forward::require_valid_selections(const std::string& which) {
   const std::string fault = selection_->first_fault();
   std::optional<parallel::Failure> own;

@@ -137,6 +137,9 @@ class Forward {
     decode(of, false, consume);
   }
 
+  /// False if a selection since construction was not valid on some rank: `activations` must not be read then. Waits for
+  /// the device. Collective.
+  bool selections_are_valid();
   /// Throws a collective Error with layer and counts if a selection since construction was not valid on some rank:
   /// usage if more features were active than there is room for, else internal. `which`: "of step 7". Waits for the
   /// device.

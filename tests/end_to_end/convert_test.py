@@ -4,6 +4,8 @@
 convert_test.py WEFT
 """
 import json
+import math
+import re
 
 import numpy as np
 
@@ -52,6 +54,10 @@ def batches(settings, z):
     return [np.concatenate([mask[s] for mask in masks]) for s in range(LAYERS)]
 
 
+def is_bf16(values):
+    return not (np.ascontiguousarray(values).view(np.uint32) & 0xFFFF).any()
+
+
 def check(weft, activation, scope):
     name = f"{activation}_{scope}"
     run = weft.train(INPUT.format(folder=weft.folder, activation=activation, scope=scope), name)
@@ -82,7 +88,6 @@ def check(weft, activation, scope):
 
     # One per feature, everything rounded to bf16: each feature fires as often as before.
     tensors, record = converted(weft, run, f"{name}_feature")
-    is_bf16 = lambda values: not (np.ascontiguousarray(values).view(np.uint32) & 0xFFFF).any()
     for key in tensors:
         if key.endswith(("/weight", "/bias", "/threshold", "decoder_bias")):
             assert is_bf16(tensors[key]), key
@@ -127,6 +132,23 @@ def test(weft):
     run = check(weft, "batch_topk", "layer")
     check(weft, "batch_topk", "all_layers")
     check(weft, "topk", "layer")
+
+    # Tokens near the mean keep small pre-activations, and more than the first room of 64 features per token and layer lie
+    # above these. The room of the result follows from what is active with it.
+    x, y = files.read_dataset(weft.folder / "validation")
+    x[::30] = x.mean(axis=0) + 0.02 * (x[::30] - x.mean(axis=0))
+    files.write_dataset(weft.folder / "quiet", x, y, rows_per_file=ROWS)
+    wide = INPUT.format(folder=weft.folder, activation="topk", scope="layer").replace("features = 32", "features = 400")
+    wide = wide.replace("k = 3", 'k = 3\nskip = "linear"')
+    wide = weft.train(wide, "wide")
+    tensors, record = converted(weft, wide, "wide_jumping", "--data", weft.folder / "quiet")
+    fullest = record["fullest_batch"]
+    assert np.mean(record["after"]["l0"]) <= fullest <= 400, record
+    assert record["capacity"] == max(64, min(400, math.ceil(2 * fullest))), record
+    saved = json.loads((files.checkpoints(weft.folder / "wide_jumping")[30] / "manifest.json").read_text())["input"]
+    assert re.search(rf'capacity *= {record["capacity"]}\b', saved), saved
+    assert all(is_bf16(tensor) for key, tensor in tensors.items() if key.endswith("/weight")), list(tensors)
+    weft.run("evaluate", weft.folder / "wide_jumping")
 
     one, _ = converted(weft, run, "one")
     two, _ = converted(weft, run, "two", ranks=2)

@@ -15,22 +15,25 @@
 
 namespace weft::testing {
 
+/// The held rows of a tensor, wherever they are. Waits for the device.
+inline std::vector<std::byte> bits_of(const checkpoint::Tensor& tensor) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.held.size() * tensor.row_bytes()));
+  if (bytes.empty()) return bytes;
+  kernels::fence(execution());
+  if (tensor.gather)
+    tensor.gather(tensor.held, bytes.data());
+  else if (tensor.on_device)
+    device::copy(execution(), bytes.data(), tensor.data, std::ssize(bytes), device::Direction::to_host);
+  else
+    std::memcpy(bytes.data(), tensor.data, bytes.size());
+  kernels::fence(execution());
+  return bytes;
+}
+
 /// The held rows of each tensor. Waits for the device.
 inline std::map<std::string, std::vector<std::byte>> bits_of(const checkpoint::Registry& registry) {
   std::map<std::string, std::vector<std::byte>> all;
-  kernels::fence(execution());
-  for (const checkpoint::Tensor& tensor : registry.tensors()) {
-    std::vector<std::byte>& bytes = all[tensor.name];
-    bytes.resize(static_cast<std::size_t>(tensor.held.size() * tensor.row_bytes()));
-    if (bytes.empty()) continue;
-    if (tensor.gather)
-      tensor.gather(tensor.held, bytes.data());
-    else if (tensor.on_device)
-      device::copy(execution(), bytes.data(), tensor.data, std::ssize(bytes), device::Direction::to_host);
-    else
-      std::memcpy(bytes.data(), tensor.data, bytes.size());
-  }
-  kernels::fence(execution());
+  for (const checkpoint::Tensor& tensor : registry.tensors()) all[tensor.name] = bits_of(tensor);
   return all;
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "tests/test.hpp"
+#include "tests/training/registry_bits.hpp"
 #include "tests/transcoder/dense_reference.hpp"
 #include "transcoder/plan.hpp"
 
@@ -135,6 +136,7 @@ struct Run {
       std::vector<std::int64_t> ranges(static_cast<std::size_t>(2 * world.size()));
       const std::int64_t mine[2] = {tensor.owned.begin, tensor.owned.end};
       world.all_gather(mine, ranges.data(), sizeof mine);
+      const std::vector<std::byte> own = testing::bits_of(tensor);
       std::vector<std::byte> values(static_cast<std::size_t>(n * row));
       std::int64_t covered = 0;
       for (int r = 0; r < world.size(); ++r) {
@@ -144,7 +146,7 @@ struct Run {
         if (rank_end == rank_begin) continue;
         std::byte* piece = values.data() + rank_begin * row;
         if (r == world.rank())
-          std::memcpy(piece, static_cast<const std::byte*>(tensor.data) + (rank_begin - tensor.held.begin) * row,
+          std::memcpy(piece, own.data() + (rank_begin - tensor.held.begin) * row,
                       static_cast<std::size_t>((rank_end - rank_begin) * row));
         world.broadcast(piece, (rank_end - rank_begin) * row, r);
       }
@@ -262,10 +264,12 @@ void equal_on(const Configuration& configuration, const Data& data, const std::v
     }
     for (const auto& [name, values] : run.parameters()) {
       CAPTURE(name);
-      const checkpoint::Tensor& whole = *alone.trainer.registry().find(name);
-      const auto* begin = static_cast<const float*>(whole.data);
+      const std::vector<std::byte> whole = testing::bits_of(*alone.trainer.registry().find(name));
+      std::vector<float> expected(values.size());
+      REQUIRE(whole.size() == 4 * expected.size());
+      std::memcpy(expected.data(), whole.data(), whole.size());
       // As against the dense trainer.
-      CHECK(relative_difference(values, std::vector<double>(begin, begin + values.size())) <= 1e-5);
+      CHECK(relative_difference(values, std::vector<double>(expected.begin(), expected.end())) <= 1e-5);
     }
   }
 }
@@ -336,9 +340,8 @@ TEST_CASE("every rank has the same skip connection, in every state, and it is tr
       for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
         if (!tensor.name.starts_with("skip_")) continue;
         CAPTURE(tensor.name);
-        std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.shape[0] * tensor.row_bytes()));
         REQUIRE(tensor.held.size() == tensor.shape[0]);
-        std::memcpy(bytes.data(), tensor.data, bytes.size());
+        const std::vector<std::byte> bytes = testing::bits_of(tensor);
         CHECK(std::any_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte != std::byte{0}; }));
         std::vector<std::byte> of_root = bytes;
         testing::world().all().broadcast(of_root.data(), std::ssize(of_root), 0);
@@ -795,8 +798,7 @@ TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
           for (std::int64_t i = 0; i < 4; ++i) run.step(data, i);
           std::size_t index = 0;
           for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
-            const std::byte* begin = static_cast<const std::byte*>(tensor.data);
-            std::vector<std::byte> bytes(begin, begin + tensor.held.size() * tensor.row_bytes());
+            std::vector<std::byte> bytes = testing::bits_of(tensor);
             if (repetition == 0)
               first.push_back(std::move(bytes));
             else
@@ -873,11 +875,9 @@ TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
       for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
         CAPTURE(tensor.name);
         const checkpoint::Tensor& expected = *alone.trainer.registry().find(tensor.name);
-        const std::int64_t row = tensor.row_bytes();
-        CHECK(
-            std::memcmp(tensor.data,
-                        static_cast<const std::byte*>(expected.data) + (tensor.held.begin - expected.held.begin) * row,
-                        static_cast<std::size_t>(tensor.held.size() * row)) == 0);
+        const std::vector<std::byte> own = testing::bits_of(tensor), all = testing::bits_of(expected);
+        const std::int64_t begin = (tensor.held.begin - expected.held.begin) * tensor.row_bytes();
+        CHECK(std::memcmp(own.data(), all.data() + begin, own.size()) == 0);
       }
     }
 }

@@ -23,16 +23,10 @@
 namespace weft::commands {
 namespace {
 
-/// Room for active features, in multiples of what training kept on average: tokens differ, and with other data more
-/// than k may exceed their thresholds.
-constexpr double kRoom = 4;
-constexpr std::int64_t kLeastRoom = 64;
-
-transcoder::ModelSettings with_thresholds(transcoder::ModelSettings settings) {
-  settings.activation = transcoder::Activation::jumprelu;
-  settings.capacity =
-      std::min(settings.features, std::max(kLeastRoom, static_cast<std::int64_t>(std::ceil(kRoom * settings.k))));
-  return settings;
+transcoder::Configuration with_thresholds(transcoder::Configuration configuration, std::int64_t capacity) {
+  configuration.transcoder.activation = transcoder::Activation::jumprelu;
+  configuration.transcoder.capacity = capacity;
+  return configuration;
 }
 
 double mean(const std::vector<double>& values) { return transcoder::mean_over_layers(values); }
@@ -76,11 +70,11 @@ int convert(const Request& request, const parallel::World& world) {
   require_directory(world, path, request.data.empty() ? "data.validation" : "--data");
   const transcoder::Conversion conversion{.per_feature = request.thresholds != "per_layer",
                                           .bf16 = request.stored_type != "fp32"};
-  transcoder::Configuration& converted = input.configuration;
-  converted.transcoder = with_thresholds(trained.transcoder);
   const dataset::Description description = dataset::describe(world, path, trained.data);
 
-  // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result.
+  // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result. It performs no
+  //    step: the least room.
+  const transcoder::Configuration converted = with_thresholds(trained, 1);
   const device::Runtime runtime(transcoder::device_settings(trained), world.node_rank(),
                                 parallel::bind_to_cpus(world, trained.device));
   parallel::nccl::allow_multicast(trained.parallel.nvls);
@@ -100,18 +94,23 @@ int convert(const Request& request, const parallel::World& world) {
 
   // 3. Quality before, thresholds, quality after.
   report::Timers timers;
-  training::StepArena arena(execution, grid);
-  transcoder::Forward counting(trained, trainer.model(), trainer.normalisation(), grid, execution, timers,
-                               trained.data.batch_tokens, arena);
+  const auto pass = [&](const transcoder::Configuration& configuration) {
+    return std::make_unique<transcoder::Pass>(configuration, trainer.model(), trainer.normalisation(), grid, execution,
+                                              timers);
+  };
   const auto measure = [&](transcoder::Forward& forward) {
     return transcoder::evaluate(description, trainer.model(), trainer.normalisation(), forward, world, grid, execution,
                                 trained.data.batch_tokens);
   };
-  const transcoder::EvaluationResult before = measure(counting);
+  const auto counting = pass(trained);
+  const transcoder::EvaluationResult before = measure(counting->forward);
   if (conversion.bf16) transcoder::round_to_bf16(trainer.model(), execution);
-  transcoder::calibrate(conversion, description, trained.transcoder, trainer.model(), counting, trainer.forward(), grid,
-                        execution, trained.data.batch_tokens);
-  const transcoder::EvaluationResult after = measure(trainer.forward());
+  const transcoder::Calibrated calibrated = transcoder::calibrate(
+      conversion, description, trained.transcoder, trainer.model(), counting->forward,
+      [&](std::int64_t capacity) { return pass(with_thresholds(trained, capacity)); }, grid, execution,
+      trained.data.batch_tokens);
+  const transcoder::EvaluationResult after = measure(calibrated.jumping->forward);
+  input.configuration = with_thresholds(trained, calibrated.capacity);
 
   // 4. The checkpoint and the record.
   checkpoint::Manifest manifest;
@@ -133,15 +132,18 @@ int convert(const Request& request, const parallel::World& world) {
                            written ? " (" + written->failure + ")" : "");
   const std::string text = fmt::format(
       "{}: thresholds {}, calibrated on {} tokens of {}, weights and thresholds rounded to {}\n"
-      "  {:<10}{:>14}{:>14}\n  {:<10}{:>14.3f}{:>14.3f}\n  {:<10}{:>14.5f}{:>14.5f}",
+      "  {:<10}{:>14}{:>14}\n  {:<10}{:>14.3f}{:>14.3f}\n  {:<10}{:>14.5f}{:>14.5f}\n"
+      "  transcoder.capacity = {}: at most {:.1f} features are active per token and layer of a batch",
       written->path.string(), conversion.per_feature ? "per feature" : "per layer", report::grouped(after.tokens), path,
       conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0", mean(before.l0), mean(after.l0), "NMSE",
-      mean(before.nmse), mean(after.nmse));
+      mean(before.nmse), mean(after.nmse), calibrated.capacity, calibrated.active);
   report::Json record = {{"checkpoint", found.path.string()},
                          {"step", found.manifest.step},
                          {"data", path},
                          {"thresholds", conversion.per_feature ? "per_feature" : "per_layer"},
                          {"type", conversion.bf16 ? "bf16" : "fp32"},
+                         {"capacity", calibrated.capacity},
+                         {"fullest_batch", calibrated.active},
                          {"before", transcoder::to_json(before)},
                          {"after", transcoder::to_json(after)}};
   if (world.is_root()) report::write_json(output / "conversion.json", record);
