@@ -16,7 +16,8 @@ namespace {
 using checkpoint::TensorEntry;
 using kernels::Scalar;
 
-std::string name_of(Part part, std::int64_t layer) {
+/// A tied decoder has a name of its own, as in a trained checkpoint.
+std::string name_of(const Contents& contents, Part part, std::int64_t layer) {
   switch (part) {
     case Part::encoder:
       return fmt::format("encoder_{}/weight", layer);
@@ -25,13 +26,23 @@ std::string name_of(Part part, std::int64_t layer) {
     case Part::threshold:
       return fmt::format("encoder_{}/threshold", layer);
     case Part::decoder:
-      return fmt::format("decoder_{}/weight", layer);
+      return fmt::format("decoder_{}/{}", layer,
+                         contents.tying == Tying::per_source   ? "tied_weight"
+                         : contents.tying == Tying::per_target ? "target_weight"
+                                                               : "weight");
     case Part::decoder_bias:
       return "decoder_bias";  // of all layers, one after the other
     case Part::skip:
       return fmt::format("skip_{}/weight", layer);
+    case Part::offset:
+    case Part::scale:
+      break;  // of each pair of layers: affine_name
   }
   return {};
+}
+
+std::string affine_name(Part part, std::int64_t source, std::int64_t target) {
+  return fmt::format("decoder_{}/{}_{}", source, part == Part::offset ? "offset" : "scale", target);
 }
 
 const TensorEntry* find(const checkpoint::Manifest& manifest, const std::string& name) {
@@ -59,9 +70,11 @@ CheckpointRows::CheckpointRows(const parallel::Communicator& alone, const checkp
                                const Contents& contents)
     : alone_(alone), found_(found) {
   contents_ = {.sizes = contents.sizes,
-               .thresholds = find(found.manifest, name_of(Part::threshold, 0)) != nullptr,
-               .skip = find(found.manifest, name_of(Part::skip, 0)) != nullptr,
+               .thresholds = find(found.manifest, name_of(contents, Part::threshold, 0)) != nullptr,
+               .skip = find(found.manifest, name_of(contents, Part::skip, 0)) != nullptr,
                .per_layer = contents.per_layer,
+               .tying = contents.tying,
+               .affine = contents.affine,
                .autoencoder = contents.autoencoder,
                .k = contents.k};
 }
@@ -69,11 +82,27 @@ CheckpointRows::CheckpointRows(const parallel::Communicator& alone, const checkp
 void CheckpointRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
   const std::int64_t columns = extent_of(contents_, part, layer).columns, d = contents_.sizes.d_model;
   if (part == Part::decoder_bias)
-    read_rows(name_of(part, layer), {layer * d + rows.begin, layer * d + rows.end}, 1, to);
-  else if (part != Part::decoder)
-    read_rows(name_of(part, layer), rows, columns, to);
+    read_rows(name_of(contents_, part, layer), {layer * d + rows.begin, layer * d + rows.end}, 1, to);
+  else if (is_affine(part))
+    read_affine(part, layer, rows, to);
+  else if (part != Part::decoder || contents_.tying != Tying::none)
+    read_rows(name_of(contents_, part, layer), rows, columns, to);
   else
     read_decoder(layer, rows, columns, to);
+}
+
+/// The checkpoint has one for each source; they must be equal.
+void CheckpointRows::read_affine(Part part, std::int64_t target, parallel::Range rows, float* to) const {
+  read_rows(affine_name(part, target, target), rows, 1, to);
+  std::vector<float> other(static_cast<std::size_t>(rows.size()));
+  for (std::int64_t source = 0; source < target; ++source) {
+    read_rows(affine_name(part, source, target), rows, 1, other.data());
+    if (!std::equal(other.begin(), other.end(), to))
+      throw error(ExitCode::usage,
+                  "{}: {} and {} differ (the format has one of each target, whatever the source layer); train with "
+                  "transcoder.decoder_affine = false to export",
+                  found_.path.string(), affine_name(part, source, target), affine_name(part, target, target));
+  }
 }
 
 /// The vectors of all targets, one after the other, whatever the checkpoint stores (transcoder.decoder).
@@ -121,7 +150,7 @@ void CheckpointRows::read_decoder(std::int64_t layer, parallel::Range rows, std:
     std::fill_n(to, rows.size() * columns, 0.0f);
     copy(vectors, 0);
   } else {
-    read_rows(name_of(Part::decoder, layer), rows, columns, to);
+    read_rows(name_of(contents_, Part::decoder, layer), rows, columns, to);
   }
 }
 
@@ -173,7 +202,8 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
   } piece;
   const auto read = [&](Part part, std::int64_t layer, parallel::Range rows, void* to) {
     const Extent extent = extent_of(contents, part, layer);
-    const std::string name = fmt::format("{} {}", name_of(part, layer), layer);
+    const std::string name =
+        fmt::format("{} {}", is_affine(part) ? affine_name(part, layer, layer) : name_of(contents, part, layer), layer);
     auto* at = static_cast<float*>(to);
     while (rows.size() > 0) {
       if (piece.name != name || rows.begin < piece.rows.begin || rows.begin >= piece.rows.end) {
@@ -200,11 +230,17 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
   for (const auto& [part, layer] : parts_of(contents)) {
     if (part == Part::decoder_bias) continue;  // one tensor of all layers, below
     const Extent extent = extent_of(contents, part, layer);
+    const auto fill = [&read, part = part, layer = layer](parallel::Range rows, void* to) {
+      read(part, layer, rows, to);
+    };
+    if (is_affine(part)) {
+      for (std::int64_t source = 0; source <= layer; ++source)
+        registry.add(produced(affine_name(part, source, layer), Scalar::fp32, {extent.rows}, fill));
+      continue;
+    }
     std::vector<std::int64_t> shape{extent.rows};
     if (part == Part::encoder || part == Part::decoder || part == Part::skip) shape.push_back(extent.columns);
-    registry.add(
-        produced(name_of(part, layer), Scalar::fp32, std::move(shape),
-                 [&read, part = part, layer = layer](parallel::Range rows, void* to) { read(part, layer, rows, to); }));
+    registry.add(produced(name_of(contents, part, layer), Scalar::fp32, std::move(shape), fill));
     if (part == Part::encoder_bias)
       registry.add(produced(fmt::format("encoder_{}/tokens_since_fired", layer), Scalar::i64, {extent.rows},
                             [](parallel::Range rows, void* to) {
@@ -212,7 +248,7 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
                             }));
   }
   registry.add(produced(
-      name_of(Part::decoder_bias, 0), Scalar::fp32, {sizes.n_layers * sizes.d_model},
+      name_of(contents, Part::decoder_bias, 0), Scalar::fp32, {sizes.n_layers * sizes.d_model},
       [&](parallel::Range rows, void* to) {
         auto* at = static_cast<float*>(to);
         for (std::int64_t layer = 0; layer < sizes.n_layers; ++layer) {

@@ -19,14 +19,16 @@ namespace weft::interchange {
 class CheckpointRows : public RowSource {
  public:
   /// The checkpoint must have been verified. `contents`: those of its model, but thresholds and skip, which it shows.
-  /// Tied decoders are read as a copy for each target, with its scale, low-rank ones as their products; of a per-layer
-  /// model without `per_layer` the other strips of a decoder row are zero. `alone`: of this process.
+  /// Without `tying`, tied decoders are read as a copy for each target, with its scale, low-rank ones as their
+  /// products; of a per-layer model without `per_layer` the other strips of a decoder row are zero. `alone`: of this
+  /// process.
   CheckpointRows(const parallel::Communicator& alone, const checkpoint::Found&, const Contents& contents);
 
   const Contents& contents() const override { return contents_; }
   void read(Part part, std::int64_t layer, parallel::Range rows, float* to) const override;
 
  private:
+  void read_affine(Part part, std::int64_t target, parallel::Range rows, float* to) const;
   void read_decoder(std::int64_t layer, parallel::Range rows, std::int64_t columns, float* to) const;
   void read_rows(const std::string& name, parallel::Range rows, std::int64_t columns, float* to) const;
 

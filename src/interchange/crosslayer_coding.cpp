@@ -6,8 +6,18 @@
 //   decoder_module.decoders.{s}->{t}.weight [d, F], .bias_param [d]: one bias per pair of layers; they add up
 //   theta_manager.log_threshold [L, F]: ln theta of JumpReLU, active iff z >= theta
 //
+// decoder_tying "per_source", "per_target": decoder_module.decoders.{i}.weight [d, F], .bias_param [d], of source i for
+// all targets, or of target i for all sources. Then, if enabled,
+//
+//   decoder_module.skip_weights.{t} [d, d]: y_t += W x_t
+//   decoder_module.feature_offset.{t} [F], .feature_scale.{t} [F]: (a + offset) * scale is written to t where a is not
+//   0; in older files of encoder_module, or of none
+//
+// The bias of target t is that of decoder t per target, and the sum of those of sources 0..t per source.
+//
 // normalization_method: "none", "sqrt_d_model" (x * sqrt(d)), "mean_std" ((x - mean) / (std + 1e-6), with the
 // statistics of the training data in norm_stats.json), and older names of these.
+#include <algorithm>
 #include <cmath>
 
 #include "base/text.hpp"
@@ -114,18 +124,41 @@ Normalised normalisation_of(const fs::path& directory, const SortedJson& config,
   return result;
 }
 
+const std::map<Tying, std::string> tying_names = {
+    {Tying::none, "none"}, {Tying::per_source, "per_source"}, {Tying::per_target, "per_target"}};
+
+/// The prefix of offsets and scales in a file; that of newer ones if it has none.
+std::string module_of_affine(const std::string& path) {
+  const SafetensorsFile file(path);
+  for (const char* module : {"decoder_module.", "encoder_module.", ""})
+    for (const char* kind : {"feature_offset.0", "feature_scale.0"})
+      if (file.find(module + std::string(kind)) != nullptr) return module;
+  return "decoder_module.";
+}
+
 }  // namespace
 
-Layout crosslayer_coding_layout(const Contents& contents, std::string file_name) {
+Layout crosslayer_coding_layout(const Contents& contents, std::string file_name, const CodingAffine& affine) {
   const auto [n_layers, d, n_features] = contents.sizes;
-  Layout layout{.contents = contents, .log_thresholds = true};
+  Layout layout{.contents = contents, .log_thresholds = true, .summed_biases = contents.tying == Tying::per_source};
   const std::size_t file = layout.add_file(std::move(file_name));
+  const bool tied = contents.tying != Tying::none;
   for (std::int64_t s = 0; s < n_layers; ++s) {
     const std::string encoder = fmt::format("encoder_module.encoders.{}.", s);
     layout.add_whole(file, encoder + "weight", {n_features, d}, Part::encoder, s);
     layout.add_whole(file, encoder + "bias_param", {n_features}, Part::encoder_bias, s);
   }
-  for (std::int64_t t = 0; t < n_layers; ++t)
+  for (std::int64_t i = 0; tied && i < n_layers; ++i) {
+    const std::string decoder = fmt::format("decoder_module.decoders.{}.", i);
+    layout.add_whole(file, decoder + "weight", {d, n_features}, Part::decoder, i, true);
+    layout.add_whole(file, decoder + "bias_param", {d}, Part::decoder_bias, i);
+    if (contents.skip) layout.add_whole(file, fmt::format("decoder_module.skip_weights.{}", i), {d, d}, Part::skip, i);
+    if (contents.affine && affine.offset)
+      layout.add_whole(file, fmt::format("{}feature_offset.{}", affine.module, i), {n_features}, Part::offset, i);
+    if (contents.affine && affine.scale)
+      layout.add_whole(file, fmt::format("{}feature_scale.{}", affine.module, i), {n_features}, Part::scale, i);
+  }
+  for (std::int64_t t = 0; !tied && t < n_layers; ++t)
     for (std::int64_t s = t; s >= 0; --s) {  // the pair (t, t) first: it takes the bias in exports
       const std::string decoder = fmt::format("decoder_module.decoders.{}->{}.", s, t);
       layout.blocks[{Part::decoder, s}].push_back(
@@ -151,7 +184,7 @@ Layout crosslayer_coding_layout(const Contents& contents, std::string file_name)
 }
 
 std::string crosslayer_coding_config(const Contents& contents, const Origin& origin, Storage storage) {
-  if (contents.skip)
+  if (contents.skip && contents.tying == Tying::none)
     throw error(
         ExitCode::usage,
         "crosslayer-coding has no skip connection from a layer's input to its own output only (its untied models "
@@ -166,8 +199,10 @@ std::string crosslayer_coding_config(const Contents& contents, const Origin& ori
                        {"clt_dtype", storage.matrices == kernels::Scalar::bf16 ? "bfloat16" : "float32"},
                        {"mlp_input_template", text(origin.input_hook)},
                        {"mlp_output_template", text(origin.output_hook)},
-                       {"decoder_tying", "none"},
-                       {"skip_connection", false}};
+                       {"decoder_tying", tying_names.at(contents.tying)},
+                       {"enable_feature_offset", contents.affine},
+                       {"enable_feature_scale", contents.affine},
+                       {"skip_connection", contents.skip}};
   return json_text(config, 2) + "\n";
 }
 
@@ -182,19 +217,28 @@ Opened open_crosslayer_coding(const fs::path& directory, const std::string& stat
                            number_in(path, config, "num_features"));
   const std::string activation = text_in(config, "activation_fn", "jumprelu");
   const std::string tying = text_in(config, "decoder_tying", "none");
-  if (tying != "none")
-    lacks(fmt::format("decoder_tying is \"{}\"", printable(tying)), "only untied decoders have a counterpart");
-  if (flag_in(config, "skip_connection"))
-    lacks("skip_connection is true", "one skip matrix per pair of layers has no counterpart");
-  if (flag_in(config, "enable_feature_offset") || flag_in(config, "enable_feature_scale"))
-    lacks("feature offsets or scales are enabled", "they have no counterpart");
+  const auto known =
+      std::find_if(tying_names.begin(), tying_names.end(), [&](const auto& of) { return of.second == tying; });
+  if (known == tying_names.end()) lacks(fmt::format("decoder_tying is \"{}\"", printable(tying)), "it is not known");
+  contents.tying = known->first;
+  contents.skip = flag_in(config, "skip_connection");
+  if (contents.skip && contents.tying == Tying::none)
+    lacks("skip_connection is true, decoder_tying \"none\"", "one skip matrix per pair of layers has no counterpart");
+  CodingAffine affine{flag_in(config, "enable_feature_offset"), flag_in(config, "enable_feature_scale")};
+  // Untied models have none, whatever the configuration says.
+  contents.affine = contents.tying != Tying::none && (affine.offset || affine.scale);
+  if (contents.affine && contents.tying == Tying::per_source)
+    lacks("feature offsets or scales are enabled, decoder_tying is \"per_source\"",
+          "a vector of a source has the same activation for all its targets");
   if (activation == "batchtopk" || activation == "topk")
     lacks(fmt::format("activation_fn is \"{}\"", activation),
           "it ranks by z-scores over the batch; convert the model to JumpReLU with that program first");
   if (activation != "jumprelu" && activation != "relu")
     lacks(fmt::format("activation_fn \"{}\"", printable(activation)), "it is not known");
   contents.thresholds = activation == "jumprelu";
-  Layout layout = crosslayer_coding_layout(contents, weights_in(directory));
+  const std::string weights = weights_in(directory);
+  if (contents.affine) affine.module = module_of_affine((directory / weights).string());
+  Layout layout = crosslayer_coding_layout(contents, weights, affine);
   if (!contents.thresholds) layout.files[0].ignored = {"theta_manager.log_threshold"};
   Opened opened{.format = "crosslayer-coding",
                 .rows = std::make_unique<LayoutRows>(directory, std::move(layout)),

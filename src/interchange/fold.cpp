@@ -46,6 +46,8 @@ void FoldedRows::read(Part part, std::int64_t layer, parallel::Range rows, float
       break;
     }
     case Part::threshold:
+    case Part::offset:
+    case Part::scale:
       break;
   }
 }

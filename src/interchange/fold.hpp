@@ -7,7 +7,8 @@
 //   w_dec' (s -> t) = w_dec / v_t         b_dec' = b_dec / v + n
 //   W_skip' = diag(1 / v) W_skip diag(u)  and then b_dec' -= W_skip' m
 //
-// Pre-activations, thresholds and activations stay the same.
+// Pre-activations, thresholds and activations stay the same. Decoders tied per target stay tied; ones tied per source
+// do where v is one.
 #pragma once
 
 #include <vector>

@@ -89,7 +89,7 @@ std::string summary(const Opened& opened, const fs::path& directory) {
     stored += fmt::format("{}{} {}", stored.empty() ? "" : ", ", report::binary_bytes_text(bytes), dtype);
   std::string text = fmt::format(
       "{}: weights in the format of {}\n"
-      "  {} of {} layer{}, d_model {}, {} features per layer, {}{}\n"
+      "  {} of {} layer{}, d_model {}, {} features per layer, {}{}{}\n"
       "  activations    {}\n"
       "  stored as      {}",
       directory.string(), opened.format,
@@ -101,6 +101,10 @@ std::string summary(const Opened& opened, const fs::path& directory) {
       contents.k > 0        ? fmt::format("TopK of {}", contents.k)
       : contents.thresholds ? "JumpReLU"
                             : "ReLU",
+      contents.tying == Tying::none         ? ""
+      : contents.tying == Tying::per_source ? ", decoders tied per source"
+      : contents.affine                     ? ", decoders tied per target with offsets and scales"
+                                            : ", decoders tied per target",
       contents.skip ? ", linear skip connection" : "",
       opened.normalised.mode == dataset::Normalise::none            ? "raw"
       : opened.normalised.mode == dataset::Normalise::per_dimension ? "normalised per dimension"

@@ -68,7 +68,12 @@ Opened open_circuit_tracer(const std::filesystem::path& directory);
 Layout circuit_tracer_layout(const Contents& contents);
 std::string circuit_tracer_config(const Origin& origin);
 Opened open_crosslayer_coding(const std::filesystem::path& directory, const std::string& statistics);
-Layout crosslayer_coding_layout(const Contents& contents, std::string file);
+/// Offsets and scales of features that a file has, and the prefix of their names.
+struct CodingAffine {
+  bool offset = true, scale = true;
+  std::string module = "decoder_module.";
+};
+Layout crosslayer_coding_layout(const Contents& contents, std::string file, const CodingAffine& = {});
 std::string crosslayer_coding_config(const Contents& contents, const Origin& origin, Storage storage);
 Opened open_clt_forge(const std::filesystem::path& directory);
 Opened open_crosslayer_transcoder(const std::filesystem::path& directory);

@@ -85,6 +85,13 @@ void add_times_bias(const RowSource& source, std::int64_t layer, parallel::Range
   }
 }
 
+/// to += sign b_dec of a layer.
+void add_bias(const RowSource& source, std::int64_t layer, parallel::Range rows, float sign, float* to) {
+  std::vector<float> bias(static_cast<std::size_t>(rows.size()));
+  source.read(Part::decoder_bias, layer, rows, bias.data());
+  for (const float value : bias) *to++ += sign * value;
+}
+
 }  // namespace
 
 std::size_t Layout::add_file(std::string name) {
@@ -156,7 +163,10 @@ void LayoutRows::read(Part part, std::int64_t layer, parallel::Range rows, float
   const std::int64_t columns = extent_of(layout_.contents, part, layer).columns;
   std::fill_n(to, rows.size() * columns, 0.0f);
   const auto found = layout_.blocks.find({part, layer});
-  if (found == layout_.blocks.end()) return;
+  if (found == layout_.blocks.end()) {
+    if (part == Part::scale) std::fill_n(to, rows.size(), 1.0f);
+    return;
+  }
   std::vector<float> values;
   for (const Block& block : found->second) {
     const SafetensorsFile& file = *files_[block.file].file;
@@ -173,6 +183,7 @@ void LayoutRows::read(Part part, std::int64_t layer, parallel::Range rows, float
     }
   }
   if (part == Part::encoder_bias && layout_.centred) add_times_bias(*this, layer, rows, -1, kernels::Scalar::fp32, to);
+  if (part == Part::decoder_bias && layout_.summed_biases && layer > 0) add_bias(*this, layer - 1, rows, 1, to);
   if (part != Part::threshold) return;
   for (float* theta = to; theta != to + rows.size(); ++theta) {
     if (layout_.log_thresholds) *theta = std::exp(*theta);
@@ -229,6 +240,8 @@ void write(const RowSource& source, const Layout& layout, Storage storage, const
         for (float& value : piece) value = std::log(value);
       if (part == Part::encoder_bias && layout.centred)
         add_times_bias(source, layer, rows, 1, storage.matrices, piece.data());
+      if (part == Part::decoder_bias && layout.summed_biases && layer > 0)
+        add_bias(source, layer - 1, rows, -1, piece.data());
       for (const Block& block : layout.blocks.at({part, layer})) {
         const Runs runs = runs_of(block, rows, extent.columns);
         for (std::int64_t run = 0; run < runs.count; run += runs.group()) {

@@ -6,7 +6,7 @@
 // layout.
 //
 // An element of a part is the sum of the blocks that contain it, and zero if none does. (Only decoder biases overlap:
-// some formats store one per pair of layers, and they add up.)
+// some formats store one per pair of layers, and they add up.) Scales that no block contains are one.
 #pragma once
 
 #include <filesystem>
@@ -50,6 +50,7 @@ struct Layout {
   Contents contents;
   bool log_thresholds = false;    ///< the files hold ln theta
   bool positive_entries = false;  ///< JumpReLU also requires z > 0: a theta below 0 is read as 0
+  bool summed_biases = false;     ///< of target t the sum of the files' decoder biases 0..t
   bool centred = false;           ///< the encoder reads x - decoder_bias: the files hold b_enc + W_enc decoder_bias
   std::vector<LayoutFile> files = {};
   std::map<std::pair<Part, std::int64_t>, std::vector<Block>> blocks = {};

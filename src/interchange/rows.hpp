@@ -7,9 +7,11 @@
 //   encoder_bias   of source layer s   [F, 1]
 //   threshold      of source layer s   [F, 1]            theta of JumpReLU; only if Contents::thresholds
 //   decoder        of source layer s   [F, (L - s) * d]  the strips of targets s..L-1 in one row; [F, d], the strip of
-//                                                        s alone, with Contents::per_layer
-//   decoder_bias   of target layer t   [d, 1]
-//   skip           of target layer t   [d, d]            (output, input); only if Contents::skip
+//                                                        s alone, with Contents::per_layer; [F, d] also if tied:
+//                                                        what features of s write to each target, or of any source to s
+//   offset, scale  of target layer t   [F, 1]            only if Contents::affine: (activation + offset) scale is
+//   written decoder_bias   of target layer t   [d, 1] skip           of target layer t   [d, d]            (output,
+//   input); only if Contents::skip
 //
 // Exporters and importers read such rows in pieces; memory does not depend on F.
 #pragma once
@@ -29,14 +31,22 @@ struct Sizes {
   std::int64_t n_features = 0;  ///< per layer
 };
 
-enum class Part { encoder, encoder_bias, threshold, decoder, decoder_bias, skip };
+enum class Part { encoder, encoder_bias, threshold, decoder, decoder_bias, skip, offset, scale };
+
+/// Decoders that layers share: of a source for all its targets, or of a target for all its sources.
+enum class Tying { none, per_source, per_target };
+
+/// True of offset and scale.
+bool is_affine(Part);
 
 /// What a transcoder consists of.
 struct Contents {
   Sizes sizes;
   bool thresholds = false;
   bool skip = false;
-  bool per_layer = false;    ///< features write to their own layer only
+  bool per_layer = false;  ///< features write to their own layer only
+  Tying tying = Tying::none;
+  bool affine = false;       ///< per_target: offsets and scales of features, the same from every source
   bool autoencoder = false;  ///< the targets are the inputs
   std::int64_t k = 0;        ///< TopK per token and layer, of positive pre-activations; 0: all above 0
                              ///< or the threshold

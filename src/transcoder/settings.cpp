@@ -349,11 +349,6 @@ void add_decoder_rules(input::Schema& schema, const ModelSettings& model) {
            "for "
            "each feature, which includes its scale); leave it out";
   });
-  schema.rule({"transcoder.decoder_affine", "transcoder.activation"}, [&model]() -> std::string {
-    if (!model.decoder_affine || model.activation != Activation::jumprelu) return {};
-    return "transcoder.decoder_affine does not go with transcoder.activation = \"jumprelu\" (with an offset the "
-           "activation jumps by more than its threshold, for which no pseudo-derivative is published); leave it out";
-  });
   schema.rule({"transcoder.resample_every", "transcoder.decoder"}, [&model]() -> std::string {
     if (model.resample_every == 0 || (model.decoder != Decoder::tied_target && model.decoder != Decoder::low_rank))
       return {};
@@ -572,6 +567,15 @@ void check_layers(const Configuration& configuration, std::int64_t n_layers) {
       "transcoder.k = {} times {} layers = {} must be whole (activation = \"topk\" with scope = \"all_layers\" counts "
       "the features of each token); take k = {} or activation = \"batch_topk\"",
       model.k, n_layers, budget, std::max(1.0, std::round(model.k)));
+}
+
+void add_training_rules(input::Schema& schema, const Configuration& configuration) {
+  const ModelSettings& model = configuration.transcoder;
+  schema.rule({"transcoder.decoder_affine", "transcoder.activation"}, [&model]() -> std::string {
+    if (!model.decoder_affine || model.activation != Activation::jumprelu) return {};
+    return "transcoder.decoder_affine does not train with transcoder.activation = \"jumprelu\" (with an offset the "
+           "activation jumps by more than its threshold, for which no pseudo-derivative is published); leave it out";
+  });
 }
 
 std::vector<std::string> idle_settings(const Configuration& configuration) {

@@ -149,6 +149,9 @@ inline device::Settings device_settings(const Configuration& configuration) {
 /// checked where those are known.
 input::Schema schema(Configuration& configuration);
 
+/// Conditions of a training run that evaluation, export and the like do not have: those of imported transcoders.
+void add_training_rules(input::Schema&, const Configuration&);
+
 /// With k_total: k of each of n_layers layers.
 void resolve_k(Configuration&, std::int64_t n_layers);
 

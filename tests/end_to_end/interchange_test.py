@@ -124,9 +124,18 @@ def other_decoders(weft, folder):
         weft.run("export", run, directory, "--to", "circuit-tracer", "--type", "fp32")
         # As of decoders for every pair: metrics of fp32 sums over 200 rows. A missing target changes the first digits.
         assert np.allclose(nmse(weights_of.read_circuit_tracer(directory).reconstruct(x), y), found, rtol=1e-4), name
+        directory = folder / f"{name}_coding"
+        weft.run("export", run, directory, "--to", "crosslayer-coding")
+        # Folded, only decoders of targets are still the same for all sources.
+        tied = json.loads((directory / "cfg.json").read_text())["decoder_tying"]
+        assert tied == ("per_target" if name == "tied_target" else "none"), tied
+        read = weights_of.read_crosslayer_coding if tied == "none" else weights_of.read_tied_crosslayer_coding
+        assert np.allclose(nmse(read(directory).reconstruct(x), y), found, rtol=1e-4), name
     settings = ["--set", "transcoder.decoder=tied_target", "--set", "transcoder.decoder_affine=true"]
     run = weft.train(text, "affine", *settings)
     assert "an offset for each target" in weft.run("export", run, folder / "refused", "--to", "circuit-tracer", code=2)
+    # Trained, offsets and scales of a target differ between sources.
+    assert "differ" in weft.run("export", run, folder / "refused", "--to", "crosslayer-coding", code=2)
     assert not (folder / "refused").exists()
 
 
@@ -192,6 +201,7 @@ def imports(weft, folder):
         else:
             check(name, weights, mean[0], 1 / (std[0] + 1e-6), std[1] + 1e-6, mean[1],
                   *(("--statistics", folder / "norm_stats.json") if method == "auto" else ()))
+    tied_models(weft, folder, generator, x, check)
     weights = model(True)
     weights_of.write_crosslayer_transcoder(folder / "gg", weights, ((mean[0], std[0]), (mean[1], std[1])))
     check("gg", weights, mean[0], 1 / std[0], std[1], mean[1])
@@ -202,6 +212,41 @@ def imports(weft, folder):
         weights = model(True)
         weights_of.write_clt_forge(folder / f"cf_{shards}", weights, generator, factors[0], factors[1], shards)
         check(f"cf_{shards}", weights, 0, factors[0][:, None] * one, 1 / (factors[1][:, None] * one), 0)
+
+
+def tied_models(weft, folder, generator, x, check):
+    """crosslayer-coding with one decoder per source or per target, with skip matrices, offsets and scales."""
+    draw = lambda *shape: generator.normal(0, 0.3, shape).astype(np.float32).astype(np.float64)
+    for name, tying, thresholds, skip, offset, scale in (
+            ("source", "per_source", True, False, False, False), ("source_skip", "per_source", False, True, False, False),
+            ("target_skip", "per_target", True, True, False, False), ("target_scale", "per_target", True, False, False, True),
+            ("target_affine", "per_target", True, True, True, True), ("target_offset", "per_target", False, False, True, False)):
+        weights = weights_of.Weights(
+            draw(LAYERS, FEATURES, WIDTH), draw(LAYERS, FEATURES), [draw(FEATURES, 1, WIDTH) for _ in range(LAYERS)], draw(LAYERS, WIDTH),
+            np.abs(draw(LAYERS, FEATURES)) if thresholds else None, draw(LAYERS, WIDTH, WIDTH) if skip else None,
+            draw(LAYERS, FEATURES) if offset else None)
+        written = weights_of.write_tied_crosslayer_coding(folder / f"tied_{name}", weights, tying,
+                                                          scale=1 + draw(LAYERS, FEATURES) if scale else None)
+        if skip or offset or scale:
+            # circuit-tracer's reader has neither.
+            weft.run("import", folder / f"tied_{name}", "--output", folder / f"tied_{name}_imported")
+            expected = written.reconstruct(x)
+            assert "all tensors present" in weft.run("inspect", folder / f"tied_{name}_imported"), name
+            found = validation(weft, folder / f"tied_{name}_imported", data="rows")
+            y = files.read_dataset(folder / "rows")[1]
+            assert np.allclose(found["nmse"], nmse(expected, y), rtol=1e-4), (name, found["nmse"], nmse(expected, y))
+        else:
+            check(f"tied_{name}", written, 0, 1, 1, 0)
+        assert "decoders tied per" in weft.run("inspect", folder / f"tied_{name}"), name
+        # Written again, it reconstructs the same: biases per source are differences of sums, rounded to fp32.
+        weft.run("export", folder / f"tied_{name}_imported", folder / f"tied_{name}_again", "--to", "crosslayer-coding")
+        error = relative(weights_of.read_tied_crosslayer_coding(folder / f"tied_{name}_again").reconstruct(x), written.reconstruct(x))
+        assert error <= 5e-7, (name, error)
+    # It does not train with thresholds: no pseudo-derivative of an activation with an offset is published.
+    text = INPUT.format(folder=folder, normalise="none", activation="jumprelu", state="fp32")
+    (folder / "affine.toml").write_text(text)
+    settings = ["--set", "transcoder.decoder=tied_target", "--set", "transcoder.decoder_affine=true"]
+    assert "pseudo-derivative" in weft.run("train", folder / "affine.toml", "--output", folder / "refused", *settings, code=2)
 
 
 def refusals(weft, folder, run):
@@ -246,7 +291,7 @@ def refusals(weft, folder, run):
     damaged(lambda bad: weights_of.write_safetensors(
         bad / "W_enc_1.safetensors", {**weights_of.read_safetensors(good / "W_enc_1.safetensors"), "gate_1": np.ones(3)}))
     refused(2, "W_enc_1.safetensors", "gate_1")
-    for config, word in (({"decoder_tying": "per_target"}, "decoder_tying"), ({"activation_fn": "batchtopk"}, "z-scores"),
+    for config, word in (({"decoder_tying": "both"}, "decoder_tying"), ({"activation_fn": "batchtopk"}, "z-scores"),
                          ({"normalization_method": "mean_std"}, "norm_stats.json")):
         weights_of.write_crosslayer_coding(folder / "apart/bad", weights, generator, config)
         shutil.move(folder / "apart/bad", folder / "bad")

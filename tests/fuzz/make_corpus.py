@@ -230,6 +230,9 @@ def weights():
     put("weights_config", "saelens", b"\5" + json.dumps({"architecture": "jumprelu_transcoder", "d_in": 2, "d_sae": 3, "d_out": 2,
                                                          "metadata": {"hook_name": "blocks.0.hook_mlp_in"}}).encode())
     put("weights_config", "sparsify", b"\6" + b'{"d_in": 2, "num_latents": 3, "k": 2, "transcode": false}')
+    tied = {"num_features": 3, "num_layers": 2, "d_model": 2, "decoder_tying": "per_target", "skip_connection": True,
+            "enable_feature_offset": True, "enable_feature_scale": True}
+    put("weights_config", "tied", b"\7" + json.dumps(tied).encode())
     model = {"model_type": "llama", "vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
              "intermediate_size": 3, "max_position_embeddings": 4, "rms_norm_eps": 1e-5,
              "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

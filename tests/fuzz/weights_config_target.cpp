@@ -40,6 +40,13 @@ struct Directories {
     };
     const interchange::Contents contents{.sizes = {L, d, F}, .thresholds = true};
     of_layout("coding", interchange::crosslayer_coding_layout(contents, "model.safetensors"));
+    // Everything that a configuration of tied decoders can name.
+    of_layout("tied", interchange::crosslayer_coding_layout({.sizes = {L, d, F},
+                                                             .thresholds = true,
+                                                             .skip = true,
+                                                             .tying = interchange::Tying::per_target,
+                                                             .affine = true},
+                                                            "model.safetensors"));
     of_layout("statistics", interchange::crosslayer_coding_layout(contents, "model.safetensors"));
     std::ofstream(scratch / "statistics/cfg.json")
         << R"({"num_features": 3, "num_layers": 2, "d_model": 2, "normalization_method": "mean_std"})";
@@ -85,7 +92,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                          {"forge", "clt_cfg.json"},
                                          {"goreg", "config.yaml"},
                                          {"saelens", "layer_1/cfg.json"},
-                                         {"sparsify", "cfg.json"}});
+                                         {"sparsify", "cfg.json"},
+                                         {"tied", "cfg.json"}});
   const std::filesystem::path directory = directories.scratch / place.directory;
   fuzz::write_file((directory / place.file).string(), choices.rest().data(), choices.rest().size());
   fuzz::accepts({ExitCode::usage, ExitCode::data}, [&] {

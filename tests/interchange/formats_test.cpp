@@ -33,6 +33,7 @@ float theta(std::int64_t s, std::int64_t f) { return 0.25f * static_cast<float>(
 float decoder(std::int64_t s, std::int64_t t, std::int64_t f, std::int64_t i) {
   return static_cast<float>(10'000 + s * 1000 + t * 100 + f * 10 + i);
 }
+float other(std::int64_t layer, std::int64_t r, std::int64_t c) { return static_cast<float>(layer * 100 + r * 10 + c); }
 float decoder_bias(std::int64_t t, std::int64_t i) { return static_cast<float>(3000 + t * 10 + i); }
 
 /// A file whose tensors are filled by functions of their row-major index.
@@ -79,6 +80,7 @@ void check_rows(const RowSource& source, std::int64_t step) {
           if (part == Part::threshold) CHECK(std::abs(value - theta(layer, r)) <= 1e-6f * theta(layer, r));
           if (part == Part::decoder) CHECK(value == decoder(layer, layer + c / d, r, c % d));
           if (part == Part::decoder_bias) CHECK(value == decoder_bias(layer, r));
+          if (part == Part::skip || part == Part::offset || part == Part::scale) CHECK(value == other(layer, r, c));
         }
     }
   }
@@ -100,7 +102,7 @@ class Model : public RowSource {
                 : part == Part::threshold    ? theta(layer, r)
                 : part == Part::decoder      ? decoder(layer, layer + c / d, r, c % d)
                 : part == Part::decoder_bias ? decoder_bias(layer, r)
-                                             : static_cast<float>(layer * 100 + r * 10 + c);
+                                             : other(layer, r, c);
   }
 
  private:
@@ -176,12 +178,71 @@ TEST_CASE("crosslayer-coding: biases of the pairs add up, thresholds are logarit
   }
   // What Weft lacks is named.
   for (const char* const refused :
-       {R"("skip_connection": true)", R"("enable_feature_scale": true)", R"("enable_feature_offset": true)",
-        R"("decoder_tying": "per_source")", R"("activation_fn": "topk")", R"("normalization_method": "mean_std")"}) {
+       {R"("skip_connection": true)", R"("decoder_tying": "per_source", "enable_feature_scale": true)",
+        R"("decoder_tying": "per_source", "enable_feature_offset": true)", R"("decoder_tying": "both")",
+        R"("activation_fn": "topk")", R"("normalization_method": "mean_std")"}) {
     write_text(scratch.path / "cfg.json",
                fmt::format(R"({{"num_features": 5, "num_layers": 3, "d_model": 4, {}}})", refused));
     const std::string message = refusal(ExitCode::usage, [&] { open_directory(scratch.path); });
     CHECK_MESSAGE(has(message, scratch.path.string()), message);
+  }
+}
+
+TEST_CASE("crosslayer-coding: decoders tied per source or target, with skip matrices, offsets and scales") {
+  struct Case {
+    Tying tying;
+    bool skip, offset, scale;
+    const char* module;  // of offsets and scales; older files have other ones
+  };
+  for (const Case& of :
+       {Case{Tying::per_source, false, false, false, ""}, Case{Tying::per_source, true, false, false, ""},
+        Case{Tying::per_target, false, false, false, ""}, Case{Tying::per_target, true, true, true, "decoder_module."},
+        Case{Tying::per_target, false, true, false, "encoder_module."},
+        Case{Tying::per_target, false, false, true, ""}}) {
+    const Scratch scratch;
+    std::vector<Filled> tensors;
+    const auto add = [&](std::string name, std::vector<std::int64_t> shape, std::function<float(std::int64_t)> value) {
+      tensors.push_back({std::move(name), std::move(shape), std::move(value)});
+    };
+    for (std::int64_t i = 0; i < L; ++i) {
+      const auto named = [&](const char* text) { return fmt::format(fmt::runtime(text), i); };
+      add(named("encoder_module.encoders.{}.weight"), {F, d}, [=](auto j) { return encoder(i, j / d, j % d); });
+      add(named("encoder_module.encoders.{}.bias_param"), {F}, [=](auto j) { return encoder_bias(i, j); });
+      add(named("decoder_module.decoders.{}.weight"), {d, F}, [=](auto j) { return decoder(i, i, j % F, j / F); });
+      // Per source, target t receives the biases of all sources up to t.
+      add(named("decoder_module.decoders.{}.bias_param"), {d}, [=](auto j) {
+        return decoder_bias(i, j) - (of.tying == Tying::per_source && i > 0 ? decoder_bias(i - 1, j) : 0);
+      });
+      if (of.skip) add(named("decoder_module.skip_weights.{}"), {d, d}, [=](auto j) { return other(i, j / d, j % d); });
+      if (of.offset) add(of.module + named("feature_offset.{}"), {F}, [=](auto j) { return other(i, j, 0); });
+      if (of.scale) add(of.module + named("feature_scale.{}"), {F}, [=](auto j) { return other(i, j, 0); });
+    }
+    write_file(scratch.path / "model.safetensors", tensors);
+    write_text(scratch.path / "cfg.json",
+               fmt::format(R"({{"num_features": 5, "num_layers": 3, "d_model": 4, "activation_fn": "relu",
+                 "decoder_tying": "{}", "skip_connection": {}, "enable_feature_offset": {}, "enable_feature_scale": {}}})",
+                           of.tying == Tying::per_source ? "per_source" : "per_target", of.skip, of.offset, of.scale));
+    const Opened opened = open_directory(scratch.path);
+    const Contents& contents = opened.rows->contents();
+    CHECK(contents.tying == of.tying);
+    CHECK(contents.skip == of.skip);
+    CHECK(contents.affine == (of.offset || of.scale));
+    CHECK(has(summary(opened, scratch.path), "tied per"));
+    if (of.offset == of.scale) {
+      check_rows(*opened.rows, 2);
+      // What is written is read again as the same.
+      write_directory(*opened.rows, Format::crosslayer_coding, kExact, {}, scratch.path / "again");
+      const Opened again = open_directory(scratch.path / "again");
+      CHECK(again.rows->contents().tying == of.tying);
+      check_rows(*again.rows, 3);
+      continue;
+    }
+    // Without offsets they are zero, without scales one.
+    std::vector<float> offsets(F), scales(F);
+    opened.rows->read(Part::offset, 1, {0, F}, offsets.data());
+    opened.rows->read(Part::scale, 1, {0, F}, scales.data());
+    CHECK(offsets[3] == (of.offset ? other(1, 3, 0) : 0.0f));
+    CHECK(scales[3] == (of.scale ? other(1, 3, 0) : 1.0f));
   }
 }
 
@@ -548,6 +609,9 @@ struct Container {
 void write_all_formats(const fs::path& directory) {
   write_directory(Model(true, true), Format::circuit_tracer, kExact, {}, directory / "circuit-tracer");
   write_directory(Model(true), Format::crosslayer_coding, kExact, {}, directory / "crosslayer-coding");
+  write_directory(
+      Model(Contents{.sizes = kSizes, .thresholds = true, .skip = true, .tying = Tying::per_target, .affine = true}),
+      Format::crosslayer_coding, kExact, {}, directory / "crosslayer-coding.tied");
   write_directory(Model(single_layers(true, true)), Format::saelens, kExact, {}, directory / "saelens");
   write_directory(Model(single_layers(false, true, 2)), Format::sparsify, kExact, {}, directory / "sparsify");
   const auto one = [](auto) { return 1.0f; };
@@ -589,7 +653,7 @@ TEST_CASE("every tensor of every format: of another type or shape, missing or cu
       CHECK_MESSAGE(has(message, path), message);
       CHECK_MESSAGE(has(message, tensor), message);
     };
-    CHECK(open_directory(format.path()).format == format.path().filename().string());
+    CHECK(open_directory(format.path()).format == format.path().stem().string());
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(format.path())) {
       if (entry.path().extension() != ".safetensors") continue;
       const std::string path = entry.path().string();
@@ -622,5 +686,5 @@ TEST_CASE("every tensor of every format: of another type or shape, missing or cu
       good.write(path);
     }
   }
-  CHECK(tensors == 3 * 6 + (3 * 2 + 6 * 2 + 1) + 3 * 6 + 3 * 5 + 7 + 11);
+  CHECK(tensors == 3 * 6 + (3 * 2 + 6 * 2 + 1) + (3 * 7 + 1) + 3 * 6 + 3 * 5 + 7 + 11);
 }

@@ -7,7 +7,7 @@ A model is a `Weights`: L source layers, F features per layer, d dimensions.
 import json
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,8 @@ class Weights:
     decoder: list               # of source s: [F, L - s, d]
     decoder_bias: np.ndarray    # [L, d]
     threshold: np.ndarray = None   # [L, F]: JumpReLU, active iff z > threshold; None: ReLU
+    skip: np.ndarray = None        # [L, d, d]: y += skip x
+    offset: np.ndarray = None      # [L, F] of a target: an active feature writes (a + offset) times its decoder row
 
     def pre_activations(self, x):
         return np.einsum("nld,lfd->nlf", x, self.encoder) + self.encoder_bias
@@ -63,7 +65,9 @@ class Weights:
         y = np.broadcast_to(self.decoder_bias, x.shape).copy()
         for s, rows in enumerate(self.decoder):
             y[:, s:] += np.einsum("nf,ftd->ntd", a[:, s], rows)
-        return y
+            if self.offset is not None:
+                y[:, s:] += np.einsum("nf,tf,ftd->ntd", a[:, s] != 0, self.offset[s:], rows)
+        return y if self.skip is None else y + np.einsum("nlj,lij->nli", x, self.skip)
 
 
 def random_weights(generator, n_layers, n_features, width, thresholds):
@@ -136,6 +140,60 @@ def write_crosslayer_coding(directory, weights, generator, config=None, name="mo
         "num_features": n_features, "num_layers": n_layers, "d_model": width, "normalization_method": "none",
         "activation_fn": "relu" if weights.threshold is None else "jumprelu", "decoder_tying": "none",
         "batchtopk_k": None, **(config or {})}))
+
+
+def write_tied_crosslayer_coding(directory, weights, tying, config=None, scale=None):
+    """decoder: of each layer [F, 1, d]; its own decoder, of a source or a target. scale: [L, F] of targets. Returns the weights with
+    which `reconstruct` gives what the program computes."""
+    directory = Path(directory)
+    directory.mkdir(parents=True)
+    n_layers, n_features, width = weights.encoder.shape
+    tensors = {}
+    for i in range(n_layers):
+        tensors[f"encoder_module.encoders.{i}.weight"] = weights.encoder[i]
+        tensors[f"encoder_module.encoders.{i}.bias_param"] = weights.encoder_bias[i]
+        tensors[f"decoder_module.decoders.{i}.weight"] = weights.decoder[i][:, 0].T
+        tensors[f"decoder_module.decoders.{i}.bias_param"] = weights.decoder_bias[i]
+        for name, values in (("skip_weights", weights.skip), ("feature_offset", weights.offset), ("feature_scale", scale)):
+            if values is not None:
+                tensors[f"decoder_module.{name}.{i}"] = values[i]
+    if weights.threshold is not None:
+        tensors["theta_manager.log_threshold"] = np.log(weights.threshold)
+    write_safetensors(directory / "model.safetensors", tensors)
+    (directory / "cfg.json").write_text(json.dumps({
+        "num_features": n_features, "num_layers": n_layers, "d_model": width, "normalization_method": "none",
+        "activation_fn": "relu" if weights.threshold is None else "jumprelu", "decoder_tying": tying,
+        "enable_feature_offset": weights.offset is not None, "enable_feature_scale": scale is not None,
+        "skip_connection": weights.skip is not None, **(config or {})}))
+    return untied(weights, tying, scale)
+
+
+def untied(weights, tying, scale=None):
+    """The decoder rows of every pair of layers, with their scales; per source, biases of all sources up to the target add up."""
+    n_layers = len(weights.encoder)
+    own = [rows[:, 0] for rows in weights.decoder]
+    scale = np.ones((n_layers, weights.encoder.shape[1])) if scale is None else scale
+    rows = [np.stack([scale[t][:, None] * own[s if tying == "per_source" else t] for t in range(s, n_layers)], axis=1)
+            for s in range(n_layers)]
+    bias = np.cumsum(weights.decoder_bias, axis=0) if tying == "per_source" else weights.decoder_bias
+    return replace(weights, decoder=rows, decoder_bias=bias)
+
+
+def read_tied_crosslayer_coding(directory):
+    directory = Path(directory)
+    config = json.loads((directory / "cfg.json").read_text())
+    tensors = {name: values.astype(np.float64) for name, values in read_safetensors(directory / "model.safetensors").items()}
+    layers = range(config["num_layers"])
+    assert config["normalization_method"] == "none"
+    part = lambda name: np.stack([tensors[name.format(i)] for i in layers])
+    module = "decoder_module."
+    weights = Weights(
+        part("encoder_module.encoders.{}.weight"), part("encoder_module.encoders.{}.bias_param"),
+        [tensors[f"{module}decoders.{i}.weight"].T[:, None] for i in layers], part(module + "decoders.{}.bias_param"),
+        np.exp(tensors["theta_manager.log_threshold"]) if config["activation_fn"] == "jumprelu" else None,
+        part(module + "skip_weights.{}") if config["skip_connection"] else None,
+        part(module + "feature_offset.{}") if config["enable_feature_offset"] else None)
+    return untied(weights, config["decoder_tying"], part(module + "feature_scale.{}") if config["enable_feature_scale"] else None)
 
 
 def read_crosslayer_coding(directory):

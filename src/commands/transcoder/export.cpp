@@ -34,10 +34,17 @@ interchange::Storage storage_of(const std::string& type, interchange::Format for
   return {format == interchange::Format::circuit_tracer ? Scalar::bf16 : Scalar::fp32, Scalar::fp32};
 }
 
-/// What the format is to hold: a per-layer model as such where the format has them.
+/// What the format is to hold: a per-layer model and tied decoders as such where the format has them. Folded
+/// normalisation gives the vector of a source a scale for each target.
 interchange::Contents contents_of(const transcoder::Shape& shape, const transcoder::Configuration& configuration,
                                   interchange::Format format) {
   interchange::Contents contents{.sizes = {shape.n_layers, shape.d_model, shape.n_features}};
+  if (format == interchange::Format::crosslayer_coding) {
+    if (shape.decoder == transcoder::Decoder::tied_target) contents.tying = interchange::Tying::per_target;
+    if (shape.decoder == transcoder::Decoder::tied && configuration.data.normalise == dataset::Normalise::none)
+      contents.tying = interchange::Tying::per_source;
+    contents.affine = shape.affine;
+  }
   if (format != interchange::Format::saelens && format != interchange::Format::sparsify) return contents;
   contents.per_layer = shape.decoder == transcoder::Decoder::per_layer;
   contents.autoencoder = configuration.data.targets == dataset::Targets::inputs;
@@ -68,11 +75,11 @@ int export_weights(const Request& request, const parallel::World& world) {
   read_input_of(found, request, schema, world);
   const transcoder::Configuration& configuration = input.configuration;
   const auto stored = transcoder::stored_model(found.manifest.tensors);
-  if (stored->shape.affine)
+  if (stored->shape.affine && format != interchange::Format::crosslayer_coding)
     throw collective_error(
         ExitCode::usage,
-        "{}: its features have an offset for each target (other programs have one activation for all targets); train "
-        "with transcoder.decoder_affine = false to export",
+        "{}: its features have an offset for each target (circuit-tracer, saelens and sparsify have one activation for "
+        "all targets); train with transcoder.decoder_affine = false to export",
         found.path.string());
   dataset::Description description;
   description.path = found.path.string();

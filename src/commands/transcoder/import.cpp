@@ -38,6 +38,9 @@ std::vector<input::Override> keys_of(const interchange::Opened& opened) {
   if (opened.keeps_equal) keys.push_back({"transcoder.pseudo_derivative=crosslayer-coding", ""});
   if (contents.skip) keys.push_back({"transcoder.skip=linear", ""});
   if (contents.per_layer) keys.push_back({"transcoder.decoder=per_layer", ""});
+  if (contents.tying == interchange::Tying::per_source) keys.push_back({"transcoder.decoder=tied", ""});
+  if (contents.tying == interchange::Tying::per_target) keys.push_back({"transcoder.decoder=tied_target", ""});
+  if (contents.affine) keys.push_back({"transcoder.decoder_affine=true", ""});
   if (contents.autoencoder) keys.push_back({"data.targets=inputs", ""});
   if (contents.k > 0) {
     keys.push_back({fmt::format("transcoder.k={}", contents.k), ""});
