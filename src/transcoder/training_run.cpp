@@ -25,6 +25,11 @@ Datasets describe_datasets(const dataset::Settings& settings, const parallel::Wo
         "{} has {} layers and d_model {}, {} has {} and {} (both must come from one model); correct data.validation",
         data.validation->path, data.validation->n_layers, data.validation->d_model, data.train.path,
         data.train.n_layers, data.train.d_model);
+  if (world.is_root() && data.validation->fingerprint == data.train.fingerprint)
+    log::warning(
+        "{}: data.validation has the activations of data.train (measures of them show what was learned by heart); "
+        "take rows that are not trained on",
+        data.validation->path);
   return data;
 }
 

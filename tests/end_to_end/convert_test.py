@@ -154,6 +154,12 @@ def test(weft):
     two, _ = converted(weft, run, "two", ranks=2)
     for key, tensor in one.items():
         assert np.array_equal(tensor, two[key]), key
+    # Exported from one shard or from two, the files have the same bytes.
+    for name in ("one", "two"):
+        assert len(list(files.checkpoints(weft.folder / name)[30].glob("rank_*.h5"))) == (1 if name == "one" else 2)
+        weft.run("export", weft.folder / name, weft.folder / f"{name}_exported", "--to", "circuit-tracer")
+    for path in (weft.folder / "one_exported").iterdir():
+        assert path.read_bytes() == (weft.folder / "two_exported" / path.name).read_bytes(), path
 
     # Training goes on from the result.
     jumping = INPUT.format(folder=weft.folder, activation="jumprelu", scope="layer").replace("steps = 30", "steps = 35")

@@ -19,14 +19,16 @@ JUMPRELU = 'activation = "jumprelu"\nsparsity = 0.05\npreactivation_penalty = 0.
 LISTED = 'activation = "jumprelu"\nthreshold_gradient = "listed"\nthreshold = 0.3\nbandwidth = 0.4\nbandwidth_initial = 0.8'
 # Dead features follow from the clocks, k from the step.
 DEAD = "dead_window = 300\nauxk = 0.1\nauxk_features = 5\nk_initial = 9\nk_end = 0.7\nresample_every = 10"
-TIED = 'decoder = "tied"\nranking = "decoder_norm"'
-BY_TARGET = 'decoder = "tied_target"\ndecoder_affine = true\ndecoder_scale_initial = 0.1'
-POLICIES = (("fp32", "fp32", 1, DEAD), ("8bit", "bf16", 1, TIED), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, SKIP), ("bf16", "bf16", 1, JUMPRELU),
+TIED = 'decoder = "tied"\nranking = "decoder_norm"\nactivation = "topk"\nk_total = 12'
+# Ranking by z-scores takes all tokens on each rank.
+PER_LAYER = 'decoder = "per_layer"\nranking = "z_score"\nscope = "all_layers"\nerror = "raw"\nencoder_bias_initial = "data"\ninitially_active = 9'
+BY_TARGET = 'decoder = "tied_target"\ndecoder_affine = true\ndecoder_scale_initial = 0.1\nactivation = "relu"'
+POLICIES = (("fp32", "fp32", 1, DEAD), ("8bit", "bf16", 1, TIED), ("bf16", "bf16", 1, PER_LAYER), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, SKIP), ("bf16", "bf16", 1, JUMPRELU),
             ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, BY_TARGET), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, LISTED))
 if sys.argv[3:] == ["gpu"]:
     program.needs_gpu()
     POLICIES = (("fp32", "bf16", 1, SKIP), ("8bit", "bf16", 1, DEAD), ("bf16", "bf16", 1, JUMPRELU), ("8bit", "bf16", 1, BY_TARGET),
-                ("8bit", "bf16", 1, LISTED))
+                ("8bit", "bf16", 1, LISTED), ("8bit", "bf16", 1, TIED), ("fp32", "bf16", 1, PER_LAYER))
 INPUT = """
 [synthetic]
 output = "{folder}/data"

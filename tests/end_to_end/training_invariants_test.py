@@ -78,11 +78,19 @@ def combinations(weft):
         assert len(losses) == 2 and np.isfinite(losses).all() and losses[1] < losses[0], (name, losses)
 
 
+def validation(weft):
+    """Measures of rows that were trained on are announced as such."""
+    for name, warned in (("train", True), ("validation", False)):
+        output = weft.run("train", "synth.toml", "--output", f"validated_on_{name}", "--set", f"data.validation={weft.folder}/data/{name}")
+        assert ("has the activations of data.train" in output) == warned, output
+
+
 def test(weft):
     (weft.folder / "synth.toml").write_text(INPUT.format(folder=weft.folder, steps=1, tokens=64, activation="relu", rate=1e-3))
     weft.run("synth", "synth.toml")
     exports_of_grids(weft)
     clocks(weft)
+    validation(weft)
     combinations(weft)
 
 

@@ -4,6 +4,7 @@ import unittest
 
 import numpy as np
 
+import peers
 import transcoder as t
 
 
@@ -114,6 +115,23 @@ class Gradients(unittest.TestCase):
         below = t.loss_of(weights, x, y, masks, settings, step=4)
         weights[name][at] = kept
         return (above - below) / (2 * step)
+
+
+class Peers(unittest.TestCase):
+    def test_the_gradient_rows_of_every_project_are_the_slope_of_its_error(self):
+        generator = np.random.default_rng(6)
+        y, target = generator.normal(size=(2, 7, 3, 5))
+        mean, scale = generator.normal(size=(3, 5)), generator.uniform(0.5, 2, (3, 5))
+        for name, project in peers.PEERS.items():
+            peer = project(peers.Run(8, 10, {}))
+            _, rows = peer.error(y, target, mean, scale)
+            for at in np.ndindex(y.shape):
+                above, below = y.copy(), y.copy()
+                above[at] += 1e-5
+                below[at] -= 1e-5
+                slope = (peer.error(above, target, mean, scale)[0] - peer.error(below, target, mean, scale)[0]) / 2e-5
+                # Errors are quadratic: central differences are exact but for the rounding of the sum, 1e-14 / 1e-5.
+                self.assertAlmostEqual(slope, rows[at], delta=1e-7, msg=f"{name}{at}")
 
 
 class Selection(unittest.TestCase):

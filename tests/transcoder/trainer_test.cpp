@@ -593,6 +593,31 @@ TEST_CASE("decoders tied per target and of low rank train the same on every grid
   for (const Configuration& configuration : with_other_decoders()) equal_on_every_grid(configuration, data);
 }
 
+TEST_CASE("every decoder trains with every activation and scope, the same on every grid") {
+  const Data data;
+  for (const Decoder decoder :
+       {Decoder::cross_layer, Decoder::per_layer, Decoder::tied, Decoder::tied_target, Decoder::low_rank})
+    for (const Activation activation :
+         {Activation::batch_topk, Activation::topk, Activation::relu, Activation::jumprelu})
+      for (const Scope scope : {Scope::layer, Scope::all_layers}) {
+        if (scope == Scope::all_layers && !kernels::activation_keeps_k(activation)) continue;
+        CAPTURE(static_cast<int>(decoder));
+        CAPTURE(static_cast<int>(activation));
+        CAPTURE(static_cast<int>(scope));
+        Configuration configuration =
+            activation == Activation::jumprelu ? jumping(JumpForm::anthropic) : configuration_for(scope);
+        configuration.transcoder.activation = activation;
+        configuration.transcoder.decoder = decoder;
+        configuration.transcoder.rank = decoder == Decoder::low_rank ? 7 : 0;
+        configuration.transcoder.decoder_affine = decoder == Decoder::tied_target && activation != Activation::jumprelu;
+        configuration.transcoder.decoder_scale_initial = 0.1;
+        if (activation == Activation::topk) configuration.transcoder.k = 3;
+        // Offsets begin at zero: of a gradient whose terms cancel, Adam would show the rounding.
+        configuration.optimizer.epsilon = 1e-5;
+        equal_on_every_grid(configuration, data);
+      }
+}
+
 TEST_CASE("a low-rank decoder of full rank with unit bases trains activations as the decoder that is their product") {
   const Data data;
   Configuration low_rank = configuration_for(Scope::layer), plain = low_rank;
