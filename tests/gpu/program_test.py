@@ -64,8 +64,36 @@ precision = "{precision}"
 """
 
 
+STATES = ("8bit", "bf16", "fp32")
 # Entries between 0.1 and 0.3 are listed and not active.
 LISTED = 'threshold_gradient = "listed"\nthreshold = 0.3\nbandwidth = 0.4\ncapacity = 700'
+JUMPRELU = dict(activation="jumprelu", scope="layer")
+# What runs train otherwise than with batch_topk over all layers and a decoder for each pair of layers.
+VARIANTS = {
+    "one budget per layer": dict(scope="layer"),
+    "topk": dict(activation="topk", scope="layer"),
+    "topk over all layers": dict(activation="topk"),
+    "relu": dict(activation="relu", scope="layer"),
+    "relu, linear penalty": dict(activation="relu", scope="layer", more='sparsity = 0.01\nsparsity_form = "linear"'),
+    "jumprelu": JUMPRELU,
+    "jumprelu, listed windows": dict(JUMPRELU, more=LISTED),
+    "jumprelu, gradient below thresholds": dict(JUMPRELU, more='pseudo_derivative = "goreg"\nbandwidth = 0.5'),
+    "jumprelu, penalties": dict(JUMPRELU, more="sparsity = 0.05\npreactivation_penalty = 0.01\nbandwidth = 1"),
+    "linear skip": dict(skip="linear"),
+    "per layer": dict(decoder="per_layer"),
+    "tied": dict(decoder="tied"),
+    "tied per target": dict(decoder="tied_target", more="decoder_affine = true\ndecoder_scale_initial = 0.1"),
+    "low rank": dict(decoder="low_rank", more="rank = 16"),
+    "sparsity penalty": dict(more="sparsity = 0.05"),
+    "auxiliary loss": dict(more="dead_window = 2000\nauxk = 0.1\nauxk_features = 32"),
+    "by decoder norm": dict(more='ranking = "decoder_norm"'),
+    "by z-score": dict(more='ranking = "z_score"'),
+    # More than one step of each k, so that graphs are recorded in between.
+    "k declines": dict(more="k_initial = 20\nk_end = 0.5"),
+    "raw errors, biases of pairs": dict(more='error = "raw"\ndecoder_bias = "pair"'),
+    "unexplained variance": dict(more='error = "unexplained"'),
+    "biases from data": dict(more='encoder_bias_initial = "data"\ninitially_active = 50'),
+}
 
 
 def losses(run):
@@ -105,26 +133,13 @@ def agree(graph, portable, what):
 
 def check(weft):
     program.needs_gpu()
-    for activation, scope in (("batch_topk", "layer"), ("topk", "layer"), ("topk", "all_layers"), ("relu", "layer"),
-                              ("jumprelu", "layer")):
-        name, kind = f"{activation}_{scope}", {"activation": activation, "scope": scope}
-        agree(train(weft, name, **kind), train(weft, f"{name}_portable", backend="portable", **kind), name)
-        print(f"{activation}, scope {scope}: portable kernels agree")
-    # More than one step of each k, so that graphs are recorded in between.
-    for title, kind in (("skip", {"skip": "linear"}), ("per_layer", {"decoder": "per_layer"}),
-                        ("dead", {"more": "dead_window = 2000\nauxk = 0.1\nauxk_features = 32"}),
-                        ("tied", {"decoder": "tied"}),
-                        ("tied_target", {"decoder": "tied_target", "more": "decoder_affine = true\ndecoder_scale_initial = 0.1"}),
-                        ("low_rank", {"decoder": "low_rank", "more": "rank = 16"}),
-                        ("listed", {"activation": "jumprelu", "scope": "layer", "more": LISTED}),
-                        ("ranking", {"more": 'ranking = "decoder_norm"'}),
-                        ("decline", {"more": "k_initial = 20\nk_end = 0.5"})):
-        name = title
-        for state in ("8bit", "fp32"):
+    for title, kind in VARIANTS.items():
+        name = "".join(c if c.isalnum() else "_" for c in title)
+        for state in STATES:
             agree(train(weft, f"{name}_{state}", state=state, **kind),
-                  train(weft, f"{name}_{state}_portable", state=state, backend="portable", **kind), name)
-        print(f"{name}: portable kernels agree")
-    for state in ("8bit", "bf16", "fp32"):
+                  train(weft, f"{name}_{state}_portable", state=state, backend="portable", **kind), (title, state))
+        print(f"{title}: portable kernels agree in every state")
+    for state in STATES:
         graph, again = train(weft, f"graph_{state}", state=state), train(weft, f"again_{state}", state=state)
         eager = train(weft, f"eager_{state}", state=state, graphs="false")
         same_bits(graph, again, 40)
