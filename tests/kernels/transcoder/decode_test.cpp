@@ -138,10 +138,19 @@ std::int64_t most_entries(const std::vector<std::int64_t>& offsets) {
 
 TEST_CASE("rows of one segment have columns of their own, also of different widths") {
   for_each_backend([&](const kernels::Execution& execution) {
-    for (const std::int64_t r : {3, 8})
+    // Of the CUDA kernels: any width; multiples of 8 with rows of 16 bits; widths of 768, 576, 384 and 192, in one and
+    // more groups of columns. One feature in ten tokens, and in nearly all of 100: more than one warp walks.
+    struct Case {
+      std::int64_t r, tokens;
+      Scalar rows;
+      double density;
+    };
+    for (const auto& [r, kTokens, type, density] :
+         {Case{3, 40, Scalar::fp32, 0.2}, Case{8, 40, Scalar::fp32, 0.2}, Case{8, 40, Scalar::bf16, 0.2},
+          Case{192, 40, Scalar::bf16, 0.1}, Case{16, 100, Scalar::bf16, 0.9}})
       for (const StatePolicy policy : kPolicies) {
-        constexpr std::int64_t kTokens = 40, kLayers = 4, kFeatures = 31;
-        const Sparse sparse = random_sparse(kTokens, kLayers, kFeatures, 0.2, 1);
+        constexpr std::int64_t kLayers = 4, kFeatures = 37;
+        const Sparse sparse = random_sparse(kTokens, kLayers, kFeatures, density, 1);
         std::vector<Parameters> parameters;
         std::vector<std::int64_t> begin{0};  // column of each layer
         std::vector<std::vector<float>> weight;
@@ -155,17 +164,18 @@ TEST_CASE("rows of one segment have columns of their own, also of different widt
         }
         const std::int64_t width = begin.back();
         const TestMatrix y(std::vector<float>(kTokens * width, 3.0f), kTokens, width, Scalar::fp32),
-            rows(random_floats(kTokens * width, 4), kTokens, width, Scalar::fp32);
+            rows(random_floats(kTokens * width, 4), kTokens, width, type);
         decode_forward(execution, sparse.csr(), 0, kTokens, views(parameters), 0, y.view());
         const DeviceArray<float> gradient(sparse.capacity());
         const DeviceArray<double> norms(kLayers * kFeatures);
-        const DeviceArray<std::byte> workspace(
-            decode_backward_workspace(execution.backend, kLayers, kFeatures, width, sparse.capacity()));
+        const DeviceArray<std::byte> workspace(decode_backward_workspace(execution.backend, kLayers, kFeatures,
+                                                                         kLayers * r, sparse.capacity(), false, false));
         decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), gradient.array(),
                              norms.array(), workspace.array());
         Sums expected(kTokens * width), of_activations(sparse.size());
-        std::vector<std::vector<double>> dw;
+        std::vector<std::vector<double>> dw, dw_magnitude;
         for (const auto& w : weight) dw.emplace_back(w.size());
+        dw_magnitude = dw;
         const std::vector<float> g = rows.values();
         for (std::int64_t n = 0; n < kTokens; ++n)
           for (std::int64_t e = sparse.row_offsets[n]; e < sparse.row_offsets[n + 1]; ++e) {
@@ -175,21 +185,40 @@ TEST_CASE("rows of one segment have columns of their own, also of different widt
               const std::int64_t at = n * width + begin[s] + c;
               expected.add(at, static_cast<double>(sparse.value[e]) * weight[s][f * columns + c]);
               of_activations.add(e, static_cast<double>(g[at]) * weight[s][f * columns + c]);
-              dw[s][f * columns + c] += static_cast<double>(sparse.value[e]) * g[at];
+              const double part = static_cast<double>(sparse.value[e]) * g[at];
+              dw[s][f * columns + c] += part;
+              dw_magnitude[s][f * columns + c] += std::abs(part);
             }
           }
-        // Sums of at most 31 products, and of at most 32 columns, in fp32.
+        // Sums in fp32 of at most 37 products, and of the columns.
+        const double of_columns = static_cast<double>(64 + kLayers * r) * kRoundoff;
         const std::vector<float> found = y.values(), da = used(gradient, sparse);
         for (std::size_t i = 0; i < found.size(); ++i)
           REQUIRE(std::abs(found[i] - expected.value[i]) <= 64 * kRoundoff * expected.magnitude[i]);
         for (std::size_t i = 0; i < da.size(); ++i)
-          REQUIRE(std::abs(da[i] - of_activations.value[i]) <= 64 * kRoundoff * of_activations.magnitude[i]);
+          REQUIRE(std::abs(da[i] - of_activations.value[i]) <= of_columns * of_activations.magnitude[i]);
         const std::vector<double> squares = norms.values();
         for (std::int64_t key = 0; key < kLayers * kFeatures; ++key) {
           const std::int64_t s = key / kFeatures, columns = begin[s + 1] - begin[s];
           double square = 0;
           for (std::int64_t c = 0; c < columns; ++c) square += std::pow(dw[s][key % kFeatures * columns + c], 2);
           CHECK(squares[key] == doctest::Approx(square).epsilon(1e-5));
+        }
+
+        // The update: the same gradients of activations, and Adam with these of the weights.
+        std::vector<Values> before;
+        for (const Parameters& p : parameters) before.push_back(p.values());
+        const AdamStep adam = test_step();
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
+        const DeviceArray<float> again(sparse.capacity());
+        decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
+                               again.array(), {}, workspace.array());
+        CHECK(used(again, sparse) == da);
+        const double most_hits = static_cast<double>(most_entries(sparse.offsets));
+        for (std::size_t s = 0; s < parameters.size(); ++s) {
+          std::vector<double> error;
+          for (const double magnitude : dw_magnitude[s]) error.push_back((most_hits + 1) * kRoundoff * magnitude);
+          CHECK(agrees_with_adam(parameters[s], before[s], dw[s], error, adam));
         }
       }
   });
