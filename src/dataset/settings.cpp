@@ -84,8 +84,7 @@ void add_keys(input::Schema& schema, Settings& data) {
       .at_most(kMostTokens);
   schema
       .add("data.prefetch", data.prefetch,
-           "false: read each window only when its first row is needed: slower, for measurements; always so with "
-           "data.model")
+           "false: read each window only when its first row is needed: slower, for measurements")
       .free();
   schema
       .add("data.stored_as", data.stored_as,

@@ -5,6 +5,7 @@
 #include <deque>
 #include <future>
 #include <memory>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -39,6 +40,13 @@ Harvester::Harvester(const HarvestSettings& settings, const TextStream& text, co
 struct Harvester::OpenFile {
   explicit OpenFile(std::int64_t bytes) : inputs(bytes), targets(bytes) {}
 
+  /// Begins to write the batch.
+  void begin_to_write() {
+    written = std::async(std::launch::async, [this] {
+      file->append(ids, positions, starts, inputs.data(), targets.data());
+      if (next == end) file->finish();
+    });
+  }
   /// Until the batch is written. Throws what its thread threw.
   void wait() {
     if (written.valid()) written.get();
@@ -59,9 +67,14 @@ void Harvester::write(std::span<const std::int64_t> numbers, const dataset::Chun
   std::deque<OpenFile> open;
   for (std::size_t i = 0; i < std::min(numbers.size(), kOpenFiles); ++i)
     open.emplace_back(settings_.together * settings_.length * recorder.row_bytes());
+  OpenFile* computed = nullptr;  // whose batch is not yet being written
   for (bool working = true; working;) {
     working = false;
     for (OpenFile& one : open) {
+      if (computed == &one) {
+        recorder.finish();
+        std::exchange(computed, nullptr)->begin_to_write();
+      }
       one.wait();
       if (one.next == one.end && !numbers.empty()) {
         const std::int64_t number = numbers.front();
@@ -72,6 +85,11 @@ void Harvester::write(std::span<const std::int64_t> numbers, const dataset::Chun
       }
       if (one.next == one.end) continue;
       append(one, recorder);
+      if (computed != nullptr) {
+        recorder.finish_before_last();
+        computed->begin_to_write();
+      }
+      computed = &one;
       working = true;
     }
   }
@@ -81,15 +99,10 @@ void Harvester::append(OpenFile& to, MlpRecorder& recorder) {
   const std::int64_t count = std::min(settings_.together, to.end - to.next);
   recorder.record(text_, settings_.length, to.next, count);
   recorder.copy(0, recorder.rows(), to.inputs.data(), to.targets.data());
-  recorder.finish();
   to.ids.assign(recorder.ids().begin(), recorder.ids().end());
   to.positions = recorder.positions();
   to.starts = recorder.starts();
   to.next += count;
-  to.written = std::async(std::launch::async, [&to] {
-    to.file->append(to.ids, to.positions, to.starts, to.inputs.data(), to.targets.data());
-    if (to.next == to.end) to.file->finish();
-  });
 }
 
 }  // namespace weft::language_model

@@ -32,14 +32,14 @@ class Harvester {
   Harvester(const HarvestSettings&, const TextStream&, const ModelSettings&, Transformer&, Staging&,
             const kernels::Execution&);
 
-  /// Writes these files, several at a time: a batch is computed while those before it are written, each by a thread of
-  /// its file. Throws Error(numeric) with layer and token if a value of the model is not finite, Error(data) if it is
+  /// Writes these files, several at a time: a batch is computed while the one before it is copied to the host and those
+  /// before that are written, each by a thread of its file. Throws Error(numeric) with layer and token if a value of the model is not finite, Error(data) if it is
   /// not in the type of the files.
   void write(std::span<const std::int64_t> numbers, const dataset::ChunkFiles&);
 
  private:
   struct OpenFile;
-  /// The next batch of the file, into its memory; then begins to write it.
+  /// Starts to compute the next batch of the file, into its memory.
   void append(OpenFile&, MlpRecorder&);
 
   const HarvestSettings settings_;

@@ -90,6 +90,7 @@ MlpRecorder::MlpRecorder(std::int64_t rows, Scalar type, const ModelSettings& mo
   for (Slot& slot : slots_) {
     slot.inputs = device::Buffer<std::byte>(rows * row_bytes());
     slot.targets = device::Buffer<std::byte>(rows * row_bytes());
+    *slot.flag.data() = 0;
   }
   device::zero(execution_, flag_.array());
   tap();
@@ -130,17 +131,23 @@ void MlpRecorder::copy(std::int64_t begin, std::int64_t rows, std::byte* inputs,
   for (const auto& [to, from] : {std::pair(inputs, &slot.inputs), std::pair(targets, &slot.targets)})
     if (to != nullptr)
       device::copy(stream, to, from->data() + begin * row_bytes(), rows * row_bytes(), device::Direction::to_host);
+  device::copy(stream, slot.flag.data(), flag_.data(), flag_.bytes(), device::Direction::to_host);
   slot.copied.record(stream);
 }
 
 void MlpRecorder::finish() {
-  kernels::fence(copies_.execution());
-  std::vector<Batch> batches;
-  std::swap(batches, unchecked_);
-  if (device::read(execution_, flag_.data()) == 0) return;
-  last_ = {};  // the rows are of no use
-  for (const Batch& batch : batches) locate(batch);
-  throw error(ExitCode::internal, "a value that was not finite is finite when it is computed again");
+  for (const Slot& slot : slots_) {
+    slot.copied.wait();
+    if (*slot.flag.data() != 0) locate();
+  }
+  unchecked_.clear();
+}
+
+void MlpRecorder::finish_before_last() {
+  const Slot& before = slots_[(slot_ + slots_.size() - 1) % slots_.size()];
+  before.copied.wait();
+  if (*before.flag.data() != 0) locate();
+  unchecked_.erase(unchecked_.begin(), unchecked_.end() - 1);
 }
 
 void MlpRecorder::run(const Batch& batch) {
@@ -168,6 +175,12 @@ void MlpRecorder::fill(const Batch& windows) {
     batch.positions[at] = static_cast<std::int32_t>(row - document);
     if (masked) batch.first_key[at] = static_cast<std::int32_t>(document - row / length * length);
   }
+}
+
+void MlpRecorder::locate() {
+  last_ = {};  // the rows are of no use
+  for (const Batch& batch : unchecked_) locate(batch);
+  throw error(ExitCode::internal, "a value that was not finite is finite when it is computed again");
 }
 
 /// Runs the batch once more and throws the first value that is not finite: of the model, or in the type of the rows.

@@ -84,9 +84,11 @@ class MlpRecorder {
   /// Starts to copy `rows` rows of the last `record`, from its row `begin` on, to host memory: [rows, layers *
   /// d_model]. Null: not that side.
   void copy(std::int64_t begin, std::int64_t rows, std::byte* inputs, std::byte* targets);
-  /// Waits for all copies. Throws Error(numeric) with layer and token if a value of the model was not finite since the
-  /// last `finish`, Error(data) if it is not in the type of the rows.
+  /// Waits for all copies. Throws Error(numeric) with layer and token if a value of the model in rows that were copied
+  /// since the last `finish` was not finite, Error(data) if it is not in the type of the rows.
   void finish();
+  /// As `finish`, for all but the last `record`, whose rows may still be computed or on their way.
+  void finish_before_last();
 
   // Of the last `record`: ids and positions in the window, rows at which documents begin.
   std::int64_t rows() const { return batch_.rows(); }
@@ -103,11 +105,13 @@ class MlpRecorder {
   /// Memory of recorded rows: while those of one slot are copied to the host, the model fills the other.
   struct Slot {
     device::Buffer<std::byte> inputs, targets;
+    device::HostBuffer<std::int32_t> flag{1};  // flag_ after its last copy
     device::Event recorded, copied;
   };
   void run(const Batch&);
   void fill(const Batch&);
   void tap();
+  [[noreturn]] void locate();
   void locate(const Batch&);
 
   const kernels::Scalar type_;

@@ -30,8 +30,9 @@ void TextRows::read(std::span<const dataset::RowRead> reads) {
       row = stop;
     }
   }
-  recorder_.finish();
 }
+
+void TextRows::finish() { recorder_.finish(); }
 
 Windows windows_of(std::int64_t ids, std::int64_t length) {
   const std::int64_t windows = ids / length;

@@ -19,8 +19,10 @@ class TextRows final : public dataset::RowSource {
   /// object.
   TextRows(const Windows&, const TextStream&, std::int64_t block_rows, MlpRecorder&);
 
-  /// Throws as MlpRecorder::finish. The block of the last row stays in the recorder for the next call.
+  /// The block of the last row stays in the recorder for the next call.
   void read(std::span<const dataset::RowRead>) override;
+  /// Throws as MlpRecorder::finish.
+  void finish() override;
 
  private:
   const Windows windows_;

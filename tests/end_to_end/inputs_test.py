@@ -47,6 +47,8 @@ SHRINK["lm_benchmark_cpu.toml"] = ["optimizer.warmup_steps=1", "data.batch_token
                                    "language_model.d_model=64"]
 SHRINK["lm_generate_gpt2.toml"] = ["optimizer.warmup_steps=1", "data.batch_tokens=16", "data.sequence=16", "language_model.layers=1",
                                    "language_model.d_model=96", "benchmark.generate_prompt=4", "benchmark.generate_tokens=5"]
+SHRINK["lm_harvest_gpt2.toml"] = ["optimizer.warmup_steps=1", "data.batch_tokens=64", "data.micro_tokens=32", "data.sequence=16",
+                                  "language_model.layers=1", "language_model.d_model=96"]
 # Cases of a language model's benchmark that are tried here; tests/end_to_end/language_benchmark_test.py tries all.
 CASES = ["input", "baseline", "graphs", "all"]
 # Text for inputs without data.train.

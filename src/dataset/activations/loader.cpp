@@ -256,7 +256,7 @@ Loader::Loader(const Description& description, const Settings& settings, std::ui
   // A source computes with the kernels of the steps, and so in their thread.
   const bool prefetch = settings.prefetch && description.source == nullptr;
   auto source = std::make_unique<BatchSource>(description, settings, seed, world, node, grid, start, n_threads,
-                                              prefetch ? 1.0 : 0.0);
+                                              settings.prefetch ? 1.0 : 0.0);
   if (prefetch)
     production_ = std::make_unique<Prefetching>(std::move(source));
   else

@@ -6,8 +6,9 @@
 //
 // The rows of a batch are those of order.hpp, for any number of ranks. With prefetching a thread keeps two slots filled
 // and reads the blocks of the next window in proportion to the rows consumed of the current one, so that no step waits
-// for a whole window. Without it (data.prefetch = false, for measurements; rows that a source computes) `next` reads
-// and exchanges in the calling thread, each window when its first row is needed: same batches, bit for bit.
+// for a whole window. Rows that a source computes are read ahead likewise, but in the thread that calls `next`, since
+// they are computed with the kernels of the steps. Without prefetching (data.prefetch = false, for measurements) `next`
+// reads each window when its first row is needed: same batches, bit for bit.
 //
 // All ranks construct, call `next` and `release` equally often, and destroy the Loader in the same order relative to
 // other collective calls. A failure on one rank is agreed on with the next batch: `next` throws it on all ranks, known

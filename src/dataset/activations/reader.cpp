@@ -174,6 +174,11 @@ std::vector<Job> Reader::jobs(std::span<const RowRead> reads) {
 void Reader::read(std::span<const RowRead> reads) {
   const std::vector<Job> all = jobs(reads);
   state_->workers.run(all);
+  finish_source();
+}
+
+void Reader::finish_source() {
+  if (RowSource* const source = state_->description.source) source->finish();
 }
 
 namespace {

@@ -37,9 +37,11 @@ class Reader {
   /// (require_described, row_sample.hpp).
   void read(std::span<const RowRead>);
   /// The same as jobs for `workers`, which may run in any order and concurrently with other jobs. Opens the files and
-  /// may throw like `read`; so may the jobs. Jobs own what they use, except this Reader. A source has filled the rows
-  /// when this returns, and there are no jobs.
+  /// may throw like `read`; so may the jobs. Jobs own what they use, except this Reader. There are none for a source,
+  /// which has begun to fill the rows when this returns, and has filled them after `finish_source`.
   std::vector<Job> jobs(std::span<const RowRead>);
+  /// Does nothing without a source. Throws like `read`.
+  void finish_source();
 
   /// Its threads, for `jobs` and for loops over the rows. Must not be used while `read` runs.
   Workers& workers();

@@ -15,9 +15,11 @@ class RowSource {
  public:
   virtual ~RowSource() = default;
 
-  /// Fills the destinations. A row has the same bits whenever and together with whatever rows it is read. Called by the
-  /// thread of the training steps alone; not collective: ranks read different rows.
+  /// Starts to fill the destinations. A row has the same bits whenever and together with whatever rows it is read.
+  /// Called by the thread of the training steps alone; not collective: ranks read different rows.
   virtual void read(std::span<const RowRead>) = 0;
+  /// Returns when all destinations are filled. Throws what the reads threw.
+  virtual void finish() = 0;
 };
 
 }  // namespace weft::dataset

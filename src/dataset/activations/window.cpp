@@ -99,6 +99,7 @@ void WindowReader::plan(Window& window, std::int64_t epoch_number, std::int64_t 
   window.first_row.assign(blocks.size(), 0);
   window.reads.clear();
   window.reads_done = 0;
+  window.complete = false;
   const std::int64_t row_bytes = description_.row_bytes();
   for (std::int64_t r = 0; r < ranks_.size(); ++r) {
     const parallel::Range share = parallel::part(static_cast<std::int64_t>(blocks.size()), ranks_.size(), r);
@@ -154,9 +155,15 @@ const Window& WindowReader::load(Cursor cursor) {
     std::swap(current_, next_);
     plan_next();
   }
-  {
+  if (!current_.complete) {
     const trace::Scope scope(trace::Row::reader, "read");
     run(jobs(current_, 1.0));
+    try {
+      reader_.finish_source();
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+    }
+    current_.complete = true;
   }
   agree();
   return current_;

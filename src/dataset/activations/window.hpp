@@ -39,6 +39,7 @@ struct Window {
   std::vector<std::int64_t> first_row;      ///< [block of the window] row in the reader's part of the window
   std::vector<std::vector<RowRead>> reads;  ///< of this rank; a group is read in one job if its rows share HDF5 chunks
   std::size_t reads_done = 0;               ///< groups for which jobs were made
+  bool complete = false;                    ///< all rows of this rank are in memory
   std::int64_t inputs = 0;                  ///< offset in bytes of the first row in the window memory of every rank
   std::int64_t targets = 0;
 

@@ -51,6 +51,12 @@ void add_keys(input::Schema& schema, BenchmarkSettings& b) {
       .at_most(1 << 16)
       .free();
   schema
+      .add("benchmark.harvest", b.harvest,
+           {{"off", BenchmarkHarvest::off}, {"compute", BenchmarkHarvest::compute}, {"host", BenchmarkHarvest::host}},
+           "a step records inputs and outputs of all MLPs on data.batch_tokens ids instead of training: where the "
+           "kernels run (compute), or to host memory, as weft lm harvest does before it writes (host)")
+      .free();
+  schema
       .add("benchmark.loss_tolerance", b.loss_tolerance,
            "a case is valid if its loss differs from that of the case named baseline by at most this part of it")
       .at_least(0)

@@ -10,6 +10,9 @@ namespace weft::language_model {
 /// The attention of a case: that of training, or the baseline with the matrix of scores in memory.
 enum class BenchmarkAttention { flash, matrix };
 
+/// Whether a step records the MLPs instead of training: where the kernels run, or to host memory.
+enum class BenchmarkHarvest { off, compute, host };
+
 /// Table [benchmark] of a language model.
 struct BenchmarkSettings : training::BenchmarkSettings {
   BenchmarkSettings();  ///< the cases of docs/experiments.md
@@ -22,8 +25,9 @@ struct BenchmarkSettings : training::BenchmarkSettings {
   std::int64_t generate_rows = 64;     ///< sequences
   std::int64_t generate_samples = 1;   ///< of each prompt; divides the sequences
   std::int64_t generate_prompt = 128;  ///< tokens of a prompt
-  double loss_tolerance = 0.01;        ///< relative
-  double peak_tflops = 0;              ///< 0: not stated
+  BenchmarkHarvest harvest = BenchmarkHarvest::off;
+  double loss_tolerance = 0.01;  ///< relative
+  double peak_tflops = 0;        ///< 0: not stated
 };
 
 /// The keys of the table, bound to the settings, which must outlive the schema.

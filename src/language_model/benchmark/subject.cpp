@@ -5,6 +5,7 @@
 
 #include "language_model/benchmark/data.hpp"
 #include "language_model/benchmark/generation.hpp"
+#include "language_model/benchmark/harvest.hpp"
 #include "language_model/benchmark/matrix_attention.hpp"
 #include "language_model/benchmark/work.hpp"
 #include "language_model/trainer.hpp"
@@ -97,6 +98,8 @@ class Subject final : public training::BenchmarkSubject {
 }  // namespace
 
 std::string obstacle(const Configuration& configuration, const BenchmarkSettings& settings) {
+  if (settings.generate_tokens > 0 && settings.harvest != BenchmarkHarvest::off)
+    return "benchmark.generate_tokens and benchmark.harvest exclude each other";
   if (settings.generate_tokens > 0) return generation_case_obstacle(configuration, settings);
   if (settings.attention == BenchmarkAttention::flash || configuration.language_model.attention_dropout == 0) return "";
   return "benchmark.attention = \"matrix\" has no language_model.attention_dropout";
@@ -105,6 +108,8 @@ std::string obstacle(const Configuration& configuration, const BenchmarkSettings
 Plan plan(const Configuration& configuration, const BenchmarkSettings& settings) {
   if (settings.generate_tokens > 0)
     return generation_plan(configuration, settings, architecture_of(configuration, settings));
+  if (settings.harvest != BenchmarkHarvest::off)
+    return harvest_plan(configuration, settings, architecture_of(configuration, settings));
   return plan(configuration_of(configuration, settings), architecture_of(configuration, settings), 0);
 }
 
@@ -114,6 +119,8 @@ std::unique_ptr<training::BenchmarkSubject> benchmark_subject(const Configuratio
                                                               const kernels::Execution& execution) {
   if (settings.generate_tokens > 0)
     return generation_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
+  if (settings.harvest != BenchmarkHarvest::off)
+    return harvest_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
   return std::make_unique<Subject>(configuration, settings, grid, execution);
 }
 
