@@ -128,11 +128,10 @@ DecoderBackward::Buffers::Buffers(const Configuration& configuration, const Shap
   const std::int64_t owned = largest_owned(shape, grid), n_keys = shape.n_layers * owned;
   const bool by_target = shape.decoder == Decoder::tied_target;
   arena.purpose("backward pass");
-  workspace = arena.take<std::byte>(
-      kernels::decode_backward_workspace(arena.backend(), shape.n_layers, owned,
-                                         shape.decoder == Decoder::low_rank ? shape.decoder_columns(0) : shape.d_model,
-                                         by_target ? shape.n_layers * entries : entries,
-                                         Penalties::wanted(configuration), shape.decoder != Decoder::low_rank));
+  workspace = arena.take<std::byte>(kernels::decode_backward_workspace(
+      arena.backend(), shape.n_layers, owned,
+      shape.decoder == Decoder::low_rank ? shape.decoder_columns(0) : shape.d_model,
+      by_target ? shape.n_layers * entries : entries, Penalties::wanted(configuration)));
   if (by_target) {
     lists = TargetLists(n_tokens, shape.n_layers, entries, arena);
     hit_offsets = arena.take<std::int64_t>(n_keys + 1);

@@ -35,9 +35,9 @@ void decoder_norms(const Execution& execution, std::span<const ParameterRows> de
 }
 
 std::int64_t decode_backward_workspace(Backend backend, std::int64_t n_layers, std::int64_t n_features,
-                                       std::int64_t d_model, std::int64_t capacity, bool norms, bool one_width) {
-  return dispatch<portable::decode_backward_workspace, cuda::decode_backward_workspace>(
-      backend, n_layers, n_features, d_model, capacity, norms, one_width);
+                                       std::int64_t d_model, std::int64_t capacity, bool norms) {
+  return dispatch<portable::decode_backward_workspace, cuda::decode_backward_workspace>(backend, n_layers, n_features,
+                                                                                        d_model, capacity, norms);
 }
 
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,

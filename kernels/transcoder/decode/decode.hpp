@@ -40,9 +40,8 @@ void decode_forward(const Execution&, const SparseActivations&, std::int64_t tok
 void decoder_norms(const Execution&, std::span<const ParameterRows> decoder, Array<float> norm);
 
 /// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size. `norms`: with new_norms.
-/// `one_width`: false if the segments of the layers differ, of which d_model is then the widest.
 std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
-                                       std::int64_t capacity, bool norms = false, bool one_width = true);
+                                       std::int64_t capacity, bool norms = false);
 
 /// Gradient rows that are still being exchanged when the backward pass begins. Those of targets >= `first` are
 /// complete; all are complete for work enqueued after `wait()`, which enqueues and does not block. Empty `wait`: all

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows use the stream
-// (feature_stream_cuda.cuh), all layers together or, if their widths differ, one after the other; all others walk
-// feature by feature (feature_rows_cuda.cuh).
+// (feature_stream_cuda.cuh), all others and columns of different widths walk feature by feature
+// (feature_rows_cuda.cuh).
 #include <algorithm>
 
 #include "kernels/transcoder/decode/decode.hpp"
@@ -12,21 +12,15 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Rows of the decoder, by key: those of one launch of the stream.
-struct Keys {
-  std::int64_t begin, end;
-};
-
 /// The stream leaves one dot product per (target, group): writes their sum, targets ascending, to the entry's CSR
 /// position. If the step is withheld it leaves none; then 0.
-__global__ void sum_dots(const std::int64_t* offsets, Keys of, const std::uint32_t* keys, std::int64_t n_features,
-                         int n_layers, bool cross_layer, int groups, HitStream stream, const AdamStep* adam,
-                         float* out) {
+__global__ void sum_dots(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* keys,
+                         std::int64_t n_features, int n_layers, bool cross_layer, int groups, HitStream stream,
+                         const AdamStep* adam, float* out) {
   const bool withheld = adam != nullptr && adam->withheld != 0;
-  const std::int64_t first = offsets[of.begin], total = offsets[of.end];
+  const std::int64_t total = offsets[n_keys];
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = first + blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < total;
-       i += step) {
+  for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < total; i += step) {
     const std::uint32_t at = stream.position[i];
     const int source = static_cast<int>(keys[at] / n_features);
     float sum = 0.0f;
@@ -37,10 +31,10 @@ __global__ void sum_dots(const std::int64_t* offsets, Keys of, const std::uint32
   }
 }
 
-__global__ void sum_norms(HitStream stream, Keys of, std::int64_t n_features, int n_layers, bool cross_layer,
-                          int groups, const AdamStep* step, double* out) {
-  const std::int64_t key = of.begin + blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  if (key >= of.end) return;
+__global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layers, bool cross_layer, int groups,
+                          const AdamStep* step, double* out) {
+  const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+  if (key >= n_layers * n_features) return;
   const int source = static_cast<int>(key / n_features);
   const std::int64_t feature = key % n_features;
   const double scale = step == nullptr ? 1.0 : step->gradient_scale;
@@ -124,19 +118,10 @@ __global__ void norm_rows_any(const __grid_constant__ WeightRows weights, std::i
   if (lane == 0) norm[key] = __fsqrt_rn(own);
 }
 
-bool has_one_width(std::span<const ParameterRows> decoder) {
-  return std::ranges::all_of(decoder, [&](const ParameterRows& p) { return p.segment == decoder[0].segment; });
-}
-
-/// Cuts the workspace; with data == nullptr only counts bytes. d_model: the largest width.
-std::int64_t place(std::byte* data, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
-                   std::int64_t capacity, bool norms, bool one_width, HitStream* stream) {
-  // A narrower layer can have more groups: at most one for each two chunks.
-  const std::int64_t groups =
-      one_width ? grouping_of(d_model).groups : (d_model + 2 * kBlockColumns - 1) / (2 * kBlockColumns);
-  const std::int64_t units = one_width ? n_layers * (n_layers + 1) / 2 : n_layers;
-  return place_stream(data, n_layers, n_features, capacity, n_layers * groups, units * groups, norms && one_width,
-                      stream);
+/// True if the stream can serve these rows.
+bool has_stream_storage(std::span<const ParameterRows> decoder) {
+  return std::ranges::all_of(
+      decoder, [&](const ParameterRows& p) { return has_vector_storage(p) && p.segment == decoder[0].segment; });
 }
 
 void form_norms(cudaStream_t queue, std::span<const ParameterRows> decoder, Array<float> norm) {
@@ -148,7 +133,7 @@ void form_norms(cudaStream_t queue, std::span<const ParameterRows> decoder, Arra
   if (n_keys == 0) return;
   const unsigned blocks = blocks_for(n_keys, 8);
   const std::int64_t d_model = decoder[0].segment;
-  if (!has_one_width(decoder) || !std::ranges::all_of(decoder, has_vector_storage))
+  if (!has_stream_storage(decoder))
     norm_rows_any<<<blocks, 256, 0, queue>>>(weights, n_keys, n_features, norm.data);
   else if (decoder[0].policy == StatePolicy::fp32)
     norm_rows<StatePolicy::fp32>
@@ -172,7 +157,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   const bool cross_layer = is_cross_layer(decoder);
   for (const ParameterRows& p : decoder) require_cuda_storage(p);
   const bool vector = gradient_rows.type == Scalar::bf16 && gradient_rows.stride % kLaneColumns == 0 &&
-                      is_aligned(gradient_rows.data, 16) && std::ranges::all_of(decoder, has_vector_storage);
+                      is_aligned(gradient_rows.data, 16) && has_stream_storage(decoder);
   if (!vector) {
     if (late.wait) late.wait();
     std::int64_t column = 0;
@@ -188,25 +173,24 @@ void backward(const Execution& execution, const SparseActivations& activations, 
     return;
   }
 
-  const bool one_width = has_one_width(decoder);
+  const Grouping grouping = grouping_of(d_model);
+  const std::int64_t capacity = activations.key.size, units = n_layers * (n_layers + 1) / 2 * grouping.groups;
   StreamArguments a{};
-  if (place(workspace.data, n_layers, n_features, d_model, activations.key.size, new_norms.data != nullptr, one_width,
-            &a.stream) > workspace.size)
+  if (place_stream(workspace.data, n_layers, n_features, capacity, n_layers * grouping.groups, units,
+                   new_norms.data != nullptr, &a.stream) > workspace.size)
     throw Error(ExitCode::internal, "decode_backward: workspace is smaller than decode_backward_workspace");
   prepare_stream(queue, activations, hits, activations.value.data, step, a.stream);
   a.offsets = hits.offsets.data;
+  a.rows = static_cast<const char*>(gradient_rows.data);
   a.row_bytes = gradient_rows.stride * 2;
   a.n_features = n_features;
   a.n_layers = static_cast<int>(n_layers);
+  a.d_model = static_cast<int>(d_model);
+  a.groups = grouping.groups;
   a.with_norm = squared_norm.data != nullptr;
   a.step = step;
   for (std::size_t s = 0; s < decoder.size(); ++s) a.layer[s] = pointers_of(decoder[s]);
-  // Targets of `width` columns each, the first of which begin at column `first` of the gradient rows.
-  const auto stream_targets = [&](std::int64_t begin, std::int64_t end, std::int64_t width, std::int64_t first) {
-    const Grouping grouping = grouping_of(width);
-    a.d_model = static_cast<int>(width);
-    a.groups = grouping.groups;
-    a.rows = static_cast<const char*>(gradient_rows.data) + (first - begin * width) * 2;
+  const auto stream_targets = [&](std::int64_t begin, std::int64_t end) {
     const auto units_before = [&](std::int64_t target) {
       return (cross_layer ? target * (target + 1) / 2 : target) * grouping.groups;
     };
@@ -226,33 +210,16 @@ void backward(const Execution& execution, const SparseActivations& activations, 
     else
       launch.template operator()<StreamKind::per_layer>();
   };
-  const auto sum_up = [&](Keys of) {
-    sum_dots<<<blocks_for(activations.key.size, 256, multiprocessors() * 16), 256, 0, queue>>>(
-        hits.offsets.data, of, activations.key.data, n_features, a.n_layers, cross_layer, a.groups, a.stream, step,
-        activation_gradient.data);
-    if (a.with_norm)
-      sum_norms<<<blocks_for(of.end - of.begin, 256), 256, 0, queue>>>(a.stream, of, n_features, a.n_layers,
-                                                                       cross_layer, a.groups, step, squared_norm.data);
-  };
-  if (!one_width) {
-    // What a layer leaves is summed before the next one overwrites it.
-    if (late.wait) late.wait();
-    std::int64_t column = 0;
-    for (std::int64_t s = 0; s < n_layers; ++s) {
-      const std::int64_t width = decoder[static_cast<std::size_t>(s)].segment;
-      stream_targets(s, s + 1, width, column);
-      sum_up({s * n_features, (s + 1) * n_features});
-      column += width;
-    }
-    if (new_norms.data != nullptr) form_norms(queue, decoder, new_norms);
-    require_launch("decode_backward");
-    return;
-  }
   const std::int64_t split = late.wait ? late.first : 0;
-  stream_targets(split, n_layers, d_model, split * d_model);
+  stream_targets(split, n_layers);
   if (late.wait) late.wait();
-  if (split > 0) stream_targets(0, split, d_model, 0);
-  sum_up({0, n_keys});
+  if (split > 0) stream_targets(0, split);
+  sum_dots<<<blocks_for(capacity, 256, multiprocessors() * 16), 256, 0, queue>>>(
+      hits.offsets.data, n_keys, activations.key.data, n_features, a.n_layers, cross_layer, a.groups, a.stream, step,
+      activation_gradient.data);
+  if (a.with_norm)
+    sum_norms<<<blocks_for(n_keys, 256), 256, 0, queue>>>(a.stream, n_features, a.n_layers, cross_layer, a.groups, step,
+                                                          squared_norm.data);
   if (new_norms.data != nullptr)
     form_new_norms<<<blocks_for(n_keys, 256), 256, 0, queue>>>(a.stream, n_features, a.n_layers, cross_layer, a.groups,
                                                                step, new_norms.data);
@@ -268,8 +235,10 @@ void decoder_norms(const Execution& execution, std::span<const ParameterRows> de
 }
 
 std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
-                                       std::int64_t capacity, bool norms, bool one_width) {
-  return place(nullptr, n_layers, n_features, d_model, capacity, norms, one_width, nullptr);
+                                       std::int64_t capacity, bool norms) {
+  const std::int64_t groups = grouping_of(d_model).groups;
+  return place_stream(nullptr, n_layers, n_features, capacity, n_layers * groups,
+                      n_layers * (n_layers + 1) / 2 * groups, norms, nullptr);
 }
 
 void decode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,

@@ -199,7 +199,7 @@ void decoder_norms(const Execution& execution, std::span<const ParameterRows> de
   }
 }
 
-std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool, bool) {
+std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool) {
   return 0;  // what a team needs is its scratch
 }
 
