@@ -2,6 +2,7 @@
 #include "transcoder/conversion.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -15,9 +16,14 @@
 namespace weft::transcoder {
 namespace {
 
-/// Of the least value that the training activation kept: lower ones are not collected. The (K+1)-th is above it, unless
-/// the values are far apart.
+/// Of the least value that is wanted: lower ones are not collected. The (K+1)-th is above it, unless the values are far
+/// apart.
 constexpr float kMargin = 0.9f;
+/// Positive values by their upper 16 bits: 2^-7 of a value.
+constexpr int kSizeShift = 16;
+constexpr std::size_t kSizes = (kernels::kLargestKey >> kSizeShift) + 1;
+/// Shares of the kept values that may lie below the floor of a group, tried one after the other.
+constexpr std::array<double, 4> kShares = {0.5, 0.1, 0.01, 0};
 constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 22;
 /// Room for active features per token and layer: that of the first attempt, in multiples of k, and that of the result,
@@ -121,32 +127,42 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
   const auto group_of = [&](std::size_t key) { return together ? 0 : layer_of(key); };
   const parallel::Communicator& world = grid.world();
 
-  // 1. What the training activation keeps: entries of each feature, and the least value of each group.
-  std::vector<std::int64_t> fired(static_cast<std::size_t>(n_layers * n_local), 0), kept(n_groups, 0);
-  std::vector<std::int64_t> least(n_groups, -static_cast<std::int64_t>(kernels::kLargestKey));  // negative bits
-  const bool counted =
-      for_each_batch(description, counting, grid, execution, batch_tokens,
-                     [&](std::span<const std::uint32_t> keys, std::span<const float> values) {
-                       for (std::size_t j = 0; j < keys.size(); ++j) {
-                         const std::size_t key = keys[j], g = group_of(key);
-                         ++fired[key];
-                         ++kept[g];
-                         least[g] = std::max(least[g], -static_cast<std::int64_t>(kernels::float_bits(values[j])));
-                       }
-                     });
+  // 1. What the training activation keeps: entries and the least value of each feature; of each group the number, by
+  //    the upper bits of the value.
+  std::vector<std::int64_t> fired(static_cast<std::size_t>(n_layers * n_local), 0), kept(n_groups, 0),
+      by_size(n_groups * kSizes, 0);
+  std::vector<float> least(fired.size(), std::numeric_limits<float>::infinity());
+  const bool counted = for_each_batch(description, counting, grid, execution, batch_tokens,
+                                      [&](std::span<const std::uint32_t> keys, std::span<const float> values) {
+                                        for (std::size_t j = 0; j < keys.size(); ++j) {
+                                          const std::size_t key = keys[j], g = group_of(key);
+                                          ++fired[key];
+                                          ++kept[g];
+                                          ++by_size[g * kSizes + (kernels::float_bits(values[j]) >> kSizeShift)];
+                                          least[key] = std::min(least[key], values[j]);
+                                        }
+                                      });
   if (!counted) counting.require_valid_selections("of the calibration");
   world.sum(std::span<std::int64_t>(kept));
-  world.maximum(std::span<std::int64_t>(least));
-  std::vector<float> floor;  // of each group: nothing at or below is collected
-  for (const std::int64_t bits : least)
-    floor.push_back(
-        std::max(kMargin * kernels::bits_float(static_cast<std::uint32_t>(-bits)), std::numeric_limits<float>::min()));
+  world.sum(std::span<std::int64_t>(by_size));
 
-  // 2. All values above that, with as much room as the fullest batch needs.
+  // 2. All values above a floor, with as much room as the fullest batch needs. Of a group with K kept entries the K-th
+  //    largest value is at least the least that was kept. With topk, where each token keeps its own, it is far above
+  //    that: a floor that a share of the kept values are below does as well if more than K values exceed it. A feature
+  //    with a threshold of its own also needs its values down to the least that was kept.
+  std::vector<std::size_t> share(n_groups, trained.activation == Activation::topk ? 0 : kShares.size() - 1);
+  std::vector<float> floor(n_groups);
+  const auto set_floor = [&](std::size_t g) {
+    const auto* const sizes = by_size.data() + g * kSizes;
+    auto below = static_cast<std::int64_t>(kShares[share[g]] * static_cast<double>(kept[g]));
+    std::size_t size = 0;
+    while (size + 1 < kSizes && (below -= sizes[size]) >= 0) ++size;
+    const float edge = kernels::bits_float(static_cast<std::uint32_t>(size) << kSizeShift);
+    floor[g] = std::max(edge * kMargin, std::numeric_limits<float>::min());
+  };
+  for (std::size_t g = 0; g < n_groups; ++g) set_floor(g);
   const kernels::AnyMatrix thresholds = model.thresholds();
   std::vector<float> theta(fired.size());
-  for (std::size_t key = 0; key < theta.size(); ++key) theta[key] = floor[group_of(key)];
-  to_device(execution, static_cast<float*>(thresholds.data), theta);
   std::vector<std::vector<float>> values(theta.size());
   std::int64_t entries = 0;
   const auto collect = [&](std::span<const std::uint32_t> keys, std::span<const float> of_batch) {
@@ -161,13 +177,35 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
   std::int64_t capacity =
       std::min(n_features, std::max<std::int64_t>(kLeastRoom, std::llround(kFirstRoom * trained.k)));
   std::unique_ptr<Pass> jumping = jumping_with(capacity);
-  while (!for_each_batch(description, jumping->forward, grid, execution, batch_tokens, collect)) {
-    if (capacity == n_features) jumping->forward.require_valid_selections("of the calibration");  // had room for all
-    for (std::vector<float>& of_feature : values) of_feature.clear();
+  const auto collect_all = [&] {
+    for (std::size_t key = 0; key < theta.size(); ++key) {
+      theta[key] = floor[group_of(key)];
+      if (conversion.per_feature) theta[key] = std::min(theta[key], kMargin * least[key]);
+      values[key].clear();
+    }
     entries = 0;
-    capacity = std::min(n_features, 2 * capacity);
-    jumping.reset();
-    jumping = jumping_with(capacity);
+    to_device(execution, static_cast<float*>(thresholds.data), theta);
+    return for_each_batch(description, jumping->forward, grid, execution, batch_tokens, collect);
+  };
+  for (bool lower = true; lower;) {
+    while (!collect_all()) {
+      if (capacity == n_features) jumping->forward.require_valid_selections("of the calibration");  // had room for all
+      capacity = std::min(n_features, 2 * capacity);
+      jumping.reset();
+      jumping = jumping_with(capacity);
+    }
+    std::vector<std::int64_t> above(n_groups, 0);
+    for (std::size_t key = 0; key < values.size(); ++key)
+      above[group_of(key)] +=
+          std::count_if(values[key].begin(), values[key].end(), [&](float v) { return v > floor[group_of(key)]; });
+    world.sum(std::span<std::int64_t>(above));
+    lower = false;
+    for (std::size_t g = 0; g < n_groups; ++g)
+      if (above[g] <= kept[g] && share[g] + 1 < kShares.size()) {
+        ++share[g];
+        set_floor(g);
+        lower = true;
+      }
   }
 
   // 3. The thresholds.
@@ -188,7 +226,8 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
     std::vector<float>& own = values[key];
     if (!conversion.per_feature || n == 0 || own.size() < n) continue;
     std::sort(own.begin(), own.end(), std::greater<>());
-    theta[key] = threshold_between(own.size() > n ? own[n] : floor[g], own[n - 1], conversion.bf16);
+    const float dropped = own.size() > n ? own[n] : std::min(floor[g], kMargin * least[key]);
+    theta[key] = threshold_between(dropped, own[n - 1], conversion.bf16);
   }
   to_device(execution, static_cast<float*>(thresholds.data), theta);
 

@@ -133,22 +133,23 @@ def test(weft):
     check(weft, "batch_topk", "all_layers")
     check(weft, "topk", "layer")
 
-    # Tokens near the mean keep small pre-activations, and more than the first room of 64 features per token and layer lie
-    # above these. The room of the result follows from what is active with it.
+    # Near the mean pre-activations are small: a quiet batch keeps small ones, of batch_topk, and so does a quiet token of topk. More than
+    # the first room of 64 features per token and layer lie above these. The room of the result follows from what is active with it.
     x, y = files.read_dataset(weft.folder / "validation")
-    x[::30] = x.mean(axis=0) + 0.02 * (x[::30] - x.mean(axis=0))
-    files.write_dataset(weft.folder / "quiet", x, y, rows_per_file=ROWS)
-    wide = INPUT.format(folder=weft.folder, activation="topk", scope="layer").replace("features = 32", "features = 400")
-    wide = wide.replace("k = 3", 'k = 3\nskip = "linear"')
-    wide = weft.train(wide, "wide")
-    tensors, record = converted(weft, wide, "wide_jumping", "--data", weft.folder / "quiet")
-    fullest = record["fullest_batch"]
-    assert np.mean(record["after"]["l0"]) <= fullest <= 400, record
-    assert record["capacity"] == max(64, min(400, math.ceil(2 * fullest))), record
-    saved = json.loads((files.checkpoints(weft.folder / "wide_jumping")[30] / "manifest.json").read_text())["input"]
-    assert re.search(rf'capacity *= {record["capacity"]}\b', saved), saved
-    assert all(is_bf16(tensor) for key, tensor in tensors.items() if key.endswith("/weight")), list(tensors)
-    weft.run("evaluate", weft.folder / "wide_jumping")
+    for activation, quiet in (("batch_topk", slice(0, BATCH)), ("topk", slice(0, None, 30))):
+        x[quiet] = x.mean(axis=0) + 0.02 * (x[quiet] - x.mean(axis=0))
+        files.write_dataset(weft.folder / f"quiet_{activation}", x, y, rows_per_file=ROWS)
+        wide = INPUT.format(folder=weft.folder, activation=activation, scope="layer").replace("features = 32", "features = 400")
+        wide = weft.train(wide.replace("k = 3", 'k = 3\nskip = "linear"'), f"wide_{activation}")
+        name = f"wide_{activation}_jumping"
+        tensors, record = converted(weft, wide, name, "--data", weft.folder / f"quiet_{activation}")
+        fullest = record["fullest_batch"]
+        assert np.mean(record["after"]["l0"]) <= fullest <= 400, record
+        assert record["capacity"] == max(64, min(400, math.ceil(2 * fullest))), record
+        saved = json.loads((files.checkpoints(weft.folder / name)[30] / "manifest.json").read_text())["input"]
+        assert re.search(rf'capacity *= {record["capacity"]}\b', saved), saved
+        assert all(is_bf16(tensor) for key, tensor in tensors.items() if key.endswith("/weight")), list(tensors)
+        weft.run("evaluate", weft.folder / name)
 
     one, _ = converted(weft, run, "one")
     two, _ = converted(weft, run, "two", ranks=2)
