@@ -27,9 +27,9 @@ GenerationSettings answer_settings(const Configuration& configuration, const Arc
 }
 
 std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokenizer, std::vector<Prompt> prompts,
-                                  std::int64_t samples, std::uint64_t seed, std::uint64_t step, std::int64_t first) {
+                                  std::int64_t samples, std::uint64_t seed, std::uint64_t step, std::int64_t first,
+                                  std::span<const std::string> stops) {
   const std::vector<std::uint32_t> ends = end_symbols(tokenizer);
-  const auto ends_text = [&](std::uint32_t token) { return std::find(ends.begin(), ends.end(), token) != ends.end(); };
   std::vector<Answers> answers;
   for (Prompt& prompt : prompts) {
     Answers& of_prompt = answers.emplace_back();
@@ -45,14 +45,18 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
       requests.push_back({.prompt = answers[prompt].prompt.ids,
                           .number = static_cast<std::uint32_t>(first + static_cast<std::int64_t>(prompt)),
                           .sample = static_cast<std::uint32_t>(sample)});
+  std::vector<GrowingText> texts(requests.size(), GrowingText(tokenizer, stops, ends));
   generator.run(requests, seed, step, [&](std::size_t i, const kernels::Drawn& drawn) {
     const auto sample = i % static_cast<std::size_t>(samples);
     Answers& of_prompt = answers[i / static_cast<std::size_t>(samples)];
     of_prompt.drawn[sample].push_back(drawn.token);
     of_prompt.log_drawn[sample].push_back(drawn.log_drawn);
-    if (ends_text(drawn.token)) return false;
-    of_prompt.ids[sample].push_back(drawn.token);
-    return true;
+    AnswerIds& ids = of_prompt.ids[sample];
+    const GrowingText::End end = texts[i].append(drawn.token);
+    if (end != GrowingText::End::symbol) ids.push_back(drawn.token);
+    if (end == GrowingText::End::stop)
+      while (tokenizer.decode(ids).size() > texts[i].bytes()) ids.pop_back();
+    return end == GrowingText::End::none;
   });
   return answers;
 }
@@ -182,7 +186,7 @@ std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers)
   return reward_->scores(prompts);
 }
 
-std::vector<Judgement> Judge::judge(std::span<const Answers> answers, Timing timing) {
+std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kernels::SetRule& rule, Timing timing) {
   std::vector<Judgement> judgements(answers.size());
   if (answers.empty()) return judgements;
   std::optional<report::Timers::Whole> stage;
@@ -207,7 +211,7 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, Timing tim
             first(all.distances, count), first(all.advantages, count)};
   };
   const kernels::SetAdvantages result = part(buffers_.advantages), host = part(buffers_.host_advantages);
-  kernels::set_advantages(execution_, settings_.set_rule(),
+  kernels::set_advantages(execution_, rule,
                           {.prompts = prompts,
                            .samples = samples,
                            .embeddings = {buffers_.embeddings.data, kernels::Scalar::fp32, count,
@@ -242,8 +246,7 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, Timing tim
     for (const AnswerIds& ids : of_prompt.ids) present.push_back(ids.empty() ? 0 : 1);
     const PairMetric metric =
         settings_.diversity == DiversityMeasure::distinct ? PairMetric::distinct : PairMetric::self_bleu;
-    judgement.advantages =
-        set_advantages(settings_.set_rule(), judgement.rewards, pair_distances(metric, of_prompt.ids), present);
+    judgement.advantages = set_advantages(rule, judgement.rewards, pair_distances(metric, of_prompt.ids), present);
   }
   return judgements;
 }
