@@ -157,24 +157,23 @@ def ranks_agree(weft):
 
 
 def reward_is_held(weft):
-    """The mean reward ends near that of the initial model where it is held, and elsewhere with the same first weight of the diversity;
-    the weight is part of the state; ranks agree on it."""
+    """From a weight of the diversity that is three times too large, the mean reward returns to that of the initial model; without the
+    constraint it is lost. The weight is part of the state; ranks agree on it."""
     sets = ("polychromic.every=1", "polychromic.reward=likelihood", "polychromic.objective=additive", "polychromic.diversity=distinct",
-            "polychromic.diversity_weight=3", "polychromic.weight=20", "polychromic.prompts=4")
+            "polychromic.diversity_weight=3", "polychromic.weight=5", "polychromic.prompts=4", "polychromic.evaluation_prompts=32",
+            "optimizer.learning_rate=1e-3")
     hold = ("polychromic.hold_reward=initial", "polychromic.hold_horizon=20")
-    error = {}
+    change = {}
     for name, more in {"free": (), "held": hold}.items():
-        run, _ = tune(weft, name, *sets, *more, steps=60)
+        run, _ = tune(weft, name, *sets, *more, steps=80)
         answers = program.record(run)["result"]["answers"]
-        error[name] = answers["after"]["reward"] / answers["before"]["reward"] - 1
-    print(error)
-    weights = [line["answers.diversity_weight"] for line in program.metrics(weft.folder / "held")]
-    assert weights[-1] < 3, weights  # the first one is too large
-    assert abs(error["held"]) < 0.5 * abs(error["free"]), error
-    tune(weft, "held_pieces", "run.steps=30", *sets, *hold, steps=60)
-    pieces, printed = tune(weft, "held_pieces", *sets, *hold, steps=60)
+        change[name] = answers["after"]["reward"] / answers["before"]["reward"] - 1
+    assert change["free"] < -0.5, change
+    assert abs(change["held"]) < 0.1, change  # six seeds: at most 0.05
+    tune(weft, "held_pieces", "run.steps=30", *sets, *hold, steps=80)
+    pieces, printed = tune(weft, "held_pieces", *sets, *hold, steps=80)
     assert "resuming after step 30" in printed, printed
-    assert shard(weft.folder / "held", 60) == shard(pieces, 60)
+    assert shard(weft.folder / "held", 80) == shard(pieces, 80)
     # Given as a number; two ranks.
     target = ("polychromic.hold_reward=target", "polychromic.reward_target=0.4")
     lines = [program.metrics(tune(weft, f"target_{ranks}", *sets, *target, steps=6, ranks=ranks)[0]) for ranks in (1, 2)]
