@@ -97,7 +97,8 @@ def objectives(weft):
                        "    print(json.dumps({'scores': [answer.count('e') / 10 for answer in given['answers']]}), flush=True)\n")
     weights = {}
     for name, sets in {
-            "distinct": ["polychromic.diversity=distinct"], "bleu": ["polychromic.diversity=self_bleu"],
+            "distinct": ["polychromic.diversity=distinct"], "both": ["polychromic.diversity=distinct", "polychromic.semantic_weight=2"],
+            "bleu": ["polychromic.diversity=self_bleu"],
             "additive": ["polychromic.objective=additive", "polychromic.diversity_weight=2"],
             "likelihood": ["polychromic.reward=likelihood"],
             "epochs": ["polychromic.epochs=2", "optimizer.learning_rate=0.02"], "kl": ["polychromic.kl=1"],
@@ -204,6 +205,7 @@ def refusals(weft):
             ("polychromic.reward_target=0.3",): "has no effect without hold_reward",
             ("polychromic.hold_gain=2",): "no effect without hold_reward",
             ('polychromic.stop=[""]',): "has an empty text",
+            ("polychromic.semantic_weight=1",): 'no effect with diversity = "semantic"',
             ("polychromic.evry=1",): 'did you mean "every"',
     }.items():
         _, printed = tune(weft, "refused", *sets, code=2, steps=4)

@@ -113,6 +113,8 @@ Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& 
   advantages = {arena.take<std::int64_t>(prompts), arena.take<double>(prompts), arena.take<double>(prompts),
                 arena.take<double>(answers), arena.take<double>(answers)};
   host_rewards = arena.take_host<double>(answers);
+  if (configuration.polychromic.semantic_weight > 0)
+    host_embeddings = {arena.take_host<float>(answers * width).data, answers, width, width};
   host_advantages = {arena.take_host<std::int64_t>(prompts), arena.take_host<double>(prompts),
                      arena.take_host<double>(prompts), arena.take_host<double>(answers),
                      arena.take_host<double>(answers)};
@@ -186,6 +188,20 @@ std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers)
   return reward_->scores(prompts);
 }
 
+/// Of the answers to prompt p of the batch: distances of their tokens, and semantic_weight times those of their
+/// embeddings.
+std::vector<double> Judge::token_distances(const Answers& answers, std::int64_t p) const {
+  std::vector<double> distances = pair_distances(
+      settings_.diversity == DiversityMeasure::distinct ? PairMetric::distinct : PairMetric::self_bleu, answers.ids);
+  if (settings_.semantic_weight == 0) return distances;
+  const kernels::Matrix<float>& all = buffers_.host_embeddings;
+  const std::vector<double> semantic =
+      cosine_distances({all.row(p * settings_.samples), settings_.samples, all.columns, all.stride});
+  for (std::size_t pair = 0; pair < distances.size(); ++pair)
+    distances[pair] += settings_.semantic_weight * semantic[pair];
+  return distances;
+}
+
 std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kernels::SetRule& rule, Timing timing) {
   std::vector<Judgement> judgements(answers.size());
   if (answers.empty()) return judgements;
@@ -227,6 +243,10 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kern
   read(host.objective, result.objective);
   read(host.distances, result.distances);
   read(host.advantages, result.advantages);
+  if (settings_.semantic_weight > 0)
+    device::copy(execution_, buffers_.host_embeddings.data, buffers_.embeddings.data,
+                 count * buffers_.embeddings.columns * static_cast<std::int64_t>(sizeof(float)),
+                 device::Direction::to_host);
   kernels::fence(execution_);
   for (std::int64_t p = 0; p < prompts; ++p) {
     const Answers& of_prompt = answers[static_cast<std::size_t>(p)];
@@ -244,9 +264,7 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kern
     }
     std::vector<char> present;
     for (const AnswerIds& ids : of_prompt.ids) present.push_back(ids.empty() ? 0 : 1);
-    const PairMetric metric =
-        settings_.diversity == DiversityMeasure::distinct ? PairMetric::distinct : PairMetric::self_bleu;
-    judgement.advantages = set_advantages(rule, judgement.rewards, pair_distances(metric, of_prompt.ids), present);
+    judgement.advantages = set_advantages(rule, judgement.rewards, token_distances(of_prompt, p), present);
   }
   return judgements;
 }

@@ -63,6 +63,7 @@ class Judge {
     kernels::Array<double> rewards, workspace;
     kernels::SetAdvantages advantages;
     kernels::Array<double> host_rewards;
+    kernels::Matrix<float> host_embeddings;  ///< with polychromic.semantic_weight
     kernels::SetAdvantages host_advantages;
   };
 
@@ -90,6 +91,7 @@ class Judge {
  private:
   void embed(std::span<const Answers>);
   std::vector<std::vector<double>> scores(std::span<const Answers>);
+  std::vector<double> token_distances(const Answers&, std::int64_t prompt) const;
 
   const PolychromicSettings settings_;
   const Tokenizer& tokenizer_;

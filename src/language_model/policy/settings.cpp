@@ -147,6 +147,11 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
               {"self_bleu", DiversityMeasure::self_bleu}},
              "distance of two answers: 1 - cosine of their embeddings by the initial model; different bigrams of both; "
              "1 - BLEU-2 of one against the other");
+  schema
+      .add("polychromic.semantic_weight", polychromic.semantic_weight,
+           "with another diversity than semantic: it has so many times the semantic distance added")
+      .at_least(0)
+      .at_most(1e6);
 }
 
 }  // namespace
@@ -204,6 +209,10 @@ void add_keys(input::Schema& schema, PolychromicSettings& polychromic) {
   schema.rule({"polychromic.clip", "polychromic.epochs"}, [&polychromic]() -> std::string {
     if (polychromic.epochs > 1 || polychromic.clip == PolychromicSettings{}.clip) return {};
     return "polychromic.clip has no effect with epochs = 1 (the ratio of probabilities is 1); leave it out";
+  });
+  schema.rule({"polychromic.semantic_weight", "polychromic.diversity"}, [&polychromic]() -> std::string {
+    if (polychromic.semantic_weight == 0 || polychromic.diversity != DiversityMeasure::semantic) return {};
+    return "polychromic.semantic_weight has no effect with diversity = \"semantic\"; leave it out";
   });
   schema.rule({"polychromic.hold_reward", "polychromic.objective", "polychromic.reward"},
               [&polychromic]() -> std::string {

@@ -46,6 +46,7 @@ struct PolychromicSettings {
   double hold_gain = 6;            ///< change of log alpha per unit of reward
   std::int64_t hold_horizon = 40;  ///< batches of answers after which the integral has the weight of the error
   DiversityMeasure diversity = DiversityMeasure::semantic;
+  double semantic_weight = 0;  ///< of the semantic distance beside another one
   RewardKind reward = RewardKind::constant;
   std::string reward_pattern, reward_file, reward_command;
   double reward_time_limit = 60;  ///< seconds per batch of answers
