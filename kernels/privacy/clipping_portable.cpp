@@ -214,13 +214,8 @@ void form_examples(const Execution& execution, AnyMatrix x, AnyMatrix g, const E
                    form_examples_workspace(x.type, g.type, in, out, sizes_of(examples), implementation), workspace,
                    "stored gradients of examples");
   if (implementation == ProductImplementation::fused) {
-    const std::int64_t size = fused_direct_parts(in, out, examples.count());
-    Array<double> parts;
-    if (norms.data != nullptr) parts = {reinterpret_cast<double*>(workspace.data), size};
-    if (form_fused_products(execution, x, g, examples, -1, stored, parts)) {
-      if (norms.data != nullptr && size > 0) add_parts(execution, size / examples.count(), 1, norms, parts);
-      return;
-    }
+    const Array<double> parts{reinterpret_cast<double*>(workspace.data), fused_direct_parts(in, out, examples.count())};
+    if (form_fused_products(execution, x, g, examples, -1, stored, norms, parts)) return;
   }
   Execution exact = execution;
   exact.tf32 = false;

@@ -10,11 +10,11 @@ namespace weft::kernels {
 namespace portable {
 
 bool form_fused_products(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, Matrix<bf16>,
-                         Array<double>) {
+                         Array<double>, Array<double>) {
   return false;
 }
 bool form_fused_gram(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, double, double,
-                     Array<double>) {
+                     Array<double>, Array<double>) {
   return false;
 }
 bool add_fused_product(const Execution&, AnyMatrix, AnyMatrix, const Examples&, Array<const float>, Matrix<float>,
@@ -31,15 +31,15 @@ decltype(kernels::add_fused_product) add_fused_product;
 }  // namespace cuda
 
 bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
-                         std::int64_t least, Matrix<bf16> stored, Array<double> parts) {
+                         std::int64_t least, Matrix<bf16> stored, Array<double> norms, Array<double> parts) {
   return dispatch<portable::form_fused_products, cuda::form_fused_products>(execution, x, g, examples, least, stored,
-                                                                            parts);
+                                                                            norms, parts);
 }
 
 bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
-                     double bias, double error, Array<double> parts) {
+                     double bias, double error, Array<double> norms, Array<double> parts) {
   return dispatch<portable::form_fused_gram, cuda::form_fused_gram>(execution, x, g, examples, least, bias, error,
-                                                                    parts);
+                                                                    norms, parts);
 }
 
 bool add_fused_product(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,

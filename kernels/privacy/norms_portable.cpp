@@ -130,13 +130,10 @@ bool add_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const
                      const NormMethod& method, Array<double> norms, Array<std::byte> workspace) {
   const std::int64_t size = fused_parts(x.columns, g.columns, examples.most_rows(), examples.count(), method);
   const Array<double> parts{reinterpret_cast<double*>(workspace.data), size};
-  if (method.algorithm == NormAlgorithm::gram
-          ? !form_fused_gram(execution, x, g, examples, kPairwiseRows, with_bias ? 1 : 0,
-                             gram_error(x.columns, g.columns), parts)
-          : !form_fused_products(execution, x, g, examples, kPairwiseRows, {}, parts))
-    return false;
-  add_parts(execution, size / examples.count(), 1, norms, parts);
-  return true;
+  if (method.algorithm == NormAlgorithm::gram)
+    return form_fused_gram(execution, x, g, examples, kPairwiseRows, with_bias ? 1 : 0,
+                           gram_error(x.columns, g.columns), norms, parts);
+  return form_fused_products(execution, x, g, examples, kPairwiseRows, {}, norms, parts);
 }
 
 // Columns ------------------------------------------------------------------------------------------------------------

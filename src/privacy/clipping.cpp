@@ -38,7 +38,10 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 
 /// As the parameter is stored: of a transposed matrix, the gradient is that of a product with its operands exchanged.
 GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
-  if (rows.form == Form::product && spec.transposed()) std::swap(rows.inputs, rows.gradients);
+  if (rows.form == Form::product && spec.transposed()) {
+    std::swap(rows.inputs, rows.gradients);
+    std::swap(rows.inputs_stay, rows.gradients_stay);
+  }
   return rows;
 }
 
@@ -462,11 +465,11 @@ AnyMatrix Clipping::keep(const AnyMatrix& rows) {
   return copy;
 }
 
-/// With copies of the rows: the backward pass writes over them.
+/// With copies of the rows that the backward pass writes over.
 GradientRows Clipping::kept(GradientRows rows) {
   if (rows.form == Form::product) {
-    rows.gradients = keep(formed(rows));
-    rows.inputs = keep(rows.inputs);
+    if (!rows.gradients_stay) rows.gradients = keep(formed(rows));
+    if (!rows.inputs_stay) rows.inputs = keep(rows.inputs);
     return rows;
   }
   // Tokens and positions have the same gradients.
