@@ -44,18 +44,6 @@ void add_clipped_product(const Execution&, AnyMatrix x, AnyMatrix g, const Examp
                          Matrix<float> out, Array<std::byte> workspace,
                          ProductImplementation = ProductImplementation::library);
 
-/// Bytes of workspace of add_clipped_column_sums and add_clipped_column_products.
-std::int64_t clipped_columns_workspace(std::int64_t columns, const ExampleSizes&);
-
-/// out[j] += sum over b of c_b sum over t of g[t, j].
-void add_clipped_column_sums(const Execution&, AnyMatrix g, const Examples&, Array<const float> factors,
-                             Array<float> out, Array<std::byte> workspace);
-
-/// out[j] += sum over b of c_b sum over t of (x[t, j] - shift[t]) scale[t] g[t, j].
-void add_clipped_column_products(const Execution&, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                                 Array<const float> scale, const Examples&, Array<const float> factors,
-                                 Array<float> out, Array<std::byte> workspace);
-
 /// Bytes of workspace of add_clipped_lookup.
 std::int64_t clipped_lookup_workspace(std::int64_t columns, const ExampleSizes&);
 

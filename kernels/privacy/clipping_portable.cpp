@@ -88,17 +88,6 @@ WeighedRows weighed_layout(std::byte* data, std::int64_t in, std::int64_t out, s
   return work;
 }
 
-void add_clipped_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                         Array<const float> scale, const Examples& examples, Array<const float> factors,
-                         Array<float> out, Array<std::byte> workspace) {
-  Workspace memory(workspace.data);
-  const std::int64_t count = examples.count();
-  const Matrix<float> sums{memory.take<float>(count * g.columns).data, count, g.columns, g.columns};
-  require_examples(examples, factors.size, memory.bytes(), workspace, "clipped column sums");
-  sum_example_columns(execution, x, g, shift, scale, examples.device_offsets, sums);
-  add_weighed(execution, any_matrix(sums), factors, {out.data, 1, out.size, out.size});
-}
-
 }  // namespace
 
 float clip_factor(double squared_norm, double clip, ClipFunction function) {
@@ -158,21 +147,6 @@ void add_clipped_product(const Execution& execution, AnyMatrix x, AnyMatrix g, c
     gemm(exact, 1, any_matrix(left), Form::transposed, any_matrix(right), Form::plain, 1, any_matrix(out),
          work.library);
   });
-}
-
-std::int64_t clipped_columns_workspace(std::int64_t columns, const ExampleSizes& sizes) {
-  return bytes_for<float>(sizes.examples * columns);
-}
-
-void add_clipped_column_sums(const Execution& execution, AnyMatrix g, const Examples& examples,
-                             Array<const float> factors, Array<float> out, Array<std::byte> workspace) {
-  add_clipped_columns(execution, {}, g, {}, {}, examples, factors, out, workspace);
-}
-
-void add_clipped_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                                 Array<const float> scale, const Examples& examples, Array<const float> factors,
-                                 Array<float> out, Array<std::byte> workspace) {
-  add_clipped_columns(execution, x, g, shift, scale, examples, factors, out, workspace);
 }
 
 std::int64_t clipped_lookup_workspace(std::int64_t columns, const ExampleSizes& sizes) {

@@ -13,8 +13,8 @@ bool form_fused_products(const Execution&, AnyMatrix, AnyMatrix, const Examples&
                          Array<double>, Array<double>) {
   return false;
 }
-bool form_fused_gram(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, double, double,
-                     Array<double>, Array<double>) {
+bool form_fused_gram(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, double, Array<double>,
+                     Array<double>) {
   return false;
 }
 bool add_fused_product(const Execution&, AnyMatrix, AnyMatrix, const Examples&, Array<const float>, Matrix<float>,
@@ -37,9 +37,9 @@ bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, c
 }
 
 bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
-                     double bias, double error, Array<double> norms, Array<double> parts) {
-  return dispatch<portable::form_fused_gram, cuda::form_fused_gram>(execution, x, g, examples, least, bias, error,
-                                                                    norms, parts);
+                     double error, Array<double> norms, Array<double> parts) {
+  return dispatch<portable::form_fused_gram, cuda::form_fused_gram>(execution, x, g, examples, least, error, norms,
+                                                                    parts);
 }
 
 bool add_fused_product(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,

@@ -45,10 +45,10 @@ constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, std::int64_
 bool form_fused_products(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least,
                          Matrix<bf16> stored, Array<double> norms, Array<double> parts);
 
-/// norms[b] += sum of (X Xᵀ + bias) ∘ G Gᵀ with its error (at_most), of examples of more than `least` rows. parts:
+/// norms[b] += sum of X Xᵀ ∘ G Gᵀ with its error (at_most), of examples of more than `least` rows. parts:
 /// overwritten.
-bool form_fused_gram(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least, double bias,
-                     double error, Array<double> norms, Array<double> parts);
+bool form_fused_gram(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least, double error,
+                     Array<double> norms, Array<double> parts);
 
 /// out += sum over b of c_b G_bᵀ X_b.
 bool add_fused_product(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Array<const float> factors,

@@ -114,12 +114,12 @@ bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, c
 }
 
 bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
-                     double bias, double error, Array<double> norms, Array<double> parts) {
+                     double error, Array<double> norms, Array<double> parts) {
   const std::int64_t side = tiles_of(examples.most_rows()),
                      tasks = fused_gram_parts(examples.most_rows(), examples.count());
   if (!fits(x, g, tasks)) return false;
   launch<Work::gram>(execution, x.type, tasks,
-                     {tiles(x), tiles(g), examples.device_offsets.data, least, side, bias, error, parts.data});
+                     {tiles(x), tiles(g), examples.device_offsets.data, least, side, error, parts.data});
   kernels::add_parts(execution, gram_pairs(side), 1, norms, parts);
   return true;
 }

@@ -12,16 +12,11 @@ namespace weft::kernels {
 
 /// Sides of a tile: columns of G, columns of X.
 inline constexpr int kHopperOutputs = kTileSide, kHopperInputs = 256;
-/// Blocks with adjacent columns of G that share their columns of X.
-inline constexpr int kHopperCluster = 2;
 /// Warps that form a tile. Each has a part of a norm.
 inline constexpr int kHopperWarps = 8;
 constexpr std::int64_t hopper_across(std::int64_t in) { return (in + kHopperInputs - 1) / kHopperInputs; }
-/// Tiles of a gradient, for whole clusters.
-constexpr std::int64_t hopper_tiles(std::int64_t in, std::int64_t out) {
-  constexpr std::int64_t kOutputs = kHopperCluster * kHopperOutputs;
-  return hopper_across(in) * ((out + kOutputs - 1) / kOutputs) * kHopperCluster;
-}
+/// Tiles of a gradient.
+constexpr std::int64_t hopper_tiles(std::int64_t in, std::int64_t out) { return hopper_across(in) * tiles_of(out); }
 
 /// Smaller factors count as 0: sums are kept divided by the factor of their last example, and must stay finite. Such a
 /// factor belongs to a norm of 1e30 times the bound.
@@ -41,7 +36,6 @@ constexpr std::int64_t hopper_slices(std::int64_t in, std::int64_t out, std::int
 
 namespace cuda {
 
-extern int hopper_cluster;
 /// True on a GPU of compute capability 9.0.
 bool has_hopper_products();
 

@@ -7,16 +7,13 @@
 //
 //   shared memory   kStages stages of kRows rows; panels of 64 columns (128 bytes per row), swizzled over 128 bytes
 //   full[stage]     the copies of a stage have arrived
-//   empty[stage]    every warp of consumers of the cluster has read it: it may be overwritten
-//   cluster         kHopperCluster blocks with the same columns of X, of which each block copies its part to all
+//   empty[stage]    every warp of consumers has read it: it may be overwritten
 //
-// The warpgroups do not wait for each other, so that one multiplies while the other scales or stores its sums.
-//
-// Limit: the copies from the L2 cache, 48 KB (32 KB with the cluster) for 2 x 128 x 256 x 64 operations.
+// The warpgroups do not wait for each other, so that one multiplies while the other scales or stores its sums. What
+// they do per stage is kept in uniform registers: products wait for their descriptors.
 #include <cuda.h>
 
 #include "kernels/bulk_copy_cuda.cuh"
-#include "kernels/launch_cuda.cuh"
 #include "kernels/privacy/hopper_products.hpp"
 
 namespace weft::kernels::cuda {
@@ -49,49 +46,51 @@ struct Products {
 extern __shared__ unsigned char hopper_shared[];
 
 /// A tile of the examples [first, last).
-template <bool sums, int cluster>
+template <bool sums>
 struct Task {
-  std::int64_t group, first, last, output, input;
+  std::int64_t group, tile, first, last, output, input;
 
-  __device__ Task(const Products& a, std::int64_t task, int rank) {
-    const std::int64_t across = hopper_across(a.in), tiles = hopper_tiles(a.in, a.out) / cluster, tile = task % tiles;
-    group = task / tiles;
+  __device__ Task(const Products& a, std::int64_t task) {
+    const std::int64_t across = hopper_across(a.in), tiles = hopper_tiles(a.in, a.out);
+    group = task / tiles, tile = task % tiles;
     first = sums ? a.examples * group / a.groups : group;
     last = sums ? a.examples * (group + 1) / a.groups : group + 1;
-    output = (tile / across * cluster + rank) * kHopperOutputs;
+    output = tile / across * kHopperOutputs;
     input = tile % across * kHopperInputs;
-  }
-  __device__ std::int64_t tile(const Products& a) const {
-    return output / kHopperOutputs * hopper_across(a.in) + input / kHopperInputs;
   }
 };
 
-/// Where a warp is in the rows of a task. Examples without rows or with factor 0 are passed over.
-struct Cursor {
+/// The examples of a task. Those without rows or with factor 0 are passed over.
+struct ExamplesOf {
   const Products& a;
   std::int64_t example, last;
-  std::int64_t row, end;
-  float factor;
+  std::int64_t row = 0;
+  int rows = 0;
+  float factor = 1;
 
-  __device__ Cursor(const Products& products, std::int64_t first, std::int64_t last_)
-      : a(products), example(first), last(last_), row(0), end(0), factor(1) {
+  __device__ ExamplesOf(const Products& products, std::int64_t first, std::int64_t last_)
+      : a(products), example(first), last(last_) {
     find();
   }
   __device__ bool valid() const { return example < last; }
+  __device__ int stages() const { return (rows + kRows - 1) / kRows; }
   __device__ void find() {
     for (; example < last; ++example) {
-      row = a.offsets[example], end = a.offsets[example + 1];
+      row = a.offsets[example];
+      const std::int64_t count = a.offsets[example + 1] - row;
       if (a.factors != nullptr) factor = a.factors[example];
-      if (end - row > a.least && end > row && factor >= kLeastFactor) return;
+      rows = static_cast<int>(count);
+      if (count > a.least && count > 0 && factor >= kLeastFactor) return;
     }
   }
   __device__ void next() {
-    row += kRows;
-    if (row < end) return;
     ++example;
     find();
   }
 };
+
+/// A value that all lanes have: tells the compiler.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }
 
 /// The stages in turn, and the parity of the phase of their barriers.
 struct Ring {
@@ -108,35 +107,18 @@ struct Ring {
 };
 
 /// Copies a panel; columns and rows outside of the matrix are 0.
-template <int cluster>
 __device__ __forceinline__ void copy_panel(std::uint32_t to, const CUtensorMap& from, std::int64_t column,
                                            std::int64_t row, std::uint32_t barrier) {
-  if constexpr (cluster == 1)
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            to),
-        "l"(&from), "r"(static_cast<int>(column)), "r"(static_cast<int>(row)), "r"(barrier)
-        : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(&from), "r"(static_cast<int>(column)), "r"(static_cast<int>(row)), "r"(barrier),
-        "h"(static_cast<std::uint16_t>((1 << cluster) - 1))
-        : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          to),
+      "l"(&from), "r"(static_cast<int>(column)), "r"(static_cast<int>(row)), "r"(barrier)
+      : "memory");
 }
 
-/// A stage has been read: tells all blocks of the cluster, each of which writes a part of it.
-template <int cluster>
+/// A warp of consumers has read the stage of this barrier.
 __device__ __forceinline__ void release(std::uint32_t empty) {
-  if (threadIdx.x % kWarp != 0) return;
-#pragma unroll
-  for (int rank = 0; rank < cluster; ++rank)
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(empty),
-        "r"(rank)
-        : "memory");
+  if (threadIdx.x % kWarp == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
 }
 
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory"); }
@@ -159,7 +141,7 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address) {
   return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | static_cast<std::uint64_t>(kPanelBytes >> 4) << 16 |
          static_cast<std::uint64_t>(1024 >> 4) << 32 | std::uint64_t{1} << 62;
 }
-constexpr std::uint64_t kSixteenRows = 16 * 128 >> 4;  // in a descriptor
+constexpr std::uint64_t kSixteenRows = 16 * 128 >> 4, kStage = kStageBytes >> 4;  // in a descriptor
 
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -200,24 +182,22 @@ __device__ __forceinline__ void multiply(float (&c)[kSums], std::uint64_t g, std
 #undef WEFT_SUMS_8
 
 /// The thread that requests the operands of all tasks of its block.
-template <bool sums, int cluster>
-__device__ __forceinline__ void produce(const Products& a, Ring ring, std::int64_t first_task, std::int64_t tasks,
-                                        int rank) {
-  for (std::int64_t t = first_task; t < tasks; t += gridDim.x / cluster) {
-    const Task<sums, cluster> task(a, t, rank);
-    for (Cursor rows(a, task.first, task.last); rows.valid(); rows.next(), ring.next()) {
-      wait_barrier(ring.empty(), ring.phase ^ 1);
-      expect_bytes(ring.full(), kStageBytes);
+template <bool sums>
+__device__ __forceinline__ void produce(const Products& a, Ring ring, std::int64_t tasks) {
+  for (std::int64_t t = blockIdx.x; t < tasks; t += gridDim.x) {
+    const Task<sums> task(a, t);
+    for (ExamplesOf each(a, task.first, task.last); each.valid(); each.next())
+      for (int i = 0; i < each.rows; i += kRows, ring.next()) {
+        wait_barrier(ring.empty(), ring.phase ^ 1);
+        expect_bytes(ring.full(), kStageBytes);
 #pragma unroll
-      for (int p = 0; p < kPanelsG; ++p)
-        copy_panel<1>(ring.data() + p * kPanelBytes, a.g, task.output + p * kPanelColumns, rows.row, ring.full());
+        for (int p = 0; p < kPanelsG; ++p)
+          copy_panel(ring.data() + p * kPanelBytes, a.g, task.output + p * kPanelColumns, each.row + i, ring.full());
 #pragma unroll
-      for (int k = 0; k < kPanelsX / cluster; ++k) {
-        const int p = rank * (kPanelsX / cluster) + k;
-        copy_panel<cluster>(ring.data() + (kPanelsG + p) * kPanelBytes, a.x, task.input + p * kPanelColumns, rows.row,
-                            ring.full());
+        for (int p = 0; p < kPanelsX; ++p)
+          copy_panel(ring.data() + (kPanelsG + p) * kPanelBytes, a.x, task.input + p * kPanelColumns, each.row + i,
+                     ring.full());
       }
-    }
   }
 }
 
@@ -253,57 +233,55 @@ __device__ __forceinline__ void store_sums(const Products& a, std::int64_t group
   }
 }
 
-template <bool sums, int cluster>
-__device__ __forceinline__ void consume(const Products& a, Ring ring, std::int64_t first_task, std::int64_t tasks,
-                                        int rank) {
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  for (std::int64_t t = first_task; t < tasks; t += gridDim.x / cluster) {
-    const Task<sums, cluster> task(a, t, rank);
-    Cursor rows(a, task.first, task.last);
+template <bool sums>
+__device__ __forceinline__ void consume(const Products& a, Ring ring, std::int64_t tasks) {
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
+  const std::uint64_t of_g = descriptor(ring.base + warpgroup * kPanelBytes),
+                      of_x = descriptor(ring.base + kPanelsG * kPanelBytes);
+  for (std::int64_t t = blockIdx.x; t < tasks; t += gridDim.x) {
+    const Task<sums> task(a, t);
     float c[kSums] = {};
     float scale = 0.0f;  // sums: c is the sum so far divided by it
-    while (rows.valid()) {
-      const std::int64_t example = rows.example;
+    for (ExamplesOf each(a, task.first, task.last); each.valid(); each.next()) {
       if constexpr (sums) {
-        const float ratio = scale == 0.0f ? 0.0f : scale / rows.factor;
+        const float ratio = scale == 0.0f ? 0.0f : scale / each.factor;
 #pragma unroll
         for (int i = 0; i < kSums; ++i) c[i] *= ratio;
-        scale = rows.factor;
+        scale = each.factor;
       }
       fence_sums(c);
-      std::uint32_t read = 0;  // the stage whose products are in flight; its barrier
-      do {
+      const int stages = uniform(each.stages());
+      std::uint32_t before = 0;  // barrier of the stage before
+#pragma unroll 1
+      for (int i = 0; i < stages; ++i) {
         wait_barrier(ring.full(), ring.phase);
-        if (rows.end - rows.row < kRows) clear_rows(ring.data(), static_cast<int>(rows.end - rows.row));
-        const std::uint64_t of_g = descriptor(ring.data() + warpgroup * kPanelBytes),
-                            of_x = descriptor(ring.data() + kPanelsG * kPanelBytes);
+        if (i + 1 == stages && each.rows % kRows != 0) clear_rows(ring.data(), each.rows % kRows);
         begin_products();
 #pragma unroll
-        for (int k = 0; k < kRows / 16; ++k) multiply(c, of_g + k * kSixteenRows, of_x + k * kSixteenRows);
+        for (int k = 0; k < kRows / 16; ++k)
+          multiply(c, of_g + ring.stage * kStage + k * kSixteenRows, of_x + ring.stage * kStage + k * kSixteenRows);
         commit_products();
-        rows.next();
         wait_products<1>();
-        if (read != 0) release<cluster>(read);
-        read = ring.empty();
+        if (i > 0) release(before);
+        before = ring.empty();
         ring.next();
-      } while (rows.valid() && rows.example == example);
+      }
       wait_products<0>();
       fence_sums(c);
-      release<cluster>(read);
+      release(before);
     }
     if constexpr (sums)
       store_sums(a, task.group, task.output, task.input, scale, c);
     else
-      store_squares(a, task.group, task.tile(a), c);
+      store_squares(a, task.group, task.tile, c);
   }
 }
 
 #endif
 
-/// Cluster `n` has tile `task` % tiles of example (norms) or slice of the examples (sums) `task` / tiles, for task = n,
-/// n
-/// + clusters, …
-template <bool sums, int cluster>
+/// Block n has tile `task` % tiles of example (norms) or slice of the examples (sums) `task` / tiles, for task = n, n +
+/// blocks, …
+template <bool sums>
 __global__ void __launch_bounds__(kThreads, 1) form_products(const __grid_constant__ Products a) {
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __trap();  // form_hopper_… refuse other GPUs
@@ -315,19 +293,16 @@ __global__ void __launch_bounds__(kThreads, 1) form_products(const __grid_consta
     Ring each = ring;
     for (int stage = 0; stage < kStages; ++stage, each.next()) {
       start_barrier(each.full(), 1);
-      start_barrier(each.empty(), kWarps * cluster);
+      start_barrier(each.empty(), kWarps);
     }
     fence_barriers();
   }
-  sync_cluster();
-  const int rank = static_cast<int>(blockIdx.x) % cluster;
-  const std::int64_t first = blockIdx.x / cluster, tasks = a.groups * (hopper_tiles(a.in, a.out) / cluster);
+  __syncthreads();
+  const std::int64_t tasks = a.groups * hopper_tiles(a.in, a.out);
   if (threadIdx.x < kConsumers)
-    consume<sums, cluster>(a, ring, first, tasks, rank);
+    consume<sums>(a, ring, tasks);
   else if (threadIdx.x == kConsumers)
-    produce<sums, cluster>(a, ring, first, tasks, rank);
-  __syncwarp();
-  sync_cluster();  // no block ends while another one writes to its shared memory
+    produce<sums>(a, ring, tasks);
 #endif
 }
 
@@ -364,33 +339,20 @@ CUtensorMap panels_of(const TileMatrix& matrix, std::int64_t rows) {
   return map;
 }
 
-template <bool sums, int cluster>
+template <bool sums>
 void launch(const Execution& execution, const Products& a) {
   static const bool once = [] {
-    require(
-        cudaFuncSetAttribute(form_products<sums, cluster>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-        "products of examples: shared memory");
+    require(cudaFuncSetAttribute(form_products<sums>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+            "products of examples: shared memory");
     return true;
   }();
   static_cast<void>(once);
-  const std::int64_t tasks = a.groups * (hopper_tiles(a.in, a.out) / cluster);
-  if (tasks == 0) return;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {cluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks_for(tasks, 1, multiprocessors() / cluster) * cluster);
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream_of(execution);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  require(cudaLaunchKernelEx(&config, form_products<sums, cluster>, a), "products of examples");
+  const unsigned blocks = blocks_for(a.groups * hopper_tiles(a.in, a.out), 1, multiprocessors());
+  form_products<sums><<<blocks, kThreads, kSharedBytes, stream_of(execution)>>>(a);
+  require_launch("products of examples");
 }
 
 }  // namespace
-
-int hopper_cluster = kHopperCluster;
 
 bool has_hopper_products() {
   static const bool found = [] {
@@ -417,7 +379,7 @@ void form_hopper_norms(const Execution& execution, const TileMatrix& x, const Ti
                    .parts = parts,
                    .factors = nullptr,
                    .sums = nullptr};
-  hopper_cluster == 1 ? launch<false, 1>(execution, a) : launch<false, kHopperCluster>(execution, a);
+  launch<false>(execution, a);
 }
 
 void form_hopper_sums(const Execution& execution, const TileMatrix& x, const TileMatrix& g, const Examples& examples,
@@ -434,7 +396,7 @@ void form_hopper_sums(const Execution& execution, const TileMatrix& x, const Til
                    .parts = nullptr,
                    .factors = factors,
                    .sums = sums};
-  hopper_cluster == 1 ? launch<true, 1>(execution, a) : launch<true, kHopperCluster>(execution, a);
+  launch<true>(execution, a);
 }
 
 }  // namespace weft::kernels::cuda

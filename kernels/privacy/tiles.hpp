@@ -229,7 +229,6 @@ struct GramPairs {
   const std::int64_t* offsets;
   std::int64_t least;  ///< as above
   std::int64_t side;   ///< tiles of the longest example
-  double bias;         ///< added to the entries of X Xᵀ
   double error;        ///< relative, of a product of entries: what is summed is the most that it can be
   double* parts;       ///< [examples, gram_pairs(side)]
 };
@@ -252,9 +251,9 @@ WEFT_FLASH_INLINE void form_gram_pair(Context& context, const GramPairs& a, std:
     add_product_over_columns(context, a.g, first, second, end, of_g);
 #pragma unroll
     for (int k = 0; k < 64; ++k)
-      sum += at_most((static_cast<double>(of_x[k / 16][k / 4 % 4][k % 4]) + a.bias) *
-                         static_cast<double>(of_g[k / 16][k / 4 % 4][k % 4]),
-                     a.error);
+      sum += at_most(
+          static_cast<double>(of_x[k / 16][k / 4 % 4][k % 4]) * static_cast<double>(of_g[k / 16][k / 4 % 4][k % 4]),
+          a.error);
     if (i != j) sum *= 2;
   }
   const double total = sum_over_block(context, sum);

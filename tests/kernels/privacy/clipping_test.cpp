@@ -155,13 +155,14 @@ TEST_CASE("clipped sums of biases, gains and lookups agree with explicit gradien
           const std::vector<float> factors = some_factors(count);
           const DeviceArray<float> device_factors(factors);
           const std::vector<float> start(static_cast<std::size_t>(columns), kStart);
-          const DeviceArray<float> sums(start), products(start);
-          const DeviceArray<std::byte> workspace(clipped_columns_workspace(columns, examples.sizes()));
-          add_clipped_column_sums(execution, g.view(), examples.view(), device_factors.array(), sums.array(),
-                                  workspace.array());
-          add_clipped_column_products(execution, x.view(), g.view(), statistics ? device_shift.array() : Array<float>{},
-                                      statistics ? device_scale.array() : Array<float>{}, examples.view(),
-                                      device_factors.array(), products.array(), workspace.array());
+          const DeviceArray<float> sums(start), products(start), kept(count * columns);
+          const AnyMatrix of_examples = any_matrix(kept.matrix(count, columns));
+          form_column_sums(execution, g.view(), examples.view(), kept.matrix(count, columns));
+          add_clipped_examples(execution, of_examples, device_factors.array(), sums.array());
+          form_column_products(execution, x.view(), g.view(), statistics ? device_shift.array() : Array<float>{},
+                               statistics ? device_scale.array() : Array<float>{}, examples.view(),
+                               kept.matrix(count, columns));
+          add_clipped_examples(execution, of_examples, device_factors.array(), products.array());
           const std::vector<float> a = x.values(), b = g.values(), abs_a = absolute(a), abs_b = absolute(b);
           const double terms = 200;  // 128 rows of a block, the blocks, three factors, the sum over examples
           CHECK(largest_error(
@@ -337,8 +338,7 @@ TEST_CASE("what is summed of an example has a norm of at most the bound: product
           if (way == Way::stored)
             form_examples(execution, x.view(), g.view(), examples.view(), stored, norms.array(), workspace.array());
           else
-            add_product_norms(execution, x.view(), g.view(), examples.view(), false, method, norms.array(),
-                              workspace.array());
+            add_product_norms(execution, x.view(), g.view(), examples.view(), method, norms.array(), workspace.array());
           clip_factors(execution, norms.array(), clip, ClipFunction::abadi, factors.array());
           const std::vector<float> all = factors.values();
           for (std::size_t b = 0; b < 3; ++b) {
