@@ -80,7 +80,7 @@ TEST_CASE("the algorithm of one matrix is what its name asks for; a name that no
   const std::string given = norms("algorithm = \"input_length\"\nalgorithm_of = [\"mlp/up/weight: width\"]\n");
   CAPTURE(given);
   CHECK(given.find("128 x 32 width") != std::string::npos);
-  CHECK(given.find("32 x 128 input_length") != std::string::npos);
+  CHECK(given.find("128 x 32 input_length") != std::string::npos);  // of mlp/down
   CHECK_THROWS_WITH_AS(norms("algorithm_of = [\"mlp/weight: width\"]\n"),
                        doctest::Contains("no product has a matrix of this name"), Error);
 }
