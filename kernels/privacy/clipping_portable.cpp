@@ -172,25 +172,16 @@ void add_clipped_lookup(const Execution& execution, Array<const std::uint32_t> i
   });
 }
 
-std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
-                                     ProductImplementation implementation) {
-  const std::int64_t fused = implementation == ProductImplementation::fused
-                                 ? bytes_for<double>(fused_direct_parts(in, out, sizes.examples))
-                                 : 0;
-  return std::max({fused, gemm_workspace(g, x, Scalar::bf16, out, in, std::max<std::int64_t>(1, sizes.most_rows)),
-                   stored_norms_workspace(sizes.examples, in * out)});
+std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes) {
+  return std::max(gemm_workspace(g, x, Scalar::bf16, out, in, std::max<std::int64_t>(1, sizes.most_rows)),
+                  stored_norms_workspace(sizes.examples, in * out));
 }
 
 void form_examples(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, Matrix<bf16> stored,
-                   Array<double> norms, Array<std::byte> workspace, ProductImplementation implementation) {
+                   Array<double> norms, Array<std::byte> workspace) {
   const std::int64_t in = x.columns, out = g.columns;
-  require_examples(examples, stored.rows,
-                   form_examples_workspace(x.type, g.type, in, out, sizes_of(examples), implementation), workspace,
-                   "stored gradients of examples");
-  if (implementation == ProductImplementation::fused) {
-    const Array<double> parts{reinterpret_cast<double*>(workspace.data), fused_direct_parts(in, out, examples.count())};
-    if (form_fused_products(execution, x, g, examples, -1, stored, norms, parts)) return;
-  }
+  require_examples(examples, stored.rows, form_examples_workspace(x.type, g.type, in, out, sizes_of(examples)),
+                   workspace, "stored gradients of examples");
   Execution exact = execution;
   exact.tf32 = false;
   // Also the examples without rows, whose gradients are 0.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Norms, clipped sums and stored gradients of products by the tensor-core kernels of tiles.hpp, and on GPUs of compute
-// capability 9.0, for bf16, of hopper_products_cuda.cu. They store nothing of the size of a gradient or of T x T but
-// parts of the clipped sum. GPU only.
+// Norms and clipped sums of products by the tensor-core kernels of tiles.hpp, and on GPUs of compute
+// capability 9.0, for norms by direct products and sums of bf16 rows, of hopper_products_cuda.cu. They store nothing of
+// the size of a gradient or of T x T but parts of the clipped sum. GPU only.
 //
 // Each function returns false, and enqueues nothing, where these kernels do not apply: on the portable backend, and for
 // rows that are not both bf16 or both fp16, whose widths or strides are not multiples of 8 (on compute capability 9.0 G
@@ -40,10 +40,9 @@ constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, std::int64_
   return (slices > on_hopper ? slices : on_hopper) * in * out;
 }
 
-/// norms[b] += squares of G_bᵀ X_b, of examples of more than `least` rows. stored: with data, the gradients rounded to
-/// bf16; the squares are then those of the rounded values. Without norms (no data) no squares. parts: overwritten.
-bool form_fused_products(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least,
-                         Matrix<bf16> stored, Array<double> norms, Array<double> parts);
+/// norms[b] += squares of G_bᵀ X_b, of examples of more than `least` rows. parts: overwritten.
+bool form_fused_norms(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least,
+                      Array<double> norms, Array<double> parts);
 
 /// norms[b] += sum of X Xᵀ ∘ G Gᵀ with its error (at_most), of examples of more than `least` rows. parts:
 /// overwritten.

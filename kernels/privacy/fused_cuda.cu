@@ -96,31 +96,27 @@ __global__ void add_slices(const float* sums, std::int64_t slices, Matrix<float>
 
 }  // namespace
 
-bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
-                         std::int64_t least, Matrix<bf16> stored, Array<double> norms, Array<double> parts) {
-  if (stored.data == nullptr && fits_hopper(x, g, examples)) {
+bool form_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
+                      std::int64_t least, Array<double> norms, Array<double> parts) {
+  if (fits_hopper(x, g, examples)) {
     form_hopper_norms(execution, tiles(x), tiles(g), examples, least, parts.data);
     kernels::add_parts(execution, hopper_tiles(x.columns, g.columns) * kHopperWarps, 1, norms, parts);
     return true;
   }
-  const std::int64_t tiles_of_one = tiles_of(x.columns) * tiles_of(g.columns), tasks = examples.count() * tiles_of_one;
+  const std::int64_t of_one = tiles_of(x.columns) * tiles_of(g.columns), tasks = examples.count() * of_one;
   if (!fits(x, g, tasks)) return false;
-  if (stored.data != nullptr && (stored.stride % 2 != 0 || !is_aligned(stored.data, 4))) return false;
-  launch<Work::direct>(execution, x.type, tasks,
-                       {tiles(x), tiles(g), examples.device_offsets.data, least,
-                        norms.data == nullptr ? nullptr : parts.data, stored.data, stored.stride});
-  if (norms.data != nullptr) kernels::add_parts(execution, tiles_of_one, 1, norms, parts);
+  launch<Work::direct>(execution, x.type, tasks, {tiles(x), tiles(g), examples.device_offsets.data, least, parts.data});
+  kernels::add_parts(execution, of_one, 1, norms, parts);
   return true;
 }
 
 bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
                      double error, Array<double> norms, Array<double> parts) {
-  const std::int64_t side = tiles_of(examples.most_rows()),
-                     tasks = fused_gram_parts(examples.most_rows(), examples.count());
+  const std::int64_t side = tiles_of(examples.most_rows()), pairs = gram_pairs(side), tasks = examples.count() * pairs;
   if (!fits(x, g, tasks)) return false;
   launch<Work::gram>(execution, x.type, tasks,
                      {tiles(x), tiles(g), examples.device_offsets.data, least, side, error, parts.data});
-  kernels::add_parts(execution, gram_pairs(side), 1, norms, parts);
+  kernels::add_parts(execution, pairs, 1, norms, parts);
   return true;
 }
 

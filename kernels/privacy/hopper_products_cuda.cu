@@ -10,7 +10,11 @@
 //   empty[stage]    every warp of consumers has read it: it may be overwritten
 //
 // The warpgroups do not wait for each other, so that one multiplies while the other scales or stores its sums. What
-// they do per stage is kept in uniform registers: products wait for their descriptors.
+// they do per stage must be little: with a fence of the GPU (mbarrier.arrive.release.cluster) and more branches the
+// norms ran at 455 TFLOP/s. Clusters of two blocks that share their columns of X gained nothing then.
+//
+// Reached on an H200, for matrices of 768 x 2304 to 768 x 50304 and 16 x 1024 rows: norms 669 to 735 TFLOP/s, sums 532
+// to 707, one product of the dense library over the same rows 579 to 761.
 #include <cuda.h>
 
 #include "kernels/bulk_copy_cuda.cuh"

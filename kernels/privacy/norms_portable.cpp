@@ -130,7 +130,7 @@ bool add_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const
   const Array<double> parts{reinterpret_cast<double*>(workspace.data), size};
   if (method.algorithm == NormAlgorithm::gram)
     return form_fused_gram(execution, x, g, examples, kPairwiseRows, gram_error(x.columns, g.columns), norms, parts);
-  return form_fused_products(execution, x, g, examples, kPairwiseRows, {}, norms, parts);
+  return form_fused_norms(execution, x, g, examples, kPairwiseRows, norms, parts);
 }
 
 // Tied matrix --------------------------------------------------------------------------------------------------------

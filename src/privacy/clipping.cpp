@@ -131,7 +131,7 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
       need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes, method));
       need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
       if (settings.mode != Mode::materialise) continue;
-      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes, settings.products));
+      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes));
       need(kernels::stored_norms_workspace(sizes.examples, in * out));
       need(kernels::lookup_to_examples_workspace(sizes));
     }
@@ -447,14 +447,12 @@ void Clipping::take_product(const GradientRows& rows) {
     // Of a tied matrix the norm follows when the lookup has been added.
     return kernels::form_examples(execution_, rows.inputs, gradients, rows.examples,
                                   {stored.row(rows.first_example), rows.examples.count(), out * in, out * in},
-                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace,
-                                  settings_.products);
+                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
   }
-  kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples,
-                             method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows),
-                                       shape_.examples.most_rows),
-                             norms_of(rows),
-                             buffers_.workspace);
+  kernels::add_product_norms(
+      execution_, rows.inputs, gradients, rows.examples,
+      method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_.examples.most_rows),
+      norms_of(rows), buffers_.workspace);
   if (is_tied(rows.parameter)) {
     const auto first = static_cast<std::size_t>(rows.first_example);
     const Examples lookup{.offsets = batch_->examples.offsets.subspan(first, rows.examples.offsets.size()),

@@ -125,7 +125,8 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .changeable();
   schema
       .add("privacy.algorithm_of", privacy.algorithm_of,
-           "the algorithm of single matrices, as \"NAME: input_length\" or \"NAME: width\". NAME: of the matrix, or what "
+           "the algorithm of single matrices, as \"NAME: input_length\" or \"NAME: width\". NAME: of the matrix, or "
+           "what "
            "follows its block (\"mlp/up/weight\": of every block); of matrices that are multiplied together, the first")
       .changeable();
   schema
@@ -147,8 +148,9 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   schema
       .add("privacy.products", privacy.products,
            {{"library", kernels::ProductImplementation::library}, {"fused", kernels::ProductImplementation::fused}},
-           "what forms the gradients of records: the dense library, in a workspace, or on a GPU, for rows of 16 bits, "
-           "kernels that keep them in registers (fused; elsewhere the library)")
+           "what forms norms and clipped sums: on a GPU, for rows of 16 bits, kernels that keep the gradients of "
+           "records "
+           "in registers (fused; elsewhere the library), or the dense library, in a workspace")
       .changeable();
   schema.add("privacy.scheme", privacy.scheme,
              {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},

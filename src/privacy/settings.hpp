@@ -66,8 +66,8 @@ struct Settings {
   ClipFunction clip_function = ClipFunction::abadi;
   AccountantKind accountant = AccountantKind::prv;
   Unit unit = Unit::sequence;
-  /// What forms the products of records.
-  kernels::ProductImplementation products = kernels::ProductImplementation::library;
+  /// What forms norms and clipped sums of products.
+  kernels::ProductImplementation products = kernels::ProductImplementation::fused;
   Release release = Release::eager;
   KeySource noise_key = KeySource::system;
   std::int64_t record_rows = 0;  ///< of a transcoder with Unit::sequence: rows of a record; 0: not given

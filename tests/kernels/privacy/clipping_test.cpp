@@ -205,7 +205,6 @@ TEST_CASE("stored gradients: rounded to bf16, their norms those of the rounded v
     for (const Case& c : kCases)
       for (const Scalar type : kRowTypes)
         for (const bool tied : {false, true}) {
-          const auto implementation = tied ? ProductImplementation::library : ProductImplementation::fused;
           const TestExamples examples(c.lengths, 2);
           const std::int64_t rows = examples.rows(), count = examples.count(), size = c.in * c.out;
           const TestMatrix x(random_floats(rows * c.in, 1), rows, c.in, type),
@@ -218,10 +217,10 @@ TEST_CASE("stored gradients: rounded to bf16, their norms those of the rounded v
           const Matrix<bf16> stored{reinterpret_cast<bf16*>(memory.data()), count, size, size};
           const DeviceArray<double> norms(count);
           const DeviceArray<std::byte> workspace(
-              std::max({form_examples_workspace(type, type, c.in, c.out, examples.sizes(), implementation),
+              std::max({form_examples_workspace(type, type, c.in, c.out, examples.sizes()),
                         lookup_to_examples_workspace(examples.sizes()), stored_norms_workspace(count, size)}));
           form_examples(execution, x.view(), g.view(), examples.view(), stored, tied ? Array<double>{} : norms.array(),
-                        workspace.array(), implementation);
+                        workspace.array());
           if (tied) {
             add_lookup_to_examples(execution, device_ids.array(), e.view(), 1, examples.view(), stored,
                                    workspace.array());

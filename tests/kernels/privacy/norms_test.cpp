@@ -307,8 +307,7 @@ TEST_CASE("the norm of a tied matrix is that of the sum of its two gradients; pa
                         tied.matrix(rows, columns), workspace.array());
         add_lookup_norms(execution, device_ids.array(), e.view(), first, held, examples.view(), norms.array(),
                          workspace.array());
-        add_product_norms(execution, h.view(), logits, examples.view(), method, norms.array(),
-                          workspace.array());
+        add_product_norms(execution, h.view(), logits, examples.view(), method, norms.array(), workspace.array());
         add_tied_norms(execution, e.view(), tied.matrix(rows, columns), examples.view(), norms.array(),
                        workspace.array());
 
