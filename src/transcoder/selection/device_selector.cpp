@@ -137,7 +137,7 @@ class DeviceSelector final : public Selector {
           (*batch.produce)(
               where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count}, product);
         },
-        activations(), fault_, batch.cut);
+        activations(), fault_, batch.cut, batch.operands);
   }
 
   void read_statistics() override {

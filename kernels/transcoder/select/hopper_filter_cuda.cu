@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
+#include "kernels/bulk_copy_cuda.cuh"
+#include "kernels/hopper_cuda.cuh"
+#include "kernels/transcoder/select/hopper_filter.hpp"
+
+namespace weft::kernels::cuda {
+namespace {
+
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kTokens = kConsumers * 64;  // of a block's tile
+constexpr int kFeatures = static_cast<int>(kHopperFeatures);
+constexpr int kInner = 64;  // terms of a stage: 128 bytes
+constexpr int kStages = 4;
+constexpr int kCluster = 2;
+constexpr int kLead = 2;
+constexpr int kBytesX = kTokens * kInner * 2, kBytesW = kFeatures * kInner * 2;
+constexpr int kMostHits = 1024;  // of a batch: four rows
+constexpr int kMaps = 32;        // layers of a launch
+constexpr int kAllRows = -1;
+
+using Count = unsigned long long;
+
+struct Arguments {
+  CUtensorMap x;              // (d, layers, tokens)
+  CUtensorMap weight[kMaps];  // (d, features) of each layer of the launch
+  const float* bias[kMaps];   // filter
+  HopperFilter filter;
+  std::uint16_t* product;  // store: [tokens, product_stride]
+  std::int64_t product_stride;
+  int all_layers, first_layer, n_layers;  // of the model; of the launch
+  int tokens, features;
+  int steps;  // stages of a tile
+  int group;
+  std::uint64_t policy_x, policy_w;
+};
+
+/// Hits of a warpgroup in its part of a tile: 64 rows x 256 features.
+struct alignas(16) Hits {
+  std::uint32_t bits[64][kFeatures / 32];
+  std::uint32_t entry[kMostHits];  // product (bf16) << 16 | row << 8 | column, in any order
+  std::uint32_t count;
+  int row;   // rows of the batch: kAllRows, or those whose index in their 16 is this
+  int last;  // of the tile
+};
+
+struct Shared {
+  unsigned char x[kStages][kBytesX];
+  unsigned char weight[kStages][kBytesW];
+  float limit[2][kFeatures];
+  float bias[2][kFeatures];
+  Hits hits[kConsumers];
+  std::uint64_t full[kStages], empty[kStages], limits[2], filled[kConsumers], written[kConsumers];
+};
+constexpr int kSharedBytes = static_cast<int>(sizeof(Shared)) + kSwizzleAlignment;
+static_assert(kSharedBytes <= 227 * 1024);
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ std::uint32_t address_of(const void* shared) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+struct Tile {
+  int layer, token, feature;  // layer of the launch; first token of the block, first feature
+};
+
+/// Tiles of the clusters in turn: layer by layer; in a layer groups of tokens, and in a group all its tokens before the
+/// next features.
+struct Tiles {
+  int features, pairs, of_layer, count;
+
+  __device__ explicit Tiles(const Arguments& a)
+      : features((a.features + kFeatures - 1) / kFeatures),
+        pairs((a.tokens + kCluster * kTokens - 1) / (kCluster * kTokens)),
+        of_layer(features * pairs),
+        count(of_layer * a.n_layers) {}
+  __device__ Tile at(const Arguments& a, int index, int rank) const {
+    const int layer = index / of_layer, in_layer = index % of_layer;
+    const int first = in_layer / (a.group * features) * a.group, in_group = in_layer - first * features;
+    const int width = min(a.group, pairs - first);
+    return {layer, ((first + in_group % width) * kCluster + rank) * kTokens, in_group / width * kFeatures};
+  }
+};
+
+/// One thread: copies the operands of all tiles to the stages.
+template <bool stores>
+__device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank) {
+  constexpr int kPart = kFeatures / kCluster;  // rows of W that this block copies for the cluster
+  const Tiles tiles(a);
+  int step = 0, number = 0;
+  for (int index = blockIdx.x / kCluster; index < tiles.count; index += gridDim.x / kCluster, ++number) {
+    const Tile tile = tiles.at(a, index, rank);
+    for (int k = 0; k < a.steps; ++k, ++step) {
+      const int stage = step % kStages;
+      wait_for_cluster(address_of(&s.empty[stage]), (step / kStages & 1) ^ 1);
+      const std::uint32_t full = address_of(&s.full[stage]);
+      expect_bytes(full, kBytesX + kBytesW);
+      copy_box(address_of(s.x[stage]), &a.x, k * kInner, a.first_layer + tile.layer, tile.token, full, a.policy_x);
+      copy_box_to_all(address_of(s.weight[stage]) + rank * (kBytesW / kCluster), &a.weight[tile.layer], k * kInner,
+                      tile.feature + rank * kPart, full, (1 << kCluster) - 1, a.policy_w);
+      if (!stores && k == 0) {
+        // Both warpgroups have passed the tile before the last one: they have released a stage of the last one.
+        const int bytes = min(kFeatures, a.features - tile.feature) * 4, slot = number & 1;
+        const std::uint32_t limits = address_of(&s.limits[slot]);
+        expect_bytes(limits, kFeatures * 4 + bytes);
+        copy_bulk(address_of(s.limit[slot]),
+                  a.filter.limit + (a.first_layer + tile.layer) * a.filter.padded_features + tile.feature,
+                  kFeatures * 4, limits);
+        copy_bulk(address_of(s.bias[slot]), a.bias[tile.layer] + tile.feature, bytes, limits);
+      }
+    }
+  }
+}
+
+/// A warp: appends the hits of a warpgroup to the list.
+__device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int rank, int warpgroup, int lane) {
+  const Tiles tiles(a);
+  const HopperFilter& f = a.filter;
+  Hits& hits = s.hits[warpgroup];
+  int batch = 0;
+  for (int index = blockIdx.x / kCluster; index < tiles.count; index += gridDim.x / kCluster) {
+    Tile tile = tiles.at(a, index, rank);
+    tile.token += warpgroup * 64;
+    const int layer = a.first_layer + tile.layer, g = f.all_layers ? 0 : layer;
+    const float* const bias = a.bias[tile.layer] + tile.feature;
+    for (bool last = false; !last; ++batch) {
+      wait_barrier(address_of(&s.filled[warpgroup]), batch & 1);
+      last = hits.last != 0;
+      const int n = static_cast<int>(hits.count), only = hits.row;
+      int own[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        own[j] = 0;
+#pragma unroll
+        for (int w = 0; w < kFeatures / 32; ++w) own[j] += __popc(hits.bits[2 * lane + j][w]);
+      }
+      const int before = static_cast<int>(warp_exclusive_sum(static_cast<std::uint32_t>(own[0] + own[1]), lane));
+      Count start = 0;
+      if (lane == 0 && n > 0) start = atomicAdd(f.cursor + g * f.cursor_stride, static_cast<Count>(n));
+      start = __shfl_sync(kAllLanes, start, 0);
+      const bool fits = start + static_cast<Count>(n) <= static_cast<Count>(f.capacity);
+      const std::uint32_t base = static_cast<std::uint32_t>(g * f.capacity + static_cast<std::int64_t>(start));
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = 2 * lane + j;
+        if (tile.token + row < a.tokens && (only == kAllRows || row % 16 == only))
+          f.segment[(static_cast<std::int64_t>(tile.token + row) * a.all_layers + layer) * tiles.features +
+                    tile.feature / kFeatures] =
+              make_uint2(base + static_cast<std::uint32_t>(before + (j == 0 ? 0 : own[0])),
+                         fits ? static_cast<std::uint32_t>(own[j]) : 0u);
+      }
+      for (int first = 0; first < n && fits; first += kWarp) {
+        const std::uint32_t entry = first + lane < n ? hits.entry[first + lane] : 0;
+        const int row = static_cast<int>(entry >> 8 & 63), column = static_cast<int>(entry & 255);
+        const int before_row = __shfl_sync(kAllLanes, before, row / 2),
+                  of_even = __shfl_sync(kAllLanes, own[0], row / 2);
+        int at = before_row + (row % 2 == 0 ? 0 : of_even);
+#pragma unroll
+        for (int w = 0; w < kFeatures / 32; ++w) {
+          const std::uint32_t bits = hits.bits[row][w];
+          at += __popc(w < column / 32 ? bits : w == column / 32 ? bits & ((1u << column % 32) - 1) : 0);
+        }
+        if (first + lane >= n) continue;
+        const std::uint32_t place = base + static_cast<std::uint32_t>(at);
+        f.key[place] = static_cast<std::uint32_t>(layer * a.features + tile.feature + column);
+        f.value[place] = high_bf16(entry) + __ldg(bias + column);
+      }
+      __syncwarp();
+      for (int i = lane; i < static_cast<int>(sizeof hits.bits) / 16; i += kWarp)
+        reinterpret_cast<uint4*>(hits.bits)[i] = make_uint4(0, 0, 0, 0);
+      if (lane == 0) hits.count = 0;
+      __syncwarp();
+      if (lane == 0)
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(&s.written[warpgroup])) : "memory");
+    }
+  }
+}
+
+__device__ __forceinline__ void hit(Hits& hits, float product, float bias, float threshold, int row, int column) {
+  const std::uint32_t stored = pack2(0.0f, product);  // in the upper half
+  if (!(high_bf16(stored) + bias > threshold)) return;
+  atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
+  const std::uint32_t place = atomicAdd(&hits.count, 1u);
+  if (place < kMostHits) hits.entry[place] = stored | static_cast<std::uint32_t>(row << 8 | column);
+}
+
+/// A warpgroup: passes what exceeds the limits to write_hits.
+__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, int slot, int warpgroup,
+                                            int& batch, const float (&c)[kSumsOfThread]) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
+  Hits& hits = s.hits[warpgroup];
+  const float* const limit = s.limit[slot] + lane % 4 * 2;
+  const float* const bias = s.bias[slot] + lane % 4 * 2;
+  const int row = thread / kWarp * 16 + lane / 4;
+  const int layer = a.first_layer + tile.layer;
+  const float threshold = __uint_as_float(__ldg(a.filter.threshold + (a.filter.all_layers ? 0 : layer)));
+  for (int only = kAllRows;;) {
+    wait_barrier(address_of(&s.written[warpgroup]), (batch & 1) ^ 1);
+    bool takes[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      takes[h] = tile.token + warpgroup * 64 + row + 8 * h < a.tokens && (only == kAllRows || lane / 4 + 8 * h == only);
+#pragma unroll
+    for (int first = 0; first < kSumsOfThread / 4; first += 4) {
+      float2 bound[4];
+      bool any[2] = {false, false};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        bound[i] = *reinterpret_cast<const float2*>(limit + (first + i) * 8);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          any[h] = any[h] || c[(first + i) * 4 + 2 * h] > bound[i].x;
+          any[h] = any[h] || c[(first + i) * 4 + 2 * h + 1] > bound[i].y;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (any[h] && takes[h]) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const float product = c[(first + i) * 4 + 2 * h + j];
+              if (product > (j == 0 ? bound[i].x : bound[i].y))
+                hit(hits, product, bias[(first + i) * 8 + j], threshold, row + 8 * h,
+                    (first + i) * 8 + lane % 4 * 2 + j);
+            }
+        }
+    }
+    sync_threads(2 + warpgroup, kWarpgroup);
+    if (only == kAllRows && hits.count > kMostHits) {
+      // More than a batch holds: four rows at a time.
+      sync_threads(2 + warpgroup, kWarpgroup);
+      reinterpret_cast<uint4*>(hits.bits)[thread] = make_uint4(0, 0, 0, 0);
+      if (thread == 0) hits.count = 0;
+      sync_threads(2 + warpgroup, kWarpgroup);
+      only = 0;
+      continue;
+    }
+    const bool last = only == kAllRows || only == 15;
+    if (thread == 0) {
+      hits.row = only;
+      hits.last = last;
+    }
+    __syncwarp();
+    if (lane == 0)
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(&s.filled[warpgroup])) : "memory");
+    ++batch;
+    if (last) return;
+    ++only;
+  }
+}
+
+__device__ __forceinline__ void store_sums(const Arguments& a, const Tile& tile, int warpgroup,
+                                           const float (&c)[kSumsOfThread]) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
+  const int row = tile.token + warpgroup * 64 + thread / kWarp * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kSumsOfThread; i += 2) {
+    const int r = row + i / 2 % 2 * 8, column = tile.feature + lane % 4 * 2 + i / 4 * 8;
+    if (r < a.tokens && column < a.features)
+      *reinterpret_cast<std::uint32_t*>(a.product + r * a.product_stride + column) = pack2(c[i], c[i + 1]);
+  }
+}
+
+template <bool stores>
+__device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank, int warpgroup) {
+  const Tiles tiles(a);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto release = [&](int step) {
+    if (lane < kCluster) arrive_in_cluster(address_of(&s.empty[step % kStages]), lane);
+  };
+  float c[kSumsOfThread];
+  int step = 0, number = 0, batch = 0;
+  for (int index = blockIdx.x / kCluster; index < tiles.count; index += gridDim.x / kCluster, ++number) {
+    // The second warpgroup stays behind the first one, so that one computes while the other one filters.
+    if (kLead > 0 && warpgroup == 1) sync_threads(1, kConsumers * kWarpgroup);
+    for (int k = 0; k < a.steps; ++k, ++step) {
+      const int stage = step % kStages;
+      wait_barrier(address_of(&s.full[stage]), step / kStages & 1);
+      const std::uint64_t x = operand_at(address_of(s.x[stage]) + warpgroup * (kBytesX / kConsumers), 16),
+                          w = operand_at(address_of(s.weight[stage]), 16);
+      fence_sums(c);
+      begin_products();
+#pragma unroll
+      for (int i = 0; i < kInner / 16; ++i)
+        multiply<false>(c, x + i * (16 * 2 >> 4), w + i * (16 * 2 >> 4), k > 0 || i > 0);
+      commit_products();
+      if (kLead > 0 && warpgroup == 0 && k == kLead) arrive_threads(1, kConsumers * kWarpgroup);
+      if (k > 0) {
+        wait_products<1>();
+        release(step - 1);
+      }
+    }
+    wait_products<0>();
+    fence_sums(c);
+    release(step - 1);
+    const Tile tile = tiles.at(a, index, rank);
+    if constexpr (stores) {
+      store_sums(a, tile, warpgroup, c);
+    } else {
+      wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
+      filter_sums(a, s, tile, number & 1, warpgroup, batch, c);
+    }
+  }
+}
+
+extern __shared__ unsigned char filter_shared[];
+
+#endif
+
+template <bool stores>
+__global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_constant__ Arguments a) {
+#if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __trap();
+#else
+  const std::uint32_t begin = address_of(filter_shared);
+  Shared& s = *reinterpret_cast<Shared*>(
+      filter_shared + ((begin + kSwizzleAlignment - 1) / kSwizzleAlignment * kSwizzleAlignment - begin));
+  const int thread = static_cast<int>(threadIdx.x), rank = kCluster > 1 ? rank_in_cluster() : 0;
+  for (int i = thread; i < static_cast<int>(sizeof s.hits) / 4; i += kThreads)
+    reinterpret_cast<std::uint32_t*>(s.hits)[i] = 0;
+  if (thread == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      start_barrier(address_of(&s.full[i]), 1);
+      start_barrier(address_of(&s.empty[i]), kCluster * kConsumers * kWarpgroup / kWarp);
+    }
+    for (int i = 0; i < 2; ++i) {
+      start_barrier(address_of(&s.limits[i]), 1);
+      start_barrier(address_of(&s.filled[i]), kWarpgroup / kWarp);
+      start_barrier(address_of(&s.written[i]), 1);
+    }
+    fence_barriers();
+  }
+  __syncthreads();
+  if constexpr (kCluster > 1)
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  const int warpgroup = thread / kWarpgroup, warp = thread % kWarpgroup / kWarp, lane = thread % kWarp;
+  if (warpgroup == kConsumers) {
+    return_registers<72>();
+    if (warp == 0) {
+      if (lane == 0) produce<stores>(a, s, rank);
+    } else if (!stores && warp <= kConsumers) {
+      write_hits(a, s, rank, warp - 1, lane);
+    }
+  } else {
+    take_registers<216>();
+    consume<stores>(a, s, rank, warpgroup);
+  }
+  // The other block may still arrive at this one's barriers.
+  __syncwarp();
+  if constexpr (kCluster > 1)
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/// Arrays of bf16 with contiguous first axis; boxes have `rows` elements of the last axis and kInner of the first.
+CUtensorMap describe(const void* data, std::initializer_list<cuuint64_t> sizes,
+                     std::initializer_list<cuuint64_t> strides, cuuint32_t rows) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    require(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+            "cuTensorMapEncodeTiled");
+#else
+    require(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found),
+            "cuTensorMapEncodeTiled");
+#endif
+    if (found != cudaDriverEntryPointSuccess)
+      throw Error(ExitCode::internal, "the driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  const auto rank = static_cast<cuuint32_t>(sizes.size());
+  cuuint32_t box[3] = {kInner, 1, 1};
+  const cuuint32_t step[3] = {1, 1, 1};
+  box[rank - 1] = rows;
+  std::vector<cuuint64_t> bytes;
+  for (const cuuint64_t stride : strides) bytes.push_back(stride * 2);
+  CUtensorMap map;
+  if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes.begin(), bytes.data(), box,
+             step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+    throw Error(ExitCode::internal, "products on the GPU: cuTensorMapEncodeTiled failed");
+  return map;
+}
+
+bool takes(const AnyMatrix& matrix) {
+  return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
+}
+
+/// x: columns of `layers` layers.
+Arguments arguments_of(const AnyMatrix& x, std::int64_t layers, const AnyMatrix& weight) {
+  const std::int64_t d = weight.columns;
+  Arguments a{};
+  a.x = describe(x.data, {cuuint64_t(d), cuuint64_t(layers), cuuint64_t(x.rows)}, {cuuint64_t(d), cuuint64_t(x.stride)},
+                 kTokens);
+  a.all_layers = static_cast<int>(layers);
+  a.tokens = static_cast<int>(x.rows);
+  a.features = static_cast<int>(weight.rows);
+  a.steps = static_cast<int>((d + kInner - 1) / kInner);
+  a.group = 16;
+  a.policy_x = a.policy_w = 0x1000000000000000ull;
+  return a;
+}
+
+template <bool stores>
+void launch(const Execution& execution, const Arguments& a) {
+  const auto kernel = multiply_and_filter<stores>;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kCluster);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream_of(execution);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  static const int clusters = [&] {
+    int most = 0;
+    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+            "products with a filter: shared memory");
+    require(cudaOccupancyMaxActiveClusters(&most, kernel, &config), "products with a filter: occupancy");
+    return most;
+  }();
+  config.gridDim = dim3(static_cast<unsigned>(clusters) * kCluster);
+  require(cudaLaunchKernelEx(&config, kernel, a), "products with a filter");
+}
+
+}  // namespace
+
+bool takes_hopper_filter(const EncoderOperands& operands, const float* const* bias) {
+  if (!is_hopper() || operands.weight.empty() || operands.x.rows == 0 || !takes(operands.x)) return false;
+  const std::int64_t d = operands.weight[0].columns, n_features = operands.weight[0].rows;
+  const std::int64_t tiles =
+      ((operands.x.rows + kTokens - 1) / kTokens + 1) * ((n_features + kFeatures - 1) / kFeatures) * kMaps;
+  // Bulk copies of limits and biases are multiples of 16 bytes.
+  bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && n_features % 4 == 0 &&
+             tiles < std::int64_t{1} << 31;
+  for (std::size_t layer = 0; layer < operands.weight.size(); ++layer)
+    all = all && takes(operands.weight[layer]) && is_aligned(bias[layer], 16);
+  return all;
+}
+
+void filter_hopper_products(const Execution& execution, const EncoderOperands& operands, std::int64_t layer_begin,
+                            std::int64_t layer_end, const HopperFilter& filter) {
+  Arguments a = arguments_of(operands.x, static_cast<std::int64_t>(operands.weight.size()), operands.weight[0]);
+  a.filter = filter;
+  for (std::int64_t first = layer_begin; first < layer_end; first += kMaps) {
+    a.first_layer = static_cast<int>(first);
+    a.n_layers = static_cast<int>(std::min<std::int64_t>(kMaps, layer_end - first));
+    for (int i = 0; i < a.n_layers; ++i) {
+      const AnyMatrix& weight = operands.weight[static_cast<std::size_t>(first + i)];
+      a.weight[i] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
+                             {cuuint64_t(weight.stride)}, kFeatures / kCluster);
+      a.bias[i] = filter.bias[first + i];
+    }
+    launch<false>(execution, a);
+  }
+}
+
+void store_hopper_products(const Execution& execution, AnyMatrix x, AnyMatrix weight, AnyMatrix product) {
+  Arguments a = arguments_of(x, 1, weight);
+  a.n_layers = 1;
+  a.weight[0] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
+                         {cuuint64_t(weight.stride)}, kFeatures / kCluster);
+  a.product = static_cast<std::uint16_t*>(product.data);
+  a.product_stride = product.stride;
+  launch<true>(execution, a);
+}
+
+}  // namespace weft::kernels::cuda
