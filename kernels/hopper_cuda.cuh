@@ -85,20 +85,14 @@ __device__ __forceinline__ int rank_in_cluster() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
 }
-/// Arrives at the barrier at this address in block `rank` of the cluster; what this thread did before is visible there.
+/// Arrives at the barrier at this address in block `rank` of the cluster, for a reader of shared memory. Without
+/// .release.cluster, which would wait for all of the thread's memory accesses (MEMBAR.ALL.GPU): nothing that was
+/// written must be visible.
 __device__ __forceinline__ void arrive_in_cluster(std::uint32_t barrier, int rank) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
       "r"(rank)
-      : "memory");
-}
-/// wait_barrier (bulk_copy_cuda.cuh) for arrivals from the whole cluster.
-__device__ __forceinline__ void wait_for_cluster(std::uint32_t barrier, std::uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nAGAIN:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(barrier),
-      "r"(parity)
       : "memory");
 }
 

@@ -99,7 +99,7 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
     const Tile tile = tiles.at(a, index, rank);
     for (int k = 0; k < a.steps; ++k, ++step) {
       const int stage = step % kStages;
-      wait_for_cluster(address_of(&s.empty[stage]), (step / kStages & 1) ^ 1);
+      wait_barrier(address_of(&s.empty[stage]), (step / kStages & 1) ^ 1);
       const std::uint32_t full = address_of(&s.full[stage]);
       expect_bytes(full, kBytesX + kBytesW);
       copy_box(address_of(s.x[stage]), &a.x, k * kInner, a.first_layer + tile.layer, tile.token, full, a.policy_x);
@@ -192,15 +192,13 @@ __device__ __forceinline__ void hit(Hits& hits, float product, float bias, float
 }
 
 /// A warpgroup: passes what exceeds the limits to write_hits.
-__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, int slot, int warpgroup,
-                                            int& batch, const float (&c)[kSumsOfThread]) {
+__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, float threshold, int slot,
+                                            int warpgroup, int& batch, const float (&c)[kSumsOfThread]) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
   Hits& hits = s.hits[warpgroup];
   const float* const limit = s.limit[slot] + lane % 4 * 2;
   const float* const bias = s.bias[slot] + lane % 4 * 2;
   const int row = thread / kWarp * 16 + lane / 4;
-  const int layer = a.first_layer + tile.layer;
-  const float threshold = __uint_as_float(__ldg(a.filter.threshold + (a.filter.all_layers ? 0 : layer)));
   for (int only = kAllRows;;) {
     wait_barrier(address_of(&s.written[warpgroup]), (batch & 1) ^ 1);
     bool takes[2];
@@ -282,6 +280,8 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
   for (int index = blockIdx.x / kCluster; index < tiles.count; index += gridDim.x / kCluster, ++number) {
     // The second warpgroup stays behind the first one, so that one computes while the other one filters.
     if (kLead > 0 && warpgroup == 1) sync_threads(1, kConsumers * kWarpgroup);
+    Tile tile{};
+    float threshold = 0;
     for (int k = 0; k < a.steps; ++k, ++step) {
       const int stage = step % kStages;
       wait_barrier(address_of(&s.full[stage]), step / kStages & 1);
@@ -294,7 +294,12 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
         multiply<false>(c, x + i * (16 * 2 >> 4), w + i * (16 * 2 >> 4), k > 0 || i > 0);
       commit_products();
       if (kLead > 0 && warpgroup == 0 && k == kLead) arrive_threads(1, kConsumers * kWarpgroup);
-      if (k > 0) {
+      if (k == 0) {  // while the products are formed
+        tile = tiles.at(a, index, rank);
+        if (!stores)
+          threshold =
+              __uint_as_float(__ldg(a.filter.threshold + (a.filter.all_layers ? 0 : a.first_layer + tile.layer)));
+      } else {
         wait_products<1>();
         release(step - 1);
       }
@@ -302,12 +307,11 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
     wait_products<0>();
     fence_sums(c);
     release(step - 1);
-    const Tile tile = tiles.at(a, index, rank);
     if constexpr (stores) {
       store_sums(a, tile, warpgroup, c);
     } else {
       wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
-      filter_sums(a, s, tile, number & 1, warpgroup, batch, c);
+      filter_sums(a, s, tile, threshold, number & 1, warpgroup, batch, c);
     }
   }
 }
