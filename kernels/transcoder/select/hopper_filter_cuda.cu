@@ -21,8 +21,8 @@ constexpr int kStages = 4;
 constexpr int kCluster = 2;
 constexpr int kLead = 2;
 constexpr int kBytesX = kTokens * kInner * 2, kBytesW = kFeatures * kInner * 2;
-constexpr int kMostHits = 1024;  // of a batch: four rows
-constexpr int kMaps = 32;        // layers of a launch
+constexpr int kMostHits = kFeatures;  // of a warp in a batch: a whole row always fits
+constexpr int kMaps = 32;             // layers of a launch
 constexpr int kAllRows = -1;
 
 using Count = unsigned long long;
@@ -41,20 +41,19 @@ struct Arguments {
   std::uint64_t policy_x, policy_w;
 };
 
-/// Hits of a warpgroup in its part of a tile: 64 rows x 256 features.
+/// What a warpgroup found in its part of a tile, 64 rows x 256 features, for a warp of the other one.
 struct alignas(16) Hits {
-  std::uint32_t bits[64][kFeatures / 32];
-  std::uint32_t entry[kMostHits];  // product (bf16) << 16 | row << 8 | column, in any order
-  std::uint32_t count;
+  std::uint32_t bits[64][kFeatures / 32];                // entries of the list; of write_hits alone
+  std::uint32_t product[kWarpgroup / kWarp][kMostHits];  // above their limit: bf16 << 16 | row << 8 | column
+  int count[kWarpgroup / kWarp];                         // of each warp
   int row;   // rows of the batch: kAllRows, or those whose index in their 16 is this
-  int last;  // of the tile
+  int last;  // batch of the tile
 };
 
 struct Shared {
   unsigned char x[kStages][kBytesX];
   unsigned char weight[kStages][kBytesW];
   float limit[2][kFeatures];
-  float bias[2][kFeatures];
   Hits hits[kConsumers];
   std::uint64_t full[kStages], empty[kStages], limits[2], filled[kConsumers], written[kConsumers];
 };
@@ -65,6 +64,10 @@ static_assert(kSharedBytes <= 227 * 1024);
 
 __device__ __forceinline__ std::uint32_t address_of(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 struct Tile {
@@ -107,19 +110,18 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
                       tile.feature + rank * kPart, full, (1 << kCluster) - 1, a.policy_w);
       if (!stores && k == 0) {
         // Both warpgroups have passed the tile before the last one: they have released a stage of the last one.
-        const int bytes = min(kFeatures, a.features - tile.feature) * 4, slot = number & 1;
+        const int slot = number & 1;
         const std::uint32_t limits = address_of(&s.limits[slot]);
-        expect_bytes(limits, kFeatures * 4 + bytes);
+        expect_bytes(limits, kFeatures * 4);
         copy_bulk(address_of(s.limit[slot]),
                   a.filter.limit + (a.first_layer + tile.layer) * a.filter.padded_features + tile.feature,
                   kFeatures * 4, limits);
-        copy_bulk(address_of(s.bias[slot]), a.bias[tile.layer] + tile.feature, bytes, limits);
       }
     }
   }
 }
 
-/// A warp: appends the hits of a warpgroup to the list.
+/// A warp: adds biases to what a warpgroup found, and appends what exceeds the threshold to the list.
 __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int rank, int warpgroup, int lane) {
   const Tiles tiles(a);
   const HopperFilter& f = a.filter;
@@ -130,11 +132,32 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
     tile.token += warpgroup * 64;
     const int layer = a.first_layer + tile.layer, g = f.all_layers ? 0 : layer;
     const float* const bias = a.bias[tile.layer] + tile.feature;
+    const float threshold = __uint_as_float(__ldg(f.threshold + g));
     for (bool last = false; !last; ++batch) {
       wait_barrier(address_of(&s.filled[warpgroup]), batch & 1);
       last = hits.last != 0;
-      const int n = static_cast<int>(hits.count), only = hits.row;
-      int own[2];
+      const int only = hits.row;
+      int end[kWarpgroup / kWarp], found = 0;
+#pragma unroll
+      for (int w = 0; w < kWarpgroup / kWarp; ++w) end[w] = found += hits.count[w];
+      // visit(found, row, column, r) by the whole warp, for 32 products at a time.
+      const auto for_each = [&](auto&& visit) {
+        for (int first = 0; first < found; first += kWarp) {
+          const int i = first + lane;
+          int w = 0, begin = 0;
+#pragma unroll
+          for (int j = 0; j < kWarpgroup / kWarp - 1; ++j)
+            if (i >= end[j]) w = j + 1, begin = end[j];
+          const std::uint32_t product = i < found ? hits.product[w][i - begin] : 0;
+          const int column = static_cast<int>(product & 255);
+          visit(i < found, static_cast<int>(product >> 8 & 63), column, high_bf16(product) + __ldg(bias + column));
+        }
+      };
+      for_each([&](bool is, int row, int column, float r) {
+        if (is && r > threshold) atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
+      });
+      __syncwarp();
+      int own[2];  // rows 2 lane, 2 lane + 1
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         own[j] = 0;
@@ -142,6 +165,7 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
         for (int w = 0; w < kFeatures / 32; ++w) own[j] += __popc(hits.bits[2 * lane + j][w]);
       }
       const int before = static_cast<int>(warp_exclusive_sum(static_cast<std::uint32_t>(own[0] + own[1]), lane));
+      const int n = __shfl_sync(kAllLanes, before + own[0] + own[1], kWarp - 1);
       Count start = 0;
       if (lane == 0 && n > 0) start = atomicAdd(f.cursor + g * f.cursor_stride, static_cast<Count>(n));
       start = __shfl_sync(kAllLanes, start, 0);
@@ -156,55 +180,47 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
               make_uint2(base + static_cast<std::uint32_t>(before + (j == 0 ? 0 : own[0])),
                          fits ? static_cast<std::uint32_t>(own[j]) : 0u);
       }
-      for (int first = 0; first < n && fits; first += kWarp) {
-        const std::uint32_t entry = first + lane < n ? hits.entry[first + lane] : 0;
-        const int row = static_cast<int>(entry >> 8 & 63), column = static_cast<int>(entry & 255);
-        const int before_row = __shfl_sync(kAllLanes, before, row / 2),
-                  of_even = __shfl_sync(kAllLanes, own[0], row / 2);
-        int at = before_row + (row % 2 == 0 ? 0 : of_even);
+      if (n > 0 && fits)
+        for_each([&](bool is, int row, int column, float r) {
+          int at = __shfl_sync(kAllLanes, before, row / 2);
+          const int of_even = __shfl_sync(kAllLanes, own[0], row / 2);
+          if (row % 2 != 0) at += of_even;
 #pragma unroll
-        for (int w = 0; w < kFeatures / 32; ++w) {
-          const std::uint32_t bits = hits.bits[row][w];
-          at += __popc(w < column / 32 ? bits : w == column / 32 ? bits & ((1u << column % 32) - 1) : 0);
-        }
-        if (first + lane >= n) continue;
-        const std::uint32_t place = base + static_cast<std::uint32_t>(at);
-        f.key[place] = static_cast<std::uint32_t>(layer * a.features + tile.feature + column);
-        f.value[place] = high_bf16(entry) + __ldg(bias + column);
-      }
+          for (int w = 0; w < kFeatures / 32; ++w) {
+            const std::uint32_t bits = hits.bits[row][w];
+            at += __popc(w < column / 32 ? bits : w == column / 32 ? bits & ((1u << column % 32) - 1) : 0);
+          }
+          if (!is || !(r > threshold)) return;
+          const std::uint32_t place = base + static_cast<std::uint32_t>(at);
+          f.key[place] = static_cast<std::uint32_t>(layer * a.features + tile.feature + column);
+          f.value[place] = r;
+        });
       __syncwarp();
-      for (int i = lane; i < static_cast<int>(sizeof hits.bits) / 16; i += kWarp)
-        reinterpret_cast<uint4*>(hits.bits)[i] = make_uint4(0, 0, 0, 0);
-      if (lane == 0) hits.count = 0;
+      if (n > 0)
+        for (int i = lane; i < static_cast<int>(sizeof hits.bits) / 16; i += kWarp)
+          reinterpret_cast<uint4*>(hits.bits)[i] = make_uint4(0, 0, 0, 0);
       __syncwarp();
-      if (lane == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(&s.written[warpgroup])) : "memory");
+      if (lane == 0) arrive(address_of(&s.written[warpgroup]));
     }
   }
 }
 
-__device__ __forceinline__ void hit(Hits& hits, float product, float bias, float threshold, int row, int column) {
-  const std::uint32_t stored = pack2(0.0f, product);  // in the upper half
-  if (!(high_bf16(stored) + bias > threshold)) return;
-  atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
-  const std::uint32_t place = atomicAdd(&hits.count, 1u);
-  if (place < kMostHits) hits.entry[place] = stored | static_cast<std::uint32_t>(row << 8 | column);
-}
-
-/// A warpgroup: passes what exceeds the limits to write_hits.
-__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, float threshold, int slot,
-                                            int warpgroup, int& batch, const float (&c)[kSumsOfThread]) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
+/// A warpgroup: gives what exceeds the limits to write_hits.
+__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, int slot, int warpgroup,
+                                            int& batch, const float (&c)[kSumsOfThread]) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp, warp = thread / kWarp;
   Hits& hits = s.hits[warpgroup];
+  std::uint32_t* const products = hits.product[warp];
   const float* const limit = s.limit[slot] + lane % 4 * 2;
-  const float* const bias = s.bias[slot] + lane % 4 * 2;
-  const int row = thread / kWarp * 16 + lane / 4;
+  const int row = warp * 16 + lane / 4;
+  const unsigned before = (1u << lane) - 1;
   for (int only = kAllRows;;) {
     wait_barrier(address_of(&s.written[warpgroup]), (batch & 1) ^ 1);
     bool takes[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       takes[h] = tile.token + warpgroup * 64 + row + 8 * h < a.tokens && (only == kAllRows || lane / 4 + 8 * h == only);
+    int n = 0;  // of this warp
 #pragma unroll
     for (int first = 0; first < kSumsOfThread / 4; first += 4) {
       float2 bound[4];
@@ -219,25 +235,27 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
         }
       }
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        if (any[h] && takes[h]) {
+      for (int h = 0; h < 2; ++h) {
+        if (!__any_sync(kAllLanes, any[h] && takes[h])) continue;
 #pragma unroll
-          for (int i = 0; i < 4; ++i)
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              const float product = c[(first + i) * 4 + 2 * h + j];
-              if (product > (j == 0 ? bound[i].x : bound[i].y))
-                hit(hits, product, bias[(first + i) * 8 + j], threshold, row + 8 * h,
-                    (first + i) * 8 + lane % 4 * 2 + j);
-            }
-        }
+          for (int j = 0; j < 2; ++j) {
+            const float product = c[(first + i) * 4 + 2 * h + j];
+            const bool above = takes[h] && product > (j == 0 ? bound[i].x : bound[i].y);
+            const unsigned voters = __ballot_sync(kAllLanes, above);
+            const int place = n + __popc(voters & before);
+            if (above && place < kMostHits)
+              products[place] = pack2(0.0f, product) | static_cast<std::uint32_t>((row + 8 * h) << 8) |
+                                static_cast<std::uint32_t>((first + i) * 8 + lane % 4 * 2 + j);
+            n += __popc(voters);
+          }
+      }
     }
+    if (lane == 0) hits.count[warp] = n;
     sync_threads(2 + warpgroup, kWarpgroup);
-    if (only == kAllRows && hits.count > kMostHits) {
-      // More than a batch holds: four rows at a time.
-      sync_threads(2 + warpgroup, kWarpgroup);
-      reinterpret_cast<uint4*>(hits.bits)[thread] = make_uint4(0, 0, 0, 0);
-      if (thread == 0) hits.count = 0;
+    const int most = max(max(hits.count[0], hits.count[1]), max(hits.count[2], hits.count[3]));
+    if (most > kMostHits) {  // four rows at a time instead
       sync_threads(2 + warpgroup, kWarpgroup);
       only = 0;
       continue;
@@ -248,8 +266,7 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
       hits.last = last;
     }
     __syncwarp();
-    if (lane == 0)
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(&s.filled[warpgroup])) : "memory");
+    if (lane == 0) arrive(address_of(&s.filled[warpgroup]));
     ++batch;
     if (last) return;
     ++only;
@@ -281,7 +298,6 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
     // The second warpgroup stays behind the first one, so that one computes while the other one filters.
     if (kLead > 0 && warpgroup == 1) sync_threads(1, kConsumers * kWarpgroup);
     Tile tile{};
-    float threshold = 0;
     for (int k = 0; k < a.steps; ++k, ++step) {
       const int stage = step % kStages;
       wait_barrier(address_of(&s.full[stage]), step / kStages & 1);
@@ -296,9 +312,6 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
       if (kLead > 0 && warpgroup == 0 && k == kLead) arrive_threads(1, kConsumers * kWarpgroup);
       if (k == 0) {  // while the products are formed
         tile = tiles.at(a, index, rank);
-        if (!stores)
-          threshold =
-              __uint_as_float(__ldg(a.filter.threshold + (a.filter.all_layers ? 0 : a.first_layer + tile.layer)));
       } else {
         wait_products<1>();
         release(step - 1);
@@ -311,7 +324,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
       store_sums(a, tile, warpgroup, c);
     } else {
       wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
-      filter_sums(a, s, tile, threshold, number & 1, warpgroup, batch, c);
+      filter_sums(a, s, tile, number & 1, warpgroup, batch, c);
     }
   }
 }
@@ -441,16 +454,13 @@ void launch(const Execution& execution, const Arguments& a) {
 
 }  // namespace
 
-bool takes_hopper_filter(const EncoderOperands& operands, const float* const* bias) {
+bool takes_hopper_filter(const EncoderOperands& operands) {
   if (!is_hopper() || operands.weight.empty() || operands.x.rows == 0 || !takes(operands.x)) return false;
   const std::int64_t d = operands.weight[0].columns, n_features = operands.weight[0].rows;
   const std::int64_t tiles =
       ((operands.x.rows + kTokens - 1) / kTokens + 1) * ((n_features + kFeatures - 1) / kFeatures) * kMaps;
-  // Bulk copies of limits and biases are multiples of 16 bytes.
-  bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && n_features % 4 == 0 &&
-             tiles < std::int64_t{1} << 31;
-  for (std::size_t layer = 0; layer < operands.weight.size(); ++layer)
-    all = all && takes(operands.weight[layer]) && is_aligned(bias[layer], 16);
+  bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && tiles < std::int64_t{1} << 31;
+  for (std::size_t layer = 0; layer < operands.weight.size(); ++layer) all = all && takes(operands.weight[layer]);
   return all;
 }
 
