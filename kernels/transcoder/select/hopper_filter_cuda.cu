@@ -1,4 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Products on Hopper's warpgroup matrix instructions, persistent: a cluster of two blocks forms tiles of 2 x 128 tokens
+// x 256 features, one after the other, of all layers of a launch.
+//
+//   2 warpgroups   consumers: 64 x 256 sums each in registers, then their filter
+//   1 thread       requests the operands from the copy engine (cp.async.bulk.tensor); each block copies one half of W's
+//                  tile to both
+//   2 warps        writers, one per consumer: biases, the exact comparison, places in the list
+//
+//   full[stage]    the operands of kInner terms are there     empty[stage]  all consumers of the cluster have read them
+//   limits[slot]   the limits of a tile are there             filled, written  what a consumer found is complete, taken
+//
+// The filter of a tile. A consumer compares each sum with its feature's limit (one instruction); of the few above it,
+// product and position go to shared memory in any order. The writer adds biases, compares with the threshold, marks the
+// entries in a bitmap, from which follow the counts of each token and the place of each entry, reserves a range of the
+// list with one atomic addition, and writes. Meanwhile the consumer forms the next tile. If a warp finds more than the
+// buffer holds (a threshold that was far too low), the warpgroup gives four rows at a time.
+//
+// The second consumer stays kLead stages behind the first one, so that one multiplies while the other one compares.
+//
+// Limit: the tensor cores' rate at the board's power limit. Measured: docs/performance.md.
 #include <cuda.h>
 
 #include <algorithm>
@@ -7,6 +28,7 @@
 
 #include "kernels/bulk_copy_cuda.cuh"
 #include "kernels/hopper_cuda.cuh"
+#include "kernels/launch_cuda.cuh"
 #include "kernels/transcoder/select/hopper_filter.hpp"
 
 namespace weft::kernels::cuda {
@@ -14,40 +36,38 @@ namespace {
 
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kTokens = kConsumers * 64;  // of a block's tile
-constexpr int kFeatures = static_cast<int>(kHopperFeatures);
-constexpr int kInner = 64;  // terms of a stage: 128 bytes
-constexpr int kStages = 4;
-constexpr int kCluster = 2;
-constexpr int kLead = 2;
+constexpr int kWarps = kWarpgroup / kWarp;                                               // of a warpgroup
+constexpr int kTokens = kConsumers * 64, kFeatures = static_cast<int>(kHopperFeatures);  // a block's tile
+constexpr int kInner = 64;                                                               // terms of a stage: 128 bytes
+constexpr int kStages = 4, kCluster = 2;
+constexpr int kLead = 2;     // stages that the first warpgroup is ahead of the second
+constexpr int kGroup = 16;   // pairs of tiles along the tokens that are formed before the next features
+constexpr int kLayers = 32;  // of a launch, at most: kernel arguments are limited
 constexpr int kBytesX = kTokens * kInner * 2, kBytesW = kFeatures * kInner * 2;
-constexpr int kMostHits = kFeatures;  // of a warp in a batch: a whole row always fits
-constexpr int kMaps = 32;             // layers of a launch
+constexpr int kMostFound = kFeatures;  // of a warp in a batch: a whole row always fits
 constexpr int kAllRows = -1;
 
 using Count = unsigned long long;
 
 struct Arguments {
-  CUtensorMap x;              // (d, layers, tokens)
-  CUtensorMap weight[kMaps];  // (d, features) of each layer of the launch
-  const float* bias[kMaps];   // filter
+  CUtensorMap x;                // (d, layers, tokens)
+  CUtensorMap weight[kLayers];  // (d, features) of each layer of the launch
+  const float* bias[kLayers];   // filter
   HopperFilter filter;
   std::uint16_t* product;  // store: [tokens, product_stride]
   std::int64_t product_stride;
   int all_layers, first_layer, n_layers;  // of the model; of the launch
   int tokens, features;
   int steps;  // stages of a tile
-  int group;
-  std::uint64_t policy_x, policy_w;
 };
 
 /// What a warpgroup found in its part of a tile, 64 rows x 256 features, for a warp of the other one.
 struct alignas(16) Hits {
-  std::uint32_t bits[64][kFeatures / 32];                // entries of the list; of write_hits alone
-  std::uint32_t product[kWarpgroup / kWarp][kMostHits];  // above their limit: bf16 << 16 | row << 8 | column
-  int count[kWarpgroup / kWarp];                         // of each warp
-  int row;   // rows of the batch: kAllRows, or those whose index in their 16 is this
-  int last;  // batch of the tile
+  std::uint32_t bits[64][kFeatures / 32];     // entries of the list; of write_hits alone
+  std::uint32_t product[kWarps][kMostFound];  // above their limit: bf16 << 16 | row << 8 | column
+  int count[kWarps];                          // of each warp
+  int row;                                    // rows of the batch: kAllRows, or those whose index in their 16 is this
+  int last;                                   // batch of the tile
 };
 
 struct Shared {
@@ -58,7 +78,7 @@ struct Shared {
   std::uint64_t full[kStages], empty[kStages], limits[2], filled[kConsumers], written[kConsumers];
 };
 constexpr int kSharedBytes = static_cast<int>(sizeof(Shared)) + kSwizzleAlignment;
-static_assert(kSharedBytes <= 227 * 1024);
+static_assert(kSharedBytes <= 227 * 1024 && kLead < kStages);
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -86,8 +106,8 @@ struct Tiles {
         count(of_layer * a.n_layers) {}
   __device__ Tile at(const Arguments& a, int index, int rank) const {
     const int layer = index / of_layer, in_layer = index % of_layer;
-    const int first = in_layer / (a.group * features) * a.group, in_group = in_layer - first * features;
-    const int width = min(a.group, pairs - first);
+    const int first = in_layer / (kGroup * features) * kGroup, in_group = in_layer - first * features;
+    const int width = min(kGroup, pairs - first);
     return {layer, ((first + in_group % width) * kCluster + rank) * kTokens, in_group / width * kFeatures};
   }
 };
@@ -105,9 +125,9 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
       wait_barrier(address_of(&s.empty[stage]), (step / kStages & 1) ^ 1);
       const std::uint32_t full = address_of(&s.full[stage]);
       expect_bytes(full, kBytesX + kBytesW);
-      copy_box(address_of(s.x[stage]), &a.x, k * kInner, a.first_layer + tile.layer, tile.token, full, a.policy_x);
+      copy_box(address_of(s.x[stage]), &a.x, k * kInner, a.first_layer + tile.layer, tile.token, full);
       copy_box_to_all(address_of(s.weight[stage]) + rank * (kBytesW / kCluster), &a.weight[tile.layer], k * kInner,
-                      tile.feature + rank * kPart, full, (1 << kCluster) - 1, a.policy_w);
+                      tile.feature + rank * kPart, full, (1 << kCluster) - 1);
       if (!stores && k == 0) {
         // Both warpgroups have passed the tile before the last one: they have released a stage of the last one.
         const int slot = number & 1;
@@ -137,16 +157,16 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
       wait_barrier(address_of(&s.filled[warpgroup]), batch & 1);
       last = hits.last != 0;
       const int only = hits.row;
-      int end[kWarpgroup / kWarp], found = 0;
+      int end[kWarps], found = 0;
 #pragma unroll
-      for (int w = 0; w < kWarpgroup / kWarp; ++w) end[w] = found += hits.count[w];
+      for (int w = 0; w < kWarps; ++w) end[w] = found += hits.count[w];
       // visit(found, row, column, r) by the whole warp, for 32 products at a time.
       const auto for_each = [&](auto&& visit) {
         for (int first = 0; first < found; first += kWarp) {
           const int i = first + lane;
           int w = 0, begin = 0;
 #pragma unroll
-          for (int j = 0; j < kWarpgroup / kWarp - 1; ++j)
+          for (int j = 0; j < kWarps - 1; ++j)
             if (i >= end[j]) w = j + 1, begin = end[j];
           const std::uint32_t product = i < found ? hits.product[w][i - begin] : 0;
           const int column = static_cast<int>(product & 255);
@@ -245,7 +265,7 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
             const bool above = takes[h] && product > (j == 0 ? bound[i].x : bound[i].y);
             const unsigned voters = __ballot_sync(kAllLanes, above);
             const int place = n + __popc(voters & before);
-            if (above && place < kMostHits)
+            if (above && place < kMostFound)
               products[place] = pack2(0.0f, product) | static_cast<std::uint32_t>((row + 8 * h) << 8) |
                                 static_cast<std::uint32_t>((first + i) * 8 + lane % 4 * 2 + j);
             n += __popc(voters);
@@ -255,7 +275,7 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
     if (lane == 0) hits.count[warp] = n;
     sync_threads(2 + warpgroup, kWarpgroup);
     const int most = max(max(hits.count[0], hits.count[1]), max(hits.count[2], hits.count[3]));
-    if (most > kMostHits) {  // four rows at a time instead
+    if (most > kMostFound) {  // four rows at a time instead
       sync_threads(2 + warpgroup, kWarpgroup);
       only = 0;
       continue;
@@ -341,25 +361,24 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_
   const std::uint32_t begin = address_of(filter_shared);
   Shared& s = *reinterpret_cast<Shared*>(
       filter_shared + ((begin + kSwizzleAlignment - 1) / kSwizzleAlignment * kSwizzleAlignment - begin));
-  const int thread = static_cast<int>(threadIdx.x), rank = kCluster > 1 ? rank_in_cluster() : 0;
+  const int thread = static_cast<int>(threadIdx.x), rank = rank_in_cluster();
   for (int i = thread; i < static_cast<int>(sizeof s.hits) / 4; i += kThreads)
     reinterpret_cast<std::uint32_t*>(s.hits)[i] = 0;
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
       start_barrier(address_of(&s.full[i]), 1);
-      start_barrier(address_of(&s.empty[i]), kCluster * kConsumers * kWarpgroup / kWarp);
+      start_barrier(address_of(&s.empty[i]), kCluster * kConsumers * kWarps);
     }
     for (int i = 0; i < 2; ++i) {
       start_barrier(address_of(&s.limits[i]), 1);
-      start_barrier(address_of(&s.filled[i]), kWarpgroup / kWarp);
+      start_barrier(address_of(&s.filled[i]), kWarps);
       start_barrier(address_of(&s.written[i]), 1);
     }
     fence_barriers();
   }
   __syncthreads();
-  if constexpr (kCluster > 1)
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-  const int warpgroup = thread / kWarpgroup, warp = thread % kWarpgroup / kWarp, lane = thread % kWarp;
+  sync_cluster();
+  const int warpgroup = thread / kWarpgroup, warp = thread % kWarps, lane = thread % kWarp;
   if (warpgroup == kConsumers) {
     return_registers<72>();
     if (warp == 0) {
@@ -373,8 +392,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_
   }
   // The other block may still arrive at this one's barriers.
   __syncwarp();
-  if constexpr (kCluster > 1)
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  sync_cluster();
 #endif
 }
 
@@ -423,8 +441,6 @@ Arguments arguments_of(const AnyMatrix& x, std::int64_t layers, const AnyMatrix&
   a.tokens = static_cast<int>(x.rows);
   a.features = static_cast<int>(weight.rows);
   a.steps = static_cast<int>((d + kInner - 1) / kInner);
-  a.group = 16;
-  a.policy_x = a.policy_w = 0x1000000000000000ull;
   return a;
 }
 
@@ -458,7 +474,7 @@ bool takes_hopper_filter(const EncoderOperands& operands) {
   if (!is_hopper() || operands.weight.empty() || operands.x.rows == 0 || !takes(operands.x)) return false;
   const std::int64_t d = operands.weight[0].columns, n_features = operands.weight[0].rows;
   const std::int64_t tiles =
-      ((operands.x.rows + kTokens - 1) / kTokens + 1) * ((n_features + kFeatures - 1) / kFeatures) * kMaps;
+      ((operands.x.rows + kTokens - 1) / kTokens + 1) * ((n_features + kFeatures - 1) / kFeatures) * kLayers;
   bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && tiles < std::int64_t{1} << 31;
   for (std::size_t layer = 0; layer < operands.weight.size(); ++layer) all = all && takes(operands.weight[layer]);
   return all;
@@ -468,9 +484,9 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
                             std::int64_t layer_end, const HopperFilter& filter) {
   Arguments a = arguments_of(operands.x, static_cast<std::int64_t>(operands.weight.size()), operands.weight[0]);
   a.filter = filter;
-  for (std::int64_t first = layer_begin; first < layer_end; first += kMaps) {
+  for (std::int64_t first = layer_begin; first < layer_end; first += kLayers) {
     a.first_layer = static_cast<int>(first);
-    a.n_layers = static_cast<int>(std::min<std::int64_t>(kMaps, layer_end - first));
+    a.n_layers = static_cast<int>(std::min<std::int64_t>(kLayers, layer_end - first));
     for (int i = 0; i < a.n_layers; ++i) {
       const AnyMatrix& weight = operands.weight[static_cast<std::size_t>(first + i)];
       a.weight[i] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},

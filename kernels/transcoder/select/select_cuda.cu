@@ -197,6 +197,7 @@ struct DeviceSelection::Parts {
     LayerBias bias{};
     std::int64_t budget = 0;
   } followed;                                               // of `begin`
+  bool formed_here = false;                                 // the products of the last `select`
   std::unique_ptr<CUstream_st, DestroyStream> loop_stream;  // captures the loop's body
   std::unique_ptr<Control, FreeHost> control_on_host;       // page-locked
 
@@ -492,7 +493,8 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
   for (std::size_t layer = 0; layer < cut_of_layer.size(); ++layer) cut.layer[layer] = cut_of_layer[layer].data;
 
-  const bool formed_here = operands != nullptr && Sizes(request).formed_here && takes_hopper_filter(*operands);
+  const bool formed_here = parts_->formed_here =
+      operands != nullptr && Sizes(request).formed_here && takes_hopper_filter(*operands);
   const Producer form = [operands](const Execution& where, const TileRange& tile, AnyMatrix product) {
     const AnyMatrix weight = operands->weight[static_cast<std::size_t>(tile.layer)];
     store_hopper_products(where,
@@ -576,6 +578,8 @@ void DeviceSelection::take(const Execution& execution, const TileRange& range, A
 void DeviceSelection::finish(const Execution& execution, const SparseActivations& activations) {
   parts_->finish(execution, parts_->followed.view, parts_->followed.budget, activations);
 }
+
+bool DeviceSelection::forms_products() const { return parts_->formed_here; }
 
 Array<std::uint32_t> DeviceSelection::thresholds() const {
   return {parts_->layout.view.threshold, parts_->layout.view.n_groups};

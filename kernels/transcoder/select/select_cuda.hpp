@@ -157,6 +157,9 @@ class DeviceSelection {
               std::int32_t* fault = nullptr, std::span<const Array<const float>> cut_of_layer = {},
               const EncoderOperands* operands = nullptr);
 
+  /// True if the last `select` formed the products of its operands and did not store them.
+  bool forms_products() const;
+
   /// With SelectionRequest::follows, topk only, in place of `select`: begin, `take` for every tile of another selection
   /// with the same sizes and batch as it produces them (whole passes or parts of passes, each from the first tile on;
   /// the last one whole), finish. `take` launches kernels alone, so it may be part of a captured loop.

@@ -107,6 +107,7 @@ class DeviceSelector final : public Selector {
         where, failure.passes, failure.entries, failure.capacity);
   }
 
+  bool forms_products() const override { return selection_->forms_products(); }
   parallel::Exchanges exchanges() const override {
     parallel::Exchanges all;
     if (shards_) all += shards_->exchanges();

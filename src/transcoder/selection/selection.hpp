@@ -184,6 +184,9 @@ class Selector {
   /// Waits for the device.
   virtual std::string first_fault() { return {}; }
 
+  /// True if the driver formed the products of the last `select` itself, from its operands, and did not store them.
+  virtual bool forms_products() const { return false; }
+
   /// Of this rank since construction, under the name "selection".
   virtual parallel::Exchanges exchanges() const = 0;
   /// As the functions of parallel::DeviceCommunicator, for the exchanges between devices.
