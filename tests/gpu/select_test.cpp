@@ -759,8 +759,9 @@ struct Sum {
   std::int64_t n, ranks;
 };
 
-/// One request on one input, on a grid of data x feature ranks.
-void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Input& input, int n_data, int n_feature) {
+/// One request on one input, on a grid of data x feature ranks. operands: of the whole input.
+void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Input& input, int n_data, int n_feature,
+                   const EncoderOperands* operands = nullptr) {
   CAPTURE(input.name);
   CAPTURE(static_cast<int>(whole.rule));
   CAPTURE(whole.all_layers);
@@ -852,8 +853,15 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
     std::vector<Array<const float>> bias;
     for (std::int64_t l = 0; l < sizes.layers; ++l)
       bias.push_back({bias_buffer.data() + l * sizes.features + rank.first_feature, rank.features});
+    EncoderOperands own;
+    std::vector<AnyMatrix> weight;
+    if (operands != nullptr) {
+      for (const AnyMatrix& all : operands->weight) weight.push_back(all.rows_from(rank.first_feature, rank.features));
+      own = {operands->x.rows_from(rank.first_token, rank.n_tokens), weight, operands->arrive};
+    }
     rank.selection->select(rank.stream.execution(), rank.n_tokens, whole.budget, bias,
-                           products.producer(rank.first_token, rank.first_feature), rank.output.activations);
+                           products.producer(rank.first_token, rank.first_feature), rank.output.activations, nullptr,
+                           {}, operands != nullptr ? &own : nullptr);
   };
   Random random{99};
   // 0: as constructed; 1: of the run before; 2: zero; 3: random, different on each rank; 4: too high on one rank; 5:
@@ -972,6 +980,17 @@ TEST_CASE("a grid of ranks selects what one rank selects, for any input and thre
           check_on_grid(request, sizes, input, data, feature);
         }
     }
+}
+
+TEST_CASE("a grid of ranks that filter products as they are formed") {
+  const Sizes sizes{130, 2, 1001};
+  for (const char* name : {"random", "ties", "all equal"}) {
+    const Factors factors(name, sizes, 256, 7);
+    for (const auto& [data, feature] : {std::pair{1, 2}, {3, 1}, {2, 2}})
+      for (const bool all_layers : {true, false})
+        check_on_grid(request_of(SelectionRule::batch_topk, all_layers, sizes, 16, Scalar::bf16), sizes, factors.input,
+                      data, feature, &factors.operands);
+  }
 }
 
 TEST_CASE("a grid of ranks whose lists overflow") {
